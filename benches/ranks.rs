@@ -4,25 +4,32 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use umf::link::{Element, Fabric, Operation, Reduction};
+use umf::link::{Communicator, Element, Operation, Reduction};
 use umf_benches::Result;
 use umf_benches::bench::{self, Bench};
-use umf_benches::measure::Measured;
+use umf_benches::measure::{Measured, stay_on};
 use umf_benches::process::{self, Second};
 
 /// How long a rank waits for the others.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Ranks with which each of [`MANY`] exchanges messages.
+const NEIGHBOURS: usize = 16;
+const MANY: usize = 256;
+/// Messages of a batch.
+const BATCH: u64 = 2000;
 
-/// What each rank is to do.
-#[derive(Debug, Serialize, Deserialize)]
-struct Order {
-    job: String,
-    rank: usize,
-    size: usize,
-    times: usize,
+/// What a rank is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Order {
+    /// Joins; then a barrier and a message to each of the others, or messages to `NEIGHBOURS` alone.
+    Join { job: String, rank: usize, size: usize, is_sparse: bool },
+    /// Measures barriers and sums.
+    Collectives { times: usize },
+    /// Ranks 0 and 1: messages back and forth. `is_any`: rank 0 receives from any rank.
+    Echo { is_any: bool, batches: usize },
 }
 
-/// What it took, in nanoseconds, and what a rank has afterwards.
+/// Times in nanoseconds, and what a rank has afterwards.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Took {
     first_barrier: f64,
@@ -31,42 +38,64 @@ struct Took {
     allreduce: f64,
     fds: usize,
     mappings: usize,
+    half_round_trip: f64,
 }
 
 fn main() -> ExitCode {
     bench::main(measure, || {
-        let mut fabric = None;
-        process::serve(|order| rank(&order, &mut fabric))
+        let mut comm = None;
+        process::serve(|order| rank(order, &mut comm))
     })
 }
 
 fn measure(bench: &mut Bench) -> Result<()> {
     let sizes: &[usize] = if bench.quick { &[4] } else { &[2, 8, 16, 64] };
+    let times = if bench.quick { 10 } else { 100 };
     for &size in sizes {
         let prefix = format!("ranks.{size}.");
         if !bench.wants(&prefix) {
             continue;
         }
         let before = shared_memory()?;
-        let (start, took, end) = run(size, if bench.quick { 10 } else { 100 })?;
+        let (mut job, start) = Job::start(size, false)?;
+        let took = job.all(&Order::Collectives { times })?;
         let most = |of: fn(&Took) -> f64| took.iter().map(of).fold(0.0, f64::max);
-        let mut row = |unit, name: &str, value: f64| {
-            bench.row_in(unit, &format!("{prefix}{name}"), |_| Ok(Measured { median: value, min: value }))
-        };
-        row("ms", "start_to_all_pairs", start / 1e6)?;
-        row("ms", "first_barrier", most(|took| took.first_barrier) / 1e6)?;
-        row("ms", "all_pairs", most(|took| took.all_pairs) / 1e6)?;
-        row("us", "barrier", most(|took| took.barrier) / 1e3)?;
-        row("us", "allreduce.8b", most(|took| took.allreduce) / 1e3)?;
-        row("MiB", "shared_memory", (shared_memory()? - before) / f64::from(1 << 20))?;
-        row("", "fds", most(|took| took.fds as f64))?;
-        row("", "mappings", most(|took| took.mappings as f64))?;
-        drop(end);
+        row(bench, "ms", &format!("{prefix}start_to_all_pairs"), start / 1e6)?;
+        row(bench, "ms", &format!("{prefix}first_barrier"), most(|took| took.first_barrier) / 1e6)?;
+        row(bench, "ms", &format!("{prefix}all_pairs"), most(|took| took.all_pairs) / 1e6)?;
+        row(bench, "us", &format!("{prefix}barrier"), most(|took| took.barrier) / 1e3)?;
+        row(bench, "us", &format!("{prefix}allreduce.8b"), most(|took| took.allreduce) / 1e3)?;
+        let memory = (shared_memory()? - before) / f64::from(1 << 20);
+        row(bench, "MiB", &format!("{prefix}shared_memory"), memory)?;
+        row(bench, "", &format!("{prefix}fds"), most(|took| took.fds as f64))?;
+        row(bench, "", &format!("{prefix}mappings"), most(|took| took.mappings as f64))?;
+        // The other ranks are linked and asleep.
+        let batches = if bench.quick { 3 } else { 60 };
+        for (name, is_any) in [("latency.8b", false), ("any.8b", true)] {
+            let took = job.first(2, &Order::Echo { is_any, batches })?;
+            row(bench, "us", &format!("{prefix}{name}"), took[0].half_round_trip / 1e3)?;
+        }
+    }
+    let prefix = format!("ranks.{MANY}.sparse.");
+    if !bench.quick && bench.wants(&prefix) {
+        let before = shared_memory()?;
+        let (mut job, start) = Job::start(MANY, true)?;
+        let memory = (shared_memory()? - before) / f64::from(1 << 20);
+        let took = job.all(&Order::Collectives { times: 0 })?;
+        let most = |of: fn(&Took) -> usize| took.iter().map(of).max().unwrap_or(0) as f64;
+        row(bench, "ms", &format!("{prefix}start_to_end"), start / 1e6)?;
+        row(bench, "MiB", &format!("{prefix}shared_memory"), memory)?;
+        row(bench, "", &format!("{prefix}fds"), most(|took| took.fds))?;
+        row(bench, "", &format!("{prefix}mappings"), most(|took| took.mappings))?;
     }
     Ok(())
 }
 
-/// Bytes of shared memory that this machine uses.
+fn row(bench: &mut Bench, unit: &'static str, name: &str, value: f64) -> Result<()> {
+    bench.row_in(unit, name, |_| Ok(Measured { median: value, min: value }))
+}
+
+/// Returns the bytes of shared memory that this machine uses.
 fn shared_memory() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Shmem:"));
@@ -74,24 +103,36 @@ fn shared_memory() -> Result<f64> {
     Ok(kib.trim().parse::<f64>()? * 1024.0)
 }
 
-/// A job of so many ranks; what is alive of it afterwards, too.
-fn run(size: usize, times: usize) -> Result<(f64, Vec<Took>, Vec<Second>)> {
-    let start = Instant::now();
-    let job = format!("bench-{}-{size}", std::process::id());
-    let mut ranks = (0..size).map(|_| Second::start()).collect::<Result<Vec<_>>>()?;
-    for (rank, second) in ranks.iter_mut().enumerate() {
-        second.order(&Order { job: job.clone(), rank, size, times })?;
+/// The processes of a job. They end when it is dropped.
+struct Job {
+    ranks: Vec<Second>,
+}
+
+impl Job {
+    /// Starts a job. Returns the nanoseconds until all messages were exchanged, too.
+    fn start(size: usize, is_sparse: bool) -> Result<(Self, f64)> {
+        let start = Instant::now();
+        let name = format!("bench-{}-{size}", std::process::id());
+        let mut ranks = (0..size).map(|_| Second::start()).collect::<Result<Vec<_>>>()?;
+        for (rank, second) in ranks.iter_mut().enumerate() {
+            second.order(&Order::Join { job: name.clone(), rank, size, is_sparse })?;
+        }
+        for second in &mut ranks {
+            second.answer::<Took>()?;
+        }
+        Ok((Self { ranks }, nanoseconds(start)))
     }
-    // The first answer comes after all pairs, the second one when everything is done.
-    for second in &mut ranks {
-        second.answer::<Took>()?;
+
+    fn all(&mut self, order: &Order) -> Result<Vec<Took>> {
+        self.first(self.ranks.len(), order)
     }
-    let until_pairs = start.elapsed().as_nanos() as f64;
-    for (rank, second) in ranks.iter_mut().enumerate() {
-        second.order(&Order { job: String::new(), rank, size, times })?;
+
+    /// Gives the first ranks an order and waits for their answers.
+    fn first(&mut self, count: usize, order: &Order) -> Result<Vec<Took>> {
+        let ranks = &mut self.ranks[..count];
+        ranks.iter_mut().try_for_each(|rank| rank.order(order))?;
+        ranks.iter_mut().map(Second::answer).collect()
     }
-    let took = ranks.iter_mut().map(Second::answer).collect::<Result<Vec<Took>>>()?;
-    Ok((until_pairs, took, ranks))
 }
 
 fn nanoseconds(start: Instant) -> f64 {
@@ -106,37 +147,75 @@ fn median(times: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
         all.push(nanoseconds(start));
     }
     all.sort_by(f64::total_cmp);
-    Ok(all[times / 2])
+    Ok(all.get(times / 2).copied().unwrap_or(0.0))
 }
 
-fn rank(order: &Order, kept: &mut Option<(Fabric, Took)>) -> Result<Took> {
-    if let Some((fabric, took)) = kept {
-        took.barrier = median(order.times, || Ok(fabric.barrier()?))?;
-        let sum = Reduction::new(Operation::Sum, Element::F64)?;
-        let mut value = [1.0_f64];
-        took.allreduce = median(order.times, || Ok(fabric.allreduce(&mut value[..], sum)?))?;
-        took.fds = std::fs::read_dir("/proc/self/fd")?.count();
-        took.mappings = std::fs::read_to_string("/proc/self/maps")?.lines().count();
-        return Ok(*took);
+/// Obeys an order. The communicator is kept for the next one.
+fn rank(order: Order, kept: &mut Option<(Communicator, Took)>) -> Result<Took> {
+    if let Order::Join { job, rank, size, is_sparse } = order {
+        let mut comm = Communicator::join(&job, rank, size)?;
+        comm.set_timeout(Some(PATIENCE));
+        let mut took = Took::default();
+        if !is_sparse {
+            let start = Instant::now();
+            comm.barrier()?;
+            took.first_barrier = nanoseconds(start);
+        }
+        let start = Instant::now();
+        let all = 1..size;
+        let near = (1..=NEIGHBOURS / 2).chain(size.saturating_sub(NEIGHBOURS / 2)..size);
+        let distances: Vec<usize> = if is_sparse { near.collect() } else { all.collect() };
+        for distance in distances {
+            exchange(&mut comm, (rank + distance) % size, (rank + size - distance) % size)?;
+        }
+        took.all_pairs = nanoseconds(start);
+        *kept = Some((comm, took));
+        return Ok(took);
     }
-    let mut fabric = Fabric::join(&order.job, order.rank, order.size)?;
-    fabric.set_timeout(Some(PATIENCE));
-    let mut took = Took::default();
-    let start = Instant::now();
-    fabric.barrier()?;
-    took.first_barrier = nanoseconds(start);
-    let start = Instant::now();
-    for distance in 1..order.size {
-        let (to, from) =
-            ((order.rank + distance) % order.size, (order.rank + order.size - distance) % order.size);
-        fabric.send(to, 1, &order.rank.to_le_bytes())?;
-        let mut bytes = [0; 8];
-        fabric.recv(from, 1, &mut bytes)?;
-        if usize::from_le_bytes(bytes) != from {
-            return Err(format!("rank {from} says to be {bytes:?}").into());
+    let (comm, took) = kept.as_mut().ok_or("the rank has not joined")?;
+    match order {
+        Order::Join { .. } => {}
+        Order::Collectives { times } => {
+            took.barrier = median(times, || Ok(comm.barrier()?))?;
+            let sum = Reduction::new(Operation::Sum, Element::F64)?;
+            let mut value = [1.0_f64];
+            took.allreduce = median(times, || Ok(comm.allreduce(&mut value[..], sum)?))?;
+            took.fds = std::fs::read_dir("/proc/self/fd")?.count();
+            took.mappings = std::fs::read_to_string("/proc/self/maps")?.lines().count();
+        }
+        Order::Echo { is_any, batches } => {
+            stay_on(comm.rank());
+            took.half_round_trip = median(batches, || echo(comm, is_any))? / (2 * BATCH) as f64;
         }
     }
-    took.all_pairs = nanoseconds(start);
-    *kept = Some((fabric, took));
-    Ok(took)
+    Ok(*took)
+}
+
+fn exchange(comm: &mut Communicator, to: usize, from: usize) -> Result<()> {
+    let mut bytes = [0; 8];
+    comm.send(to, 1, &comm.rank().to_le_bytes())?;
+    comm.recv(from, 1, &mut bytes)?;
+    if usize::from_le_bytes(bytes) == from {
+        Ok(())
+    } else {
+        Err(format!("the message of rank {from} has {bytes:?}").into())
+    }
+}
+
+fn echo(comm: &mut Communicator, is_any: bool) -> Result<()> {
+    let (mut bytes, is_first) = ([0; 8], comm.rank() == 0);
+    for _ in 0..BATCH {
+        if is_first {
+            comm.send(1, 2, &bytes)?;
+        }
+        if is_first && is_any {
+            comm.recv_any(2, &mut bytes)?;
+        } else {
+            comm.recv(1 - comm.rank(), 2, &mut bytes)?;
+        }
+        if !is_first {
+            comm.send(0, 2, &bytes)?;
+        }
+    }
+    Ok(())
 }

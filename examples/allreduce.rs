@@ -1,6 +1,7 @@
-//! Ranks of a job add up a vector of numbers: `allreduce [RANKS]` starts so many processes of itself, 4 unless told.
+//! Ranks of a job sum a vector of numbers. `allreduce [RANKS]` starts that many processes of
+//! itself, or 4.
 //!
-//! In a real job something else starts them (a launcher, a shell), and tells each its number.
+//! In a real job a launcher or a shell starts the processes and gives each its number.
 
 use std::process::{Child, Command, ExitCode};
 use std::time::Instant;
@@ -28,16 +29,16 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The text of an error of umf says what would help.
+            // The text of an error of umf has the remedy.
             eprintln!("{error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Starts the ranks, and waits for them.
+/// Starts the ranks and waits for them.
 fn start(size: usize) -> Result<()> {
-    // Ranks of one job say the same name; it leads nowhere in a file system.
+    // All ranks of a job use the same name. Nothing has that name in a file system.
     let job = format!("allreduce-{}", std::process::id());
     let this = std::env::current_exe()?;
     let rank = |rank: usize| Command::new(&this).args([&job, &rank.to_string(), &size.to_string()]).spawn();
@@ -49,21 +50,21 @@ fn start(size: usize) -> Result<()> {
     if all_well { Ok(()) } else { Err("a rank failed".into()) }
 }
 
-/// What each process does.
+/// Runs one rank.
 fn take_part(job: &str, rank: usize, size: usize) -> Result<()> {
-    let mut fabric = umf::link::join(job, rank, size)?;
-    // Memory of a shared pool is read by the other ranks where it is: nothing is copied on the way.
+    let mut comm = umf::link::join(job, rank, size)?;
+    // The other ranks map memory of a shared pool: it is combined in place, without a copy.
     let pool = umf::Pool::shared()?;
     let block = pool.allocate(LENGTH * size_of::<f32>())?;
     let numbers = block.view::<f32>()?;
     let memory = block.linked()?;
     let sum = Reduction::of::<f32>(Operation::Sum)?;
 
-    fabric.barrier()?;
+    comm.barrier()?;
     let start = Instant::now();
     for _ in 0..TIMES {
         numbers.fill(rank as f32);
-        fabric.allreduce(&memory, sum)?;
+        comm.allreduce(&memory, sum)?;
     }
     let time = start.elapsed() / TIMES;
 

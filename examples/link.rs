@@ -1,8 +1,8 @@
-//! Two processes exchange messages; one of them is memory that nobody copies.
+//! Two processes exchange messages. One message is a block that is handed over without a copy.
 //!
 //! ```text
-//! $ link                      prints an address, waits for somebody
-//! $ link umfl1.VU1GTAEA...    in another terminal: connects, says hello, hands a block over
+//! $ link                      prints an address and waits for a connection
+//! $ link umfl2.VU1GTAIA...    in another terminal: connects, sends a text, hands a block over
 //! ```
 
 use std::io::Write;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut text = [0; 64];
             let received = link.recv(TagMatch::ANY, &mut text)?;
             println!("{}", String::from_utf8_lossy(&text[..received.length]));
-            // The sender's own memory, opened here; dropping the view gives it back.
+            // Maps the sender's block. Dropping the view gives it back.
             let view = link.recv_view(BLOCK)?;
             let mut last = [0; 8];
             view.read(view.len() - last.len(), &mut last)?;
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let block = pool.allocate(16 << 20)?;
             block.write(block.len() - 8, &[1, 2, 3, 4, 5, 6, 7, 8])?;
             let memory = block.linked()?;
-            // Costs the same for any size. Until the other process has looked at it.
+            // Costs the same for any size. Waits until the receiver has dropped its view.
             link.hand_over(BLOCK, &memory)?.wait(patience)?;
         }
     }

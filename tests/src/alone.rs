@@ -18,6 +18,8 @@ pub fn ran_alone(test: &str) -> bool {
     let output = Command::new("/proc/self/exe")
         .args(["--exact", test, "--nocapture"])
         .env(MARK, "1")
+        // Where a test limits memory, a thread cannot have a heap of its own.
+        .env("MALLOC_ARENA_MAX", "1")
         .output()
         .expect("this program starts again");
     // Its result is not one more.

@@ -3,26 +3,33 @@
 use core::fmt;
 use core::str::FromStr;
 
-use data_encoding::BASE64URL_NOPAD;
+use data_encoding::{BASE64URL_NOPAD, HEXLOWER};
 use serde_core::de::{Error as _, SeqAccess, Visitor};
 use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
+use umf_ipc::system::boot_id_bytes;
+use umf_os::process::{pid, random};
+
+use crate::{Error, sys};
 
 /// Bytes of an address.
-pub const ADDRESS_SIZE: usize = 128;
+pub const ADDRESS_SIZE: usize = 64;
 
 const MAGIC: [u8; 4] = *b"UMFL";
-const VERSION: u16 = 1;
-const PREFIX: &str = "umfl1.";
-/// What the names of the sockets of endpoints begin with.
-pub(crate) const SOCKET: &str = "umf-link-";
-const NAME: usize = 32;
-const LONGEST_NAME: usize = 80;
+const VERSION: u16 = 2;
+const PREFIX: &str = "umfl2.";
+/// Prefix of the names of the sockets of endpoints.
+const SOCKET: &str = "umf-link-";
+const BOOT_ID: core::ops::Range<usize> = 8..24;
+const NONCE: core::ops::Range<usize> = 32..48;
 const CHECKSUM: usize = ADDRESS_SIZE - 4;
+/// Longest name of an endpoint.
+const LONGEST_NAME: usize = 64;
 
-/// Where an [`crate::Endpoint`] can be reached: 128 plain bytes, to be copied through MPI, a socket, a file or argv.
+/// Where an [`crate::Endpoint`] can be reached: 64 plain bytes, which may travel through MPI, a socket, a
+/// file or argv.
 ///
-/// One that exists has been decoded; that says nothing about whether anybody is there, which connecting finds out.
-/// `docs/link.md` has the layout. As text it is `umfl1.` and 171 characters of URL-safe base64.
+/// A value is well-formed. Whether a process listens there is found out by connecting. `docs/link.md` has
+/// the layout. Its text is `umfl2.` and 86 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkAddress {
     bytes: [u8; ADDRESS_SIZE],
@@ -33,7 +40,7 @@ pub struct LinkAddress {
 #[non_exhaustive]
 pub enum AddressError {
     /// Wrong length.
-    #[error("an address of a link has 128 bytes, not {length}: it was cut, or something was added")]
+    #[error("an address of a link has 64 bytes, not {length}: it was cut, or something was added")]
     Length {
         /// Bytes given.
         length: usize,
@@ -43,14 +50,14 @@ pub enum AddressError {
     Magic,
     /// Another version.
     #[error(
-        "the address has version {version}, this umf reads version 1: let both processes use the same release"
+        "the address has version {version}, this umf reads version 2: let both processes use the same release"
     )]
     Version {
         /// Its version.
         version: u16,
     },
     /// It is damaged.
-    #[error("the address is damaged: its checksum does not match")]
+    #[error("the address is damaged: its checksum does not match; get it again")]
     Checksum,
     /// A field has a value that no endpoint writes.
     #[error("the address is not from umf: field {field} is out of range")]
@@ -60,7 +67,7 @@ pub enum AddressError {
     },
     /// The text form is wrong.
     #[error(
-        "not the text of an address: {why}; it is \"umfl1.\" followed by 171 characters of URL-safe base64"
+        "not the text of an address: {why}; it is \"umfl2.\" followed by 86 characters of URL-safe base64"
     )]
     Text {
         /// What is wrong.
@@ -68,84 +75,105 @@ pub enum AddressError {
     },
 }
 
-/// What a name of an endpoint may be made of.
-pub(crate) fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"._:/+=@-".contains(&byte)
-}
-
 impl LinkAddress {
-    /// Of an endpoint of this process, or of one that is known by its name alone (`pid` 0).
-    pub(crate) fn new(boot_id: [u8; 16], pid: u32, socket: &str) -> Self {
+    fn new(boot_id: [u8; 16], pid: u32, nonce: [u8; 16]) -> Self {
         let mut bytes = [0; ADDRESS_SIZE];
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
-        // Names are checked before: `SOCKET`, a user's number and 48 characters.
-        let length = socket.len().min(LONGEST_NAME);
-        bytes[6..8].copy_from_slice(&(length as u16).to_le_bytes());
-        bytes[8..24].copy_from_slice(&boot_id);
+        bytes[BOOT_ID].copy_from_slice(&boot_id);
         bytes[24..28].copy_from_slice(&pid.to_le_bytes());
-        bytes[NAME..NAME + length].copy_from_slice(&socket.as_bytes()[..length]);
+        bytes[NONCE].copy_from_slice(&nonce);
         let sum = crc32fast::hash(&bytes[..CHECKSUM]);
         bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
         Self { bytes }
     }
 
+    /// Makes an address for a new endpoint of this process.
+    pub(crate) fn unique() -> crate::Result<Self> {
+        let nonce = random().map_err(Error::system("getrandom"))?;
+        Ok(Self::new(boot_id_bytes(), pid(), nonce))
+    }
+
+    /// Returns the address of the endpoint that a process of this user has made with this name, on this
+    /// machine. A name has 1 to 64 letters, digits and `._:/+=@-`.
+    ///
+    /// # Errors
+    /// [`Error::BadName`].
+    pub fn of_name(name: &str) -> crate::Result<Self> {
+        check_name(name, LONGEST_NAME)?;
+        // FNV-1a with 128 bits: names of one user do not collide by accident.
+        let hash = |state: u128, byte: &u8| {
+            (state ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        };
+        let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+        let nonce = sys::effective_uid().to_le_bytes().iter().chain(name.as_bytes()).fold(start, hash);
+        Ok(Self::new(boot_id_bytes(), 0, nonce.to_le_bytes()))
+    }
+
     /// Decodes an address. Never panics, whatever the bytes.
     ///
     /// # Errors
-    /// [`AddressError`], with what is wrong.
+    /// [`AddressError`] says what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
         let Ok(bytes) = <[u8; ADDRESS_SIZE]>::try_from(bytes) else {
             return Err(AddressError::Length { length: bytes.len() });
         };
-        let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         if bytes[0..4] != MAGIC {
             return Err(AddressError::Magic);
         }
-        if short(4) != VERSION {
-            return Err(AddressError::Version { version: short(4) });
+        let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+        if version != VERSION {
+            return Err(AddressError::Version { version });
         }
         if crc32fast::hash(&bytes[..CHECKSUM]).to_le_bytes() != bytes[CHECKSUM..] {
             return Err(AddressError::Checksum);
         }
-        let length = usize::from(short(6));
-        let is_name = length <= LONGEST_NAME && {
-            let (name, rest) = bytes[NAME..CHECKSUM].split_at(length);
-            name.starts_with(SOCKET.as_bytes())
-                && name.iter().all(|&byte| is_plain(byte))
-                && rest.iter().all(|&byte| byte == 0)
-        };
-        if !is_name {
-            return Err(AddressError::Field { field: "name" });
-        }
-        if bytes[28..NAME].iter().any(|&byte| byte != 0) {
+        let reserved = [&bytes[6..BOOT_ID.start], &bytes[28..NONCE.start], &bytes[NONCE.end..CHECKSUM]];
+        if reserved.into_iter().flatten().any(|byte| *byte != 0) {
             return Err(AddressError::Field { field: "reserved" });
         }
         Ok(Self { bytes })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub const fn to_bytes(&self) -> [u8; ADDRESS_SIZE] {
         self.bytes
     }
 
-    /// The process that has the endpoint, in its own pid namespace; 0 if the address was made of a name.
+    /// Returns the pid of the process that has the endpoint, in its own pid namespace; 0 if the address was
+    /// made from a name.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        u32::from_le_bytes([self.bytes[24], self.bytes[25], self.bytes[26], self.bytes[27]])
+        u32::from_le_bytes(core::array::from_fn(|byte| self.bytes[24 + byte]))
     }
 
-    /// The name of its abstract socket.
+    /// Returns the name of its abstract socket.
     #[must_use]
-    pub fn socket(&self) -> &str {
-        let length = usize::from(u16::from_le_bytes([self.bytes[6], self.bytes[7]])).min(LONGEST_NAME);
-        core::str::from_utf8(&self.bytes[NAME..NAME + length]).unwrap_or_default()
+    pub fn socket(&self) -> String {
+        format!("{SOCKET}{}", HEXLOWER.encode(&self.bytes[NONCE]))
     }
 
-    pub(crate) fn boot_id(&self) -> &[u8] {
-        &self.bytes[8..24]
+    /// Returns whether it may be an address of this boot of this machine.
+    pub(crate) fn is_of_this_boot(&self) -> bool {
+        let (theirs, mine) = (&self.bytes[BOOT_ID], boot_id_bytes());
+        theirs == [0; 16] || mine == [0; 16] || theirs == mine
     }
+}
+
+/// Checks a name of an endpoint or a job.
+pub(crate) fn check_name(name: &str, longest: usize) -> crate::Result<()> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/+=@-".contains(&byte);
+    let why = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > longest {
+        "it is too long: endpoints have names of up to 64 characters, jobs of up to 32"
+    } else if !name.bytes().all(is_plain) {
+        "letters and digits of ASCII and . _ : / + = @ - are allowed"
+    } else {
+        return Ok(());
+    };
+    Err(Error::BadName { name: name.chars().take(64).collect(), why })
 }
 
 impl fmt::Display for LinkAddress {
@@ -163,11 +191,11 @@ impl fmt::Debug for LinkAddress {
 impl FromStr for LinkAddress {
     type Err = AddressError;
 
-    /// Reads the text form. White space around it is passed over, since it often travels as a line.
+    /// Reads the text form. White space around it is ignored, since it often travels as a line.
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let wrong = |why| AddressError::Text { why };
         let body = text.trim_ascii().strip_prefix(PREFIX);
-        let body = body.ok_or(wrong("it does not begin with \"umfl1.\""))?;
+        let body = body.ok_or(wrong("it does not begin with \"umfl2.\""))?;
         let mut bytes = [0; ADDRESS_SIZE];
         if BASE64URL_NOPAD.decode_len(body.len()) != Ok(ADDRESS_SIZE) {
             return Err(wrong("its length is wrong, it was cut or something was added"));
@@ -231,17 +259,17 @@ mod tests {
     use proptest::prelude::*;
 
     fn sample() -> LinkAddress {
-        LinkAddress::new([7; 16], 4711, "umf-link-0123456789abcdef")
+        LinkAddress::new([7; 16], 4711, [0xab; 16])
     }
 
     #[test]
-    fn it_travels_as_bytes_and_as_text() {
+    fn addresses_travel_as_bytes_and_as_text() {
         let address = sample();
         assert_eq!(LinkAddress::from_bytes(&address.to_bytes()), Ok(address));
         let text = address.to_string();
-        assert_eq!(text.len(), 6 + 171);
+        assert_eq!(text.len(), 6 + 86);
         assert_eq!(format!(" {text}\n").parse(), Ok(address));
-        assert_eq!((address.pid(), address.socket()), (4711, "umf-link-0123456789abcdef"));
+        assert_eq!((address.pid(), address.socket()), (4711, format!("umf-link-{}", "ab".repeat(16))));
         let json = serde_json::to_string(&address).unwrap();
         assert_eq!(serde_json::from_str::<LinkAddress>(&json).unwrap(), address);
     }
@@ -249,35 +277,42 @@ mod tests {
     #[test]
     fn each_kind_of_damage_has_its_error() {
         let good = sample().to_bytes();
-        let with = |change: &dyn Fn(&mut [u8; ADDRESS_SIZE]), summed: bool| {
+        let with = |at: usize, is_summed: bool| {
             let mut bytes = good;
-            change(&mut bytes);
-            if summed {
+            bytes[at] ^= 1;
+            if is_summed {
                 let sum = crc32fast::hash(&bytes[..CHECKSUM]);
                 bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
             }
             LinkAddress::from_bytes(&bytes)
         };
-        assert_eq!(LinkAddress::from_bytes(&good[1..]), Err(AddressError::Length { length: 127 }));
-        assert_eq!(with(&|bytes| bytes[0] = 0, true), Err(AddressError::Magic));
-        assert_eq!(with(&|bytes| bytes[4] = 2, true), Err(AddressError::Version { version: 2 }));
-        assert_eq!(with(&|bytes| bytes[9] ^= 1, false), Err(AddressError::Checksum));
-        for (at, value) in [(6, 0), (6, 81), (7, 255), (NAME, 0), (NAME + 1, b' '), (NAME + 60, 1)] {
-            let damaged = with(&|bytes| bytes[at] = value, true);
-            assert_eq!(damaged, Err(AddressError::Field { field: "name" }), "{at} {value}");
+        assert_eq!(LinkAddress::from_bytes(&good[1..]), Err(AddressError::Length { length: 63 }));
+        assert_eq!(with(0, true), Err(AddressError::Magic));
+        assert_eq!(with(4, true), Err(AddressError::Version { version: 3 }));
+        assert_eq!(with(9, false), Err(AddressError::Checksum));
+        for at in [6, 30, 48, 59] {
+            assert_eq!(with(at, true), Err(AddressError::Field { field: "reserved" }), "{at}");
         }
-        assert_eq!(with(&|bytes| bytes[30] = 1, true), Err(AddressError::Field { field: "reserved" }));
-        for text in ["", "umf1.AAAA", "umfl1.", "umfl1.AAAA", &format!("umfl1.{}", "!".repeat(171))] {
+        for text in ["", "umf2.AAAA", "umfl2.", "umfl2.AAAA", &format!("umfl2.{}", "!".repeat(86))] {
             assert!(matches!(text.parse::<LinkAddress>(), Err(AddressError::Text { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_have_addresses_of_their_own() {
+        let [one, same, other] = ["one", "one", "other"].map(|name| LinkAddress::of_name(name).unwrap());
+        assert!(one == same && one != other && one.pid() == 0);
+        for bad in ["", "a b", "ä", &"x".repeat(65)] {
+            assert!(matches!(LinkAddress::of_name(bad), Err(Error::BadName { .. })), "{bad}");
         }
     }
 
     proptest! {
         #[test]
-        fn whatever_the_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200), sum in any::<bool>()) {
+        fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100), is_summed in any::<bool>()) {
             let mut bytes = bytes;
-            if let (true, Some((body, end))) = (sum, bytes.split_at_mut_checked(CHECKSUM)) {
-                body[..6].copy_from_slice(b"UMFL\x01\x00");
+            if let (true, Some((body, end))) = (is_summed, bytes.split_at_mut_checked(CHECKSUM)) {
+                body[..8].copy_from_slice(b"UMFL\x02\x00\x00\x00");
                 if end.len() >= 4 {
                     end[..4].copy_from_slice(&crc32fast::hash(body).to_le_bytes());
                 }

@@ -1,7 +1,10 @@
-//! [`Endpoint`]: where other processes connect; and connecting.
+//! [`Endpoint`]: where other processes connect. [`LinkBuilder`] makes endpoints, links and communicators.
+//!
+//! Two processes meet on a socket, once: each sends its lane, its catalog and its bell. The socket stays
+//! open, because the kernel closes it when its process ends.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,30 +13,85 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use umf_ipc::Importer;
 use umf_ipc::fd_socket::Deadline;
-use umf_ipc::system::boot_id_bytes;
 use umf_os::process::random;
-use umf_os::socket::Peer;
-use umf_os::socket::peer;
-use umf_os::socket::peer_of;
+use umf_os::socket::{Peer, peer, peer_of};
 use umf_sync::{failpoint, fork};
 
-use crate::address::{SOCKET, is_plain};
-use crate::engines::Engines;
-use crate::key::Side;
-use crate::lane::{Bell, OwnLane, PeerLane};
-use crate::shared::{Fds, Lanes, Shared};
+use crate::channel::{Channel, Home, HomeFds, PeerFiles};
+use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
 use crate::sys::CloseOnFork;
-use crate::wire::{self, Here, Intro, Kind, Packet, Reply};
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
-/// Makes endpoints and links: with which settings, and who opens memory of peers.
+/// Bytes of a packet.
+pub(crate) const PACKET_SIZE: usize = 64;
+const MAGIC: [u8; 4] = *b"UMFK";
+const VERSION: u16 = 3;
+
+/// Kinds of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A process connects. Its files come with it.
+    Hello = 1,
+    /// The acceptor agrees, with its files.
+    Welcome = 2,
+    /// The acceptor refuses; the words are the reason.
+    Refused = 3,
+    /// The process that connected has the link.
+    Agreed = 4,
+}
+
+/// A packet of two processes that meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packet {
+    /// Nonce of the two lanes.
+    pub lane: u128,
+    /// Nonce of the sender's catalog.
+    pub catalog: u128,
+    /// Address at which the sender has mapped its lane.
+    pub base: u64,
+    /// In a hello of a rank: 1, its number, the size of its job, and the number of its former links with the
+    /// other rank. In a refusal: 1 for "connect later", or 2 and the size of the job.
+    pub words: [u32; 4],
+}
+
+impl Packet {
+    pub(crate) fn encode(&self, kind: Kind) -> [u8; PACKET_SIZE] {
+        let mut bytes = [0; PACKET_SIZE];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&(kind as u16).to_le_bytes());
+        bytes[8..24].copy_from_slice(&self.lane.to_le_bytes());
+        bytes[24..40].copy_from_slice(&self.catalog.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.base.to_le_bytes());
+        for (to, word) in bytes[48..].chunks_exact_mut(4).zip(self.words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Decodes a packet of a kind; `None` for anything else.
+    pub(crate) fn decode(bytes: &[u8], kind: Kind) -> Option<Self> {
+        let bytes: &[u8; PACKET_SIZE] = bytes.try_into().ok()?;
+        let is_it = bytes[0..4] == MAGIC
+            && bytes[4..6] == VERSION.to_le_bytes()
+            && bytes[6..8] == (kind as u16).to_le_bytes();
+        let nonce = |at: usize| u128::from_le_bytes(core::array::from_fn(|byte| bytes[at + byte]));
+        let word =
+            |number: usize| u32::from_le_bytes(core::array::from_fn(|byte| bytes[48 + 4 * number + byte]));
+        let base = u64::from_le_bytes(core::array::from_fn(|byte| bytes[40 + byte]));
+        let words = core::array::from_fn(word);
+        is_it.then(|| Self { lane: nonce(8), catalog: nonce(24), base, words })
+    }
+}
+
+/// Makes endpoints and links: their settings, and the importer that opens memory of peers.
 ///
 /// # Examples
 /// ```
 /// # fn main() -> umf_link::Result<()> {
 /// use umf_link::LinkBuilder;
 /// let endpoint = LinkBuilder::new().bind()?;
-/// let address = endpoint.address(); // 128 plain bytes: into argv, MPI, a file
+/// let address = endpoint.address(); // 64 plain bytes: into argv, MPI, a file
 /// // In another process (here, in another thread):
 /// let peer = std::thread::spawn(move || -> umf_link::Result<()> {
 ///     let mut link = LinkBuilder::new().connect(&address, None)?;
@@ -48,28 +106,12 @@ use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct LinkBuilder {
-    settings: LinkSettings,
-    importer: Option<&'static Importer>,
-    /// Where one thread waits for all of them.
-    bell: Option<SharedBell>,
-}
-
-/// A bell, which several links may have, and the fd to send.
-#[derive(Clone, Debug)]
-struct SharedBell {
-    bell: Arc<Bell>,
-    fd: Arc<CloseOnFork>,
-}
-
-impl SharedBell {
-    fn make() -> sys::Result<Self> {
-        let (bell, fd) = Bell::create()?;
-        Ok(Self { bell: Arc::new(bell), fd: Arc::new(CloseOnFork::new(fd)?) })
-    }
+    pub(crate) settings: LinkSettings,
+    pub(crate) importer: Option<&'static Importer>,
 }
 
 impl LinkBuilder {
-    /// With settings at their defaults, and nobody to open memory of peers.
+    /// Makes a builder with default settings and without an importer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -82,176 +124,46 @@ impl LinkBuilder {
         self
     }
 
-    /// Who opens memory of peers. Without one, nothing is mapped, and nothing can be received as a view.
+    /// Sets the importer that opens memory of peers. Without one, nothing is mapped, and nothing can be
+    /// received as a view.
     #[must_use]
     pub const fn importer(mut self, importer: &'static Importer) -> Self {
         self.importer = Some(importer);
         self
     }
 
-    /// An endpoint that is known by its address alone.
+    /// Makes an endpoint that is known by its address alone.
     ///
     /// # Errors
-    /// [`Error::System`]: no fds left.
+    /// [`Error::System`]: no descriptors are left.
     pub fn bind(&self) -> Result<Endpoint> {
-        let nonce = random().map_err(Error::system("getrandom"))?;
-        let digits = data_encoding::HEXLOWER.encode(&nonce);
-        Endpoint::listen(self.clone(), &format!("{SOCKET}{digits}"))
+        Endpoint::listen(self.clone(), LinkAddress::unique()?)
     }
 
-    /// An endpoint that processes of this user find by its name: [`LinkAddress::of_name`].
+    /// Makes an endpoint that processes of this user find by its name: [`LinkAddress::of_name`].
     ///
     /// # Errors
     /// [`Error::BadName`], [`Error::NameTaken`]; as [`LinkBuilder::bind`].
     pub fn named(&self, name: &str) -> Result<Endpoint> {
-        Endpoint::listen(self.clone(), &socket_of(name)?)
+        let listened = Endpoint::listen(self.clone(), LinkAddress::of_name(name)?);
+        listened.map_err(|error| match error {
+            Error::NameTaken { .. } => Error::NameTaken { name: name.to_owned() },
+            error => error,
+        })
     }
 
-    /// Connects to an endpoint. `None` waits as long as it takes.
+    /// Connects to an endpoint. `None` waits without an end.
     ///
     /// # Errors
-    /// [`Error::OtherMachine`], [`Error::NobodyThere`], [`Error::OtherUser`]; [`Error::TimedOut`] if nobody accepts;
-    /// [`Error::System`]: no fds, no shared memory left. Nothing stays open after an error.
+    /// [`Error::OtherMachine`], [`Error::NobodyThere`], [`Error::OtherUser`]; [`Error::TimedOut`] if the
+    /// connection is not accepted; [`Error::System`]: no descriptors or no shared memory are left. Nothing
+    /// stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
-        match self.connect_as(address, timeout, None)? {
-            Ok(link) => Ok(link),
+        let (home, fds) = Home::create(self.settings.clone(), self.importer)?;
+        match connect(&home, &fds, address, timeout, [0; 4])? {
+            Ok(channel) => Ok(Link::new(channel)),
             Err(_) => Err(odd(address.pid().cast_signed())),
         }
-    }
-
-    /// As [`LinkBuilder::connect`], as a rank of a job, which may be refused.
-    pub(crate) fn connect_as(
-        &self,
-        address: &LinkAddress,
-        timeout: Option<Duration>,
-        intro: Option<Intro>,
-    ) -> Result<core::result::Result<Link, Reply>> {
-        let (theirs, mine) = (address.boot_id(), boot_id_bytes());
-        if theirs != [0; 16] && mine != [0; 16] && theirs != mine {
-            return Err(Error::OtherMachine);
-        }
-        // Further off than clocks reach.
-        let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
-        let late = |errno| match errno {
-            Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
-            Errno::CONNRESET | Errno::PIPE => {
-                Error::NobodyThere { name: address.socket().to_owned(), pid: address.pid() }
-            }
-            errno => Error::system("connect")(errno),
-        };
-        let socket = sys::new_socket().map_err(Error::system("socket"))?;
-        sys::connect(&socket, address.socket().as_bytes(), deadline).map_err(|errno| match errno {
-            Errno::CONNREFUSED => {
-                Error::NobodyThere { name: address.socket().to_owned(), pid: address.pid() }
-            }
-            errno => late(errno),
-        })?;
-        failpoint!("link.connected");
-        let pid = trusted(&socket)?;
-        let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
-        let made = Made::new(self, nonce)?;
-        failpoint!("link.lane_made");
-        made.send(&socket, Kind::Hello, Intro::encode(intro)).map_err(late)?;
-        failpoint!("link.proposed");
-        let mut bytes = [0; wire::SIZE + 1];
-        let (length, fds) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
-        let odd = odd(pid);
-        let welcome = Packet::decode(&bytes[..length], Kind::Welcome).filter(|packet| packet.nonce == nonce);
-        let welcome = welcome.ok_or(odd.clone())?;
-        match Reply::decode(welcome.words) {
-            Some(Reply::Yes) => {}
-            Some(refused) => return Ok(Err(refused)),
-            None => return Err(odd),
-        }
-        let lanes = made.join(&fds, nonce)?.ok_or(odd)?;
-        let link = self.link(lanes, Side::Connector, socket, pid, welcome.base)?;
-        if intro.is_some() {
-            let agreed = Packet { base: 0, nonce, words: [0; 4] }.encode(Kind::Agreed);
-            link.shared.say(&agreed).map_err(late)?;
-        }
-        Ok(Ok(link))
-    }
-
-    /// An endpoint at a socket of this name.
-    pub(crate) fn listen(&self, socket: &str) -> Result<Endpoint> {
-        Endpoint::listen(self.clone(), socket)
-    }
-
-    /// The process of this user that listens at an address, if one does; what is given is said to it.
-    pub(crate) fn who(
-        &self,
-        address: &LinkAddress,
-        patience: Duration,
-        here: Option<Here>,
-    ) -> Result<Option<i32>> {
-        let socket = sys::new_socket().map_err(Error::system("socket"))?;
-        match sys::connect(&socket, address.socket().as_bytes(), Deadline::after(patience)) {
-            Ok(()) => {}
-            Err(Errno::CONNREFUSED) => return Ok(None),
-            Err(errno) => return Err(Error::system("connect")(errno)),
-        }
-        let Ok(pid) = trusted(&socket) else { return Ok(None) };
-        if let Some(here) = here {
-            // If it went just now, it need not know.
-            let _ = sys::send(socket.as_fd(), &here.encode(), &[]);
-        }
-        Ok(Some(pid))
-    }
-
-    /// As it is for this many processes that all talk to each other: one bell for all links.
-    pub(crate) fn among(&self, size: usize) -> Result<(Self, Arc<Bell>)> {
-        let mut among = self.clone();
-        among.settings.is_crowded = size > sys::processors();
-        let shared = SharedBell::make().map_err(Error::system("making the memory of a fabric"))?;
-        let bell = Arc::clone(&shared.bell);
-        among.bell = Some(shared);
-        Ok((among, bell))
-    }
-
-    pub(crate) const fn set(&self) -> &LinkSettings {
-        &self.settings
-    }
-
-    fn link(&self, lanes: Lanes, me: Side, socket: OwnedFd, pid: i32, base: u64) -> Result<Link> {
-        let fds = Fds::new(socket)?;
-        let engines = Engines::probe(&lanes.mine, (pid, base), &self.settings, self.importer.is_some());
-        tracing::debug!(pid, %engines, "a link was made");
-        let given = (self.settings.clone(), self.importer);
-        let shared = Shared::new(lanes, me, fds, pid, given, engines);
-        failpoint!("link.made");
-        Ok(Link::new(Arc::new(shared)))
-    }
-}
-
-/// What one process makes for a link, and sends to the other one.
-struct Made {
-    lane: OwnLane,
-    lane_fd: OwnedFd,
-    bell: SharedBell,
-}
-
-impl Made {
-    fn new(builder: &LinkBuilder, nonce: u128) -> Result<Self> {
-        let failed = Error::system("making the memory of a link");
-        let (lane, lane_fd) = OwnLane::create(nonce).map_err(&failed)?;
-        let bell = builder.bell.clone().map_or_else(SharedBell::make, Ok).map_err(failed)?;
-        Ok(Self { lane, lane_fd, bell })
-    }
-
-    fn send(&self, socket: &OwnedFd, kind: Kind, words: [u32; 4]) -> sys::Result<()> {
-        let packet = Packet { base: self.lane.base(), nonce: self.lane.nonce(), words }.encode(kind);
-        sys::send(socket.as_fd(), &packet, &[self.lane_fd.as_fd(), self.bell.fd.as_fd()])
-    }
-
-    /// With what the other one has sent; `None` if that is no lane and no bell.
-    fn join(self, fds: &[OwnedFd], nonce: u128) -> Result<Option<Lanes>> {
-        let [lane, bell] = fds else { return Ok(None) };
-        let failed = Error::system("mapping the memory of a link");
-        let theirs = PeerLane::adopt(lane, nonce).map_err(&failed)?;
-        let their_bell = Bell::adopt(bell).map_err(failed)?;
-        let (mine, my_bell) = (self.lane, self.bell.bell);
-        let joined = |(theirs, their_bell)| Lanes { mine, theirs, my_bell, their_bell };
-        Ok(theirs.zip(their_bell).map(joined))
     }
 }
 
@@ -264,7 +176,92 @@ fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
     Error::TimedOut { what, milliseconds }
 }
 
-/// The process at the other end, if it is this user's.
+/// Connects to an endpoint. The inner error is the words of its refusal. `words` says which rank connects.
+pub(crate) fn connect(
+    home: &Arc<Home>,
+    fds: &HomeFds,
+    address: &LinkAddress,
+    timeout: Option<Duration>,
+    words: [u32; 4],
+) -> Result<Result<Arc<Channel>, [u32; 4]>> {
+    if !address.is_of_this_boot() {
+        return Err(Error::OtherMachine);
+    }
+    let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
+    let nobody = || Error::NobodyThere { name: address.socket(), pid: address.pid() };
+    let failed = |errno| match errno {
+        Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => nobody(),
+        errno => Error::system("connect")(errno),
+    };
+    let socket = sys::new_socket().map_err(Error::system("socket"))?;
+    sys::connect(&socket, address.socket().as_bytes(), deadline).map_err(failed)?;
+    failpoint!("link.connected");
+    let pid = trusted(&socket)?;
+    let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
+    let Made { lane, fd } = Made::new(nonce)?;
+    failpoint!("link.lane_made");
+    send(socket.as_fd(), &lane, &fd, (home, fds), (Kind::Hello, words)).map_err(failed)?;
+    failpoint!("link.proposed");
+    let mut bytes = [0; PACKET_SIZE + 1];
+    let (length, received) = sys::receive(&socket, &mut bytes, deadline).map_err(failed)?;
+    let bytes = &bytes[..length];
+    if let Some(refused) = Packet::decode(bytes, Kind::Refused) {
+        return Ok(Err(refused.words));
+    }
+    let welcome = Packet::decode(bytes, Kind::Welcome).filter(|packet| packet.lane == nonce);
+    let welcome = welcome.ok_or(odd(pid))?;
+    let theirs = peer_files(&received, &welcome)?.ok_or(odd(pid))?;
+    let channel = Channel::new(home, lane, theirs, socket, (pid, welcome.base))?;
+    if words != [0; 4] {
+        let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
+        sys::send(channel.socket(), &agreed, &[]).map_err(failed)?;
+    }
+    Ok(Ok(channel))
+}
+
+/// The lane that this process makes for a link, and its descriptor.
+struct Made {
+    lane: OwnLane,
+    fd: OwnedFd,
+}
+
+impl Made {
+    fn new(nonce: u128) -> Result<Self> {
+        let (lane, fd) =
+            OwnLane::create(nonce).map_err(Error::system("creating the shared memory of a link"))?;
+        Ok(Self { lane, fd })
+    }
+}
+
+/// Sends a packet with the files of this process.
+fn send(
+    socket: BorrowedFd<'_>,
+    lane: &OwnLane,
+    fd: &OwnedFd,
+    (home, fds): (&Home, &HomeFds),
+    (kind, words): (Kind, [u32; 4]),
+) -> sys::Result<()> {
+    let packet = Packet { lane: lane.nonce(), catalog: home.catalog.nonce(), base: lane.base(), words };
+    sys::send(socket, &packet.encode(kind), &[fd.as_fd(), fds.catalog.as_fd(), fds.bell.as_fd()])
+}
+
+/// Maps the files that came with a packet; `None` if they are not what they should be.
+fn peer_files(fds: &[OwnedFd], packet: &Packet) -> Result<Option<PeerFiles>> {
+    let [lane, catalog, bell] = fds else { return Ok(None) };
+    let failed = Error::system("mapping the shared memory of a link");
+    let lane = PeerLane::adopt(lane, packet.lane).map_err(&failed)?;
+    let catalog = PeerCatalog::adopt(catalog, packet.catalog).map_err(&failed)?;
+    let bell = Bell::adopt(bell).map_err(failed)?;
+    let nonce = packet.catalog;
+    let files = lane.zip(catalog).zip(bell);
+    Ok(files.map(|((lane, catalog), bell)| PeerFiles { lane, catalog, bell, nonce }))
+}
+
+/// Returns the pid of the process at the other end.
+///
+/// # Errors
+/// [`Error::OtherUser`], unless it belongs to this user or to root.
 fn trusted(socket: &OwnedFd) -> Result<i32> {
     let failed = Error::system("getsockopt");
     let is_trusted = peer_of(socket.as_fd()).map_err(&failed)? == Peer::Trusted;
@@ -272,149 +269,143 @@ fn trusted(socket: &OwnedFd) -> Result<i32> {
     if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, mine: sys::effective_uid() }) }
 }
 
-/// The socket of a named endpoint.
-fn socket_of(name: &str) -> Result<String> {
-    const LONGEST: usize = 48;
-    let why = if name.is_empty() {
-        "it is empty"
-    } else if name.len() > LONGEST {
-        "it has more than 48 characters"
-    } else if !name.bytes().all(is_plain) {
-        "letters and digits of ASCII and . _ : / + = @ - are allowed"
-    } else {
-        return Ok(format!("{SOCKET}{}-{name}", sys::effective_uid()));
-    };
-    Err(Error::BadName { name: name.chars().take(64).collect(), why })
-}
-
-impl LinkAddress {
-    /// The address of the endpoint that a process of this user has made with this name, on this machine.
-    ///
-    /// # Errors
-    /// [`Error::BadName`].
-    pub fn of_name(name: &str) -> Result<Self> {
-        Ok(Self::new(boot_id_bytes(), 0, &socket_of(name)?))
-    }
-}
-
-/// Who has said hello, and was not answered yet.
+/// A process that has connected and waits for an answer.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub pid: i32,
+    pub hello: Packet,
     socket: OwnedFd,
-    hello: Packet,
     fds: Vec<OwnedFd>,
 }
 
-/// Who connected.
-#[derive(Debug)]
-pub(crate) enum Arrival {
-    Link(Box<Link>),
-    /// A rank of a job, which is to be answered.
-    Rank(Box<Guest>, Intro),
-    /// A process that is a rank of a job.
-    Here(i32, Here),
+impl Guest {
+    /// Makes a link with it; `None` if it is gone or sent the wrong files.
+    pub(crate) fn welcome(self, home: &Arc<Home>, fds: &HomeFds) -> Result<Option<Arc<Channel>>> {
+        let Self { pid, hello, socket, fds: received } = self;
+        let Some(theirs) = peer_files(&received, &hello)? else {
+            tracing::warn!(pid, "a process that connected sent the wrong files");
+            return Ok(None);
+        };
+        let Made { lane, fd } = Made::new(hello.lane)?;
+        // Before the answer, so that no lack of memory ends the link which the peer has by then.
+        let channel = Channel::new(home, lane, theirs, socket, (pid, hello.base))?;
+        failpoint!("link.answering");
+        if send(channel.socket(), &channel.mine, &fd, (home, fds), (Kind::Welcome, [0; 4])).is_err() {
+            tracing::warn!(pid, "a process connected and left");
+            return Ok(None);
+        }
+        failpoint!("link.welcomed");
+        Ok(Some(channel))
+    }
+
+    /// Refuses the connection for a reason.
+    pub(crate) fn refuse(self, words: [u32; 4]) {
+        let packet = Packet { lane: self.hello.lane, catalog: 0, base: 0, words }.encode(Kind::Refused);
+        // A process that is gone needs no answer.
+        let _ = sys::send(self.socket.as_fd(), &packet, &[]);
+    }
 }
 
-/// Where other processes of this user connect. Nothing is left of it when it is dropped, or its process is killed.
+/// Waits for the [`Kind::Agreed`] packet of a rank.
+pub(crate) fn has_agreed(channel: &Channel) -> bool {
+    let (mut bytes, deadline) = ([0; PACKET_SIZE], Deadline::after(channel.settings().handshake));
+    let agreed = sys::receive(channel.socket(), &mut bytes, deadline);
+    let packet = agreed.ok().and_then(|(length, _)| Packet::decode(&bytes[..length], Kind::Agreed));
+    packet.is_some_and(|packet| packet.lane == channel.mine.nonce())
+}
+
+/// Where other processes of this user connect. Nothing is left of it when it is dropped or its process is
+/// killed.
 ///
-/// Links that were made stay when the endpoint is dropped. All methods may be called from several threads at once.
+/// Links stay when the endpoint is dropped. Several threads may use it at once.
 #[derive(Debug)]
 pub struct Endpoint {
     builder: LinkBuilder,
-    listener: Arc<Fds>,
+    listener: CloseOnFork,
     address: LinkAddress,
+    /// The process that made it, as [`fork::generation`] counts.
     process: u32,
-    turns_away: AtomicBool,
+    is_closed: AtomicBool,
 }
 
 impl Endpoint {
-    fn listen(builder: LinkBuilder, name: &str) -> Result<Self> {
+    pub(crate) fn listen(builder: LinkBuilder, address: LinkAddress) -> Result<Self> {
         let socket = sys::new_socket().map_err(Error::system("socket"))?;
-        sys::listen(&socket, name.as_bytes()).map_err(|errno| match errno {
-            Errno::ADDRINUSE => Error::NameTaken { name: name.to_owned() },
+        sys::listen(&socket, address.socket().as_bytes()).map_err(|errno| match errno {
+            Errno::ADDRINUSE => Error::NameTaken { name: address.socket() },
             errno => Error::system("bind")(errno),
         })?;
         failpoint!("link.listening");
-        // So that a connection that went away meanwhile is not waited for.
+        // A connection that is gone by the time of accept is not waited for.
         rustix::io::ioctl_fionbio(&socket, true).map_err(Error::system("ioctl"))?;
-        let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
-        let address = LinkAddress::new(boot_id_bytes(), pid, name);
-        Ok(Self {
-            builder,
-            listener: Fds::new(socket)?,
-            address,
-            process: fork::generation(),
-            turns_away: AtomicBool::new(false),
-        })
+        let listener = CloseOnFork::new(socket).map_err(Error::system("fstat of a socket"))?;
+        let (process, is_closed) = (fork::generation(), AtomicBool::new(false));
+        Ok(Self { builder, listener, address, process, is_closed })
     }
 
-    /// Whoever waits for a connection, now or later, waits no longer ([`Error::TimedOut`]).
-    pub(crate) fn turn_away(&self) {
-        self.turns_away.store(true, Ordering::Release);
-        let _ = rustix::net::shutdown(self.listener.socket(), rustix::net::Shutdown::Both);
+    /// Ends all waits for connections, now and later ([`Error::TimedOut`]).
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        let _ = rustix::net::shutdown(self.listener.as_fd(), rustix::net::Shutdown::Both);
     }
 
-    /// Where it can be reached.
+    /// Returns where it can be reached.
     #[must_use]
     pub const fn address(&self) -> LinkAddress {
         self.address
     }
 
-    /// As [`Endpoint::accept`]; also yields ranks of a job that say that they are there.
-    pub(crate) fn arrival(&self) -> Result<Arrival> {
-        self.arrive(None)
-    }
-
-    /// Waits for somebody to connect. `None` waits as long as it takes.
+    /// Waits for a process to connect. `None` waits without an end.
     ///
-    /// Processes of other users are turned away, and who connects and says nothing has [`LinkSettings::handshake`] to do so.
+    /// Processes of other users are refused. A process that connects and sends nothing is dropped after
+    /// [`LinkSettings::handshake`].
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::Forked`]; [`Error::System`]: no fds left.
+    /// [`Error::TimedOut`]; [`Error::Forked`]; [`Error::System`]: no descriptors are left.
     pub fn accept(&self, timeout: Option<Duration>) -> Result<Link> {
-        // Further off than clocks reach: for ever.
+        // A time beyond the range of the clock is without an end.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let is_rank =
-            |pid| tracing::warn!(pid, "a process connected, and was no peer: it is a rank of a job");
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match self.arrive(left) {
-                Ok(Arrival::Link(link)) => return Ok(*link),
-                Ok(Arrival::Here(pid, _)) => is_rank(pid),
-                Ok(Arrival::Rank(guest, _)) => {
-                    is_rank(guest.pid);
-                    self.refuse(*guest, Reply::No);
-                }
-                Err(Error::TimedOut { .. }) => return Err(timed_out("a connection", timeout)),
-                Err(error) => return Err(error),
+            let guest = self.guest(left).map_err(|error| match error {
+                Error::TimedOut { .. } => timed_out("a connection", timeout),
+                error => error,
+            })?;
+            if guest.hello.words != [0; 4] {
+                tracing::warn!(guest.pid, "a rank of a job connected to an endpoint for links");
+                guest.refuse([1, 0, 0, 0]);
+                continue;
+            }
+            let (home, fds) = Home::create(self.builder.settings.clone(), self.builder.importer)?;
+            if let Some(channel) = guest.welcome(&home, &fds)? {
+                return Ok(Link::new(channel));
             }
         }
     }
 
-    fn arrive(&self, timeout: Option<Duration>) -> Result<Arrival> {
+    /// Waits for a process to connect and to say which one it is.
+    pub(crate) fn guest(&self, timeout: Option<Duration>) -> Result<Guest> {
         if self.process != fork::generation() {
             return Err(Error::Forked);
         }
-        // Further off than clocks reach: for ever.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if self.turns_away.load(Ordering::Acquire) {
+            if self.is_closed.load(Ordering::Acquire) {
                 return Err(timed_out("a connection", timeout));
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match rustix::net::accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
+            match rustix::net::accept_with(self.listener.as_fd(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {
                     failpoint!("link.accepted");
-                    if let Some(arrival) = self.meet(socket, left)? {
-                        return Ok(arrival);
+                    if let Some(guest) = self.meet(socket, left)? {
+                        return Ok(guest);
                     }
                 }
                 Err(Errno::AGAIN) => {
                     if left.is_some_and(|left| left.is_zero()) {
                         return Err(timed_out("a connection", timeout));
                     }
-                    sys::is_ready(self.listener.socket(), PollFlags::IN, left)
+                    sys::is_ready(self.listener.as_fd(), PollFlags::IN, left)
                         .map_err(Error::system("poll"))?;
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -423,83 +414,63 @@ impl Endpoint {
         }
     }
 
-    /// `None` if who connected is nobody to have a link with.
-    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<Arrival>> {
+    /// Returns `None` for a process with which there is no link.
+    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<Guest>> {
         let pid = match trusted(&socket) {
             Ok(pid) => pid,
             Err(error) => {
-                tracing::warn!(%error, "a connection was turned away");
+                tracing::warn!(%error, "a connection was refused");
                 return Ok(None);
             }
         };
         let handshake = self.builder.settings.handshake;
-        let deadline =
-            Deadline::after(left.map_or(handshake, |left| left.max(Duration::from_millis(1)).min(handshake)));
-        let mut bytes = [0; wire::SIZE + 1];
-        let nobody = |why: &dyn core::fmt::Display| {
-            tracing::warn!(pid, %why, "a process connected, and was no peer");
-            Ok(None)
-        };
-        let (length, fds) = match sys::receive(&socket, &mut bytes, deadline) {
-            Ok(received) => received,
+        let wait = left.map_or(handshake, |left| left.max(Duration::from_millis(1)).min(handshake));
+        let mut bytes = [0; PACKET_SIZE + 1];
+        let why = match sys::receive(&socket, &mut bytes, Deadline::after(wait)) {
+            Ok((length, fds)) => match Packet::decode(&bytes[..length], Kind::Hello) {
+                Some(hello) => return Ok(Some(Guest { pid, hello, socket, fds })),
+                None => "it sent something else than hello".to_owned(),
+            },
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),
-            Err(errno) => return nobody(&errno),
+            Err(errno) => errno.to_string(),
         };
-        if let (Some(here), true) = (Here::decode(&bytes[..length]), fds.is_empty()) {
-            return Ok(Some(Arrival::Here(pid, here)));
-        }
-        let Some(hello) = Packet::decode(&bytes[..length], Kind::Hello) else {
-            return nobody(&"it did not say hello with the memory of a link");
-        };
-        let Some(intro) = Intro::decode(hello.words) else {
-            return nobody(&"it did not say who it is");
-        };
-        let guest = Guest { pid, socket, hello, fds };
-        match intro {
-            Some(intro) => Ok(Some(Arrival::Rank(Box::new(guest), intro))),
-            None => Ok(self.welcome(guest)?.map(|link| Arrival::Link(Box::new(link)))),
-        }
-    }
-
-    /// Makes the link with who has said hello; `None` if it has gone, or sent no lane.
-    pub(crate) fn welcome(&self, guest: Guest) -> Result<Option<Link>> {
-        let Guest { pid, socket, hello, fds } = guest;
-        let made = Made::new(&self.builder, hello.nonce)?;
-        let answered = made.send(&socket, Kind::Welcome, Reply::Yes.encode());
-        failpoint!("link.lane_sent");
-        let lanes = made.join(&fds, hello.nonce)?;
-        let (Some(lanes), Ok(())) = (lanes, answered) else {
-            tracing::warn!(pid, "a process connected, and was no peer: it has gone, or sent no lane");
-            return Ok(None);
-        };
-        failpoint!("link.welcomed");
-        self.builder.link(lanes, Side::Acceptor, socket, pid, hello.base).map(Some)
-    }
-
-    /// Waits for a rank to say that it has not given up meanwhile.
-    pub(crate) fn has_agreed(&self, link: &Link) -> bool {
-        let mut bytes = [0; wire::SIZE];
-        let agreed = link.shared.hear(&mut bytes, Deadline::after(self.builder.settings.handshake));
-        let packet = agreed.ok().and_then(|length| Packet::decode(&bytes[..length], Kind::Agreed));
-        packet.is_some_and(|packet| packet.nonce == link.shared.mine.nonce())
-    }
-
-    /// Tells who has said hello that there is no link, and why.
-    pub(crate) fn refuse(&self, guest: Guest, why: Reply) {
-        let packet = Packet { base: 0, nonce: guest.hello.nonce, words: why.encode() }.encode(Kind::Welcome);
-        // Who is gone does not hear it.
-        let _ = sys::send(guest.socket.as_fd(), &packet, &[]);
+        tracing::warn!(pid, %why, "a connection was dropped");
+        Ok(None)
     }
 }
 
 #[cfg(test)]
 impl LinkBuilder {
-    /// Both ends of a link.
+    /// Makes both ends of a link.
     pub(crate) fn pair(&self) -> [Link; 2] {
         let endpoint = self.bind().unwrap();
         std::thread::scope(|scope| {
             let peer = scope.spawn(|| self.connect(&endpoint.address(), None).unwrap());
             [endpoint.accept(None).unwrap(), peer.join().unwrap()]
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn packets_round_trip() {
+        let packet = Packet { lane: 1 << 100 | 5, catalog: 9, base: 0x7fff_0000, words: [1, 2, 3, u32::MAX] };
+        let bytes = packet.encode(Kind::Hello);
+        assert_eq!(Packet::decode(&bytes, Kind::Hello), Some(packet));
+        assert_eq!(Packet::decode(&bytes, Kind::Welcome), None);
+        assert_eq!(Packet::decode(&bytes[1..], Kind::Hello), None);
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
+            for kind in [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Agreed] {
+                let _ = Packet::decode(&bytes, kind);
+            }
+        }
     }
 }

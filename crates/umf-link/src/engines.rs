@@ -1,4 +1,5 @@
-//! [`Engines`]: what can carry messages to this process on a link, and what each costs here and now.
+//! [`Engines`]: which engines can carry messages to this process on a link, and their measured
+//! costs.
 
 use core::fmt;
 use std::sync::OnceLock;
@@ -6,39 +7,40 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::lane::OwnLane;
-use crate::layout::{CHUNK, NONCE_WORDS, SIZE};
+use crate::kernel_copy::{self, Direction, Iov};
+use crate::layout::{CHUNK, LANE, NONCE};
 use crate::parts::Part;
-use crate::sys::{self, Direction, Iov};
+use crate::shared_files::OwnLane;
 use crate::{Engine, LinkSettings};
 
-/// What a copy costs.
+/// The cost of a copy, as a linear function of its length.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Whatever the length, in nanoseconds.
+    /// Nanoseconds for any length.
     pub base: f64,
-    /// For each KiB, in nanoseconds.
+    /// Nanoseconds for each KiB.
     pub per_kib: f64,
 }
 
 impl Cost {
-    /// Through two points.
+    /// Returns the line through two points of length and nanoseconds.
     fn through(small: (usize, f64), large: (usize, f64)) -> Self {
         let per_byte = ((large.1 - small.1) / (large.0 - small.0) as f64).max(0.0);
         Self { base: (small.1 - per_byte * small.0 as f64).max(0.0), per_kib: per_byte * 1024.0 }
     }
 
-    /// Nanoseconds for this many bytes.
+    /// Returns the nanoseconds for this many bytes.
     #[must_use]
     pub fn of(&self, length: usize) -> f64 {
         self.base + self.per_kib * length as f64 / 1024.0
     }
 }
 
-/// Nanoseconds that each further entry of a list costs the kernel: about, as it differs little between machines.
+/// Approximate nanoseconds that each further entry of a list costs the kernel.
 const ENTRY: f64 = 400.0;
 
-/// What can carry messages to this process on a link, measured when the link was made. Its [`fmt::Display`] is a table.
+/// The engines that can carry messages to this process on a link, and their costs. Costs are
+/// measured once in a process. [`fmt::Display`] prints a table.
 #[derive(Clone, Debug)]
 pub struct Engines {
     forced: Option<Engine>,
@@ -50,8 +52,8 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Tries them out. `pid` is that of the peer here, and `base` where the peer has its lane. What copies cost is measured once in a
-    /// process.
+    /// Probes the engines. `pid` is the peer's in this pid namespace, and `base` the address at
+    /// which the peer has mapped its lane.
     pub(crate) fn probe(
         lane: &OwnLane,
         (pid, base): (i32, u64),
@@ -60,7 +62,8 @@ impl Engines {
     ) -> Self {
         let copy = *COPY.get_or_init(measure_copy);
         let first_chunk = copy.of(CHUNK);
-        // Three lines on their way, and the first chunk, before both sides copy at the same time.
+        // Three cache lines travel and the first chunk is copied before both processes copy at
+        // once.
         let bounce = Cost { base: 600.0 + first_chunk, per_kib: copy.per_kib * 1.3 };
         let mapped = if has_importer { Ok(copy) } else { Err("this process's endpoint has no importer") };
         Self {
@@ -73,35 +76,36 @@ impl Engines {
         }
     }
 
-    /// What CMA costs, or why it cannot be used.
+    /// Returns the cost of `cma`.
     ///
     /// # Errors
-    /// The reason, and a remedy.
+    /// Why `cma` cannot be used, and a remedy.
     pub fn cma(&self) -> Result<Cost, &str> {
         self.cma.as_ref().map(|cost| *cost).map_err(String::as_str)
     }
 
-    /// What bounce buffers cost.
+    /// Returns the cost of `bounce`.
     #[must_use]
     pub const fn bounce(&self) -> Cost {
         self.bounce
     }
 
-    /// What copying out of mapped memory costs, or why nothing can be mapped.
+    /// Returns the cost of `mapped`.
     ///
     /// # Errors
-    /// The reason.
+    /// Why memory of the peer cannot be mapped.
     pub const fn mapped(&self) -> Result<Cost, &'static str> {
         self.mapped
     }
 
-    /// Whether CMA is to carry a message of this length in so many parts, and not bounce buffers.
+    /// Returns whether `cma` carries a message of this length and number of parts at the cost of
+    /// `bounce` or less.
     pub(crate) fn prefers_cma(&self, length: usize, parts: usize) -> bool {
         let more = parts.saturating_sub(1) as f64 * ENTRY;
         self.cma.as_ref().is_ok_and(|cost| cost.of(length) + more <= self.bounce.of(length))
     }
 
-    /// From how many bytes on CMA is faster than bounce buffers.
+    /// Returns the smallest power of two of bytes from which on `cma` is preferred.
     fn crossover(&self) -> Option<usize> {
         (0..40).map(|power| 1_usize << power).find(|length| self.prefers_cma(*length, 1))
     }
@@ -136,16 +140,18 @@ fn measure_copy() -> Cost {
     Cost::through((4096, small), (LARGE, copy(LARGE)))
 }
 
-/// Copies out of the memory of a process.
+/// Copies bytes out of the memory of a process.
 fn read(pid: i32, address: u64, to: &mut [u8]) -> Result<(), Errno> {
     let length = to.len();
     let local = [Part { base: to.as_mut_ptr(), length }.iov()];
     let remote = [Iov { address, length: length as u64 }];
-    // SAFETY: `to` has that many bytes; the pid is that of this process, or of the peer, whose socket is held.
-    unsafe { sys::across(pid, Direction::Read, &local, &remote) }
+    // SAFETY: `to` has that many bytes. The pid is that of this process, or of the peer, whose
+    // socket is open.
+    unsafe { kernel_copy::copy(pid, Direction::Read, &local, &remote) }
 }
 
-/// What the kernel's copies cost: of this process out of itself, which is about the same as out of another one.
+/// Measures kernel copies of this process out of itself, which cost about the same as out of a
+/// peer.
 fn measure_cma() -> Result<Cost, Errno> {
     let (from, mut to) = (vec![1_u8; LARGE], vec![0_u8; LARGE]);
     let pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -159,10 +165,11 @@ fn cma(lane: &OwnLane, pid: i32, base: u64) -> Result<Cost, String> {
     if pid <= 0 {
         return Err("the peer is in another pid namespace: let both processes share one".to_owned());
     }
-    if base.checked_add(SIZE as u64).is_none_or(|end| end > 1 << 57) {
+    if base.checked_add(LANE as u64).is_none_or(|end| end > 1 << 57) {
         return Err("the peer says that it is where nothing can be".to_owned());
     }
-    // Real bytes: the kernel lets reads of no byte pass. And those that only the peer can have there.
+    // The nonce, because the kernel permits reads of 0 bytes, and because only the peer's lane has
+    // it.
     let refused = |errno: Errno| {
         let why = match errno {
             Errno::PERM => {
@@ -176,7 +183,7 @@ fn cma(lane: &OwnLane, pid: i32, base: u64) -> Result<Cost, String> {
         format!("process_vm_readv: {errno}: {why}")
     };
     let mut nonce = [0; 16];
-    read(pid, base + NONCE_WORDS[0] as u64, &mut nonce).map_err(refused)?;
+    read(pid, base + NONCE[0] as u64, &mut nonce).map_err(refused)?;
     if nonce != lane.nonce().to_le_bytes() {
         return Err("what is read is not the peer's memory".to_owned());
     }

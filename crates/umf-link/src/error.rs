@@ -1,4 +1,4 @@
-//! What can go wrong on a link, each with what to do about it.
+//! [`Error`]: what can fail on a link, and what to do about it.
 
 use rustix::io::Errno;
 
@@ -7,95 +7,97 @@ use crate::{AddressError, Element, Engine, KeyError, Operation};
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Why something on a link failed.
+/// Why an operation on a link or a communicator failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes are no address.
+    /// Bytes that are not an address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// The address was made on another machine, or before this one was booted.
+    /// An address of another machine, or of an earlier boot.
     #[error(
-        "the address comes from another machine or another boot: a link joins two processes of one machine; between machines \
-         use the network stack that is there (MPI, libfabric, UCX)"
+        "cannot connect: the address is of another machine or an earlier boot; a link joins two processes of one machine, \
+         between machines use a network (MPI, libfabric, UCX)"
     )]
     OtherMachine,
-    /// Nobody listens there.
+    /// No process listens at the address.
     #[error(
-        "nobody listens at {name:?}: the process (it was {pid}) has ended or dropped its endpoint, or is in another network \
-         namespace"
+        "no process listens at {name:?}: process {pid} has ended, dropped its endpoint or is in another network namespace; \
+         get its new address"
     )]
     NobodyThere {
         /// The abstract socket.
         name: String,
-        /// The process that the address is from, 0 for a name.
+        /// The process that made the address, 0 for a name.
         pid: u32,
     },
-    /// A name that an endpoint cannot have.
-    #[error("{name:?} cannot name an endpoint: {why}")]
+    /// A name that an endpoint or a job cannot have.
+    #[error("{name:?} cannot name an endpoint or a job: {why}")]
     BadName {
         /// The name, cut to 64 characters.
         name: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The name is taken.
-    #[error("somebody listens at {name:?} already: use another name, or end that process")]
+    /// A name that another process has.
+    #[error("cannot bind {name:?}: a process listens there already; use another name, or end that process")]
     NameTaken {
-        /// The abstract socket.
+        /// The name.
         name: String,
     },
-    /// The process at the other end is not of this user.
+    /// A process of another user.
     #[error(
-        "process {pid} at the other end belongs to user {uid}, this one to user {mine}: both have to be the same user's"
+        "cannot link with process {pid}: it belongs to user {uid}, this one to user {mine}; run both as the same user"
     )]
     OtherUser {
-        /// Its process id; 0 where this pid namespace does not see it.
+        /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
         /// Its user.
         uid: u32,
         /// The user of this process.
         mine: u32,
     },
-    /// It did not come in time.
-    #[error("{what} did not happen within {milliseconds} ms; nothing was lost: try again, or wait longer")]
+    /// The time of a call was over.
+    #[error("{what} did not end within {milliseconds} ms; try again, or set a longer timeout")]
     TimedOut {
         /// What was waited for.
         what: &'static str,
         /// How long.
         milliseconds: u64,
     },
-    /// The peer has ended, or replaced itself by `exec`.
+    /// The peer has ended or called `exec`.
     #[error(
-        "peer {pid} is gone: it ended, was killed or called exec; make a new link to whoever takes its place"
+        "peer {pid} is gone: it ended, was killed or called exec; make a link with the process that replaces it"
     )]
     PeerGone {
-        /// Its process id; 0 where this pid namespace does not see it.
+        /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
     /// The peer has closed the link, and all that it sent before was received.
-    #[error("peer {pid} has closed the link")]
+    #[error("peer {pid} has closed the link; make a new one")]
     Closed {
-        /// Its process id; 0 where this pid namespace does not see it.
+        /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
-    /// This process is a forked child: the link is its parent's.
-    #[error("the link is that of this process's parent: make one here")]
+    /// A link of the parent in a forked child.
+    #[error("the link belongs to the parent of this process; make one here")]
     Forked,
-    /// A request was given to another link than it was begun on.
-    #[error("the request was begun on another link: give it to the one that made it")]
+    /// A request of another link, or of a rank that was forgotten.
+    #[error(
+        "the request was begun on another link or with a forgotten rank; give it to the link that made it"
+    )]
     OtherLink,
-    /// The other side does not keep to the protocol.
-    #[error("peer {pid} is not to be trusted: {what}; drop the link")]
+    /// The peer breaks the protocol.
+    #[error("peer {pid} breaks the protocol: {what}; drop the link")]
     Misbehaved {
-        /// Its process id; 0 where this pid namespace does not see it.
+        /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
-        /// What it did.
+        /// How.
         what: &'static str,
     },
-    /// The message is longer than the memory for it. It stays where it is.
+    /// A message that is longer than the memory for it. It stays.
     #[error(
-        "the message has {length} bytes, the memory for it {capacity}: receive it again into as much (probe tells the length)"
+        "cannot receive a message of {length} bytes into {capacity}; receive it into more memory (probe returns the length)"
     )]
     Truncated {
         /// Of the message.
@@ -103,30 +105,19 @@ pub enum Error {
         /// Of the memory.
         capacity: usize,
     },
-    /// A message that is to be received as a view came as a copy, or the other way round. It stays where it is.
-    #[error("message {tag:#x} was {is}, and not {wanted}: receive it as what it is (probe tells)")]
+    /// A message that cannot be received as a view. It stays.
+    #[error("message {tag:#x} was {is}, and is not {wanted}; receive it with recv (probe returns its form)")]
     OtherForm {
         /// Its tag.
         tag: u64,
-        /// What it is.
+        /// How it came.
         is: &'static str,
         /// What was asked for.
         wanted: &'static str,
     },
-    /// So many messages came that nobody receives that no more are taken in to look for this one.
+    /// The engine of the settings cannot carry a message.
     #[error(
-        "{held} bytes came that were not asked for, and the limit is {limit}: receive those first, or raise \
-         link.max_unexpected (UMF_LINK_MAX_UNEXPECTED)"
-    )]
-    UnexpectedLimit {
-        /// Bytes kept.
-        held: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// The engine that the settings name cannot do it.
-    #[error(
-        "engine {engine} cannot carry this: {why}; choose another one, or \"auto\" (link.engine, UMF_LINK_ENGINE)"
+        "engine {engine} cannot carry this: {why}; set another one, or \"auto\" (link.engine, UMF_LINK_ENGINE)"
     )]
     EngineImpossible {
         /// Which.
@@ -134,17 +125,17 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A rank that there is not in the job, or that is this one.
-    #[error("there is no other rank {rank} in a job of {size}: ranks go from 0, and jobs have up to 4096")]
+    /// A number that no other rank of the job has.
+    #[error("a job of {size} has no other rank {rank}; ranks count from 0, and jobs have 1 to 1024")]
     BadRank {
         /// Which.
         rank: usize,
-        /// Of how many.
+        /// Ranks of the job.
         size: usize,
     },
-    /// A rank did not come, and nobody knows whether it will.
+    /// A rank that has not joined.
     #[error(
-        "rank {rank} of job {job:?} did not come within {milliseconds} ms; nothing was lost: start it, or try again, or wait longer"
+        "rank {rank} of job {job:?} did not join within {milliseconds} ms; nothing was lost: start it, or set a longer timeout"
     )]
     RankAbsent {
         /// The job's name.
@@ -154,29 +145,38 @@ pub enum Error {
         /// How long it was waited for.
         milliseconds: u64,
     },
-    /// Somebody is this rank already.
+    /// A rank that another process is already.
     #[error(
-        "process {pid} is rank {rank} of job {job:?} already: give each its own number, or each job its own name"
+        "cannot join job {job:?} as rank {rank}: process {pid} is that rank; give each its own number, or each job its own name"
     )]
     RankTaken {
         /// The job's name.
         job: String,
         /// Which.
         rank: usize,
-        /// Who has it.
+        /// The process that is the rank.
         pid: i32,
     },
-    /// A rank thinks that the job has another size.
-    #[error("another rank joined a job of {theirs}, this one a job of {mine}: let all say the same")]
+    /// A rank that joined with another size of the job.
+    #[error("another rank joined a job of {theirs} ranks, this one a job of {mine}; give all the same size")]
     OtherSize {
-        /// Ranks as the other one has it.
+        /// Its size for the other rank.
         theirs: usize,
-        /// Ranks as this one has it.
+        /// Its size for this rank.
         mine: usize,
     },
-    /// Ranks do not call the same collective.
+    /// An error of the domain in which the ranks of a job find each other.
+    #[cfg(feature = "comm")]
+    #[error("cannot find the ranks of job {job:?}: {error}")]
+    Meeting {
+        /// The job's name.
+        job: String,
+        /// Why, and what to do.
+        error: umf_domain::Error,
+    },
+    /// Ranks that call different collectives.
     #[error(
-        "rank {rank} does not take part as this one does: {what}; let all ranks call the same with memory of the same length"
+        "rank {rank} calls something else: {what}; let all ranks call the same with memory of the same length"
     )]
     Mismatch {
         /// Which.
@@ -184,63 +184,72 @@ pub enum Error {
         /// How it differs.
         what: &'static str,
     },
-    /// A rank has given the collectives of a fabric up.
-    #[error("rank {rank} gave this job's collectives up, and has the reason; messages between ranks go on")]
+    /// A rank whose collectives failed.
+    #[error(
+        "collectives have ended: one failed on rank {rank}, which has the reason; messages between ranks go on"
+    )]
     GivenUp {
         /// Which.
         rank: usize,
     },
-    /// A reduction that there is not.
-    #[error("{operation:?} of {element:?} is not defined: bit operations are for integers")]
+    /// A reduction that does not exist.
+    #[error("{operation:?} of {element:?} is not defined; use bit operations for integers only")]
     NoReduction {
-        /// What was to be done.
+        /// The operation.
         operation: Operation,
-        /// With what.
+        /// The kind of numbers.
         element: Element,
     },
-    /// Bytes that are to be numbers, and are not. A message stays where it is.
-    #[error("{length} bytes are not numbers of {size} bytes each: send and receive whole numbers")]
+    /// Bytes that are not whole numbers. A message stays.
+    #[error("{length} bytes are not numbers of {size} bytes each; send and receive whole numbers")]
     NotWhole {
         /// How many bytes.
         length: usize,
         /// Of a number.
         size: usize,
     },
-    /// One-sided transfers replace what is there.
+    /// Memory of which each rank gets a block, and which has no whole number of bytes for each.
+    #[error("{length} bytes cannot be divided among {ranks} ranks; give a multiple of their number")]
+    NotDivisible {
+        /// How many bytes.
+        length: usize,
+        /// How many ranks.
+        ranks: usize,
+    },
+    /// A one-sided transfer into memory that combines.
     #[error(
-        "put and get replace bytes, and combine none: get into memory of its own and combine that, or send a message"
+        "put and get replace bytes and do not combine; get into other memory and combine that, or send a message"
     )]
     NotCombined,
-    /// What a message was being combined with is spoilt.
+    /// A message that was lost while it was combined.
     #[error(
-        "the message went away while it was combined with what was there ({why}): some of the numbers are combined and others \
-         not; begin again from a copy"
+        "the message was lost while it was combined ({why}): some numbers are combined and others not; begin again from a copy"
     )]
     Spoilt {
-        /// How it went.
+        /// How.
         why: &'static str,
     },
-    /// An offset outside of memory.
-    #[error("{length} bytes at offset {offset} reach past the end of memory of {size} bytes")]
+    /// A range outside of memory.
+    #[error(
+        "{length} bytes at offset {offset} reach past the end of memory of {size} bytes; use a smaller range"
+    )]
     OutOfBounds {
-        /// Where they begin.
+        /// Its start.
         offset: usize,
-        /// How many.
+        /// Its length.
         length: usize,
-        /// What there is.
+        /// The size of the memory.
         size: usize,
     },
-    /// The bytes are no key.
+    /// Bytes that are not a key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The key is one of another link, or one of this process's own.
-    #[error(
-        "the key is not one that the peer of this link has made on it: a key is good on one link, in one direction"
-    )]
+    /// A key of another process.
+    #[error("the peer of this link has not made the key; use it on a link with the process that made it")]
     OtherKey,
-    /// The range of a key is not registered any more.
+    /// A key whose range is not registered any more.
     #[error(
-        "the range of the key (slot {slot}, generation {generation}) is not registered any more: ask its owner for a new key"
+        "the range of the key (slot {slot}, generation {generation}) is not registered any more; ask its owner for a new key"
     )]
     Expired {
         /// Its slot.
@@ -248,55 +257,55 @@ pub enum Error {
         /// Its generation.
         generation: u64,
     },
-    /// The key does not allow this.
-    #[error("the key does not allow to {what}: its owner registered the range for {allowed:?}")]
+    /// A transfer that the key does not allow.
+    #[error(
+        "the key does not allow to {what}: its owner registered the range for {allowed:?}; ask it for another key"
+    )]
     NotAllowed {
-        /// What was asked for: `get` or `put`.
+        /// `get` or `put`.
         what: &'static str,
         /// What is allowed.
         allowed: crate::RemoteAccess,
     },
-    /// Both sides of a one-sided transfer have to be of the same length.
-    #[error(
-        "the pieces of the registered range have {remote} bytes together, those here {local}: both have to be equal"
-    )]
+    /// A transfer between memory of different lengths.
+    #[error("memory of {remote} and of {local} bytes was given; give both the same length")]
     Lengths {
-        /// Of the pieces of the range.
+        /// Of the peer, or of what is received.
         remote: usize,
-        /// Of the memory of this process.
+        /// Of this process.
         local: usize,
     },
-    /// A range that is registered lies in one piece, and so does the memory of a collective.
+    /// A list where one piece is needed.
     #[error(
-        "memory that is registered or in a collective has to be one piece, and not {pieces}: take each by itself"
+        "memory of {pieces} pieces cannot be registered or used in a collective; use each piece by itself"
     )]
     NotOnePiece {
-        /// How many it has.
+        /// How many.
         pieces: usize,
     },
-    /// The peer could not do its part.
-    #[error("peer {pid} could not touch the memory of the range: its driver refuses")]
+    /// A peer that could not copy its part.
+    #[error("peer {pid} could not access the memory of the range: its driver refuses; see its log")]
     RemoteFailed {
-        /// Its process id; 0 where this pid namespace does not see it.
+        /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
-    /// All slots for ranges are taken.
+    /// Too many registered ranges.
     #[error(
-        "{most} ranges are registered on this link, and no more can be: end some, or register larger ones"
+        "cannot register a range: {most} are registered, which is the most; end some, or register larger ones"
     )]
     TooManyRanges {
-        /// How many can be.
+        /// The most.
         most: usize,
     },
-    /// Memory of a pool that could not be opened here.
-    #[error("memory of peer {pid} cannot be opened: {error}")]
+    /// Memory of a peer that could not be opened here.
+    #[error("cannot open memory of peer {pid}: {error}")]
     Open {
-        /// The peer's process id.
+        /// The pid of the peer.
         pid: i32,
         /// Why.
         error: umf_ipc::Error,
     },
-    /// Part of umf below this crate said no.
+    /// An error of a provider or a pool.
     #[error(transparent)]
     Memory(#[from] umf_core::Error),
     /// A system call failed.
@@ -316,11 +325,11 @@ impl Error {
         move |errno| {
             let hint = match errno {
                 Errno::MFILE => {
-                    "; this process has no fds left: raise RLIMIT_NOFILE (ulimit -n) or drop some links"
+                    "; this process has no descriptors left: raise RLIMIT_NOFILE (ulimit -n) or drop some links"
                 }
-                Errno::NFILE => "; the system has no fds left: raise fs.file-max",
-                Errno::NOMEM => "; no memory, or vm.max_map_count mappings reached",
-                Errno::NOSPC => "; no shared memory left",
+                Errno::NFILE => "; the system has no descriptors left: raise fs.file-max",
+                Errno::NOMEM => "; no memory is left, or vm.max_map_count mappings exist",
+                Errno::NOSPC => "; no shared memory is left",
                 Errno::FBIG => "; raise RLIMIT_FSIZE (ulimit -f)",
                 _ => "",
             };
@@ -328,7 +337,7 @@ impl Error {
         }
     }
 
-    /// Whether the link can never be used again.
+    /// Returns whether the link can never be used again.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::PeerGone { .. } | Self::Closed { .. } | Self::Forked | Self::Misbehaved { .. })

@@ -1,5 +1,5 @@
-//! What fuzz targets drive (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are no part of the interface, and a link whose
-//! other side writes what it likes.
+//! What fuzz targets drive (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are no part of the
+//! interface, and a link whose peer writes anything into its files.
 
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
@@ -7,285 +7,316 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use umf_core::View;
+use umf_ipc::Importer;
 
-use crate::engines::Engines;
-use crate::key::Side;
-use crate::lane::{Bell, OwnLane, PeerLane};
-use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, Ring, SIZE, slots};
+use crate::channel::{Channel, Home, PeerFiles};
+use crate::endpoint::{Kind, Packet};
+use crate::layout::{self, CATALOG, FIRST, FIRST_PAYLOAD, LANE, NEXT, NEXT_PAYLOAD, Ring, slots};
+use crate::offer::{GROWN, LEND, Lend, OFFER, Offer, REQUEST};
 use crate::protocol::{self, Header, Offered};
-use crate::shared::{Fds, Lanes, Shared};
-use crate::wire::{Here, Intro, Kind, Packet, Reply};
-use crate::{
-    Destination, Element, Engine, Error, Link, LinkSettings, Operation, Reduction, Registration,
-    RemoteAccess, RemoteKey, Source, Span, TagMatch, fabric, offer,
-};
+use crate::shared_files::{Bell, OwnCatalog, OwnFile, OwnLane, PeerCatalog, PeerLane};
+use crate::{Destination, Element, Engine, Link, LinkSettings, Memory, Operation, Reduction, Registration};
+use crate::{RemoteAccess, RemoteKey, Result, Source, Span, TagMatch};
 
-/// Everything that is decoded when processes meet, and what a ring says of long messages.
+/// Decodes packets of processes that meet, and the words of offers and of blocks that are handed over.
 pub fn packets(bytes: &[u8]) {
-    for kind in [Kind::Hello, Kind::Welcome, Kind::Here, Kind::Agreed] {
+    for kind in [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Agreed] {
         if let Some(packet) = Packet::decode(bytes, kind) {
             assert_eq!(packet.encode(kind), bytes);
-            let _ = (Intro::decode(packet.words), Reply::decode(packet.words));
         }
     }
-    if let Some(here) = Here::decode(bytes) {
-        assert_eq!(here.encode(), bytes);
+    let word = |chunk: &[u8]| chunk.try_into().map_or(0, u64::from_le_bytes);
+    let words: Vec<u64> = bytes.chunks_exact(8).map(word).collect();
+    if let Some(offer) = Offer::decode(&words) {
+        assert_eq!(Offer::decode(&offer.encode()), Some(offer));
     }
-    fabric::fuzz(bytes);
-    let words: Vec<u64> =
-        bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect();
-    if let Some(offered) = offer::decode(&words) {
-        let mut again = Vec::new();
-        offer::encode(&offered, &mut again);
-        assert_eq!(offer::decode(&again), Some(offered));
-    }
-    if let Some(one) = words.first_chunk() {
-        let _ = offer::decode_lent(one);
+    if let Some(lend) = Lend::decode(&words) {
+        assert_eq!(lend.encode(), *words);
     }
 }
 
 struct Input<'i>(&'i [u8]);
 
 impl Input<'_> {
-    fn byte(&mut self) -> Option<u8> {
-        let (first, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    /// Small ones and large ones.
-    fn number(&mut self) -> u64 {
-        let count = usize::from(self.byte().unwrap_or(0) % 9).min(self.0.len());
-        let (bytes, rest) = self.0.split_at(count);
-        self.0 = rest;
-        bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
-    }
-
     fn bytes(&mut self, most: usize) -> &[u8] {
-        let count = most.min(self.0.len());
-        let (bytes, rest) = self.0.split_at(count);
+        let (bytes, rest) = self.0.split_at(most.min(self.0.len()));
         self.0 = rest;
         bytes
     }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.bytes(1).first().copied()
+    }
+
+    /// Returns a number, small or large.
+    fn number(&mut self) -> u64 {
+        let count = usize::from(self.byte().unwrap_or(0) % 9);
+        self.bytes(count).iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
 }
 
-/// Where this side sends from and receives into, with memory behind it that nobody may touch.
-struct Room {
-    base: usize,
-    length: usize,
-}
-
-const ROOM: usize = 100_000;
+const FROM: usize = 0;
+const INTO: usize = 1;
+const RANGE: usize = 2;
+const ROOM: usize = 72_000;
+/// Bytes before and after each room that no call may touch.
 const GUARD: usize = 4096;
+static FILLED: [u8; ROOM + 2 * GUARD] = [0xA5; ROOM + 2 * GUARD];
 
-static ROOMS: LazyLock<[Room; 2]> = LazyLock::new(|| {
-    [0, 1].map(|_| {
-        let memory = Box::leak(vec![0xA5_u8; ROOM + GUARD].into_boxed_slice());
-        Room { base: memory.as_mut_ptr().expose_provenance(), length: ROOM }
-    })
-});
+/// Memory to send from, to receive into, and to register: address of the guard before it.
+static ROOMS: LazyLock<[usize; 3]> =
+    LazyLock::new(|| [(); 3].map(|()| Box::leak(Box::new(FILLED)).as_mut_ptr().expose_provenance()));
 
-impl Room {
-    fn slice(&self) -> View<'static> {
-        // SAFETY: leaked memory, which is used through such views alone.
-        unsafe { View::new(core::ptr::with_exposed_provenance_mut(self.base), self.length) }
-            .unwrap_or_else(|_| View::empty())
-    }
-
-    fn is_whole(&self) -> bool {
-        (self.length..self.length + GUARD).all(|offset| {
-            // SAFETY: the end of the leaked memory.
-            unsafe { *core::ptr::with_exposed_provenance::<u8>(self.base + offset) == 0xA5 }
-        })
-    }
+fn slice(room: usize, at: usize, length: usize) -> View<'static> {
+    assert!(at + length <= ROOM);
+    let base = core::ptr::with_exposed_provenance_mut(ROOMS[room] + GUARD + at);
+    // SAFETY: leaked memory, which is used through such views alone while a link exists.
+    unsafe { View::new(base, length) }.unwrap_or_else(|_| View::empty())
 }
 
-fn write(theirs: &OwnLane, at: usize, bytes: &[u8]) {
-    let bytes = &bytes[..bytes.len().min(SIZE - at)];
-    let to = theirs.bytes(at, bytes.len());
-    // SAFETY: as many bytes of the lane.
-    unsafe { core::ptr::copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
-}
-
-/// A link in all of its uses, with a peer that writes into its lane what the input says: where it likes, or so that it is looked at.
-/// What comes of each call is a result or an error, and nothing but the memory of the call is touched.
-pub fn hostile_peer(data: &[u8]) {
-    let mut input = Input(data);
-    let Some(choice) = input.byte() else { return };
-    let (Ok((mine, _)), Ok((theirs, fd))) = (OwnLane::create(7), OwnLane::create(7)) else { return };
-    let Ok(Some(seen)) = PeerLane::adopt(&fd, 7) else { return };
-    let (Ok((my_bell, _)), Ok((their_bell, _))) = (Bell::create(), Bell::create()) else { return };
-    let lanes = Lanes { mine, theirs: seen, my_bell: Arc::new(my_bell), their_bell };
-    let Ok((socket, _other)) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-    else {
-        return;
+/// Returns whether bytes of a room and its guards are as they were made.
+fn is_filled(room: usize, bytes: core::ops::Range<usize>) -> bool {
+    // SAFETY: leaked memory; no link exists that writes it.
+    let all = unsafe {
+        core::slice::from_raw_parts(core::ptr::with_exposed_provenance::<u8>(ROOMS[room]), FILLED.len())
     };
-    let Ok(fds) = Fds::new(socket) else { return };
-    let mut settings = LinkSettings::default();
-    settings.spin = Duration::ZERO;
-    settings.timeout = Some(Duration::ZERO);
-    settings.max_unexpected = 1 << 16;
-    settings.enforce = choice & 1 != 0;
-    settings.engine = Engine::ALL.get(usize::from(choice >> 2)).copied();
-    let me = if choice & 2 == 0 { Side::Connector } else { Side::Acceptor };
-    // The process that it is asked to read is none.
-    let engines = Engines::probe(&lanes.mine, (0, 0), &settings, false);
-    let mut link = Link::new(Arc::new(Shared::new(lanes, me, fds, 0, (settings, None), engines)));
-    let shared = Arc::clone(&link.shared);
-    let [from, into] = &*ROOMS;
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    let mut ranges: Vec<Registration<'static>> = Vec::new();
-    let (mut ring, mut slot) = (Ring::Small, 0);
-    for _ in 0..100 {
-        let Some(what) = input.byte() else { break };
-        let done: Result<(), Error> = match what % 16 {
-            0 | 1 => {
-                let at = input.number() as usize % SIZE;
-                let count = usize::from(what >> 4) + 1;
-                write(&theirs, at, input.bytes(count));
-                Ok(())
-            }
-            // A message in its ring, as long as it says or not.
-            2..=4 => {
-                let kind = if what < 128 { what >> 4 } else { 2 };
-                let (tag, length) = (input.number(), input.number() as u16);
-                theirs.word(ring.slot(slot) + 8).store(tag, Ordering::Relaxed);
-                write(&theirs, ring.slot(slot) + FIRST, input.bytes(FIRST_PAYLOAD));
-                let count = slots(usize::from(length).min(32 << 10));
-                for next in 1..count.min(4) {
-                    write(&theirs, ring.slot(slot + next) + NEXT, input.bytes(NEXT_PAYLOAD));
-                }
-                protocol::announce(theirs.word(ring.slot(slot)), slot, Header { kind, length });
-                if kind == offer::GROWN {
-                    ring = Ring::Large;
-                }
-                slot += if kind == offer::GROWN { 1 } else { count };
-                Ok(())
-            }
-            // An offer that is one.
-            5 => {
-                let index = input.number() % DESCRIPTORS as u64;
-                let (number, length) = (input.number() as u32, input.number() % (1 << 18));
-                let flags = input.number() & 0xff;
-                let words =
-                    [u64::from(number) | index << 32 | flags << 40 | 1 << 48, length, 0, 0, input.number()];
-                for (place, word) in words.into_iter().enumerate() {
-                    theirs.word(ring.slot(slot) + FIRST + 8 * place).store(word, Ordering::Relaxed);
-                }
-                theirs
-                    .word(layout::offered(index as usize))
-                    .store(protocol::offered(number, Offered::Open), Ordering::Relaxed);
-                let header = Header { kind: offer::OFFER, length: 40 };
-                protocol::announce(theirs.word(ring.slot(slot)), slot, header);
-                slot += 1;
-                Ok(())
-            }
-            // What it asks of a message of this side.
-            6 => {
-                let index = input.number() as usize;
-                let number = shared.numbers[index % DESCRIPTORS].load(Ordering::Relaxed);
-                for place in 0..4 {
-                    theirs.word(layout::argument(index, place)).store(input.number(), Ordering::Relaxed);
-                }
-                let asked = offer::request(number, what >> 6, input.number() as u16);
-                theirs.word(layout::request(index)).store(asked, Ordering::Release);
-                Ok(())
-            }
-            // A request for a registered range.
-            7 => {
-                let call = u64::from(what >> 6);
-                let range = input.number() as usize;
-                let asked = 1 + u64::from(what >> 4 & 1) | (range as u64 & 0xff) << 8 | input.number() << 32;
-                let generation = shared.mine.word(layout::range(range)).load(Ordering::Relaxed);
-                for (place, value) in [asked, generation].into_iter().enumerate() {
-                    theirs.word(layout::asked_word(call, place)).store(value, Ordering::Relaxed);
-                }
-                for place in 0..3 {
-                    for half in [0, 8] {
-                        theirs
-                            .word(layout::asked_span(call, place) + half)
-                            .store(input.number(), Ordering::Relaxed);
-                    }
-                }
-                let next = shared.next_call.load(Ordering::Relaxed);
-                theirs
-                    .word(layout::asked(next))
-                    .store(protocol::offered(next as u32, Offered::Open), Ordering::Release);
-                link.progress()
-            }
-            8 => link.probe(TagMatch::ANY).map(drop),
-            9 => link.recv(TagMatch::ANY, into.slice()).map(drop),
-            10 => {
-                let half = |at: usize, length: usize| into.slice().range(at..at + length);
-                let parts = [half(5, 777), half(5000, 4000), half(20_000, 80_000)];
-                link.recv(input.number(), Destination::list(parts.into_iter().flatten())).map(drop)
-            }
-            11 => {
-                let numbers = Element::ALL[usize::from(what >> 4) % Element::ALL.len()];
-                let sum = Reduction::new(Operation::Max, numbers);
-                let room = Destination::from(into.slice());
-                sum.and_then(|sum| room.combined(sum))
-                    .and_then(|room| link.recv(TagMatch::ANY, room))
-                    .map(drop)
-            }
-            12 => {
-                if sends.len() < 8 {
-                    let length = [3, 4000, 33_000, ROOM][usize::from(what >> 6)];
-                    let part = from.slice().range(..length);
-                    part.map_or(Ok(()), |part| {
-                        link.start_send(1, Source::from(part)).map(|new| sends.push(new))
-                    })
-                } else {
-                    sends.clear();
-                    link.recv_view(TagMatch::ANY).map(drop)
-                }
-            }
-            13 => {
-                if receives.len() < 3 {
-                    receives.push(link.start_recv(TagMatch::ANY, into.slice()));
-                } else if what & 64 == 0 {
-                    receives.clear();
-                }
-                link.finish(&mut sends, &mut receives)
-            }
-            14 => {
-                let key = RemoteKey {
-                    access: RemoteAccess::GetPut,
-                    owner: me.other(),
-                    slot: usize::from(what >> 5),
-                    generation: input.number(),
-                    length: input.number() % (1 << 20),
-                    nonce: 7,
-                };
-                theirs
-                    .word(layout::range(key.slot))
-                    .store(if what & 16 == 0 { key.generation } else { 0 }, Ordering::Release);
-                let span = Span { offset: input.number() as usize, length: 500 };
-                let part = from.slice().range(..500);
-                let places = [span];
-                part.map_or(Ok(()), |part| match what & 32 {
-                    0 => link.get(&key, &places[..], part).map(drop),
-                    _ => link.put(&key, &places[..], part).map(drop),
-                })
-            }
-            _ => {
-                if ranges.len() > 3 {
-                    let ended = ranges.pop().map_or(Ok(()), |mut range| range.end(Some(Duration::ZERO)));
-                    ended.and_then(|()| link.progress())
-                } else {
-                    let part = into.slice().range(100..1100);
-                    part.map_or(Ok(()), |part| {
-                        // SAFETY: leaked memory, which stays.
-                        unsafe { link.register(part, RemoteAccess::GetPut) }.map(|range| ranges.push(range))
-                    })
-                }
-            }
-        };
-        if let Err(error) = done {
-            let _ = error.to_string();
+    all[bytes.clone()] == FILLED[bytes]
+}
+
+/// Returns memory to receive into, in one of several forms.
+fn destination(form: u8, memory: &'static Memory<'static>) -> Result<Destination<'static>> {
+    let element = Element::ALL[usize::from(form / 5) % Element::ALL.len()];
+    Ok(match form % 5 {
+        0 => slice(INTO, 0, ROOM).into(),
+        1 => Destination::list([slice(INTO, 5, 777), slice(INTO, 5000, 4000), slice(INTO, 20_000, 50_000)]),
+        2 => Destination::from(slice(INTO, 0, ROOM)).combined(Reduction::new(Operation::Max, element)?)?,
+        3 => memory.into(),
+        _ => memory.part(100, 5000)?.into(),
+    })
+}
+
+fn write<const SIZE: usize>(file: &OwnFile<SIZE>, at: usize, bytes: &[u8]) {
+    let bytes = &bytes[..bytes.len().min(SIZE - at)];
+    // SAFETY: as many bytes of the file.
+    unsafe { core::ptr::copy(bytes.as_ptr(), file.bytes(at, bytes.len()).as_ptr(), bytes.len()) };
+}
+
+/// The files of the hostile peer, and where it is in its ring.
+struct Peer {
+    lane: OwnLane,
+    catalog: OwnCatalog,
+    ring: Ring,
+    slot: u64,
+}
+
+impl Peer {
+    fn record(&mut self, (kind, context): (u8, u8), tag: u64, length: usize, payload: &[u8]) {
+        let Self { lane, ring, slot, .. } = self;
+        lane.word(ring.slot(*slot) + 8).store(tag, Ordering::Relaxed);
+        let (first, rest) = payload.split_at(payload.len().min(FIRST_PAYLOAD));
+        write(lane, ring.slot(*slot) + FIRST, first);
+        for (next, piece) in (*slot + 1..).zip(rest.chunks(NEXT_PAYLOAD)) {
+            write(lane, ring.slot(next) + NEXT, piece);
+        }
+        let header = Header { kind, length: length as u16, context };
+        protocol::announce(lane.word(ring.slot(*slot)), *slot, header);
+        *slot += if kind == GROWN { 1 } else { slots(length.min(32 << 10)) };
+        *ring = if kind == GROWN { Ring::Large } else { *ring };
+    }
+
+    fn words(&mut self, kind: u8, words: &[u64], more: &[u8]) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).chain(more.to_vec()).collect();
+        self.record((kind, 0), 1, bytes.len(), &bytes);
+    }
+
+    /// Writes what it says of registered range or handle `index`.
+    fn announce(&self, memory: &Memory<'_>, index: usize, generation: u64, words: [u64; 4]) {
+        write(&self.catalog, layout::handle(index).0, memory.bytes());
+        write(&self.catalog, layout::range_handle(index), memory.bytes());
+        for (number, word) in words.into_iter().enumerate() {
+            self.catalog.word(layout::range_word(index, number)).store(word, Ordering::Relaxed);
+        }
+        for word in [layout::range(index).0, layout::generation(index)] {
+            self.catalog.word(word).store(generation, Ordering::Relaxed);
         }
     }
-    assert!(from.is_whole() && into.is_whole(), "memory behind that of a call was written");
+
+    /// Writes what a step of the input says. Returns `false` if it is a step of the link.
+    fn step(
+        &mut self,
+        (what, form): (u8, u8),
+        input: &mut Input<'_>,
+        theirs: &Memory<'_>,
+        mine: &Channel,
+    ) -> bool {
+        match what % 24 {
+            0 => {
+                let (at, bytes) = (input.number() as usize, input.bytes(form.into()));
+                write(&self.lane, at % LANE, bytes);
+                write(&self.catalog, at % CATALOG, bytes);
+            }
+            1 | 2 => {
+                let (tag, length) = (input.number(), input.number() as u16);
+                let payload = input.bytes(usize::from(length).min(600)).to_vec();
+                self.record((form & 7, form >> 7), tag, length.into(), &payload);
+            }
+            3 | 4 => {
+                let (index, number) = (form & 15, input.number() as u32);
+                let (length, address) = (input.number() % (1 << 18), input.number());
+                let flags = input.number() & 0xff;
+                let first = u64::from(number) | u64::from(index) << 32 | flags << 40;
+                let ranges = match form >> 4 & 3 {
+                    0 => vec![],
+                    1 => vec![address],
+                    _ => vec![address, length / 3, input.number(), length - length / 3],
+                };
+                let count = ranges.len().div_ceil(2) as u64;
+                let announced = u64::from(form >> 6 & 1) * 0x200;
+                let words = [&[first | count << 48, length, announced, input.number()], &ranges[..]].concat();
+                let offered = protocol::offered(number, Offered::Open);
+                self.lane.word(layout::offered(index.into())).store(offered, Ordering::Relaxed);
+                self.words(OFFER, &words, &[]);
+            }
+            5 => {
+                let words = [u64::from(form & 63), input.number(), 0x200, input.number()];
+                self.words(LEND, &words, &[]);
+            }
+            6..=8 => {
+                let index = usize::from(form & 3);
+                let number = mine.mine.word(layout::offered(index)).load(Ordering::Relaxed) & 0xffff_ffff;
+                let low = if form & 4 == 0 { number } else { input.number() };
+                let value = low | u64::from(form >> 4 & 3) << 32 | u64::from(form >> 6) << 48;
+                let place = word(input.byte().unwrap_or(0), index);
+                self.lane.word(place).store(value, Ordering::Release);
+            }
+            9 => {
+                let generation = mine.home.catalog.word(layout::range(form.into()).0).load(Ordering::Relaxed);
+                let direction = u64::from(what / 24 % 3) << 32 | input.number();
+                let place = input.number();
+                let words = [direction, u64::from(form) << 32 | input.number(), generation, place];
+                let put = input.bytes(usize::from(form)).to_vec();
+                self.words(REQUEST, &words, &put);
+            }
+            10 => {
+                let words = [0, 1, 2, 3].map(|_| input.number());
+                self.announce(theirs, usize::from(form & 7), input.number(), words);
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Returns a word of a lane that the peer writes, of offer `index` or of the lane.
+fn word(which: u8, index: usize) -> usize {
+    let argument = |number| layout::argument(index, number);
+    let (taken, front, request) = (layout::taken(index), layout::front(index), layout::request(index));
+    let offer = [layout::offered(index), layout::progress(index), layout::back(index), taken, front, request];
+    let lane = [layout::CONSUMED, layout::GIVEN_BACK, layout::INSIDE, layout::answer(index as u64)];
+    let all = [&offer[..], &[taken, front, request, argument(0), argument(1), argument(2)], &lane].concat();
+    all[usize::from(which) % all.len()]
+}
+
+/// Uses a link in all ways while its peer writes what the input says: anywhere, or in forms that are read.
+/// Each call ends with a result or an error, and touches no memory but its own. `theirs` is memory that the
+/// peer announces.
+pub fn hostile_peer(data: &[u8], [mine, theirs]: [&'static Memory<'static>; 2], importer: &'static Importer) {
+    let mut input = Input(data);
+    let Some(choice) = input.byte() else { return };
+    // Descriptors may be used up.
+    let _ = drive(&mut input, choice, [mine, theirs], importer);
+    let is_whole = |room, length| is_filled(room, 0..GUARD) && is_filled(room, GUARD + length..FILLED.len());
+    let is_all_whole = is_whole(FROM, 0) && is_whole(INTO, ROOM) && is_whole(RANGE, 1000);
+    assert!(is_all_whole, "memory that is not of a call was written");
+}
+
+fn drive(
+    input: &mut Input<'_>,
+    choice: u8,
+    [mine, theirs]: [&'static Memory<'static>; 2],
+    importer: &'static Importer,
+) -> Option<()> {
+    let ((lane, lane_fd), (catalog, catalog_fd)) = (OwnLane::create(7).ok()?, OwnCatalog::create(7).ok()?);
+    let (seen, listed) = (PeerLane::adopt(&lane_fd, 7).ok()??, PeerCatalog::adopt(&catalog_fd, 7).ok()??);
+    let files = PeerFiles { lane: seen, catalog: listed, bell: Bell::create().ok()?.0, nonce: 7 };
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (socket, _other) = pair.ok()?;
+    let mut settings = LinkSettings::default();
+    (settings.spin, settings.handshake) = (Duration::ZERO, Duration::ZERO);
+    (settings.timeout, settings.max_unexpected) = (Some(Duration::ZERO), 1 << 16);
+    settings.engine = Engine::ALL.get(usize::from(choice >> 1)).copied();
+    let (home, _fds) = Home::create(settings, (choice & 1 == 0).then_some(importer)).ok()?;
+    let channel = Channel::new(&home, OwnLane::create(7).ok()?.0, files, socket, (0, 0)).ok()?;
+    let mut link = Link::new(Arc::clone(&channel));
+    // One poll and not thousands.
+    link.inbox.is_crowded = true;
+    let mut peer = Peer { lane, catalog, ring: Ring::Small, slot: 0 };
+    peer.announce(theirs, 0, 2, [0; 4]);
+    let (mut sends, mut receives, mut views, mut lents) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut ranges: Vec<Registration<'static>> = Vec::new();
+    for _ in 0..100 {
+        let Some(what) = input.byte() else { break };
+        let form = input.byte().unwrap_or(0);
+        if peer.step((what, form), input, theirs, &channel) {
+            continue;
+        }
+        let done: Result<()> = match what % 24 {
+            11 if form & 1 == 0 => link.probe(TagMatch::ANY).map(drop),
+            11 => link.progress(),
+            12 | 13 => destination(form, mine).and_then(|to| link.recv(TagMatch::ANY, to)).map(drop),
+            14 => link.recv_view(TagMatch::ANY).map(|view| {
+                let mut bytes = [0; 64];
+                let _ = (view.read(0, &mut bytes), view.slice().map(|slice| slice.copy_to(&mut bytes)));
+                views.push(view);
+            }),
+            15 => Ok((views.truncate(usize::from(form & 3)), lents.truncate(usize::from(form >> 2))).0),
+            16 => link.send(1, slice(FROM, 0, [3, 4000, 33_000, ROOM][usize::from(form & 3)])),
+            17 => {
+                let length = [3, 4000, 33_000, ROOM][usize::from(form & 3)];
+                let source = match form >> 2 & 3 {
+                    0 => Source::list([slice(FROM, 0, length / 2), slice(FROM, length / 2 + 1, 1000)]),
+                    1 => mine.into(),
+                    _ => slice(FROM, 0, length).into(),
+                };
+                link.start_send(1, source).map(|send| sends.push(send))
+            }
+            18 => destination(form, mine).map(|to| receives.push(link.start_recv(TagMatch::ANY, to))),
+            19 if form & 1 == 0 && !sends.is_empty() => {
+                drop(sends.swap_remove(usize::from(form >> 1) % sends.len()));
+                Ok(())
+            }
+            19 if form & 2 == 0 && !receives.is_empty() => {
+                drop(receives.swap_remove(usize::from(form >> 2) % receives.len()));
+                Ok(())
+            }
+            19 | 20 => link.finish(&mut sends, &mut receives),
+            21 => mine.part(10, 100).and_then(|part| link.hand_over(2, part)).map(|lent| {
+                let _ = lent.wait(Some(Duration::ZERO));
+                lents.push(lent);
+            }),
+            22 => {
+                let (slot, length) = (usize::from(form & 7), input.number() % (1 << 20));
+                let (generation, offset) = (input.number() | 1, input.number());
+                let key = RemoteKey { access: RemoteAccess::GetPut, slot, generation, length, nonce: 7 };
+                if form & 8 == 0 {
+                    let flags = 3 | input.number() & 0x300;
+                    peer.announce(theirs, slot, generation, [input.number(), length, flags, offset]);
+                }
+                let places = [Span { offset: input.number() as usize, length: 20_500 }];
+                match form & 16 {
+                    0 => link.get(&key, &places, slice(INTO, 0, 20_500)).map(drop),
+                    _ => link.put(&key, &places, slice(FROM, 0, 20_500)).map(drop),
+                }
+            }
+            _ if ranges.len() < 4 => {
+                // SAFETY: leaked memory, which stays.
+                let registration = unsafe { link.register(slice(RANGE, 0, 1000), RemoteAccess::GetPut) };
+                registration.map(|registration| ranges.push(registration))
+            }
+            _ => ranges.pop().map_or(Ok(()), |mut range| range.end(Some(Duration::ZERO))),
+        };
+        let _ = done.map_err(|error| error.to_string());
+    }
     let _ = format!("{:?}", link.statistics());
+    Some(())
 }

@@ -8,26 +8,8 @@ use crate::layout::RANGES;
 pub const KEY_SIZE: usize = 48;
 
 const MAGIC: [u8; 4] = *b"UMFR";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const CHECKSUM: usize = KEY_SIZE - 4;
-
-/// One of the two sides of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Side {
-    /// Who connected.
-    Connector,
-    /// Who accepted.
-    Acceptor,
-}
-
-impl Side {
-    pub(crate) const fn other(self) -> Self {
-        match self {
-            Self::Connector => Self::Acceptor,
-            Self::Acceptor => Self::Connector,
-        }
-    }
-}
 
 /// What a peer may do with a registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,32 +33,30 @@ impl RemoteAccess {
         }
     }
 
-    /// Whether it may be read.
+    /// Returns whether the range may be read.
     #[must_use]
     pub const fn allows_get(self) -> bool {
         self as u8 & Self::Get as u8 != 0
     }
 
-    /// Whether it may be written.
+    /// Returns whether the range may be written.
     #[must_use]
     pub const fn allows_put(self) -> bool {
         self as u8 & Self::Put as u8 != 0
     }
 }
 
-/// Grants the peer of one link one range and an access: 48 plain bytes, to be sent to it in whatever way.
+/// Grants the peers of a process one range and an access: 48 plain bytes, which may travel in any way.
 ///
-/// It names the range and does not say where that is; the process that registered it looks up both. It expires with the
-/// registration ([`crate::Registration`]) and with the link. `docs/link.md` has the layout.
+/// It names the range and does not say where that is: the process that registered it says so to its peers
+/// alone. It expires with the registration ([`crate::Registration`]). `docs/link.md` has the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteKey {
     pub(crate) access: RemoteAccess,
-    /// Whose range it is.
-    pub(crate) owner: Side,
     pub(crate) slot: usize,
     pub(crate) generation: u64,
     pub(crate) length: u64,
-    /// The link's.
+    /// Of the catalog that has the range.
     pub(crate) nonce: u128,
 }
 
@@ -95,14 +75,14 @@ pub enum KeyError {
     Magic,
     /// Another version.
     #[error(
-        "the key has version {version}, this umf reads version 1: let both processes use the same release"
+        "the key has version {version}, this umf reads version 2: let both processes use the same release"
     )]
     Version {
         /// Its version.
         version: u8,
     },
     /// It is damaged.
-    #[error("the key is damaged: its checksum does not match")]
+    #[error("the key is damaged: its checksum does not match; ask its owner for it again")]
     Checksum,
     /// A field has a value that no process writes.
     #[error("the key is not from umf: field {field} is out of range")]
@@ -116,7 +96,7 @@ impl RemoteKey {
     /// Decodes a key. Never panics, whatever the bytes.
     ///
     /// # Errors
-    /// [`KeyError`], with what is wrong.
+    /// [`KeyError`] says what is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let Ok(bytes) = <&[u8; KEY_SIZE]>::try_from(bytes) else {
             return Err(KeyError::Length { length: bytes.len() });
@@ -131,37 +111,27 @@ impl RemoteKey {
             return Err(KeyError::Checksum);
         }
         let field = |field| KeyError::Field { field };
-        let access = RemoteAccess::from_bits(bytes[5].into()).ok_or(field("access"))?;
-        let owner = match bytes[6] {
-            0 => Side::Connector,
-            1 => Side::Acceptor,
-            _ => return Err(field("side")),
-        };
-        let slot = usize::from(bytes[7]);
-        if slot >= RANGES {
-            return Err(field("slot"));
-        }
         let long = |at: usize| u64::from_le_bytes(core::array::from_fn(|index| bytes[at + index]));
-        if bytes[40..CHECKSUM] != [0; 4] {
-            return Err(field("reserved"));
-        }
+        let access = RemoteAccess::from_bits(bytes[5].into()).ok_or(field("access"))?;
+        let slot = usize::from(u16::from_le_bytes([bytes[6], bytes[7]]));
         let (generation, length) = (long(8), long(16));
-        if generation == 0 {
-            return Err(field("generation"));
-        }
-        if usize::try_from(length).is_err() {
-            return Err(field("length"));
-        }
         let nonce = u128::from(long(24)) | u128::from(long(32)) << 64;
-        Ok(Self { access, owner, slot, generation, length, nonce })
+        match (slot, generation, usize::try_from(length), &bytes[40..CHECKSUM]) {
+            (RANGES.., ..) => Err(field("slot")),
+            (_, 0, ..) => Err(field("generation")),
+            (_, _, Err(_), _) => Err(field("length")),
+            (_, _, _, [0, 0, 0, 0]) => Ok(Self { access, slot, generation, length, nonce }),
+            _ => Err(field("reserved")),
+        }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; KEY_SIZE] {
         let mut bytes = [0; KEY_SIZE];
         bytes[0..4].copy_from_slice(&MAGIC);
-        bytes[4..8].copy_from_slice(&[VERSION, self.access as u8, self.owner as u8, self.slot as u8]);
+        bytes[4..6].copy_from_slice(&[VERSION, self.access as u8]);
+        bytes[6..8].copy_from_slice(&(self.slot as u16).to_le_bytes());
         bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
         bytes[24..40].copy_from_slice(&self.nonce.to_le_bytes());
@@ -170,15 +140,15 @@ impl RemoteKey {
         bytes
     }
 
-    /// Bytes of the range.
+    /// Returns the length of the range in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length of a range, not of a container")]
     pub const fn len(&self) -> usize {
-        // It fits: `from_bytes` has looked, and ranges of this process do.
+        // `from_bytes` has checked that it fits.
         self.length as usize
     }
 
-    /// What may be done with it.
+    /// Returns what may be done with the range.
     #[must_use]
     pub const fn access(&self) -> RemoteAccess {
         self.access
@@ -204,7 +174,6 @@ mod tests {
     fn sample() -> RemoteKey {
         RemoteKey {
             access: RemoteAccess::Put,
-            owner: Side::Acceptor,
             slot: RANGES - 1,
             generation: 1 << 60 | 5,
             length: 1 << 33,
@@ -213,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn it_travels_as_bytes() {
+    fn keys_round_trip() {
         let key = sample();
         assert_eq!(RemoteKey::from_bytes(&key.to_bytes()), Ok(key));
         assert_eq!((key.len(), key.access()), (1 << 33, RemoteAccess::Put));
@@ -233,23 +202,23 @@ mod tests {
         };
         assert_eq!(RemoteKey::from_bytes(&good[1..]), Err(KeyError::Length { length: 47 }));
         assert_eq!(with(0, 0, true), Err(KeyError::Magic));
-        assert_eq!(with(4, 2, true), Err(KeyError::Version { version: 2 }));
+        assert_eq!(with(4, 1, true), Err(KeyError::Version { version: 1 }));
         assert_eq!(with(9, 1, false), Err(KeyError::Checksum));
-        for (at, value, field) in [(5, 0, "access"), (5, 4, "access"), (6, 2, "side"), (7, 128, "slot")] {
+        for (at, value, field) in [(5, 0, "access"), (5, 4, "access"), (7, 128, "slot"), (43, 1, "reserved")]
+        {
             assert_eq!(with(at, value, true), Err(KeyError::Field { field }), "{at} {value}");
         }
-        assert_eq!(with(43, 1, true), Err(KeyError::Field { field: "reserved" }));
         let zero = RemoteKey { generation: 0, ..sample() }.to_bytes();
         assert_eq!(RemoteKey::from_bytes(&zero), Err(KeyError::Field { field: "generation" }));
     }
 
     proptest! {
         #[test]
-        fn whatever_the_bytes(bytes in prop::collection::vec(any::<u8>(), 0..60), is_summed in any::<bool>()) {
+        fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..60), is_summed in any::<bool>()) {
             let mut bytes = bytes;
             if is_summed && bytes.len() >= KEY_SIZE {
                 bytes.truncate(KEY_SIZE);
-                bytes[..5].copy_from_slice(b"UMFR\x01");
+                bytes[..5].copy_from_slice(b"UMFR\x02");
                 let sum = crc32fast::hash(&bytes[..CHECKSUM]);
                 bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
             }

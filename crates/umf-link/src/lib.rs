@@ -1,71 +1,84 @@
-//! Messages and copies between two processes of one machine: one copy, or none.
+//! Messages and copies between processes of one machine: one copy, or none.
 //!
-//! A [`Link`] joins two processes. Short messages go through rings in shared memory; long ones are fetched by their receiver from
-//! where they are, by the [`Engine`] that was measured to be fastest; memory of a pool can be handed over without any copy
-//! ([`Link::hand_over`]). A peer that ends, however it does, becomes an error in a bounded time.
+//! A [`Link`] joins two processes, a [`Communicator`] the ranks of a job. Short messages go through rings
+//! in shared memory. Long ones are fetched by their receiver from their place, by the [`Engine`] that was
+//! measured to be fastest. Memory of a pool is handed over without a copy ([`Link::hand_over`]). The end of
+//! a peer, however it comes, is an error within a bounded time.
 //!
 //! ```text
-//! endpoint   who listens, who connects          address  where, as plain bytes
-//! lane       the memory that one side writes      layout   what lies where in it
-//! protocol   the lock-free parts                wait     spin, sleep, look after the peer
-//! spin       for how long it pays to be awake
-//! sender     send, start_send, hand_over        offer    what a slot says of a long message
-//! receiver   recv, start_recv, recv_view        engines  what can carry it, and its cost
-//! remote     register, put, get                 key      what a peer needs for that, as plain bytes
-//! fabric     the ranks of a job, from each to each  collective  of all of them: barrier to allreduce
-//! reduce     what is done with two numbers
+//! endpoint   address                listening, connecting, the exchange of files
+//! layout     shared_files channel   the shared memory: lanes, catalogs, bells
+//! protocol   ring                   the lock-free parts; records in a lane
+//! inbox      queue  wait            all lanes of a process: the tag queue; spin, yield, sleep
+//! send       offer  handles         what is sent, offered and handed over
+//! receive    both  bounce  view     what fetches a message: mapped, by the kernel, by both, in chunks
+//! registry   key  remote  requests  registered ranges: put and get
+//! parts      memory  kernel_copy    memory of this process, and copies by the kernel
+//! engines    settings  statistics   what each engine costs; settings; counters
+//! comm       reduce                 ranks and collectives; reductions
 //! ```
 //!
-//! `docs/link.md` has the layout, and what is promised against whom.
+//! The feature `comm`, on by default, has ranks and collectives. `docs/link.md` has the layouts, and what is
+//! promised against whom.
+
+#![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "some of it is for ranks alone"))]
 
 mod address;
-mod board;
-mod collective;
+mod both;
+mod bounce;
+mod channel;
+#[cfg(feature = "comm")]
+mod comm;
 mod endpoint;
 mod engines;
 mod error;
-mod fabric;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzz;
-mod gaps;
+mod handles;
+mod inbox;
+mod kernel_copy;
 mod key;
-mod lane;
 mod layout;
 mod link;
 mod memory;
 mod offer;
 mod parts;
+mod places;
 mod protocol;
 mod queue;
-mod ranges;
-mod receiver;
+mod receive;
 mod reduce;
-mod refusal;
+mod registry;
 mod remote;
-mod sender;
+mod requests;
+mod ring;
+mod send;
 mod settings;
-mod shared;
-mod spin;
+mod shared_files;
 mod statistics;
 mod sys;
 mod tag;
+mod view;
 mod wait;
-mod wire;
 
 pub use address::{ADDRESS_SIZE, AddressError, LinkAddress};
+#[cfg(feature = "comm")]
+pub use comm::Communicator;
 pub use endpoint::{Endpoint, LinkBuilder};
 pub use engines::{Cost, Engines};
 pub use error::{Error, Result};
-pub use fabric::Fabric;
+pub use inbox::Inbox;
 pub use key::{KEY_SIZE, KeyError, RemoteAccess, RemoteKey};
 pub use link::Link;
 pub use memory::Memory;
 pub use parts::{Destination, Portion, Source};
-pub use receiver::{Probed, Received, Receiver, Receives, RecvRequest, View};
+pub use places::{Places, Span};
+pub use receive::{Probed, Received, RecvRequest};
 pub use reduce::{Element, Number, Operation, Reduction};
-pub use remote::{Places, Registration, Span};
-pub use sender::{Lent, SendRequest, Sender, Sends};
+pub use registry::Registration;
+pub use send::{Lent, SendRequest};
 pub use settings::{Engine, LinkSettings};
 pub use statistics::{Carried, LinkStatistics};
 pub use tag::TagMatch;
+pub use view::View;

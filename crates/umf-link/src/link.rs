@@ -1,71 +1,262 @@
-//! [`Link`]: what sends and receives, or one of both.
+//! [`Link`]: messages and one-sided transfers with one peer.
 
-use core::sync::atomic::Ordering;
+use core::borrow::BorrowMut;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::channel::Channel;
 use crate::engines::Engines;
+use crate::inbox::{Inbox, from};
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::parts::{Destination, Source};
-use crate::receiver::{Received, Receiver, Receives, RecvRequest};
-use crate::sender::{SendRequest, Sender, Sends};
-use crate::shared::Shared;
-use crate::wait::{Limit, Pulse, wait};
-use crate::{Carried, LinkStatistics, Result, TagMatch};
+use crate::places::Places;
+use crate::queue::{Context, Matching};
+use crate::receive::{Probed, Received, Receiving, RecvRequest};
+use crate::registry::Registration;
+use crate::remote::Direct;
+use crate::send::{Lent, SendRequest};
+use crate::view::View;
+use crate::wait::{EAGER, Limit};
+use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
 
-/// A channel between two processes of one machine: messages with tags, both ways.
+/// A channel between two processes of one machine: messages with tags in both directions, and transfers to
+/// and from registered memory.
 ///
-/// One thread uses it at a time; [`Link::split`] makes two halves for two threads. Dropping both closes the link: the peer
-/// receives what was sent before, and is then told [`crate::Error::Closed`]. If this process ends otherwise, the peer is told
-/// [`crate::Error::PeerGone`].
+/// A link made by [`crate::Endpoint::accept`] or [`crate::LinkBuilder::connect`] has an [`Inbox`] of its
+/// own. [`crate::Communicator::link`] borrows the link with a rank.
 ///
-/// A forked child does not have its parent's links ([`crate::Error::Forked`]).
+/// One thread uses a link at a time; two threads use two links. The link is closed when it and its guards ([`View`],
+/// [`Lent`], [`SendRequest`]) are dropped: the peer receives what was sent before and then gets
+/// [`Error::Closed`]. If this process ends otherwise, the peer gets
+/// [`Error::PeerGone`]. A forked child does not have its parent's links ([`Error::Forked`]).
 ///
-/// What can be done with one half alone stands once: its methods are those of the half ([`Sender`], [`Receiver`]) too.
+/// Messages arrive in the order in which they were sent, as far as tags do not select others.
 #[derive(Debug)]
-pub struct Link<S = Sends, R = Receives> {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) sends: S,
-    pub(crate) receives: R,
-    /// Of waits for both halves at once.
-    pulse: Pulse,
-}
-
-/// What a link has to send with or to receive with, or nothing.
-pub trait Half {
-    /// What it has done.
-    fn statistics(&self) -> LinkStatistics;
-}
-
-impl Half for () {
-    fn statistics(&self) -> LinkStatistics {
-        LinkStatistics::default()
-    }
+pub struct Link<I = Inbox> {
+    pub(crate) inbox: I,
+    pub(crate) index: usize,
 }
 
 impl Link {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let timeout = shared.settings.timeout;
-        Self { shared, timeout, sends: Sends::new(), receives: Receives::new(), pulse: Pulse::default() }
+    pub(crate) fn new(channel: Arc<Channel>) -> Self {
+        let mut inbox = Inbox::new(Arc::clone(&channel.home), 1);
+        inbox.insert(0, channel);
+        Self { inbox, index: 0 }
+    }
+}
+
+impl<I: BorrowMut<Inbox>> Link<I> {
+    #[inline]
+    fn parts(&mut self) -> (&mut Inbox, usize) {
+        (self.inbox.borrow_mut(), self.index)
     }
 
-    /// Both halves, each of which may be used by another thread.
-    #[must_use]
-    pub fn split(self) -> (Sender, Receiver) {
-        let Self { shared, timeout, sends, receives, pulse } = self;
-        let other = Arc::clone(&shared);
-        (
-            Link { shared, timeout, sends, receives: (), pulse },
-            Link { shared: other, timeout, sends: (), receives, pulse: Pulse::default() },
-        )
+    fn channel(&self) -> Result<&Arc<Channel>> {
+        self.inbox.borrow().channel(self.index).ok_or(Error::OtherLink)
     }
 
-    /// Registers a range while `run` runs: the peer may reach it by the key until then, and not afterwards.
+    fn matching(&self, wanted: impl Into<TagMatch>) -> Matching {
+        from(Some(self.index), wanted.into(), Context::Messages)
+    }
+
+    /// Sends a message. If it is at most [`crate::LinkSettings::eager_max`] bytes long, it is in the ring
+    /// when this returns. A longer one was received by then, since its receiver fetches it. So was every
+    /// message to a peer that keeps more than [`crate::LinkSettings::max_unexpected`] bytes.
     ///
     /// # Errors
-    /// As [`Link::register`]; [`crate::Error::TimedOut`] if the peer does not leave the range.
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: the message was withdrawn and will not
+    /// be received; [`Error::EngineImpossible`]; [`Error::Forked`], [`Error::Misbehaved`].
+    #[inline]
+    pub fn send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
+        let (inbox, index) = self.parts();
+        inbox.send(index, tag, source.into())
+    }
+
+    /// Begins to send a message. Does not wait, except with `engine = inline`. A message for which the lane
+    /// has no room goes to a backlog, whose length is not limited. It makes progress during calls of
+    /// [`Link::test_send`], [`Link::wait_send`] and [`Link::finish`] that get the request.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn start_send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<SendRequest<'d>> {
+        let (inbox, index) = self.parts();
+        inbox.start_send(index, (tag, Context::Messages), source.into())
+    }
+
+    /// Returns whether a message was sent. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Link::send`]; [`Error::OtherLink`].
+    pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
+        let (inbox, _) = self.parts();
+        inbox.check_here()?;
+        inbox.progress(false);
+        inbox.test_send(request)
+    }
+
+    /// Waits until a message was sent.
+    ///
+    /// # Errors
+    /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn. [`Error::OtherLink`].
+    pub fn wait_send(&mut self, request: SendRequest<'_>) -> Result<()> {
+        self.parts().0.finish(&mut [request], &mut [])
+    }
+
+    /// Hands memory over without copying it: the receiver gets a view of it ([`Link::recv_view`]) and gives
+    /// it back by dropping that. It costs one short message, whatever the size. It does not wait until the
+    /// receiver maps the memory; it waits while the ring is full, and while 64 blocks are with the peer. Both
+    /// processes may write the memory meanwhile.
+    ///
+    /// # Errors
+    /// As [`Link::send`]; [`Error::EngineImpossible`] if `source` is not [`crate::Memory`] or a part of it.
+    #[inline]
+    pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
+        let (inbox, index) = self.parts();
+        inbox.hand_over(index, (tag, Context::Messages), source.into())
+    }
+
+    /// Receives the first message that matches. What came before the end of the peer is still received.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: no message is lost, but memory of a pool
+    /// into which a longer message was being received may be written by a stopped peer once more;
+    /// [`Error::Truncated`], [`Error::NotWhole`], [`Error::EngineImpossible`]: the message stays;
+    /// [`Error::Forked`], [`Error::Misbehaved`].
+    #[inline]
+    pub fn recv<'d>(
+        &mut self,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Received> {
+        let (wanted, into) = (wanted.into(), into.into());
+        let (inbox, index) = self.parts();
+        inbox.check_here()?;
+        let times = inbox.spin.polls(inbox.is_crowded, EAGER);
+        match inbox.recv_fast(index, wanted, &into.0, times) {
+            Some(received) => Ok(received),
+            None => inbox.recv_slow(index, wanted, into),
+        }
+    }
+
+    /// Posts a receive and does not wait. Of several posted receives, a message goes to the first one that
+    /// matches it, in the order of these calls. Its memory is written during calls of [`Link::test_recv`],
+    /// [`Link::wait_recv`] and [`Link::finish`] that get the request.
+    pub fn start_recv<'d>(
+        &mut self,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> RecvRequest<'d> {
+        let matching = self.matching(wanted);
+        RecvRequest::new(self.inbox.borrow_mut(), matching, into.into())
+    }
+
+    /// Returns what was received, if it was. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Link::recv`]; [`Error::OtherLink`].
+    pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
+        self.parts().0.test_recv(request)
+    }
+
+    /// Waits for the message of a posted receive.
+    ///
+    /// # Errors
+    /// As [`Link::recv`]; [`Error::OtherLink`].
+    pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
+        self.parts().0.wait_recv(&mut request)
+    }
+
+    /// Waits for all of these at once: none keeps another from making progress, here or in a peer.
+    ///
+    /// # Errors
+    /// As [`Link::send`] and [`Link::recv`]; what is not done stays begun. [`Error::OtherLink`].
+    pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
+        self.parts().0.finish(sends, receives)
+    }
+
+    /// Sends one message and receives another at the same time.
+    ///
+    /// # Errors
+    /// As [`Link::finish`]; what was not sent by then is withdrawn.
+    pub fn exchange<'s, 'd>(
+        &mut self,
+        tag: u64,
+        source: impl Into<Source<'s>>,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Received> {
+        let mut receives = [self.start_recv(wanted, into)];
+        let mut sends = [self.start_send(tag, source)?];
+        self.finish(&mut sends, &mut receives)?;
+        let [request] = receives;
+        self.wait_recv(request)
+    }
+
+    /// Waits for a message that was handed over, and maps it without a copy. Dropping the view gives the
+    /// memory back.
+    ///
+    /// # Errors
+    /// As [`Link::recv`]; [`Error::OtherForm`] if the first message that matches was sent as a copy, and
+    /// [`Error::Open`]: the message stays.
+    #[inline]
+    pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
+        let matching = self.matching(wanted);
+        let (inbox, index) = self.parts();
+        inbox.check_here()?;
+        let mut limit = Limit::new(inbox.timeout);
+        inbox
+            .wait(Some(index), &mut limit, "receiving", |inbox, asleep| inbox.attempt_view(&matching, asleep))
+    }
+
+    /// Returns the message that the next receive would take, if it has come. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Link::recv`].
+    pub fn probe(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
+        let matching = self.matching(wanted);
+        let (inbox, _) = self.parts();
+        inbox.check_here()?;
+        Ok(inbox.probe(matching)?.and_then(|id| inbox.probed(id)))
+    }
+
+    /// Lets peers read or write a range of this process's memory by themselves, with
+    /// [`Registration::key`], which may travel in any way. For memory of a pool ([`crate::Memory`],
+    /// [`crate::Memory::part`]) that costs the peer one copy and this process nothing. Where the peer cannot
+    /// reach the memory, this process copies for it, in calls that wait and in [`Link::progress`].
+    ///
+    /// # Errors
+    /// [`Error::NotOnePiece`], [`Error::TooManyRanges`], [`Error::NotCombined`], [`Error::Forked`].
+    ///
+    /// # Safety
+    /// Until the registration has ended ([`Registration::end`], or its drop), the memory stays, and is used
+    /// as memory that another process may write (if `access` allows to put) at any time. So it is not
+    /// forgotten (`mem::forget`) unless the memory stays for ever. [`Link::exposing`] needs no such promise.
+    pub unsafe fn register<'d>(
+        &self,
+        range: impl Into<Destination<'d>>,
+        access: RemoteAccess,
+    ) -> Result<Registration<'d>> {
+        // SAFETY: by this function's contract.
+        unsafe { Registration::new(&self.inbox.borrow().home, range.into().0, access) }
+    }
+
+    /// As [`Link::register`], for memory that peers may read.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn register_source<'d>(&self, range: impl Into<Source<'d>>) -> Result<Registration<'d>> {
+        // SAFETY: by this function's contract.
+        unsafe { Registration::new(&self.inbox.borrow().home, range.into().0, RemoteAccess::Get) }
+    }
+
+    /// Registers a range while `run` runs. Peers may reach it by the key until then.
+    ///
+    /// # Errors
+    /// As [`Link::register`]; [`Error::TimedOut`] if a peer does not leave the range.
     ///
     /// # Examples
     /// ```
@@ -92,129 +283,198 @@ impl Link {
         access: RemoteAccess,
         run: impl FnOnce(&mut Self, &RemoteKey) -> R,
     ) -> Result<R> {
-        // SAFETY: it lives in this function, which ends it however it is left; the range is borrowed until then.
+        // SAFETY: the registration lives in this function, which ends it however it is left; the range is
+        // borrowed until then.
         let mut registration = unsafe { self.register(range, access) }?;
         let done = run(self, &registration.key());
-        registration.end(self.timeout)?;
+        registration.end(self.timeout())?;
         Ok(done)
     }
 
-    /// Does what the peer asks for of registered ranges, and does not wait. For programs that make no calls which wait: together with
-    /// [`Link::event_fd`].
+    /// Copies out of a range that the peer has registered. Returns the engine that copied. `places` is an
+    /// offset in the range, or pieces of it. The peer need not do anything, unless the engine is
+    /// [`Engine::Bounce`]: then it copies itself, in calls that wait.
+    ///
+    /// # Errors
+    /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`], [`Error::Lengths`],
+    /// [`Error::OtherKey`], [`Error::NotCombined`], [`Error::EngineImpossible`], [`Error::PeerGone`],
+    /// [`Error::Closed`], [`Error::Forked`], [`Error::Misbehaved`], [`Error::Memory`],
+    /// [`Error::TimedOut`]. A part of it may have been copied then.
+    pub fn get<'p, 'd>(
+        &mut self,
+        key: &RemoteKey,
+        places: impl Into<Places<'p>>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Engine> {
+        let (inbox, index) = self.parts();
+        inbox.transfer(index, Direct::Get, key, places.into(), &into.into().0)
+    }
+
+    /// Copies into a range that the peer has registered; as [`Link::get`]. The bytes are there when it
+    /// returns. If the engine is [`Engine::Bounce`] and it times out, the peer may still write them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put<'p, 'd>(
+        &mut self,
+        key: &RemoteKey,
+        places: impl Into<Places<'p>>,
+        source: impl Into<Source<'d>>,
+    ) -> Result<Engine> {
+        let (inbox, index) = self.parts();
+        inbox.transfer(index, Direct::Put, key, places.into(), &source.into().0)
+    }
+
+    /// Reads what has come and answers requests of peers, without waiting. For programs without calls that
+    /// wait, together with [`Link::event_fd`].
     ///
     /// # Errors
     /// As [`Link::look`].
     pub fn progress(&mut self) -> Result<()> {
-        self.shared.known()?;
-        self.shared.serve()?;
-        self.is_there()
+        let (inbox, index) = self.parts();
+        inbox.check_here()?;
+        inbox.progress(true);
+        inbox.peers[index].as_mut().map_or(Err(Error::OtherLink), |peer| peer.check())
     }
 
-    /// Waits for all of these at once: none keeps another from making progress, here or in the peer.
-    ///
-    /// # Errors
-    /// As [`Link::send`] and [`Link::recv`]; what was not done by then stays begun.
-    pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let mut pulse = core::mem::take(&mut self.pulse);
-        let mut limit = Limit::new(self.timeout);
-        let finished = wait(&shared, &mut pulse, &mut limit, "finishing requests", |_| {
-            let mut is_done = true;
-            for request in &mut *sends {
-                is_done &= self.test_send(request)?;
-            }
-            for request in &mut *receives {
-                is_done &= self.test_recv(request)?.is_some();
-            }
-            Ok(is_done.then_some(()))
-        });
-        self.pulse = pulse;
-        finished
+    /// Sets how long calls may wait from now on; `None` waits until the peer is gone.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.inbox.borrow_mut().timeout = timeout;
     }
 
-    /// Sends one message and receives another, at the same time: as when both sides do this.
-    ///
-    /// # Errors
-    /// As [`Link::finish`]; what was not sent by then is withdrawn.
-    pub fn exchange<'s, 'd>(
-        &mut self,
-        tag: u64,
-        source: impl Into<Source<'s>>,
-        wanted: impl Into<TagMatch>,
-        into: impl Into<Destination<'d>>,
-    ) -> Result<Received> {
-        let mut sends = [self.start_send(tag, source)?];
-        let mut receives = [self.start_recv(wanted, into)];
-        self.finish(&mut sends, &mut receives)?;
-        let [request] = receives;
-        self.wait_recv(request)
-    }
-}
-
-/// With a link, and with either half.
-impl<S: Half, R: Half> Link<S, R> {
-    /// How long calls may wait from now on; `None` is until the peer is gone.
-    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.timeout = timeout;
-    }
-
-    /// How long calls may wait; `None` is until the peer is gone.
+    /// Returns how long calls may wait; `None` is until the peer is gone.
     #[must_use]
-    pub const fn timeout(&self) -> Option<Duration> {
-        self.timeout
+    pub fn timeout(&self) -> Option<Duration> {
+        self.inbox.borrow().timeout
     }
 
-    /// As [`Shared::gives_way`].
-    pub(crate) fn gives_way(&self) -> bool {
-        self.shared.gives_way()
-    }
-
-    /// What can carry messages to this process, and what each engine costs.
+    /// Returns what can carry messages to this process, and what each engine costs.
+    ///
+    /// # Panics
+    /// If the rank was forgotten.
     #[must_use]
     pub fn engines(&self) -> &Engines {
-        &self.shared.engines
+        &self.channel().unwrap_or_else(|error| unreachable!("{error}")).engines
     }
 
-    /// What this side has done: of a half, what that has.
+    /// Returns what this side has done.
     #[must_use]
     pub fn statistics(&self) -> LinkStatistics {
-        let mut both = self.sends.statistics().and(&self.receives.statistics());
-        let [messages, bytes] = [0, 1].map(|number| self.shared.served[number].load(Ordering::Relaxed));
-        both.served = Carried { messages, bytes };
-        both
+        let peer = &self.inbox.borrow().peers[self.index];
+        peer.as_ref().map_or_else(LinkStatistics::default, |peer| peer.statistics)
     }
 
-    /// The peer's process id in this pid namespace; 0 if that does not see it.
+    /// Returns the peer's pid in this pid namespace; 0 if the namespace does not show it.
     #[must_use]
     pub fn peer_pid(&self) -> u32 {
-        self.shared.pid.unsigned_abs()
+        self.channel().map_or(0, |channel| channel.pid.unsigned_abs())
     }
 
-    /// Whether the peer is there: asks the kernel, and does not wait.
+    /// Asks the kernel whether the peer is alive, without waiting.
     ///
     /// # Errors
-    /// [`crate::Error::PeerGone`], [`crate::Error::Closed`], [`crate::Error::Forked`].
+    /// [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`].
     pub fn look(&self) -> Result<()> {
-        self.shared.look()
+        self.channel()?.look()
     }
 
-    /// An fd to poll: readable when the peer has done something since [`Link::arm`], or is gone. It stays the link's, and is the same for
-    /// both halves: one thread polls it.
+    /// Returns a descriptor to poll: readable when the peer has done something since [`Link::arm`], and when
+    /// it is gone. It stays the link's.
     ///
     /// # Errors
-    /// [`crate::Error::PeerGone`], [`crate::Error::Closed`], [`crate::Error::Forked`].
+    /// [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`].
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.shared.event_fd()
+        let channel = self.channel()?;
+        channel.known()?;
+        Ok(channel.socket())
     }
 
-    /// Has the event fd become readable at the next thing that the peer does. What is waited for has to be tried once more after
-    /// this and before polling, since it may have come before.
+    /// Makes the event descriptor readable at the next thing that the peer does. What is waited for may
+    /// have come before: try once more after this and before polling.
     ///
     /// # Errors
     /// As [`Link::look`].
     pub fn arm(&self) -> Result<()> {
-        self.shared.known()?;
-        self.shared.arm();
+        let channel = self.channel()?;
+        channel.known()?;
+        channel.arm();
         Ok(())
+    }
+}
+
+impl Inbox {
+    /// Returns whether this process has the inbox: a forked child has not.
+    #[inline]
+    pub(crate) fn check_here(&self) -> Result<()> {
+        if self.home.is_here() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    fn recv_slow(&mut self, index: usize, wanted: TagMatch, into: Destination<'_>) -> Result<Received> {
+        let mut limit = Limit::new(self.timeout);
+        let matching = from(Some(index), wanted, Context::Messages);
+        let mut receiving = Receiving::new(matching, into, Some(limit));
+        self.wait(Some(index), &mut limit, "receiving", |inbox, asleep| inbox.attempt(&mut receiving, asleep))
+    }
+
+    /// As [`Link::test_recv`].
+    pub(crate) fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
+        request.check(self)?;
+        if request.received.is_none() {
+            request.received = self.test(&mut request.receiving)?;
+        }
+        Ok(request.received)
+    }
+
+    /// As [`Link::wait_recv`].
+    pub(crate) fn wait_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Received> {
+        request.check(self)?;
+        if let Some(received) = request.received {
+            return Ok(received);
+        }
+        let (mut limit, receiving) = (Limit::new(self.timeout), &mut request.receiving);
+        self.wait(receiving.matching.peer, &mut limit, "receiving", |inbox, asleep| {
+            inbox.attempt(receiving, asleep)
+        })
+    }
+
+    /// As [`Link::finish`].
+    pub(crate) fn finish(
+        &mut self,
+        sends: &mut [SendRequest<'_>],
+        receives: &mut [RecvRequest<'_>],
+    ) -> Result<()> {
+        self.finish_while(sends, receives, |_, _| None)
+    }
+
+    /// As [`Link::finish`]; runs `meanwhile` before each poll, which returns why a receive from any peer
+    /// cannot end, if it is told that there is one.
+    pub(crate) fn finish_while(
+        &mut self,
+        sends: &mut [SendRequest<'_>],
+        receives: &mut [RecvRequest<'_>],
+        mut meanwhile: impl FnMut(&mut Self, bool) -> Option<Error>,
+    ) -> Result<()> {
+        sends.iter().try_for_each(|request| self.check_request(request))?;
+        let mut limit = Limit::new(self.timeout);
+        self.wait(None, &mut limit, "finishing requests", |inbox, _| {
+            let is_from_any = |request: &RecvRequest<'_>| {
+                request.received.is_none() && request.receiving.matching.peer.is_none()
+            };
+            let end = meanwhile(inbox, receives.iter().any(is_from_any));
+            if end.is_some() {
+                inbox.drain();
+            }
+            let mut is_done = true;
+            for request in &mut *sends {
+                is_done &= inbox.test_send(request)?;
+            }
+            for request in &mut *receives {
+                is_done &= inbox.test_recv(request)?.is_some();
+            }
+            match end {
+                Some(end) if receives.iter().any(is_from_any) => Err(end),
+                _ => Ok(is_done.then_some(())),
+            }
+        })
     }
 }

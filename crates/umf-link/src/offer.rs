@@ -1,52 +1,35 @@
-//! Messages that are offered: what a slot says of memory that the receiver fetches itself.
+//! Records of messages that their receiver fetches: offers, and blocks that are handed over.
 
 use crate::Engine;
-use crate::board::Told;
-use crate::layout::{DESCRIPTORS, MOST_RANGES};
-use crate::sys::Iov;
-use crate::tag::Context;
+use crate::handles::Announced;
+use crate::kernel_copy::Iov;
+use crate::layout::{LENDS, MOST_RANGES, OFFERS};
 
-/// Kinds of messages in a ring.
+/// Kinds of records.
 pub(crate) const INLINE: u8 = 1;
 pub(crate) const OFFER: u8 = 2;
 pub(crate) const LEND: u8 = 3;
-/// What comes after this one is in the large ring.
+/// The next record is in the large ring.
 pub(crate) const GROWN: u8 = 4;
+/// A request to the owner of a registered range.
+pub(crate) const REQUEST: u8 = 5;
 
-/// Set in the kind of a message of [`Context::Collectives`].
-const COLLECTIVE: u8 = 0x80;
-
-/// As a header has it.
-#[inline]
-pub(crate) const fn kind_in(kind: u8, context: Context) -> u8 {
-    match context {
-        Context::Messages => kind,
-        Context::Collectives => kind | COLLECTIVE,
-    }
-}
-
-/// What [`kind_in`] was given.
-#[inline]
-pub(crate) const fn kind_of(kind: u8) -> (u8, Context) {
-    (kind & !COLLECTIVE, if kind & COLLECTIVE == 0 { Context::Messages } else { Context::Collectives })
-}
-
-/// What a receiver asks the sender of an offered message for.
+/// Requests of the receiver of an offer to its sender.
 pub(crate) const BOUNCE: u8 = 1;
 pub(crate) const PUSH: u8 = 2;
 
-/// A request: of which message, what, in which attempt.
+/// Returns the word that asks for something of message `number` in attempt `epoch`.
 pub(crate) const fn request(number: u32, code: u8, epoch: u16) -> u64 {
     number as u64 | (code as u64) << 32 | (epoch as u64) << 48
 }
 
-/// What of an attempt is done: chunks.
+/// Returns the word that says how many chunks of an attempt are done.
 pub(crate) const fn progress(epoch: u16, count: u64) -> u64 {
     (epoch as u64) << 48 | count & ((1 << 48) - 1)
 }
 
-/// Words of an offer in one piece.
-pub(crate) const ONE_RANGE: usize = 5;
+/// Most bytes of a message: a process has fewer.
+pub(crate) const MOST: u64 = 1 << 47;
 
 const HAS_RANGES: u64 = 1;
 const ATTENDED: u64 = 2;
@@ -54,8 +37,8 @@ const ATTENDED: u64 = 2;
 /// Where the bytes of a message are in its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ranges {
-    /// Not told: they go through bounce buffers, or are in told memory.
-    Untold,
+    /// Not described: they go through bounce buffers.
+    None,
     /// In one piece.
     One(Iov),
     /// In several.
@@ -65,7 +48,7 @@ pub(crate) enum Ranges {
 impl Ranges {
     pub(crate) fn as_slice(&self) -> &[Iov] {
         match self {
-            Self::Untold => &[],
+            Self::None => &[],
             Self::One(one) => core::slice::from_ref(one),
             Self::Many(many) => many,
         }
@@ -75,21 +58,19 @@ impl Ranges {
 /// A message that is offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// Its descriptor, and what tells it from others in there.
+    /// Its slot, and the number that tells it from others in that slot.
     pub index: usize,
     pub number: u32,
     pub length: usize,
-    /// The engine that its sender wants.
+    /// The engine that its sender is set to.
     pub engine: Option<Engine>,
-    /// Exported memory that it lies in, and where its first byte is there.
-    pub told: Option<Told>,
+    /// The exported memory that holds it, and the offset of its first byte there.
+    pub announced: Option<Announced>,
     pub offset: u64,
-    /// Whether the kernel may be asked for `ranges`.
+    /// Whether the kernel may read `ranges`.
     pub by_address: bool,
-    /// Whether its sender waits for it, and does what is asked of it.
+    /// Whether its sender waits for it, and does at once what is asked of it.
     pub attended: bool,
-    /// Whether it was handed over: its sender does nothing for it, and it can be mapped only. (Its kind in the ring says so.)
-    pub lent: bool,
     pub ranges: Ranges,
 }
 
@@ -100,104 +81,97 @@ const fn code(engine: Option<Engine>) -> u64 {
     }
 }
 
-/// The first words of an offer.
-const fn head(number: u32, index: usize, flags: u64, count: usize) -> u64 {
-    number as u64 | (index as u64) << 32 | flags << 40 | (count as u64) << 48
-}
-
-/// What is said of memory that is handed over: [`encode`] of such an offer.
-#[inline]
-pub(crate) const fn encode_lent(
-    number: u32,
-    index: usize,
-    length: usize,
-    told: u64,
-    offset: u64,
-) -> [u64; ONE_RANGE] {
-    [head(number, index, 0, 1), length as u64, told, offset, 0]
-}
-
-/// [`decode`] of memory that is handed over, in one piece.
-#[inline]
-pub(crate) fn decode_lent(words: &[u64; ONE_RANGE]) -> Option<Offer> {
-    let &[first, length, told, offset, address] = words;
-    let (number, index) = (first as u32, (first >> 32) as usize & 0xff);
-    let is_it = number != 0 && index < DESCRIPTORS && first >> 40 == 1 << 8 && length < MOST && address == 0;
-    is_it.then_some(Offer {
-        index,
-        number,
-        length: length as usize,
-        engine: None,
-        told: Told::from_word(told),
-        offset,
-        by_address: false,
-        attended: false,
-        lent: true,
-        ranges: Ranges::One(Iov { address, length }),
-    })
-}
-
-/// As it is in a ring: one line, if it is in one piece.
-pub(crate) fn encode(offer: &Offer, into: &mut Vec<u64>) {
-    let ranges = offer.ranges.as_slice();
-    let mut flags = code(offer.engine) << 4;
-    flags |= if offer.by_address { HAS_RANGES } else { 0 };
-    flags |= if offer.attended { ATTENDED } else { 0 };
-    into.clear();
-    into.extend([
-        head(offer.number, offer.index, flags, ranges.len().min(MOST_RANGES)),
-        offer.length as u64,
-        offer.told.map_or(0, Told::to_word),
-        offer.offset,
-    ]);
-    match ranges {
-        [] => {}
-        [one] => into.push(one.address),
-        many => into.extend(many.iter().flat_map(|range| [range.address, range.length])),
-    }
-}
-
-/// The most bytes of a message: 2^47 are more than a process has.
-pub(crate) const MOST: u64 = 1 << 47;
-
-/// `None` of what no sender writes.
-pub(crate) fn decode(words: &[u64]) -> Option<Offer> {
-    let &[first, length, told, offset, ref rest @ ..] = words else { return None };
-    let (number, index, flags) = (first as u32, (first >> 32) as u8, (first >> 40) as u8);
-    let count = (first >> 48) as usize;
-    let engine = match flags >> 4 {
-        0 => None,
-        code => Some(*Engine::ALL.get(usize::from(code) - 1)?),
-    };
-    let is_range = |range: &Iov| range.length < MOST && range.address.checked_add(range.length).is_some();
-    let ranges = match (count, rest) {
-        (0, []) => Ranges::Untold,
-        (1, &[address]) => Ranges::One(Iov { address, length }),
-        (2..=MOST_RANGES, rest) if rest.len() == 2 * count => {
-            Ranges::Many(rest.chunks_exact(2).map(|pair| Iov { address: pair[0], length: pair[1] }).collect())
+impl Offer {
+    /// Encodes it as words: five for one range, so that header, tag and offer are one cache line.
+    pub(crate) fn encode(&self) -> Vec<u64> {
+        let ranges = self.ranges.as_slice();
+        let mut flags = code(self.engine) << 4;
+        flags |= if self.by_address { HAS_RANGES } else { 0 };
+        flags |= if self.attended { ATTENDED } else { 0 };
+        let count = ranges.len().min(MOST_RANGES) as u64;
+        let mut words = vec![
+            u64::from(self.number) | (self.index as u64) << 32 | flags << 44 | count << 52,
+            self.length as u64,
+            self.announced.map_or(0, Announced::to_word),
+            self.offset,
+        ];
+        match ranges {
+            [] => {}
+            [one] => words.push(one.address),
+            many => words.extend(many.iter().flat_map(|range| [range.address, range.length])),
         }
-        _ => return None,
-    };
-    let sum = ranges
-        .as_slice()
-        .iter()
-        .try_fold(0_u64, |sum, range| if is_range(range) { sum.checked_add(range.length) } else { None })?;
-    let is_whole = ranges == Ranges::Untold || sum == length;
-    if number == 0 || usize::from(index) >= DESCRIPTORS || length >= MOST || !is_whole {
-        return None;
+        words
     }
-    Some(Offer {
-        index: usize::from(index),
-        number,
-        length: usize::try_from(length).ok()?,
-        engine,
-        told: Told::from_word(told),
-        offset,
-        by_address: u64::from(flags) & HAS_RANGES != 0,
-        attended: u64::from(flags) & ATTENDED != 0,
-        lent: false,
-        ranges,
-    })
+
+    /// Returns the number of words of an offer with so many ranges.
+    pub(crate) const fn words(ranges: usize) -> usize {
+        if ranges > 1 { 4 + 2 * ranges } else { 5 }
+    }
+
+    /// Decodes words; `None` for what no sender writes.
+    pub(crate) fn decode(words: &[u64]) -> Option<Self> {
+        let &[first, length, announced, offset, ref rest @ ..] = words else { return None };
+        let (number, index, flags) = (first as u32, (first >> 32) as usize & 0xfff, (first >> 44) as u8);
+        let count = (first >> 52) as usize;
+        let engine = match flags >> 4 {
+            0 => None,
+            code => Some(*Engine::ALL.get(usize::from(code) - 1)?),
+        };
+        let is_range = |range: &Iov| range.length < MOST && range.address.checked_add(range.length).is_some();
+        let ranges = match (count, rest) {
+            (0, []) => Ranges::None,
+            (1, &[address]) => Ranges::One(Iov { address, length }),
+            (2..=MOST_RANGES, rest) if rest.len() == 2 * count => Ranges::Many(
+                rest.chunks_exact(2).map(|pair| Iov { address: pair[0], length: pair[1] }).collect(),
+            ),
+            _ => return None,
+        };
+        let add = |sum: u64, range: &Iov| if is_range(range) { sum.checked_add(range.length) } else { None };
+        let sum = ranges.as_slice().iter().try_fold(0, add)?;
+        let is_whole = ranges == Ranges::None || sum == length;
+        if number == 0 || index >= OFFERS || length >= MOST || !is_whole {
+            return None;
+        }
+        Some(Self {
+            index,
+            number,
+            length: usize::try_from(length).ok()?,
+            engine,
+            announced: Announced::from_word(announced),
+            offset,
+            by_address: u64::from(flags) & HAS_RANGES != 0,
+            attended: u64::from(flags) & ATTENDED != 0,
+            ranges,
+        })
+    }
+}
+
+/// A block that is handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lend {
+    /// Its slot.
+    pub index: usize,
+    pub length: usize,
+    /// The exported memory that holds it, and the offset of its first byte there.
+    pub announced: Announced,
+    pub offset: u64,
+}
+
+impl Lend {
+    pub(crate) const WORDS: usize = 4;
+
+    pub(crate) const fn encode(&self) -> [u64; Self::WORDS] {
+        [self.index as u64, self.length as u64, self.announced.to_word(), self.offset]
+    }
+
+    /// Decodes words; `None` for what no sender writes.
+    #[inline]
+    pub(crate) fn decode(words: &[u64]) -> Option<Self> {
+        let &[index, length, announced, offset] = words else { return None };
+        let announced = Announced::from_word(announced)?;
+        let is_it = index < LENDS as u64 && length < MOST;
+        is_it.then_some(Self { index: index as usize, length: length as usize, announced, offset })
+    }
 }
 
 #[cfg(test)]
@@ -210,44 +184,46 @@ mod tests {
         let one = Iov { address: 0x7000, length: 100 };
         let other = Iov { address: 0x9000, length: 28 };
         for (length, ranges) in
-            [(7, Ranges::Untold), (100, Ranges::One(one)), (128, Ranges::Many(vec![one, other]))]
+            [(7, Ranges::None), (100, Ranges::One(one)), (128, Ranges::Many(vec![one, other]))]
         {
             let offer = Offer {
-                index: 63,
+                index: OFFERS - 1,
                 number: u32::MAX,
                 length,
                 engine: Some(Engine::Both),
-                told: Told::from_word(0x1205),
+                announced: Announced::from_word(0x1205),
                 offset: 77,
                 by_address: true,
                 attended: length == 7,
-                lent: false,
                 ranges,
             };
-            let mut words = Vec::new();
-            encode(&offer, &mut words);
-            assert_eq!(decode(&words), Some(offer));
-            assert_eq!(decode(&words[..3]), None);
+            let words = offer.encode();
+            assert!(words.len() <= Offer::words(offer.ranges.as_slice().len()));
+            assert_eq!(Offer::decode(&words), Some(offer));
+            assert_eq!(Offer::decode(&words[..3]), None);
         }
+        let announced = Announced::from_word(0x1205).unwrap();
+        let lend = Lend { index: LENDS - 1, length: 5, announced, offset: 9 };
+        assert_eq!(Lend::decode(&lend.encode()), Some(lend));
+        assert_eq!(Lend::decode(&[LENDS as u64, 5, 0x1205, 9]), None);
     }
 
     proptest! {
         #[test]
-        fn whatever_the_words(
+        fn decoding_never_panics(
             words in prop::collection::vec(prop_oneof![any::<u64>(), 0..200_u64], 0..12),
             count in 0..5_u64,
         ) {
             let mut words = words;
             if let Some(first) = words.first_mut() {
-                *first = *first & 0x0000_00ff_ffff_ffff | count << 48;
+                *first = *first & 0x000f_ffff_ffff_ffff | count << 52;
             }
-            if let Some(offer) = decode(&words) {
-                prop_assert!(offer.index < DESCRIPTORS);
+            let _ = Lend::decode(&words);
+            if let Some(offer) = Offer::decode(&words) {
+                prop_assert!(offer.index < OFFERS);
                 let sum: u64 = offer.ranges.as_slice().iter().map(|range| range.length).sum();
-                prop_assert!(offer.ranges == Ranges::Untold || sum == offer.length as u64);
-                let mut again = Vec::new();
-                encode(&offer, &mut again);
-                prop_assert_eq!(decode(&again), Some(offer));
+                prop_assert!(offer.ranges == Ranges::None || sum == offer.length as u64);
+                prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
             }
         }
     }

@@ -1,17 +1,15 @@
-//! Memory of this process that messages are in: what callers give, as addresses and lengths.
-
-mod convert;
+//! [`Source`] and [`Destination`]: memory of this process that messages come from and go to.
 
 use core::marker::PhantomData;
+use std::io::{IoSlice, IoSliceMut};
 
 use umf_core::{Access, Address, CpuAccess, View};
 
-use crate::key::RemoteAccess;
+use crate::kernel_copy::Iov;
 use crate::memory::Memory;
-use crate::sys::Iov;
 use crate::{Error, Reduction, Result};
 
-/// A range of memory of this process, valid as long as what holds it says.
+/// A range of memory of this process. It is valid as long as the owner of the value ensures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub base: *mut u8,
@@ -45,41 +43,41 @@ impl Parts {
     }
 }
 
-/// Parts in the order in which they make up a message, adjacent ones merged.
+/// Parts of a message in order, adjacent ones merged.
 #[derive(Clone, Debug)]
 pub(crate) struct List<'d> {
     parts: Parts,
     length: usize,
-    /// The exportable memory that all of it lies in.
+    /// The exportable memory in which all of it lies.
     memory: Option<&'d Memory<'d>>,
-    /// How what comes is combined with what is there.
+    /// How arriving numbers are combined with those in it.
     reduction: Option<Reduction>,
-    /// Those that somebody is told of before the CPU touches them.
-    told: Vec<&'d Memory<'d>>,
+    /// Memory with accesses that its provider brackets.
+    bracketed: Vec<&'d Memory<'d>>,
     borrowed: PhantomData<&'d [u8]>,
 }
 
 impl<'d> List<'d> {
     #[inline]
     fn one(base: *mut u8, length: usize, memory: Option<&'d Memory<'d>>) -> Self {
-        let told = match memory {
+        let bracketed = match memory {
             Some(memory) if memory.host_access().is_some() => vec![memory],
             _ => Vec::new(),
         };
         let parts = Parts::One(Part { base, length });
-        Self { parts, length, memory, reduction: None, told, borrowed: PhantomData }
+        Self { parts, length, memory, reduction: None, bracketed, borrowed: PhantomData }
     }
 
     fn many(lists: impl Iterator<Item = List<'d>>) -> Self {
         let mut merged: Vec<Part> = Vec::new();
         let mut memory = None;
         let mut length = 0_usize;
-        let mut told: Vec<&Memory<'_>> = Vec::new();
+        let mut bracketed: Vec<&Memory<'_>> = Vec::new();
         let same = |one: &Memory<'_>, other: &Memory<'_>| one.id() == other.id();
         for (number, list) in lists.enumerate() {
-            for memory in &list.told {
-                if !told.iter().any(|known| same(known, memory)) {
-                    told.push(memory);
+            for memory in &list.bracketed {
+                if !bracketed.iter().any(|known| same(known, memory)) {
+                    bracketed.push(memory);
                 }
             }
             memory = match (number, memory, list.memory) {
@@ -103,10 +101,11 @@ impl<'d> List<'d> {
             [one] => Parts::One(one),
             _ => Parts::Many(merged),
         };
-        Self { parts, length, memory, reduction: None, told, borrowed: PhantomData }
+        Self { parts, length, memory, reduction: None, bracketed, borrowed: PhantomData }
     }
 
-    /// Begins to touch its memory: it lasts until the result is dropped. For memory that no device uses it costs nothing.
+    /// Brackets an access to its memory until the result is dropped. Costs nothing for memory that no device
+    /// uses.
     ///
     /// # Errors
     /// [`Error::Memory`] if a driver refuses.
@@ -114,11 +113,17 @@ impl<'d> List<'d> {
     pub(crate) fn touch(&self, access: Access) -> Result<Vec<CpuAccess<'d>>> {
         let begin = |memory: &&'d Memory<'d>| {
             let (ability, base) = (memory.host_access(), Address::from_ptr(memory.base()));
-            // SAFETY: the memory is there as long as it is borrowed, which the result is bound to; what this process has of it is
-            // volatile memory, which is copied in and out of.
+            // SAFETY: the memory is there while it is borrowed, which bounds the result; this process only copies
+            // in and out of it.
             unsafe { CpuAccess::begin(ability, base, memory.len(), access) }.map_err(Error::from)
         };
-        if self.told.is_empty() { Ok(Vec::new()) } else { self.told.iter().map(begin).collect() }
+        if self.bracketed.is_empty() { Ok(Vec::new()) } else { self.bracketed.iter().map(begin).collect() }
+    }
+
+    /// Returns whether accesses to its memory are bracketed.
+    #[inline]
+    pub(crate) const fn is_bracketed(&self) -> bool {
+        !self.bracketed.is_empty()
     }
 
     #[inline]
@@ -135,33 +140,24 @@ impl<'d> List<'d> {
         self.memory
     }
 
-    fn is_confined_to(&self, access: RemoteAccess) -> bool {
-        self.memory.is_some_and(|memory| memory.is_confined(self, access))
-    }
-
-    /// Whether who opens its handle gets at it and at nothing else, and can read it alone.
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.is_confined_to(RemoteAccess::Get)
-    }
-
     #[inline]
     pub(crate) const fn reduction(&self) -> Option<&Reduction> {
         self.reduction.as_ref()
     }
 
-    /// Whether messages of this length can be received into it.
+    /// Returns whether a message of this length can be received into it.
     #[inline]
     pub(crate) fn takes(&self, length: usize) -> bool {
         length <= self.length && self.is_whole(length)
     }
 
-    /// Whether so many bytes are numbers, if it is to be numbers that are received.
+    /// Returns whether so many bytes are whole numbers, if it receives numbers.
     #[inline]
     pub(crate) fn is_whole(&self, length: usize) -> bool {
         self.reduction.is_none_or(|reduction| length.is_multiple_of(reduction.element().size()))
     }
 
-    /// How many of its entries a message of this length reaches into.
+    /// Returns how many of its entries a message of this length reaches.
     #[inline]
     pub(crate) fn pieces(&self, length: usize) -> usize {
         let starts = self.parts().iter().scan(0, |end: &mut usize, part| {
@@ -172,56 +168,52 @@ impl<'d> List<'d> {
         starts.take_while(|start| *start < length).count()
     }
 
-    /// From its beginning on, to receive into.
+    /// Returns its start, to receive into.
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor<'_> {
         Cursor { reduction: self.reduction(), ..Cursor::new(self.parts()) }
     }
 
-    /// From this byte on, to receive into.
+    /// Returns the place of a byte, to receive into.
     pub(crate) fn cursor_at(&self, byte: usize) -> Cursor<'_> {
         Cursor { reduction: self.reduction(), ..Cursor::at(self.parts(), byte) }
     }
 
-    /// The same memory, to be replaced and not combined.
+    /// Returns the same memory, to be replaced and not combined.
     pub(crate) fn plain(&self) -> Self {
         Self { reduction: None, ..self.clone() }
     }
 
-    /// A part of it; `None` if it is not in one piece, or not as long.
+    /// Returns a part of it; `None` if it is not in one piece, or too short.
     pub(crate) fn portion(&self, offset: usize, length: usize) -> Option<Self> {
         let [part] = *self.parts() else { return None };
         let fits = offset.checked_add(length).is_some_and(|end| end <= part.length);
         let base = part.base.wrapping_add(offset);
         fits.then(|| Self { reduction: self.reduction, ..Self::one(base, length, self.memory) })
     }
-
-    /// Whether who opens its handle gets at it and at nothing else.
-    pub(crate) fn is_confined(&self) -> bool {
-        self.is_read_only() || self.is_confined_to(RemoteAccess::GetPut)
-    }
 }
 
-/// What is sent: bytes, memory of a pool, or a list of such.
+/// Memory that is sent: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`View`], [`Memory`], parts of one ([`Memory::part`]), or a list of any of
-/// these ([`Source::list`]). Adjacent entries of a list count as one.
+/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`View`], [`Memory`], parts of one ([`Memory::part`]), or a
+/// list of these ([`Source::list`]). Adjacent entries of a list count as one.
 #[derive(Clone, Debug)]
 pub struct Source<'d>(pub(crate) List<'d>);
 
-/// Where what is received goes: bytes, memory of a pool, or a list of such.
+/// Memory that receives: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`View`], [`Memory`], parts of one, or a list of any of these.
+/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`View`], [`Memory`], parts of one, or a list of
+/// these.
 #[derive(Debug)]
 pub struct Destination<'d>(pub(crate) List<'d>);
 
 impl<'d> Source<'d> {
-    /// All of these, one after the other.
+    /// Joins these, one after the other.
     pub fn list<S: Into<Source<'d>>>(parts: impl IntoIterator<Item = S>) -> Self {
         Self(List::many(parts.into_iter().map(|part| part.into().0)))
     }
 
-    /// Bytes of all of it.
+    /// Returns its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length of a message, not of a container")]
     pub const fn len(&self) -> usize {
@@ -230,7 +222,7 @@ impl<'d> Source<'d> {
 }
 
 impl<'d> Destination<'d> {
-    /// All of these, one after the other.
+    /// Joins these, one after the other.
     pub fn list<D: Into<Destination<'d>>>(parts: impl IntoIterator<Item = D>) -> Self {
         Self(List::many(parts.into_iter().map(|part| part.into().0)))
     }
@@ -244,11 +236,11 @@ impl<'d> Destination<'d> {
         }
     }
 
-    /// What is received is combined with what is there, number by number, instead of replacing it: straight out of where the
-    /// peer has it, if that is memory of a pool.
+    /// Combines what is received with what is there, number by number, instead of replacing it. Memory of a
+    /// pool is combined where the peer has it, without a copy.
     ///
-    /// Messages have to be whole numbers. Only one side copies ([`crate::Engine::Both`] does as [`crate::Engine::Mapped`]).
-    /// After an error some numbers may have been combined, and others not.
+    /// Messages are whole numbers. One side copies ([`crate::Engine::Both`] acts as
+    /// [`crate::Engine::Mapped`]). After an error some numbers may be combined and others not.
     ///
     /// # Errors
     /// [`Error::NotWhole`] if any part of it is not whole numbers.
@@ -272,7 +264,7 @@ impl<'d> Destination<'d> {
         }
     }
 
-    /// Bytes of all of it.
+    /// Returns its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length of a message, not of a container")]
     pub const fn len(&self) -> usize {
@@ -297,11 +289,11 @@ impl<'d> Portion<'d> {
         Ok(Self { memory, base: memory.base().wrapping_add(offset), length })
     }
 
-    /// The memory, which other processes may write at any time.
+    /// Returns the memory, which other processes may write at any time.
     #[must_use]
     pub fn slice(&self) -> View<'d> {
         let offset = self.base.addr() - self.memory.base().addr();
-        // A part of the memory, as `new` has looked.
+        // `new` has checked that it is a part of the memory.
         self.memory.slice().range(offset..offset + self.length).unwrap_or_else(View::empty)
     }
 }
@@ -320,7 +312,7 @@ impl<'l> Cursor<'l> {
         Self { parts, offset: 0, reduction: None }
     }
 
-    /// At this byte of the list.
+    /// Returns the place of a byte.
     pub(crate) fn at(parts: &'l [Part], mut byte: usize) -> Self {
         let mut rest = parts;
         while let Some((first, others)) = rest.split_first() {
@@ -333,7 +325,7 @@ impl<'l> Cursor<'l> {
         Self { parts: rest, offset: byte, reduction: None }
     }
 
-    /// The next bytes that lie in one piece, at most so many.
+    /// Returns the next bytes in one piece, at most `most`.
     #[inline]
     pub(crate) fn piece(&mut self, most: usize) -> Option<Part> {
         loop {
@@ -351,7 +343,7 @@ impl<'l> Cursor<'l> {
         }
     }
 
-    /// The ranges of the next `length` bytes.
+    /// Returns the ranges of the next `length` bytes.
     pub(crate) fn ranges(&mut self, mut length: usize) -> Vec<Iov> {
         let mut ranges = Vec::with_capacity(self.parts.len().min(64));
         while length > 0
@@ -379,7 +371,7 @@ impl<'l> Cursor<'l> {
         }
     }
 
-    /// Copies the next `length` bytes from `from`, or combines what is there with them: then they are whole numbers.
+    /// Copies the next `length` bytes from `from`, or combines them, which are whole numbers then.
     ///
     /// # Safety
     /// The parts can be written, and `from` read, both as memory that others may write at the same time.
@@ -401,12 +393,108 @@ impl<'l> Cursor<'l> {
     }
 }
 
+impl<'d> From<&'d [u8]> for Source<'d> {
+    #[inline]
+    fn from(bytes: &'d [u8]) -> Self {
+        Self(List::one(bytes.as_ptr().cast_mut(), bytes.len(), None))
+    }
+}
+
+impl<'d, const LENGTH: usize> From<&'d [u8; LENGTH]> for Source<'d> {
+    #[inline]
+    fn from(bytes: &'d [u8; LENGTH]) -> Self {
+        Self::from(&bytes[..])
+    }
+}
+
+impl<'d> From<&'d Vec<u8>> for Source<'d> {
+    #[inline]
+    fn from(bytes: &'d Vec<u8>) -> Self {
+        Self::from(&bytes[..])
+    }
+}
+
+impl<'d> From<&'d [IoSlice<'d>]> for Source<'d> {
+    fn from(list: &'d [IoSlice<'d>]) -> Self {
+        Self::list(list.iter().map(|slice| &slice[..]))
+    }
+}
+
+impl<'d> From<&'d mut [u8]> for Destination<'d> {
+    #[inline]
+    fn from(bytes: &'d mut [u8]) -> Self {
+        Self(List::one(bytes.as_mut_ptr(), bytes.len(), None))
+    }
+}
+
+impl<'d, const LENGTH: usize> From<&'d mut [u8; LENGTH]> for Destination<'d> {
+    #[inline]
+    fn from(bytes: &'d mut [u8; LENGTH]) -> Self {
+        Self::from(&mut bytes[..])
+    }
+}
+
+impl<'d> From<&'d mut Vec<u8>> for Destination<'d> {
+    #[inline]
+    fn from(bytes: &'d mut Vec<u8>) -> Self {
+        Self::from(&mut bytes[..])
+    }
+}
+
+impl<'d> From<&'d mut [IoSliceMut<'d>]> for Destination<'d> {
+    fn from(list: &'d mut [IoSliceMut<'d>]) -> Self {
+        Self::list(list.iter_mut().map(|slice| &mut slice[..]))
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ident),*) => {$(
+        impl<'d> From<&'d [$type]> for Source<'d> {
+            fn from(numbers: &'d [$type]) -> Self {
+                Self(List::one(numbers.as_ptr().cast::<u8>().cast_mut(), size_of_val(numbers), None))
+            }
+        }
+
+        impl<'d> From<&'d mut [$type]> for Destination<'d> {
+            fn from(numbers: &'d mut [$type]) -> Self {
+                Self(List::one(numbers.as_mut_ptr().cast(), size_of_val(numbers), None))
+            }
+        }
+    )*};
+}
+numbers!(i8, i16, i32, i64, u16, u32, u64, f32, f64);
+
+macro_rules! shared_memory {
+    ($($made:ident),*) => {$(
+        impl<'d> From<View<'d>> for $made<'d> {
+            fn from(slice: View<'d>) -> Self {
+                Self(List::one(slice.as_mut_ptr(), slice.len(), None))
+            }
+        }
+
+        impl<'d, 'm: 'd> From<&'d Memory<'m>> for $made<'d> {
+            #[inline]
+            fn from(memory: &'d Memory<'m>) -> Self {
+                Self(List::one(memory.base(), memory.len(), Some(memory)))
+            }
+        }
+
+        impl<'d> From<Portion<'d>> for $made<'d> {
+            #[inline]
+            fn from(portion: Portion<'d>) -> Self {
+                Self(List::one(portion.base, portion.length, Some(portion.memory)))
+            }
+        }
+    )*};
+}
+shared_memory!(Source, Destination);
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn adjacent_entries_are_one() {
+    fn adjacent_entries_are_merged() {
         let bytes: Vec<u8> = (0..100).collect();
         let whole = Source::list([&bytes[..10], &bytes[10..40], &bytes[40..40], &bytes[40..]]);
         assert_eq!(whole.0.parts(), Source::from(&bytes).0.parts());

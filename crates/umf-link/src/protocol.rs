@@ -1,28 +1,37 @@
-//! The lock-free protocols of a link, each in one place and generic over where its words live: in a lane, or in
-//! loom's model (`loom_` tests; in full with `tests/run --loom`). Each word has one side that writes it, but for the bell.
+//! The lock-free protocols of a link. They are generic over the memory of their words: a lane, or
+//! loom's model (tests `loom_*`, with more interleavings in `tests/run --loom`). One process writes
+//! each word, except the bell.
 //!
-//! | protocol | between | promise |
-//! |---|---|---|
-//! | [`announce`], [`arrived`] | the sender of a ring and its receiver | a message is seen whole |
-//! | [`room`] | the same | a slot is written again when it was consumed, not before |
-//! | [`fall_asleep`], [`rings`] | who waits and who changes what is waited for | no wake-up is lost |
-//! | [`take`], [`withdraw`] | the receiver of a message and its sender | both agree which of the two was done |
-//! | [`claim_front`], [`claim_back`] | two that copy one message from its two ends | each chunk is copied, and the sender copies nothing after the receiver has ended |
-//! | [`enter`], [`expire`] | who copies in a registered range and who ends its registration | nobody copies when that has ended |
+//! | protocol | guarantee |
+//! |---|---|
+//! | [`announce`], [`arrived`] | the receiver sees a record whole |
+//! | [`room`] | the sender overwrites a slot only after it was consumed |
+//! | [`fall_asleep`], [`rings`] | a thread that goes to sleep misses no change |
+//! | [`take`], [`withdraw`] | sender and receiver agree whether a message was taken |
+//! | [`place`], [`cancel`] | an offer of a backlog gets a slot or is cancelled |
+//! | [`claim_front`], [`claim_back`] | each chunk is copied; afterwards the sender copies nothing |
+//! | [`enter`], [`expire`] | after the end of a registration, no peer copies in its range |
+//!
+//! Where two functions have a fence each, one of the two fences is first in the total order of
+//! sequentially consistent fences. The process with the later fence sees the store of the other
+//! one.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A word that may be read.
+/// A word that this process may read.
 pub(crate) trait Load {
     fn load(&self, order: Ordering) -> u64;
 }
 
-/// A word that this side writes.
+/// A word that this process alone writes.
 pub(crate) trait Word: Load {
     fn store(&self, value: u64, order: Ordering);
-    /// Turns bits; acquires and releases, and is a fence as [`Word::fence`].
+    /// Stores `new` if the word is `current`. Returns its value otherwise. Acquires and releases. For words
+    /// that several threads of this process write.
+    fn replace(&self, current: u64, new: u64) -> Result<(), u64>;
+    /// Flips bits. Acquires and releases, and is a fence as [`Word::fence`].
     fn turn(&self, bits: u64);
-    /// Sequentially consistent.
+    /// A sequentially consistent fence.
     fn fence();
 }
 
@@ -39,10 +48,15 @@ impl Word for AtomicU64 {
         self.store(value, order);
     }
 
+    #[inline]
+    fn replace(&self, current: u64, new: u64) -> Result<(), u64> {
+        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
+    }
+
     #[inline(always)]
     fn turn(&self, bits: u64) {
         self.fetch_xor(bits, Ordering::SeqCst);
-        // An instruction with the `lock` prefix is one already: `umf_sync::fence::full` is nothing else.
+        // On x86-64 the locked instruction above is a full fence, as `umf_sync::fence::full` is.
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         Self::fence();
     }
@@ -53,12 +67,12 @@ impl Word for AtomicU64 {
     }
 }
 
-/// The futex that threads of one process sleep on, which every process that sends to it writes.
+/// The futex on which threads of a process sleep. All its peers write it.
 pub(crate) trait Futex {
     fn load(&self) -> u32;
-    /// What was there before.
+    /// Returns the previous value.
     fn set(&self, bits: u32) -> u32;
-    /// What was there before.
+    /// Returns the previous value.
     fn clear(&self, bits: u32) -> u32;
     /// As [`Word::fence`].
     fn fence();
@@ -86,52 +100,60 @@ impl Futex for AtomicU32 {
     }
 }
 
-/// What the header of a slot says.
+/// The header of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// What kind of message; 0 for slots that go on with one.
+    /// The kind of record; 0 in its further slots.
     pub kind: u8,
     /// Bytes of payload.
     pub length: u16,
+    /// The context of a message.
+    pub context: u8,
 }
 
-/// Of slot number `number` of a ring. Never 0 for the first time round, so that fresh memory is no message.
+/// Returns what the header of slot `number` begins with. It is not 0 in the first round of a ring,
+/// so that zeroed memory is no record.
 const fn sequence(number: u64) -> u64 {
     number.wrapping_add(1) & 0xffff_ffff
 }
 
 const fn pack(number: u64, header: Header) -> u64 {
-    sequence(number) | (header.kind as u64) << 32 | (header.length as u64) << 40
+    sequence(number)
+        | (header.kind as u64) << 32
+        | (header.length as u64) << 40
+        | (header.context as u64) << 56
 }
 
-/// Makes the message in slot `number` visible, and all that was written before.
+/// Makes the record in slot `number` visible, with everything that was written before.
 #[inline(always)]
 pub(crate) fn announce<W: Word>(word: &W, number: u64, header: Header) {
     word.store(pack(number, header), Ordering::Release);
 }
 
-/// Says that slot `number` goes on with a message that is announced later, so that what is in it cannot be taken for a header.
+/// Marks slot `number` as a further slot of a record, so that its old contents are not taken for a
+/// header.
 #[inline]
 pub(crate) fn go_on<W: Word>(word: &W, number: u64) {
-    word.store(pack(number, Header { kind: 0, length: 0 }), Ordering::Relaxed);
+    word.store(pack(number, Header { kind: 0, length: 0, context: 0 }), Ordering::Relaxed);
 }
 
-/// The header in slot `number`, if that was announced.
+/// Returns the header in slot `number`, if the slot was announced.
 #[inline(always)]
 pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<Header> {
     let header = word.load(Ordering::Acquire);
     let is_new = header & 0xffff_ffff == sequence(number);
-    is_new.then_some(Header { kind: (header >> 32) as u8, length: (header >> 40) as u16 })
+    let (kind, length) = ((header >> 32) as u8, (header >> 40) as u16);
+    is_new.then_some(Header { kind, length, context: (header >> 56) as u8 })
 }
 
-/// Whether `slots` more fit into a ring of `size`, of which `sent` were used so far. `known` is what its receiver is known to
-/// have consumed. `None` if the receiver says what cannot be.
+/// Returns whether `slots` more fit into a ring of `size` after `sent` were used. `known` is the
+/// latest known value of `consumed`. Returns `None` if the receiver published an impossible value.
 #[inline(always)]
 pub(crate) fn room(consumed: &impl Load, known: &mut u64, sent: u64, slots: u64, size: u64) -> Option<bool> {
     if sent.wrapping_sub(*known).wrapping_add(slots) <= size {
         return Some(true);
     }
-    // Acquire: what is written into the slots comes after what was read in them.
+    // Acquire: the receiver's reads of the slots come before the next writes.
     let now = consumed.load(Ordering::Acquire);
     if sent.wrapping_sub(now) > size || now.wrapping_sub(*known) > size {
         return None;
@@ -142,19 +164,19 @@ pub(crate) fn room(consumed: &impl Load, known: &mut u64, sent: u64, slots: u64,
 
 /// A thread sleeps on the bell, or is about to.
 pub(crate) const ASLEEP: u32 = 1;
-/// Some link is to be told by its socket. It stays once it is set.
+/// A link is to be woken by its socket. The bit stays set.
 pub(crate) const ARMED: u32 = 2;
 
-/// Says that this thread is going to sleep. What it waits for has to be looked at once more afterwards: of this fence and the
-/// one in [`rings`] one comes first. Returns what the bell says until it is rung.
+/// Announces that this thread goes to sleep. The caller polls once more before it sleeps. Returns
+/// the value that the bell has until it is rung. Pairs with [`rings`].
 pub(crate) fn fall_asleep<F: Futex>(bell: &F) -> u32 {
     let seen = bell.set(ASLEEP) | ASLEEP;
     F::fence();
     seen
 }
 
-/// What the bell of the other side asks for, after something was changed that it may wait for: with [`ASLEEP`], who sleeps there is to
-/// be woken.
+/// Returns the requests on the peer's bell, after a change for which the peer may wait. With
+/// [`ASLEEP`] the caller wakes the peer's threads.
 #[inline(always)]
 pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
     F::fence();
@@ -165,32 +187,32 @@ pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
 #[inline(always)]
 pub(crate) fn rings_unfenced<F: Futex>(bell: &F) -> u32 {
     let asks = bell.load();
-    // Of several that ring, one wakes all.
+    // Of several processes that ring at once, the one that clears the bit wakes all threads.
     if asks & ASLEEP == 0 { asks } else { bell.clear(ASLEEP) }
 }
 
-/// What its sender says of a message that is offered.
+/// The sender's state of an offered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offered {
-    /// It is there to be taken.
+    /// The receiver may take it.
     Open = 1,
-    /// The sender takes it back.
+    /// The sender has withdrawn it.
     Withdrawn = 2,
 }
 
-/// `number` tells messages in one descriptor apart.
+/// Returns the sender's word of message `number`.
 pub(crate) const fn offered(number: u32, offered: Offered) -> u64 {
     number as u64 | (offered as u64) << 32
 }
 
-/// What its receiver says of it.
+/// The receiver's state of an offered message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is about to be decided.
+    /// The receiver is checking whether it is open.
     Deciding = 1,
-    /// The receiver has it.
+    /// The receiver has taken it.
     Taken = 2,
-    /// It was withdrawn.
+    /// The sender was first to withdraw it.
     Left = 3,
 }
 
@@ -198,12 +220,12 @@ pub(crate) const fn taken(number: u32, verdict: Verdict) -> u64 {
     number as u64 | (verdict as u64) << 32
 }
 
-/// Takes a message, unless its sender was first to take it back. One thread of the receiver does this at a time. Of this fence and the one
-/// in [`withdraw`] one comes first.
+/// Takes a message, unless its sender was first to withdraw it. One thread of the receiver calls
+/// this at a time. Pairs with [`withdraw`].
 pub(crate) fn take<W: Word>(mine: &W, theirs: &impl Load, number: u32) -> bool {
     let open = offered(number, Offered::Open);
     if theirs.load(Ordering::Acquire) != open {
-        // By now another message may be in the descriptor, of which this says nothing.
+        // The slot may have another message by now, which stays as it is.
         return false;
     }
     mine.store(taken(number, Verdict::Deciding), Ordering::Relaxed);
@@ -213,16 +235,51 @@ pub(crate) fn take<W: Word>(mine: &W, theirs: &impl Load, number: u32) -> bool {
     is_mine
 }
 
-/// Takes a message back. Whether that was done says [`is_withdrawn`].
-pub(crate) fn withdraw<W: Word>(mine: &W, number: u32) {
-    mine.store(offered(number, Offered::Withdrawn), Ordering::Relaxed);
+/// Begins to withdraw a message. [`is_withdrawn`] returns the result. Returns `false` if the slot is used
+/// for another message by now: then the receiver has taken this one.
+pub(crate) fn withdraw<W: Word>(mine: &W, number: u32) -> bool {
+    let (open, withdrawn) = (offered(number, Offered::Open), offered(number, Offered::Withdrawn));
+    let is_own = mine.replace(open, withdrawn).is_ok();
     W::fence();
+    is_own
 }
 
-/// Whether a message that was taken back is the sender's; if not, its receiver has it. `None` as long as that decides.
+/// Returns whether a message was withdrawn before its receiver took it. Returns `None` while the
+/// receiver is deciding.
 pub(crate) fn is_withdrawn(theirs: &impl Load, number: u32) -> Option<bool> {
     let now = theirs.load(Ordering::Acquire);
     if now == taken(number, Verdict::Deciding) { None } else { Some(now != taken(number, Verdict::Taken)) }
+}
+
+/// An offer of a backlog that was cancelled.
+const CANCELLED: u64 = u64::MAX;
+
+/// Gives an offer of a backlog its slot. Returns `false` if it was cancelled.
+pub(crate) fn place<W: Word>(placing: &W, index: usize, number: u32) -> bool {
+    placing.replace(0, (index as u64) << 32 | u64::from(number)).is_ok()
+}
+
+/// Cancels an offer of a backlog. Returns its slot and its number if it was placed before.
+pub(crate) fn cancel<W: Word>(placing: &W) -> Option<(usize, u32)> {
+    placing.replace(0, CANCELLED).err().and_then(slot_of)
+}
+
+/// Returns the slot of an offer of a backlog and its number, if it has a slot.
+pub(crate) fn placed(placing: &impl Load) -> Option<(usize, u32)> {
+    slot_of(placing.load(Ordering::Acquire))
+}
+
+/// Returns whether an offer of a backlog was cancelled.
+pub(crate) fn is_cancelled(placing: &impl Load) -> bool {
+    placing.load(Ordering::Relaxed) == CANCELLED
+}
+
+/// Numbers of messages are never 0.
+const fn slot_of(placed: u64) -> Option<(usize, u32)> {
+    match placed {
+        0 | CANCELLED => None,
+        placed => Some(((placed >> 32) as usize, placed as u32)),
+    }
 }
 
 const COUNT: u64 = (1 << 24) - 1;
@@ -230,24 +287,27 @@ const COUNT: u64 = (1 << 24) - 1;
 /// The most chunks of a message.
 pub(crate) const MOST_CHUNKS: u64 = COUNT - 1;
 
-/// How many chunks one side has claimed in an attempt.
+/// Returns the word for `count` chunks that were claimed in an attempt.
 pub(crate) const fn claims(epoch: u16, count: u64) -> u64 {
     (epoch as u64) << 48 | count & COUNT
 }
 
-/// Claims of an attempt that has ended: of the receiver, from where on the sender claims nothing.
+/// Returns the receiver's word that ends an attempt: the sender claims no more chunks.
 pub(crate) const fn all_claimed(epoch: u16) -> u64 {
     claims(epoch, COUNT)
 }
 
-/// What the other side has claimed; nothing, if that is in another attempt.
+/// Returns the chunks that the other process has claimed; `None` if its word is of another attempt.
 pub(crate) fn claimed(word: &impl Load, epoch: u16) -> Option<u64> {
     let now = word.load(Ordering::Acquire);
     (now >> 48 == u64::from(epoch)).then_some(now & COUNT)
 }
 
-/// Claims the next of `chunks` for the receiver, which has claimed `mine` from the beginning. `Err` once all are claimed: how many of them
-/// by the sender, which claims no other one. The last one may be the sender's, too: both copy the same bytes.
+/// Claims the next of `chunks` for the receiver, which has claimed `mine` from the front. Pairs
+/// with [`claim_back`]. The last chunk may be claimed by both, which then copy the same bytes.
+///
+/// # Errors
+/// All chunks are claimed; the value is the number that the sender has claimed, which is final.
 pub(crate) fn claim_front<W: Word>(
     front: &W,
     back: &impl Load,
@@ -260,23 +320,22 @@ pub(crate) fn claim_front<W: Word>(
         return Err(others);
     }
     front.store(claims(epoch, mine + 1), Ordering::Release);
-    // Of this fence and the one in `claim_back` one comes first.
     W::fence();
     Ok(mine)
 }
 
-/// What came of [`claim_back`].
+/// The result of [`claim_back`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// This chunk.
+    /// The sender copies this chunk.
     Chunk(u64),
-    /// The receiver claimed the same one first: it counts as copied, and was the last.
+    /// The receiver claimed the same chunk first. It counts as copied, and is the last one.
     Theirs,
-    /// All are claimed.
+    /// All chunks are claimed.
     None,
 }
 
-/// Claims the next of `chunks` for the sender, which has claimed `mine` from the end.
+/// Claims the next of `chunks` for the sender, which has claimed `mine` from the back.
 pub(crate) fn claim_back<W: Word>(back: &W, front: &impl Load, epoch: u16, chunks: u64, mine: u64) -> Claim {
     let is_free = |count: u64| claimed(front, epoch).is_some_and(|front| front + count <= chunks);
     if !is_free(mine + 1) {
@@ -287,12 +346,12 @@ pub(crate) fn claim_back<W: Word>(back: &W, front: &impl Load, epoch: u16, chunk
     if is_free(mine + 1) { Claim::Chunk(chunks - 1 - mine) } else { Claim::Theirs }
 }
 
-/// Says that this side is in the range of slot `slot`, if that is registered still: until [`leave`] its registration does not
-/// end. Of this fence and the one in [`expire`] one comes first.
+/// Enters the registered range in slot `slot`. Its registration does not end until [`leave`].
+/// Returns `false` if the range is not registered any more. Pairs with [`expire`].
 pub(crate) fn enter<W: Word>(inside: &W, current: &impl Load, slot: usize, generation: u64) -> bool {
     inside.store(slot as u64 + 1, Ordering::Relaxed);
     W::fence();
-    // Acquire: what is said about the range comes after its generation.
+    // Acquire: the words of the range are read after its generation.
     let is_current = current.load(Ordering::Acquire) == generation;
     if !is_current {
         leave(inside);
@@ -300,21 +359,21 @@ pub(crate) fn enter<W: Word>(inside: &W, current: &impl Load, slot: usize, gener
     is_current
 }
 
-/// What was copied is done.
+/// Leaves the range, after all copies in it.
 pub(crate) fn leave<W: Word>(inside: &W) {
     inside.store(0, Ordering::Release);
 }
 
-/// From here on nobody enters a range; who is in it is asked for by [`is_inside`].
+/// Expires a range: no peer enters it any more. [`is_inside`] tells whether a peer is still in it.
 pub(crate) fn expire<W: Word>(current: &W) {
     current.store(0, Ordering::Relaxed);
     W::fence();
 }
 
-/// Whether the other side is in the range.
+/// Returns whether the peer is in the range in slot `slot`.
 pub(crate) fn is_inside(inside: &impl Load, slot: usize) -> bool {
     inside.load(Ordering::Acquire) == slot as u64 + 1
 }
 
 #[cfg(test)]
-mod model;
+mod loom;

@@ -1,18 +1,57 @@
-//! Messages that came before they were asked for, in the order in which they came.
+//! The tag queue of an inbox: messages that came before they were received, and receives that were
+//! posted before their message came.
+//!
+//! A message goes to the first posted receive that takes it, in the order of posting. A receive takes
+//! the first message that it matches, in the order in which messages were read from the lanes: that is
+//! the order of sending for each peer.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::TagMatch;
-use crate::offer::Offer;
-use crate::tag::Context;
+use crate::offer::{Lend, Offer};
+
+/// The context of a message: a receive in one context takes no message of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum Context {
+    /// Messages of the application.
+    Messages = 0,
+    /// Messages of collectives.
+    Collectives = 1,
+}
+
+/// Which messages a receive takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matching {
+    /// `None`: from any peer.
+    pub peer: Option<usize>,
+    pub wanted: TagMatch,
+    pub context: Context,
+}
+
+impl Matching {
+    #[inline]
+    pub(crate) fn takes(&self, peer: usize, tag: u64, context: Context) -> bool {
+        self.wanted.fits(tag) && self.context == context && self.peer.is_none_or(|wanted| wanted == peer)
+    }
+}
+
+/// Returns the bytes of memory that a message of this length takes when it is kept.
+pub(crate) const fn weight(length: usize) -> usize {
+    length + size_of::<Message>()
+}
 
 /// What is kept of a message.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// All of it.
     Kept(Box<[u8]>),
-    /// Where it is. A lent one is to be received as a view, or copied.
-    Offered(Offer),
+    /// Where its sender has it.
+    Offered(Box<Offer>),
+    /// A block that was handed over.
+    Lent(Lend),
 }
 
 impl Body {
@@ -20,79 +59,237 @@ impl Body {
         match self {
             Self::Kept(bytes) => bytes.len(),
             Self::Offered(offer) => offer.length,
+            Self::Lent(lend) => lend.length,
         }
     }
 
-    /// Bytes of this process's memory that it takes, about.
+    /// Returns the bytes of memory that it takes, if there is no other bound to them.
     fn weight(&self) -> u64 {
-        let more = match self {
-            Self::Kept(bytes) => bytes.len(),
-            Self::Offered(offer) => size_of_val(offer.ranges.as_slice()),
-        };
-        (more + size_of::<Entry>()) as u64
+        if let Self::Kept(bytes) = self { weight(bytes.len()) as u64 } else { 0 }
     }
 }
 
+/// The state of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// It belongs to this posted receive.
+    Assigned(u64),
+    /// A receive is copying it.
+    Busy,
+}
+
+/// A message that was read from a lane.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    /// Never used twice.
+pub(crate) struct Message {
+    /// Not used twice.
     pub id: u64,
+    pub peer: usize,
     pub tag: u64,
     context: Context,
-    /// Whether a receive is at it already.
-    pub busy: bool,
+    state: State,
     pub body: Body,
+}
+
+#[derive(Debug)]
+struct PostedReceive {
+    id: u64,
+    matching: Matching,
+    message: Option<u64>,
+}
+
+/// What was dropped by its holder, maybe in another thread, and is still known to the inbox.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Abandoned {
+    /// A posted receive.
+    Receive(u64),
+    /// A receive that was emptying bounce buffers, by the id of its message.
+    Bounce(u64),
+}
+
+/// Where holders put what they abandon.
+#[derive(Debug, Default)]
+pub(crate) struct Abandonments {
+    is_any: AtomicBool,
+    list: Mutex<Vec<Abandoned>>,
+}
+
+impl Abandonments {
+    pub(crate) fn put(&self, what: Abandoned) {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        self.is_any.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn take(&self) -> Vec<Abandoned> {
+        if !self.is_any.load(Ordering::Relaxed) || !self.is_any.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        core::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A receive that is posted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub id: u64,
+    abandonments: Arc<Abandonments>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.abandonments.put(Abandoned::Receive(self.id));
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    entries: VecDeque<Entry>,
-    weight: u64,
+    messages: VecDeque<Message>,
+    posted: VecDeque<PostedReceive>,
+    pub abandonments: Arc<Abandonments>,
+    /// Memory of messages that are kept whole.
+    bytes: u64,
     next: u64,
 }
 
 impl Queue {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.messages.is_empty() && self.posted.is_empty()
     }
 
-    /// About how many bytes of memory it takes.
-    pub(crate) const fn weight(&self) -> u64 {
-        self.weight
+    /// Returns whether it has no message, no posted receive and nothing to remove.
+    #[inline(always)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_empty() && !self.abandonments.is_any.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn push(&mut self, tag: u64, context: Context, body: Body) -> u64 {
+    /// Returns the bytes of memory that messages take which are kept whole.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds a message. It goes to the first posted receive that takes it, if there is one.
+    pub(crate) fn push(&mut self, peer: usize, tag: u64, context: Context, body: Body) -> u64 {
         self.next += 1;
-        self.weight += body.weight();
-        self.entries.push_back(Entry { id: self.next, tag, context, busy: false, body });
-        self.next
+        self.bytes += body.weight();
+        let id = self.next;
+        self.messages.push_back(Message { id, peer, tag, context, state: State::Free, body });
+        self.assign(self.messages.len() - 1);
+        id
     }
 
-    /// The first that a receive takes.
-    pub(crate) fn find(&self, wanted: TagMatch) -> Option<&Entry> {
-        self.entries.iter().find(|entry| !entry.busy && wanted.takes(entry.tag, entry.context))
-    }
-
-    fn place(&self, id: u64) -> Option<usize> {
-        // Ids are in order.
-        self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
-    }
-
-    pub(crate) fn get(&self, id: u64) -> Option<&Entry> {
-        self.entries.get(self.place(id)?)
-    }
-
-    pub(crate) fn set_busy(&mut self, id: u64, busy: bool) {
-        if let Some(place) = self.place(id) {
-            self.entries[place].busy = busy;
+    /// Gives a free message to the first posted receive that takes it.
+    fn assign(&mut self, place: usize) {
+        let Message { id, peer, tag, context, .. } = self.messages[place];
+        let mut open = self.posted.iter_mut().filter(|posted| posted.message.is_none());
+        if let Some(posted) = open.find(|posted| posted.matching.takes(peer, tag, context)) {
+            posted.message = Some(id);
+            self.messages[place].state = State::Assigned(posted.id);
         }
     }
 
-    pub(crate) fn remove(&mut self, id: u64) -> Option<Entry> {
-        let entry = self.entries.remove(self.place(id)?)?;
-        self.weight -= entry.body.weight();
-        Some(entry)
+    /// Returns the posted receive to which a message would go.
+    #[inline]
+    pub(crate) fn taker(&self, peer: usize, tag: u64, context: Context) -> Option<u64> {
+        let takes =
+            |posted: &&PostedReceive| posted.message.is_none() && posted.matching.takes(peer, tag, context);
+        self.posted.iter().find(takes).map(|posted| posted.id)
+    }
+
+    /// Posts a receive. It gets the first free message that it takes, if there is one.
+    pub(crate) fn post(&mut self, matching: Matching) -> Ticket {
+        self.next += 1;
+        let id = self.next;
+        self.posted.push_back(PostedReceive { id, matching, message: None });
+        if let Some(message) = self.find(&matching) {
+            self.give(message, id);
+        }
+        Ticket { id, abandonments: Arc::clone(&self.abandonments) }
+    }
+
+    fn give(&mut self, message: u64, receive: u64) {
+        if let (Some(place), Some(posted)) = (self.place(message), self.posted_place(receive)) {
+            self.messages[place].state = State::Assigned(receive);
+            self.posted[posted].message = Some(message);
+        }
+    }
+
+    fn posted_place(&self, id: u64) -> Option<usize> {
+        self.posted.binary_search_by_key(&id, |posted| posted.id).ok()
+    }
+
+    /// Removes a posted receive. Its message, if it has one, is free again.
+    pub(crate) fn cancel(&mut self, receive: u64) {
+        let Some(posted) = self.posted_place(receive).and_then(|place| self.posted.remove(place)) else {
+            return;
+        };
+        if let Some(place) = posted.message.and_then(|message| self.place(message)) {
+            self.messages[place].state = State::Free;
+            self.assign(place);
+        }
+    }
+
+    /// Returns the message of a posted receive.
+    pub(crate) fn assigned(&self, receive: u64) -> Option<u64> {
+        self.posted[self.posted_place(receive)?].message
+    }
+
+    /// Returns the first free message that a receive takes.
+    pub(crate) fn find(&self, matching: &Matching) -> Option<u64> {
+        let takes = |message: &&Message| {
+            message.state == State::Free && matching.takes(message.peer, message.tag, message.context)
+        };
+        self.messages.iter().find(takes).map(|message| message.id)
+    }
+
+    fn place(&self, id: u64) -> Option<usize> {
+        // Ids ascend.
+        self.messages.binary_search_by_key(&id, |message| message.id).ok()
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<&Message> {
+        self.messages.get(self.place(id)?)
+    }
+
+    /// Marks a message as being copied.
+    pub(crate) fn set_busy(&mut self, id: u64) {
+        if let Some(place) = self.place(id) {
+            self.messages[place].state = State::Busy;
+        }
+    }
+
+    /// Ends that: the message belongs to the posted receive that has it, or is free again.
+    pub(crate) fn release(&mut self, id: u64) {
+        let Some(place) = self.place(id) else { return };
+        match self.posted.iter().find(|posted| posted.message == Some(id)) {
+            Some(posted) => self.messages[place].state = State::Assigned(posted.id),
+            None => {
+                self.messages[place].state = State::Free;
+                self.assign(place);
+            }
+        }
+    }
+
+    /// Removes a message. A posted receive that had it is open again.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Message> {
+        let message = self.messages.remove(self.place(id)?)?;
+        self.bytes -= message.body.weight();
+        if let Some(posted) = self.posted.iter_mut().find(|posted| posted.message == Some(id)) {
+            posted.message = None;
+            let (receive, matching) = (posted.id, posted.matching);
+            if let Some(next) = self.find(&matching) {
+                self.give(next, receive);
+            }
+        }
+        Some(message)
+    }
+
+    /// Removes all messages of a peer.
+    pub(crate) fn remove_peer(&mut self, peer: usize) {
+        let of_peer = |message: &Message| (message.peer == peer).then_some(message.id);
+        let ids: Vec<u64> = self.messages.iter().filter_map(of_peer).collect();
+        ids.into_iter().for_each(|id| drop(self.remove(id)));
     }
 }
 
@@ -101,39 +298,99 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    proptest! {
-        /// Against a plain list: the first that fits, in the order in which they came.
-        #[test]
-        fn the_first_that_fits(steps in prop::collection::vec((any::<bool>(), 0..6_u64, 0..4_u64), 1..200)) {
-            let (mut queue, mut model) = (Queue::default(), Vec::<(u64, u64)>::new());
-            for (number, (is_push, tag, mask)) in steps.into_iter().enumerate() {
-                if is_push {
-                    queue.push(tag, Context::Messages, Body::Kept(Box::from((number as u64).to_le_bytes())));
-                    queue.push(tag, Context::Collectives, Body::Kept(Box::default()));
-                    model.push((tag, number as u64));
+    fn matching(kind: u64, peer: u64, tag: u64) -> Matching {
+        let wanted = [TagMatch::ANY, TagMatch::tag(tag), TagMatch::masked(tag, 1)][kind as usize % 3];
+        Matching { peer: (kind < 3).then_some(peer as usize), wanted, context: Context::Messages }
+    }
+
+    /// What the queue is to do, written as plainly as possible.
+    #[derive(Default)]
+    struct Model {
+        messages: Vec<(u64, usize, u64)>,
+        posted: Vec<(u64, Matching)>,
+        /// Message and receive.
+        pairs: Vec<(u64, u64)>,
+    }
+
+    impl Model {
+        /// Pairs what fits: messages in order of arrival with receives in order of posting.
+        fn settle(&mut self) {
+            for (message, peer, tag) in &self.messages {
+                if self.pairs.iter().any(|(paired, _)| paired == message) {
                     continue;
                 }
-                let wanted = [TagMatch::ANY, TagMatch::tag(tag), TagMatch::masked(tag, mask)][mask as usize % 3];
-                let expected = model.iter().position(|(tag, _)| wanted.fits(*tag));
-                let found = queue.find(wanted).map(|entry| entry.id);
-                prop_assert_eq!(found.is_some(), expected.is_some());
-                if let (Some(id), Some(place)) = (found, expected) {
-                    let (tag, number) = model.remove(place);
-                    let entry = queue.remove(id).unwrap();
-                    prop_assert_eq!(entry.tag, tag);
-                    prop_assert!(matches!(&entry.body, Body::Kept(bytes) if **bytes == number.to_le_bytes()));
+                let takes = |(receive, matching): &&(u64, Matching)| {
+                    !self.pairs.iter().any(|(_, paired)| paired == receive)
+                        && matching.takes(*peer, *tag, Context::Messages)
+                };
+                if let Some((receive, _)) = self.posted.iter().find(takes) {
+                    self.pairs.push((*message, *receive));
                 }
             }
-            // What others sent is there still.
-            while let Some(id) = queue.find(TagMatch::ANY.within(Context::Collectives)).map(|entry| entry.id) {
-                queue.remove(id);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn messages_and_receives_meet_in_order(steps in prop::collection::vec((0..5_u8, 0..6_u64, 0..3_u64, 0..4_u64), 1..150)) {
+            let (mut queue, mut model) = (Queue::default(), Model::default());
+            let mut tickets: Vec<Ticket> = Vec::new();
+            for (step, kind, peer, tag) in steps {
+                match step {
+                    0 | 1 => {
+                        let body = Body::Kept(Box::from([0_u8; 3]));
+                        let id = queue.push(peer as usize, tag, Context::Messages, body);
+                        let other = queue.push(peer as usize, tag, Context::Collectives, Body::Kept(Box::default()));
+                        queue.remove(other).unwrap();
+                        model.messages.push((id, peer as usize, tag));
+                    }
+                    2 => {
+                        let ticket = queue.post(matching(kind, peer, tag));
+                        model.posted.push((ticket.id, matching(kind, peer, tag)));
+                        tickets.push(ticket);
+                    }
+                    3 if !tickets.is_empty() => {
+                        // Received if it has a message, else cancelled.
+                        let ticket = tickets.remove(kind as usize % tickets.len());
+                        if let Some(message) = queue.assigned(ticket.id).filter(|_| tag > 0) {
+                            model.pairs.retain(|(paired, _)| *paired != message);
+                            model.messages.retain(|(id, ..)| *id != message);
+                            model.posted.retain(|(id, _)| *id != ticket.id);
+                            queue.cancel(ticket.id);
+                            queue.remove(message).unwrap();
+                        } else {
+                            model.pairs.retain(|(_, paired)| *paired != ticket.id);
+                            model.posted.retain(|(id, _)| *id != ticket.id);
+                            queue.cancel(ticket.id);
+                        }
+                    }
+                    _ => {
+                        let free = |id: &u64| !model.pairs.iter().any(|(paired, _)| paired == id);
+                        let wanted = matching(kind, peer, tag);
+                        let takes = |(id, peer, tag): &&(u64, usize, u64)| free(id) && wanted.takes(*peer, *tag, Context::Messages);
+                        let expected = model.messages.iter().find(takes).map(|(id, ..)| *id);
+                        prop_assert_eq!(queue.find(&wanted), expected);
+                        if let Some(id) = expected {
+                            prop_assert_eq!(queue.remove(id).unwrap().tag, model.messages.iter().find(|(other, ..)| *other == id).unwrap().2);
+                            model.messages.retain(|(other, ..)| *other != id);
+                        }
+                    }
+                }
+                model.settle();
+                for ticket in &tickets {
+                    let expected = model.pairs.iter().find(|(_, receive)| *receive == ticket.id).map(|(message, _)| *message);
+                    prop_assert_eq!(queue.assigned(ticket.id), expected);
+                }
+                prop_assert_eq!(queue.bytes(), (weight(3) * model.messages.len()) as u64);
             }
-            prop_assert_eq!(queue.is_empty(), model.is_empty());
-            prop_assert_eq!(queue.weight() == 0, model.is_empty());
+            for (id, ..) in model.messages {
+                queue.remove(id).unwrap();
+            }
+            prop_assert_eq!(queue.bytes(), 0);
         }
 
         #[test]
-        fn masks_are_what_they_say(tag in any::<u64>(), wanted in any::<u64>(), mask in any::<u64>()) {
+        fn masks_select_bits(tag in any::<u64>(), wanted in any::<u64>(), mask in any::<u64>()) {
             prop_assert_eq!(TagMatch::masked(wanted, mask).fits(tag), tag & mask == wanted & mask);
         }
     }

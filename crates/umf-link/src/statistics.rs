@@ -1,13 +1,13 @@
-//! [`LinkStatistics`]: what a link has carried.
+//! [`LinkStatistics`]: counters of a link.
 
 use crate::Engine;
 
-/// Messages and their bytes.
+/// A number of messages and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// How many.
+    /// Number of messages.
     pub messages: u64,
-    /// How many bytes they had together.
+    /// Bytes of all these messages.
     pub bytes: u64,
 }
 
@@ -22,44 +22,44 @@ impl Carried {
     }
 }
 
-/// What one side of a link (or a half of it) has done. Each side counts what it does itself.
+/// Counters of one process on a link. Each process counts what it does itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkStatistics {
-    /// Messages that were sent, handed over or withdrawn.
+    /// Messages that were sent, offered or handed over, withdrawn ones included.
     pub sent: Carried,
     /// Messages that were received, by engine: see [`LinkStatistics::received_by`].
     received: [Carried; Engine::ALL.len()],
     /// Messages that were received as a view.
     pub viewed: Carried,
-    /// Chunks that this side, sending, copied into the receiver's memory.
+    /// Chunks that this process, as the sender, copied into the receiver's memory.
     pub pushed: Carried,
-    /// Chunks that this side, sending, copied into bounce buffers.
+    /// Chunks that this process, as the sender, copied into its bounce area.
     pub bounced: Carried,
     /// One-sided transfers to the peer's memory.
     pub put: Carried,
-    /// From it.
+    /// One-sided transfers from the peer's memory.
     pub got: Carried,
-    /// Requests of the peer that this side has carried out for it: pieces of its transfers. Counted for both halves together.
+    /// Requests of the peer that this process carried out: pieces of the peer's transfers.
     pub served: Carried,
-    /// Messages that came before they were asked for.
+    /// Messages that came before their receive.
     pub unexpected: Carried,
-    /// Times that CMA was refused where it should have done, and another engine did it.
+    /// Times that `cma` failed.
     pub refused_cma: u64,
-    /// Times that memory of the peer could not be opened, and another engine did it.
+    /// Times that memory of the peer could not be opened.
     pub refused_mapped: u64,
-    /// Messages that were withdrawn: their sender waited no longer.
+    /// Messages that were withdrawn by this process or by the peer.
     pub withdrawn: u64,
 }
 
 impl LinkStatistics {
-    /// Messages that were received by an engine.
+    /// Returns the messages that were received by an engine.
     #[must_use]
     pub const fn received_by(&self, engine: Engine) -> Carried {
         self.received[engine as usize]
     }
 
-    /// Messages that were received, by whatever engine, or as a view.
+    /// Returns the messages that were received by any engine or as a view.
     #[must_use]
     pub fn received(&self) -> Carried {
         self.received.iter().fold(self.viewed, |sum, one| sum.and(*one))
@@ -67,24 +67,5 @@ impl LinkStatistics {
 
     pub(crate) fn add_received(&mut self, engine: Engine, length: usize) {
         self.received[engine as usize].add(length);
-    }
-
-    pub(crate) fn and(&self, other: &Self) -> Self {
-        let mut received = self.received;
-        received.iter_mut().zip(other.received).for_each(|(one, other)| *one = one.and(other));
-        Self {
-            sent: self.sent.and(other.sent),
-            received,
-            viewed: self.viewed.and(other.viewed),
-            pushed: self.pushed.and(other.pushed),
-            bounced: self.bounced.and(other.bounced),
-            put: self.put.and(other.put),
-            got: self.got.and(other.got),
-            served: self.served.and(other.served),
-            unexpected: self.unexpected.and(other.unexpected),
-            refused_cma: self.refused_cma + other.refused_cma,
-            refused_mapped: self.refused_mapped + other.refused_mapped,
-            withdrawn: self.withdrawn + other.withdrawn,
-        }
     }
 }

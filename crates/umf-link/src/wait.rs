@@ -1,49 +1,42 @@
-//! Waiting: spin, then sleep, and look after the peer meanwhile.
+//! Waiting: poll, spin, yield, then sleep on the bell, with a look after the peers in between.
+//!
+//! A wake-up costs more than most waits are long, and spinning costs a processor. So the time for which a
+//! wait spins is learned, as hypervisors do (`Documentation/virt/kvm/halt-polling.rst` of Linux): after a
+//! sleep that was short the next wait spins longer; after a long one it spins less.
+//!
+//! A thread that spins on the processor on which its peer last ran, or in a job with more ranks than
+//! processors, yields it again and again. If a yield returns at once each time, no other rank needs the
+//! processor, and the thread spins in between. If another thread takes the processor and keeps it, sleeping
+//! is best: the scheduler runs a woken thread first.
 
 use std::time::{Duration, Instant};
 
 use umf_sync::failpoint;
 
-use crate::protocol;
-use crate::shared::Shared;
-use crate::spin::{Awake, Spin};
-use crate::{Error, Result, sys};
+use crate::inbox::Inbox;
+use crate::{Error, Result, protocol, sys};
 
-/// Polls that cost nothing but themselves: an answer that is on its way is here before a processor could rest.
-const EAGER: u32 = 2000;
+/// Polls before the first look at the clock: an answer that is under way arrives within these.
+pub(crate) const EAGER: u32 = 2000;
 /// Polls between two looks at the clock.
 const BATCH: u32 = 64;
-/// The longest that anybody sleeps without looking after the peer.
+/// Longest sleep without a look after the peers.
 pub(crate) const SLICE: Duration = Duration::from_millis(25);
-/// How old the news of a peer may be.
+/// Age in milliseconds from which on the state of a peer is asked for again.
 pub(crate) const FRESH: u64 = 20;
 
-/// What a half keeps in mind from wait to wait: when it last asked whether the peer is there, and for how long it pays to spin.
-#[derive(Debug, Default)]
-pub(crate) struct Pulse {
-    asked: u64,
-    spin: Spin,
-}
+/// Time that a waiter spins before it has learned anything: less than a wake-up costs.
+const BASE: Duration = Duration::from_micros(50);
+/// A thread that gets a yielded processor back after more than this shares it with a busy one.
+const BUSY: Duration = Duration::from_micros(50);
+/// A yield that returns within this has found no other thread to run.
+const QUIET: Duration = Duration::from_micros(2);
+/// So many such yields in a row let a rank spin again where ranks share processors.
+const QUIET_YIELDS: u8 = 8;
+/// Waits that sleep at once after spinning turned out to be useless.
+const BACKOFF: u8 = 32;
 
-impl Pulse {
-    /// Whether the link can be used: asks the kernel, if that is some time ago.
-    #[inline]
-    pub(crate) fn check(&mut self, shared: &Shared) -> Result<()> {
-        shared.known()?;
-        if sys::coarse_milliseconds().wrapping_sub(self.asked) > FRESH {
-            return self.look(shared);
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn look(&mut self, shared: &Shared) -> Result<()> {
-        self.asked = sys::coarse_milliseconds();
-        shared.look()
-    }
-}
-
-/// How long to wait. The time runs from when it is first looked at, which is when there is something to wait for.
+/// The end of a wait. Its time runs from the first look at it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     timeout: Option<Duration>,
@@ -59,11 +52,11 @@ impl Limit {
         self.timeout.is_none()
     }
 
-    /// What is left; `None` is for ever.
+    /// Returns what is left; `None` is without an end.
     pub(crate) fn left(&mut self, now: Instant) -> Option<Duration> {
         let timeout = self.timeout?;
         if self.end.is_none() {
-            // Further off than clocks reach: for ever.
+            // A time beyond the range of the clock is without an end.
             self.end = Some(now.checked_add(timeout)?);
         }
         self.end.map(|end| end.saturating_duration_since(now))
@@ -73,7 +66,7 @@ impl Limit {
         self.left(now).is_some_and(|left| left.is_zero())
     }
 
-    /// What is left, and no more than `most`.
+    /// Returns what is left, at most `most`.
     pub(crate) fn at_most(&mut self, most: Duration) -> Duration {
         self.left(Instant::now()).map_or(most, |left| left.min(most))
     }
@@ -82,147 +75,387 @@ impl Limit {
         Error::TimedOut { what, milliseconds: self.milliseconds() }
     }
 
-    /// All of it; 0 if it is for ever.
+    /// Returns the whole time; 0 if there is no end.
     pub(crate) fn milliseconds(&self) -> u64 {
         self.timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
     }
 }
 
-/// How often a wait for so many links polls before it first looks at the clock, and between two looks. With more ranks than processors
-/// the rank that is waited for may need this one's.
-pub(crate) const fn polls(is_crowded: bool, links: usize) -> (u32, u32) {
-    if is_crowded || links == 0 { (1, 1) } else { (EAGER / links as u32, BATCH) }
+/// What one waiter has learned. It reads no clock and no setting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spin {
+    length: Duration,
+    /// Whether a wait ended while it spun for longer than [`BASE`].
+    paid: bool,
+    /// Waits that are to sleep at once.
+    sleeps: u8,
+    /// Yields in a row that returned at once: no other thread wanted the processor.
+    quiet: u8,
 }
 
-/// Polls until there is something, the peer is gone, or the limit is reached. `poll` is told whether this side is about to
-/// sleep, so that it says all that the peer may wait for.
-#[inline]
-pub(crate) fn wait<T>(
-    shared: &Shared,
-    pulse: &mut Pulse,
-    limit: &mut Limit,
-    what: &'static str,
-    mut poll: impl FnMut(bool) -> Result<Option<T>>,
-) -> Result<T> {
-    // Who waits does meanwhile what the peer asks for: it may wait for that.
-    let mut poll = |asleep| {
-        shared.serve()?;
-        poll(asleep)
-    };
-    for _ in 0..polls(shared.settings.is_crowded, 1).0 {
-        if let Some(found) = poll(false)? {
-            return Ok(found);
+impl Default for Spin {
+    fn default() -> Self {
+        Self { length: BASE, paid: false, sleeps: 0, quiet: 0 }
+    }
+}
+
+impl Spin {
+    /// Returns how long the next wait spins, at most `most`.
+    fn length(&self, most: Duration) -> Duration {
+        if self.sleeps > 0 { Duration::ZERO } else { self.length.min(most) }
+    }
+
+    /// Learns from a wait that slept and ended after `waited`.
+    fn slept(&mut self, waited: Duration, most: Duration) {
+        if self.sleeps > 0 {
+            // How long it would have taken awake is not known.
+            self.sleeps -= 1;
+        } else if waited > most {
+            if self.length > BASE && !self.paid {
+                self.sleeps = BACKOFF;
+                self.failed();
+            }
+            // Halved, because other waits may still be short.
+            self.length = (self.length / 2).max(BASE);
+        } else if self.length < most {
+            self.length = self.length.saturating_mul(2).min(most);
+            self.paid = false;
         }
     }
-    wait_long(shared, pulse, limit, what, poll)
+
+    /// Learns from a yield.
+    fn yielded(&mut self, time: Duration) {
+        self.quiet = if time < QUIET { self.quiet.saturating_add(1) } else { 0 };
+        if time > BUSY {
+            self.sleeps = BACKOFF;
+        }
+    }
+
+    /// Returns how often a wait polls before it looks at the clock: fewer times, if other ranks need the
+    /// processor.
+    pub(crate) const fn polls(&self, is_crowded: bool, most: u32) -> u32 {
+        match (is_crowded, self.quiet >= QUIET_YIELDS) {
+            (false, _) => most,
+            (true, true) => BATCH,
+            (true, false) => 1,
+        }
+    }
+
+    /// Learns from a wait that ended while it spun.
+    const fn spun(&mut self) {
+        self.paid = true;
+    }
+
+    /// Learns from a wait whose event did not come.
+    const fn failed(&mut self) {
+        self.length = BASE;
+        self.paid = false;
+    }
 }
 
-#[cold]
-#[inline(never)]
-fn wait_long<T>(
-    shared: &Shared,
-    pulse: &mut Pulse,
-    limit: &mut Limit,
-    what: &'static str,
-    mut poll: impl FnMut(bool) -> Result<Option<T>>,
-) -> Result<T> {
-    let most = shared.settings.spin;
-    let mut awake = Awake::new(Instant::now(), pulse.spin.length(most));
-    loop {
-        for _ in 0..polls(shared.settings.is_crowded, 1).1 {
-            if let Some(found) = poll(false)? {
-                pulse.spin.spun();
+/// A wait that spins.
+struct Spinning {
+    start: Instant,
+    /// `None`: beyond the range of the clock.
+    end: Option<Instant>,
+    yielded: Option<Instant>,
+}
+
+impl Spinning {
+    fn new(start: Instant, length: Duration) -> Self {
+        Self { start, end: start.checked_add(length), yielded: None }
+    }
+
+    /// Returns whether the wait is to sleep now. If not, yields the processor if `gives_way` says so.
+    fn is_over(&mut self, now: Instant, gives_way: impl FnOnce() -> bool, spin: &mut Spin) -> bool {
+        if let Some(yielded) = self.yielded.take() {
+            let time = now.saturating_duration_since(yielded);
+            spin.yielded(time);
+            if time > BUSY {
+                return true;
+            }
+        }
+        if self.end.is_some_and(|end| now >= end) {
+            return true;
+        }
+        if gives_way() {
+            self.yielded = Some(now);
+            std::thread::yield_now();
+        }
+        false
+    }
+}
+
+impl Inbox {
+    /// Polls until `poll` returns a value, the watched peer is gone or the limit is reached. Between
+    /// polls the inbox makes progress. `poll` is told whether this thread is about to sleep: then it
+    /// looks everywhere and publishes all for which peers may wait.
+    #[inline]
+    pub(crate) fn wait<T>(
+        &mut self,
+        watched: Option<usize>,
+        limit: &mut Limit,
+        what: &'static str,
+        mut poll: impl FnMut(&mut Self, bool) -> Result<Option<T>>,
+    ) -> Result<T> {
+        for _ in 0..self.spin.polls(self.is_crowded, EAGER) {
+            if let Some(found) = poll(self, false)? {
                 return Ok(found);
             }
-            core::hint::spin_loop();
         }
-        let now = Instant::now();
-        let over = limit.is_over(now);
-        if let Some(end) = health(shared, pulse, limit, over, what) {
-            pulse.spin.in_vain();
-            // What it did last may have come.
-            return poll(true)?.ok_or(end);
-        }
-        if awake.is_over(now, || shared.gives_way(), &mut pulse.spin) {
-            break;
-        }
+        self.wait_slow(watched, limit, what, &mut poll)
     }
-    let bell = shared.bell().word();
-    loop {
-        let seen = protocol::fall_asleep(bell);
-        failpoint!("link.asleep");
-        if let Some(found) = poll(true)? {
-            return Ok(found);
-        }
-        let left = limit.left(Instant::now()).unwrap_or(SLICE);
-        sys::sleep(bell, seen, left.min(SLICE));
-        if let Some(found) = poll(true)? {
-            pulse.spin.slept(awake.waited(), most);
-            return Ok(found);
-        }
-        let over = limit.is_over(Instant::now());
-        if let Some(end) = health(shared, pulse, limit, over, what) {
-            pulse.spin.in_vain();
-            return poll(true)?.ok_or(end);
-        }
-    }
-}
 
-/// Why waiting makes no sense any more.
-fn health(
-    shared: &Shared,
-    pulse: &mut Pulse,
-    limit: &Limit,
-    is_over: bool,
-    what: &'static str,
-) -> Option<Error> {
-    // A peer that is gone is told as that, whatever the time.
-    let there = if is_over { shared.look() } else { pulse.check(shared) };
-    match there {
-        Err(end) => Some(end),
-        Ok(()) => is_over.then(|| limit.error(what)),
+    #[cold]
+    #[inline(never)]
+    fn wait_slow<T>(
+        &mut self,
+        watched: Option<usize>,
+        limit: &mut Limit,
+        what: &'static str,
+        poll: &mut impl FnMut(&mut Self, bool) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let most = self.home.settings.spin;
+        let mut spinning = Spinning::new(Instant::now(), self.spin.length(most));
+        loop {
+            for _ in 0..self.spin.polls(self.is_crowded, BATCH) {
+                if let Some(found) = poll(self, false)? {
+                    self.spin.spun();
+                    return Ok(found);
+                }
+                core::hint::spin_loop();
+            }
+            self.progress(false);
+            let now = Instant::now();
+            if let Some(end) = self.end_of_wait(watched, limit, now, what) {
+                self.spin.failed();
+                // What the peer did last may have arrived.
+                self.drain();
+                return poll(self, true)?.ok_or(end);
+            }
+            let mut spin = self.spin;
+            let is_over = spinning.is_over(now, || self.gives_way(watched), &mut spin);
+            self.spin = spin;
+            if is_over {
+                break;
+            }
+        }
+        let home = std::sync::Arc::clone(&self.home);
+        let bell = home.bell.word();
+        loop {
+            let seen = protocol::fall_asleep(bell);
+            failpoint!("link.asleep");
+            let is_any_left = self.progress(true);
+            if let Some(found) = poll(self, true)? {
+                return Ok(found);
+            }
+            // No bell rings for what has come already.
+            if !is_any_left {
+                sys::sleep(bell, seen, limit.at_most(SLICE));
+            }
+            if let Some(found) = poll(self, true)? {
+                self.spin.slept(spinning.start.elapsed(), most);
+                return Ok(found);
+            }
+            if let Some(end) = self.end_of_wait(watched, limit, Instant::now(), what) {
+                self.spin.failed();
+                self.drain();
+                return poll(self, true)?.ok_or(end);
+            }
+        }
+    }
+
+    /// Returns why waiting is useless now, if it is.
+    fn end_of_wait(
+        &mut self,
+        watched: Option<usize>,
+        limit: &mut Limit,
+        now: Instant,
+        what: &'static str,
+    ) -> Option<Error> {
+        let is_over = limit.is_over(now);
+        let peer = watched.and_then(|index| self.peers[index].as_mut());
+        // The end of the peer is reported as that, whatever the time.
+        let state = match peer {
+            Some(peer) if is_over => peer.channel.look(),
+            Some(peer) => peer.check(),
+            None => Ok(()),
+        };
+        state.err().or_else(|| is_over.then(|| limit.error(what)))
+    }
+
+    /// Returns whether a thread that spins is to yield its processor.
+    fn gives_way(&self, watched: Option<usize>) -> bool {
+        // All yield then, and need not be told of each other's processors.
+        if self.is_crowded {
+            return true;
+        }
+        let all = self.peers.iter().enumerate();
+        let peers = all.filter(|(index, _)| watched.is_none_or(|watched| watched == *index));
+        // Each is told where this thread runs.
+        let shared = peers.filter_map(|(_, peer)| peer.as_ref());
+        shared.fold(false, |any, peer| peer.channel.gives_way() | any)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{LinkBuilder, LinkSettings};
 
+    const MOST: Duration = Duration::from_micros(1000);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// However slow the machine is: nothing takes an hour.
+    fn us(microseconds: u64) -> Duration {
+        Duration::from_micros(microseconds)
+    }
+
     #[test]
-    fn waits_are_learned_from() {
+    fn short_sleeps_lengthen_spinning() {
+        let mut spin = Spin::default();
+        let mut lengths = vec![spin.length(MOST)];
+        for _ in 0..6 {
+            spin.slept(us(120), MOST);
+            lengths.push(spin.length(MOST));
+        }
+        assert_eq!(lengths, [50, 100, 200, 400, 800, 1000, 1000].map(us));
+    }
+
+    #[test]
+    fn long_sleeps_shorten_spinning() {
+        let mut spin = Spin::default();
+        for _ in 0..5 {
+            spin.slept(MOST, MOST);
+        }
+        spin.spun();
+        for length in [1000, 500, 250, 125].map(us) {
+            assert_eq!(spin.length(MOST), length);
+            spin.slept(us(1001), MOST);
+        }
+        spin.slept(us(1001), MOST);
+        assert_eq!(spin.length(MOST), BASE);
+        spin.slept(us(3), MOST);
+        assert_eq!(spin.length(MOST), 2 * BASE);
+        spin.failed();
+        assert_eq!(spin.length(MOST), BASE);
+    }
+
+    #[test]
+    fn spinning_has_a_maximum() {
+        let mut spin = Spin::default();
+        for most in [Duration::ZERO, us(20), us(50), us(70), Duration::MAX] {
+            assert_eq!(spin.length(most), BASE.min(most));
+            for _ in 0..200 {
+                spin.slept(us(10), most);
+                assert!(spin.length(most) <= most);
+            }
+            spin.failed();
+        }
+        let now = Instant::now();
+        let mut is_over =
+            |length, after| Spinning::new(now, length).is_over(now + after, || false, &mut spin);
+        assert!(is_over(Duration::ZERO, us(0)));
+        assert!(!is_over(us(400), us(399)) && is_over(us(400), us(400)));
+        assert!(!is_over(Duration::MAX, us(1 << 40)));
+    }
+
+    #[test]
+    fn a_busy_processor_is_left_to_others() {
+        let (mut spin, now) = (Spin::default(), Instant::now());
+        spin.slept(us(10), MOST);
+        let mut spinning = Spinning::new(now, MOST);
+        // Kept, then yielded for 50 us and for 51.
+        for (after, gives_way) in [(400, false), (500, true), (550, true)] {
+            assert!(!spinning.is_over(now + us(after), || gives_way, &mut spin));
+        }
+        assert!(spinning.is_over(now + us(601), || true, &mut spin));
+        for _ in 0..BACKOFF {
+            assert_eq!(spin.length(MOST), Duration::ZERO);
+            spin.slept(us(2000), MOST);
+        }
+        // What it had learned before is kept.
+        assert_eq!(spin.length(MOST), 2 * BASE);
+    }
+
+    #[test]
+    fn ranks_that_share_processors_spin_while_yields_return_at_once() {
+        let mut spin = Spin::default();
+        assert_eq!((spin.polls(false, EAGER), spin.polls(true, EAGER)), (EAGER, 1));
+        for _ in 0..QUIET_YIELDS {
+            assert_eq!(spin.polls(true, EAGER), 1);
+            spin.yielded(us(1));
+        }
+        assert_eq!(spin.polls(true, EAGER), BATCH);
+        spin.yielded(us(3));
+        assert_eq!((spin.polls(true, EAGER), spin.sleeps), (1, 0));
+    }
+
+    #[test]
+    fn useless_spinning_backs_off() {
+        for (pays, expected) in [(true, BASE), (false, Duration::ZERO)] {
+            let mut spin = Spin::default();
+            spin.slept(us(120), MOST);
+            if pays {
+                spin.spun();
+            }
+            spin.slept(us(1001), MOST);
+            assert_eq!(spin.length(MOST), expected);
+        }
+    }
+
+    /// However slow the machine is: no wait takes an hour.
+    #[test]
+    fn an_inbox_learns_from_its_waits() {
         let settings = LinkSettings { spin: HOUR, ..LinkSettings::default() };
-        let [link, _peer] = LinkBuilder::new().settings(settings).pair();
-        let shared = Arc::clone(&link.shared);
-        let (mut pulse, first) = (Pulse::default(), Spin::default().length(HOUR));
-        // As long as it says, then two looks: before it sleeps, and after.
+        let [mut link, _peer] = LinkBuilder::new().settings(settings).pair();
+        let inbox = &mut link.inbox;
+        let first = Spin::default().length(HOUR);
+        // Two looks: before it sleeps and after.
         let mut looks = 0;
-        let mut come_while_it_sleeps = |asleep| {
+        let comes_while_asleep = |_: &mut Inbox, asleep| {
             looks += u32::from(asleep);
             Ok((looks == 2).then_some(()))
         };
-        wait(&shared, &mut pulse, &mut Limit::new(None), "a test", &mut come_while_it_sleeps).unwrap();
-        assert_eq!(pulse.spin.length(HOUR), 2 * first);
-
+        inbox.wait(Some(0), &mut Limit::new(None), "a test", comes_while_asleep).unwrap();
+        assert_eq!(inbox.spin.length(HOUR), 2 * first);
         let mut polls = 0;
-        let come_while_it_spins = |_| {
+        let comes_while_spinning = |_: &mut Inbox, _| {
             polls += 1;
             Ok((polls > EAGER).then_some(()))
         };
-        wait(&shared, &mut pulse, &mut Limit::new(None), "a test", come_while_it_spins).unwrap();
-        // It has paid, so that one long wait is no reason to sleep at once.
-        let mut after = pulse.spin;
-        after.slept(2 * HOUR, HOUR);
-        assert_eq!(after.length(HOUR), first);
-
+        inbox.wait(Some(0), &mut Limit::new(None), "a test", comes_while_spinning).unwrap();
+        assert!(inbox.spin.paid);
         let mut limit = Limit::new(Some(Duration::from_millis(1)));
-        let over = wait(&shared, &mut pulse, &mut limit, "a test", |_| Ok(None::<()>));
+        let over = inbox.wait(Some(0), &mut limit, "a test", |_, _| Ok(None::<()>));
         assert!(matches!(over, Err(Error::TimedOut { .. })));
-        assert_eq!(pulse.spin.length(HOUR), first);
+        assert_eq!(inbox.spin.length(HOUR), first);
+    }
+
+    /// Runs a test in a thread that is bound to one processor.
+    fn bound<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+        let run = || {
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(sys::processor());
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            run()
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap()
+    }
+
+    #[test]
+    fn a_thread_bound_to_one_processor_spins_too() {
+        let default = LinkSettings::default().spin;
+        assert_eq!(default.is_zero(), sys::processors() == 1);
+        assert_eq!(bound(|| LinkSettings::default().spin), default);
+    }
+
+    #[test]
+    fn the_processor_of_the_peer_is_yielded() {
+        bound(|| {
+            let [one, other] = LinkBuilder::new().pair();
+            // The other one has not published where it runs.
+            assert!(!one.inbox.gives_way(Some(0)));
+            assert!(other.inbox.gives_way(Some(0)) && one.inbox.gives_way(None));
+        });
     }
 }

@@ -1,9 +1,9 @@
-//! Messages between two processes of one machine: one copy, or none.
+//! Messages between processes of one machine: one copy, or none.
 //!
 //! ```
 //! fn main() -> umf::Result<()> {
 //!     let endpoint = umf::link::bind()?;
-//!     let address = endpoint.address(); // 128 plain bytes, as text: address.to_string()
+//!     let address = endpoint.address(); // 64 plain bytes, as text: address.to_string()
 //!
 //!     // In any other process of this user (or, here, in another thread):
 //!     let peer = std::thread::spawn(move || -> umf::Result<()> {
@@ -29,26 +29,26 @@
 //! }
 //! ```
 //!
-//! [`builder`] has the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and its importer; change what you like and
-//! bind or connect with it. `docs/link.md` says what is promised.
+//! [`builder`] has the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and its importer;
+//! change it as needed and bind, connect or join with it. `docs/link.md` says what is promised.
 
 use std::time::Duration;
 
 #[doc(inline)]
 pub use umf_link::{
-    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, KEY_SIZE,
-    KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory, Places, Portion,
-    Probed, Received, Receiver, Receives, RecvRequest, Registration, RemoteAccess, RemoteKey, SendRequest,
-    Sender, Sends, Source, Span, TagMatch, View,
+    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, Inbox,
+    KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory, Places,
+    Portion, Probed, Received, RecvRequest, Registration, RemoteAccess, RemoteKey, SendRequest, Source, Span,
+    TagMatch, View,
 };
 
 #[cfg(feature = "comm")]
 #[doc(inline)]
-pub use umf_link::{Element, Fabric, Number, Operation, Reduction};
+pub use umf_link::{Communicator, Element, Number, Operation, Reduction};
 
 use crate::{Result, importer};
 
-/// The settings of this process for its links.
+/// Returns the settings of this process for its links.
 ///
 /// # Errors
 /// As [`importer()`].
@@ -60,7 +60,7 @@ pub fn link_settings() -> Result<LinkSettings> {
     Ok(settings)
 }
 
-/// A builder with the settings and the importer of this process.
+/// Returns a builder with the settings and the importer of this process.
 ///
 /// # Errors
 /// As [`importer()`].
@@ -68,7 +68,7 @@ pub fn builder() -> Result<LinkBuilder> {
     Ok(LinkBuilder::new().settings(link_settings()?).importer(importer()?))
 }
 
-/// An endpoint that is known by its address: [`LinkBuilder::bind`].
+/// Makes an endpoint that is known by its address: [`LinkBuilder::bind`].
 ///
 /// # Errors
 /// As there; as [`importer()`].
@@ -76,7 +76,7 @@ pub fn bind() -> Result<Endpoint> {
     Ok(builder()?.bind()?)
 }
 
-/// An endpoint that is found by its name: [`LinkBuilder::named`].
+/// Makes an endpoint that is found by its name: [`LinkBuilder::named`].
 ///
 /// # Errors
 /// As there; as [`importer()`].
@@ -92,11 +92,11 @@ pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link>
     Ok(builder()?.connect(address, timeout)?)
 }
 
-/// Joins a job as one of its `size` ranks, each linked with each: [`LinkBuilder::join`].
+/// Joins a job as one of its `size` ranks: [`LinkBuilder::join`].
 ///
 /// # Errors
 /// As there; as [`importer()`].
 #[cfg(feature = "comm")]
-pub fn join(job: &str, rank: usize, size: usize) -> Result<Fabric> {
+pub fn join(job: &str, rank: usize, size: usize) -> Result<Communicator> {
     Ok(builder()?.join(job, rank, size)?)
 }

@@ -1,5 +1,5 @@
-//! What processes say to each other when they meet, what a ring says of long messages, and the kernel's table of sockets: decoding never
-//! panics, and what decodes encodes to the same.
+//! The packets that make a link, and the records of offers and blocks. Decoding never panics, and what
+//! decodes encodes to the same bytes.
 
 #![no_main]
 

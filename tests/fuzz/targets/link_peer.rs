@@ -1,8 +1,39 @@
-//! A link whose other side writes what it likes into the memory that both have: calls end, with a result or an error, and touch nothing
-//! but their own memory.
+//! A link whose peer writes any bytes into its lane. Calls end with a result or an error, and access
+//! no memory but their own.
 
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
+use std::sync::{Arc, LazyLock};
 
-fuzz_target!(|data: &[u8]| umf_link::fuzz::hostile_peer(data));
+use libfuzzer_sys::fuzz_target;
+use umf_core::{Layout, Pool, View, Visibility};
+use umf_ipc::{Exporter, ExporterSettings, Importer};
+use umf_link::Memory;
+use umf_pool_proxy::ProxyPool;
+use umf_provider_host::{HostImport, HostProvider};
+
+/// Exported memory of this process, and memory that the peer announces as its own.
+static MEMORIES: LazyLock<[Memory<'static>; 2]> = LazyLock::new(|| [memory(), memory()]);
+static IMPORTER: LazyLock<Importer> = LazyLock::new(|| {
+    Importer::builder().import(Arc::new(HostImport::new())).build().expect("an importer")
+});
+
+static EXPORTER: LazyLock<Exporter> = LazyLock::new(|| {
+    Exporter::new(ExporterSettings::default()).expect("an exporter")
+});
+static POOL: LazyLock<Arc<ProxyPool>> = LazyLock::new(|| {
+    let provider = HostProvider::builder().visibility(Visibility::Shared).isolate(true).build();
+    ProxyPool::new(provider.expect("a provider")).expect("a pool")
+});
+
+fn memory() -> Memory<'static> {
+    const SIZE: usize = 72_000;
+    let address = POOL.allocate(Layout::new(SIZE, 16).expect("a layout")).expect("a block");
+    // SAFETY: the block stays, and nothing refers into it.
+    let handle = unsafe { EXPORTER.handle(address) }.expect("a handle");
+    // SAFETY: as above.
+    let slice = unsafe { View::new(address.as_ptr().expect("host memory"), SIZE) };
+    Memory::new(&handle, slice.expect("a view")).expect("the handle's memory")
+}
+
+fuzz_target!(|data: &[u8]| umf_link::fuzz::hostile_peer(data, MEMORIES.each_ref(), &IMPORTER));

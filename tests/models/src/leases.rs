@@ -310,6 +310,7 @@ impl Leases {
 
 impl Model for Leases {
     type State = State;
+    type Packed = u128;
     type Fault = Fault;
 
     fn start(&self) -> State {

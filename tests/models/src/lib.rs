@@ -9,20 +9,27 @@
 //! need.
 //!
 //! The models assume sequential consistency. They complement `loom`, which runs the real code at
-//! small sizes. Tickets (handles in transit) get a model of their own later.
+//! small sizes. Tickets (handles in transit) have no model yet.
 //!
 //! | module | protocol |
 //! |---|---|
+//! | [`lanes`] | messages and requests of ranks whose lanes are full |
 //! | [`leases`] | opens, closes, frees and kills at one ledger slot |
 
+pub mod lanes;
 pub mod leases;
 
 use std::fmt;
+use std::hash::{BuildHasher, Hash};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 /// A protocol as states and atomic steps.
 pub trait Model {
     /// A state with all its fields.
     type State;
+    /// The compact form of a state.
+    type Packed: Clone + Eq + Hash;
     /// The name of an invariant that a state violates.
     type Fault: Copy + fmt::Debug;
 
@@ -35,11 +42,11 @@ pub trait Model {
     /// Returns the invariant that `state` violates.
     fn fault(&self, state: &Self::State) -> Option<Self::Fault>;
 
-    /// Returns a compact form of a state. Symmetric states have the same form.
-    fn pack(&self, state: &Self::State) -> u128;
+    /// Returns the compact form of a state. Symmetric states have the same form.
+    fn pack(&self, state: &Self::State) -> Self::Packed;
 
     /// Returns one of the symmetric states with this packed form.
-    fn unpack(&self, packed: u128) -> Self::State;
+    fn unpack(&self, packed: Self::Packed) -> Self::State;
 }
 
 /// What an exploration has seen.
@@ -90,7 +97,7 @@ pub fn explore<M: Model>(model: &M) -> Explored<M::Fault> {
         if at == end_of_level {
             (depth, end_of_level) = (depth + 1, seen.states.len());
         }
-        let state = model.unpack(seen.states[at]);
+        let state = model.unpack(seen.states[at].clone());
         model.steps(&state, &mut |after, _| {
             steps += 1;
             if let Some(index) = seen.insert(model.pack(&after), at)
@@ -109,13 +116,13 @@ pub fn explore<M: Model>(model: &M) -> Explored<M::Fault> {
 ///
 /// Packed states forget which of several symmetric processes is which. The path is therefore walked
 /// again from the initial state, with states that are not unpacked.
-fn trace<M: Model>(model: &M, path: &[u128]) -> Vec<String> {
+fn trace<M: Model>(model: &M, path: &[M::Packed]) -> Vec<String> {
     let mut state = model.start();
     let mut words = Vec::new();
-    for &packed in &path[1..] {
+    for packed in &path[1..] {
         let mut following = None;
         model.steps(&state, &mut |after, step| {
-            if following.is_none() && model.pack(&after) == packed {
+            if following.is_none() && model.pack(&after) == *packed {
                 words.push(step.to_string());
                 following = Some(after);
             }
@@ -125,67 +132,45 @@ fn trace<M: Model>(model: &M, path: &[u128]) -> Vec<String> {
     words
 }
 
-/// The states seen so far: a list in the order of discovery and a hash table of indices into it.
-struct Seen {
-    states: Vec<u128>,
+/// The states seen so far, in the order of discovery.
+struct Seen<P> {
+    states: Vec<P>,
     /// For each state, the index of the state from which it was first reached.
     parents: Vec<u32>,
-    /// Open addressing with linear probing: 0, or the index of a state plus 1. The length is a
-    /// power of two.
-    table: Vec<u32>,
+    /// Indices of the states.
+    table: HashTable<u32>,
+    hasher: DefaultHashBuilder,
 }
 
-impl Seen {
-    fn new(start: u128) -> Self {
-        let mut seen = Self { states: Vec::new(), parents: Vec::new(), table: vec![0; 1 << 16] };
+impl<P: Clone + Eq + Hash> Seen<P> {
+    fn new(start: P) -> Self {
+        let (table, hasher) = (HashTable::new(), DefaultHashBuilder::default());
+        let mut seen = Self { states: Vec::new(), parents: Vec::new(), table, hasher };
         seen.insert(start, 0);
         seen
     }
 
     /// Adds a state that was reached from the state `parent`. Returns its index if it is new.
-    fn insert(&mut self, state: u128, parent: usize) -> Option<usize> {
-        let mut place = self.place(state);
-        while self.table[place] != 0 {
-            if self.states[self.table[place] as usize - 1] == state {
-                return None;
-            }
-            place = (place + 1) & (self.table.len() - 1);
+    fn insert(&mut self, state: P, parent: usize) -> Option<usize> {
+        let Self { states, parents, table, hasher } = self;
+        let hash = hasher.hash_one(&state);
+        if table.find(hash, |&other| states[other as usize] == state).is_some() {
+            return None;
         }
-        let index = self.states.len();
-        self.states.push(state);
-        self.parents.push(u32::try_from(parent).expect("more than 2^32 states"));
-        self.table[place] = u32::try_from(index + 1).expect("more than 2^32 states");
-        if self.states.len() * 2 > self.table.len() {
-            self.grow();
-        }
+        let index = states.len();
+        let narrow = u32::try_from(index).expect("more than 2^32 states");
+        table.insert_unique(hash, narrow, |&other| hasher.hash_one(&states[other as usize]));
+        states.push(state);
+        parents.push(parent as u32);
         Some(index)
     }
 
-    fn place(&self, state: u128) -> usize {
-        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mixed = (state as u64).wrapping_mul(FACTOR) ^ (state >> 64) as u64;
-        // The high half of a product depends on all bits of the factors.
-        let product = u128::from(mixed) * u128::from(FACTOR);
-        ((product >> 64) as u64 ^ product as u64) as usize & (self.table.len() - 1)
-    }
-
-    fn grow(&mut self) {
-        self.table = vec![0; self.table.len() * 2];
-        for index in 0..self.states.len() {
-            let mut place = self.place(self.states[index]);
-            while self.table[place] != 0 {
-                place = (place + 1) & (self.table.len() - 1);
-            }
-            self.table[place] = index as u32 + 1;
-        }
-    }
-
     /// Returns the states from the initial one to `index`.
-    fn path(&self, mut index: usize) -> Vec<u128> {
-        let mut path = vec![self.states[index]];
+    fn path(&self, mut index: usize) -> Vec<P> {
+        let mut path = vec![self.states[index].clone()];
         while index != 0 {
             index = self.parents[index] as usize;
-            path.push(self.states[index]);
+            path.push(self.states[index].clone());
         }
         path.reverse();
         path

@@ -1,7 +1,7 @@
 //! Links, and what goes over them.
 
 mod blocks;
-mod fabric;
+mod ranks;
 mod remote;
 mod traffic;
 
@@ -27,7 +27,7 @@ pub(crate) struct Links {
     lent: Vec<(String, Lent<'static>)>,
     /// What was registered, and on which link.
     ranges: Vec<(String, Registration<'static>)>,
-    fabrics: fabric::Fabrics,
+    communicators: ranks::Communicators,
     /// Forked children that were killed.
     killed: u64,
 }
@@ -96,7 +96,7 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
         ("link-scribble", [seed, ms]) => scribble(seed, ms),
         _ => {
             return remote::obey(all, command, words)
-                .or_else(|| fabric::obey(&mut all.fabrics, command, words));
+                .or_else(|| ranks::obey(&mut all.communicators, command, words));
         }
     })
 }
@@ -141,11 +141,21 @@ fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
 /// Forks; the child may be killed at a step.
 fn child_has_no_part(all: &mut Links, name: &str) -> Answer {
     let link = all.link(name)?;
+    let mut into = [0];
+    let mut receive = link.start_recv(1 << 41, &mut into);
     // SAFETY: the child looks at the link and ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let is_none =
-            matches!(link.look(), Err(Error::Forked)) && matches!(link.send(0, &[1]), Err(Error::Forked));
+        let refused = [
+            link.look(),
+            link.send(0, &[1]),
+            link.progress(),
+            link.probe(TagMatch::ANY).map(drop),
+            link.recv_view(TagMatch::ANY).map(drop),
+            link.test_recv(&mut receive).map(drop),
+            link.finish(&mut [], core::slice::from_mut(&mut receive)),
+        ];
+        let is_none = refused.into_iter().all(|refused| matches!(refused, Err(Error::Forked)));
         // SAFETY: ends the child without running what belongs to the parent.
         unsafe { libc::_exit(i32::from(!is_none)) };
     }

@@ -1,5 +1,6 @@
-//! The steps of links: one of two processes is killed at each, while they meet, exchange messages and part. The other one is
-//! told, and has afterwards what it had before.
+//! The steps of links: one of two processes is killed at each, while they meet, exchange messages and part,
+//! as the two ends of a link or as ranks of a job. The other process gets an error, and has afterwards what
+//! it had before.
 
 use super::Failpoint;
 use umf_tests::{Actor, Census, Failure, Outcome, Sequence, spawn};
@@ -33,6 +34,7 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
         for accepts in [true, false] {
             let mut first = spawn();
             assert!(!round(&mut survivor, &mut first, accepts, 1));
+            assert!(!round_of_ranks(&mut survivor, &mut first, u64::from(accepts), spawn));
             first.finish();
         }
         survivor.ok("evict");
@@ -48,7 +50,11 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
                     let nth = if is_repeated(step) { *sequence.of(&[1, 1, 2, 7]) } else { 1 };
                     let mut victim = spawn();
                     victim.ok(&format!("arm {step} {nth} kill"));
-                    let killed = round(&mut survivor, &mut victim, accepts, sequence.number());
+                    let killed = if step.starts_with("link.rank_") || sequence.one_in(6) {
+                        round_of_ranks(&mut survivor, &mut victim, sequence.below(2), spawn)
+                    } else {
+                        round(&mut survivor, &mut victim, accepts, sequence.number())
+                    };
                     if killed {
                         tally.count(step);
                         break;
@@ -66,7 +72,7 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
 /// Whether the victim has to be who accepts (or who connects) to get to a step.
 fn accepts(step: Failpoint) -> Option<bool> {
     match step {
-        "link.listening" | "link.accepted" | "link.lane_sent" | "link.welcomed" => Some(true),
+        "link.listening" | "link.accepted" | "link.answering" | "link.welcomed" => Some(true),
         "link.connected" | "link.lane_made" | "link.proposed" => Some(false),
         _ => None,
     }
@@ -152,6 +158,35 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
     let _ = says(victim, "link-unbind end");
     survivor.ok("link-drop link");
     survivor.ok("link-unbind end");
+    if !victim.is_reaped() {
+        victim.ok("disarm");
+    }
+    victim.is_reaped()
+}
+
+/// As [`round`], with two ranks of a job. Another process then takes the place of the victim, which is
+/// `rank`: a kill leaves no word of the job that prevents this.
+fn round_of_ranks(survivor: &mut Actor, victim: &mut Actor, rank: u64, spawn: impl Fn() -> Actor) -> bool {
+    let (job, other) = (format!("kill-{}", survivor.pid()), 1 - rank);
+    survivor.ok(&format!("comm-join {job} {other} 2 -> comm"));
+    if says(victim, &format!("comm-join {job} {rank} 2 -> comm")).is_some() {
+        if rank == 0 {
+            // The victim makes the link, and not the survivor.
+            let _ = says(victim, &format!("comm-send comm {other} 9 1"));
+        }
+        survivor.send("comm-rounds comm 2");
+        let _ = says(victim, "comm-rounds comm 2");
+        survives(survivor, "comm-rounds");
+        let _ = says(victim, "comm-drop comm");
+    }
+    survivor.ok(&format!("comm-forget comm {rank}"));
+    let mut next = spawn();
+    next.ok(&format!("comm-join {job} {rank} 2 -> comm"));
+    survivor.ok(&format!("comm-send comm {rank} 5 77"));
+    assert_eq!(next.ok("comm-recv-any comm"), format!("{other} 77"));
+    next.ok("comm-drop comm");
+    next.finish();
+    survivor.ok("comm-drop comm");
     if !victim.is_reaped() {
         victim.ok("disarm");
     }

@@ -18,7 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("umf-config", &["umf-core", "umf-os"]),
     ("umf-ipc", &["umf-core", "umf-os", "umf-runtime", "umf-sync"]),
     ("umf-domain", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
-    ("umf-link", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
+    ("umf-link", &["umf-core", "umf-domain", "umf-ipc", "umf-os", "umf-sync"]),
     ("umf-cli", &["umf-rs", "umf-os"]),
     ("level-zero-sys", &[]),
     ("umf-cuda-sys", &[]),

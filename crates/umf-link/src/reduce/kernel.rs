@@ -1,14 +1,15 @@
-//! The loops. Each is written once, for a number of lanes that compilers make vectors of, and compiled twice: for what every
-//! processor of this architecture has, and for AVX2.
+//! The loops of reductions. Each is written once over a fixed number of lanes, which compilers
+//! vectorise, and compiled twice: for the baseline of the architecture, and for AVX2.
 //!
-//! One side of a loop may be memory that another process writes. Every byte of it is read once, into an array of this thread's
-//! own; all bit patterns are numbers, and no number decides where anything is read or written.
+//! One operand may be memory that another process writes. Each byte of it is read once, into an
+//! array on the stack. All bit patterns are valid numbers, and no number is used as an address or a
+//! length.
 
 use core::marker::PhantomData;
 
 use super::{Element, Operation};
 
-/// Combines so many numbers at the first place with those at the second.
+/// Combines numbers at the first address with those at the second.
 ///
 /// # Safety
 /// As [`super::Reduction::combine`]; the length is in numbers.
@@ -16,9 +17,9 @@ type Kernel = unsafe fn(*mut u8, *mut u8, usize);
 
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
-    /// The result goes to the first place.
+    /// Stores the result at the first address.
     pub into: Kernel,
-    /// The result goes to both.
+    /// Stores the result at both addresses.
     pub both: Kernel,
 }
 
@@ -30,12 +31,13 @@ trait Combine {
 const LANES: usize = 16;
 
 /// # Safety
-/// As [`Kernel`]; if `BOTH`, the second place can be written.
+/// As [`Kernel`]. If `BOTH`, the memory at the second address can be written.
 #[inline(always)]
 unsafe fn each<C: Combine, const BOTH: bool>(mine: *mut u8, theirs: *mut u8, count: usize) {
     let (mut mine, mut theirs) = (mine.cast::<[C::Of; LANES]>(), theirs.cast::<[C::Of; LANES]>());
     for _ in 0..count / LANES {
-        // SAFETY: so many numbers are there by this function's contract, and any bits are some.
+        // SAFETY: `count` numbers are there by this function's contract, and all bit patterns are
+        // valid.
         unsafe {
             let (mut one, other) = (mine.read_unaligned(), theirs.read_unaligned());
             for lane in 0..LANES {
@@ -109,7 +111,7 @@ macro_rules! combine {
         }
     )*};
 }
-// Signed and unsigned numbers have the same sums and products, and bits are bits.
+// Wrapping sums and products and bit operations are the same for signed and unsigned numbers.
 combine!(Sum, u8 u16 u32 u64, |one, other| one.wrapping_add(other));
 combine!(Product, u8 u16 u32 u64, |one, other| one.wrapping_mul(other));
 combine!(Sum, f32 f64, |one, other| one + other);
@@ -153,7 +155,7 @@ macro_rules! by_type {
     };
 }
 
-/// `None` of what is not defined.
+/// Returns the loops of an operation; `None` if it is not defined for the numbers.
 pub(super) fn find(operation: Operation, element: Element) -> Option<Kernels> {
     Some(match operation {
         Operation::Sum => by_width!(Sum, element, F32 f32, F64 f64),

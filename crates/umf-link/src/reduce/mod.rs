@@ -1,4 +1,4 @@
-//! [`Reduction`]: what becomes of two numbers, element by element.
+//! [`Reduction`]: an operation that combines two vectors of numbers, element by element.
 
 mod kernel;
 #[cfg(test)]
@@ -9,7 +9,7 @@ use core::fmt;
 use crate::{Error, Result};
 use kernel::Kernels;
 
-/// What is done with two numbers.
+/// An operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -17,25 +17,25 @@ pub enum Operation {
     Sum,
     /// Their product. Integers wrap.
     Product,
-    /// The smaller one. Of a number and a NaN: the number.
+    /// The smaller number. If one of two floats is a NaN: the other one.
     Min,
-    /// The larger one. Of a number and a NaN: the number.
+    /// The larger number. If one of two floats is a NaN: the other one.
     Max,
-    /// The bits that both have. Of integers only, as the next two.
+    /// Bitwise and. Of integers only.
     And,
-    /// The bits that either has.
+    /// Bitwise or. Of integers only.
     Or,
-    /// The bits that one of them has.
+    /// Bitwise exclusive or. Of integers only.
     Xor,
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 7] =
         [Self::Sum, Self::Product, Self::Min, Self::Max, Self::And, Self::Or, Self::Xor];
 }
 
-/// A kind of numbers, in this machine's byte order.
+/// A type of numbers, in this machine's byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each is what its name says")]
@@ -53,7 +53,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// All of them.
+    /// All kinds of numbers.
     pub const ALL: [Self; 10] = [
         Self::I8,
         Self::I16,
@@ -67,7 +67,7 @@ impl Element {
         Self::F64,
     ];
 
-    /// Bytes of one.
+    /// Returns the bytes of a number.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -85,7 +85,7 @@ mod sealed {
 
 /// A type of numbers that can be combined: the integers and floats of 8 to 64 bits.
 pub trait Number: Copy + sealed::Sealed + 'static {
-    /// Which it is.
+    /// The element of this type.
     const ELEMENT: Element;
 }
 
@@ -100,8 +100,9 @@ macro_rules! numbers {
 }
 numbers!(i8 I8, i16 I16, i32 I32, i64 I64, u8 U8, u16 U16, u32 U32, u64 U64, f32 F32, f64 F64);
 
-/// An operation on numbers of one kind: how what is received is combined with what is there
-/// ([`crate::Destination::combined`]), or the memory of several ranks ([`crate::Fabric::allreduce`]).
+/// An operation on numbers of one type. It combines a received message with the numbers that are
+/// there ([`crate::Destination::combined`]), or the memory of ranks
+/// ([`crate::Communicator::allreduce`]).
 #[derive(Clone, Copy)]
 pub struct Reduction {
     operation: Operation,
@@ -110,16 +111,16 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// Of numbers of a kind.
+    /// Returns the reduction of an operation and a type of numbers.
     ///
     /// # Errors
-    /// [`Error::NoReduction`]: bit operations of floats.
+    /// [`Error::NoReduction`]: a bit operation of floats.
     pub fn new(operation: Operation, element: Element) -> Result<Self> {
         let kernels = kernel::find(operation, element).ok_or(Error::NoReduction { operation, element })?;
         Ok(Self { operation, element, kernels })
     }
 
-    /// Of numbers of a type.
+    /// As [`Reduction::new`], for a Rust type.
     ///
     /// # Errors
     /// As [`Reduction::new`].
@@ -127,39 +128,40 @@ impl Reduction {
         Self::new(operation, T::ELEMENT)
     }
 
-    /// What is done.
+    /// Returns the operation.
     #[must_use]
     pub const fn operation(&self) -> Operation {
         self.operation
     }
 
-    /// With what.
+    /// Returns the type of numbers.
     #[must_use]
     pub const fn element(&self) -> Element {
         self.element
     }
 
-    /// Tells reductions apart: less than 128.
+    /// Returns a code below 128 that is unique to the operation and the element.
     pub(crate) const fn code(&self) -> u8 {
         self.operation as u8 * Element::ALL.len() as u8 + self.element as u8
     }
 
-    /// Combines `bytes` bytes of numbers at `from` with those at `into`, where the result goes. What remains of less than a
-    /// number is left alone. Neither has to be aligned.
+    /// Combines `bytes` bytes of numbers at `from` with those at `into`, and stores the result at
+    /// `into`. A rest of less than a number stays as it is. Neither address has to be aligned.
     ///
     /// # Safety
-    /// `into` can be written and `from` read, both as memory that others may write at the same time. They are the same, or do
-    /// not overlap.
+    /// `into` can be written and `from` read. Other processes may write both at the same time. The
+    /// two ranges are the same, or do not overlap.
     #[inline]
     pub(crate) unsafe fn combine(&self, into: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: by this function's contract.
         unsafe { (self.kernels.into)(into, from.cast_mut(), bytes / self.element.size()) };
     }
 
-    /// As [`Reduction::combine`], and the result goes to both places: each byte of either is read once and written once.
+    /// As [`Reduction::combine`], and stores the result at both addresses. Each byte is read once
+    /// and written once.
     ///
     /// # Safety
-    /// As there; `theirs` can be written, too.
+    /// As [`Reduction::combine`]; `theirs` can be written, too.
     #[inline]
     pub(crate) unsafe fn combine_both(&self, mine: *mut u8, theirs: *mut u8, bytes: usize) {
         // SAFETY: by this function's contract.

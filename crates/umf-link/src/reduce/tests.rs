@@ -1,12 +1,12 @@
-//! Against arithmetic, number by number.
+//! Compares reductions with Rust's operators, number by number.
 
 use super::*;
 use proptest::prelude::*;
 
-/// What an operation yields, by the language's own operators.
+/// The expected result of an operation, by Rust's operators.
 trait Reference: Number + PartialEq + fmt::Debug {
     fn expected(operation: Operation, one: Self, other: Self) -> Option<Self>;
-    /// A number of any bits.
+    /// Returns the number with these bits.
     fn of_bits(bits: u64) -> Self;
     fn same(self, other: Self) -> bool;
 }

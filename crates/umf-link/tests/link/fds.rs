@@ -7,7 +7,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use umf_link::{Error, Fabric};
+use umf_link::{Communicator, Error};
 
 /// All fds that this process may have.
 struct All {
@@ -42,13 +42,13 @@ fn a_look_that_cannot_be_made_is_none() {
     const LONG: Option<Duration> = Some(Duration::from_secs(10));
     const SHORT: Option<Duration> = Some(Duration::from_millis(100));
     let name = format!("fds-{}", std::process::id());
-    let mut ranks: Vec<_> = (0..3).map(|rank| Fabric::join(&name, rank, 3).unwrap()).collect();
-    for fabric in &mut ranks {
-        fabric.set_timeout(LONG);
+    let mut ranks: Vec<_> = (0..3).map(|rank| Communicator::join(&name, rank, 3).unwrap()).collect();
+    for comm in &mut ranks {
+        comm.set_timeout(LONG);
     }
     let mut byte = [0];
     ranks[1].send(0, 1, &[1]).unwrap();
-    assert_eq!(ranks[0].recv_any(1, &mut byte).unwrap().0, 1);
+    assert_eq!(ranks[0].recv_any(1, &mut byte).unwrap().from, 1);
     ranks[0].set_timeout(SHORT);
     // From the first time that it sleeps it has an fd for that.
     assert!(matches!(ranks[0].recv_any(1, &mut byte), Err(Error::TimedOut { .. })));
@@ -59,7 +59,7 @@ fn a_look_that_cannot_be_made_is_none() {
     assert!(matches!(short, Error::System { errno, .. } if errno == rustix::io::Errno::MFILE), "{short}");
     ranks[0].set_timeout(LONG);
     ranks[1].send(0, 1, &[2]).unwrap();
-    assert_eq!(ranks[0].recv_any(1, &mut byte).unwrap().0, 1);
+    assert_eq!(ranks[0].recv_any(1, &mut byte).unwrap().from, 1);
     // It lasts for a moment only.
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -71,8 +71,8 @@ fn a_look_that_cannot_be_made_is_none() {
     ranks[2].recv(0, 1, &mut byte).unwrap();
     let all = All::take();
     std::thread::scope(|scope| {
-        for fabric in &mut ranks {
-            scope.spawn(|| fabric.barrier().unwrap());
+        for comm in &mut ranks {
+            scope.spawn(|| comm.barrier().unwrap());
         }
         std::thread::sleep(Duration::from_millis(100));
         drop(all);

@@ -31,7 +31,6 @@ fn variables_of_every_shape_are_read() {
         ("UMF_IPC_LEASES", "off"),
         ("UMF_LINK_ENGINE", "cma"),
         ("UMF_LINK_TIMEOUT_MS", "9"),
-        ("UMF_LINK_ENFORCE", "yes"),
         ("UMF_SHARED_LIMITS_JOB", "8GiB"),
         ("UMF_POOL_DEFAULTS_SHARED_LIMIT", "job"),
         ("UMF_POOL_DEFAULTS_PROVIDER", "near"),
@@ -52,7 +51,7 @@ fn variables_of_every_shape_are_read() {
     assert_eq!((ipc.max_opened_handles, ipc.max_opened_bytes, ipc.importer_shards), (7, 64 << 20, Some(8)));
     assert_eq!((ipc.open_timeout.as_millis(), ipc.leases), (5, Leases::Off));
     assert_eq!(settings.link.engine.unwrap().as_str(), "cma");
-    assert!(settings.link.enforce && settings.link.timeout.unwrap().as_millis() == 9);
+    assert_eq!(settings.link.timeout.unwrap().as_millis(), 9);
     let keys = settings.pool("small").unwrap();
     assert_eq!((keys.shared_limit.as_str(), keys.provider.as_str()), ("job", "near"));
     assert_eq!(keys.on_free.as_str(), "release");

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use umf::link::{Destination, Link, Receiver, Sender, Source};
+use umf::link::{Destination, Lent, Link, SendRequest, Source};
 use umf_tests::Sequence;
 
 use super::{Memory, content, memory};
@@ -68,10 +68,9 @@ impl Message {
     }
 }
 
-/// Sends what the seed `mine` yields, and receives what `theirs` does.
-pub(super) fn both_ways(link: Link, mine: &str, theirs: &str, count: &str) -> Answer {
+/// Sends what the seed `mine` yields, and receives what `theirs` does, one message of each at a time.
+pub(super) fn both_ways(mut link: Link, mine: &str, theirs: &str, count: &str) -> Answer {
     let (mine, theirs, count): (u64, u64, u64) = (mine.parse()?, theirs.parse()?, count.parse()?);
-    let (mut sender, mut receiver) = link.split();
     let (from, into) = match OWN.get() {
         Some(own) => *own,
         None => {
@@ -79,77 +78,122 @@ pub(super) fn both_ways(link: Link, mine: &str, theirs: &str, count: &str) -> An
             *OWN.get_or_init(|| own)
         }
     };
-    let (sent, received) = std::thread::scope(|scope| {
-        let sends = scope.spawn(|| send(&mut sender, Sequence::new(mine), count, from));
-        let received = receive(&mut receiver, Sequence::new(theirs), count, into);
-        (sends.join().unwrap(), received)
-    });
-    // What is wrong with what came is more than that the link ended.
-    let received = received?;
-    sent?;
-    let all = receiver.statistics();
-    Ok(format!("sent={count} received={received} refused={}", all.refused_cma + all.refused_mapped))
-}
-
-fn send(
-    sender: &mut Sender,
-    mut sequence: Sequence,
-    count: u64,
-    memory: &'static Memory<'static>,
-) -> Result<(), Failure> {
-    for _ in 0..count {
-        let message = Message::draw(&mut sequence);
-        message.rest(0);
-        let Message { tag, size, seed, form, .. } = message;
-        let bytes = content(size, seed);
-        let part = || memory.part(0, size);
-        match form {
-            Form::Plain => sender.send(tag, &bytes)?,
-            Form::List => sender.send(tag, Source::list(bytes.chunks(1000)))?,
-            Form::Pool => {
-                part()?.slice().copy_from(&bytes);
-                sender.send(tag, part()?)?;
-            }
-            Form::Lent => {
-                part()?.slice().copy_from(&bytes);
-                sender.hand_over(tag, part()?)?.wait(sender.timeout())?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn receive(
-    receiver: &mut Receiver,
-    mut sequence: Sequence,
-    count: u64,
-    memory: &'static Memory<'static>,
-) -> Result<u64, Failure> {
-    let mut into = vec![0; LONGEST];
+    let (both, is_first) =
+        (std::env::var("UMF_LINK_ENGINE").is_ok_and(|engine| engine == "both"), mine < theirs);
+    let (mut mine, mut theirs) = (Sequence::new(mine), Sequence::new(theirs));
+    let mut buffer = vec![0; LONGEST];
     for number in 0..count {
-        let message = Message::draw(&mut sequence);
-        message.rest(1);
-        let Message { tag, size, seed, form, .. } = message;
-        let length = match (form, seed % 3) {
-            (Form::Lent, 0 | 1) => {
-                let view = receiver.recv_view(tag)?;
-                view.read(0, &mut into[..view.len()])?;
-                view.len()
+        let (message, coming) = (Message::draw(&mut mine), Message::draw(&mut theirs));
+        let bytes = content(message.size, message.seed);
+        if both {
+            // Both sides copy one message, of one side at a time.
+            if is_first {
+                message.rest(0);
+                link.send(message.tag, &bytes)?;
+                receive_alone(&mut link, number, coming, (into, &mut buffer))?;
+            } else {
+                receive_alone(&mut link, number, coming, (into, &mut buffer))?;
+                message.rest(0);
+                from.part(0, message.size)?.slice().copy_from(&bytes);
+                link.send(message.tag, from.part(0, message.size)?)?;
             }
-            (_, 0) => {
-                let length = receiver.recv(tag, memory)?.length;
-                memory.slice().range(..length).unwrap().copy_to(&mut into);
-                length
-            }
-            (_, 1) => receiver.recv(tag, Destination::list(into.chunks_mut(999)))?.length,
-            _ => receiver.recv(tag, &mut into)?.length,
+            continue;
+        }
+        message.rest(0);
+        let mut going = begin(&mut link, message, &bytes, from)?;
+        coming.rest(1);
+        let sends = match &mut going {
+            Going::Request(request) => std::slice::from_mut(&mut **request),
+            Going::Lent(_) => &mut [],
         };
-        if length != size || !holds(&into[..length], seed) {
-            return Err(Failure::new(
-                "WrongContent",
-                format!("message {number}: {message:?}, {length} came"),
-            ));
+        receive(&mut link, number, coming, sends, (into, &mut buffer))?;
+        if let Going::Lent(lent) = going {
+            lent.wait(link.timeout())?;
         }
     }
-    Ok(count)
+    let all = link.statistics();
+    Ok(format!("sent={count} received={count} refused={}", all.refused_cma + all.refused_mapped))
+}
+
+/// Receives one message by a call that waits.
+fn receive_alone(
+    link: &mut Link,
+    number: u64,
+    message: Message,
+    (memory, into): (&'static Memory<'static>, &mut [u8]),
+) -> Result<(), Failure> {
+    message.rest(1);
+    let length = if message.seed.is_multiple_of(3) {
+        let length = link.recv(message.tag, memory)?.length;
+        memory.slice().range(..length).unwrap().copy_to(into);
+        length
+    } else {
+        link.recv(message.tag, &mut *into)?.length
+    };
+    check(number, message, &into[..length])
+}
+
+fn check(number: u64, message: Message, came: &[u8]) -> Result<(), Failure> {
+    if came.len() == message.size && holds(came, message.seed) {
+        return Ok(());
+    }
+    Err(Failure::new("WrongContent", format!("message {number}: {message:?}, {} came", came.len())))
+}
+
+/// A message that is being sent.
+enum Going<'d> {
+    Request(Box<SendRequest<'d>>),
+    Lent(Lent<'d>),
+}
+
+fn begin<'d>(
+    link: &mut Link,
+    Message { tag, size, form, .. }: Message,
+    bytes: &'d [u8],
+    memory: &'static Memory<'static>,
+) -> Result<Going<'d>, Failure> {
+    let part = || memory.part(0, size);
+    if matches!(form, Form::Pool | Form::Lent) {
+        part()?.slice().copy_from(bytes);
+    }
+    Ok(match form {
+        Form::Plain => Going::Request(Box::new(link.start_send(tag, bytes)?)),
+        Form::List => Going::Request(Box::new(link.start_send(tag, Source::list(bytes.chunks(1000)))?)),
+        Form::Pool => Going::Request(Box::new(link.start_send(tag, part()?)?)),
+        Form::Lent => Going::Lent(link.hand_over(tag, part()?)?),
+    })
+}
+
+/// Receives one message while others are sent.
+fn receive(
+    link: &mut Link,
+    number: u64,
+    message: Message,
+    sends: &mut [SendRequest<'_>],
+    (memory, into): (&'static Memory<'static>, &mut [u8]),
+) -> Result<(), Failure> {
+    let Message { tag, seed, form, .. } = message;
+    let mut finish = |link: &mut Link, into: Destination<'_>| -> Result<usize, Failure> {
+        let mut receives = [link.start_recv(tag, into)];
+        link.finish(sends, &mut receives)?;
+        Ok(receives[0].received().unwrap().length)
+    };
+    let length = match (form, seed % 3) {
+        (Form::Lent, 0 | 1) => {
+            let view = link.recv_view(tag)?;
+            view.read(0, &mut into[..view.len()])?;
+            let length = view.len();
+            drop(view);
+            link.finish(sends, &mut [])?;
+            length
+        }
+        (_, 0) => {
+            let length = finish(link, memory.into())?;
+            memory.slice().range(..length).unwrap().copy_to(into);
+            length
+        }
+        (_, 1) => finish(link, Destination::list(into.chunks_mut(999)))?,
+        _ => finish(link, (&mut *into).into())?,
+    };
+    check(number, message, &into[..length])
 }

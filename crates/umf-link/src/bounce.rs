@@ -1,0 +1,153 @@
+//! Messages that go through the bounce area of their sender's lane, chunk by chunk: the sender fills while
+//! the receiver empties.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use umf_core::Access;
+use umf_sync::failpoint;
+
+use crate::channel::Channel;
+use crate::inbox::Inbox;
+use crate::layout::{self, CHUNK, CHUNKS};
+use crate::offer::{self, BOUNCE, Offer};
+use crate::parts::{Cursor, List};
+use crate::protocol::Load;
+use crate::queue::{Abandoned, Abandonments};
+use crate::receive::{LATE, Pulled, Receiving};
+use crate::{Engine, LinkStatistics, Result};
+
+/// A message that this process receives through the bounce area of a peer; one at a time for each peer.
+/// Dropping it leaves the message to other receives.
+#[derive(Debug)]
+pub(crate) struct Bouncing {
+    peer: usize,
+    id: u64,
+    offer: Offer,
+    epoch: u16,
+    /// Chunks that were emptied.
+    count: u64,
+    abandonments: Arc<Abandonments>,
+}
+
+impl Drop for Bouncing {
+    fn drop(&mut self) {
+        self.abandonments.put(Abandoned::Bounce(self.id));
+    }
+}
+
+impl Inbox {
+    /// Asks the sender of a message to fill its bounce area.
+    pub(crate) fn begin_bounce(&mut self, index: usize, id: u64, offer: Offer) -> Result<Bouncing> {
+        let abandonments = Arc::clone(&self.queue.abandonments);
+        let peer = self.peer(index);
+        let (epoch, channel) = (peer.next_epoch(), Arc::clone(&peer.channel));
+        peer.bouncing = Some(id);
+        channel.mine.word(layout::argument(offer.index, 0)).store(0, Ordering::Relaxed);
+        let request = channel.mine.word(layout::request(offer.index));
+        request.store(offer::request(offer.number, BOUNCE, epoch), Ordering::Release);
+        failpoint!("link.bounce_asked");
+        channel.notify();
+        self.queue.set_busy(id);
+        Ok(Bouncing { peer: index, id, offer, epoch, count: 0, abandonments })
+    }
+
+    /// Empties the chunks that are filled. Returns `None` if more are to come.
+    pub(crate) fn bounce(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
+        let Some(bouncing) = &mut receiving.bouncing else { return Ok(None) };
+        let (index, offer) = (bouncing.peer, &bouncing.offer);
+        let channel = match self.channel(index) {
+            Some(channel) if self.queue.get(bouncing.id).is_some() => Arc::clone(channel),
+            // The peer was removed meanwhile.
+            _ => {
+                receiving.bouncing = None;
+                return Ok(Some(Pulled::Withdrawn));
+            }
+        };
+        let all = offer.length.div_ceil(CHUNK) as u64;
+        let progress = channel.theirs.word(layout::progress(offer.index)).load(Ordering::Acquire);
+        let filled = if (progress >> 48) as u16 == bouncing.epoch { progress & ((1 << 48) - 1) } else { 0 };
+        if filled > all || filled > bouncing.count + CHUNKS {
+            return Err(channel.misbehaved("it claims to have filled buffers that were not empty"));
+        }
+        if bouncing.count < filled {
+            let time = receiving.into.0.touch(Access::ReadWrite)?;
+            while bouncing.count < filled {
+                let start = bouncing.count as usize * CHUNK;
+                let length = CHUNK.min(offer.length - start);
+                channel.populate_theirs((layout::chunk(bouncing.count), length))?;
+                let from = channel.theirs.bytes(layout::chunk(bouncing.count), length);
+                // SAFETY: a chunk that is filled, and the caller's memory, which has the whole message.
+                unsafe { receiving.into.0.cursor_at(start).copy_in(from, length) };
+                bouncing.count += 1;
+                channel.mine.word(layout::argument(offer.index, 0)).store(bouncing.count, Ordering::Release);
+                failpoint!("link.emptied");
+                channel.notify();
+            }
+            drop(time);
+        }
+        let is_whole = bouncing.count == all;
+        let is_withdrawn = !is_whole && channel.is_withdrawn(offer.index, offer.number);
+        // A receive from any peer goes on with others if the sender is gone.
+        let end = match receiving.matching.peer {
+            None if !is_whole && !is_withdrawn => self.peer(index).check().err(),
+            _ => None,
+        };
+        if !is_whole && !is_withdrawn && end.is_none() {
+            return Ok(None);
+        }
+        let Some(bouncing) = receiving.bouncing.take() else { return Ok(None) };
+        self.peer(index).bouncing = None;
+        let pulled = if is_whole {
+            self.end(index, bouncing.id, &bouncing.offer, Engine::Bounce)
+        } else if let Some(end) = end {
+            self.lose(bouncing.id, end);
+            if bouncing.count == 0 { Pulled::Withdrawn } else { Pulled::Late }
+        } else {
+            let withdrawn = self.withdrawn(index, bouncing.id);
+            if bouncing.count == 0 { withdrawn } else { Pulled::Late }
+        };
+        match pulled {
+            Pulled::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+            pulled => Ok(Some(pulled)),
+        }
+    }
+}
+
+/// Fills the bounce area with a message of this process, as far as the receiver has emptied it. `count`
+/// chunks were filled before in this attempt.
+pub(crate) fn fill(
+    channel: &Channel,
+    index: usize,
+    epoch: u16,
+    count: &mut u64,
+    list: &List<'_>,
+    statistics: &mut LinkStatistics,
+) -> Result<()> {
+    let all = list.len().div_ceil(CHUNK) as u64;
+    // Acquire: the receiver reads a chunk before it is overwritten.
+    let emptied = channel.theirs.word(layout::argument(index, 0)).load(Ordering::Acquire);
+    if emptied > *count {
+        return Err(channel.misbehaved("it claims to have emptied buffers that were not filled"));
+    }
+    if *count == all || *count == emptied + CHUNKS {
+        return Ok(());
+    }
+    let time = list.touch(Access::ReadOnly)?;
+    let done: &AtomicU64 = channel.mine.word(layout::progress(index));
+    while *count < all && *count < emptied + CHUNKS {
+        let start = *count as usize * CHUNK;
+        let length = CHUNK.min(list.len() - start);
+        channel.populate((layout::chunk(*count), length))?;
+        let to = channel.mine.bytes(layout::chunk(*count), length);
+        // SAFETY: the caller's memory, borrowed by the list; a chunk that the receiver has emptied.
+        unsafe { Cursor::at(list.parts(), start).copy_out(to.as_ptr(), length) };
+        *count += 1;
+        done.store(offer::progress(epoch, *count), Ordering::Release);
+        failpoint!("link.filled");
+        statistics.bounced.add(length);
+        channel.notify();
+    }
+    drop(time);
+    Ok(())
+}

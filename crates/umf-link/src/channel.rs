@@ -1,0 +1,466 @@
+//! [`Home`], which a process shares with all its peers, and [`Channel`], which it shares with one.
+//!
+//! Both are reference counted: guards that outlive a call ([`crate::View`], [`crate::Lent`],
+//! [`crate::Registration`]) keep what they need. Everything here can be used by several threads.
+
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use umf_ipc::Importer;
+use umf_os::process::random;
+use umf_sync::failpoint;
+
+use crate::engines::Engines;
+use crate::layout::{self, Extent, LENDS};
+use crate::protocol::{self, ARMED, ASLEEP, Futex, Load, Offered, Word};
+use crate::registry::Registry;
+use crate::shared_files::{Bell, OwnCatalog, OwnLane, PeerCatalog, PeerLane};
+use crate::sys::CloseOnFork;
+use crate::wait::{Limit, SLICE};
+use crate::{Error, LinkSettings, Result, sys};
+
+/// What all peers of an inbox see of this process: its catalog and its bell.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub catalog: OwnCatalog,
+    pub bell: Bell,
+    pub settings: LinkSettings,
+    pub importer: Option<&'static Importer>,
+    registry: Mutex<Registry>,
+    accessors: Mutex<Vec<Accessor>>,
+}
+
+/// A peer that may copy in registered ranges of this process by itself. It is kept beyond the end of its
+/// channel while it copies.
+#[derive(Clone, Debug)]
+pub(crate) struct Accessor {
+    lane: Arc<PeerLane>,
+    pid: i32,
+    channel: Weak<Channel>,
+}
+
+impl Accessor {
+    /// Returns whether the peer is in the range of a slot.
+    pub(crate) fn is_inside(&self, slot: usize) -> bool {
+        protocol::is_inside(&self.lane.word(layout::INSIDE), slot)
+    }
+
+    /// Returns whether the peer is alive, as far as that is known.
+    pub(crate) fn is_alive(&self) -> bool {
+        match self.channel.upgrade() {
+            // A peer that has closed the link is in no call on it.
+            Some(channel) => channel.look().is_ok(),
+            None => !sys::has_ended(self.pid),
+        }
+    }
+
+    fn is_needed(&self) -> bool {
+        let is_inside = || self.lane.word(layout::INSIDE).load(Ordering::Relaxed) != 0;
+        // A process that was killed in a range never leaves it.
+        self.channel.strong_count() > 0 || is_inside() && !sys::has_ended(self.pid)
+    }
+}
+
+/// The descriptors of a [`Home`], for peers that connect.
+#[derive(Debug)]
+pub(crate) struct HomeFds {
+    pub catalog: CloseOnFork,
+    pub bell: CloseOnFork,
+}
+
+impl Home {
+    pub(crate) fn create(
+        settings: LinkSettings,
+        importer: Option<&'static Importer>,
+    ) -> Result<(Arc<Self>, HomeFds)> {
+        let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
+        let failed = Error::system("creating the shared memory of a link");
+        let (catalog, catalog_fd) = OwnCatalog::create(nonce).map_err(&failed)?;
+        let (bell, bell_fd) = Bell::create().map_err(&failed)?;
+        let catalog_fd = CloseOnFork::new(catalog_fd).map_err(&failed)?;
+        let fds = HomeFds { catalog: catalog_fd, bell: CloseOnFork::new(bell_fd).map_err(failed)? };
+        let (registry, accessors) = (Mutex::new(Registry::new()), Mutex::default());
+        Ok((Arc::new(Self { catalog, bell, settings, importer, registry, accessors }), fds))
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the peers that may copy in registered ranges.
+    pub(crate) fn accessors(&self) -> Vec<Accessor> {
+        let mut accessors = self.accessors.lock().unwrap_or_else(PoisonError::into_inner);
+        accessors.retain(Accessor::is_needed);
+        accessors.clone()
+    }
+
+    fn add(&self, channel: &Arc<Channel>) {
+        let mut accessors = self.accessors.lock().unwrap_or_else(PoisonError::into_inner);
+        accessors.retain(Accessor::is_needed);
+        let (lane, pid) = (Arc::clone(&channel.theirs), channel.pid);
+        accessors.push(Accessor { lane, pid, channel: Arc::downgrade(channel) });
+    }
+
+    pub(crate) fn is_here(&self) -> bool {
+        self.catalog.is_here()
+    }
+
+    /// Populates an extent of the catalog.
+    pub(crate) fn populate(&self, extent: Extent) -> Result<()> {
+        self.catalog.populate(extent).map_err(populating())
+    }
+}
+
+fn populating() -> impl Fn(Errno) -> Error {
+    Error::system("populating the shared memory of a link")
+}
+
+/// What a peer has sent when the link was made.
+#[derive(Debug)]
+pub(crate) struct PeerFiles {
+    pub lane: PeerLane,
+    pub catalog: PeerCatalog,
+    pub bell: Bell,
+    /// Nonce of its catalog, which its keys name.
+    pub nonce: u128,
+}
+
+const ALIVE: u8 = 0;
+const GONE: u8 = 1;
+const CLOSED: u8 = 2;
+
+/// The connection with one peer. The link is closed when the last reference is dropped.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub home: Arc<Home>,
+    pub mine: OwnLane,
+    pub theirs: Arc<PeerLane>,
+    pub their_catalog: PeerCatalog,
+    pub their_nonce: u128,
+    pub engines: Engines,
+    /// The peer's pid in this pid namespace; 0 if the namespace does not show it.
+    pub pid: i32,
+    /// Whether kernel copies still work with this peer: a refusal is remembered.
+    pub kernel_copies: AtomicBool,
+    /// Number of the latest block in each slot for blocks that are handed over.
+    pub lent: [AtomicU32; LENDS],
+    their_bell: Bell,
+    /// The peer's latest request to be woken by the socket that was answered.
+    poked: AtomicU64,
+    state: AtomicU8,
+    /// The peer learns of this process's end by it, so a forked child closes it.
+    socket: CloseOnFork,
+}
+
+impl Channel {
+    pub(crate) fn new(
+        home: &Arc<Home>,
+        mine: OwnLane,
+        theirs: PeerFiles,
+        socket: OwnedFd,
+        (pid, base): (i32, u64),
+    ) -> Result<Arc<Self>> {
+        let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of the socket of a link"))?;
+        let engines = Engines::probe(&mine, (pid, base), &home.settings, home.importer.is_some());
+        tracing::debug!(pid, %engines, "link established");
+        let channel = Arc::new(Self {
+            home: Arc::clone(home),
+            mine,
+            theirs: Arc::new(theirs.lane),
+            their_catalog: theirs.catalog,
+            their_nonce: theirs.nonce,
+            kernel_copies: AtomicBool::new(engines.cma().is_ok()),
+            engines,
+            pid,
+            lent: [const { AtomicU32::new(0) }; LENDS],
+            their_bell: theirs.bell,
+            poked: AtomicU64::new(0),
+            state: AtomicU8::new(ALIVE),
+            socket,
+        });
+        home.add(&channel);
+        failpoint!("link.made");
+        Ok(channel)
+    }
+
+    pub(crate) fn settings(&self) -> &LinkSettings {
+        &self.home.settings
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(crate) const fn misbehaved(&self, what: &'static str) -> Error {
+        Error::Misbehaved { pid: self.pid, what }
+    }
+
+    /// Populates an extent of the own lane.
+    #[inline]
+    pub(crate) fn populate(&self, extent: Extent) -> Result<()> {
+        self.mine.populate(extent).map_err(populating())
+    }
+
+    /// Populates an extent of the peer's lane for reading.
+    #[inline]
+    pub(crate) fn populate_theirs(&self, extent: Extent) -> Result<()> {
+        self.theirs.populate(extent).map_err(populating())
+    }
+
+    /// Populates an extent of the peer's catalog for reading.
+    #[inline]
+    pub(crate) fn populate_catalog(&self, extent: Extent) -> Result<()> {
+        self.their_catalog.populate(extent).map_err(populating())
+    }
+
+    /// Wakes the peer if its threads sleep. To be called after a change for which they may wait.
+    #[inline(always)]
+    pub(crate) fn notify(&self) {
+        let asks = protocol::rings(self.their_bell.word());
+        if asks != 0 {
+            self.wake(asks);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, asks: u32) {
+        if asks & ASLEEP != 0 {
+            sys::wake(self.their_bell.word());
+        }
+        if asks & ARMED != 0 {
+            let armed = self.theirs.word(layout::ARMED).load(Ordering::Relaxed);
+            if self.poked.swap(armed, Ordering::Relaxed) != armed {
+                sys::poke(self.socket());
+            }
+        }
+        failpoint!("link.woken");
+    }
+
+    /// Gives a block back that the peer handed over in slot `index`.
+    #[inline]
+    pub(crate) fn give_back(&self, index: usize) {
+        Word::turn(self.mine.word(layout::GIVEN_BACK), 1 << index);
+        let asks = protocol::rings_unfenced(self.their_bell.word());
+        if asks != 0 {
+            self.wake(asks);
+        }
+    }
+
+    /// Takes an offer of the peer. Returns `false` if the peer was first to withdraw it.
+    pub(crate) fn take(&self, index: usize, number: u32) -> bool {
+        let mine = self.mine.word(layout::taken(index));
+        let is_taken = protocol::take(mine, &self.theirs.word(layout::offered(index)), number);
+        failpoint!("link.taken");
+        self.notify();
+        is_taken
+    }
+
+    /// Returns whether the peer has withdrawn an offer.
+    pub(crate) fn is_withdrawn(&self, index: usize, number: u32) -> bool {
+        let now = self.theirs.word(layout::offered(index)).load(Ordering::Acquire);
+        now != protocol::offered(number, Offered::Open)
+    }
+
+    /// Withdraws an offer. Returns `false` if the peer was first to take it. Waits for a peer that is
+    /// deciding at this moment.
+    pub(crate) fn withdraw(&self, index: usize, number: u32) -> bool {
+        if !protocol::withdraw(self.mine.word(layout::offered(index)), number) {
+            // Its slot was used again, which is done after it was taken.
+            return false;
+        }
+        failpoint!("link.withdrawn");
+        self.notify();
+        let mut limit = Limit::new(Some(self.settings().handshake));
+        loop {
+            if let Some(is_withdrawn) =
+                protocol::is_withdrawn(&self.theirs.word(layout::taken(index)), number)
+            {
+                return is_withdrawn;
+            }
+            if self.look().is_err() {
+                return true;
+            }
+            if limit.is_over(Instant::now()) {
+                tracing::warn!(
+                    pid = self.pid,
+                    "a withdrawn message may have been received: its receiver is stopped"
+                );
+                return true;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Tells the peer that this process takes part in no collective any more, and which end caused it.
+    pub(crate) fn give_up(&self, gone: Option<i32>) {
+        let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
+        self.mine.word(layout::GAVE_UP).store(1 << 32 | pid, Ordering::Release);
+        self.notify();
+    }
+
+    /// Returns what the peer has told by [`Channel::give_up`]: a pid, or 0.
+    pub(crate) fn has_given_up(&self) -> Option<i32> {
+        let told = self.theirs.word(layout::GAVE_UP).load(Ordering::Acquire);
+        (told != 0).then_some(told as i32)
+    }
+
+    /// Publishes the processor on which this thread spins. Returns whether it is to yield it, because the
+    /// peer may need it.
+    pub(crate) fn gives_way(&self) -> bool {
+        let here = sys::processor() as u64 + 1;
+        let mine = self.mine.word(layout::PROCESSOR);
+        if mine.load(Ordering::Relaxed) != here {
+            mine.store(here, Ordering::Relaxed);
+        }
+        self.theirs.word(layout::PROCESSOR).load(Ordering::Relaxed) == here
+    }
+
+    /// Returns whether the link can be used, by what is known.
+    #[inline(always)]
+    pub(crate) fn known(&self) -> Result<()> {
+        if !self.mine.is_here() {
+            return Err(Error::Forked);
+        }
+        match self.state.load(Ordering::Relaxed) {
+            ALIVE => Ok(()),
+            end => Err(self.end(end)),
+        }
+    }
+
+    /// As [`Channel::known`].
+    #[inline(always)]
+    pub(crate) fn is_known_alive(&self) -> bool {
+        self.mine.is_here() && self.state.load(Ordering::Relaxed) == ALIVE
+    }
+
+    #[cold]
+    fn end(&self, end: u8) -> Error {
+        if end == GONE { Error::PeerGone { pid: self.pid } } else { Error::Closed { pid: self.pid } }
+    }
+
+    /// Returns whether the peer has said that it closed the link.
+    #[inline(always)]
+    pub(crate) fn has_closed(&self) -> bool {
+        self.theirs.word(layout::CLOSED).load(Ordering::Acquire) != 0
+    }
+
+    /// Asks the kernel whether the peer is alive. An end is remembered.
+    pub(crate) fn look(&self) -> Result<()> {
+        self.known()?;
+        // A child that the peer made by a raw clone may keep its socket open: the pid is asked for, too.
+        let is_gone = || sys::has_hung_up(self.socket()) || sys::has_ended(self.pid);
+        // The peer sets the word before it closes the socket.
+        let end = if self.has_closed() {
+            CLOSED
+        } else if is_gone() {
+            GONE
+        } else {
+            return Ok(());
+        };
+        self.state.store(end, Ordering::Relaxed);
+        tracing::debug!(pid = self.pid, closed = end == CLOSED, "the peer of a link is gone");
+        Err(self.end(end))
+    }
+
+    /// Asks the peer to make the socket readable at its next change.
+    pub(crate) fn arm(&self) {
+        sys::drain(self.socket());
+        self.mine.word(layout::ARMED).fetch_add(1, Ordering::Relaxed);
+        Futex::set(self.home.bell.word(), ARMED);
+        <AtomicU32 as Futex>::fence();
+    }
+
+    /// Waits without an inbox until `is_done`, the peer is gone or the limit is reached.
+    pub(crate) fn wait_until(
+        &self,
+        timeout: Option<Duration>,
+        what: &'static str,
+        is_done: impl Fn() -> bool,
+    ) -> Result<()> {
+        let (mut limit, bell) = (Limit::new(timeout), self.home.bell.word());
+        for _ in 0..2000 {
+            if is_done() {
+                return Ok(());
+            }
+            core::hint::spin_loop();
+        }
+        loop {
+            let seen = protocol::fall_asleep(bell);
+            if is_done() {
+                return Ok(());
+            }
+            self.look().or_else(|end| if is_done() { Ok(()) } else { Err(end) })?;
+            if limit.is_over(Instant::now()) {
+                return if is_done() { Ok(()) } else { Err(limit.error(what)) };
+            }
+            sys::sleep(bell, seen, limit.at_most(SLICE));
+        }
+    }
+
+    /// Returns the error for memory of the peer that cannot be opened: the peer's end, if that is the
+    /// cause.
+    pub(crate) fn not_opened(&self, error: umf_ipc::Error) -> Error {
+        use umf_ipc::Error as Ipc;
+        match (self.look(), error) {
+            (Err(end), _) => end,
+            // The handle may be of another process's memory.
+            (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
+                if i64::from(pid) == i64::from(self.pid) =>
+            {
+                Error::PeerGone { pid: self.pid }
+            }
+            (Ok(()), error) => Error::Open { pid: self.pid, error },
+        }
+    }
+
+    /// Returns the error for a copy that the kernel refuses. A permanent refusal is remembered.
+    pub(crate) fn refused(&self, errno: Errno, call: &'static str) -> Error {
+        if let Err(end) = self.look() {
+            return end;
+        }
+        // The memory of a process goes before its socket is closed.
+        if errno == Errno::SRCH {
+            return Error::PeerGone { pid: self.pid };
+        }
+        if matches!(errno, Errno::PERM | Errno::NOSYS) {
+            self.kernel_copies.store(false, Ordering::Relaxed);
+        }
+        Error::system(call)(errno)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if self.mine.is_here() {
+            self.mine.word(layout::CLOSED).store(1, Ordering::Release);
+            failpoint!("link.closed");
+            self.notify();
+            failpoint!("link.left");
+            self.home.accessors.lock().unwrap_or_else(PoisonError::into_inner).retain(Accessor::is_needed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared_files::OwnLane;
+
+    #[test]
+    fn lane_of_a_peer_that_was_killed_in_a_range_is_released() {
+        let (own, fd) = OwnLane::create(1).unwrap();
+        own.word(layout::INSIDE).store(5, Ordering::Relaxed);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id().cast_signed();
+        child.wait().unwrap();
+        for (pid, is_needed) in [(std::process::id().cast_signed(), true), (dead, false)] {
+            let lane = Arc::new(PeerLane::adopt(&fd, 1).unwrap().unwrap());
+            let accessor = Accessor { lane, pid, channel: Weak::new() };
+            assert!(accessor.is_inside(4));
+            assert_eq!(accessor.is_needed(), is_needed);
+        }
+    }
+}

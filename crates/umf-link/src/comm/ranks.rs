@@ -1,0 +1,322 @@
+//! [`Ranks`]: the other ranks of a job, as one of them knows them. A thread accepts connections, so that a
+//! rank that computes can be linked.
+//!
+//! Two ranks may connect to each other at the same time. Then the link is the one that the lower rank
+//! makes: the lower one refuses the other's connection while it connects itself.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use umf_os::background;
+use umf_sync::{failpoint, fork};
+
+use super::meeting::{Meeting, Member};
+use crate::channel::{Channel, Home, HomeFds};
+use crate::endpoint::{self, Endpoint, Guest};
+use crate::{Error, LinkAddress, LinkBuilder, Result, sys};
+
+/// Words of a refusal: connect later, or the size of the job is another one.
+const LATER: [u32; 4] = [1, 0, 0, 0];
+const OTHER_SIZE: u32 = 2;
+/// Pause of the thread after an error, which may pass (no descriptors).
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How a rank is linked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    #[default]
+    None,
+    /// This rank connects.
+    Connecting,
+    /// There is a link with this process, or it is being made.
+    Linked(u32),
+}
+
+/// A link that another rank has made.
+pub(super) type Met = (usize, Arc<Channel>);
+
+#[derive(Debug)]
+struct State {
+    ways: Vec<Way>,
+    /// How many links there were with each rank.
+    links: Vec<u32>,
+    met: Vec<Met>,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    // Dropped first: a rank that leaves says so before it stops listening.
+    meeting: Meeting,
+    endpoint: Endpoint,
+    home: Arc<Home>,
+    fds: HomeFds,
+    me: usize,
+    size: usize,
+    state: Mutex<State>,
+    /// Whether something was put into `met`; then the bell is rung.
+    has_news: AtomicBool,
+}
+
+/// The ranks of a job.
+#[derive(Debug)]
+pub(super) struct Ranks {
+    inner: ManuallyDrop<Arc<Inner>>,
+    thread: ManuallyDrop<background::Thread>,
+    job: String,
+    /// Incarnations that are not waited for: those that had ended when this rank joined, and those that
+    /// were forgotten.
+    stale: Vec<u64>,
+    process: u32,
+}
+
+fn is_gone(address: &[u8; 64]) -> bool {
+    match LinkAddress::from_bytes(address) {
+        Ok(address) => sys::is_free(address.socket().as_bytes()).unwrap_or(false),
+        // A slot that does not hold an address is of no process.
+        Err(_) => true,
+    }
+}
+
+impl Ranks {
+    pub(super) fn join(
+        builder: &LinkBuilder,
+        job: &str,
+        me: usize,
+        size: usize,
+    ) -> Result<(Self, Arc<Home>)> {
+        let meeting = Meeting::join(job, me, size, is_gone)?;
+        let (home, fds) = Home::create(builder.settings.clone(), builder.importer)?;
+        let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique()?)?;
+        let address = endpoint.address().to_bytes();
+        let (ways, links) = (vec![Way::None; size], vec![0; size]);
+        let state = Mutex::new(State { ways, links, met: Vec::new(), is_closed: false });
+        let (shared, has_news) = (Arc::clone(&home), AtomicBool::new(false));
+        let inner = Arc::new(Inner { endpoint, home: shared, fds, me, size, state, has_news, meeting });
+        let serving = Arc::clone(&inner);
+        let thread =
+            background::spawn(c"umf-ranks", 256 << 10, move || serving.serve()).map_err(|error| {
+                let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+                Error::system("starting the thread of a communicator")(errno)
+            })?;
+        let ended = |rank| {
+            let member =
+                inner.meeting.member(rank).filter(|member| member.has_left || is_gone(&member.address));
+            member.map_or(0, |member| member.incarnation)
+        };
+        let stale = (0..size).map(ended).collect();
+        let ranks = Self {
+            inner: ManuallyDrop::new(inner),
+            thread: ManuallyDrop::new(thread),
+            job: job.to_owned(),
+            stale,
+            process: fork::generation(),
+        };
+        // Last: others learn of this rank when nothing can keep it from joining any more.
+        ranks.inner.meeting.publish(&address)?;
+        Ok((ranks, home))
+    }
+
+    /// Returns whether they are this process's and not its parent's.
+    pub(super) fn is_here(&self) -> bool {
+        self.process == fork::generation()
+    }
+
+    pub(super) fn changes(&self) -> u32 {
+        self.inner.meeting.changes()
+    }
+
+    /// Returns whether [`Ranks::take`] has something.
+    pub(super) fn has_news(&self) -> bool {
+        self.inner.has_news.load(Ordering::Acquire)
+    }
+
+    /// Takes the links that other ranks have made.
+    pub(super) fn take(&self) -> Vec<Met> {
+        if !self.inner.has_news.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        core::mem::take(&mut self.inner.state().met)
+    }
+
+    /// Lets another link be made with a rank. The process that was the rank is not waited for any more, if
+    /// it was linked as `pid` or has ended.
+    pub(super) fn forget(&mut self, rank: usize, pid: Option<u32>) {
+        self.inner.state().ways[rank] = Way::None;
+        let Some(member) = self.member(rank) else { return };
+        let is_it = pid == Some(member.pid.unsigned_abs());
+        if is_it || member.has_left || is_gone(&member.address) {
+            self.stale[rank] = member.incarnation;
+        }
+    }
+
+    /// Marks a rank as linked, whose link was kept aside.
+    pub(super) fn keep(&self, rank: usize, pid: u32) {
+        self.inner.state().ways[rank] = Way::Linked(pid);
+    }
+
+    pub(super) fn absent(&self, rank: usize, milliseconds: u64) -> Error {
+        Error::RankAbsent { job: self.job.clone(), rank, milliseconds }
+    }
+
+    fn member(&self, rank: usize) -> Option<Member> {
+        self.inner.meeting.member(rank).filter(|member| member.incarnation != self.stale[rank])
+    }
+
+    /// Returns how the process that is a rank has ended, if it has, and no link with it is on its way.
+    pub(super) fn end(&self, rank: usize) -> Option<Error> {
+        let member = self.member(rank)?;
+        if !member.has_left && !is_gone(&member.address) {
+            return None;
+        }
+        // Looked at last: after this it begins no link.
+        let is_coming = matches!(self.inner.state().ways[rank], Way::Linked(_));
+        let pid = member.pid;
+        let end = if member.has_left { Error::Closed { pid } } else { Error::PeerGone { pid } };
+        (!is_coming).then_some(end)
+    }
+
+    /// Tries once to link a rank, for at most `patience`. Returns `None` if the rank has not joined, cannot
+    /// be reached now, or makes the link itself: then it comes by [`Ranks::take`].
+    ///
+    /// # Errors
+    /// That of [`Ranks::end`]; [`Error::OtherSize`]; [`Error::System`].
+    pub(super) fn call(&self, rank: usize, patience: Duration) -> Result<Option<Arc<Channel>>> {
+        let inner = &**self.inner;
+        let Some(member) = self.member(rank) else { return Ok(None) };
+        if member.has_left {
+            return self.end(rank).map_or(Ok(None), Err);
+        }
+        let links = {
+            let mut state = inner.state();
+            if matches!(state.ways[rank], Way::Linked(_)) {
+                return Ok(None);
+            }
+            state.ways[rank] = Way::Connecting;
+            state.links[rank]
+        };
+        failpoint!("link.rank_calling");
+        let called = inner.connect(&member, patience, links);
+        let mut state = inner.state();
+        let way = &mut state.ways[rank];
+        match &called {
+            Ok(Some(channel)) => {
+                *way = Way::Linked(channel.pid.unsigned_abs());
+                state.links[rank] += 1;
+            }
+            // Unless the rank has connected meanwhile.
+            _ if *way == Way::Connecting => *way = Way::None,
+            _ => {}
+        }
+        drop(state);
+        match called {
+            Ok(None) => self.end(rank).map_or(Ok(None), Err),
+            called => called,
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connect(&self, member: &Member, patience: Duration, links: u32) -> Result<Option<Arc<Channel>>> {
+        let Ok(address) = LinkAddress::from_bytes(&member.address) else { return Ok(None) };
+        let words = [1, self.me as u32, self.size as u32, links];
+        match endpoint::connect(&self.home, &self.fds, &address, Some(patience), words) {
+            Ok(Ok(channel)) => Ok(Some(channel)),
+            Ok(Err([OTHER_SIZE, theirs, ..])) => {
+                Err(Error::OtherSize { theirs: theirs as usize, mine: self.size })
+            }
+            Ok(Err(_)) => Ok(None),
+            Err(error @ Error::System { .. }) => Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "a rank cannot be linked");
+                Ok(None)
+            }
+        }
+    }
+
+    fn serve(&self) {
+        loop {
+            let guest = self.endpoint.guest(None);
+            if self.state().is_closed {
+                return;
+            }
+            match guest {
+                Ok(guest) => self.welcome(guest),
+                Err(error) => {
+                    tracing::warn!(%error, "a rank cannot be accepted");
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    fn welcome(&self, guest: Guest) {
+        let pid = guest.pid.unsigned_abs();
+        let [is_rank, rank, size, links] = guest.hello.words;
+        let (rank, size) = (rank as usize, size as usize);
+        if is_rank != 1 || size != self.size || rank >= size || rank == self.me {
+            return guest.refuse([OTHER_SIZE, self.size as u32, 0, 0]);
+        }
+        let is_mine = {
+            let mut state = self.state();
+            let had = state.links[rank];
+            let way = &mut state.ways[rank];
+            let is_mine = match *way {
+                Way::None => true,
+                Way::Connecting => rank < self.me,
+                // Another process in its place; or it has dropped a link that this rank has not dropped.
+                Way::Linked(other) => other != pid || links >= had,
+            };
+            if is_mine {
+                *way = Way::Linked(pid);
+            }
+            is_mine
+        };
+        if !is_mine {
+            return guest.refuse(LATER);
+        }
+        let channel = match guest.welcome(&self.home, &self.fds) {
+            Ok(channel) => channel.filter(|channel| endpoint::has_agreed(channel)),
+            Err(error) => {
+                tracing::warn!(%error, rank, "a rank cannot be accepted");
+                None
+            }
+        };
+        let mut state = self.state();
+        let Some(channel) = channel else {
+            if state.ways[rank] == Way::Linked(pid) {
+                state.ways[rank] = Way::None;
+            }
+            return;
+        };
+        state.links[rank] += 1;
+        state.met.push((rank, channel));
+        drop(state);
+        failpoint!("link.rank_met");
+        self.has_news.store(true, Ordering::Release);
+        self.home.bell.ring();
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            // The thread runs in the parent and may hold the lock: nothing of it is touched.
+            return;
+        }
+        self.inner.state().is_closed = true;
+        self.inner.endpoint.close();
+        // SAFETY: neither is used afterwards.
+        let (thread, inner) =
+            unsafe { (ManuallyDrop::take(&mut self.thread), ManuallyDrop::take(&mut self.inner)) };
+        thread.join();
+        drop(inner);
+    }
+}

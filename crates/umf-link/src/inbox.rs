@@ -1,0 +1,567 @@
+//! [`Inbox`]: all that one thread of a process sends to and receives from its peers.
+//!
+//! A link is an inbox with one peer, a communicator one with a peer for each rank. While a call waits, it
+//! reads all lanes: messages go to the tag queue, requests of peers are answered. (A receive whose message
+//! is there reads one lane, and all of them every [`FAST`] times.) So two processes that wait for each other's lanes do not block each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use core::sync::atomic::Ordering;
+
+use umf_core::Access;
+
+use crate::channel::{Channel, Home};
+use crate::handles::{HandleTable, KnownHandles};
+use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
+use crate::offer::{INLINE, LEND, Lend, OFFER, Offer, REQUEST};
+use crate::parts::List;
+use crate::queue::{Abandoned, Body, Context, Matching, Queue, weight};
+use crate::receive::{Received, Receiving};
+use crate::requests::Requests;
+use crate::ring::{Reader, Record, Writer, unknown_kind};
+use crate::send::Outgoing;
+use crate::wait::{FRESH, Spin};
+use crate::{Engine, Error, LinkStatistics, Result, TagMatch, sys};
+
+/// Records that are read from one lane before others get their turn.
+const BUDGET: usize = 32;
+/// Lanes that a receive from any peer polls in rotation, and those that it polls each time because they
+/// had a message lately.
+const ROTATION: usize = 8;
+const RECENT: usize = 4;
+/// Memory that messages may take which a peer sends after it was asked to announce only: more than what
+/// its rings hold.
+const OVERRUN: usize = 256 << 10;
+/// Receives in a row that may read one lane alone.
+const FAST: u8 = 128;
+
+/// A peer, as the inbox knows it. No other process can write this.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub channel: Arc<Channel>,
+    pub writer: Writer,
+    pub reader: Reader,
+    pub outgoing: Outgoing,
+    pub handles: KnownHandles,
+    pub requests: Requests,
+    /// Attempts to fetch a message, which tell the words of one from those of others.
+    epoch: u16,
+    /// The message that goes through the bounce area of the peer's lane.
+    pub bouncing: Option<u64>,
+    pub statistics: LinkStatistics,
+    /// When the kernel was asked for its state.
+    checked: u64,
+    /// Messages in the queue, by the slot of their offer.
+    offers: Vec<u64>,
+    /// Memory of messages that came although only announcements were asked for.
+    overrun: usize,
+    /// Why its lane is not read any more.
+    broken: Option<Error>,
+}
+
+impl Peer {
+    fn new(channel: Arc<Channel>) -> Self {
+        Self {
+            channel,
+            writer: Writer::new(),
+            reader: Reader::new(),
+            outgoing: Outgoing::new(),
+            handles: KnownHandles::default(),
+            requests: Requests::new(),
+            epoch: 0,
+            bouncing: None,
+            statistics: LinkStatistics::default(),
+            checked: 0,
+            offers: Vec::new(),
+            overrun: 0,
+            broken: None,
+        }
+    }
+
+    /// Returns a number for the next attempt, never 0.
+    pub(crate) const fn next_epoch(&mut self) -> u16 {
+        self.epoch = match self.epoch.wrapping_add(1) {
+            0 => 1,
+            epoch => epoch,
+        };
+        self.epoch
+    }
+
+    /// Returns whether the peer can be used. Asks the kernel if the latest answer is old.
+    #[inline]
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.channel.known()?;
+        if sys::coarse_milliseconds().wrapping_sub(self.checked) > FRESH {
+            return self.look();
+        }
+        Ok(())
+    }
+
+    /// As [`Peer::check`], where the kernel need not be asked.
+    #[inline]
+    pub(crate) fn is_fresh(&self) -> bool {
+        let age = sys::coarse_milliseconds().wrapping_sub(self.checked);
+        age <= FRESH && self.channel.is_known_alive() && !self.channel.has_closed()
+    }
+
+    /// Ends reading of its lane. Its next check reports the error.
+    pub(crate) fn set_broken(&mut self, error: Error) {
+        self.broken = Some(error);
+        self.checked = 0;
+    }
+
+    #[cold]
+    fn look(&mut self) -> Result<()> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        self.checked = sys::coarse_milliseconds();
+        self.channel.look()
+    }
+}
+
+/// What a poll looks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'w> {
+    pub matching: Matching,
+    /// The receive, if it is posted.
+    pub posted: Option<u64>,
+    /// Memory for a short message.
+    pub into: Option<&'w List<'w>>,
+}
+
+/// A message that a poll found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It was received.
+    Whole(Received),
+    /// It is in the queue.
+    Queued(u64),
+    /// It is a block that is handed over: the next record of this peer, which stays.
+    Next(usize, u64, Lend),
+}
+
+/// All that one thread sends to and receives from its peers. It is part of [`crate::Link`] and
+/// [`crate::Communicator`], which have its functions.
+#[derive(Debug)]
+pub struct Inbox {
+    pub(crate) home: Arc<Home>,
+    pub(crate) peers: Vec<Option<Box<Peer>>>,
+    pub(crate) queue: Queue,
+    pub(crate) handles: HandleTable,
+    pub(crate) spin: Spin,
+    /// Whether there are more ranks than processors: a rank that waits yields at once.
+    pub(crate) is_crowded: bool,
+    pub(crate) timeout: Option<Duration>,
+    /// Longest message that goes in a ring.
+    pub(crate) inline_max: usize,
+    /// Buffer for kernel copies of what is to be combined.
+    pub(crate) stage: Vec<u8>,
+    /// Where receives from any peer go on.
+    cursor: usize,
+    recent: [usize; RECENT],
+    /// Whether peers are asked to announce only.
+    announces: bool,
+    /// Receives since all lanes were read.
+    fast: u8,
+}
+
+impl Inbox {
+    pub(crate) fn new(home: Arc<Home>, peers: usize) -> Self {
+        let (timeout, inline_max) = (home.settings.timeout, home.settings.inline_max());
+        Self {
+            home,
+            peers: (0..peers).map(|_| None).collect(),
+            queue: Queue::default(),
+            handles: HandleTable::new(),
+            spin: Spin::default(),
+            is_crowded: false,
+            timeout,
+            inline_max,
+            stage: Vec::new(),
+            cursor: 0,
+            recent: [0; RECENT],
+            announces: false,
+            fast: 0,
+        }
+    }
+
+    pub(crate) fn insert(&mut self, index: usize, channel: Arc<Channel>) {
+        self.peers[index] = Some(Box::new(Peer::new(channel)));
+    }
+
+    /// Removes a peer and its messages.
+    pub(crate) fn remove(&mut self, index: usize) -> Option<Arc<Channel>> {
+        self.queue.remove_peer(index);
+        self.relax();
+        let peer = self.peers[index].take()?;
+        for announced in peer.outgoing.announced() {
+            self.handles.unpin(announced);
+        }
+        Some(Arc::clone(&peer.channel))
+    }
+
+    /// Returns a peer that was linked.
+    #[inline]
+    pub(crate) fn peer(&mut self, index: usize) -> &mut Peer {
+        // Callers link a peer before they use its index.
+        self.peers[index].as_mut().unwrap_or_else(|| unreachable!("peer {index} is linked"))
+    }
+
+    pub(crate) fn channel(&self, index: usize) -> Option<&Arc<Channel>> {
+        self.peers[index].as_ref().map(|peer| &peer.channel)
+    }
+
+    /// Removes what its holders have dropped.
+    #[inline]
+    pub(crate) fn sweep(&mut self) {
+        for abandoned in self.queue.abandonments.take() {
+            match abandoned {
+                Abandoned::Receive(id) => self.queue.cancel(id),
+                Abandoned::Bounce(id) => {
+                    for peer in self.peers.iter_mut().flatten().filter(|peer| peer.bouncing == Some(id)) {
+                        peer.bouncing = None;
+                        self.queue.release(id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks for a message in the lanes. What comes before it goes to the queue; so does the message
+    /// itself, unless it is short and fits `into`.
+    #[inline]
+    pub(crate) fn poll(&mut self, wanted: &Wanted<'_>, asleep: bool) -> Result<Option<Found>> {
+        match wanted.matching.peer {
+            Some(index) => self.poll_peer(index, wanted, asleep),
+            None => self.poll_any(wanted, asleep),
+        }
+    }
+
+    #[inline]
+    fn poll_peer(&mut self, index: usize, wanted: &Wanted<'_>, asleep: bool) -> Result<Option<Found>> {
+        for _ in 0..BUDGET {
+            let Some(peer) = &mut self.peers[index] else { return Ok(None) };
+            let Some(record) = peek(peer)? else {
+                if asleep {
+                    peer.reader.publish_all(&peer.channel);
+                }
+                return Ok(None);
+            };
+            let Record { kind, context, tag, length } = record;
+            if kind == REQUEST {
+                self.serve(index, length)?;
+                continue;
+            }
+            let is_wanted = match self.queue.taker(index, tag, context) {
+                Some(receive) => wanted.posted == Some(receive),
+                None => wanted.posted.is_none() && wanted.matching.takes(index, tag, context),
+            };
+            match (kind, wanted.into) {
+                (INLINE, Some(into)) if is_wanted && into.takes(length) => {
+                    let time = into.touch(Access::ReadWrite)?;
+                    let mut cursor = into.cursor();
+                    // SAFETY: the caller's memory, which has at least that length; `read` yields memory
+                    // of the lane.
+                    peer.reader.read(&peer.channel, length, |from, count| unsafe {
+                        cursor.copy_in(from, count);
+                    });
+                    drop(time);
+                    peer.statistics.add_received(Engine::Inline, length);
+                    return Ok(Some(Found::Whole(Received {
+                        from: index,
+                        tag,
+                        length,
+                        engine: Engine::Inline,
+                    })));
+                }
+                (LEND, None) if is_wanted && length == 8 * Lend::WORDS => {
+                    let lend = Lend::decode(&peer.reader.words::<{ Lend::WORDS }>(&peer.channel));
+                    let lend = lend.ok_or(peer.channel.misbehaved("it hands over an impossible block"))?;
+                    return Ok(Some(Found::Next(index, tag, lend)));
+                }
+                _ => {
+                    let id = self.keep(index, record, is_wanted)?;
+                    if is_wanted {
+                        return Ok(Some(Found::Queued(id)));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Receives a short message of one peer if it comes soon and nothing else is to be done. The fast path of
+    /// [`crate::Link::recv`]: no error is made on it.
+    #[inline]
+    pub(crate) fn recv_fast(
+        &mut self,
+        index: usize,
+        wanted: TagMatch,
+        into: &List<'_>,
+        times: u32,
+    ) -> Option<Received> {
+        let is_idle = self.queue.is_idle() && !into.is_bracketed();
+        let peer = self.peers[index].as_mut().filter(|peer| is_idle && peer.broken.is_none())?;
+        let (tag, length) = peer.reader.spin_for_inline(&peer.channel, times)?;
+        if !wanted.fits(tag) || !into.takes(length) {
+            return None;
+        }
+        let mut cursor = into.cursor();
+        // SAFETY: the caller's memory, which has at least that length; `read` yields memory of the lane.
+        peer.reader.read(&peer.channel, length, |from, count| unsafe { cursor.copy_in(from, count) });
+        peer.statistics.add_received(Engine::Inline, length);
+        self.count_received();
+        Some(Received { from: index, tag, length, engine: Engine::Inline })
+    }
+
+    /// Reads all lanes once in a while: receives that find their message at once would not.
+    #[inline]
+    fn count_received(&mut self) {
+        self.fast = (self.fast + 1) % FAST;
+        if self.fast == 0 && self.peers.len() > 1 {
+            self.progress(false);
+        }
+    }
+
+    fn poll_any(&mut self, wanted: &Wanted<'_>, asleep: bool) -> Result<Option<Found>> {
+        let count = self.peers.len();
+        let rotation = if asleep { count } else { count.min(ROTATION) };
+        let start = self.cursor;
+        self.cursor = (start + rotation) % count.max(1);
+        let lanes = (start..start + rotation).map(|at| at % count);
+        let recent = self.recent.into_iter().filter(|_| rotation < count);
+        for index in lanes.chain(recent) {
+            match self.poll_peer(index, wanted, asleep) {
+                Ok(None) => {}
+                Ok(found) => {
+                    self.cursor = (index + 1) % count;
+                    if !self.recent.contains(&index) {
+                        self.recent.rotate_right(1);
+                        self.recent[0] = index;
+                    }
+                    return Ok(found);
+                }
+                // The caller reports the end of a peer in its own time.
+                Err(error) if error.is_final() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Moves the next record of a peer to the queue.
+    #[cold]
+    pub(crate) fn keep(&mut self, index: usize, record: Record, is_wanted: bool) -> Result<u64> {
+        let Record { kind, context, tag, length } = record;
+        let Self { peers, queue, home, announces, .. } = self;
+        let Some(peer) = &mut peers[index] else { return Err(Error::OtherLink) };
+        let channel = Arc::clone(&peer.channel);
+        let mut slot = None;
+        let body = match kind {
+            INLINE => {
+                peer.overrun += if *announces { weight(length) } else { 0 };
+                if peer.overrun > OVERRUN {
+                    return Err(channel.misbehaved("it sends data though it was asked to announce only"));
+                }
+                Body::Kept(peer.reader.read_bytes(&channel, length))
+            }
+            OFFER => {
+                let words = peer.reader.read_words(&channel, length)?;
+                let offer =
+                    Offer::decode(&words).ok_or(channel.misbehaved("it makes an impossible offer"))?;
+                slot = Some(offer.index);
+                Body::Offered(Box::new(offer))
+            }
+            LEND => {
+                let words = peer.reader.read_words(&channel, length)?;
+                let lend = Lend::decode(&words);
+                let lend = lend.ok_or(channel.misbehaved("it hands over an impossible block"))?;
+                slot = Some(OFFERS + lend.index);
+                Body::Lent(lend)
+            }
+            _ => return Err(unknown_kind(&channel)),
+        };
+        if !is_wanted {
+            peer.statistics.unexpected.add(body.len());
+        }
+        if let Some(slot) = slot {
+            // A slot is used again when its message was taken or withdrawn: so the queue is bounded.
+            if peer.offers.len() <= slot {
+                peer.offers.resize(slot + 1, 0);
+            }
+            let before = core::mem::take(&mut peer.offers[slot]);
+            if peer.bouncing != Some(before) && queue.remove(before).is_some() {
+                peer.statistics.withdrawn += 1;
+            }
+        }
+        let id = queue.push(index, tag, context, body);
+        if let Some(slot) = slot {
+            peer.offers[slot] = id;
+        }
+        if !*announces && queue.bytes() > home.settings.max_unexpected {
+            *announces = true;
+            home.catalog.word(ANNOUNCE_ONLY).store(1, Ordering::Relaxed);
+            tracing::debug!(bytes = queue.bytes(), "peers are asked to announce messages only");
+        }
+        Ok(id)
+    }
+
+    /// Lets peers send data again when enough of it was received.
+    pub(crate) fn relax(&mut self) {
+        if self.announces && self.queue.bytes() <= self.home.settings.max_unexpected / 2 {
+            self.announces = false;
+            self.home.catalog.word(ANNOUNCE_ONLY).store(0, Ordering::Relaxed);
+            for peer in self.peers.iter_mut().flatten() {
+                peer.overrun = 0;
+                // A sender with `engine = inline` waits for it.
+                peer.channel.notify();
+            }
+        }
+    }
+
+    /// Reads what has come in all lanes, at most [`BUDGET`] records of each, and answers requests of
+    /// peers. Returns whether more may be left. Does not wait. An error of one peer is kept for the calls
+    /// that use that peer.
+    pub(crate) fn progress(&mut self, asleep: bool) -> bool {
+        self.sweep();
+        let mut is_any_left = true;
+        // One record of each lane in turn, so that the queue has messages of busy senders alternately.
+        for round in 0..BUDGET {
+            if !is_any_left {
+                break;
+            }
+            is_any_left = false;
+            for index in 0..self.peers.len() {
+                match self.advance(index, round == 0, asleep) {
+                    Ok(has_read) => is_any_left |= has_read,
+                    Err(error) => {
+                        tracing::debug!(%error, "a lane cannot be read");
+                        if let Some(peer) = self.peers[index].as_mut().filter(|_| error.is_final()) {
+                            peer.set_broken(error);
+                        }
+                    }
+                }
+            }
+        }
+        is_any_left
+    }
+
+    /// Reads all that a peer can have sent before its end.
+    pub(crate) fn drain(&mut self) {
+        const TURNS: usize = ((Ring::Small.slots() + Ring::Large.slots()) as usize).div_ceil(BUDGET);
+        // A peer that is not gone may send without an end.
+        let _is_left = (0..=TURNS).all(|_| self.progress(false));
+    }
+
+    /// Reads the next record of a lane. Returns whether there was one.
+    fn advance(&mut self, index: usize, is_first: bool, asleep: bool) -> Result<bool> {
+        if self.peers[index].as_ref().is_none_or(|peer| peer.broken.is_some()) {
+            return Ok(false);
+        }
+        if is_first {
+            self.flush(index)?;
+        }
+        let peer = self.peer(index);
+        let Some(record) = peek(peer)? else {
+            if asleep {
+                peer.reader.publish_all(&peer.channel);
+            }
+            return Ok(false);
+        };
+        if record.kind == REQUEST {
+            self.serve(index, record.length)?;
+        } else {
+            self.keep(index, record, false)?;
+        }
+        Ok(true)
+    }
+
+    /// Makes what progress a receive can make without waiting for its message.
+    #[inline]
+    pub(crate) fn attempt(
+        &mut self,
+        receiving: &mut Receiving<'_>,
+        asleep: bool,
+    ) -> Result<Option<Received>> {
+        self.sweep();
+        loop {
+            let posted = receiving.posted.as_ref().map(|ticket| ticket.id);
+            let known = match posted {
+                _ if receiving.bouncing.is_some() => None,
+                _ if self.queue.is_empty() => None,
+                Some(receive) => self.queue.assigned(receive),
+                None => self.queue.find(&receiving.matching),
+            };
+            let pulled = if receiving.bouncing.is_some() {
+                self.bounce(receiving)?
+            } else if let Some(id) = known {
+                self.take_or_lose(id, receiving)?
+            } else {
+                let wanted = Wanted { matching: receiving.matching, posted, into: Some(&receiving.into.0) };
+                match self.poll(&wanted, asleep)? {
+                    None => return Ok(None),
+                    Some(Found::Whole(received)) => Some(crate::receive::Pulled::Received(received)),
+                    Some(Found::Queued(id)) => self.take_or_lose(id, receiving)?,
+                    Some(Found::Next(..)) => continue,
+                }
+            };
+            match pulled {
+                None => return Ok(None),
+                Some(crate::receive::Pulled::Received(received)) => {
+                    if let Some(ticket) = receiving.posted.take() {
+                        self.queue.cancel(ticket.id);
+                    }
+                    self.relax();
+                    self.count_received();
+                    return Ok(Some(received));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// As [`Inbox::attempt`]; also reports the end of the peer.
+    pub(crate) fn test(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Received>> {
+        let received = self.attempt(receiving, true)?;
+        if received.is_none()
+            && let Some(peer) = receiving.matching.peer.and_then(|index| self.peers[index].as_mut())
+            && let Err(end) = peer.check()
+        {
+            // What the peer did last may have arrived.
+            self.drain();
+            return self.attempt(receiving, true)?.map(Some).ok_or(end);
+        }
+        Ok(received)
+    }
+
+    /// Returns the first message that a receive would take, without waiting.
+    pub(crate) fn probe(&mut self, matching: Matching) -> Result<Option<u64>> {
+        self.progress(false);
+        if let Some(id) = self.queue.find(&matching) {
+            return Ok(Some(id));
+        }
+        if let Some(peer) = matching.peer.and_then(|index| self.peers[index].as_mut())
+            && let Err(end) = peer.check()
+        {
+            self.drain();
+            return self.queue.find(&matching).map(Some).ok_or(end);
+        }
+        Ok(None)
+    }
+}
+
+/// Returns the next record of a peer, if it has come.
+#[inline]
+fn peek(peer: &mut Peer) -> Result<Option<Record>> {
+    if let Some(error) = &peer.broken {
+        return Err(error.clone());
+    }
+    peer.reader.peek(&peer.channel)
+}
+
+/// A receive in a context takes messages of that alone.
+pub(crate) const fn from(peer: Option<usize>, wanted: TagMatch, context: Context) -> Matching {
+    Matching { peer, wanted, context }
+}

@@ -1,0 +1,471 @@
+//! Receiving: a message is copied out of a ring, or fetched from its sender by the engine that suits it.
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use umf_core::Access;
+use umf_ipc::Mapping;
+
+use crate::bounce::Bouncing;
+use crate::channel::{Channel, Home};
+use crate::handles::Announced;
+use crate::inbox::Inbox;
+use crate::kernel_copy::{self, Direction, Iov, part_of};
+use crate::layout;
+use crate::offer::{Offer, Ranges};
+use crate::parts::{Cursor, Destination, List, Part};
+use crate::queue::{Body, Matching, Ticket};
+use crate::wait::Limit;
+use crate::{Engine, Error, Result};
+
+/// A message that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Received {
+    /// The rank of its sender; 0 on a link.
+    pub from: usize,
+    /// Its tag.
+    pub tag: u64,
+    /// Its length in bytes.
+    pub length: usize,
+    /// What carried it.
+    pub engine: Engine,
+}
+
+/// A message that can be received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probed {
+    /// The rank of its sender; 0 on a link.
+    pub from: usize,
+    /// Its tag.
+    pub tag: u64,
+    /// Its length in bytes.
+    pub length: usize,
+    /// Whether it was handed over, so that it can be received as a view.
+    pub is_viewable: bool,
+}
+
+/// A receive that [`crate::Link::start_recv`] has posted. Its memory is written during calls that get this
+/// request, and at no other time. Dropping it cancels the receive; its message goes to another one.
+#[derive(Debug)]
+pub struct RecvRequest<'d> {
+    home: Arc<Home>,
+    pub(crate) receiving: Receiving<'d>,
+    pub(crate) received: Option<Received>,
+}
+
+impl<'d> RecvRequest<'d> {
+    pub(crate) fn new(inbox: &mut Inbox, matching: Matching, into: Destination<'d>) -> Self {
+        let mut receiving = Receiving::new(matching, into, None);
+        // So that messages of dropped receives come before later ones.
+        inbox.sweep();
+        receiving.posted = Some(inbox.queue.post(matching));
+        Self { home: Arc::clone(&inbox.home), receiving, received: None }
+    }
+
+    /// Returns what was received, if it was.
+    #[must_use]
+    pub const fn received(&self) -> Option<Received> {
+        self.received
+    }
+
+    pub(crate) fn check(&self, inbox: &Inbox) -> Result<()> {
+        if !inbox.home.is_here() {
+            return Err(Error::Forked);
+        }
+        if Arc::ptr_eq(&self.home, &inbox.home) { Ok(()) } else { Err(Error::OtherLink) }
+    }
+}
+
+/// A receive in progress.
+#[derive(Debug)]
+pub(crate) struct Receiving<'d> {
+    pub matching: Matching,
+    pub into: Destination<'d>,
+    /// How long its caller waits, if it does: then the sender may write its memory, too.
+    pub limit: Option<Limit>,
+    pub bouncing: Option<Bouncing>,
+    pub posted: Option<Ticket>,
+    /// Whether it is of a collective: there `engine = both` is a preference.
+    pub is_collective: bool,
+}
+
+impl<'d> Receiving<'d> {
+    #[inline]
+    pub(crate) const fn new(matching: Matching, into: Destination<'d>, limit: Option<Limit>) -> Self {
+        Self { matching, into, limit, bouncing: None, posted: None, is_collective: false }
+    }
+}
+
+/// The result of fetching a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pulled {
+    Received(Received),
+    /// Its sender withdrew it before anything was written.
+    Withdrawn,
+    /// Its sender withdrew it while it was copied.
+    Late,
+    /// It goes through bounce buffers.
+    Bounce,
+}
+
+/// Whether both sides copy.
+#[derive(Clone, Copy, Debug)]
+enum Both {
+    No,
+    /// If possible.
+    May,
+    /// The settings ask for it.
+    Must,
+}
+
+/// The error for numbers that were combined with a message that its sender then withdrew.
+pub(crate) const LATE: Error = Error::Spoilt { why: "its sender withdrew it" };
+
+pub(crate) fn impossible(engine: Engine, why: impl Into<String>) -> Error {
+    Error::EngineImpossible { engine, why: why.into() }
+}
+
+/// Passes on an error after which no other engine may be tried; the inner error is of an engine that
+/// could not do it.
+fn or_other_engine(pulled: Result<Pulled>) -> Result<Result<Pulled>> {
+    match pulled {
+        Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. } | Error::Spoilt { .. }) => {
+            Err(error)
+        }
+        Err(error) => {
+            tracing::debug!(%error, "memory of a peer cannot be reached");
+            Ok(Err(error))
+        }
+        done => Ok(done),
+    }
+}
+
+impl Inbox {
+    /// As [`Inbox::take`]. A receive from any peer passes over a message whose sender is gone, so that
+    /// others get their turn: the end of that peer is reported by itself.
+    pub(crate) fn take_or_lose(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
+        match self.take(id, receiving) {
+            Err(error) if error.is_final() && receiving.matching.peer.is_none() => {
+                self.lose(id, error);
+                Ok(Some(Pulled::Withdrawn))
+            }
+            taken => taken,
+        }
+    }
+
+    /// Removes a message of a peer that can never be used again.
+    pub(crate) fn lose(&mut self, id: u64, error: Error) {
+        let Some(message) = self.queue.remove(id) else { return };
+        tracing::debug!(%error, tag = message.tag, "a message is lost");
+        if let (Some(peer), Error::Misbehaved { .. }) = (&mut self.peers[message.peer], &error) {
+            peer.set_broken(error);
+        }
+    }
+
+    /// Receives a message of the queue. Returns `None` if that takes time.
+    fn take(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
+        let Some(message) = self.queue.get(id) else { return Ok(Some(Pulled::Withdrawn)) };
+        let (index, tag, length) = (message.peer, message.tag, message.body.len());
+        let (into, capacity) = (&receiving.into.0, receiving.into.len());
+        if length > capacity {
+            return Err(Error::Truncated { length, capacity });
+        }
+        if let Some(reduction) = into.reduction().filter(|_| !into.is_whole(length)) {
+            return Err(Error::NotWhole { length, size: reduction.element().size() });
+        }
+        let engine = match &message.body {
+            Body::Kept(bytes) => {
+                let time = into.touch(Access::ReadWrite)?;
+                // SAFETY: the caller's memory, which has at least that length.
+                unsafe { into.cursor().copy_in(bytes.as_ptr(), length) };
+                drop(time);
+                Engine::Inline
+            }
+            &Body::Lent(lend) => {
+                let (mapping, offset) = self.open(index, Some(lend.announced), lend.offset)?;
+                let channel = Arc::clone(&self.peer(index).channel);
+                let part = part_in(&mapping, offset, length).ok_or(outside(&channel))?;
+                copy_mapped(&channel, &mapping, &[part], into)?;
+                channel.give_back(lend.index);
+                Engine::Mapped
+            }
+            Body::Offered(offer) => {
+                let offer = (**offer).clone();
+                return match self.pull(index, id, &offer, receiving)? {
+                    Pulled::Bounce if self.peer(index).bouncing.is_some() => Ok(None),
+                    Pulled::Bounce => {
+                        receiving.bouncing = Some(self.begin_bounce(index, id, offer)?);
+                        Ok(Some(Pulled::Bounce))
+                    }
+                    Pulled::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+                    done => Ok(Some(done)),
+                };
+            }
+        };
+        self.queue.remove(id);
+        self.peer(index).statistics.add_received(engine, length);
+        Ok(Some(Pulled::Received(Received { from: index, tag, length, engine })))
+    }
+
+    /// Fetches a message that fits the memory of a receive.
+    fn pull(&mut self, index: usize, id: u64, offer: &Offer, receiving: &Receiving<'_>) -> Result<Pulled> {
+        let channel = Arc::clone(&self.peer(index).channel);
+        channel.populate_theirs(layout::offer_line(offer.index))?;
+        if channel.is_withdrawn(offer.index, offer.number) {
+            return Ok(self.withdrawn(index, id));
+        }
+        channel.populate(layout::accept_line(offer.index))?;
+        let mine = self.home.settings.engine.filter(|_| offer.length > self.inline_max);
+        let forced = match (mine, offer.engine) {
+            (Some(mine), Some(theirs)) if mine != theirs => {
+                return Err(impossible(mine, format!("the peer is set to {theirs}")));
+            }
+            (mine, theirs) => mine.or(theirs),
+        };
+        let both = self.wants_both(offer, receiving, forced)?;
+        let may_map = matches!(forced, None | Some(Engine::Mapped | Engine::Both));
+        let may_read = matches!(forced, None | Some(Engine::Cma | Engine::Both));
+        let mut refusal = None;
+        if may_map && offer.announced.is_some() {
+            match or_other_engine(self.pull_mapped(index, id, offer, receiving, both))? {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    self.peer(index).statistics.refused_mapped += 1;
+                    refusal = Some(error);
+                }
+            }
+        }
+        let is_faster = channel.engines.prefers_cma(offer.length, offer.ranges.as_slice().len());
+        // A sender that does not wait fills bounce buffers at its next call only.
+        let is_best = forced.is_some() || is_faster || !offer.attended || !matches!(both, Both::No);
+        let is_described = offer.by_address && offer.ranges != Ranges::None;
+        if may_read && is_best && is_described && channel.kernel_copies.load(Ordering::Relaxed) {
+            match or_other_engine(self.pull_kernel(index, id, offer, receiving, both))? {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    self.peer(index).statistics.refused_cma += 1;
+                    refusal = Some(error);
+                }
+            }
+        }
+        match forced {
+            None | Some(Engine::Bounce) => Ok(Pulled::Bounce),
+            Some(engine) => Err(not_possible(&channel, engine, offer, refusal)),
+        }
+    }
+
+    /// Returns whether both sides are to copy a message.
+    fn wants_both(&self, offer: &Offer, receiving: &Receiving<'_>, forced: Option<Engine>) -> Result<Both> {
+        // A sender cannot combine.
+        if receiving.into.0.reduction().is_some() {
+            return Ok(Both::No);
+        }
+        let is_long = offer.length >= self.home.settings.both_min;
+        match (forced, crate::both::obstacle(offer, &receiving.into.0, receiving.limit)) {
+            (Some(Engine::Both), None) => Ok(Both::Must),
+            (Some(Engine::Both), Some(why)) if !receiving.is_collective => Err(impossible(Engine::Both, why)),
+            (None, None) if is_long => Ok(Both::May),
+            _ => Ok(Both::No),
+        }
+    }
+
+    /// Opens memory that a peer has announced. Returns the offset in the mapping, too.
+    #[inline]
+    pub(crate) fn open(
+        &mut self,
+        index: usize,
+        announced: Option<Announced>,
+        offset: u64,
+    ) -> Result<(Mapping<'static>, usize)> {
+        let why = |why: &str| impossible(Engine::Mapped, why);
+        let known = announced.zip(self.home.importer);
+        let (announced, importer) = known.ok_or_else(|| why("this process's link has no importer"))?;
+        let peer = self.peer(index);
+        let handle = peer.handles.get(&peer.channel, announced);
+        let handle = handle.ok_or_else(|| why("the peer names a handle that it has not announced"))?;
+        let access = if handle.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
+        let opened = importer.open_bytes(handle.as_bytes(), access);
+        let mapping = opened.map_err(|error| peer.channel.not_opened(error))?;
+        if !mapping.is_host_accessible() {
+            return Err(why("the memory is on a device"));
+        }
+        Ok((mapping, usize::try_from(offset).unwrap_or(usize::MAX)))
+    }
+
+    fn pull_mapped(
+        &mut self,
+        index: usize,
+        id: u64,
+        offer: &Offer,
+        receiving: &Receiving<'_>,
+        both: Both,
+    ) -> Result<Pulled> {
+        let into = &receiving.into.0;
+        let (mapping, offset) = self.open(index, offer.announced, offer.offset)?;
+        let channel = Arc::clone(&self.peer(index).channel);
+        let parts = parts_in(&mapping, offset, offer).ok_or(outside(&channel))?;
+        if !matches!(both, Both::No) && parts.len() == 1 {
+            let from = crate::both::From::Mapped(&mapping, parts[0]);
+            if let Some(done) =
+                self.pull_both(index, (id, offer), receiving, from, matches!(both, Both::Must))?
+            {
+                return Ok(done);
+            }
+        }
+        if into.reduction().is_some() && !parts.iter().all(|part| into.is_whole(part.length)) {
+            // Other engines put a number together that is in two places.
+            let why = "the list that is sent has numbers that lie in two of its entries";
+            return Err(impossible(Engine::Mapped, why));
+        }
+        copy_mapped(&channel, &mapping, &parts, into)?;
+        drop(mapping);
+        Ok(self.end(index, id, offer, Engine::Mapped))
+    }
+
+    fn pull_kernel(
+        &mut self,
+        index: usize,
+        id: u64,
+        offer: &Offer,
+        receiving: &Receiving<'_>,
+        both: Both,
+    ) -> Result<Pulled> {
+        let into = &receiving.into.0;
+        if !matches!(both, Both::No)
+            && let &[range] = offer.ranges.as_slice()
+        {
+            let from = crate::both::From::Address(range);
+            if let Some(done) =
+                self.pull_both(index, (id, offer), receiving, from, matches!(both, Both::Must))?
+            {
+                return Ok(done);
+            }
+        }
+        let channel = Arc::clone(&self.peer(index).channel);
+        if into.reduction().is_some() {
+            self.combine_kernel(&channel, offer, into)?;
+            return Ok(self.end(index, id, offer, Engine::Cma));
+        }
+        let local = Cursor::new(into.parts()).ranges(offer.length);
+        let time = into.touch(Access::ReadWrite)?;
+        // SAFETY: the caller's memory; the pid is that of the peer, whose socket is open.
+        let copied = unsafe { kernel_copy::read_with_gaps(channel.pid, &local, offer.ranges.as_slice()) };
+        drop(time);
+        copied.map_err(|errno| channel.refused(errno, "process_vm_readv"))?;
+        Ok(self.end(index, id, offer, Engine::Cma))
+    }
+
+    /// Combines what the kernel reads out of the sender: the copy goes into a buffer that stays in the
+    /// cache.
+    fn combine_kernel(&mut self, channel: &Channel, offer: &Offer, into: &List<'_>) -> Result<()> {
+        /// Large enough that calls cost little, and small enough for a second-level cache.
+        const STAGE: usize = 128 << 10;
+        self.stage.resize(STAGE.min(offer.length.max(self.stage.len())), 0);
+        let _time = into.touch(Access::ReadWrite)?;
+        let mut to = into.cursor();
+        let mut at = 0;
+        while at < offer.length {
+            let length = self.stage.len().min(offer.length - at);
+            let local = [Part { base: self.stage.as_mut_ptr(), length }.iov()];
+            let remote = part_of(offer.ranges.as_slice(), at as u64, length as u64);
+            // SAFETY: the stage has as many bytes; the pid is that of the peer, whose socket is open.
+            if let Err(errno) = unsafe { kernel_copy::copy(channel.pid, Direction::Read, &local, &remote) } {
+                return Err(match channel.refused(errno, "process_vm_readv") {
+                    // Nothing was combined: another engine may do it.
+                    error if at == 0 || error.is_final() => error,
+                    _ => Error::Spoilt { why: "the memory of its sender cannot be read any more" },
+                });
+            }
+            // SAFETY: the caller's memory, which has all of the message; the stage is whole numbers.
+            unsafe { to.copy_in(self.stage.as_ptr(), length) };
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Ends a message that was copied: it is received, unless its sender was first to withdraw it.
+    pub(crate) fn end(&mut self, index: usize, id: u64, offer: &Offer, engine: Engine) -> Pulled {
+        // First of all, because the sender waits for it.
+        let is_taken = self.peer(index).channel.take(offer.index, offer.number);
+        let tag = self.queue.remove(id).map_or(0, |message| message.tag);
+        let statistics = &mut self.peer(index).statistics;
+        if !is_taken {
+            statistics.withdrawn += 1;
+            return Pulled::Late;
+        }
+        statistics.add_received(engine, offer.length);
+        Pulled::Received(Received { from: index, tag, length: offer.length, engine })
+    }
+
+    /// Removes a message that its sender has withdrawn.
+    pub(crate) fn withdrawn(&mut self, index: usize, id: u64) -> Pulled {
+        self.queue.remove(id);
+        self.peer(index).statistics.withdrawn += 1;
+        Pulled::Withdrawn
+    }
+
+    /// Returns a message of the queue as a probe reports it.
+    pub(crate) fn probed(&self, id: u64) -> Option<Probed> {
+        let message = self.queue.get(id)?;
+        let is_viewable = matches!(message.body, Body::Lent(_));
+        let (from, tag, length) = (message.peer, message.tag, message.body.len());
+        Some(Probed { from, tag, length, is_viewable })
+    }
+}
+
+fn outside(channel: &Channel) -> Error {
+    channel.misbehaved("a message reaches past the end of its memory")
+}
+
+/// Copies or combines parts of a mapping of the peer's memory.
+fn copy_mapped(channel: &Channel, mapping: &Mapping<'static>, parts: &[Part], into: &List<'_>) -> Result<()> {
+    let time = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
+    let mine = into.touch(Access::ReadWrite)?;
+    let mut to = into.cursor();
+    for part in parts {
+        // SAFETY: ranges of the mapping, and the caller's memory, of at least the message's length.
+        unsafe { to.copy_in(part.base, part.length) };
+    }
+    drop((time, mine));
+    Ok(())
+}
+
+fn part_in(mapping: &Mapping<'static>, offset: usize, length: usize) -> Option<Part> {
+    let base = mapping.address().as_ptr()?;
+    let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
+    fits.then(|| Part { base: base.wrapping_add(offset), length })
+}
+
+/// Returns where a message is in a mapping; `None` if it reaches outside.
+fn parts_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Vec<Part>> {
+    let Ranges::Many(many) = &offer.ranges else {
+        return part_in(mapping, offset, offer.length).map(|part| vec![part]);
+    };
+    let first = many.first()?.address;
+    let part = |range: &Iov| {
+        let at = (offset as u64).wrapping_add(range.address.wrapping_sub(first));
+        part_in(mapping, usize::try_from(at).ok()?, usize::try_from(range.length).ok()?)
+    };
+    many.iter().map(part).collect()
+}
+
+#[cold]
+fn not_possible(channel: &Channel, engine: Engine, offer: &Offer, refusal: Option<Error>) -> Error {
+    let why = match refusal {
+        Some(Error::EngineImpossible { why, .. }) => why,
+        Some(error) => error.to_string(),
+        None if engine == Engine::Inline => "the message is longer than a ring takes".to_owned(),
+        None if engine == Engine::Mapped => {
+            "it is not sent from memory of an exportable pool (Memory)".to_owned()
+        }
+        None => match channel.engines.cma() {
+            Err(why) => why.to_owned(),
+            Ok(_) if !offer.by_address => "the peer's settings do not offer its memory".to_owned(),
+            Ok(_) if offer.ranges == Ranges::None => "the list has more than 1024 entries".to_owned(),
+            Ok(_) => "the kernel has refused it before".to_owned(),
+        },
+    };
+    impossible(engine, why)
+}

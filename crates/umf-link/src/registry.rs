@@ -1,0 +1,165 @@
+//! [`Registration`]: ranges of this process that its peers may reach by themselves.
+
+use core::marker::PhantomData;
+use core::mem;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umf_ipc::HANDLE_SIZE;
+use umf_sync::failpoint;
+
+use crate::channel::Home;
+use crate::key::{RemoteAccess, RemoteKey};
+use crate::layout::{self, RANGES};
+use crate::parts::List;
+use crate::wait::{Limit, SLICE};
+use crate::{Error, Result, protocol, sys};
+
+/// Flags of a range, above its access: its handle is given, and is of read-only memory.
+pub(crate) const HAS_HANDLE: u64 = 1 << 8;
+pub(crate) const READ_ONLY: u64 = 1 << 9;
+
+/// The registered ranges of this process. Requests of peers are checked against it; no other process can
+/// write it.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    ranges: Vec<Option<Registered>>,
+    generation: u64,
+}
+
+/// A registered range.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    generation: u64,
+    pub access: RemoteAccess,
+    /// In one piece. The lifetime is that of the registration: see [`Registration::new`].
+    pub list: List<'static>,
+}
+
+// SAFETY: the memory may be written and read by other processes at any time, so another thread of this
+// one changes nothing; it is only copied.
+unsafe impl Send for Registered {}
+
+impl Registry {
+    pub(crate) const fn new() -> Self {
+        Self { ranges: Vec::new(), generation: 0 }
+    }
+
+    pub(crate) fn find(&self, slot: usize, generation: u64) -> Option<&Registered> {
+        self.ranges.get(slot)?.as_ref().filter(|range| range.generation == generation)
+    }
+}
+
+/// A range that peers may reach with [`Registration::key`]. Dropping it ends that: the key is then refused
+/// as [`Error::Expired`], and no peer copies in the range any more.
+///
+/// If a peer is copying, dropping waits for it, up to the `timeout` of the settings. A peer
+/// that was stopped in the middle may finish that copy when it continues.
+#[derive(Debug)]
+#[must_use = "a registration ends when it is dropped"]
+pub struct Registration<'d> {
+    home: Arc<Home>,
+    key: RemoteKey,
+    has_ended: bool,
+    memory: PhantomData<&'d mut [u8]>,
+}
+
+impl<'d> Registration<'d> {
+    /// # Safety
+    /// The registration is dropped or ended before the memory of `list` is used otherwise than as memory
+    /// that another process reads and, if it may `put`, writes. So it is not forgotten.
+    pub(crate) unsafe fn new(home: &Arc<Home>, list: List<'d>, access: RemoteAccess) -> Result<Self> {
+        if !home.is_here() {
+            return Err(Error::Forked);
+        }
+        let [part] = *list.parts() else { return Err(Error::NotOnePiece { pieces: list.parts().len() }) };
+        if list.reduction().is_some() {
+            return Err(Error::NotCombined);
+        }
+        let accessors = home.accessors();
+        let mut registry = home.registry();
+        let is_free = |slot: &usize| {
+            registry.ranges.get(*slot).is_none_or(Option::is_none)
+                && !accessors.iter().any(|peer| peer.is_inside(*slot))
+        };
+        let slot = (0..RANGES).find(is_free).ok_or(Error::TooManyRanges { most: RANGES })?;
+        home.populate(layout::range(slot))?;
+        registry.generation += 1;
+        let generation = registry.generation;
+        let (mut flags, mut offset) = (access as u64, 0);
+        if let Some(memory) = list.memory() {
+            flags |= HAS_HANDLE | if memory.handle().is_read_only() { READ_ONLY } else { 0 };
+            offset = part.base.addr() - memory.base().addr();
+            let to = home.catalog.bytes(layout::range_handle(slot), HANDLE_SIZE);
+            // SAFETY: `to` has room for a handle; the lock is held, and no other process writes it.
+            unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
+        }
+        let length = part.length as u64;
+        let words = [part.iov().address, length, flags, offset as u64];
+        for (number, value) in words.into_iter().enumerate() {
+            home.catalog.word(layout::range_word(slot, number)).store(value, Ordering::Relaxed);
+        }
+        // SAFETY: only the lifetime differs. By this function's contract the memory is there until the
+        // range is taken out of the registry, which dropping does.
+        let list = unsafe { mem::transmute::<List<'d>, List<'static>>(list) };
+        if registry.ranges.len() <= slot {
+            registry.ranges.resize_with(slot + 1, || None);
+        }
+        registry.ranges[slot] = Some(Registered { generation, access, list });
+        home.catalog.word(layout::range(slot).0).store(generation, Ordering::Release);
+        drop(registry);
+        failpoint!("link.registered");
+        let key = RemoteKey { access, slot, generation, length, nonce: home.catalog.nonce() };
+        Ok(Self { home: Arc::clone(home), key, has_ended: false, memory: PhantomData })
+    }
+
+    /// Returns what peers need.
+    #[must_use]
+    pub const fn key(&self) -> RemoteKey {
+        self.key
+    }
+
+    /// Ends it, and waits until no peer copies in the range. May be called again after an error.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]: a peer has not finished a copy that it had begun; no other one begins.
+    pub fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
+        if self.has_ended || !self.home.is_here() {
+            return Ok(());
+        }
+        let (slot, word) = (self.key.slot, self.home.catalog.word(layout::range(self.key.slot).0));
+        // Under the lock, so that no request for it is carried out.
+        let mut registry = self.home.registry();
+        // After an error the slot may be another registration's.
+        if registry.find(slot, self.key.generation).is_some() {
+            registry.ranges[slot] = None;
+            protocol::expire(word);
+            failpoint!("link.expired");
+        }
+        drop(registry);
+        let mut limit = Limit::new(timeout);
+        for peer in self.home.accessors() {
+            while peer.is_inside(slot) && peer.is_alive() {
+                let seen = protocol::fall_asleep(self.home.bell.word());
+                if limit.is_over(Instant::now()) {
+                    return Err(limit.error("the peer's last copy"));
+                }
+                if peer.is_inside(slot) {
+                    sys::sleep(self.home.bell.word(), seen, limit.at_most(SLICE));
+                }
+            }
+        }
+        self.has_ended = true;
+        Ok(())
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let timeout = self.home.settings.timeout;
+        if let Err(error) = self.end(timeout) {
+            tracing::warn!(%error, key = ?self.key, "a peer still copies in a range that was registered");
+        }
+    }
+}

@@ -1,0 +1,660 @@
+//! Ranks in threads: messages between any two, and collectives.
+
+use std::time::Duration;
+
+use umf_link::{
+    Communicator, Destination, Engine, Error, LinkBuilder, LinkSettings, Operation, Reduction, TagMatch,
+};
+
+use crate::messages::{SECOND, content, forced, importer, memory};
+
+/// Runs all ranks of a job; every one of them is the last to let go of its comm.
+fn ranks<T: Send>(
+    size: usize,
+    settings: &LinkSettings,
+    run: impl Fn(&mut Communicator) -> T + Sync,
+) -> Vec<T> {
+    static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let job = format!("test-{}-{number}", std::process::id());
+    let all_done = std::sync::Barrier::new(size);
+    std::thread::scope(|scope| {
+        let (job, run, all_done) = (&job, &run, &all_done);
+        let threads: Vec<_> = (0..size)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let builder = LinkBuilder::new().settings(settings.clone()).importer(importer());
+                    let mut comm = builder.join(job, rank, size).unwrap();
+                    comm.set_timeout(Some(Duration::from_secs(20)));
+                    assert_eq!((comm.rank(), comm.size()), (rank, size));
+                    let done = run(&mut comm);
+                    all_done.wait();
+                    done
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Requests for messages of any rank end with the last rank, as [`Communicator::recv_any`] does.
+#[test]
+fn a_receive_from_any_ends_when_all_ranks_have_left() {
+    let job = format!("test-left-{}", std::process::id());
+    let [mut first, mut second, third] = [0, 1, 2].map(|rank| Communicator::join(&job, rank, 3).unwrap());
+    first.set_timeout(None);
+    second.set_timeout(SECOND);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            second.send(0, 1, b"last").unwrap();
+            drop((second, third));
+        });
+        let (mut into, mut more) = ([0; 4], [0; 4]);
+        let mut receives = [&mut into, &mut more].map(|into| first.start_recv(None, 1, into).unwrap());
+        let end = first.finish(&mut [], &mut receives).unwrap_err();
+        assert!(matches!(end, Error::Closed { .. } | Error::PeerGone { .. }), "{end}");
+        assert_eq!(receives[0].received().unwrap().length, 4);
+        assert!(receives[1].received().is_none());
+    });
+}
+
+#[test]
+fn each_sends_to_each_and_receives_from_any() {
+    ranks(4, &LinkSettings::default(), |comm| {
+        let me = comm.rank();
+        let others = (0..4).filter(|rank| *rank != me);
+        let message = |from: usize, to: usize| content(10 + 30_000 * (from % 2), (from * 10 + to) as u64);
+        // All begin with the same one, so that many call on each other at the same time.
+        std::thread::scope(|_| {
+            for to in others.clone().filter(|to| message(me, *to).len() < 4096) {
+                comm.send(to, 5, &message(me, to)).unwrap();
+            }
+        });
+        let mut seen = Vec::new();
+        let mut into = vec![0; 40_000];
+        let count = others.clone().filter(|from| message(*from, me).len() < 4096).count();
+        for _ in 0..count {
+            let received = comm.recv_any(5, &mut into).unwrap();
+            assert_eq!(into[..received.length], message(received.from, me));
+            seen.push(received.from);
+        }
+        seen.sort_unstable();
+        let expected: Vec<_> = others.clone().filter(|from| message(*from, me).len() < 4096).collect();
+        assert_eq!(seen, expected);
+        // Long ones go when they are received: those of odd ranks, one after the other.
+        for from in [1, 3] {
+            for to in (0..4).filter(|to| *to != from) {
+                if me == from {
+                    comm.send(to, 6, &message(me, to)).unwrap();
+                } else if me == to {
+                    let received = comm.recv_any(TagMatch::tag(6), &mut into).unwrap();
+                    assert!(received.from == from && into[..received.length] == message(from, me));
+                }
+            }
+        }
+        comm.barrier().unwrap();
+        assert!(comm.linked().count() <= 3);
+        comm.set_timeout(Some(Duration::from_millis(5)));
+        assert!(matches!(comm.recv_any(9, &mut into), Err(Error::TimedOut { .. })));
+    });
+}
+
+#[test]
+fn a_receive_from_any_rank_takes_turns() {
+    let sent = std::sync::Barrier::new(3);
+    ranks(3, &LinkSettings::default(), |comm| {
+        // All are linked.
+        comm.barrier().unwrap();
+        if comm.rank() > 0 {
+            for number in 0..50_u8 {
+                comm.send(0, 1, &[number]).unwrap();
+            }
+            sent.wait();
+            comm.barrier().unwrap();
+            return;
+        }
+        // All of it is in the lanes.
+        sent.wait();
+        let mut from = Vec::new();
+        let mut next = [0_u8; 3];
+        for _ in 0..100 {
+            let mut byte = [0];
+            let rank = comm.recv_any(TagMatch::ANY, &mut byte).unwrap().from;
+            assert_eq!(byte[0], next[rank], "in order");
+            next[rank] += 1;
+            from.push(rank);
+        }
+        assert!(from.windows(2).all(|pair| pair[0] != pair[1]), "{from:?}");
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn posted_receives_from_any_rank_and_from_one() {
+    ranks(3, &LinkSettings::default(), |comm| {
+        let long = content(100_000, 3);
+        if comm.rank() > 0 {
+            comm.recv(0, 0, &mut []).unwrap();
+            comm.send(0, 1, &[comm.rank() as u8]).unwrap();
+            let sending = comm.start_send(0, 2, &long).unwrap();
+            comm.wait_send(sending).unwrap();
+            comm.barrier().unwrap();
+            return;
+        }
+        let (mut any, mut two, mut into) = ([0], [0], vec![0; 100_000]);
+        let first = comm.start_recv(Some(2), 1, &mut two).unwrap();
+        let second = comm.start_recv(None, 1, &mut any).unwrap();
+        let long_one = comm.start_recv(Some(1), 2, &mut into).unwrap();
+        let mut cancelled = [0];
+        drop(comm.start_recv(None, 2, &mut cancelled).unwrap());
+        for rank in [1, 2] {
+            comm.send(rank, 0, &[]).unwrap();
+        }
+        let mut all = [first, second, long_one];
+        comm.finish(&mut [], &mut all).unwrap();
+        let from = all.each_ref().map(|request| request.received().unwrap().from);
+        assert_eq!(from, [2, 1, 1]);
+        drop(all);
+        assert!((any, two) == ([1], [2]) && into == long);
+        let request = comm.start_recv(None, 2, &mut into).unwrap();
+        assert_eq!(comm.wait_recv(request).unwrap().from, 2);
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn what_any_rank_has_sent_is_probed() {
+    ranks(3, &LinkSettings::default(), |comm| {
+        if comm.rank() > 0 {
+            let bytes = vec![1_u8; comm.rank()];
+            comm.send(0, comm.rank() as u64, &bytes[..]).unwrap();
+            comm.barrier().unwrap();
+            return;
+        }
+        comm.barrier().unwrap();
+        let probed = comm.probe(None, 2).unwrap().unwrap();
+        assert_eq!((probed.from, probed.tag, probed.length), (2, 2, 2));
+        let probed = comm.probe(None, TagMatch::ANY).unwrap().unwrap();
+        let mut bytes = [0; 2];
+        let received = comm.recv_any(TagMatch::ANY, &mut bytes).unwrap();
+        assert_eq!((received.from, received.tag, received.length), (probed.from, probed.tag, probed.length));
+        assert_eq!(comm.probe(None, probed.from as u64).unwrap(), None, "it was received");
+    });
+}
+
+/// Who takes no part any more says so even where a ring is full.
+#[test]
+fn a_rank_that_gave_up_is_told_of_past_a_full_ring() {
+    ranks(2, &LinkSettings::default(), |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == 0 {
+            comm.set_timeout(Some(Duration::from_millis(50)));
+            while comm.send(1, 1, &[0; 8]).is_ok() {}
+            comm.barrier().unwrap_err();
+            comm.set_timeout(SECOND);
+            // Not before the other one has seen it.
+            comm.recv(1, 2, &mut []).unwrap();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let over = comm.barrier().unwrap_err();
+        assert!(matches!(over, Error::GivenUp { rank: 0 }), "{over}");
+        comm.send(0, 2, &[]).unwrap();
+    });
+}
+
+/// Memory for a collective, filled with what a rank has.
+enum Place {
+    Own(Vec<f64>),
+    Pool(Box<umf_link::Memory<'static>>),
+}
+
+impl Place {
+    fn new(is_pool: bool, numbers: &[f64]) -> Self {
+        if !is_pool {
+            return Self::Own(numbers.to_vec());
+        }
+        let memory = memory(size_of_val(numbers).max(1));
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        memory.slice().copy_from(&bytes);
+        Self::Pool(Box::new(memory))
+    }
+
+    fn all(&mut self) -> Destination<'_> {
+        match self {
+            Self::Own(numbers) => Destination::from(&mut numbers[..]),
+            Self::Pool(memory) => (&**memory).into(),
+        }
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        match self {
+            Self::Own(numbers) => numbers.clone(),
+            Self::Pool(memory) => {
+                let mut bytes = vec![0; memory.len()];
+                memory.slice().copy_to(&mut bytes);
+                bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().unwrap())).collect()
+            }
+        }
+    }
+}
+
+fn own(rank: usize, count: usize) -> Vec<f64> {
+    (0..count).map(|place| ((place * 31 + rank * 17) % 97) as f64 + 0.1).collect()
+}
+
+/// All collectives, of memory of pools in ranks that `is_pool` says.
+fn collectives(size: usize, settings: &LinkSettings, is_pool: fn(usize) -> bool) {
+    let sum = Reduction::of::<f64>(Operation::Sum).unwrap();
+    for count in [1, 513, 40_001] {
+        let all: Vec<Vec<f64>> = (0..size).map(|rank| own(rank, count)).collect();
+        let exact: Vec<f64> = (0..count).map(|at| all.iter().map(|one| one[at]).sum()).collect();
+        let results = ranks(size, settings, |comm| {
+            let me = comm.rank();
+            let place = |numbers: &[f64]| Place::new(is_pool(me), numbers);
+            let mut sums = place(&own(me, count));
+            comm.allreduce(sums.all(), sum).unwrap();
+            for root in [0, size - 1] {
+                let mut given = place(&own(me, count));
+                comm.bcast(root, given.all()).unwrap();
+                assert!(given.numbers() == own(root, count), "{count} from {root}");
+            }
+            let mut part = place(&own(me, count));
+            comm.reduce_scatter(part.all(), sum).unwrap();
+            let mine = comm.share(count, me);
+            let numbers = part.numbers();
+            let before = own(me, count);
+            assert!(
+                numbers[..mine.start] == before[..mine.start] && numbers[mine.end..] == before[mine.end..]
+            );
+            assert!(mine.into_iter().all(|at| (numbers[at] - exact[at]).abs() < 1e-9), "{count}");
+            // As bytes, so that parts are not whole numbers.
+            let mut all = place(&vec![0.0; count]);
+            let bytes = comm.share(count * 8, me);
+            let own_part: Vec<u8> = own(9, count).iter().flat_map(|number| number.to_ne_bytes()).collect();
+            let mut whole: Vec<u8> = vec![0; count * 8];
+            whole[bytes.clone()].copy_from_slice(&own_part[bytes]);
+            match &mut all {
+                Place::Pool(memory) => assert_eq!(memory.slice().copy_from(&whole), whole.len()),
+                Place::Own(numbers) => {
+                    for (number, bytes) in numbers.iter_mut().zip(whole.chunks_exact(8)) {
+                        *number = f64::from_ne_bytes(bytes.try_into().unwrap());
+                    }
+                }
+            }
+            comm.allgather(all.all()).unwrap();
+            assert!(all.numbers() == own(9, count), "{count}");
+            let root = count % size;
+            let mut total = place(&own(me, count));
+            comm.reduce(root, total.all(), sum).unwrap();
+            if me == root {
+                assert!(total.numbers().iter().zip(&exact).all(|(one, other)| (one - other).abs() < 1e-9));
+            } else {
+                assert!(total.numbers() == own(me, count), "the memory of others stays");
+            }
+            let blocks: Vec<f64> = (0..size).flat_map(|to| own(10 * me + to, count)).collect();
+            let (mut outgoing, mut incoming) = (place(&blocks), place(&vec![0.0; size * count]));
+            let source = match &mut outgoing {
+                Place::Own(numbers) => umf_link::Source::from(&numbers[..]),
+                Place::Pool(memory) => (&**memory).into(),
+            };
+            comm.alltoall(source, incoming.all()).unwrap();
+            let expected: Vec<f64> = (0..size).flat_map(|from| own(10 * from + me, count)).collect();
+            assert!(incoming.numbers() == expected, "{count}");
+            comm.barrier().unwrap();
+            sums.numbers()
+        });
+        assert!(
+            results.iter().all(|result| *result == results[0]),
+            "the same bits everywhere: {size} {count}"
+        );
+        assert!(
+            results[0].iter().zip(&exact).all(|(one, other)| (one - other).abs() < 1e-9),
+            "{size} {count}"
+        );
+    }
+}
+
+#[test]
+fn collectives_of_memory_of_pools() {
+    for size in [1, 2, 3] {
+        collectives(size, &LinkSettings::default(), |_| true);
+    }
+}
+
+#[test]
+fn collectives_of_other_memory() {
+    collectives(2, &LinkSettings::default(), |_| false);
+    collectives(3, &forced(Engine::Bounce), |_| false);
+}
+
+#[test]
+fn collectives_where_some_have_memory_of_pools() {
+    collectives(2, &LinkSettings::default(), |rank| rank == 1);
+    collectives(3, &LinkSettings::default(), |rank| rank != 1);
+}
+
+#[test]
+fn every_operation_of_every_kind_of_numbers() {
+    ranks(2, &LinkSettings::default(), |comm| {
+        let me = comm.rank();
+        for operation in Operation::ALL {
+            for element in umf_link::Element::ALL {
+                let Ok(reduction) = Reduction::new(operation, element) else { continue };
+                // Both have the same, so that what comes of it is known.
+                let place = memory(80_000);
+                place.slice().copy_from(&[0_u8; 80_000][..]);
+                place.slice().copy_from(&[2_u8.pow(me as u32); 4][..]);
+                comm.allreduce(&place, reduction).unwrap();
+                let mut first = [9_u8; 8];
+                place.slice().copy_to(&mut first);
+                if element.size() == 1 {
+                    let expected = match operation {
+                        Operation::Sum | Operation::Or | Operation::Xor => 3,
+                        Operation::Product | Operation::Max => 2,
+                        Operation::Min => 1,
+                        _ => 0,
+                    };
+                    assert_eq!(first[..4], [expected; 4], "{reduction}");
+                    assert_eq!(first[4..], [0; 4], "{reduction}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn ranks_that_call_different_things_are_told() {
+    let sum = Reduction::of::<f64>(Operation::Sum).unwrap();
+    let max = Reduction::of::<f64>(Operation::Max).unwrap();
+    for case in 0..4 {
+        let results = ranks(2, &LinkSettings::default(), |comm| {
+            let mut numbers = vec![1.0; 10_000];
+            let result = match (case, comm.rank()) {
+                (0, 0) => comm.barrier(),
+                (0 | 1, 1) | (1, 0) if case == 0 => comm.allreduce(&mut numbers[..10], sum),
+                (1, 0) => comm.allreduce(&mut numbers[..], sum),
+                (1, _) => comm.allreduce(&mut numbers[..9000], sum),
+                (2, 0) => comm.allreduce(&mut numbers[..], sum),
+                (2, _) => comm.allreduce(&mut numbers[..], max),
+                (_, 0) => comm.bcast(0, &mut numbers[..20]),
+                _ => comm.bcast(0, &mut numbers[..10]),
+            };
+            let again = comm.barrier();
+            (result, again)
+        });
+        let is_mismatch = |result: &Result<(), Error>| matches!(result, Err(Error::Mismatch { .. }));
+        assert!(results.iter().any(|(result, _)| is_mismatch(result)), "{case} {results:?}");
+        for (result, again) in &results {
+            let is_told = is_mismatch(result)
+                || matches!(result, Err(Error::GivenUp { .. }))
+                || case == 3 && result.is_ok();
+            assert!(is_told && again.is_err(), "{case} {results:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_job() {
+    let name = format!("wrong-{}", std::process::id());
+    for (rank, size) in [(2, 2), (0, 0), (0, 5000)] {
+        assert!(
+            matches!(Communicator::join(&name, rank, size), Err(Error::BadRank { .. })),
+            "{rank} of {size}"
+        );
+    }
+    assert!(matches!(Communicator::join("", 0, 1), Err(Error::BadName { .. })));
+    let mut first = Communicator::join(&name, 0, 2).unwrap();
+    let taken = Communicator::join(&name, 0, 2).unwrap_err();
+    let own = i32::try_from(std::process::id()).unwrap();
+    assert!(matches!(taken, Error::RankTaken { rank: 0, pid, .. } if pid == own), "{taken}");
+    first.set_timeout(Some(Duration::from_millis(50)));
+    for rank in [0, 2] {
+        assert!(matches!(first.send(rank, 0, &[1]), Err(Error::BadRank { .. })));
+    }
+    let absent = first.send(1, 0, &[1]).unwrap_err();
+    assert!(matches!(absent, Error::RankAbsent { rank: 1, .. }), "nobody is there: {absent}");
+    assert!(matches!(first.barrier(), Err(Error::RankAbsent { rank: 1, .. })));
+    assert!(matches!(first.barrier(), Err(Error::RankAbsent { .. })), "collectives are over");
+    first.set_timeout(SECOND);
+    let refused = Communicator::join(&name, 1, 3).unwrap_err();
+    assert!(matches!(refused, Error::OtherSize { theirs: 2, mine: 3 }), "{refused}");
+    // The rank is free, and messages go on.
+    let mut other = Communicator::join(&name, 1, 2).unwrap();
+    other.set_timeout(SECOND);
+    other.send(0, 7, &[3]).unwrap();
+    let mut byte = [0];
+    assert_eq!(first.recv_any(7, &mut byte).unwrap().from, 1);
+    let told = other.barrier().unwrap_err();
+    assert!(matches!(told, Error::GivenUp { rank: 0 }), "{told}");
+    drop(other);
+    assert!(matches!(first.recv_any(7, &mut byte), Err(Error::Closed { .. })), "it is told once");
+    let mut third = Communicator::join(&name, 1, 2).unwrap();
+    third.set_timeout(SECOND);
+    first.forget(1).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| third.send(0, 8, &[4]).unwrap());
+        assert_eq!(first.recv(1, 8, &mut byte).unwrap().length, 1);
+    });
+}
+
+/// A rank that was there and went, before anybody had a link with it: all that wait for it are told, and a process in its place is met.
+#[test]
+fn a_rank_that_went_before_it_met_anybody() {
+    let name = format!("unmet-{}", std::process::id());
+    let join = |rank| {
+        let mut comm = Communicator::join(&name, rank, 3).unwrap();
+        comm.set_timeout(SECOND);
+        comm
+    };
+    // One that was there before it and one that came after it.
+    let mut first = join(0);
+    let went = join(1);
+    let mut last = join(2);
+    drop(went);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let mut byte = [0];
+    for comm in [&mut first, &mut last] {
+        let closed = Error::Closed { pid: own };
+        assert_eq!(comm.send(1, 0, &[1]).unwrap_err(), closed);
+        assert_eq!(comm.recv(1, 0, &mut byte).unwrap_err(), closed);
+        assert_eq!(comm.recv_any(0, &mut byte).unwrap_err(), closed);
+        comm.set_timeout(Some(Duration::from_millis(50)));
+        assert!(matches!(comm.recv_any(0, &mut byte), Err(Error::TimedOut { .. })), "it is told once");
+        comm.set_timeout(SECOND);
+    }
+    // Who forgets it waits for another one.
+    first.forget(1).unwrap();
+    first.set_timeout(Some(Duration::from_millis(50)));
+    assert!(matches!(first.send(1, 0, &[1]), Err(Error::RankAbsent { rank: 1, milliseconds: 50, .. })));
+    first.set_timeout(SECOND);
+    let mut next = join(1);
+    next.send(0, 7, &[2]).unwrap();
+    next.send(2, 7, &[3]).unwrap();
+    for (comm, value) in [(&mut first, 2), (&mut last, 3)] {
+        assert_eq!(comm.recv_any(7, &mut byte).unwrap().from, 1);
+        assert_eq!(byte[0], value);
+    }
+}
+
+/// What a rank sent before it went is received first, also where its link is not taken in yet.
+#[test]
+fn what_came_before_the_end_is_received_first() {
+    for round in 0..20 {
+        let name = format!("late-{round}-{}", std::process::id());
+        let mut stays = Communicator::join(&name, 0, 2).unwrap();
+        stays.set_timeout(SECOND);
+        let mut goes = Communicator::join(&name, 1, 2).unwrap();
+        goes.set_timeout(SECOND);
+        goes.send(0, 1, &[round]).unwrap();
+        drop(goes);
+        // Long enough that it looks after those whom it has not met.
+        std::thread::sleep(Duration::from_millis(u64::from(round) * 3));
+        let mut byte = [0];
+        assert_eq!(stays.recv_any(1, &mut byte).unwrap().from, 1);
+        assert_eq!(byte[0], round);
+        assert!(matches!(stays.recv_any(1, &mut byte), Err(Error::Closed { .. })));
+    }
+}
+
+fn announcing(engine: Option<Engine>) -> LinkSettings {
+    let mut settings = engine.map_or_else(LinkSettings::default, forced);
+    settings.max_unexpected = 0;
+    settings
+}
+
+/// Runs `run` on ranks that ask their peers to announce only, because each has a message that it receives last.
+fn announced(size: usize, engine: Option<Engine>, run: impl Fn(&mut Communicator) + Sync) {
+    ranks(size, &announcing(engine), |comm| {
+        let others: Vec<usize> = (0..size).filter(|rank| *rank != comm.rank()).collect();
+        let start = |to: &usize| comm.start_send(*to, 99, b"later").unwrap();
+        let mut sends: Vec<_> = others.iter().map(start).collect();
+        for from in &others {
+            while comm.probe(Some(*from), 99).unwrap().is_none() {}
+        }
+        run(comm);
+        let mut into = vec![[0; 5]; others.len()];
+        let both = others.iter().zip(&mut into);
+        let mut receives: Vec<_> =
+            both.map(|(from, into)| comm.start_recv(Some(*from), 99, into).unwrap()).collect();
+        comm.finish(&mut sends, &mut receives).unwrap();
+    });
+}
+
+#[test]
+fn collectives_while_peers_announce_only() {
+    for size in [2, 3] {
+        for engine in [None, Some(Engine::Bounce)] {
+            announced(size, engine, |comm| {
+                let sum = Reduction::of::<u64>(Operation::Sum).unwrap();
+                for count in [1, 5000] {
+                    let mut numbers = vec![1_u64; count];
+                    comm.allreduce(&mut numbers[..], sum).unwrap();
+                    assert!(numbers.iter().all(|number| *number == size as u64));
+                    comm.bcast(0, &mut numbers[..]).unwrap();
+                    comm.allgather(&mut numbers[..]).unwrap();
+                    comm.barrier().unwrap();
+                }
+                let shared = memory(80_000);
+                shared.slice().copy_from(&[1; 80_000]);
+                comm.allreduce(&shared, Reduction::of::<u8>(Operation::Sum).unwrap()).unwrap();
+            });
+        }
+    }
+}
+
+/// The scenarios of `models/inbox_cycles.py`: requests and sends in a cycle, while peers announce only.
+#[test]
+fn ranks_in_a_cycle_do_not_block_each_other() {
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Ask,
+        AskBack,
+        Send(u64),
+        Receive(u64),
+    }
+    use Step::{Ask, AskBack, Receive, Send};
+    let scenarios: [(usize, Vec<Step>); 5] = [
+        (3, [Ask, Ask, AskBack, AskBack].into()),
+        (3, [Send(0), Send(0), Send(0), Ask, Receive(0), Receive(0), Receive(0)].into()),
+        (3, [[Send(0); 4].as_slice(), &[Send(1), Receive(1)], &[Receive(0); 4]].concat()),
+        (3, [[Send(0); 4].as_slice(), &[Ask, Send(1), Receive(1)], &[Receive(0); 4]].concat()),
+        (2, [[Ask; 4].as_slice(), &[Send(0); 2], &[Receive(0); 2]].concat()),
+    ];
+    for (size, steps) in scenarios {
+        for (engine, length) in
+            [(None, 10), (None, 50_000), (Some(Engine::Bounce), 10), (Some(Engine::Bounce), 50_000)]
+        {
+            announced(size, engine, |comm| {
+                let (after, before) = ((comm.rank() + 1) % size, (comm.rank() + size - 1) % size);
+                let target = Box::leak(Box::new(memory(100_000)));
+                // SAFETY: memory that stays.
+                let range =
+                    unsafe { comm.link(after).unwrap().register(&*target, umf_link::RemoteAccess::GetPut) }
+                        .unwrap();
+                let own = range.key().to_bytes();
+                let mut keys = [[0; umf_link::KEY_SIZE]; 2];
+                for (to, from, key) in [(after, before, 0), (before, after, 1)] {
+                    let mut sends = [comm.start_send(to, 50, &own).unwrap()];
+                    let mut receives = [comm.start_recv(Some(from), 50, &mut keys[key]).unwrap()];
+                    comm.finish(&mut sends, &mut receives).unwrap();
+                }
+                let [of_before, of_after] = keys.map(|key| umf_link::RemoteKey::from_bytes(&key).unwrap());
+                let bytes = content(length, 5);
+                let mut sends = Vec::new();
+                for step in &steps {
+                    match step {
+                        Ask => drop(comm.link(after).unwrap().put(&of_after, 0, &bytes).unwrap()),
+                        AskBack => drop(comm.link(before).unwrap().put(&of_before, 0, &bytes).unwrap()),
+                        Send(tag) => sends.push(comm.start_send(after, *tag, &bytes).unwrap()),
+                        Receive(tag) => {
+                            let mut into = vec![0; length];
+                            if engine.is_none() {
+                                comm.recv(before, *tag, &mut into).unwrap();
+                            } else {
+                                let mut receive = comm.start_recv(Some(before), *tag, &mut into).unwrap();
+                                while comm.test_recv(&mut receive).unwrap().is_none() {
+                                    for send in &mut sends {
+                                        comm.test_send(send).unwrap();
+                                    }
+                                }
+                            }
+                            assert!(into == bytes);
+                        }
+                    }
+                }
+                comm.finish(&mut sends, &mut []).unwrap();
+                comm.barrier().unwrap();
+            });
+        }
+    }
+}
+
+/// The end of each process that is a rank is reported, whether it was linked or not.
+#[test]
+fn ends_of_processes_that_replace_each_other() {
+    let job = format!("replace-{}", std::process::id());
+    let join = |rank| {
+        let mut comm = Communicator::join(&job, rank, 3).unwrap();
+        comm.set_timeout(SECOND);
+        comm
+    };
+    let (mut first, _third) = (join(0), join(2));
+    let mut byte = [0];
+    drop(join(1));
+    let end = first.recv_any(1, &mut byte).unwrap_err();
+    assert!(matches!(end, Error::Closed { .. }), "{end}");
+    for round in 0..3 {
+        let mut second = join(1);
+        second.send(0, 1, &[round]).unwrap();
+        assert_eq!(first.recv_any(1, &mut byte).unwrap().from, 1);
+        drop(second);
+        first.set_timeout(Some(Duration::from_secs(2)));
+        let end = first.recv_any(1, &mut byte).unwrap_err();
+        assert!(matches!(end, Error::Closed { .. }), "{round} {end}");
+        let none = first.recv_any(1, &mut byte).unwrap_err();
+        assert!(matches!(none, Error::TimedOut { .. }), "{round} {none}");
+        first.forget(1).unwrap();
+    }
+}
+
+#[test]
+fn finishing_a_receive_from_any_rank_ends_when_all_are_gone() {
+    let job = format!("finish-{}", std::process::id());
+    let mut comms: Vec<_> = (0..3).map(|rank| Communicator::join(&job, rank, 3).unwrap()).collect();
+    let [mut first, mut second, third] = [0; 3].map(|_| comms.remove(0));
+    first.set_timeout(SECOND);
+    for _ in 0..240 {
+        second.send(0, 1, &[7]).unwrap();
+    }
+    second.send(0, 2, &[8]).unwrap();
+    drop((second, third));
+    let (mut one, mut other) = ([0], [0]);
+    let mut receives = [(2, &mut one), (3, &mut other)]
+        .map(|(tag, into): (u64, &mut [u8; 1])| first.start_recv(None, tag, into).unwrap());
+    let end = first.finish(&mut [], &mut receives).unwrap_err();
+    assert!(matches!(end, Error::Closed { .. }), "{end}");
+    assert!(receives[0].received().is_some() && receives[1].received().is_none());
+    drop(receives);
+    assert_eq!(one, [8]);
+}
