@@ -40,7 +40,7 @@ pub(crate) enum Asked<T> {
 }
 
 /// Asks those in `places`, one after the other without waiting long for any, until one gives an fd that `check` takes.
-/// All of it takes no longer than `deadline`, whoever is stopped. After `most_free` places without a participant, if no
+/// All of it takes no longer than `deadline`, also if processes are stopped. After `most_free` places without a participant, if no
 /// place before has one, it returns [`Asked::Nowhere`].
 pub(crate) fn ask<T>(
     name: &Name,

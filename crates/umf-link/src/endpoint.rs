@@ -188,10 +188,10 @@ pub(crate) fn connect(
         return Err(Error::OtherMachine);
     }
     let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
-    let nobody = || Error::NobodyThere { name: address.socket(), pid: address.pid() };
+    let absent = || Error::NobodyThere { name: address.socket(), pid: address.pid() };
     let failed = |errno| match errno {
         Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
-        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => nobody(),
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => absent(),
         errno => Error::system("connect")(errno),
     };
     let socket = sys::new_socket().map_err(Error::system("socket"))?;

@@ -31,7 +31,7 @@ pub enum Rule {
     AnswerInEntry,
     /// A rank that waits for anything consumes what comes. Left out: not while it waits for room.
     ConsumeWhileWaiting,
-    /// A message that nobody wants yet can be consumed, and is kept. Left out: only
+    /// A message for which there is no receive yet can be consumed, and is kept. Left out: only
     /// `max_unexpected` of them.
     ConsumeUnwanted,
     /// Announcements do not take the entries of requests. Left out: they share them.

@@ -413,7 +413,7 @@ fn what_is_wrong_with_a_job() {
         assert!(matches!(first.send(rank, 0, &[1]), Err(Error::BadRank { .. })));
     }
     let absent = first.send(1, 0, &[1]).unwrap_err();
-    assert!(matches!(absent, Error::RankAbsent { rank: 1, .. }), "nobody is there: {absent}");
+    assert!(matches!(absent, Error::RankAbsent { rank: 1, .. }), "{absent}");
     assert!(matches!(first.barrier(), Err(Error::RankAbsent { rank: 1, .. })));
     assert!(matches!(first.barrier(), Err(Error::RankAbsent { .. })), "collectives are over");
     first.set_timeout(SECOND);
