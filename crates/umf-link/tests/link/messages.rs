@@ -343,18 +343,6 @@ fn a_send_that_times_out_is_withdrawn() {
 }
 
 #[test]
-fn dropping_a_request_leaves_the_later_message_in_its_slot() {
-    let (mut one, mut other) = pair();
-    let (memory, mut into) = (memory(100_000), vec![0; 100_000]);
-    let received = one.start_send(1, &memory).unwrap();
-    other.recv(1, &mut into).unwrap();
-    let mut later = one.start_send(2, &memory).unwrap();
-    drop(received);
-    assert_eq!(other.recv(2, &mut into).unwrap().length, 100_000);
-    assert!(one.test_send(&mut later).unwrap());
-}
-
-#[test]
 fn memory_is_handed_over_and_comes_back() {
     let (mut one, mut other) = pair();
     let memory = memory(1 << 20);

@@ -37,27 +37,6 @@ fn ranks<T: Send>(
     })
 }
 
-/// Requests for messages of any rank end with the last rank, as [`Communicator::recv_any`] does.
-#[test]
-fn a_receive_from_any_ends_when_all_ranks_have_left() {
-    let job = format!("test-left-{}", std::process::id());
-    let [mut first, mut second, third] = [0, 1, 2].map(|rank| Communicator::join(&job, rank, 3).unwrap());
-    first.set_timeout(None);
-    second.set_timeout(SECOND);
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            second.send(0, 1, b"last").unwrap();
-            drop((second, third));
-        });
-        let (mut into, mut more) = ([0; 4], [0; 4]);
-        let mut receives = [&mut into, &mut more].map(|into| first.start_recv(None, 1, into).unwrap());
-        let end = first.finish(&mut [], &mut receives).unwrap_err();
-        assert!(matches!(end, Error::Closed { .. } | Error::PeerGone { .. }), "{end}");
-        assert_eq!(receives[0].received().unwrap().length, 4);
-        assert!(receives[1].received().is_none());
-    });
-}
-
 #[test]
 fn each_sends_to_each_and_receives_from_any() {
     ranks(4, &LinkSettings::default(), |comm| {
