@@ -115,7 +115,7 @@ impl Inbox {
         let waited = copied.and_then(|others| match others {
             0 => Ok(true),
             _ if others > chunks => Err(channel.misbehaved("it claims more of a message than there is")),
-            others => self.wait(Some(index), &mut { limit }, "the peer's part of a message", |_, _| {
+            others => self.wait(Some(index), &mut { limit }, "the peer's part of a message", |_| {
                 let done = copied_by_peer(done.load(Ordering::Acquire), epoch);
                 let is_over = done == FAILED || channel.is_withdrawn(offer.index, offer.number);
                 Ok(if done >= others && done != FAILED { Some(true) } else { is_over.then_some(false) })
@@ -149,7 +149,7 @@ impl Inbox {
         }
         let done = channel.theirs.word(layout::progress(offer.index));
         // An error means that the peer is gone and copies nothing.
-        let _ = self.wait(Some(index), &mut Limit::new(None), "the peer's part of a message", |_, _| {
+        let _ = self.wait(Some(index), &mut Limit::new(None), "the peer's part of a message", |_| {
             Ok((copied_by_peer(done.load(Ordering::Acquire), epoch) >= claimed).then_some(()))
         });
     }

@@ -43,7 +43,7 @@ impl Inbox {
         let peer = self.peer(index);
         let (epoch, channel) = (peer.next_epoch(), Arc::clone(&peer.channel));
         peer.bouncing = Some(id);
-        channel.mine.word(layout::argument(offer.index, 0)).store(0, Ordering::Relaxed);
+        channel.mine.word(layout::emptied(offer.index)).store(0, Ordering::Relaxed);
         let request = channel.mine.word(layout::request(offer.index));
         request.store(offer::request(offer.number, BOUNCE, epoch), Ordering::Release);
         failpoint!("link.bounce_asked");
@@ -80,7 +80,7 @@ impl Inbox {
                 // SAFETY: a chunk that is filled, and the caller's memory, which has the whole message.
                 unsafe { receiving.into.0.cursor_at(start).copy_in(from, length) };
                 bouncing.count += 1;
-                channel.mine.word(layout::argument(offer.index, 0)).store(bouncing.count, Ordering::Release);
+                channel.mine.word(layout::emptied(offer.index)).store(bouncing.count, Ordering::Release);
                 failpoint!("link.emptied");
                 channel.notify();
             }
@@ -126,7 +126,7 @@ pub(crate) fn fill(
 ) -> Result<()> {
     let all = list.len().div_ceil(CHUNK) as u64;
     // Acquire: the receiver reads a chunk before it is overwritten.
-    let emptied = channel.theirs.word(layout::argument(index, 0)).load(Ordering::Acquire);
+    let emptied = channel.theirs.word(layout::emptied(index)).load(Ordering::Acquire);
     if emptied > *count {
         return Err(channel.misbehaved("it claims to have emptied buffers that were not filled"));
     }

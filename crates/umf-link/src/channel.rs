@@ -29,6 +29,10 @@ pub(crate) struct Home {
     pub bell: Bell,
     pub settings: LinkSettings,
     pub importer: Option<&'static Importer>,
+    /// The rank of this process; 0 without a job.
+    rank: usize,
+    /// Whether there are more ranks than processors. Then peers mark their lanes.
+    pub is_crowded: bool,
     registry: Mutex<Registry>,
     accessors: Mutex<Vec<Accessor>>,
 }
@@ -72,18 +76,23 @@ pub(crate) struct HomeFds {
 }
 
 impl Home {
+    /// `job`: the rank of this process and the number of ranks.
     pub(crate) fn create(
         settings: LinkSettings,
         importer: Option<&'static Importer>,
+        job: Option<(usize, usize)>,
     ) -> Result<(Arc<Self>, HomeFds)> {
+        let (rank, size) = job.unwrap_or((0, 0));
+        let is_crowded = size > sys::processors();
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
         let failed = Error::system("creating the shared memory of a link");
         let (catalog, catalog_fd) = OwnCatalog::create(nonce).map_err(&failed)?;
-        let (bell, bell_fd) = Bell::create().map_err(&failed)?;
+        let (bell, bell_fd) = Bell::create(is_crowded).map_err(&failed)?;
         let catalog_fd = CloseOnFork::new(catalog_fd).map_err(&failed)?;
         let fds = HomeFds { catalog: catalog_fd, bell: CloseOnFork::new(bell_fd).map_err(failed)? };
         let (registry, accessors) = (Mutex::new(Registry::new()), Mutex::default());
-        Ok((Arc::new(Self { catalog, bell, settings, importer, registry, accessors }), fds))
+        let home = Self { catalog, bell, settings, importer, rank, is_crowded, registry, accessors };
+        Ok((Arc::new(home), fds))
     }
 
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -148,6 +157,8 @@ pub(crate) struct Channel {
     /// Number of the latest block in each slot for blocks that are handed over.
     pub lent: [AtomicU32; LENDS],
     their_bell: Bell,
+    /// Whether the peer reads marked lanes only.
+    has_marks: bool,
     /// The peer's latest request to be woken by the socket that was answered.
     poked: AtomicU64,
     state: AtomicU8,
@@ -176,6 +187,7 @@ impl Channel {
             engines,
             pid,
             lent: [const { AtomicU32::new(0) }; LENDS],
+            has_marks: theirs.bell.has_marks(),
             their_bell: theirs.bell,
             poked: AtomicU64::new(0),
             state: AtomicU8::new(ALIVE),
@@ -219,6 +231,9 @@ impl Channel {
     /// Wakes the peer if its threads sleep. To be called after a change for which they may wait.
     #[inline(always)]
     pub(crate) fn notify(&self) {
+        if self.has_marks {
+            self.their_bell.mark(self.home.rank);
+        }
         let asks = protocol::rings(self.their_bell.word());
         if asks != 0 {
             self.wake(asks);
@@ -243,6 +258,9 @@ impl Channel {
     #[inline]
     pub(crate) fn give_back(&self, index: usize) {
         Word::turn(self.mine.word(layout::GIVEN_BACK), 1 << index);
+        if self.has_marks {
+            return self.notify();
+        }
         let asks = protocol::rings_unfenced(self.their_bell.word());
         if asks != 0 {
             self.wake(asks);

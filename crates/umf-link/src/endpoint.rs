@@ -159,7 +159,7 @@ impl LinkBuilder {
     /// connection is not accepted; [`Error::System`]: no descriptors or no shared memory are left. Nothing
     /// stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
-        let (home, fds) = Home::create(self.settings.clone(), self.importer)?;
+        let (home, fds) = Home::create(self.settings.clone(), self.importer, None)?;
         match connect(&home, &fds, address, timeout, [0; 4])? {
             Ok(channel) => Ok(Link::new(channel)),
             Err(_) => Err(odd(address.pid().cast_signed())),
@@ -376,7 +376,7 @@ impl Endpoint {
                 guest.refuse([1, 0, 0, 0]);
                 continue;
             }
-            let (home, fds) = Home::create(self.builder.settings.clone(), self.builder.importer)?;
+            let (home, fds) = Home::create(self.builder.settings.clone(), self.builder.importer, None)?;
             if let Some(channel) = guest.welcome(&home, &fds)? {
                 return Ok(Link::new(channel));
             }

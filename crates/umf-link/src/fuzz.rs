@@ -211,8 +211,15 @@ impl Peer {
 fn word(which: u8, index: usize) -> usize {
     let argument = |number| layout::argument(index, number);
     let (taken, front, request) = (layout::taken(index), layout::front(index), layout::request(index));
-    let offer = [layout::offered(index), layout::progress(index), layout::back(index), taken, front, request];
-    let lane = [layout::CONSUMED, layout::GIVEN_BACK, layout::INSIDE, layout::answer(index as u64)];
+    let offer =
+        [layout::offered(index), layout::progress(index), layout::back(index), layout::emptied(index)];
+    let lane = [
+        layout::CONSUMED,
+        layout::WANTS_ROOM,
+        layout::GIVEN_BACK,
+        layout::INSIDE,
+        layout::answer(index as u64),
+    ];
     let all = [&offer[..], &[taken, front, request, argument(0), argument(1), argument(2)], &lane].concat();
     all[usize::from(which) % all.len()]
 }
@@ -238,14 +245,14 @@ fn drive(
 ) -> Option<()> {
     let ((lane, lane_fd), (catalog, catalog_fd)) = (OwnLane::create(7).ok()?, OwnCatalog::create(7).ok()?);
     let (seen, listed) = (PeerLane::adopt(&lane_fd, 7).ok()??, PeerCatalog::adopt(&catalog_fd, 7).ok()??);
-    let files = PeerFiles { lane: seen, catalog: listed, bell: Bell::create().ok()?.0, nonce: 7 };
+    let files = PeerFiles { lane: seen, catalog: listed, bell: Bell::create(false).ok()?.0, nonce: 7 };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (socket, _other) = pair.ok()?;
     let mut settings = LinkSettings::default();
     (settings.spin, settings.handshake) = (Duration::ZERO, Duration::ZERO);
     (settings.timeout, settings.max_unexpected) = (Some(Duration::ZERO), 1 << 16);
     settings.engine = Engine::ALL.get(usize::from(choice >> 1)).copied();
-    let (home, _fds) = Home::create(settings, (choice & 1 == 0).then_some(importer)).ok()?;
+    let (home, _fds) = Home::create(settings, (choice & 1 == 0).then_some(importer), None).ok()?;
     let channel = Channel::new(&home, OwnLane::create(7).ok()?.0, files, socket, (0, 0)).ok()?;
     let mut link = Link::new(Arc::clone(&channel));
     // One poll and not thousands.

@@ -153,6 +153,8 @@ pub struct Inbox {
     pub(crate) spin: Spin,
     /// Whether there are more ranks than processors: a rank that waits yields at once.
     pub(crate) is_crowded: bool,
+    /// Lanes that may have news, one bit for each.
+    unread: Vec<u32>,
     pub(crate) timeout: Option<Duration>,
     /// Longest message that goes in a ring.
     pub(crate) inline_max: usize,
@@ -171,12 +173,13 @@ impl Inbox {
     pub(crate) fn new(home: Arc<Home>, peers: usize) -> Self {
         let (timeout, inline_max) = (home.settings.timeout, home.settings.inline_max());
         Self {
+            is_crowded: home.is_crowded,
+            unread: vec![0; peers.div_ceil(32)],
             home,
             peers: (0..peers).map(|_| None).collect(),
             queue: Queue::default(),
             handles: HandleTable::new(),
             spin: Spin::default(),
-            is_crowded: false,
             timeout,
             inline_max,
             stage: Vec::new(),
@@ -189,6 +192,7 @@ impl Inbox {
 
     pub(crate) fn insert(&mut self, index: usize, channel: Arc<Channel>) {
         self.peers[index] = Some(Box::new(Peer::new(channel)));
+        self.unread[index / 32] |= 1 << (index % 32);
     }
 
     /// Removes a peer and its messages.
@@ -232,23 +236,18 @@ impl Inbox {
     /// Looks for a message in the lanes. What comes before it goes to the queue; so does the message
     /// itself, unless it is short and fits `into`.
     #[inline]
-    pub(crate) fn poll(&mut self, wanted: &Wanted<'_>, asleep: bool) -> Result<Option<Found>> {
+    pub(crate) fn poll(&mut self, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         match wanted.matching.peer {
-            Some(index) => self.poll_peer(index, wanted, asleep),
-            None => self.poll_any(wanted, asleep),
+            Some(index) => self.poll_peer(index, wanted),
+            None => self.poll_any(wanted),
         }
     }
 
     #[inline]
-    fn poll_peer(&mut self, index: usize, wanted: &Wanted<'_>, asleep: bool) -> Result<Option<Found>> {
+    fn poll_peer(&mut self, index: usize, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         for _ in 0..BUDGET {
             let Some(peer) = &mut self.peers[index] else { return Ok(None) };
-            let Some(record) = peek(peer)? else {
-                if asleep {
-                    peer.reader.publish_all(&peer.channel);
-                }
-                return Ok(None);
-            };
+            let Some(record) = peek(peer)? else { return Ok(None) };
             let Record { kind, context, tag, length } = record;
             if kind == REQUEST {
                 self.serve(index, length)?;
@@ -321,19 +320,19 @@ impl Inbox {
     fn count_received(&mut self) {
         self.fast = (self.fast + 1) % FAST;
         if self.fast == 0 && self.peers.len() > 1 {
-            self.progress(false);
+            self.progress();
         }
     }
 
-    fn poll_any(&mut self, wanted: &Wanted<'_>, asleep: bool) -> Result<Option<Found>> {
+    fn poll_any(&mut self, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         let count = self.peers.len();
-        let rotation = if asleep { count } else { count.min(ROTATION) };
+        let rotation = count.min(ROTATION);
         let start = self.cursor;
         self.cursor = (start + rotation) % count.max(1);
         let lanes = (start..start + rotation).map(|at| at % count);
         let recent = self.recent.into_iter().filter(|_| rotation < count);
         for index in lanes.chain(recent) {
-            match self.poll_peer(index, wanted, asleep) {
+            match self.poll_peer(index, wanted) {
                 Ok(None) => {}
                 Ok(found) => {
                     self.cursor = (index + 1) % count;
@@ -424,52 +423,77 @@ impl Inbox {
     /// Reads what has come in all lanes, at most [`BUDGET`] records of each, and answers requests of
     /// peers. Returns whether more may be left. Does not wait. An error of one peer is kept for the calls
     /// that use that peer.
-    pub(crate) fn progress(&mut self, asleep: bool) -> bool {
+    pub(crate) fn progress(&mut self) -> bool {
         self.sweep();
-        let mut is_any_left = true;
+        if self.home.is_crowded {
+            for (word, lanes) in self.unread.iter_mut().enumerate() {
+                *lanes |= self.home.bell.take_marks(word);
+            }
+        } else {
+            self.look_everywhere();
+        }
         // One record of each lane in turn, so that the queue has messages of busy senders alternately.
         for round in 0..BUDGET {
-            if !is_any_left {
-                break;
-            }
-            is_any_left = false;
-            for index in 0..self.peers.len() {
-                match self.advance(index, round == 0, asleep) {
-                    Ok(has_read) => is_any_left |= has_read,
-                    Err(error) => {
-                        tracing::debug!(%error, "a lane cannot be read");
-                        if let Some(peer) = self.peers[index].as_mut().filter(|_| error.is_final()) {
-                            peer.set_broken(error);
-                        }
+            let mut is_any_left = false;
+            for word in 0..self.unread.len() {
+                let mut lanes = self.unread[word];
+                while lanes != 0 {
+                    let lane = lanes.trailing_zeros();
+                    lanes &= lanes - 1;
+                    if self.advance_or_break(32 * word + lane as usize, round == 0) {
+                        is_any_left = true;
+                    } else {
+                        self.unread[word] &= !(1 << lane);
                     }
                 }
             }
+            if !is_any_left {
+                return false;
+            }
         }
-        is_any_left
+        true
+    }
+
+    /// Makes the next [`Inbox::progress`] read all lanes.
+    pub(crate) fn look_everywhere(&mut self) {
+        let mut left = self.peers.len();
+        for lanes in &mut self.unread {
+            *lanes = if left < 32 { (1 << left) - 1 } else { u32::MAX };
+            left = left.saturating_sub(32);
+        }
     }
 
     /// Reads all that a peer can have sent before its end.
     pub(crate) fn drain(&mut self) {
         const TURNS: usize = ((Ring::Small.slots() + Ring::Large.slots()) as usize).div_ceil(BUDGET);
-        // A peer that is not gone may send without an end.
-        let _is_left = (0..=TURNS).all(|_| self.progress(false));
+        // A peer that was killed may have marked nothing. One that is not gone may send without an end.
+        self.look_everywhere();
+        let _is_left = (0..=TURNS).all(|_| self.progress());
+    }
+
+    /// As [`Inbox::advance`]. An error is kept for the calls that use the peer.
+    fn advance_or_break(&mut self, index: usize, is_first: bool) -> bool {
+        self.advance(index, is_first).unwrap_or_else(|error| {
+            tracing::debug!(%error, "a lane cannot be read");
+            if let Some(peer) = self.peers[index].as_mut().filter(|_| error.is_final()) {
+                peer.set_broken(error);
+            }
+            false
+        })
     }
 
     /// Reads the next record of a lane. Returns whether there was one.
-    fn advance(&mut self, index: usize, is_first: bool, asleep: bool) -> Result<bool> {
-        if self.peers[index].as_ref().is_none_or(|peer| peer.broken.is_some()) {
+    fn advance(&mut self, index: usize, is_first: bool) -> Result<bool> {
+        // Any peer may have marked a lane that there is not.
+        let peer = self.peers.get(index).and_then(Option::as_ref);
+        if peer.is_none_or(|peer| peer.broken.is_some()) {
             return Ok(false);
         }
         if is_first {
             self.flush(index)?;
         }
         let peer = self.peer(index);
-        let Some(record) = peek(peer)? else {
-            if asleep {
-                peer.reader.publish_all(&peer.channel);
-            }
-            return Ok(false);
-        };
+        let Some(record) = peek(peer)? else { return Ok(false) };
         if record.kind == REQUEST {
             self.serve(index, record.length)?;
         } else {
@@ -480,11 +504,7 @@ impl Inbox {
 
     /// Makes what progress a receive can make without waiting for its message.
     #[inline]
-    pub(crate) fn attempt(
-        &mut self,
-        receiving: &mut Receiving<'_>,
-        asleep: bool,
-    ) -> Result<Option<Received>> {
+    pub(crate) fn attempt(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Received>> {
         self.sweep();
         loop {
             let posted = receiving.posted.as_ref().map(|ticket| ticket.id);
@@ -500,7 +520,7 @@ impl Inbox {
                 self.take_or_lose(id, receiving)?
             } else {
                 let wanted = Wanted { matching: receiving.matching, posted, into: Some(&receiving.into.0) };
-                match self.poll(&wanted, asleep)? {
+                match self.poll(&wanted)? {
                     None => return Ok(None),
                     Some(Found::Whole(received)) => Some(crate::receive::Pulled::Received(received)),
                     Some(Found::Queued(id)) => self.take_or_lose(id, receiving)?,
@@ -524,21 +544,25 @@ impl Inbox {
 
     /// As [`Inbox::attempt`]; also reports the end of the peer.
     pub(crate) fn test(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Received>> {
-        let received = self.attempt(receiving, true)?;
+        let mut received = self.attempt(receiving)?;
+        if received.is_none() && receiving.matching.peer.is_none() {
+            self.progress();
+            received = self.attempt(receiving)?;
+        }
         if received.is_none()
             && let Some(peer) = receiving.matching.peer.and_then(|index| self.peers[index].as_mut())
             && let Err(end) = peer.check()
         {
             // What the peer did last may have arrived.
             self.drain();
-            return self.attempt(receiving, true)?.map(Some).ok_or(end);
+            return self.attempt(receiving)?.map(Some).ok_or(end);
         }
         Ok(received)
     }
 
     /// Returns the first message that a receive would take, without waiting.
     pub(crate) fn probe(&mut self, matching: Matching) -> Result<Option<u64>> {
-        self.progress(false);
+        self.progress();
         if let Some(id) = self.queue.find(&matching) {
             return Ok(Some(id));
         }

@@ -58,7 +58,9 @@ pub(crate) const PROCESSOR: usize = LINE + 8;
 pub(crate) const ARMED: usize = LINE + 16;
 /// Not 0 once its process takes part in no collective any more: bit 32, and the pid that caused it.
 pub(crate) const GAVE_UP: usize = LINE + 24;
-/// Slots of the peer's lane that its process has consumed.
+/// Not 0 while its process waits for room in its ring.
+pub(crate) const WANTS_ROOM: usize = LINE + 32;
+/// Slots of the peer's lane that its process has consumed, but for less than a quarter of the ring.
 pub(crate) const CONSUMED: usize = 2 * LINE;
 /// One bit for each block that the peer has handed over; turned when that is given back.
 pub(crate) const GIVEN_BACK: usize = 3 * LINE;
@@ -68,6 +70,14 @@ pub(crate) const INSIDE: usize = 3 * LINE + 8;
 // First page of a catalog.
 /// Not 0 while its process asks for announcements instead of data.
 pub(crate) const ANNOUNCE_ONLY: usize = LINE;
+
+// The page of a bell, in words of 32 bits. The first one is the futex.
+/// Not 0 if peers are to mark their lanes.
+pub(crate) const HAS_MARKS: usize = 1;
+/// The first word of marks, one bit for each lane.
+pub(crate) const MARKS: usize = LINE / 4;
+/// Words of marks.
+pub(crate) const MARK_WORDS: usize = 32;
 
 /// The two rings of a lane. A sender starts in the small one and moves to the large one when that is too
 /// small. Slot numbers go on from one to the other.
@@ -85,7 +95,8 @@ impl Ring {
         }
     }
 
-    /// Slots that a receiver consumes before it publishes its progress.
+    /// Slots that a receiver consumes before it publishes its progress. When all was read, the sender has
+    /// room for any record, though it does not know of the latest ones.
     pub(crate) const fn quarter(self) -> u64 {
         self.slots() / 4
     }
@@ -184,6 +195,11 @@ pub(crate) const fn argument(index: usize, number: usize) -> usize {
     request(index) + 8 * (number % 3 + 1)
 }
 
+/// Returns the word with the number of chunks that the receiver has emptied.
+pub(crate) const fn emptied(index: usize) -> usize {
+    request(index) + 32
+}
+
 /// Returns a chunk of the bounce area.
 pub(crate) const fn chunk(number: u64) -> usize {
     BOUNCE + (number % CHUNKS) as usize * CHUNK
@@ -252,7 +268,7 @@ mod tests {
     fn parts_of_a_lane_do_not_overlap() {
         let words = [MAGIC, NONCE[0], NONCE[1], CLOSED, PROCESSOR, ARMED, GAVE_UP, CONSUMED, GIVEN_BACK];
         let mut extents: Vec<Extent> = words.map(|word| (word, 8)).into();
-        extents.push((INSIDE, 8));
+        extents.extend([(INSIDE, 8), (WANTS_ROOM, 8)]);
         for ring in [Ring::Small, Ring::Large] {
             extents.extend((0..ring.slots()).map(|number| (ring.slot(number), SLOT)));
         }
@@ -261,6 +277,7 @@ mod tests {
                 [offered(index), progress(index), back(index), taken(index), front(index), request(index)];
             extents.extend(words.map(|word| (word, 8)));
             extents.extend((0..3).map(|number| (argument(index, number), 8)));
+            extents.push((emptied(index), 8));
         }
         extents.extend((0..CHUNKS).map(|number| (chunk(number), CHUNK)));
         for number in 0..REQUESTS {

@@ -91,7 +91,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         let (inbox, _) = self.parts();
         inbox.check_here()?;
-        inbox.progress(false);
+        inbox.progress();
         inbox.test_send(request)
     }
 
@@ -205,8 +205,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         let (inbox, index) = self.parts();
         inbox.check_here()?;
         let mut limit = Limit::new(inbox.timeout);
-        inbox
-            .wait(Some(index), &mut limit, "receiving", |inbox, asleep| inbox.attempt_view(&matching, asleep))
+        inbox.wait(Some(index), &mut limit, "receiving", |inbox| inbox.attempt_view(&matching))
     }
 
     /// Returns the message that the next receive would take, if it has come. Does not wait.
@@ -333,7 +332,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     pub fn progress(&mut self) -> Result<()> {
         let (inbox, index) = self.parts();
         inbox.check_here()?;
-        inbox.progress(true);
+        inbox.progress();
         inbox.peers[index].as_mut().map_or(Err(Error::OtherLink), |peer| peer.check())
     }
 
@@ -413,7 +412,7 @@ impl Inbox {
         let mut limit = Limit::new(self.timeout);
         let matching = from(Some(index), wanted, Context::Messages);
         let mut receiving = Receiving::new(matching, into, Some(limit));
-        self.wait(Some(index), &mut limit, "receiving", |inbox, asleep| inbox.attempt(&mut receiving, asleep))
+        self.wait(Some(index), &mut limit, "receiving", |inbox| inbox.attempt(&mut receiving))
     }
 
     /// As [`Link::test_recv`].
@@ -432,9 +431,7 @@ impl Inbox {
             return Ok(received);
         }
         let (mut limit, receiving) = (Limit::new(self.timeout), &mut request.receiving);
-        self.wait(receiving.matching.peer, &mut limit, "receiving", |inbox, asleep| {
-            inbox.attempt(receiving, asleep)
-        })
+        self.wait(receiving.matching.peer, &mut limit, "receiving", |inbox| inbox.attempt(receiving))
     }
 
     /// As [`Link::finish`].
@@ -456,7 +453,7 @@ impl Inbox {
     ) -> Result<()> {
         sends.iter().try_for_each(|request| self.check_request(request))?;
         let mut limit = Limit::new(self.timeout);
-        self.wait(None, &mut limit, "finishing requests", |inbox, _| {
+        self.wait(None, &mut limit, "finishing requests", |inbox| {
             let is_from_any = |request: &RecvRequest<'_>| {
                 request.received.is_none() && request.receiving.matching.peer.is_none()
             };

@@ -5,7 +5,8 @@
 //! | protocol | guarantee |
 //! |---|---|
 //! | [`announce`], [`arrived`] | the receiver sees a record whole |
-//! | [`room`] | the sender overwrites a slot only after it was consumed |
+//! | [`room`], [`release`] | the sender overwrites a slot only after it was consumed, and learns of room |
+//! | [`mark`], [`take_marks`] | a lane that its reader does not poll is read before its reader sleeps |
 //! | [`fall_asleep`], [`rings`] | a thread that goes to sleep misses no change |
 //! | [`take`], [`withdraw`] | sender and receiver agree whether a message was taken |
 //! | [`place`], [`cancel`] | an offer of a backlog gets a slot or is cancelled |
@@ -67,7 +68,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// The futex on which threads of a process sleep. All its peers write it.
+/// A word that all peers of a process write: the futex on which its threads sleep, or marks of lanes.
 pub(crate) trait Futex {
     fn load(&self) -> u32;
     /// Returns the previous value.
@@ -147,19 +148,54 @@ pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<Header> {
 }
 
 /// Returns whether `slots` more fit into a ring of `size` after `sent` were used. `known` is the
-/// latest known value of `consumed`. Returns `None` if the receiver published an impossible value.
+/// latest known value of `consumed`. If they do not fit, `wants` asks the receiver to ring when it
+/// consumes more. Returns `None` if the receiver published an impossible value. Pairs with [`release`].
 #[inline(always)]
-pub(crate) fn room(consumed: &impl Load, known: &mut u64, sent: u64, slots: u64, size: u64) -> Option<bool> {
-    if sent.wrapping_sub(*known).wrapping_add(slots) <= size {
+pub(crate) fn room<W: Word>(
+    (consumed, wants): (&impl Load, &W),
+    known: &mut u64,
+    sent: u64,
+    slots: u64,
+    size: u64,
+) -> Option<bool> {
+    let fits = |known: u64| sent.wrapping_sub(known).wrapping_add(slots) <= size;
+    if fits(*known) {
         return Some(true);
     }
     // Acquire: the receiver's reads of the slots come before the next writes.
-    let now = consumed.load(Ordering::Acquire);
+    let mut now = consumed.load(Ordering::Acquire);
+    let is_asked = wants.load(Ordering::Relaxed) != 0;
+    if !fits(now) && !is_asked {
+        wants.store(1, Ordering::Relaxed);
+        W::fence();
+        now = consumed.load(Ordering::Acquire);
+    }
     if sent.wrapping_sub(now) > size || now.wrapping_sub(*known) > size {
         return None;
     }
     *known = now;
-    Some(sent.wrapping_sub(now).wrapping_add(slots) <= size)
+    if fits(now) && wants.load(Ordering::Relaxed) != 0 {
+        wants.store(0, Ordering::Relaxed);
+    }
+    Some(fits(now))
+}
+
+/// Publishes that the slots before `next` were consumed. Returns whether the sender is to be woken.
+pub(crate) fn release<W: Word>(consumed: &W, wants: &impl Load, next: u64) -> bool {
+    consumed.store(next, Ordering::Release);
+    W::fence();
+    wants.load(Ordering::Relaxed) != 0
+}
+
+/// Marks a lane that has news, for a receiver that reads marked lanes only. The sender calls it after
+/// [`announce`] and before [`rings`].
+pub(crate) fn mark<F: Futex>(marks: &F, lane: u32) {
+    marks.set(1 << lane);
+}
+
+/// Takes the marks of 32 lanes. Before a thread sleeps, it takes them after [`fall_asleep`].
+pub(crate) fn take_marks<F: Futex>(marks: &F) -> u32 {
+    if marks.load() == 0 { 0 } else { marks.clear(u32::MAX) }
 }
 
 /// A thread sleeps on the bell, or is about to.

@@ -83,7 +83,7 @@ impl Inbox {
         let mut open = [(0, 0); REQUESTS as usize];
         let mut failed = None;
         let mut limit = Limit::new(self.timeout);
-        let copied = self.wait(Some(index), &mut limit, "a one-sided transfer", |inbox, _| {
+        let copied = self.wait(Some(index), &mut limit, "a one-sided transfer", |inbox| {
             let peer = inbox.peer(index);
             // Before the answers, so that those which came before the end of the range are read.
             let is_current = transfer.is_current(&channel);

@@ -49,8 +49,8 @@ impl Writer {
 
     #[inline]
     fn has_slots(&mut self, channel: &Channel, slots: u64) -> Result<bool> {
-        let consumed = channel.theirs.word(layout::CONSUMED);
-        protocol::room(&consumed, &mut self.consumed, self.sent, slots, self.ring.slots())
+        let words = (&channel.theirs.word(layout::CONSUMED), channel.mine.word(layout::WANTS_ROOM));
+        protocol::room(words, &mut self.consumed, self.sent, slots, self.ring.slots())
             .ok_or(channel.misbehaved("it claims to have consumed more than was sent"))
     }
 
@@ -232,20 +232,15 @@ impl Reader {
         Ok(bytes.chunks_exact(8).map(word).collect())
     }
 
-    /// Tells the sender what was consumed, if it does not know.
-    #[inline]
-    pub(crate) fn publish_all(&mut self, channel: &Channel) {
-        if self.published != self.next {
-            self.publish(channel);
-        }
-    }
-
     #[cold]
     fn publish(&mut self, channel: &Channel) {
-        channel.mine.word(layout::CONSUMED).store(self.next, Ordering::Release);
+        let consumed = channel.mine.word(layout::CONSUMED);
+        let is_wanted = protocol::release(consumed, &channel.theirs.word(layout::WANTS_ROOM), self.next);
         self.published = self.next;
         failpoint!("link.consumed");
-        channel.notify();
+        if is_wanted {
+            channel.notify();
+        }
     }
 }
 

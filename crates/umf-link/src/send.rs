@@ -284,7 +284,7 @@ impl Inbox {
         let mut sending = Sending::new(tag, Context::Messages, source, true);
         let mut limit = Limit::new(self.timeout);
         let sent =
-            self.wait(Some(index), &mut limit, "sending", |inbox, _| inbox.poll_send(index, &mut sending));
+            self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending));
         let Err(error) = sent else { return Ok(()) };
         let is_new = matches!(sending.state, State::New);
         let peer = self.peer(index);
@@ -309,7 +309,7 @@ impl Inbox {
         if self.home.settings.engine == Some(Engine::Inline) {
             // The data has no other place: this waits for room.
             let mut limit = Limit::new(self.timeout);
-            self.wait(Some(index), &mut limit, "sending", |inbox, _| inbox.poll_send(index, &mut sending))?;
+            self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending))?;
         } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, State::New) {
             let offer = self.describe(&sending.source.0, false)?;
             let placing = Arc::<AtomicU64>::default();
@@ -511,7 +511,7 @@ impl Inbox {
             return Ok(lent);
         }
         let mut limit = Limit::new(self.timeout);
-        self.wait(Some(index), &mut limit, "handing memory over", |inbox, _| {
+        self.wait(Some(index), &mut limit, "handing memory over", |inbox| {
             inbox.flush(index)?;
             inbox.lend(index, tag, block)
         })

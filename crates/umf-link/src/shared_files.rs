@@ -12,7 +12,9 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use umf_os::memfd::{self, SharedMapping};
 
-use crate::layout::{CATALOG, CATALOG_MAGIC, Extent, LANE, LANE_MAGIC, MAGIC, NONCE, PAGE};
+use crate::layout::{
+    CATALOG, CATALOG_MAGIC, Extent, HAS_MARKS, LANE, LANE_MAGIC, MAGIC, MARK_WORDS, MARKS, NONCE, PAGE,
+};
 use crate::protocol::{self, ASLEEP, Load};
 use crate::sys::{self, Result};
 
@@ -225,7 +227,8 @@ impl<const SIZE: usize> PeerFile<SIZE> {
     }
 }
 
-/// The page with the futex on which threads of one process sleep. Every peer may ring it.
+/// The page with the futex on which threads of one process sleep, and with marks of the lanes that have
+/// news. Every peer may write it.
 #[derive(Debug)]
 pub(crate) struct Bell {
     base: NonNull<AtomicU32>,
@@ -238,11 +241,13 @@ unsafe impl Send for Bell {}
 unsafe impl Sync for Bell {}
 
 impl Bell {
-    /// Makes a bell. Returns the descriptor to send, too.
-    pub(crate) fn create() -> Result<(Self, OwnedFd)> {
+    /// Makes a bell. `has_marks`: peers are to mark their lanes. Returns the descriptor to send, too.
+    pub(crate) fn create(has_marks: bool) -> Result<(Self, OwnedFd)> {
         let fd = make("umf-link-bell", PAGE)?;
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
-        Ok((Self::map(&fd)?, fd))
+        let bell = Self::map(&fd)?;
+        bell.at(HAS_MARKS).store(u32::from(has_marks), Ordering::Relaxed);
+        Ok((bell, fd))
     }
 
     fn map(fd: impl AsFd) -> Result<Self> {
@@ -268,11 +273,33 @@ impl Bell {
         }
     }
 
+    /// Returns whether peers are to mark their lanes.
+    pub(crate) fn has_marks(&self) -> bool {
+        self.at(HAS_MARKS).load(Ordering::Relaxed) != 0
+    }
+
+    /// Marks the lane of a rank.
+    pub(crate) fn mark(&self, rank: usize) {
+        protocol::mark(self.at(MARKS + rank / 32 % MARK_WORDS), (rank % 32) as u32);
+    }
+
+    /// Takes the marks of the 32 ranks from `32 * word` on.
+    pub(crate) fn take_marks(&self, word: usize) -> u32 {
+        protocol::take_marks(self.at(MARKS + word % MARK_WORDS))
+    }
+
     /// Returns the futex.
     #[inline(always)]
     pub(crate) fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping is a page and lives as long as `self`. Others may write atomics.
-        unsafe { self.base.as_ref() }
+        self.at(0)
+    }
+
+    #[inline(always)]
+    fn at(&self, index: usize) -> &AtomicU32 {
+        assert!(index < PAGE / 4, "index");
+        // SAFETY: the word lies in the page of the mapping, which lives as long as `self`. Others may write
+        // atomics.
+        unsafe { self.base.add(index).as_ref() }
     }
 }
 
@@ -296,7 +323,7 @@ mod tests {
             assert!(PeerLane::adopt(&other, 7).unwrap().is_none(), "empty, or too small");
         }
         assert!(PeerLane::adopt(std::fs::File::open("/proc/self/stat").unwrap(), 7).unwrap().is_none());
-        let (_bell, fd) = Bell::create().unwrap();
+        let (_bell, fd) = Bell::create(false).unwrap();
         assert!(Bell::adopt(&fd).unwrap().is_some());
         let small = memfd::create("umf-link", 64).unwrap();
         memfd::add_seals(&small, SIZE_SEALS).unwrap();

@@ -126,10 +126,11 @@ pub(crate) fn drain(socket: BorrowedFd<'_>) {
 }
 
 /// Sleeps until the bell is rung, its value is not `seen` any more, `most` is over or a signal comes.
-pub(crate) fn sleep(bell: &AtomicU32, seen: u32, most: Duration) {
+/// Returns whether it slept for all the time.
+pub(crate) fn sleep(bell: &AtomicU32, seen: u32, most: Duration) -> bool {
     let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
     // The caller looks again, whatever the result.
-    let _ = futex::wait(bell, futex::Flags::empty(), seen, Some(&most));
+    futex::wait(bell, futex::Flags::empty(), seen, Some(&most)) == Err(Errno::TIMEDOUT)
 }
 
 /// Wakes all threads that sleep on the bell.

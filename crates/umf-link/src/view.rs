@@ -122,11 +122,11 @@ pub(crate) enum Shown {
 impl Inbox {
     /// Opens the first message that a receive would take, if it has come.
     #[inline]
-    pub(crate) fn attempt_view(&mut self, matching: &Matching, asleep: bool) -> Result<Option<View>> {
+    pub(crate) fn attempt_view(&mut self, matching: &Matching) -> Result<Option<View>> {
         self.sweep();
         if self.queue.is_empty() || self.queue.find(matching).is_none() {
             let wanted = Wanted { matching: *matching, posted: None, into: None };
-            if let Some(Found::Next(index, tag, lend)) = self.poll(&wanted, asleep)? {
+            if let Some(Found::Next(index, tag, lend)) = self.poll(&wanted)? {
                 // The record stays until it is open.
                 let view = self.view(index, tag, lend)?;
                 let peer = self.peer(index);
@@ -159,8 +159,8 @@ impl Inbox {
     }
 
     /// Takes the first message that shows memory in a collective, or finds one that was sent as a copy.
-    pub(crate) fn attempt_shown(&mut self, matching: &Matching, asleep: bool) -> Result<Option<Shown>> {
-        self.progress(asleep);
+    pub(crate) fn attempt_shown(&mut self, matching: &Matching) -> Result<Option<Shown>> {
+        self.progress();
         let Some(message) = self.queue.find(matching).and_then(|id| self.queue.get(id)) else {
             return Ok(None);
         };

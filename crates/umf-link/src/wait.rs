@@ -188,18 +188,17 @@ impl Spinning {
 
 impl Inbox {
     /// Polls until `poll` returns a value, the watched peer is gone or the limit is reached. Between
-    /// polls the inbox makes progress. `poll` is told whether this thread is about to sleep: then it
-    /// looks everywhere and publishes all for which peers may wait.
+    /// polls the inbox makes progress.
     #[inline]
     pub(crate) fn wait<T>(
         &mut self,
         watched: Option<usize>,
         limit: &mut Limit,
         what: &'static str,
-        mut poll: impl FnMut(&mut Self, bool) -> Result<Option<T>>,
+        mut poll: impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
         for _ in 0..self.spin.polls(self.is_crowded, EAGER) {
-            if let Some(found) = poll(self, false)? {
+            if let Some(found) = poll(self)? {
                 return Ok(found);
             }
         }
@@ -213,25 +212,25 @@ impl Inbox {
         watched: Option<usize>,
         limit: &mut Limit,
         what: &'static str,
-        poll: &mut impl FnMut(&mut Self, bool) -> Result<Option<T>>,
+        poll: &mut impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
         let most = self.home.settings.spin;
         let mut spinning = Spinning::new(Instant::now(), self.spin.length(most));
         loop {
             for _ in 0..self.spin.polls(self.is_crowded, BATCH) {
-                if let Some(found) = poll(self, false)? {
+                if let Some(found) = poll(self)? {
                     self.spin.spun();
                     return Ok(found);
                 }
                 core::hint::spin_loop();
             }
-            self.progress(false);
+            self.progress();
             let now = Instant::now();
             if let Some(end) = self.end_of_wait(watched, limit, now, what) {
                 self.spin.failed();
                 // What the peer did last may have arrived.
                 self.drain();
-                return poll(self, true)?.ok_or(end);
+                return poll(self)?.ok_or(end);
             }
             let mut spin = self.spin;
             let is_over = spinning.is_over(now, || self.gives_way(watched), &mut spin);
@@ -245,22 +244,23 @@ impl Inbox {
         loop {
             let seen = protocol::fall_asleep(bell);
             failpoint!("link.asleep");
-            let is_any_left = self.progress(true);
-            if let Some(found) = poll(self, true)? {
+            let is_any_left = self.progress();
+            if let Some(found) = poll(self)? {
                 return Ok(found);
             }
             // No bell rings for what has come already.
-            if !is_any_left {
-                sys::sleep(bell, seen, limit.at_most(SLICE));
+            if !is_any_left && sys::sleep(bell, seen, limit.at_most(SLICE)) {
+                // A peer that was killed may have marked nothing.
+                self.look_everywhere();
             }
-            if let Some(found) = poll(self, true)? {
+            if let Some(found) = poll(self)? {
                 self.spin.slept(spinning.start.elapsed(), most);
                 return Ok(found);
             }
             if let Some(end) = self.end_of_wait(watched, limit, Instant::now(), what) {
                 self.spin.failed();
                 self.drain();
-                return poll(self, true)?.ok_or(end);
+                return poll(self)?.ok_or(end);
             }
         }
     }
@@ -410,23 +410,23 @@ mod tests {
         let [mut link, _peer] = LinkBuilder::new().settings(settings).pair();
         let inbox = &mut link.inbox;
         let first = Spin::default().length(HOUR);
-        // Two looks: before it sleeps and after.
-        let mut looks = 0;
-        let comes_while_asleep = |_: &mut Inbox, asleep| {
-            looks += u32::from(asleep);
-            Ok((looks == 2).then_some(()))
+        let home = std::sync::Arc::clone(&inbox.home);
+        let mut has_slept = false;
+        let comes_while_asleep = |_: &mut Inbox| {
+            let is_asleep = protocol::Futex::load(home.bell.word()) & protocol::ASLEEP != 0;
+            Ok(core::mem::replace(&mut has_slept, is_asleep).then_some(()))
         };
         inbox.wait(Some(0), &mut Limit::new(None), "a test", comes_while_asleep).unwrap();
         assert_eq!(inbox.spin.length(HOUR), 2 * first);
         let mut polls = 0;
-        let comes_while_spinning = |_: &mut Inbox, _| {
+        let comes_while_spinning = |_: &mut Inbox| {
             polls += 1;
             Ok((polls > EAGER).then_some(()))
         };
         inbox.wait(Some(0), &mut Limit::new(None), "a test", comes_while_spinning).unwrap();
         assert!(inbox.spin.paid);
         let mut limit = Limit::new(Some(Duration::from_millis(1)));
-        let over = inbox.wait(Some(0), &mut limit, "a test", |_, _| Ok(None::<()>));
+        let over = inbox.wait(Some(0), &mut limit, "a test", |_| Ok(None::<()>));
         assert!(matches!(over, Err(Error::TimedOut { .. })));
         assert_eq!(inbox.spin.length(HOUR), first);
     }

@@ -92,8 +92,8 @@ impl<'d> Coming<'d> {
         Err(Error::Mismatch { rank: self.from, what })
     }
 
-    fn attempt(&mut self, inbox: &mut Inbox, asleep: bool) -> Result<Option<Received>> {
-        inbox.attempt(&mut self.receiving, asleep).map_err(|error| match error {
+    fn attempt(&mut self, inbox: &mut Inbox) -> Result<Option<Received>> {
+        inbox.attempt(&mut self.receiving).map_err(|error| match error {
             Error::Truncated { .. } | Error::NotWhole { .. } => {
                 Error::Mismatch { rank: self.from, what: OTHER_LENGTH }
             }
@@ -102,17 +102,17 @@ impl<'d> Coming<'d> {
     }
 
     /// Returns whether the message was received.
-    fn poll(&mut self, inbox: &mut Inbox, asleep: bool) -> Result<bool> {
+    fn poll(&mut self, inbox: &mut Inbox) -> Result<bool> {
         if self.is_here {
             return Ok(true);
         }
-        let mut received = self.attempt(inbox, asleep)?;
+        let mut received = self.attempt(inbox)?;
         if received.is_none()
             && let Some(end) = end(inbox, self.from)
         {
             // What the rank did last may have arrived.
             inbox.drain();
-            received = Some(self.attempt(inbox, true)?.ok_or(end)?);
+            received = Some(self.attempt(inbox)?.ok_or(end)?);
         }
         if let Some(received) = received {
             self.check(received)?;
@@ -168,7 +168,7 @@ impl Group<'_> {
         coming: &mut [Coming<'_>],
         in_order: bool,
     ) -> Result<()> {
-        self.inbox.wait(None, &mut self.limit, "a collective", |inbox, asleep| {
+        self.inbox.wait(None, &mut self.limit, "a collective", |inbox| {
             let mut is_done = true;
             for request in &mut *going {
                 let mut is_sent = inbox.test_send(request)?;
@@ -181,7 +181,7 @@ impl Group<'_> {
                 is_done &= is_sent;
             }
             for message in &mut *coming {
-                let is_here = message.poll(inbox, asleep)?;
+                let is_here = message.poll(inbox)?;
                 is_done &= is_here;
                 if in_order && !is_here {
                     break;
@@ -479,12 +479,12 @@ impl Group<'_> {
                 going.iter_mut().try_for_each(|request| inbox.test_send(request).map(drop))
             };
             let matching = from(Some(rank), tag.any_kind(), Context::Collectives);
-            let shown = inbox.wait(Some(rank), limit, "a collective", |inbox, asleep| {
+            let shown = inbox.wait(Some(rank), limit, "a collective", |inbox| {
                 serve(inbox)?;
-                match (inbox.attempt_shown(&matching, asleep)?, given_up(inbox, rank)) {
+                match (inbox.attempt_shown(&matching)?, given_up(inbox, rank)) {
                     (None, Some(error)) => {
                         inbox.drain();
-                        inbox.attempt_shown(&matching, true)?.map(Some).ok_or(error)
+                        inbox.attempt_shown(&matching)?.map(Some).ok_or(error)
                     }
                     (shown, _) => Ok(shown),
                 }
@@ -495,9 +495,9 @@ impl Group<'_> {
                 Shown::Copy { tag: is } if *is == tag.value() => {
                     let mut word = [0; 8];
                     let mut coming = Coming::new(rank, tag, Destination::from(&mut word));
-                    inbox.wait(Some(rank), limit, "a collective", |inbox, asleep| {
+                    inbox.wait(Some(rank), limit, "a collective", |inbox| {
                         serve(inbox)?;
-                        Ok(coming.poll(inbox, asleep)?.then_some(()))
+                        Ok(coming.poll(inbox)?.then_some(()))
                     })?;
                     (*is, u64::from_le_bytes(word))
                 }

@@ -117,8 +117,7 @@ impl LinkBuilder {
     /// shared memory or no threads are left.
     pub fn join(&self, job: &str, rank: usize, size: usize) -> Result<Communicator> {
         let (ranks, home) = Ranks::join(self, job, rank, size)?;
-        let mut inbox = Inbox::new(home, size);
-        inbox.is_crowded = size > sys::processors();
+        let inbox = Inbox::new(home, size);
         let members = Members {
             pids: vec![0; size],
             reported: vec![None; size],
@@ -263,7 +262,7 @@ impl Communicator {
 
     /// Sleeps until a link comes, at most for a pause, which gets longer.
     fn pause(&mut self, pause: &mut Duration, limit: &mut Limit) {
-        self.inbox.progress(true);
+        self.inbox.progress();
         let bell = self.inbox.home.bell.word();
         let seen = protocol::fall_asleep(bell);
         if !self.ranks.has_news() {
@@ -360,9 +359,9 @@ impl Communicator {
         let mut limit = Limit::new(self.inbox.timeout);
         let Self { me, inbox, members, ranks, .. } = self;
         let mut looked = 0;
-        inbox.wait(None, &mut limit, "receiving", |inbox, asleep| {
+        inbox.wait(None, &mut limit, "receiving", |inbox| {
             members.take_in(inbox, ranks);
-            if let Some(received) = inbox.attempt(receiving, asleep)? {
+            if let Some(received) = inbox.attempt(receiving)? {
                 return Ok(Some(received));
             }
             let now = sys::coarse_milliseconds();
@@ -381,7 +380,7 @@ impl Communicator {
                     // What it did last may have arrived.
                     members.take_in(inbox, ranks);
                     inbox.drain();
-                    if let Some(received) = inbox.attempt(receiving, true)? {
+                    if let Some(received) = inbox.attempt(receiving)? {
                         return Ok(Some(received));
                     }
                     members.reported[rank] = process;
@@ -446,7 +445,7 @@ impl Communicator {
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         self.check_here()?;
         self.take_in();
-        self.inbox.progress(false);
+        self.inbox.progress();
         self.inbox.test_send(request)
     }
 

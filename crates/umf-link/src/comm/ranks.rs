@@ -88,7 +88,7 @@ impl Ranks {
         size: usize,
     ) -> Result<(Self, Arc<Home>)> {
         let meeting = Meeting::join(job, me, size, is_gone)?;
-        let (home, fds) = Home::create(builder.settings.clone(), builder.importer)?;
+        let (home, fds) = Home::create(builder.settings.clone(), builder.importer, Some((me, size)))?;
         let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique()?)?;
         let address = endpoint.address().to_bytes();
         let (ways, links) = (vec![Way::None; size], vec![0; size]);

@@ -148,6 +148,7 @@ impl Bell {
 struct Ring {
     slots: [(ModelWord, ModelWord); 1],
     consumed: ModelWord,
+    wants: ModelWord,
     sender: Bell,
     receiver: Bell,
 }
@@ -162,6 +163,7 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
         let ring = Arc::new(Ring {
             slots: [(ModelWord::new(0), ModelWord::new(0))],
             consumed: ModelWord::new(0),
+            wants: ModelWord::new(0),
             sender: Bell::new(),
             receiver: Bell::new(),
         });
@@ -170,7 +172,8 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
             thread::spawn(move || {
                 let mut known = 0;
                 for number in 0..MESSAGES {
-                    let poll = || room(&ring.consumed, &mut known, number, 1, 1).unwrap().then_some(());
+                    let words = (&ring.consumed, &ring.wants);
+                    let poll = || room(words, &mut known, number, 1, 1).unwrap().then_some(());
                     ring.sender.wait(poll, || reached.reach("the sender sleeps"));
                     let (header, payload) = &ring.slots[0];
                     payload.store(number + 10, Ordering::Relaxed);
@@ -185,12 +188,48 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
                 ring.receiver.wait(|| arrived(header, number), || in_model.reach("the receiver sleeps"));
             assert_eq!(found, Header { kind: 1, length: 8, context: 3 });
             assert_eq!(payload.load(Ordering::Relaxed), number + 10, "whole, and not overwritten");
-            ring.consumed.store(number + 1, Ordering::Release);
-            ring.sender.ring();
+            if release(&ring.consumed, &ring.wants, number + 1) {
+                ring.sender.ring();
+            } else {
+                in_model.reach("the sender is not woken");
+            }
         }
         sender.join().unwrap();
     });
-    reached.check(["the receiver sleeps", "the sender sleeps"]);
+    reached.check(["the receiver sleeps", "the sender is not woken", "the sender sleeps"]);
+}
+
+/// A receiver that reads marked lanes only sleeps through no message of two senders.
+#[test]
+fn loom_a_marked_lane_is_read_before_its_reader_sleeps() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let lanes = [ModelWord::new(0), ModelWord::new(0)];
+        let inbox = Arc::new((lanes, Bell::new(), Bell::new()));
+        let senders = [0, 1].map(|lane| {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || {
+                let (lanes, marks, bell) = &*inbox;
+                announce(&lanes[lane], 0, Header { kind: 1, length: 8, context: 0 });
+                mark(marks, lane as u32);
+                bell.ring();
+            })
+        });
+        let (lanes, marks, bell) = &*inbox;
+        let mut missing = 0b11;
+        let poll = || {
+            let marked = take_marks(marks);
+            for lane in [0, 1].into_iter().filter(|lane| marked >> lane & 1 == 1) {
+                assert!(arrived(&lanes[lane], 0).is_some(), "it was announced before it was marked");
+                missing &= !(1 << lane);
+            }
+            (missing == 0).then_some(())
+        };
+        bell.wait(poll, || in_model.reach("the receiver sleeps"));
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+    });
+    reached.check(["the receiver sleeps"]);
 }
 
 /// A message is taken and withdrawn at the same time: both processes see the same result.
