@@ -29,6 +29,8 @@ pub(crate) const FRESH: u64 = 20;
 const BASE: Duration = Duration::from_micros(50);
 /// A thread that gets a yielded processor back after more than this shares it with a busy one.
 const BUSY: Duration = Duration::from_micros(50);
+/// The same where ranks share processors: all of them may run in between.
+const CROWDED_BUSY: Duration = Duration::from_micros(500);
 /// A yield that returns within this has found no other thread to run.
 const QUIET: Duration = Duration::from_micros(2);
 /// So many such yields in a row let a rank spin again where ranks share processors.
@@ -124,9 +126,9 @@ impl Spin {
     }
 
     /// Learns from a yield.
-    fn yielded(&mut self, time: Duration) {
+    fn yielded(&mut self, time: Duration, is_busy: bool) {
         self.quiet = if time < QUIET { self.quiet.saturating_add(1) } else { 0 };
-        if time > BUSY {
+        if is_busy {
             self.sleeps = BACKOFF;
         }
     }
@@ -159,19 +161,23 @@ struct Spinning {
     /// `None`: beyond the range of the clock.
     end: Option<Instant>,
     yielded: Option<Instant>,
+    /// Longest yield after which it goes on.
+    busy: Duration,
 }
 
 impl Spinning {
-    fn new(start: Instant, length: Duration) -> Self {
-        Self { start, end: start.checked_add(length), yielded: None }
+    fn new(start: Instant, length: Duration, is_crowded: bool) -> Self {
+        let busy = if is_crowded { CROWDED_BUSY } else { BUSY };
+        Self { start, end: start.checked_add(length), yielded: None, busy }
     }
 
     /// Returns whether the wait is to sleep now. If not, yields the processor if `gives_way` says so.
     fn is_over(&mut self, now: Instant, gives_way: impl FnOnce() -> bool, spin: &mut Spin) -> bool {
         if let Some(yielded) = self.yielded.take() {
             let time = now.saturating_duration_since(yielded);
-            spin.yielded(time);
-            if time > BUSY {
+            let is_busy = time > self.busy;
+            spin.yielded(time, is_busy);
+            if is_busy {
                 return true;
             }
         }
@@ -215,7 +221,7 @@ impl Inbox {
         poll: &mut impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
         let most = self.home.settings.spin;
-        let mut spinning = Spinning::new(Instant::now(), self.spin.length(most));
+        let mut spinning = Spinning::new(Instant::now(), self.spin.length(most), self.is_crowded);
         loop {
             for _ in 0..self.spin.polls(self.is_crowded, BATCH) {
                 if let Some(found) = poll(self)? {
@@ -353,7 +359,7 @@ mod tests {
         }
         let now = Instant::now();
         let mut is_over =
-            |length, after| Spinning::new(now, length).is_over(now + after, || false, &mut spin);
+            |length, after| Spinning::new(now, length, false).is_over(now + after, || false, &mut spin);
         assert!(is_over(Duration::ZERO, us(0)));
         assert!(!is_over(us(400), us(399)) && is_over(us(400), us(400)));
         assert!(!is_over(Duration::MAX, us(1 << 40)));
@@ -363,11 +369,15 @@ mod tests {
     fn a_busy_processor_is_left_to_others() {
         let (mut spin, now) = (Spin::default(), Instant::now());
         spin.slept(us(10), MOST);
-        let mut spinning = Spinning::new(now, MOST);
+        let mut crowded = Spinning::new(now, MOST, true);
+        let mut spinning = Spinning::new(now, MOST, false);
         // Kept, then yielded for 50 us and for 51.
         for (after, gives_way) in [(400, false), (500, true), (550, true)] {
             assert!(!spinning.is_over(now + us(after), || gives_way, &mut spin));
         }
+        assert!(!crowded.is_over(now, || true, &mut spin));
+        assert!(!crowded.is_over(now + us(500), || true, &mut spin));
+        assert_eq!(spin.sleeps, 0);
         assert!(spinning.is_over(now + us(601), || true, &mut spin));
         for _ in 0..BACKOFF {
             assert_eq!(spin.length(MOST), Duration::ZERO);
@@ -383,10 +393,10 @@ mod tests {
         assert_eq!((spin.polls(false, EAGER), spin.polls(true, EAGER)), (EAGER, 1));
         for _ in 0..QUIET_YIELDS {
             assert_eq!(spin.polls(true, EAGER), 1);
-            spin.yielded(us(1));
+            spin.yielded(us(1), false);
         }
         assert_eq!(spin.polls(true, EAGER), BATCH);
-        spin.yielded(us(3));
+        spin.yielded(us(3), false);
         assert_eq!((spin.polls(true, EAGER), spin.sleeps), (1, 0));
     }
 
