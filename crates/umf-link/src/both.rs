@@ -25,6 +25,16 @@ const FAILED: u64 = (1 << 48) - 1;
 /// Smallest chunk that a receiver asks for.
 const LEAST_CHUNK: usize = 4096;
 
+/// Whether both sides copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Both {
+    No,
+    /// If possible.
+    May,
+    /// The settings ask for it.
+    Must,
+}
+
 /// Where the receiver copies from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum From<'m> {
@@ -71,19 +81,26 @@ pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> 
 }
 
 impl Inbox {
-    /// Fetches a message together with its sender. Returns `None` if one process is to copy it, which is an
-    /// error if `must` is set.
+    /// Fetches a message together with its sender, if `both` asks for it. Returns `None` if one process is to
+    /// copy it.
     pub(crate) fn pull_both(
         &mut self,
         index: usize,
         (id, offer): (u64, &Offer),
         receiving: &Receiving<'_>,
         from: From<'_>,
-        must: bool,
+        both: Both,
     ) -> Result<Option<Pulled>> {
         let into = &receiving.into.0;
-        let (&[part], Some(limit)) = (into.parts(), receiving.limit) else { return Ok(None) };
+        let must = match both {
+            Both::No => return Ok(None),
+            Both::May => false,
+            Both::Must => true,
+        };
         let refused = |why: &str| if must { Err(impossible(Engine::Both, why)) } else { Ok(None) };
+        let (&[part], Some(limit)) = (into.parts(), receiving.limit) else {
+            return refused("the memory that receives it is in several pieces");
+        };
         let mut place = part.iov().address;
         let mut announced = None;
         if let Some(memory) = writable_memory(into) {

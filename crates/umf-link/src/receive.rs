@@ -6,6 +6,7 @@ use std::sync::Arc;
 use umf_core::Access;
 use umf_ipc::Mapping;
 
+use crate::both::{self, Both, From};
 use crate::bounce::Bouncing;
 use crate::channel::{Channel, Home};
 use crate::handles::Announced;
@@ -108,16 +109,6 @@ pub(crate) enum Pulled {
     Late,
     /// It goes through bounce buffers.
     Bounce,
-}
-
-/// Whether both sides copy.
-#[derive(Clone, Copy, Debug)]
-enum Both {
-    No,
-    /// If possible.
-    May,
-    /// The settings ask for it.
-    Must,
 }
 
 /// The error for numbers that were combined with a message that its sender then withdrew.
@@ -263,8 +254,9 @@ impl Inbox {
             return Ok(Both::No);
         }
         let is_long = offer.length >= self.home.settings.both_min;
-        match (forced, crate::both::obstacle(offer, &receiving.into.0, receiving.limit)) {
-            (Some(Engine::Both), None) => Ok(Both::Must),
+        match (forced, both::obstacle(offer, &receiving.into.0, receiving.limit)) {
+            (Some(Engine::Both), None) if !receiving.is_collective => Ok(Both::Must),
+            (Some(Engine::Both), None) => Ok(Both::May),
             (Some(Engine::Both), Some(why)) if !receiving.is_collective => Err(impossible(Engine::Both, why)),
             (None, None) if is_long => Ok(Both::May),
             _ => Ok(Both::No),
@@ -306,13 +298,11 @@ impl Inbox {
         let (mapping, offset) = self.open(index, offer.announced, offer.offset)?;
         let channel = Arc::clone(&self.peer(index).channel);
         let parts = parts_in(&mapping, offset, offer).ok_or(outside(&channel))?;
-        if !matches!(both, Both::No) && parts.len() == 1 {
-            let from = crate::both::From::Mapped(&mapping, parts[0]);
-            if let Some(done) =
-                self.pull_both(index, (id, offer), receiving, from, matches!(both, Both::Must))?
-            {
-                return Ok(done);
-            }
+        if let &[part] = &parts[..]
+            && let Some(done) =
+                self.pull_both(index, (id, offer), receiving, From::Mapped(&mapping, part), both)?
+        {
+            return Ok(done);
         }
         if into.reduction().is_some() && !parts.iter().all(|part| into.is_whole(part.length)) {
             // Other engines put a number together that is in two places.
@@ -333,15 +323,10 @@ impl Inbox {
         both: Both,
     ) -> Result<Pulled> {
         let into = &receiving.into.0;
-        if !matches!(both, Both::No)
-            && let &[range] = offer.ranges.as_slice()
+        if let &[range] = offer.ranges.as_slice()
+            && let Some(done) = self.pull_both(index, (id, offer), receiving, From::Address(range), both)?
         {
-            let from = crate::both::From::Address(range);
-            if let Some(done) =
-                self.pull_both(index, (id, offer), receiving, from, matches!(both, Both::Must))?
-            {
-                return Ok(done);
-            }
+            return Ok(done);
         }
         let channel = Arc::clone(&self.peer(index).channel);
         if into.reduction().is_some() {
