@@ -131,5 +131,5 @@ fn domain() {
     // Nobody is left: neither the region nor the domain is.
     let late = Command::new(env!("CARGO_BIN_EXE_domain")).args([&name, &number]).output().unwrap();
     assert!(!late.status.success());
-    assert!(String::from_utf8_lossy(&late.stderr).contains("NoSuchNumber"), "{late:?}");
+    assert!(String::from_utf8_lossy(&late.stderr).contains("NoSuchObject"), "{late:?}");
 }

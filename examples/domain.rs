@@ -11,7 +11,7 @@
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
-use umf::domain::{Domain, DomainSettings, Number};
+use umf::domain::{Domain, DomainSettings, ObjectId};
 
 /// What this program calls regions of this content.
 const COUNTER: u32 = 1;
@@ -23,10 +23,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let object = match arguments.next() {
         None => {
             let object = domain.create(4096, COUNTER)?;
-            println!("{}", object.number());
+            println!("{}", object.id());
             object
         }
-        Some(number) => domain.register(number.parse::<Number>()?, COUNTER)?,
+        Some(id) => domain.register(id.parse::<ObjectId>()?, COUNTER)?,
     };
     let counter = object.view::<u64>()?.atomic(0).ok_or("the region has less than 8 bytes")?;
     println!("user {} of this region", counter.fetch_add(1, Ordering::SeqCst) + 1);

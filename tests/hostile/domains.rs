@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use umf::domain::{Domain, DomainSettings, Number, Object};
+use umf::domain::{Domain, DomainSettings, Object, ObjectId};
 use umf_tests::Sequence;
 
 use crate::checker::{Promise, broken};
@@ -103,7 +103,7 @@ fn round(
     outcome
 }
 
-fn parse(line: &str) -> Option<(u64, Number)> {
+fn parse(line: &str) -> Option<(u64, ObjectId)> {
     let (id, number) = line.split_once(' ')?;
     Some((id.parse().ok()?, number.parse().ok()?))
 }
@@ -111,12 +111,12 @@ fn parse(line: &str) -> Option<(u64, Number)> {
 fn check(id: u64, object: &Object, when: &str) {
     let mut copied = vec![0; object.len()];
     if let Err(error) = object.view().map(|view| view.copy_to(&mut copied)) {
-        return broken(Promise::Domain, format_args!("object {} {when}: {error}", object.number()));
+        return broken(Promise::Domain, format_args!("object {} {when}: {error}", object.id()));
     }
     count(Counter::DomainObjects);
     if let Err(wrong) = content::compare_bytes(&copied, id, false) {
         let what = content::describe(wrong, id + 1);
-        broken(Promise::Domain, format_args!("object {} {when}: {what}", object.number()));
+        broken(Promise::Domain, format_args!("object {} {when}: {what}", object.id()));
     }
 }
 
@@ -131,7 +131,7 @@ pub fn run_peer(arguments: &[String]) -> i32 {
         let Ok(object) = domain.create(1 + random.below(100_000) as usize, KIND) else { return 4 };
         let Ok(view) = object.view() else { return 4 };
         view.copy_from(&content::bytes(id, object.len() as u64));
-        if writeln!(std::io::stdout(), "{id} {}", object.number()).is_err() {
+        if writeln!(std::io::stdout(), "{id} {}", object.id()).is_err() {
             return 0;
         }
         objects.push(object);

@@ -1,7 +1,8 @@
-//! [`Turn`]: the right to change a domain's table, which one process has at a time.
+//! The arbiter: the lock under which a domain's table is changed.
 //!
-//! It is a bound abstract name. The kernel gives a name to one socket, and takes it back when its process dies, at
-//! whatever instruction: no lock in shared memory can be lost.
+//! The lock is an abstract socket name; the process that has bound it holds the lock. The kernel
+//! gives a name to one socket, and frees it when the process dies, at any instruction. A lock word
+//! in shared memory would stay locked.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,52 +11,50 @@ use umf_ipc::fd_socket::Deadline;
 use umf_os::socket::peer;
 use umf_sync::failpoint;
 
-use crate::knock::{Knock, knock, stranger};
-use crate::name::Name;
-use crate::sockets::bind;
+use crate::socket::{DomainName, Probe, bind, foreign_owner, probe};
 use crate::sys::CloseOnFork;
 use crate::{Error, Result};
 
-/// Held from [`turn`] until dropped: microseconds.
+/// A guard that holds a domain's arbiter from [`lock`] until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct ArbiterGuard {
     socket: Option<CloseOnFork>,
 }
 
-impl Drop for Turn {
+impl Drop for ArbiterGuard {
     fn drop(&mut self) {
         drop(self.socket.take());
         failpoint!("domain.turn_given_back");
     }
 }
 
-const SHORTEST: Duration = Duration::from_micros(20);
-const LONGEST: Duration = Duration::from_millis(1);
-/// After so many tries somebody holds it longer than anybody should; then it is looked at again only after as many, since
-/// each look leaves a connection in the holder's queue.
-const PATIENCE: u32 = 16;
+const MIN_BACKOFF: Duration = Duration::from_micros(20);
+const MAX_BACKOFF: Duration = Duration::from_millis(1);
+/// Failed attempts between two checks of the holder. A participant holds the arbiter for
+/// microseconds, and each check leaves a connection in the holder's backlog.
+const ATTEMPTS_PER_CHECK: u32 = 16;
 
-/// Waits for the turn until `deadline`, which is `timeout` from when the caller began.
-pub(crate) fn turn(name: &Name, deadline: Deadline, timeout: Duration) -> Result<Turn> {
-    let address = name.arbiter();
-    let mut pause = SHORTEST;
+/// Locks the arbiter, or fails at `deadline`. `timeout` is the whole time of the call, for errors.
+pub(crate) fn lock(name: &DomainName, deadline: Deadline, timeout: Duration) -> Result<ArbiterGuard> {
+    let address = name.arbiter_socket();
+    let mut backoff = MIN_BACKOFF;
     let mut holder = 0;
     for attempt in 1_u32.. {
         let bound = bind(&address).map_err(Error::system("bind of the arbiter's name"))?;
         if let Some(socket) = bound {
-            return Ok(Turn { socket: Some(socket) });
+            return Ok(ArbiterGuard { socket: Some(socket) });
         }
-        if attempt.is_multiple_of(PATIENCE) {
+        if attempt.is_multiple_of(ATTEMPTS_PER_CHECK) {
             holder = check_holder(name, &address)?.unwrap_or(holder);
         }
         if deadline.left().is_err() {
             holder = check_holder(name, &address)?.unwrap_or(holder);
             break;
         }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST);
+        std::thread::sleep(backoff);
+        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
-    Err(Error::Held {
+    Err(Error::ArbiterHeld {
         domain: name.as_str().to_owned(),
         socket: String::from_utf8_lossy(&address).into_owned(),
         pid: holder,
@@ -63,22 +62,22 @@ pub(crate) fn turn(name: &Name, deadline: Deadline, timeout: Duration) -> Result
     })
 }
 
-/// The process that has the name now; an error if it is a stranger.
-fn check_holder(name: &Name, address: &[u8]) -> Result<Option<i32>> {
-    let found = match knock(address).map_err(Error::system("connect to the arbiter's name"))? {
-        Knock::Stranger { uid, pid } => Some((uid, pid)),
-        Knock::Open(connection) => return Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
-        // It may be bound, and its owner does not listen.
-        Knock::Nobody => stranger(address).map(|uid| (uid, 0)),
-        Knock::Busy => None,
+/// Returns the pid of the holder, if it is known. Fails if the holder belongs to another user.
+fn check_holder(name: &DomainName, address: &[u8]) -> Result<Option<i32>> {
+    let other = match probe(address).map_err(Error::system("connect to the arbiter's name"))? {
+        Probe::OtherUser { uid, pid } => Some((uid, pid)),
+        Probe::Connected(connection) => return Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
+        // The name can be bound by a socket that does not listen.
+        Probe::Free => foreign_owner(address).map(|uid| (uid, 0)),
+        Probe::Busy => None,
     };
-    let Some((uid, pid)) = found else { return Ok(None) };
+    let Some((uid, pid)) = other else { return Ok(None) };
     Err(Error::OtherUser {
         domain: name.as_str().to_owned(),
         socket: String::from_utf8_lossy(address).into_owned(),
         uid,
         pid,
-        mine: crate::sys::effective_uid(),
+        own_uid: crate::sys::effective_uid(),
     })
 }
 

@@ -1,22 +1,22 @@
-//! [`Domain`]: what an application has of a domain.
+//! [`Domain`]: the public interface of a domain.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::name::Name;
 use crate::object::Object;
 use crate::participant::Participant;
-use crate::table::{Listed, MAX_SLOTS};
-use crate::{Number, Result, joined, sys};
+use crate::socket::DomainName;
+use crate::table::{ListedObject, MAX_SLOTS};
+use crate::{ObjectId, Result, join, sys};
 
-/// How to join.
+/// The settings of [`Domain::join`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DomainSettings {
-    /// How long one call may wait for other processes, all in all. 2 s.
+    /// The longest time that a call waits for other processes. Default: 2 s.
     pub timeout: Duration,
-    /// How many objects the domain can have: said by the process that begins it, ignored of those who come later. 65,536,
-    /// which is the most.
+    /// The most objects of the domain. The process that founds the domain decides; later ones are
+    /// ignored. Default and maximum: 65,536.
     pub max_objects: u32,
 }
 
@@ -28,11 +28,12 @@ impl Default for DomainSettings {
 
 /// A named set of regions that belongs to no single process.
 ///
-/// It begins when the first process joins and ends with the last one, however that goes; nothing is left of it then.
-/// Processes of one user and one network namespace meet in the domain of a name.
+/// A domain begins when its first process joins, and ends when its last one leaves or dies. Nothing
+/// is left then. A domain is identified by name, user and network namespace.
 ///
-/// A process joins a domain once: joining again gives the same. It leaves when the last of [`Domain`] and [`Object`]
-/// is dropped. While it is in, a thread serves memory to others. All of it can be used in any thread.
+/// A process joins a domain once; joining again returns the same participant. It leaves when its
+/// last [`Domain`] and [`Object`] are dropped. Until then a thread serves file descriptors to other
+/// processes. All types can be used by any thread.
 ///
 /// ```
 /// use umf_domain::{Domain, DomainSettings};
@@ -43,10 +44,10 @@ impl Default for DomainSettings {
 /// # let name = &name;
 /// let domain = Domain::join(name, DomainSettings::default())?;
 /// let object = domain.create(1 << 20, WEIGHTS)?;
-/// println!("{}", object.number());                    // 0x43a1c0be7d210000: send it to anybody
+/// println!("{}", object.id());            // 0x43a1c0be7d210000: send it to other processes
 ///
-/// // In any other process of this user (here, in this one: registering again changes nothing):
-/// let same = domain.register(object.number(), WEIGHTS)?;
+/// // In another process of this user. (Here in the same one, where it changes nothing.)
+/// let same = domain.register(object.id(), WEIGHTS)?;
 /// same.view()?.set(0, 7_u64)?;
 /// # assert_eq!(object.view::<u64>()?.get(0), Some(7));
 /// # Ok(())
@@ -57,50 +58,54 @@ pub struct Domain {
     participant: Arc<Participant>,
 }
 
-/// An object of a domain, as [`Domain::objects`] saw it.
+/// A description of an object, from [`Domain::objects`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectInfo {
-    /// By which processes register.
-    pub number: Number,
-    /// What its creator said that it is.
+    /// The id by which processes register.
+    pub id: ObjectId,
+    /// The kind that its creator chose.
     pub kind: u32,
-    /// In bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// How many processes are registered.
+    /// The number of registered processes.
     pub registrants: u32,
 }
 
 impl Domain {
-    /// Joins the domain of this name, which begins if nobody is in it.
+    /// Joins the domain with this name. If it has no process, the call founds it.
     ///
-    /// A name has 1 to 64 letters, digits and `._:/+=@-`. Where this process has joined already, it is the same, and the
-    /// settings are those of the first time.
+    /// A name has 1 to 64 letters, digits and `._:/+=@-`. If this process has joined before, the
+    /// call returns the same participant, with the settings of the first call.
     ///
     /// # Errors
-    /// [`crate::Error::BadName`]; [`crate::Error::OtherUser`] if somebody else's process sits on the domain's name;
-    /// [`crate::Error::TimedOut`] if all that are in it are stopped; [`crate::Error::Held`] if one was stopped in the few
-    /// microseconds in which nobody else may join; [`crate::Error::Full`] with 1,024 processes.
-    #[expect(clippy::needless_pass_by_value, reason = "written down where it is called")]
+    /// - [`crate::Error::BadName`].
+    /// - [`crate::Error::OtherUser`]: a process of another user has bound the domain's socket name.
+    /// - [`crate::Error::TimedOut`]: all participants are stopped.
+    /// - [`crate::Error::ArbiterHeld`]: a process was stopped while it held the arbiter.
+    /// - [`crate::Error::Full`]: the domain has 1,024 processes.
+    #[expect(clippy::needless_pass_by_value, reason = "callers write a literal or a default")]
     pub fn join(name: &str, settings: DomainSettings) -> Result<Self> {
-        let name = Name::new(name, sys::effective_uid())?;
-        Ok(Self { participant: joined::join(name, &settings)? })
+        let name = DomainName::new(name, sys::effective_uid())?;
+        Ok(Self { participant: join::join(name, &settings)? })
     }
 
-    /// Its name.
+    /// Returns the name of the domain.
     #[must_use]
     pub fn name(&self) -> &str {
         self.participant.name()
     }
 
-    /// Makes a region of `size` bytes, rounded up to pages, zeroed; this process is registered by that. `kind` is whatever
-    /// the application wants it to be: who registers has to name the same.
+    /// Creates a zeroed region of `size` bytes, rounded up to pages, and registers this process.
+    /// `kind` has a meaning for the application only. Processes that register pass the same kind.
     ///
-    /// The memory comes from the system as it is touched. It holds one fd and one mapping in each registered process.
+    /// The kernel allocates pages at first use. Each registered process has one fd and one mapping
+    /// for the region.
     ///
     /// # Errors
-    /// [`crate::Error::BadSize`]; [`crate::Error::Full`]; [`crate::Error::System`] where fds, mappings or memory have
-    /// run out; [`crate::Error::Forked`], [`crate::Error::Held`], [`crate::Error::Expelled`].
+    /// [`crate::Error::BadSize`]; [`crate::Error::Full`]; [`crate::Error::System`] if fds, mappings
+    /// or memory have run out; [`crate::Error::Forked`], [`crate::Error::ArbiterHeld`],
+    /// [`crate::Error::Expelled`].
     pub fn create(&self, size: usize, kind: u32) -> Result<Object> {
         self.participant.create(size, kind)
     }
@@ -118,37 +123,41 @@ impl Domain {
         self.participant.find_or_create(size, kind)
     }
 
-    /// Registers this process for an object, and maps it. If it is registered already, nothing changes.
+    /// Registers this process for an object, and maps it. If it is registered already, nothing
+    /// changes.
     ///
-    /// The memory comes from any process that is registered, whether its creator is still there or not.
+    /// The file descriptor comes from any registered process. The creator may have ended.
     ///
     /// # Errors
-    /// [`crate::Error::WrongDomain`], as a rule, for a number of another domain (a number has 12 bits of that; one that
-    /// passes fails as the next); [`crate::Error::NoSuchNumber`] if no such object is or none is any more;
-    /// [`crate::Error::WrongKind`]; [`crate::Error::TimedOut`] if all that are registered are stopped;
-    /// [`crate::Error::System`], [`crate::Error::Misbehaved`], [`crate::Error::Forked`], [`crate::Error::Held`],
-    /// [`crate::Error::Expelled`].
-    pub fn register(&self, number: Number, kind: u32) -> Result<Object> {
-        self.participant.register(number, kind)
+    /// - [`crate::Error::WrongDomain`]: the id belongs to another domain. An id has 12 bits of its
+    ///   domain; if they match by chance, the error is `NoSuchObject`.
+    /// - [`crate::Error::NoSuchObject`]: the object does not exist, or not any more.
+    /// - [`crate::Error::WrongKind`].
+    /// - [`crate::Error::TimedOut`]: all registrants are stopped.
+    /// - [`crate::Error::System`], [`crate::Error::Misbehaved`], [`crate::Error::Forked`],
+    ///   [`crate::Error::ArbiterHeld`], [`crate::Error::Expelled`].
+    pub fn register(&self, id: ObjectId, kind: u32) -> Result<Object> {
+        self.participant.register(id, kind)
     }
 
     /// Ends the registration of this process, as [`Object::unregister`] does.
     ///
     /// # Errors
-    /// [`crate::Error::WrongDomain`], [`crate::Error::NoSuchNumber`], [`crate::Error::NotRegistered`],
-    /// [`crate::Error::Forked`], [`crate::Error::Held`], [`crate::Error::Expelled`].
-    pub fn unregister(&self, number: Number) -> Result<()> {
-        self.participant.unregister(number, None)
+    /// [`crate::Error::WrongDomain`], [`crate::Error::NoSuchObject`], [`crate::Error::NotRegistered`],
+    /// [`crate::Error::Forked`], [`crate::Error::ArbiterHeld`], [`crate::Error::Expelled`].
+    pub fn unregister(&self, id: ObjectId) -> Result<()> {
+        self.participant.unregister(id, None)
     }
 
-    /// All objects for which a living process is registered, by slot. Looks at each process of the domain: for tools, not
-    /// for hot paths.
+    /// Returns all objects with a living registrant, ordered by slot. It probes each process of the
+    /// domain, so it is meant for tools.
     ///
     /// # Errors
-    /// [`crate::Error::Forked`], [`crate::Error::Held`], [`crate::Error::Expelled`], [`crate::Error::System`].
+    /// [`crate::Error::Forked`], [`crate::Error::ArbiterHeld`], [`crate::Error::Expelled`],
+    /// [`crate::Error::System`].
     pub fn objects(&self) -> Result<Vec<ObjectInfo>> {
-        let info = |listed: Listed| ObjectInfo {
-            number: listed.number,
+        let info = |listed: ListedObject| ObjectInfo {
+            id: listed.id,
             kind: listed.entry.kind,
             size: listed.entry.file.size,
             registrants: listed.registrants,

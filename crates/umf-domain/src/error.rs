@@ -1,85 +1,85 @@
-//! What can go wrong in a domain, each with what to do about it.
+//! Errors of domains. Each text says what failed, why, and what to do.
 
 use rustix::io::Errno;
 
-use crate::Number;
+use crate::ObjectId;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Why something in a domain failed.
+/// The reason why a call on a domain or an object failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a domain that cannot be one.
+    /// The name cannot be the name of a domain.
     #[error("{name:?} cannot name a domain: {why}")]
     BadName {
         /// The name, cut to 64 characters.
         name: String,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         why: &'static str,
     },
-    /// The number belongs to another domain.
-    #[error("object {number} does not belong to domain {domain:?}: use the domain in which it was created")]
+    /// The object id belongs to another domain.
+    #[error("object {id} does not belong to domain {domain:?}: use the domain in which it was created")]
     WrongDomain {
-        /// The number.
-        number: Number,
-        /// The domain that was asked.
+        /// The id.
+        id: ObjectId,
+        /// The domain of the call.
         domain: String,
     },
-    /// No object has this number, or none has it any more.
+    /// The domain has no object with this id.
     #[error(
-        "domain {domain:?} has no object {number}: its last registered process unregistered or died, or it never was; \
-         get a new number from whoever creates objects"
+        "domain {domain:?} has no object {id}: its last registrant unregistered or died, or the object never existed; \
+         get a new id from the process that creates objects"
     )]
-    NoSuchNumber {
-        /// The number.
-        number: Number,
+    NoSuchObject {
+        /// The id.
+        id: ObjectId,
         /// The domain.
         domain: String,
     },
     /// The object is of another kind.
     #[error(
-        "object {number} is of kind {kind}, not of kind {wanted}: register it with the kind it was created with"
+        "object {id} is of kind {kind}, not of kind {wanted}: register it with the kind it was created with"
     )]
     WrongKind {
-        /// The number.
-        number: Number,
+        /// The id.
+        id: ObjectId,
         /// Its kind.
         kind: u32,
-        /// The kind asked for.
+        /// The kind that the caller named.
         wanted: u32,
     },
     /// The object exists, but this process is not registered for it.
-    #[error("this process is not registered for object {number}: register first")]
+    #[error("this process is not registered for object {id}: register first")]
     NotRegistered {
-        /// The number.
-        number: Number,
+        /// The id.
+        id: ObjectId,
     },
-    /// A size that no region can have.
-    #[error("a region cannot have {size} bytes: 1 to {largest}")]
+    /// A region cannot have this size.
+    #[error("a region cannot have {size} bytes: pass 1 to {largest}")]
     BadSize {
         /// The size.
         size: usize,
-        /// The largest that would do here (`RLIMIT_FSIZE` counts).
+        /// The largest size that this process can create (`RLIMIT_FSIZE` counts).
         largest: u64,
     },
-    /// The domain has all that it can have.
+    /// The domain is at its limit of objects or participants.
     #[error("domain {domain:?} has {limit} {what}, which is its limit; {remedy}")]
     Full {
         /// The domain.
         domain: String,
-        /// Objects or participants.
+        /// "objects" or "participants".
         what: &'static str,
         /// The limit.
         limit: u32,
-        /// What would help.
+        /// What the caller can do.
         remedy: &'static str,
     },
-    /// A process of another user sits on a name that the domain needs.
+    /// A process of another user has bound a socket name that the domain needs.
     #[error(
-        "process {pid} of user {uid} has bound {socket:?}, which domain {domain:?} of user {mine} needs: end it, or use \
-         another name for the domain"
+        "process {pid} of user {uid} has bound {socket:?}, which domain {domain:?} of user {own_uid} needs: end it, or \
+         use another name for the domain"
     )]
     OtherUser {
         /// The domain.
@@ -88,71 +88,75 @@ pub enum Error {
         socket: String,
         /// The user of that process.
         uid: u32,
-        /// Its process id; 0 where this pid namespace does not see it, or the process accepts no connection.
+        /// Its process id; 0 if this pid namespace does not see it, or it accepts no connection.
         pid: i32,
         /// The user of this process.
-        mine: u32,
+        own_uid: u32,
     },
-    /// The participants are there, but none answered in time.
+    /// Participants exist, but none answered in time.
     #[error(
-        "nobody in domain {domain:?} answered within {milliseconds} ms: processes {pids:?} are stopped or overloaded; let \
-         them continue, or end them"
+        "no participant of domain {domain:?} answered within {milliseconds} ms: processes {pids:?} are stopped or \
+         overloaded; let them continue, or end them"
     )]
     TimedOut {
         /// The domain.
         domain: String,
-        /// Those that took the question and did not answer; 0 where this pid namespace does not see one.
+        /// Participants that got the request and did not answer; 0 for one outside this pid
+        /// namespace.
         pids: Vec<i32>,
         /// [`crate::DomainSettings::timeout`].
         milliseconds: u64,
     },
-    /// A process holds the domain's arbiter, which is held for microseconds, for longer than the timeout.
+    /// A process held the domain's arbiter for longer than the timeout.
     #[error(
         "process {pid} has held {socket:?} of domain {domain:?} for more than {milliseconds} ms: it is stopped or \
          overloaded; let it continue, or end it"
     )]
-    Held {
+    ArbiterHeld {
         /// The domain.
         domain: String,
         /// The abstract socket.
         socket: String,
-        /// Its process id; 0 where that cannot be found out.
+        /// Its process id; 0 if that is unknown.
         pid: i32,
         /// [`crate::DomainSettings::timeout`].
         milliseconds: u64,
     },
-    /// This process is a forked child: the domain is its parent's.
+    /// This process is a forked child, and its parent joined the domain.
     #[error(
-        "the domain was joined by this process's parent, and its objects are registered by it: join it here"
+        "the domain was joined by this process's parent, which is the registrant of its objects: join the domain in \
+         this process"
     )]
     Forked,
-    /// The process's place in the domain went to somebody else.
+    /// Another process took this process's participant id.
     #[error(
-        "this process lost its place in domain {domain:?}: its socket was closed by somebody else in this process, so that \
-         it looked dead; its memory stays mapped. Join again"
+        "this process is no longer a participant of domain {domain:?}: its socket was closed, so that it looked dead; \
+         close only your own fds, and join again. Mapped objects stay mapped"
     )]
     Expelled {
         /// The domain.
         domain: String,
     },
-    /// Another participant does not keep to the rules.
-    #[error("a participant of domain {domain:?} is not to be trusted: {what}")]
+    /// Another participant broke the protocol.
+    #[error(
+        "a participant of domain {domain:?} broke the protocol: {what}; find out which process it is, and end it"
+    )]
     Misbehaved {
         /// The domain.
         domain: String,
         /// What it did.
         what: &'static str,
     },
-    /// Part of umf below this crate said no.
+    /// An error of `umf-core`.
     #[error(transparent)]
     Memory(#[from] umf_core::Error),
-    /// The socket over which this process would serve.
+    /// An error of the socket over which this process serves fds.
     #[error(transparent)]
     Ipc(#[from] umf_ipc::Error),
     /// A system call failed.
     #[error("{call} failed: {errno} ({}){hint}", errno.raw_os_error())]
     System {
-        /// Which.
+        /// The call and its object.
         call: &'static str,
         /// Its error.
         errno: Errno,

@@ -1,73 +1,76 @@
-//! Joining: the table from whoever is there, a place in it; or a new table, if nobody is.
+//! Joining a domain: fetches the table from a participant, or founds the domain if there is none.
+//!
+//! Also the registry of the domains that this process has joined: a process has one registration
+//! for an object, so a second join returns the same participant.
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use umf_ipc::fd_socket::{Deadline, Request, Server};
 use umf_sync::{failpoint, fork};
 
-use crate::arbiter::{Turn, turn};
-use crate::ask::{Asked, PROTOCOL, ask};
-use crate::knock::{is_still_there, knock_with};
-use crate::name::Name;
+use crate::arbiter::{self, ArbiterGuard};
+use crate::object::{Registrations, ServedFds};
 use crate::participant::{Participant, timed_out};
-use crate::registrations::{Registrations, Source};
-use crate::sockets::bind_first;
+use crate::request::{PROTOCOL, Response, request_fd};
+use crate::socket::{DomainName, bind_first, is_peer_alive, probe_with};
 use crate::sys::CloseOnFork;
-use crate::table::{PLACES, Rules, Table};
+use crate::table::{LockedTable, MAX_PARTICIPANTS, Table};
 use crate::{DomainSettings, Error, Result, sys};
 
-/// Participants take the lowest free place, so that most domains have one among so many.
-const NEAR: usize = 8;
+/// The ids that a join probes before it takes the arbiter. Participants take the lowest free id, so
+/// most domains have a participant among them.
+const FIRST_IDS: usize = 8;
 
 impl Participant {
-    /// Joins, as somebody new.
-    pub(crate) fn join(name: Name, settings: &DomainSettings) -> Result<Arc<Self>> {
+    /// Joins the domain as a new participant.
+    pub(crate) fn join(name: DomainName, settings: &DomainSettings) -> Result<Arc<Self>> {
         let timeout = settings.timeout;
         let deadline = Deadline::after(timeout);
         let nonce = sys::random().map_err(Error::system("getrandom"))?;
-        // The place that is asked first, and how many free places are enough to look at all of them in the turn.
-        let (mut first, mut most_free) = (0, NEAR);
+        // The id that is probed first, and the number of free ids after which the search ends.
+        let (mut first, mut max_dead) = (0, FIRST_IDS);
         loop {
-            // Without the turn, since it may take long.
-            let found = fetch(&name, first, most_free, settings, deadline)?;
-            let turn = turn(&name, deadline, timeout)?;
-            let table = match found {
-                // Its sender is in the domain now, so that the table is the domain's.
-                Some((table, sender)) if is_still_there(&sender) => Some(table),
+            // Without the arbiter, since a participant may take long to answer.
+            let fetched = fetch_table(&name, first, max_dead, settings, deadline)?;
+            let arbiter = arbiter::lock(&name, deadline, timeout)?;
+            let table = match fetched {
+                // The sender is alive while the arbiter is held, so the domain has not ended.
+                Some((table, sender)) if is_peer_alive(&sender) => Some(table),
                 Some(_) => None,
-                None => match first_occupied(&name)? {
-                    Some(place) => {
-                        (first, most_free) = (place, usize::from(PLACES));
+                None => match first_alive(&name)? {
+                    Some(id) => {
+                        (first, max_dead) = (id, usize::from(MAX_PARTICIPANTS));
                         None
                     }
                     None => Some(Table::new(name.as_str(), name.tag(), settings.max_objects)?),
                 },
             };
             if let Some(table) = table {
-                let (place, listener) = enter(&name, &turn, &table, nonce)?;
-                drop(turn);
+                let (id, listener) = enter(&name, &arbiter, &table, nonce)?;
+                drop(arbiter);
                 let registrations = Arc::new(Registrations::default());
-                let source =
-                    Source { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
-                let server = Server::serve(listener, PROTOCOL, Arc::new(source))?;
+                let served =
+                    ServedFds { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
+                let server = Server::serve(listener, PROTOCOL, Arc::new(served))?;
                 failpoint!("domain.served");
-                tracing::debug!(domain = name.as_str(), place, "joined");
+                tracing::debug!(domain = name.as_str(), id, "joined");
                 return Ok(Arc::new(Self {
                     generation: fork::generation(),
                     name,
                     timeout,
-                    place,
+                    id,
                     nonce,
                     _server: server,
                     table,
                     registrations: ManuallyDrop::new(registrations),
-                    leftovers: AtomicBool::new(false),
+                    has_unused: AtomicBool::new(false),
                 }));
             }
-            drop(turn);
+            drop(arbiter);
             if deadline.left().is_err() {
                 return Err(timed_out(&name, Vec::new(), timeout));
             }
@@ -76,47 +79,110 @@ impl Participant {
 }
 
 /// Returns the table and the connection to its sender, or `None` if no participant was found.
-fn fetch(
-    name: &Name,
+fn fetch_table(
+    name: &DomainName,
     first: u16,
-    most_free: usize,
+    max_dead: usize,
     settings: &DomainSettings,
     deadline: Deadline,
 ) -> Result<Option<(Table, OwnedFd)>> {
-    let places = (first..PLACES).chain(0..first);
+    let ids = (first..MAX_PARTICIPANTS).chain(0..first);
     let check = |fd| Table::open(fd, name.tag());
-    match ask(name, places, most_free, Request::Ledger, deadline, check)? {
-        Asked::Found(table, sender) => Ok(Some((table, sender))),
-        Asked::Nowhere { .. } => Ok(None),
-        Asked::Silent { pids } => Err(timed_out(name, pids, settings.timeout)),
-        Asked::Misbehaved(what) => Err(Error::Misbehaved { domain: name.as_str().to_owned(), what }),
+    match request_fd(name, ids, max_dead, Request::Ledger, deadline, check)? {
+        Response::Found(table, sender) => Ok(Some((table, sender))),
+        Response::NotFound { .. } => Ok(None),
+        Response::NoAnswer { pids } => Err(timed_out(name, pids, settings.timeout)),
+        Response::Misbehaved(what) => Err(Error::Misbehaved { domain: name.as_str().to_owned(), what }),
     }
 }
 
-/// Returns the first place with a living participant. Each place is looked at: no list that the kernel gives of sockets
-/// is sure to have all that were there all the time, and a second table for a domain that lives would be two domains.
-fn first_occupied(name: &Name) -> Result<Option<u16>> {
+/// Returns the lowest id of a living participant, by probing each id.
+///
+/// A list of sockets from the kernel can miss one that exists all the time. A second table for a
+/// living domain would make two domains of it.
+fn first_alive(name: &DomainName) -> Result<Option<u16>> {
     let mut spare = None;
-    for place in 0..PLACES {
-        let knock = knock_with(&mut spare, &name.place(place));
-        if knock.map_err(Error::system("connect to a participant"))?.is_alive() {
-            return Ok(Some(place));
+    for id in 0..MAX_PARTICIPANTS {
+        let probed = probe_with(&mut spare, &name.participant_socket(id));
+        if probed.map_err(Error::system("connect to a participant"))?.is_alive() {
+            return Ok(Some(id));
         }
     }
     Ok(None)
 }
 
-/// Takes the first place whose name can be bound: who was there before is dead, or it is free.
-fn enter(name: &Name, turn: &Turn, table: &Table, nonce: [u64; 2]) -> Result<(u16, CloseOnFork)> {
-    let bound = bind_first((0..PLACES).map(|place| (place, name.place(place))));
-    if let Some((place, listener)) = bound.map_err(Error::system("bind of a participant's name"))? {
-        Rules::new(table, turn).enter(place, nonce);
-        return Ok((place, listener));
+/// Takes the lowest id whose socket name can be bound. A process that had it before is dead.
+fn enter(
+    name: &DomainName,
+    arbiter: &ArbiterGuard,
+    table: &Table,
+    nonce: [u64; 2],
+) -> Result<(u16, CloseOnFork)> {
+    let bound = bind_first((0..MAX_PARTICIPANTS).map(|id| (id, name.participant_socket(id))));
+    if let Some((id, listener)) = bound.map_err(Error::system("bind of a participant's name"))? {
+        LockedTable::new(table, arbiter).enter(id, nonce);
+        return Ok((id, listener));
     }
     Err(Error::Full {
         domain: name.as_str().to_owned(),
         what: "participants",
-        limit: u32::from(PLACES),
+        limit: u32::from(MAX_PARTICIPANTS),
         remedy: "let some leave",
     })
+}
+
+/// The participant of one domain. Its lock is held while joining, so that two threads do not join
+/// the same domain twice.
+type RegistryEntry = Arc<Mutex<Weak<Participant>>>;
+
+/// The domains that this process has joined.
+struct Registry {
+    /// The process that made it, as [`fork::generation`] counts.
+    generation: u32,
+    domains: Mutex<HashMap<DomainName, RegistryEntry>>,
+}
+
+/// Returns this process's participant of the domain. If there is none, the process joins.
+pub(crate) fn join(name: DomainName, settings: &DomainSettings) -> Result<Arc<Participant>> {
+    let entry = {
+        let mut domains = lock(&registry().domains);
+        domains.retain(|_, entry| Arc::strong_count(entry) > 1 || lock(entry).strong_count() > 0);
+        Arc::clone(domains.entry(name.clone()).or_default())
+    };
+    let mut entry = lock(&entry);
+    if let Some(participant) = entry.upgrade()
+        && participant.is_current()
+    {
+        return Ok(participant);
+    }
+    let participant = Participant::join(name, settings)?;
+    *entry = Arc::downgrade(&participant);
+    Ok(participant)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the registry of this process.
+///
+/// A forked child makes a new one and leaks its parent's, whose lock may be held by a thread that
+/// the child does not have.
+fn registry() -> &'static Registry {
+    static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(core::ptr::null_mut());
+    loop {
+        let current = REGISTRY.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or a leaked box, which is valid for ever.
+        if let Some(registry) = unsafe { current.as_ref() }
+            && registry.generation == fork::generation()
+        {
+            return registry;
+        }
+        let new = Box::new(Registry { generation: fork::generation(), domains: Mutex::default() });
+        let new = Box::into_raw(new);
+        if REGISTRY.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: `new` is the box from above, which was not published.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
 }

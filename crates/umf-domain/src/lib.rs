@@ -1,40 +1,36 @@
-//! Domains: named sets of regions that belong to no single process.
+//! Domains: named sets of memory regions that belong to no single process.
 //!
-//! A process creates a region in a domain and is registered by that. Others register by [`Number`], once each. The
-//! region lives until the last registered process unregisters or dies, whoever created it; the domain lives until the
-//! last process leaves it. No daemon, no heartbeat, no name in any file system: what is left after `kill -9` of all of
-//! them is nothing.
+//! A process that creates a region in a domain is its first registrant. Other processes register
+//! by [`ObjectId`], once each. The region exists until its last registrant unregisters or dies.
+//! The domain exists until its last participant leaves. There is no daemon, no heartbeat, and no
+//! name in a file system. After `kill -9` of all participants nothing is left.
 //!
 //! ```text
-//! Domain::join        join: the table from whoever is there, a place in it
-//! Domain::create      region: a sealed memfd        table: a slot, a number
-//! Domain::register    table: who has it             ask: the fd from any of them
+//! Domain::join        join         fetches the table from a participant, takes a participant id
+//! Domain::create      object       makes a sealed memfd
+//!                     table        takes a slot, which makes the object id
+//! Domain::register    table        looks up the registrants
+//!                     request      gets the fd from one of them
 //!
-//! arbiter             who has bound this name may change the table
-//! sockets, knock      a bound name is a living participant
+//! arbiter             the lock of the table: a bound socket name
+//! socket              abstract socket names: a bound one proves that its participant is alive
 //! ```
 //!
 //! `docs/domain.md` has the rules and the layout of the table.
 
 mod arbiter;
-mod ask;
-mod diag;
 mod domain;
 mod error;
+mod id;
 mod join;
-mod joined;
-mod knock;
-mod name;
-mod number;
 mod object;
 mod participant;
-mod region;
-mod registrations;
-mod sockets;
+mod request;
+mod socket;
 mod sys;
 mod table;
 
 pub use domain::{Domain, DomainSettings, ObjectInfo};
 pub use error::{Error, Result};
-pub use number::{Number, ParseNumberError};
+pub use id::{ObjectId, ParseObjectIdError};
 pub use object::Object;

@@ -1,4 +1,4 @@
-//! [`Participant`]: this process in a domain.
+//! [`Participant`]: this process as a member of a domain, with the operations of [`crate::Domain`].
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -6,52 +6,50 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umf_ipc::fd_socket::Server;
-use umf_ipc::fd_socket::{Deadline, Request};
+use umf_ipc::fd_socket::{Deadline, Request, Server};
 use umf_sync::fork;
 
-use crate::arbiter::{self, Turn, milliseconds};
-use crate::ask::{Asked, ask};
-use crate::knock::knock;
-use crate::name::Name;
-use crate::object::{Object, Registered};
-use crate::region;
-use crate::registrations::{Registration, Registrations};
+use crate::arbiter::{self, ArbiterGuard, milliseconds};
+use crate::object::{Object, ObjectInner, Registration, Registrations, region};
+use crate::request::{Response, request_fd};
+use crate::socket::{DomainName, probe};
 use crate::sys::SharedMapping;
-use crate::table::{Entry, Listed, NoRoom, Refused, Rules, Table};
-use crate::{Error, Number, Result};
+use crate::table::{CreateError, Entry, ListedObject, LockedTable, LookupError, Table};
+use crate::{Error, ObjectId, Result};
 
-/// Between two questions to participants that are just changing what they have.
-const PAUSE: Duration = Duration::from_micros(200);
+/// The time between two attempts to get an object whose registrants are unregistering.
+const RETRY_DELAY: Duration = Duration::from_micros(200);
 
-/// One for each domain that this process has joined.
+/// The membership of this process in one domain.
 #[derive(Debug)]
 pub(crate) struct Participant {
     /// The process that joined, as [`fork::generation`] counts.
     pub(super) generation: u32,
-    pub(super) name: Name,
+    pub(super) name: DomainName,
     pub(super) timeout: Duration,
-    pub(super) place: u16,
-    /// What the table has for this place as long as it is this process's.
+    /// The index in the table, and in the name of the socket.
+    pub(super) id: u16,
+    /// The nonce that the table has for `id`, as long as it belongs to this process.
     pub(super) nonce: [u64; 2],
     pub(super) _server: Server,
     pub(super) table: Table,
     pub(super) registrations: ManuallyDrop<Arc<Registrations>>,
-    /// Registrations that could not be ended when their last handle went.
-    pub(super) leftovers: AtomicBool,
+    /// Whether a registration could not be ended when its last handle was dropped.
+    pub(super) has_unused: AtomicBool,
 }
 
 impl Drop for Participant {
     fn drop(&mut self) {
-        if self.belongs_here() || self.registrations.is_whole() {
-            // SAFETY: not used again.
+        if self.is_own_process() || self.registrations.is_consistent() {
+            // SAFETY: `self` is being dropped, so the field is not used again.
             unsafe { ManuallyDrop::drop(&mut self.registrations) };
         }
     }
 }
 
 impl Participant {
-    pub(crate) fn belongs_here(&self) -> bool {
+    /// Whether this process joined. It did not if it is a forked child.
+    pub(crate) fn is_own_process(&self) -> bool {
         self.generation == fork::generation()
     }
 
@@ -59,120 +57,122 @@ impl Participant {
         self.name.as_str()
     }
 
-    fn begin(&self) -> Result<Deadline> {
-        if self.belongs_here() { Ok(Deadline::after(self.timeout)) } else { Err(Error::Forked) }
+    /// Returns the deadline of a call that begins now. Fails in a forked child.
+    fn deadline(&self) -> Result<Deadline> {
+        if self.is_own_process() { Ok(Deadline::after(self.timeout)) } else { Err(Error::Forked) }
     }
 
-    /// Waits for the domain's arbiter, and makes sure that this process still is who the table takes it for.
-    fn turn(&self, deadline: Deadline) -> Result<Turn> {
-        let turn = arbiter::turn(&self.name, deadline, self.timeout)?;
-        if !self.is_in_place() {
+    /// Locks the domain's arbiter, and checks that this process is still a participant. Ends
+    /// registrations that were left without handles.
+    fn lock(&self, deadline: Deadline) -> Result<ArbiterGuard> {
+        let arbiter = arbiter::lock(&self.name, deadline, self.timeout)?;
+        if !self.is_current() {
             return Err(Error::Expelled { domain: self.name().to_owned() });
         }
-        if self.leftovers.swap(false, Ordering::AcqRel) {
-            for number in self.registrations.unused() {
-                self.end(&turn, number);
+        if self.has_unused.swap(false, Ordering::AcqRel) {
+            for id in self.registrations.unused() {
+                self.end_registration(&arbiter, id);
             }
         }
-        Ok(turn)
+        Ok(arbiter)
     }
 
-    fn rules<'t>(&'t self, turn: &Turn) -> Rules<'t> {
-        Rules::new(&self.table, turn)
+    fn table<'t>(&'t self, arbiter: &ArbiterGuard) -> LockedTable<'t> {
+        LockedTable::new(&self.table, arbiter)
     }
 
-    fn refuse(&self, number: Number, wanted: u32, refused: Refused) -> Error {
+    fn lookup_error(&self, id: ObjectId, wanted: u32, error: LookupError) -> Error {
         let domain = self.name().to_owned();
-        match refused {
-            Refused::WrongDomain => Error::WrongDomain { number, domain },
-            Refused::NoSuchNumber => Error::NoSuchNumber { number, domain },
-            Refused::WrongKind(kind) => Error::WrongKind { number, kind, wanted },
-            Refused::NotRegistered => Error::NotRegistered { number },
+        match error {
+            LookupError::WrongDomain => Error::WrongDomain { id, domain },
+            LookupError::NoSuchObject => Error::NoSuchObject { id, domain },
+            LookupError::WrongKind(kind) => Error::WrongKind { id, kind, wanted },
+            LookupError::NotRegistered => Error::NotRegistered { id },
         }
     }
 
-    fn no_room(&self, why: NoRoom) -> Error {
-        match why {
-            NoRoom::Full => Error::Full {
+    fn create_error(&self, error: CreateError) -> Error {
+        match error {
+            CreateError::Full => Error::Full {
                 domain: self.name().to_owned(),
                 what: "objects",
                 limit: self.table.capacity(),
-                remedy: "unregister some, or let who joins first set DomainSettings::max_objects higher",
+                remedy: "unregister some, or raise DomainSettings::max_objects in the process that joins first",
             },
-            NoRoom::NoMemory(errno) => Error::system("fallocate of the domain's table")(errno),
+            CreateError::NoMemory(errno) => Error::system("fallocate of the domain's table")(errno),
         }
     }
 
-    /// Whether others still take this process for a participant.
-    pub(crate) fn is_in_place(&self) -> bool {
-        self.table.is_in_place(self.place, self.nonce)
+    /// Whether the table still has this process as a participant.
+    pub(crate) fn is_current(&self) -> bool {
+        self.table.is_participant(self.id, self.nonce)
     }
 
     pub(crate) fn create(self: &Arc<Self>, size: usize, kind: u32) -> Result<Object> {
-        let deadline = self.begin()?;
+        let deadline = self.deadline()?;
         let (fd, file, memory) = region::create(self.name(), size)?;
         let entry = Entry { kind, file };
-        let mut turn = self.turn(deadline)?;
-        let mut created = self.rules(&turn).create(self.place, &entry);
-        if created == Err(NoRoom::Full) {
-            drop(turn);
-            turn = self.bury_the_dead(deadline)?;
-            created = self.rules(&turn).create(self.place, &entry);
+        let mut arbiter = self.lock(deadline)?;
+        let mut created = self.table(&arbiter).create(self.id, &entry);
+        if created == Err(CreateError::Full) {
+            drop(arbiter);
+            arbiter = self.reclaim_dead(deadline)?;
+            created = self.table(&arbiter).create(self.id, &entry);
         }
-        let number = created.map_err(|why| self.no_room(why))?;
-        Ok(self.keep(&turn, number, entry, fd, memory))
+        let id = created.map_err(|error| self.create_error(error))?;
+        Ok(self.add_registration(&arbiter, id, entry, fd, memory))
     }
 
-    /// Notes a registration that the table has already.
-    fn keep(
+    /// Adds the handle of a registration that the table already has.
+    fn add_registration(
         self: &Arc<Self>,
-        _turn: &Turn,
-        number: Number,
+        _arbiter: &ArbiterGuard,
+        id: ObjectId,
         entry: Entry,
         file: OwnedFd,
         memory: SharedMapping,
     ) -> Object {
-        let ended = Arc::new(AtomicBool::new(false));
-        let registered = Registered::new(self, number, entry.kind, memory, &ended);
-        let handle = Arc::downgrade(&registered);
-        self.registrations.insert(number, Registration { file: Arc::new(file), entry, handle, ended });
-        Object::new(registered)
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let inner = ObjectInner::new(self, id, entry.kind, memory, &has_ended);
+        let handle = Arc::downgrade(&inner);
+        self.registrations.insert(id, Registration { file: Arc::new(file), entry, handle, has_ended });
+        Object::new(inner)
     }
 
-    pub(crate) fn register(self: &Arc<Self>, number: Number, kind: u32) -> Result<Object> {
-        let deadline = self.begin()?;
-        self.register_until(deadline, None, number, kind)
+    pub(crate) fn register(self: &Arc<Self>, id: ObjectId, kind: u32) -> Result<Object> {
+        let deadline = self.deadline()?;
+        self.register_until(deadline, None, id, kind)
     }
 
-    /// Registers this process for the first object of a kind, and creates that object if there is none. The table is
-    /// searched and changed in one turn, so that of several processes only one creates.
+    /// Registers this process for the first object of a kind. If there is none, it creates one. The
+    /// arbiter is held over search and creation, so that only one of several processes creates.
     pub(crate) fn find_or_create(self: &Arc<Self>, size: usize, kind: u32) -> Result<Object> {
-        let deadline = self.begin()?;
+        let deadline = self.deadline()?;
         let mut region = None;
-        let mut is_purged = false;
+        let mut has_reclaimed = false;
         loop {
-            let turn = self.turn(deadline)?;
-            if let Some(number) = self.rules(&turn).first_of_kind(kind) {
-                match self.register_until(deadline, Some(turn), number, kind) {
-                    // Its registrants unregistered or died after the search.
-                    Err(Error::NoSuchNumber { .. }) => {}
+            let arbiter = self.lock(deadline)?;
+            if let Some(id) = self.table(&arbiter).first_of_kind(kind) {
+                match self.register_until(deadline, Some(arbiter), id, kind) {
+                    // The registrants unregistered or died after the search.
+                    Err(Error::NoSuchObject { .. }) => {}
                     found => return found,
                 }
             } else if let Some((fd, file, memory)) = region.take() {
                 let entry = Entry { kind, file };
-                match self.rules(&turn).create(self.place, &entry) {
-                    Ok(number) => return Ok(self.keep(&turn, number, entry, fd, memory)),
-                    Err(NoRoom::Full) if !is_purged => {
-                        drop(turn);
-                        drop(self.bury_the_dead(deadline)?);
-                        is_purged = true;
+                match self.table(&arbiter).create(self.id, &entry) {
+                    Ok(id) => return Ok(self.add_registration(&arbiter, id, entry, fd, memory)),
+                    Err(CreateError::Full) if !has_reclaimed => {
+                        drop(arbiter);
+                        drop(self.reclaim_dead(deadline)?);
+                        has_reclaimed = true;
                         region = Some((fd, file, memory));
                     }
-                    Err(why) => return Err(self.no_room(why)),
+                    Err(error) => return Err(self.create_error(error)),
                 }
             } else {
-                // Other processes do not wait for these system calls.
-                drop(turn);
+                // Made without the arbiter, so that other processes do not wait for these system calls.
+                drop(arbiter);
                 region = Some(region::create(self.name(), size)?);
             }
             if deadline.left().is_err() {
@@ -181,63 +181,63 @@ impl Participant {
         }
     }
 
-    /// Registers this process. The first search of the table is made in `turn`, if the caller has one.
+    /// Registers this process. If the caller holds the arbiter, the first look-up is made under it.
     fn register_until(
         self: &Arc<Self>,
         deadline: Deadline,
-        mut turn: Option<Turn>,
-        number: Number,
+        mut arbiter: Option<ArbiterGuard>,
+        id: ObjectId,
         kind: u32,
     ) -> Result<Object> {
-        if number.tag() != self.table.tag() {
-            return Err(self.refuse(number, kind, Refused::WrongDomain));
+        if id.tag() != self.table.tag() {
+            return Err(self.lookup_error(id, kind, LookupError::WrongDomain));
         }
-        if let Some(again) = self.handle(number, kind)? {
-            return Ok(again);
+        if let Some(object) = self.existing_handle(id, kind)? {
+            return Ok(object);
         }
         loop {
-            let turn = match turn.take() {
-                Some(turn) => turn,
-                None => self.turn(deadline)?,
+            let arbiter = match arbiter.take() {
+                Some(arbiter) => arbiter,
+                None => self.lock(deadline)?,
             };
-            if let Some(again) = self.again(&turn, number, kind)? {
-                return Ok(again);
+            if let Some(object) = self.new_handle(&arbiter, id, kind)? {
+                return Ok(object);
             }
-            let looked_up = self.rules(&turn).look_up(number, kind);
-            drop(turn);
-            let (entry, mut places) = looked_up.map_err(|refused| self.refuse(number, kind, refused))?;
-            places.retain(|&place| place != self.place);
-            // Not everybody asks the same one first.
-            let count = places.len().max(1);
-            places.rotate_left(usize::from(self.place) % count);
-            let request = Request::Data { slot: u32::from(number.slot()), generation: number.into() };
+            let looked_up = self.table(&arbiter).look_up(id, kind);
+            drop(arbiter);
+            let (entry, mut registrants) = looked_up.map_err(|error| self.lookup_error(id, kind, error))?;
+            registrants.retain(|&registrant| registrant != self.id);
+            // Spreads the requests of several processes over the registrants.
+            let count = registrants.len().max(1);
+            registrants.rotate_left(usize::from(self.id) % count);
+            let request = Request::Data { slot: u32::from(id.slot()), generation: id.into() };
             let check = |fd| region::open(fd, entry.file);
-            match ask(&self.name, places, usize::MAX, request, deadline, check)? {
-                Asked::Found((fd, memory), _) => {
-                    let turn = self.turn(deadline)?;
-                    if let Some(again) = self.again(&turn, number, kind)? {
-                        return Ok(again);
+            match request_fd(&self.name, registrants, usize::MAX, request, deadline, check)? {
+                Response::Found((fd, memory), _) => {
+                    let arbiter = self.lock(deadline)?;
+                    if let Some(object) = self.new_handle(&arbiter, id, kind)? {
+                        return Ok(object);
                     }
-                    let now = self.rules(&turn).register(self.place, number, kind);
+                    let now = self.table(&arbiter).register(self.id, id, kind);
                     if now == Ok(entry) {
-                        return Ok(self.keep(&turn, number, entry, fd, memory));
+                        return Ok(self.add_registration(&arbiter, id, entry, fd, memory));
                     }
-                    now.map_err(|refused| self.refuse(number, kind, refused))?;
-                    return Err(self.misbehaved("it changed what an object is"));
+                    now.map_err(|error| self.lookup_error(id, kind, error))?;
+                    return Err(self.misbehaved("it changed the table's description of an object"));
                 }
-                Asked::Nowhere { dead } => {
+                Response::NotFound { dead } => {
                     if dead.is_empty() {
-                        // They are just unregistering.
-                        std::thread::sleep(PAUSE);
+                        // The registrants are unregistering.
+                        std::thread::sleep(RETRY_DELAY);
                     } else {
-                        drop(self.bury(&dead, deadline)?);
+                        drop(self.reclaim(&dead, deadline)?);
                     }
                     if deadline.left().is_err() {
                         return Err(self.timed_out(Vec::new()));
                     }
                 }
-                Asked::Silent { pids } => return Err(self.timed_out(pids)),
-                Asked::Misbehaved(what) => return Err(self.misbehaved(what)),
+                Response::NoAnswer { pids } => return Err(self.timed_out(pids)),
+                Response::Misbehaved(what) => return Err(self.misbehaved(what)),
             }
         }
     }
@@ -250,111 +250,119 @@ impl Participant {
         Error::Misbehaved { domain: self.name().to_owned(), what }
     }
 
-    /// Another handle to a registration that has one.
-    fn handle(&self, number: Number, kind: u32) -> Result<Option<Object>> {
-        // What is upgraded is returned, not dropped: it may be the last handle by then, and wait for the turn as it goes.
-        let found = self.registrations.with(number, |found| match found.entry.kind {
-            of_it if of_it == kind => Ok(found.handle.upgrade()),
-            of_it => Err(self.refuse(number, kind, Refused::WrongKind(of_it))),
+    /// Returns another handle to a registration that has a handle.
+    fn existing_handle(&self, id: ObjectId, kind: u32) -> Result<Option<Object>> {
+        // The upgraded handle is returned and not dropped here: dropping the last one locks the arbiter.
+        let found = self.registrations.with(id, |found| match found.entry.kind {
+            found_kind if found_kind == kind => Ok(found.handle.upgrade()),
+            found_kind => Err(self.lookup_error(id, kind, LookupError::WrongKind(found_kind))),
         });
         Ok(found.transpose()?.flatten().map(Object::new))
     }
 
-    /// As [`Participant::handle`], for one that has lost its last handle and is not ended yet, too.
-    fn again(self: &Arc<Self>, _turn: &Turn, number: Number, kind: u32) -> Result<Option<Object>> {
-        if let Some(object) = self.handle(number, kind)? {
+    /// Returns a handle to a registration, also if its last handle was dropped and it has not ended.
+    fn new_handle(
+        self: &Arc<Self>,
+        _arbiter: &ArbiterGuard,
+        id: ObjectId,
+        kind: u32,
+    ) -> Result<Option<Object>> {
+        if let Some(object) = self.existing_handle(id, kind)? {
             return Ok(Some(object));
         }
         let found = self
             .registrations
-            .with(number, |found| (Arc::clone(&found.file), found.entry, Arc::clone(&found.ended)));
-        let Some((file, entry, ended)) = found else { return Ok(None) };
+            .with(id, |found| (Arc::clone(&found.file), found.entry, Arc::clone(&found.has_ended)));
+        let Some((file, entry, has_ended)) = found else { return Ok(None) };
         let size = usize::try_from(entry.file.size).unwrap_or(0);
-        let registered = Registered::new(self, number, kind, region::map(&file, size)?, &ended);
-        self.registrations.with(number, |found| found.handle = Arc::downgrade(&registered));
-        Ok(Some(Object::new(registered)))
+        let inner = ObjectInner::new(self, id, kind, region::map(&file, size)?, &has_ended);
+        self.registrations.with(id, |found| found.handle = Arc::downgrade(&inner));
+        Ok(Some(Object::new(inner)))
     }
 
-    /// Ends the registration; `of`: only the one that this belongs to.
-    pub(crate) fn unregister(&self, number: Number, of: Option<&Arc<AtomicBool>>) -> Result<()> {
-        let deadline = self.begin()?;
-        let refuse = |refused| self.refuse(number, 0, refused);
-        if number.tag() != self.table.tag() {
-            return Err(refuse(Refused::WrongDomain));
+    /// Ends the registration. If a handle passes its `has_ended` flag, only the registration of that
+    /// handle is ended, and not a later one of the same object.
+    pub(crate) fn unregister(&self, id: ObjectId, handle: Option<&Arc<AtomicBool>>) -> Result<()> {
+        let deadline = self.deadline()?;
+        let fail = |error| self.lookup_error(id, 0, error);
+        if id.tag() != self.table.tag() {
+            return Err(fail(LookupError::WrongDomain));
         }
-        let turn = self.turn(deadline)?;
-        let is_it = |found: &mut Registration| of.is_none_or(|ended| Arc::ptr_eq(ended, &found.ended));
-        if self.registrations.with(number, is_it) != Some(true) {
-            if of.is_none() {
-                self.rules(&turn).check(number).map_err(refuse)?;
+        let arbiter = self.lock(deadline)?;
+        let is_same =
+            |found: &mut Registration| handle.is_none_or(|flag| Arc::ptr_eq(flag, &found.has_ended));
+        if self.registrations.with(id, is_same) != Some(true) {
+            if handle.is_none() {
+                self.table(&arbiter).check(id).map_err(fail)?;
             }
-            return Err(refuse(Refused::NotRegistered));
+            return Err(fail(LookupError::NotRegistered));
         }
-        self.end(&turn, number);
+        self.end_registration(&arbiter, id);
         Ok(())
     }
 
-    /// The last handle is gone.
-    pub(crate) fn let_go(&self, number: Number) {
-        match self.turn(Deadline::after(self.timeout)) {
-            Ok(turn) => {
-                if self.registrations.is_unused(number) {
-                    self.end(&turn, number);
+    /// Ends a registration whose last handle was dropped.
+    pub(crate) fn release(&self, id: ObjectId) {
+        match self.lock(Deadline::after(self.timeout)) {
+            Ok(arbiter) => {
+                if self.registrations.is_unused(id) {
+                    self.end_registration(&arbiter, id);
                 }
             }
             Err(error) => {
-                self.leftovers.store(true, Ordering::Release);
-                tracing::warn!(%number, domain = self.name(), %error, "an object could not be unregistered yet");
+                self.has_unused.store(true, Ordering::Release);
+                let domain = self.name();
+                tracing::warn!(%id, domain, %error, "object not unregistered; the next call on the domain retries");
             }
         }
     }
 
-    fn end(&self, turn: &Turn, number: Number) {
-        if let Err(refused) = self.rules(turn).unregister(self.place, number) {
-            tracing::warn!(%number, domain = self.name(), ?refused, "the table does not have a registration");
+    fn end_registration(&self, arbiter: &ArbiterGuard, id: ObjectId) {
+        if let Err(error) = self.table(arbiter).unregister(self.id, id) {
+            tracing::warn!(%id, domain = self.name(), ?error, "the table has no entry for a registration");
         }
-        drop(self.registrations.remove(number));
+        drop(self.registrations.remove(id));
     }
 
-    /// All objects that somebody alive is registered for.
-    pub(crate) fn objects(&self) -> Result<Vec<Listed>> {
-        let turn = self.bury_the_dead(self.begin()?)?;
-        Ok(self.rules(&turn).objects())
+    /// Returns all objects with a living registrant.
+    pub(crate) fn objects(&self) -> Result<Vec<ListedObject>> {
+        let arbiter = self.reclaim_dead(self.deadline()?)?;
+        Ok(self.table(&arbiter).objects())
     }
 
-    /// Takes dead participants off the table, and has the turn then.
-    fn bury_the_dead(&self, deadline: Deadline) -> Result<Turn> {
+    /// Removes dead participants from the table. Returns with the arbiter held.
+    fn reclaim_dead(&self, deadline: Deadline) -> Result<ArbiterGuard> {
         let mut dead = Vec::new();
-        for place in self.table.occupied() {
-            if place != self.place && !self.is_alive(place)? {
-                dead.push(place);
+        for id in self.table.active() {
+            if id != self.id && !self.is_alive(id)? {
+                dead.push(id);
             }
         }
-        self.bury(&dead, deadline)
+        self.reclaim(&dead, deadline)
     }
 
-    fn bury(&self, places: &[u16], deadline: Deadline) -> Result<Turn> {
-        let turn = self.turn(deadline)?;
-        for &place in places {
-            // Somebody may have entered meanwhile.
-            if place != self.place && !self.is_alive(place)? {
-                self.rules(&turn).reclaim(place);
+    fn reclaim(&self, ids: &[u16], deadline: Deadline) -> Result<ArbiterGuard> {
+        let arbiter = self.lock(deadline)?;
+        for &id in ids {
+            // A new participant may have taken the id after it was found dead.
+            if id != self.id && !self.is_alive(id)? {
+                self.table(&arbiter).reclaim(id);
             }
         }
-        Ok(turn)
+        Ok(arbiter)
     }
 
-    fn is_alive(&self, place: u16) -> Result<bool> {
-        is_alive(&self.name, place)
+    fn is_alive(&self, id: u16) -> Result<bool> {
+        is_alive(&self.name, id)
     }
 }
 
-/// Whether a participant of the domain is in this place.
-pub(super) fn is_alive(name: &Name, place: u16) -> Result<bool> {
-    Ok(knock(&name.place(place)).map_err(Error::system("connect to a participant"))?.is_alive())
+/// Whether the participant with this id is alive.
+fn is_alive(name: &DomainName, id: u16) -> Result<bool> {
+    Ok(probe(&name.participant_socket(id)).map_err(Error::system("connect to a participant"))?.is_alive())
 }
 
-pub(super) fn timed_out(name: &Name, pids: Vec<i32>, timeout: Duration) -> Error {
+pub(super) fn timed_out(name: &DomainName, pids: Vec<i32>, timeout: Duration) -> Error {
     Error::TimedOut { domain: name.as_str().to_owned(), pids, milliseconds: milliseconds(timeout) }
 }
 
@@ -364,44 +372,44 @@ mod tests {
     use crate::DomainSettings;
 
     fn join(name: &str) -> Arc<Participant> {
-        let name = Name::new(name, crate::sys::effective_uid()).unwrap();
+        let name = DomainName::new(name, crate::sys::effective_uid()).unwrap();
         Participant::join(name, &DomainSettings::default()).unwrap()
     }
 
-    /// Two participants of one process, which [`crate::joined`] never makes.
+    /// Two participants of one process, which [`crate::join::join`] prevents.
     fn pair(name: &str) -> (Arc<Participant>, Arc<Participant>) {
         let name = format!("{name}-{}", std::process::id());
         (join(&name), join(&name))
     }
 
     #[test]
-    fn who_lost_its_place_is_told_so_and_keeps_its_memory() {
+    fn expelled_participant_gets_error_and_keeps_memory() {
         let (first, second) = pair("expelled");
         let object = first.create(1, 1).unwrap();
-        let number = object.number();
-        let turn = second.turn(Deadline::after(second.timeout)).unwrap();
-        // What a newcomer does that could bind the name, because somebody closed the socket.
-        second.rules(&turn).enter(first.place, [0, 0]);
-        drop(turn);
+        let id = object.id();
+        let arbiter = second.lock(Deadline::after(second.timeout)).unwrap();
+        // What a newcomer does after the socket was closed, which makes its name free.
+        second.table(&arbiter).enter(first.id, [0, 0]);
+        drop(arbiter);
         let expelled = Error::Expelled { domain: first.name().to_owned() };
         assert_eq!(first.create(1, 1).unwrap_err(), expelled);
         assert_eq!(first.objects().unwrap_err(), expelled);
-        assert_eq!(first.unregister(number, None).unwrap_err(), expelled);
+        assert_eq!(first.unregister(id, None).unwrap_err(), expelled);
         assert!(second.objects().unwrap().is_empty());
-        assert!(matches!(second.register(number, 1), Err(Error::NoSuchNumber { .. })));
+        assert!(matches!(second.register(id, 1), Err(Error::NoSuchObject { .. })));
         assert_eq!(object.view::<u8>().unwrap().len(), object.len());
     }
 
     #[test]
-    fn join_finds_participant_behind_free_places() {
+    fn join_finds_participant_behind_free_ids() {
         let name = format!("join-behind-{}", std::process::id());
         let mut all: Vec<_> = (0..20).map(|_| join(&name)).collect();
         let last = all.pop().unwrap();
         drop(all);
         let object = last.create(1, 1).unwrap();
         let newcomer = join(&name);
-        assert_eq!((last.place, newcomer.place), (19, 0));
-        assert_eq!(newcomer.register(object.number(), 1).unwrap().number(), object.number());
+        assert_eq!((last.id, newcomer.id), (19, 0));
+        assert_eq!(newcomer.register(object.id(), 1).unwrap().id(), object.id());
     }
 
     #[test]
@@ -410,25 +418,25 @@ mod tests {
         let _other = first.create(1, 1).unwrap();
         let found = first.find_or_create(5000, 2).unwrap();
         let _later = first.create(1, 2).unwrap();
-        let number = found.number();
+        let id = found.id();
         let size = found.len();
         for participant in [&first, &second, &second] {
             let again = participant.find_or_create(1, 2).unwrap();
-            assert_eq!((again.number(), again.kind(), again.len()), (number, 2, size));
+            assert_eq!((again.id(), again.kind(), again.len()), (id, 2, size));
         }
         let listed = first.objects().unwrap();
         assert_eq!(listed.iter().map(|object| object.registrants).collect::<Vec<_>>(), [1, 1, 1]);
-        assert_eq!(second.find_or_create(1, 3).unwrap().number().slot(), 3);
+        assert_eq!(second.find_or_create(1, 3).unwrap().id().slot(), 3);
         assert!(matches!(second.find_or_create(0, 4), Err(Error::BadSize { size: 0, .. })));
     }
 
-    /// Enters a participant that no process stands for, as a killed one leaves it, with an object.
-    fn create_as_dead(participant: &Participant, place: u16, kind: u32) -> Number {
-        let turn = participant.turn(Deadline::after(participant.timeout)).unwrap();
-        let rules = participant.rules(&turn);
-        rules.enter(place, [1, 2]);
-        let file = crate::sys::File { device: 1, inode: 1, size: 4096 };
-        rules.create(place, &Entry { kind, file }).unwrap()
+    /// Enters a participant without a process, with an object, as a killed process leaves them.
+    fn create_as_dead(participant: &Participant, id: u16, kind: u32) -> ObjectId {
+        let arbiter = participant.lock(Deadline::after(participant.timeout)).unwrap();
+        let table = participant.table(&arbiter);
+        table.enter(id, [1, 2]);
+        let file = crate::sys::SealedFile { device: 1, inode: 1, size: 4096 };
+        table.create(id, &Entry { kind, file }).unwrap()
     }
 
     #[test]
@@ -436,39 +444,39 @@ mod tests {
         let (first, second) = pair("find-dead");
         let dead = create_as_dead(&first, 9, 1);
         let found = first.find_or_create(1, 1).unwrap();
-        assert_ne!(found.number(), dead);
+        assert_ne!(found.id(), dead);
         let later = create_as_dead(&first, 10, 1);
-        assert_eq!(second.find_or_create(1, 1).unwrap().number(), found.number());
+        assert_eq!(second.find_or_create(1, 1).unwrap().id(), found.id());
         drop(found);
-        assert_ne!(second.find_or_create(1, 1).unwrap().number(), later);
+        assert_ne!(second.find_or_create(1, 1).unwrap().id(), later);
     }
 
     #[test]
     fn find_or_create_in_full_domain_takes_slot_of_dead() {
         let name = format!("find-full-{}", std::process::id());
         let settings = DomainSettings { max_objects: 1, ..DomainSettings::default() };
-        let name = Name::new(&name, crate::sys::effective_uid()).unwrap();
+        let name = DomainName::new(&name, crate::sys::effective_uid()).unwrap();
         let participant = Participant::join(name, &settings).unwrap();
         create_as_dead(&participant, 9, 1);
         let found = participant.find_or_create(1, 2).unwrap();
         assert!(matches!(participant.find_or_create(1, 3), Err(Error::Full { limit: 1, .. })));
-        assert_eq!(participant.find_or_create(1, 2).unwrap().number(), found.number());
+        assert_eq!(participant.find_or_create(1, 2).unwrap().id(), found.id());
     }
 
     #[test]
-    fn participants_that_find_or_create_at_once_get_one_object() {
+    fn concurrent_find_or_create_returns_one_object() {
         let (first, second) = pair("find-race");
         let third = join(first.name());
         let all = [first, second, third];
-        let (meet, numbers) = (std::sync::Barrier::new(all.len()), std::sync::Mutex::new(Vec::new()));
+        let (meet, ids) = (std::sync::Barrier::new(all.len()), std::sync::Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for participant in &all {
                 scope.spawn(|| {
                     for round in 0..200 {
                         meet.wait();
                         let object = participant.find_or_create(1, 1).unwrap();
-                        numbers.lock().unwrap().push((round, object.number()));
-                        // In odd rounds the first ones leave while others come.
+                        ids.lock().unwrap().push((round, object.id()));
+                        // In odd rounds the object is dropped while other threads register.
                         if round % 2 == 0 {
                             meet.wait();
                         }
@@ -476,44 +484,44 @@ mod tests {
                 });
             }
         });
-        let mut numbers = numbers.into_inner().unwrap();
-        numbers.retain(|(round, _)| round % 2 == 0);
-        numbers.sort_unstable();
-        numbers.dedup();
-        assert_eq!(numbers.len(), 100, "one object a round");
+        let mut ids = ids.into_inner().unwrap();
+        ids.retain(|(round, _)| round % 2 == 0);
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 100, "one object a round");
     }
 
-    /// A bit that nobody stands for, as a participant could write it.
+    /// A registrant bit without a registration, as a hostile participant can write it.
     #[test]
-    fn a_registrant_that_does_not_have_it_is_waited_for_no_longer_than_the_timeout() {
+    fn registrant_bit_without_registration_times_out() {
         let (first, second) = pair("bit");
         let object = first.create(1, 1).unwrap();
-        let number = object.number();
-        let turn = first.turn(Deadline::after(first.timeout)).unwrap();
-        first.rules(&turn).register(second.place, number, 1).unwrap();
-        drop(turn);
+        let id = object.id();
+        let arbiter = first.lock(Deadline::after(first.timeout)).unwrap();
+        first.table(&arbiter).register(second.id, id, 1).unwrap();
+        drop(arbiter);
         drop(object);
         let began = std::time::Instant::now();
         let third = join(first.name());
-        assert!(matches!(third.register(number, 1), Err(Error::TimedOut { .. })));
+        assert!(matches!(third.register(id, 1), Err(Error::TimedOut { .. })));
         assert!(began.elapsed() < 3 * third.timeout);
-        // The table says that it is registered itself, which it knows better.
-        let turn = third.turn(Deadline::after(third.timeout)).unwrap();
-        third.rules(&turn).unregister(second.place, number).unwrap();
-        let entry = Entry { kind: 1, file: crate::sys::File { device: 1, inode: 1, size: 4096 } };
-        let number = third.rules(&turn).create(third.place, &entry).unwrap();
-        drop(turn);
-        assert!(matches!(third.register(number, 1), Err(Error::TimedOut { .. })));
+        // The same bit of the calling participant itself.
+        let arbiter = third.lock(Deadline::after(third.timeout)).unwrap();
+        third.table(&arbiter).unregister(second.id, id).unwrap();
+        let entry = Entry { kind: 1, file: crate::sys::SealedFile { device: 1, inode: 1, size: 4096 } };
+        let id = third.table(&arbiter).create(third.id, &entry).unwrap();
+        drop(arbiter);
+        assert!(matches!(third.register(id, 1), Err(Error::TimedOut { .. })));
     }
 
-    /// What the table says of an object is compared with what comes.
+    /// The received file is compared with the table's entry.
     #[test]
-    fn another_file_than_the_tables_is_refused() {
+    fn file_that_differs_from_table_is_refused() {
         let (first, second) = pair("other-file");
         let object = first.create(1, 1).unwrap();
-        let number = object.number();
+        let id = object.id();
         let (file, _, _) = region::create("other", 1).unwrap();
-        first.registrations.with(number, |found| found.file = Arc::new(file));
-        assert!(matches!(second.register(number, 1), Err(Error::Misbehaved { .. })));
+        first.registrations.with(id, |found| found.file = Arc::new(file));
+        assert!(matches!(second.register(id, 1), Err(Error::Misbehaved { .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! System calls of this crate.
+//! System calls of this crate: memory files, sockets, and whether a listener has ended.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,9 +14,9 @@ pub(crate) use umf_os::{CloseOnFork, SharedMapping};
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
-/// Of a file of the kernel's own tmpfs.
+/// The identity and size of a memfd whose size is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct File {
+pub(crate) struct SealedFile {
     pub device: u64,
     pub inode: u64,
     pub size: u64,
@@ -31,27 +31,27 @@ pub(crate) fn page_size() -> usize {
     umf_os::page_size()
 }
 
-/// The largest file that this process may make.
+/// Returns the size of the largest file that this process may create.
 pub(crate) fn file_size_limit() -> u64 {
     umf_os::process::file_size_limit().min(i64::MAX as u64)
 }
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A close-on-exec memfd of `size` bytes, all of it holes, whose size is sealed.
+/// Creates a close-on-exec memfd of `size` bytes, all of it holes, and seals its size.
 pub(crate) fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
     let fd = umf_os::memfd::create(name, size)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
 
-/// What an fd names, if it is memory that no process can take away.
-pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<File>> {
+/// Returns the identity and size of a memory file that no process can truncate, else `None`.
+pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<SealedFile>> {
     let found = umf_os::memfd::of_sealed_size(fd)?;
-    Ok(found.map(|(identity, size)| File { device: identity.device, inode: identity.inode, size }))
+    Ok(found.map(|(identity, size)| SealedFile { device: identity.device, inode: identity.inode, size }))
 }
 
-/// A socket that no call waits for, and the abstract address of this name.
+/// Returns a non-blocking socket, and the abstract address of this name.
 pub(crate) fn socket(name: &[u8]) -> Result<(OwnedFd, SocketAddrUnix)> {
     let address = address(name)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -64,14 +64,14 @@ pub(crate) fn address(name: &[u8]) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(name)
 }
 
-/// Whether the process that listens at a connection's other end has ended, though its socket has not: a child that does
-/// not know of this crate (made by a raw `clone`) may have inherited it.
+/// Whether the process that listened at a connection's other end has ended. Its socket may be open
+/// in a child that was made by a raw `clone`, without fork handlers.
 pub(crate) fn listener_has_ended(connection: BorrowedFd<'_>) -> bool {
     match so_peerpidfd(connection) {
         Ok(pidfd) => has_ended(pidfd.as_fd()),
-        // It was reaped: ESRCH, EINVAL before Linux 6.16.
+        // The process was reaped: ESRCH, EINVAL before Linux 6.16.
         Err(Errno::SRCH | Errno::INVAL) => true,
-        // Linux before 6.5. A pid that was given to another process meanwhile passes for the listener's.
+        // Linux before 6.5. A recycled pid is taken for the listener's.
         Err(_) => peer(connection).is_ok_and(|(_, pid)| is_free(pid)),
     }
 }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_sealed_memory_will_do() {
+    fn sealed_file_accepts_sealed_memfd_only() {
         let good = memfd("umf-test", 4096).unwrap();
         assert_eq!(sealed_file(&good).unwrap().map(|file| file.size), Some(4096));
         let other = memfd("umf-test", 4096).unwrap();
@@ -100,10 +100,10 @@ mod tests {
     }
 
     #[test]
-    fn pids_that_are_free() {
+    fn pid_of_own_process_is_not_free() {
         assert!(!is_free(rustix::process::getpid().as_raw_nonzero().get()));
-        // The end of the range that `pid_max` can have.
+        // Above the largest `pid_max`.
         assert!(is_free(i32::MAX));
-        assert!(!is_free(0), "unknown is not ended");
+        assert!(!is_free(0), "an unknown pid does not count as ended");
     }
 }

@@ -1,6 +1,6 @@
-//! A process of the same user that answers for a domain what no participant would.
+//! A process of the same user that answers requests of a join with invalid data.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use rustix::net::{
 };
 use umf_domain::{Domain, DomainSettings, Error};
 
-/// Listens where the first participant of a domain would.
+/// Listens on the socket name of participant 0.
 fn listen(domain: &str) -> OwnedFd {
     let uid = rustix::process::geteuid().as_raw();
     let address =
@@ -50,12 +50,12 @@ fn fds_of_this_process() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Held by one test at a time: descriptors of the process are counted.
-static TURN: Mutex<()> = Mutex::new(());
+/// Serialises the tests, which count the descriptors of the process.
+static SERIAL: Mutex<()> = Mutex::new(());
 
 #[test]
-fn answers_that_are_none() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+fn invalid_answers_fail_join_as_misbehaved() {
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let ok = b"UMFA\0\0\0\0\0\0\0\0\0\0\0\0".as_slice();
     let sealed = SealFlags::SHRINK | SealFlags::GROW;
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
@@ -89,20 +89,20 @@ fn answers_that_are_none() {
             assert!(matches!(joined, Err(Error::Misbehaved { .. })), "{case}: {joined:?}");
             assert!(elapsed < Duration::from_secs(2), "{case}");
         });
-        // A thread closes what is not memory.
+        // A background thread closes received files that are not memory.
         while fds_of_this_process() > before {
             std::thread::yield_now();
         }
-        // It is no domain, and does not stand in the way of one.
+        // The name is free again, so that a domain can be founded.
         drop(listener);
         Domain::join(&domain, DomainSettings::default()).unwrap();
     }
 }
 
-/// A descriptor whose last close waits an hour for bytes that nothing reads (`SO_LINGER`).
+/// A descriptor whose last close blocks for an hour on unread bytes (`SO_LINGER`).
 #[test]
-fn descriptor_that_is_slow_to_close_does_not_delay_join() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+fn slow_close_of_received_fd_does_not_delay_join() {
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let domain = format!("hostile-{}-slow", std::process::id());
     let listener = listen(&domain);
     let acceptor = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -117,10 +117,10 @@ fn descriptor_that_is_slow_to_close_does_not_delay_join() {
     let connection = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
     rustix::net::recv(&connection, &mut [0; 64], RecvFlags::empty()).unwrap();
     socket.set_nonblocking(false).unwrap();
-    let own = [OwnedFd::from(socket)];
-    answer(&connection, b"UMFA\0\0\0\0\0\0\0\0\0\0\0\0", &own);
-    // The copy in flight is the last one, unless the other thread is quick: then this close waits.
-    std::thread::spawn(move || drop(own));
-    let joined = result.recv_timeout(Duration::from_secs(30)).expect("a join that waits for no peer");
+    let fds = [OwnedFd::from(socket)];
+    answer(&connection, b"UMFA\0\0\0\0\0\0\0\0\0\0\0\0", &fds);
+    // The copy in flight is the last one, unless the other thread is quicker. Then this close blocks.
+    std::thread::spawn(move || drop(fds));
+    let joined = result.recv_timeout(Duration::from_secs(30)).expect("join does not wait for the close");
     assert!(matches!(joined, Err(Error::Misbehaved { .. })), "{joined:?}");
 }

@@ -1,30 +1,30 @@
-//! Threads of one process in one domain, and forks in the middle of what they do.
+//! Threads of one process that use one domain, while the process forks.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use umf_domain::{Domain, DomainSettings, Error, Number, Object};
+use umf_domain::{Domain, DomainSettings, Error, Object, ObjectId};
 
 fn fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// What a forked child can do with what it inherited, and by itself.
+/// Checks inherited objects in a forked child, and joins there.
 fn child(domain: &Domain, object: &Object, name: &str) -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let inherited = object.view::<u64>().map_err(|error| error.to_string())?.get(0).ok_or("no memory")?;
-    if inherited != u64::from(object.number()) || object.is_registered() {
+    if inherited != u64::from(object.id()) || object.is_registered() {
         return Err(format!("{inherited:#x} in {object:?}"));
     }
     if !matches!(domain.create(1, 1), Err(Error::Forked)) {
-        return Err("a child creates in its parent's domain".to_owned());
+        return Err("a child created an object in its parent's domain".to_owned());
     }
     let mut settings = DomainSettings::default();
     settings.timeout = Duration::from_secs(20);
     let own = Domain::join(name, settings).map_err(text)?;
-    let same = own.register(object.number(), 1).map_err(text)?;
+    let same = own.register(object.id(), 1).map_err(text)?;
     if same.view::<u64>().ok().and_then(|view| view.get(0)) != Some(inherited) {
         return Err("another object".to_owned());
     }
@@ -46,7 +46,7 @@ fn wait_for(pid: i32) -> i32 {
 }
 
 #[test]
-fn threads_and_forks() {
+fn concurrent_threads_and_forked_children_share_a_domain() {
     let name = format!("threads-{}", std::process::id());
     let before = fds();
     let mut settings = DomainSettings::default();
@@ -54,34 +54,34 @@ fn threads_and_forks() {
     settings.timeout = Duration::from_secs(20);
     let domain = Domain::join(&name, settings.clone()).unwrap();
     let object = domain.create(4096, 1).unwrap();
-    object.view().unwrap().set(0, u64::from(object.number())).unwrap();
+    object.view().unwrap().set(0, u64::from(object.id())).unwrap();
     let stop = AtomicBool::new(false);
     let mut rounds = 0;
     std::thread::scope(|scope| {
         let (domain, object, stop, name) = (&domain, &object, &stop, &name);
         let work = move || {
             let mut rounds = 0_u64;
-            let mut last = Number::from(0);
+            let mut last = ObjectId::from(0);
             while !stop.load(Ordering::Relaxed) {
-                // The same participant, whichever way.
+                // Joining again returns the same participant.
                 let again = Domain::join(name, DomainSettings::default()).unwrap();
-                let same = again.register(object.number(), 1).unwrap();
+                let same = again.register(object.id(), 1).unwrap();
                 let own = domain.create(4096, 2).unwrap();
-                assert_ne!(own.number(), last);
-                last = own.number();
+                assert_ne!(own.id(), last);
+                last = own.id();
                 let twice = domain.register(last, 2).unwrap();
                 assert!(matches!(domain.register(last, 3), Err(Error::WrongKind { kind: 2, wanted: 3, .. })));
                 drop(own);
                 assert!(twice.is_registered() && same.is_registered());
                 drop(twice);
-                assert!(matches!(domain.register(last, 2), Err(Error::NoSuchNumber { .. })));
+                assert!(matches!(domain.register(last, 2), Err(Error::NoSuchObject { .. })));
                 rounds += 1;
             }
             rounds
         };
         let threads: Vec<_> = (0..3).map(|_| scope.spawn(work)).collect();
         for _ in 0..40 {
-            // SAFETY: the child goes on with what the allocator and umf brought through the fork by their handlers.
+            // SAFETY: the fork handlers of the allocator and of umf keep both usable in the child.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let code = match child(domain, object, name) {
@@ -91,7 +91,7 @@ fn threads_and_forks() {
                         1
                     }
                 };
-                // SAFETY: ends the child without running what belongs to the parent.
+                // SAFETY: `_exit` runs no handlers or destructors of the parent.
                 unsafe { libc::_exit(code) };
             }
             assert!(pid > 0);
@@ -99,7 +99,7 @@ fn threads_and_forks() {
             if status != 0 {
                 stop.store(true, Ordering::Relaxed);
             }
-            assert_eq!(status, 0, "a child");
+            assert_eq!(status, 0, "a child failed");
         }
         stop.store(true, Ordering::Relaxed);
         rounds = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
@@ -107,7 +107,7 @@ fn threads_and_forks() {
     assert!(rounds > 0);
     let listed = domain.objects().unwrap();
     assert_eq!(listed.len(), 1, "{listed:?}");
-    assert_eq!((listed[0].number, listed[0].registrants), (object.number(), 1));
+    assert_eq!((listed[0].id, listed[0].registrants), (object.id(), 1));
     drop((object, domain));
     assert_eq!(fds(), before);
 }

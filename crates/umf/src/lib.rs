@@ -210,7 +210,7 @@ pub mod plugin {
 pub mod domain {
     #[doc(inline)]
     pub use umf_domain::{
-        Domain, DomainSettings, Error, Number, Object, ObjectInfo, ParseNumberError, Result,
+        Domain, DomainSettings, Error, Object, ObjectId, ObjectInfo, ParseObjectIdError, Result,
     };
 }
 

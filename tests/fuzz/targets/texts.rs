@@ -16,7 +16,7 @@ fn parse<T: FromStr + Display + Debug + PartialEq>(text: &str) {
 
 fuzz_target!(|text: &str| {
     parse::<umf_config::ByteSize>(text);
-    parse::<umf_domain::Number>(text);
+    parse::<umf_domain::ObjectId>(text);
     parse::<umf_ipc::Exchange>(text);
     parse::<umf_link::Engine>(text);
     // (None at all is printed for people.)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::View;
-use umf::domain::{Domain, DomainSettings, Error, Number, Object};
+use umf::domain::{Domain, DomainSettings, Error, Object, ObjectId};
 
 use crate::memory::{fill, holds};
 use crate::storm::next;
@@ -75,7 +75,7 @@ impl Domains {
     }
 }
 
-fn number_of(text: &str) -> Result<Number, Failure> {
+fn number_of(text: &str) -> Result<ObjectId, Failure> {
     text.parse().map_err(|error| Failure::new("Number", error))
 }
 
@@ -88,7 +88,7 @@ fn join(all: &mut Domains, name: &str, settings: DomainSettings) -> Answer {
 /// Answers with the number.
 fn create(all: &mut Domains, domain: &str, size: &str, kind: &str, name: &str) -> Answer {
     let object = all.domain(domain)?.create(size.parse()?, kind.parse()?)?;
-    let number = object.number();
+    let number = object.id();
     all.objects.insert(name.to_owned(), object);
     Ok(number.to_string())
 }
@@ -104,7 +104,7 @@ fn register(all: &mut Domains, domain: &str, number: &str, kind: &str, name: &st
 /// Each as `number:kind:size:registrants`.
 fn objects(domain: &Domain) -> Answer {
     let shown = |object: umf::domain::ObjectInfo| {
-        format!("{}:{}:{}:{}", object.number, object.kind, object.size, object.registrants)
+        format!("{}:{}:{}:{}", object.id, object.kind, object.size, object.registrants)
     };
     Ok(domain.objects()?.into_iter().map(shown).collect::<Vec<_>>().join(" "))
 }
@@ -114,7 +114,7 @@ fn cycle(all: &Domains, domain: &str, rounds: &str) -> Answer {
     let domain = all.domain(domain)?;
     for round in 0..rounds.parse()? {
         let object = domain.create(4096, round)?;
-        drop(domain.register(object.number(), round)?);
+        drop(domain.register(object.id(), round)?);
     }
     Ok(String::new())
 }
@@ -140,8 +140,8 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
         match next(&mut state) % 4 {
             0 => {
                 let object = domain.create(4096, KIND)?;
-                word(object.view()?, 0).store(object.number().into(), Ordering::Release);
-                place.store(object.number().into(), Ordering::Release);
+                word(object.view()?, 0).store(object.id().into(), Ordering::Release);
+                place.store(object.id().into(), Ordering::Release);
                 kept.push(object);
                 created += 1;
             }
@@ -159,7 +159,7 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
                         kept.push(object);
                         registered += 1;
                     }
-                    Err(Error::NoSuchNumber { .. }) => gone += 1,
+                    Err(Error::NoSuchObject { .. }) => gone += 1,
                     Err(other) => return Err(other.into()),
                 }
             }

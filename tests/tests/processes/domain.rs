@@ -37,7 +37,7 @@ fn the_region_outlives_its_creator_and_goes_with_the_last() {
     // The last one out destroys.
     third.ok("drop-object o");
     for actor in [&mut second, &mut third] {
-        let message = actor.fails(&format!("register {domain} {number} 7 -> o"), "NoSuchNumber");
+        let message = actor.fails(&format!("register {domain} {number} 7 -> o"), "NoSuchObject");
         assert!(message.contains(&number) && message.contains("last registered process"), "{message}");
         assert_eq!(actor.ok(&format!("objects {domain}")), "");
     }
@@ -57,12 +57,12 @@ fn the_last_one_dead_destroys() {
     // Dead, if not reaped, is dead.
     assert_eq!(witness.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     second.kill();
-    witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchNumber");
+    witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     assert_eq!(witness.ok(&format!("objects {domain}")), "");
     // Its slot is used again, under another number.
     let next = witness.ok(&format!("create {domain} 4096 1 -> p"));
     assert_ne!(next, number);
-    witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchNumber");
+    witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     witness.ok("drop-object p");
     clean.comes_back(&witness);
     witness.kill();
@@ -107,7 +107,7 @@ fn registering_is_once_per_process() {
     creator.ok("drop-object b");
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     other.finish();
-    creator.fails(&format!("register {domain} {number} 1 -> a"), "NoSuchNumber");
+    creator.fails(&format!("register {domain} {number} 1 -> a"), "NoSuchObject");
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn the_three_errors() {
         // Never given: another slot, another reuse.
         let bits = u64::from_str_radix(&number[2..], 16).unwrap();
         for never in [bits + 1, bits ^ 1 << 28, bits ^ 1 << 63] {
-            actor.fails(&format!("register {domain} {never} 1 -> x"), "NoSuchNumber");
-            actor.fails(&format!("unregister {domain} {never}"), "NoSuchNumber");
+            actor.fails(&format!("register {domain} {never} 1 -> x"), "NoSuchObject");
+            actor.fails(&format!("unregister {domain} {never}"), "NoSuchObject");
         }
         actor.fails(&format!("register {domain} 0 1 -> x"), "WrongDomain");
     }
@@ -145,7 +145,7 @@ fn a_domain_that_died_out_begins_anew() {
     for round in 0..20 {
         let mut actor = member(&domain);
         for old in &numbers {
-            actor.fails(&format!("register {domain} {old} 1 -> x"), "NoSuchNumber");
+            actor.fails(&format!("register {domain} {old} 1 -> x"), "NoSuchObject");
         }
         assert!(numbers.insert(actor.ok(&format!("create {domain} 4096 1 -> o"))), "round {round}");
         match round % 3 {
@@ -243,7 +243,7 @@ fn what_could_not_be_unregistered_is_at_the_next_call() {
     other.ok("drop-object o");
     let next = actor.ok(&format!("create {domain} 4096 1 -> p"));
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{next}:1:4096:1"));
-    other.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchNumber");
+    other.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     actor.finish();
     other.finish();
     nothing_is_left(&domain);
@@ -310,7 +310,7 @@ fn a_child_does_not_stand_for_its_parent() {
     parent.ok("child linger");
     let mut other = member(&domain);
     parent.kill();
-    other.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchNumber");
+    other.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     assert_eq!(other.ok(&format!("objects {domain}")), "");
 }
 

@@ -154,7 +154,7 @@ fn a_long_life_ends_as_it_began() {
                 let Some(object) = model.dead.get(random.below(model.dead.len().max(1))) else { continue };
                 let (number, rest) = object.split_once(' ').unwrap();
                 let kind = rest.split(' ').next().unwrap();
-                actors[who].fails(&format!("register {domain} {number} {kind} -> x"), "NoSuchNumber");
+                actors[who].fails(&format!("register {domain} {number} {kind} -> x"), "NoSuchObject");
             }
             _ => {
                 let Some(object) = pick(&model, &mut random) else { continue };

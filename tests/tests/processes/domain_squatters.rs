@@ -86,7 +86,7 @@ fn users_have_domains_of_their_own() {
     other.ok(&format!("join {domain}"));
     let number = root.ok(&format!("create {domain} 4096 1 -> o"));
     let failure = other.ask(&format!("register {domain} {number} 1 -> o")).unwrap_err();
-    assert!(["WrongDomain", "NoSuchNumber"].contains(&failure.variant.as_str()), "{failure}");
+    assert!(["WrongDomain", "NoSuchObject"].contains(&failure.variant.as_str()), "{failure}");
     // Nor over the socket itself.
     let mut stranger = actor!();
     stranger.ok(&format!("setuid {NOBODY}"));
@@ -105,10 +105,10 @@ fn a_held_arbiter_is_an_error_in_time() {
     actor.ok(&format!("join {domain}"));
     let mut late = actor!();
     let began = Instant::now();
-    let message = late.fails(&format!("join {domain} 300"), "Held");
+    let message = late.fails(&format!("join {domain} 300"), "ArbiterHeld");
     assert!(began.elapsed() >= Duration::from_millis(300), "a turn is waited for");
     assert!(message.contains(&holder.pid().to_string()) && message.contains("300 ms"), "{message}");
-    actor.fails(&format!("create {domain} 4096 1 -> o"), "Held");
+    actor.fails(&format!("create {domain} 4096 1 -> o"), "ArbiterHeld");
     // The kernel takes the name back.
     holder.kill();
     actor.ok(&format!("create {domain} 4096 1 -> o"));

@@ -1,50 +1,114 @@
-//! A domain's table: which objects there are, and who is registered for them.
+//! The table of a domain: its objects, and the participants that are registered for them.
 //!
-//! It is a sealed memfd that every participant maps and anyone of them hands to a newcomer; it goes with the last of
-//! them. Whoever changes it holds the domain's arbiter ([`Rules`]), and may be killed at any instruction: each change
-//! takes effect by one store, the last one, and what a dead participant left is found and finished by
-//! [`Rules::reclaim`].
+//! The table is a sealed memfd that every participant maps, and that any participant sends to a
+//! newcomer. The kernel frees it with the last of them. A process changes the table only while it
+//! holds the domain's arbiter ([`LockedTable`]), and can be killed at any instruction. Each change
+//! therefore takes effect by one store, the last one. [`LockedTable::reclaim`] removes what a dead
+//! participant left.
 //!
-//! Participants are processes of one user, but not trusted: any word may be anything at any time. Words are read once,
-//! indices checked against sizes that were checked when the table was mapped.
+//! Participants are processes of one user, but not trusted: any word can change at any time. Each
+//! word is read once. Indices are checked against the size of the mapping.
 
-mod bits;
-mod layout;
-mod rules;
+mod bitmap;
+mod locked;
 #[cfg(test)]
 mod tests;
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use layout::{HEADER_SIZE, Header, MAGIC, SLOT_SIZE, Slot, VERSION};
-pub(crate) use layout::{MAX_SLOTS, PLACES};
-pub(crate) use rules::{Entry, Listed, NoRoom, Refused, Rules};
+pub(crate) use locked::{CreateError, Entry, ListedObject, LockedTable, LookupError};
 
 use umf_ipc::fd_socket::SharedFd;
 use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
-use crate::number::{Reuse, Tag};
-use crate::sys::{self, CloseOnFork, File, SharedMapping};
+use crate::id::{DomainTag, Generation};
+use crate::sys::{self, CloseOnFork, SealedFile, SharedMapping};
 use crate::{Error, Result};
 
-/// The mapped table. Not there in forked children.
+const MAGIC: u64 = u64::from_le_bytes(*b"UMFDOMN1");
+const VERSION: u32 = 1;
+
+/// The most processes of a domain. Participant ids are below it.
+pub(crate) const MAX_PARTICIPANTS: u16 = 1024;
+/// The most objects of a domain.
+pub(crate) const MAX_SLOTS: u32 = 1 << 16;
+
+const PARTICIPANT_WORDS: usize = MAX_PARTICIPANTS as usize / 64;
+const SLOT_WORDS: usize = MAX_SLOTS as usize / 64;
+
+const HEADER_SIZE: usize = size_of::<Header>();
+const SLOT_SIZE: usize = size_of::<Slot>();
+
+/// The beginning of the file. Slots follow. `docs/domain.md` has the layout.
+#[derive(Debug)]
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    slot_size: AtomicU32,
+    capacity: AtomicU32,
+    tag: AtomicU32,
+    /// The first [`Generation`] of every slot.
+    incarnation: AtomicU64,
+    /// Slots below this index have their pages allocated.
+    reserved_slots: AtomicU32,
+    _reserved: [AtomicU32; 23],
+    /// One bit for each participant id that is in use. A dead participant's id is, until it is
+    /// reclaimed.
+    active: [AtomicU64; PARTICIPANT_WORDS],
+    _rest_of_page: [AtomicU64; 480],
+    /// One bit for each slot that has an object.
+    used: [AtomicU64; SLOT_WORDS],
+    participants: [ParticipantEntry; MAX_PARTICIPANTS as usize],
+}
+
+const _: () = assert!(core::mem::offset_of!(Header, used) == 4096);
+const _: () = assert!(core::mem::offset_of!(Header, participants) == 12288);
+const _: () = assert!(HEADER_SIZE == 45056);
+const _: () = assert!(SLOT_SIZE == 168);
+
+/// One participant.
+#[derive(Debug)]
+#[repr(C)]
+struct ParticipantEntry {
+    /// Random bits, by which a process notices that another one took its id.
+    nonce: [AtomicU64; 2],
+    _reserved: [AtomicU64; 2],
+}
+
+/// One object.
+#[derive(Debug)]
+#[repr(C)]
+struct Slot {
+    /// The generation in the object's id; 0 if the slot was never used.
+    generation: AtomicU64,
+    size: AtomicU64,
+    device: AtomicU64,
+    inode: AtomicU64,
+    kind: AtomicU32,
+    _reserved: AtomicU32,
+    /// One bit for each participant that is registered.
+    registrants: [AtomicU64; PARTICIPANT_WORDS],
+}
+
+/// The mapped table. Forked children do not inherit the mapping.
 #[derive(Debug)]
 pub(crate) struct Table {
     mapping: SharedMapping,
     file: Arc<CloseOnFork>,
-    /// As it was when the table was mapped: whatever is written there later, the mapping has this many.
+    /// The number of slots in the mapping. The header's word can change.
     capacity: u32,
-    tag: Tag,
+    tag: DomainTag,
 }
 
 impl Table {
-    /// An empty table for a domain that begins.
-    pub(crate) fn new(name: &str, tag: Tag, capacity: u32) -> Result<Self> {
-        // Past RLIMIT_FSIZE the process would get a signal.
-        let room = sys::file_size_limit().saturating_sub(HEADER_SIZE as u64) / SLOT_SIZE as u64;
-        let capacity = capacity.clamp(1, MAX_SLOTS).min(u32::try_from(room).unwrap_or(u32::MAX));
+    /// Creates an empty table, for a new domain.
+    pub(crate) fn new(name: &str, tag: DomainTag, capacity: u32) -> Result<Self> {
+        // A file beyond RLIMIT_FSIZE would end the process by SIGXFSZ.
+        let most = sys::file_size_limit().saturating_sub(HEADER_SIZE as u64) / SLOT_SIZE as u64;
+        let capacity = capacity.clamp(1, MAX_SLOTS).min(u32::try_from(most).unwrap_or(u32::MAX));
         if capacity == 0 {
             return Err(Error::system("ftruncate of the domain's table")(rustix::io::Errno::FBIG));
         }
@@ -61,18 +125,16 @@ impl Table {
         header.slot_size.store(SLOT_SIZE as u32, Ordering::Relaxed);
         header.capacity.store(capacity, Ordering::Relaxed);
         header.tag.store(u32::from(tag.bits()), Ordering::Relaxed);
-        header.incarnation.store(Reuse::from_bits(incarnation).bits(), Ordering::Relaxed);
+        header.incarnation.store(Generation::from_bits(incarnation).bits(), Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         failpoint!("domain.table_made");
         Ok(table)
     }
 
-    /// The table that a participant sent; `None` if it is none of this domain.
-    pub(crate) fn open(file: ReceivedFd, tag: Tag) -> Result<Option<Self>> {
-        let Some(File { size, .. }) = sys::sealed_file(&file).map_err(Error::system("fstat of the table"))?
-        else {
-            return Ok(None);
-        };
+    /// Maps the table that a participant sent. Returns `None` if it is not a table of this domain.
+    pub(crate) fn open(file: ReceivedFd, tag: DomainTag) -> Result<Option<Self>> {
+        let sealed = sys::sealed_file(&file).map_err(Error::system("fstat of the table"))?;
+        let Some(SealedFile { size, .. }) = sealed else { return Ok(None) };
         let largest = HEADER_SIZE + MAX_SLOTS as usize * SLOT_SIZE;
         let Some(size) = usize::try_from(size).ok().filter(|size| (HEADER_SIZE..=largest).contains(size))
         else {
@@ -83,18 +145,18 @@ impl Table {
         let file = CloseOnFork::new(file.into_inner()).map_err(Error::system("fstat of the table"))?;
         let table = Self::map(file, size, capacity, tag)?;
         let header = table.header();
-        let good = capacity > 0
+        let is_valid = capacity > 0
             && slots.is_multiple_of(SLOT_SIZE)
             && header.magic.load(Ordering::Acquire) == MAGIC
             && header.version.load(Ordering::Relaxed) == VERSION
             && header.slot_size.load(Ordering::Relaxed) == SLOT_SIZE as u32
             && header.capacity.load(Ordering::Relaxed) == capacity
             && header.tag.load(Ordering::Relaxed) == u32::from(tag.bits());
-        Ok(good.then_some(table))
+        Ok(is_valid.then_some(table))
     }
 
-    /// `size` is that of the file, and has room for the header and `capacity` slots.
-    fn map(file: CloseOnFork, size: usize, capacity: u32, tag: Tag) -> Result<Self> {
+    /// Maps a file of `size` bytes, which fits the header and `capacity` slots.
+    fn map(file: CloseOnFork, size: usize, capacity: u32, tag: DomainTag) -> Result<Self> {
         let mut mapping =
             SharedMapping::new(&file, size, true).map_err(Error::system("mmap of the domain's table"))?;
         mapping
@@ -112,37 +174,38 @@ impl Table {
         self.capacity
     }
 
-    pub(crate) const fn tag(&self) -> Tag {
+    pub(crate) const fn tag(&self) -> DomainTag {
         self.tag
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is at least a header long, page aligned, lives as long as `self`, and the fields are
-        // atomics, so that others reading and writing them at the same time is fine.
+        // SAFETY: the mapping is page aligned, has at least the size of a header, and lives as long as `self`. All
+        // fields are atomics, which other processes may access at the same time.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
-    fn slot(&self, number: usize) -> Option<&Slot> {
-        if number >= self.capacity as usize {
+    fn slot(&self, index: usize) -> Option<&Slot> {
+        if index >= self.capacity as usize {
             return None;
         }
-        // SAFETY: the mapping has the header and `capacity` slots, whose sizes are multiples of their alignment.
-        Some(unsafe { self.mapping.base().add(HEADER_SIZE + number * SLOT_SIZE).cast().as_ref() })
+        // SAFETY: the mapping has the header and `capacity` slots, and `index` is below `capacity`. Both sizes are
+        // multiples of the alignment of a slot, whose fields are atomics.
+        Some(unsafe { self.mapping.base().add(HEADER_SIZE + index * SLOT_SIZE).cast().as_ref() })
     }
 
-    /// Whether the place is still that of the participant with this nonce. Nobody gives it to another one while that is
-    /// alive.
-    pub(crate) fn is_in_place(&self, place: u16, nonce: [u64; 2]) -> bool {
+    /// Whether the participant with this nonce still has the id. While its process is alive, no other
+    /// process takes the id.
+    pub(crate) fn is_participant(&self, id: u16, nonce: [u64; 2]) -> bool {
         let header = self.header();
-        let is_it = |here: &layout::Place| {
-            here.nonce.iter().zip(nonce).all(|(word, wanted)| word.load(Ordering::Relaxed) == wanted)
+        let has_nonce = |entry: &ParticipantEntry| {
+            entry.nonce.iter().zip(nonce).all(|(word, wanted)| word.load(Ordering::Relaxed) == wanted)
         };
-        header.places.get(usize::from(place)).is_some_and(is_it)
-            && bits::has(&header.occupied, usize::from(place))
+        header.participants.get(usize::from(id)).is_some_and(has_nonce)
+            && bitmap::has(&header.active, usize::from(id))
     }
 
-    /// Which places are said to be occupied. Not under the arbiter, so only a hint whom to ask.
-    pub(crate) fn occupied(&self) -> Vec<u16> {
-        bits::members(&self.header().occupied).map(|place| place as u16).collect()
+    /// Returns the participant ids in use. Without the arbiter the result is only a hint.
+    pub(crate) fn active(&self) -> Vec<u16> {
+        bitmap::members(&self.header().active).map(|id| id as u16).collect()
     }
 }

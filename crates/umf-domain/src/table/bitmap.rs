@@ -1,5 +1,8 @@
-//! Sets of small numbers in shared words. Whoever changes one holds the domain's arbiter, so nothing needs to be atomic
-//! but the single word; the order of stores is that of the program, for those who come after a death in between.
+//! Bitmaps of shared words: the participant ids in use, the used slots, the registrants of a slot.
+//!
+//! A process that changes a bitmap holds the domain's arbiter, so only single words need to be
+//! atomic. Stores keep program order, so that a process that dies between two of them leaves the
+//! first one only.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,22 +37,22 @@ pub(super) fn count(words: &[AtomicU64]) -> u32 {
     words.iter().map(|word| word.load(Ordering::Acquire).count_ones()).sum()
 }
 
-/// The smallest number that is not in the set.
+/// Returns the lowest bit that is clear.
 pub(super) fn first_missing(words: &[AtomicU64]) -> Option<usize> {
-    words.iter().enumerate().find_map(|(place, word)| {
+    words.iter().enumerate().find_map(|(word_index, word)| {
         let word = word.load(Ordering::Acquire);
-        (word != u64::MAX).then(|| place * 64 + word.trailing_ones() as usize)
+        (word != u64::MAX).then(|| word_index * 64 + word.trailing_ones() as usize)
     })
 }
 
-/// All that are in the set; each word is read once.
+/// Returns the bits that are set, in order. Each word is read once.
 pub(super) fn members(words: &[AtomicU64]) -> impl Iterator<Item = usize> {
-    words.iter().enumerate().flat_map(|(place, word)| {
+    words.iter().enumerate().flat_map(|(word_index, word)| {
         let mut left = word.load(Ordering::Acquire);
         core::iter::from_fn(move || {
             let lowest = left.trailing_zeros() as usize;
             left = left.checked_sub(1)? & left;
-            Some(place * 64 + lowest)
+            Some(word_index * 64 + lowest)
         })
     })
 }
