@@ -207,7 +207,7 @@ fn with_buffers<T>(
     for block in &blocks {
         block.view::<u8>()?.fill(1);
     }
-    let [one, other] = [blocks[0].linked()?, blocks[1].linked()?];
+    let [one, other] = [blocks[0].link_memory()?, blocks[1].link_memory()?];
     run([Buffer::Pool(&one), Buffer::Pool(&other)])
 }
 
@@ -283,7 +283,7 @@ fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
         Order::Expose { size } => {
             let block = pool.allocate(size)?;
             block.view::<u8>()?.fill(7);
-            link.exposing(&block.linked()?, RemoteAccess::Get, |link, key| {
+            link.exposing(&block.link_memory()?, RemoteAccess::Get, |link, key| {
                 link.send(0, &key.to_bytes())?;
                 link.send(0, &block.address().value().to_le_bytes())?;
                 link.recv(TagMatch::ANY, &mut [0; 8])

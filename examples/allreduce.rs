@@ -57,7 +57,7 @@ fn take_part(job: &str, rank: usize, size: usize) -> Result<()> {
     let pool = umf::Pool::shared()?;
     let block = pool.allocate(LENGTH * size_of::<f32>())?;
     let numbers = block.view::<f32>()?;
-    let memory = block.linked()?;
+    let memory = block.link_memory()?;
     let sum = Reduction::of::<f32>(Operation::Sum)?;
 
     comm.barrier()?;

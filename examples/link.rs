@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let pool = umf::Pool::shared()?;
             let block = pool.allocate(16 << 20)?;
             block.write(block.len() - 8, &[1, 2, 3, 4, 5, 6, 7, 8])?;
-            let memory = block.linked()?;
+            let memory = block.link_memory()?;
             // Costs the same for any size. Waits until the receiver has dropped its view.
             link.hand_over(BLOCK, &memory)?.wait(patience)?;
         }

@@ -199,7 +199,7 @@ fn hand_over(link: &mut Link, pool: &Pool, random: &mut Sequence) -> Result<(), 
     }
     let mut memories = Vec::new();
     for (id, size, block) in &blocks {
-        let Ok(memory) = block.linked() else { return Ok(()) };
+        let Ok(memory) = block.link_memory() else { return Ok(()) };
         memories.push((*id, *size, memory));
     }
     let mut lent = Vec::new();

@@ -185,7 +185,7 @@ fn level_zero() -> Choice {
 /// What opens memory of every kind that pools of the run have.
 pub fn imports(settings: &Settings) -> Vec<Arc<dyn Import>> {
     let mut imports: Vec<Arc<dyn Import>> =
-        vec![Arc::new(HostImport::new().allow_unsealed(true)), Arc::new(FileImport::trusting())];
+        vec![Arc::new(HostImport::new().allow_unsealed(true)), Arc::new(FileImport::trust_writers())];
     match settings.kind {
         Some(Kind::LevelZero) => imports.push(Arc::new(LevelZeroImport::new(level_zero()))),
         Some(Kind::Cuda) => imports.push(Arc::new(CudaImport::new(Some(beside("libcuda_soft.so"))))),

@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use std::sync::OnceLock;
 
-use umf_topology::{Initiator, MemorySpace, Quality, Topology};
+use umf_topology::{Attribute, Initiator, MemorySpace, Topology};
 
 use crate::boundary::{
     Code, Failure, Handle, List, NOT_SUPPORTED, Out, Outcome, call, call_with, settings_functions,
@@ -47,9 +47,9 @@ fn node(id: u32) -> Option<Node> {
 
 /// For each initiator the best of the nodes, all together; `None` where the firmware says nothing
 /// about that (HMAT).
-fn best(quality: Quality) -> Option<Vec<Node>> {
-    let topology = topology().filter(Topology::has_figures)?;
-    let choice = topology.best(&topology.all(), quality, Initiator::Any).ok()?;
+fn best(attribute: Attribute) -> Option<Vec<Node>> {
+    let topology = topology().filter(Topology::has_performance)?;
+    let choice = topology.best(&topology.all(), attribute, Initiator::Any).ok()?;
     Some(in_order(&choice.space)).filter(|nodes| !nodes.is_empty())
 }
 
@@ -159,19 +159,19 @@ extern "C" fn umfMemspaceHighestCapacityGet() -> Handle<Space> {
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceHighestBandwidthGet() -> Handle<Space> {
     static WIDEST: OnceLock<Option<Space>> = OnceLock::new();
-    rated("umfMemspaceHighestBandwidthGet", &WIDEST, Quality::Bandwidth)
+    rated("umfMemspaceHighestBandwidthGet", &WIDEST, Attribute::Bandwidth)
 }
 
 /// NULL where the firmware says nothing about latencies (HMAT).
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceLowestLatencyGet() -> Handle<Space> {
     static NEAREST: OnceLock<Option<Space>> = OnceLock::new();
-    rated("umfMemspaceLowestLatencyGet", &NEAREST, Quality::Latency)
+    rated("umfMemspaceLowestLatencyGet", &NEAREST, Attribute::Latency)
 }
 
-fn rated(what: &'static str, space: &'static OnceLock<Option<Space>>, quality: Quality) -> Handle<Space> {
+fn rated(what: &'static str, space: &'static OnceLock<Option<Space>>, attribute: Attribute) -> Handle<Space> {
     call_with(what, Handle::NULL, || {
-        Ok(space.get_or_init(|| best(quality).map(Space::of)).as_ref().map_or(Handle::NULL, lasting))
+        Ok(space.get_or_init(|| best(attribute).map(Space::of)).as_ref().map_or(Handle::NULL, lasting))
     })
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn layers(
         let keys = said
             .filter(|keys| keys.iter().all(|(key, text)| accepts(schema, key, text)))
             .unwrap_or_else(|| {
-                warnings.push(Warning::BadOlderVariable {
+                warnings.push(Warning::BadLegacyVariable {
                     variable: older.name,
                     value: shown::quoted(&value.to_string_lossy()),
                     effect: older.effect,

@@ -54,7 +54,7 @@ pub use file::FILE_LIMIT;
 pub use loaded::{Loaded, Row, Set};
 pub use loader::Loader;
 pub use origin::Origin;
-pub use schema::{KeyTexts, OlderVariable, Schema, Sets, Shape, variable_name};
+pub use schema::{KeyTexts, LegacyVariable, Schema, Sets, Shape, variable_name};
 pub use umf_core::settings::ByteSize;
 pub use warning::Warning;
 

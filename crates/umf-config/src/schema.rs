@@ -105,7 +105,7 @@ pub type KeyTexts = Vec<(String, String)>;
 
 /// A variable of an earlier library, and what it sets.
 #[derive(Clone, Copy, Debug)]
-pub struct OlderVariable {
+pub struct LegacyVariable {
     /// The variable.
     pub name: &'static str,
     /// The keys that its text sets, with a text for each; `None` for a text that means nothing.
@@ -122,7 +122,7 @@ pub struct OlderVariable {
 #[derive(Clone, Debug, Default)]
 pub struct Schema {
     pub(crate) groups: Vec<NamedGroup>,
-    pub(crate) older: Vec<OlderVariable>,
+    pub(crate) older: Vec<LegacyVariable>,
     pub(crate) elsewhere: Vec<(&'static str, &'static str)>,
     pub(crate) unread: Vec<&'static str>,
 }
@@ -157,7 +157,7 @@ impl Schema {
 
     /// Adds a variable of an earlier library.
     #[must_use]
-    pub fn older(mut self, variable: OlderVariable) -> Self {
+    pub fn older(mut self, variable: LegacyVariable) -> Self {
         self.older.push(variable);
         self
     }

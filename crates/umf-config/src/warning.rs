@@ -22,7 +22,7 @@ pub enum Warning {
     },
     /// A variable of an older library whose value means nothing; it has the effect that it had there.
     #[error("bad value {value} of environment variable {variable}: {effect}; valid is {expected}")]
-    BadOlderVariable {
+    BadLegacyVariable {
         /// The variable.
         variable: &'static str,
         /// The value, quoted and shortened.

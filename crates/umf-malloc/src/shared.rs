@@ -85,10 +85,10 @@ impl Shared {
     /// Makes the provider, which lives for ever.
     pub(crate) fn make(disposition: Disposition) -> Result<&'static Self> {
         let builder =
-            HostProvider::builder().visibility(Visibility::Shared).descriptors_from(Self::FIRST_DESCRIPTOR);
+            HostProvider::builder().visibility(Visibility::Shared).lowest_fd(Self::FIRST_DESCRIPTOR);
         let inner = match disposition {
             // Its pages are made at once: where there is no room for them, a touch would be a signal.
-            Disposition::SharedShm => named(&builder.reserve(true))?,
+            Disposition::SharedShm => named(&builder.populate(true))?,
             _ => builder.build()?,
         };
         Ok(Box::leak(Box::new(Self { inner })))

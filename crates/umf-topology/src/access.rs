@@ -1,19 +1,19 @@
-//! [`Access`]: how a node's memory is seen from others, as the firmware (HMAT) says.
+//! [`AccessClass`]: how a node's memory is seen from others, as the firmware (HMAT) says.
 
 use crate::IdList;
 
 /// How a node's memory is seen from the nodes that are nearest to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct AccessClass {
     /// Those nodes. (What others see, the kernel does not show.)
     pub initiators: IdList,
     /// What they see.
-    pub figures: Figures,
+    pub performance: Performance,
 }
 
 /// Speed of memory, as the firmware rates it. What it does not tell is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct Performance {
     /// MB/s (MiB/s where the firmware counts so).
     pub read_bandwidth: Option<u64>,
     /// MB/s (MiB/s where the firmware counts so).
@@ -24,7 +24,7 @@ pub struct Figures {
     pub write_latency: Option<u64>,
 }
 
-impl Figures {
+impl Performance {
     /// What bandwidth is compared by, more is better: reading, then writing. `None` if neither is told.
     #[must_use]
     pub fn bandwidth(&self) -> Option<(u64, u64)> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{IdList, Quality};
+use crate::{Attribute, IdList};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -93,12 +93,12 @@ pub enum Error {
     Empty,
     /// The machine does not tell what is needed to choose.
     #[error(
-        "this machine does not tell the {quality} of NUMA nodes {among}: its firmware has no HMAT table for them; name the nodes, or \
+        "this machine does not tell the {attribute} of NUMA nodes {among}: its firmware has no HMAT table for them; name the nodes, or \
          choose by {instead}"
     )]
-    Unmeasured {
+    NoPerformanceData {
         /// What was asked for.
-        quality: Quality,
+        attribute: Attribute,
         /// Among which nodes.
         among: IdList,
         /// What can be asked for instead.

@@ -9,7 +9,7 @@
 //! }
 //! // As seen from the processors that this process may run on; of nodes with room for 1 GiB.
 //! let roomy = topology.all().filter(|node| node.memory.free >= 1 << 30);
-//! let near = topology.best(&roomy, umf_topology::Quality::Latency, Initiator::Process)?;
+//! let near = topology.best(&roomy, umf_topology::Attribute::Latency, Initiator::Process)?;
 //! println!("{}: {}", near.space, near.basis);
 //! # Ok::<(), umf_topology::Error>(())
 //! ```
@@ -18,7 +18,7 @@
 //! |---|---|
 //! | nodes, distances, figures of the firmware (HMAT), huge pages, tiers | [`Topology`], [`Node`] |
 //! | ordered sets of nodes that have memory | [`MemorySpace`] |
-//! | the fastest, the largest, the nearest, from a processor's point of view | [`Topology::best`], [`Quality`], [`Initiator`] |
+//! | the fastest, the largest, the nearest, from a processor's point of view | [`Topology::best`], [`Attribute`], [`Initiator`] |
 //! | spaces by name, as settings have them | [`SpaceName`] |
 //! | a machine as text, to look at it elsewhere | [`Recording`] |
 //!
@@ -38,12 +38,12 @@ mod source;
 mod space;
 mod topology;
 
-pub use access::{Access, Figures};
+pub use access::{AccessClass, Performance};
 pub use error::{Error, Result};
 pub use ids::{IdList, ParseIdListError};
 pub use name::{ParseSpaceNameError, SpaceName};
 pub use node::{HugePool, Memory, Node, SideCache};
-pub use rank::{Basis, Choice, Initiator, Quality};
+pub use rank::{Attribute, Basis, Choice, Initiator};
 pub use recording::Recording;
 pub use source::Source;
 pub use space::MemorySpace;

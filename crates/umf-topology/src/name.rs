@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Basis, Choice, Initiator, Quality, Result, Topology};
+use crate::{Attribute, Basis, Choice, Initiator, Result, Topology};
 
 /// A memory space by name: `all`, `highest-capacity`, `highest-bandwidth`, `lowest-latency`; the last two are seen from
 /// the processors that this process may run on, or from `@any`, `@cpu3` or `@node1`: `highest-bandwidth@node1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpaceName {
     /// What its nodes excel in; `None` for all.
-    quality: Option<Quality>,
+    attribute: Option<Attribute>,
     from: Initiator,
 }
 
@@ -25,13 +25,13 @@ impl SpaceName {
                                         @nodeN behind if they are not to be seen from this process";
 
     /// All nodes that this process may use.
-    pub const ALL: Self = Self { quality: None, from: Initiator::Process };
+    pub const ALL: Self = Self { attribute: None, from: Initiator::Process };
 
-    /// Those that excel in `quality`, seen from `from` (which capacity does not depend on).
+    /// Those that excel in `attribute`, seen from `from` (which capacity does not depend on).
     #[must_use]
-    pub fn best(quality: Quality, from: Initiator) -> Self {
-        let from = if quality == Quality::Capacity { Initiator::Process } else { from };
-        Self { quality: Some(quality), from }
+    pub fn best(attribute: Attribute, from: Initiator) -> Self {
+        let from = if attribute == Attribute::Capacity { Initiator::Process } else { from };
+        Self { attribute: Some(attribute), from }
     }
 
     /// The space that it names on a machine, of nodes that this process may use.
@@ -40,8 +40,8 @@ impl SpaceName {
     /// As [`Topology::best`].
     pub fn find(&self, topology: &Topology) -> Result<Choice> {
         let all = topology.all();
-        match self.quality {
-            Some(quality) => topology.best(&all, quality, self.from),
+        match self.attribute {
+            Some(attribute) => topology.best(&all, attribute, self.from),
             None => Ok(Choice { space: all, basis: Basis::NothingToChoose }),
         }
     }
@@ -57,9 +57,9 @@ impl FromStr for SpaceName {
         };
         match (name, from) {
             ("all", None) => Ok(Self::ALL),
-            ("highest-capacity", None) => Ok(Self::best(Quality::Capacity, Initiator::Process)),
-            ("highest-bandwidth", from) => Ok(Self::best(Quality::Bandwidth, from.unwrap_or_default())),
-            ("lowest-latency", from) => Ok(Self::best(Quality::Latency, from.unwrap_or_default())),
+            ("highest-capacity", None) => Ok(Self::best(Attribute::Capacity, Initiator::Process)),
+            ("highest-bandwidth", from) => Ok(Self::best(Attribute::Bandwidth, from.unwrap_or_default())),
+            ("lowest-latency", from) => Ok(Self::best(Attribute::Latency, from.unwrap_or_default())),
             _ => Err(ParseSpaceNameError),
         }
     }
@@ -81,11 +81,11 @@ fn initiator(text: &str) -> Option<Initiator> {
 
 impl fmt::Display for SpaceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.quality {
+        f.write_str(match self.attribute {
             None => "all",
-            Some(Quality::Capacity) => "highest-capacity",
-            Some(Quality::Bandwidth) => "highest-bandwidth",
-            Some(Quality::Latency) => "lowest-latency",
+            Some(Attribute::Capacity) => "highest-capacity",
+            Some(Attribute::Bandwidth) => "highest-bandwidth",
+            Some(Attribute::Latency) => "lowest-latency",
         })?;
         match self.from {
             Initiator::Process => Ok(()),

@@ -1,6 +1,6 @@
 //! [`Node`]: one NUMA node.
 
-use crate::{Access, Figures, IdList};
+use crate::{AccessClass, IdList, Performance};
 
 /// One NUMA node that is online.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,9 +16,9 @@ pub struct Node {
     /// shows none.
     pub distances: Vec<(u32, u32)>,
     /// How its memory is seen from the nodes that are nearest to it, devices among them (`access0`).
-    pub access: Option<Access>,
+    pub access: Option<AccessClass>,
     /// How its memory is seen from the nearest nodes that have processors (`access1`, since Linux 5.11).
-    pub access_from_cpus: Option<Access>,
+    pub access_from_cpus: Option<AccessClass>,
     /// Caches of other memory in front of its own.
     pub side_caches: Vec<SideCache>,
     /// Huge pages that are set aside on it, by size.
@@ -78,17 +78,17 @@ impl Node {
     /// How its memory is seen from node `initiator`, if the kernel shows that: it does for the nearest nodes alone. What
     /// processors see comes first.
     #[must_use]
-    pub fn figures_from(&self, initiator: u32) -> Option<Figures> {
+    pub fn performance_from(&self, initiator: u32) -> Option<Performance> {
         [&self.access_from_cpus, &self.access]
             .into_iter()
             .flatten()
             .find(|access| access.initiators.contains(initiator))
-            .map(|access| access.figures)
+            .map(|access| access.performance)
     }
 
     /// How its memory is seen from the nearest nodes, if the kernel shows that.
     #[must_use]
-    pub fn best_figures(&self) -> Option<Figures> {
-        self.access_from_cpus.as_ref().or(self.access.as_ref()).map(|access| access.figures)
+    pub fn best_performance(&self) -> Option<Performance> {
+        self.access_from_cpus.as_ref().or(self.access.as_ref()).map(|access| access.performance)
     }
 }

@@ -8,7 +8,7 @@ use crate::{Error, MemorySpace, Node, Result, Topology};
 /// What makes a node better than another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Quality {
+pub enum Attribute {
     /// More memory.
     Capacity,
     /// More bytes per second, of reading; of writing where that is equal. Only firmware tells (HMAT): distances say
@@ -40,7 +40,7 @@ pub enum Basis {
     /// The sizes of the nodes.
     Capacity,
     /// What the firmware rates them at (HMAT).
-    Figures,
+    Performance,
     /// Distances (SLIT), from one initiator at least: the firmware rates nothing that is near to it.
     Distances,
     /// Nothing: there was nothing to choose.
@@ -68,10 +68,10 @@ impl Topology {
     /// latency.
     ///
     /// # Errors
-    /// [`Error::Unmeasured`] if the machine does not tell what it takes; [`Error::Empty`];
+    /// [`Error::NoPerformanceData`] if the machine does not tell what it takes; [`Error::Empty`];
     /// [`Error::UnknownNode`] and [`Error::UnknownCpu`] for initiators that are not there.
-    pub fn best(&self, of: &MemorySpace, quality: Quality, from: Initiator) -> Result<Choice> {
-        let scores = self.scores(of, quality, from)?;
+    pub fn best(&self, of: &MemorySpace, attribute: Attribute, from: Initiator) -> Result<Choice> {
+        let scores = self.scores(of, attribute, from)?;
         let mut space = MemorySpace::new();
         for scores in &scores.by_initiator {
             let best = scores.iter().flatten().min();
@@ -87,8 +87,8 @@ impl Topology {
     ///
     /// # Errors
     /// As [`Topology::best`].
-    pub fn ranked(&self, of: &MemorySpace, quality: Quality, from: Initiator) -> Result<Choice> {
-        let scores = self.scores(of, quality, from)?;
+    pub fn ranked(&self, of: &MemorySpace, attribute: Attribute, from: Initiator) -> Result<Choice> {
+        let scores = self.scores(of, attribute, from)?;
         let best = |place: usize| scores.by_initiator.iter().filter_map(|scores| scores[place]).min();
         let mut ranked: Vec<_> = of.nodes().iter().enumerate().collect();
         // Stable, and an unknown one (None) goes behind.
@@ -102,15 +102,15 @@ impl Topology {
     /// # Errors
     /// [`Error::Empty`].
     pub fn highest_capacity(&self) -> Result<Choice> {
-        self.best(&self.all(), Quality::Capacity, Initiator::Any)
+        self.best(&self.all(), Attribute::Capacity, Initiator::Any)
     }
 
     /// The nodes with the highest bandwidth that this process may use.
     ///
     /// # Errors
-    /// As [`Topology::best`]; without HMAT, [`Error::Unmeasured`], unless there is one node.
+    /// As [`Topology::best`]; without HMAT, [`Error::NoPerformanceData`], unless there is one node.
     pub fn highest_bandwidth(&self, from: Initiator) -> Result<Choice> {
-        self.best(&self.all(), Quality::Bandwidth, from)
+        self.best(&self.all(), Attribute::Bandwidth, from)
     }
 
     /// The nodes with the lowest latency that this process may use.
@@ -118,14 +118,14 @@ impl Topology {
     /// # Errors
     /// As [`Topology::best`].
     pub fn lowest_latency(&self, from: Initiator) -> Result<Choice> {
-        self.best(&self.all(), Quality::Latency, from)
+        self.best(&self.all(), Attribute::Latency, from)
     }
 
-    fn scores(&self, of: &MemorySpace, quality: Quality, from: Initiator) -> Result<Scores> {
+    fn scores(&self, of: &MemorySpace, attribute: Attribute, from: Initiator) -> Result<Scores> {
         let one = |scores, basis| Ok(Scores { by_initiator: vec![scores], basis });
         match of.nodes() {
             [] => return Err(Error::Empty),
-            nodes if quality == Quality::Capacity => {
+            nodes if attribute == Attribute::Capacity => {
                 let scores = nodes.iter().map(|node| Some((0, (u64::MAX - node.memory.total, 0))));
                 return one(scores.collect(), Basis::Capacity);
             }
@@ -135,17 +135,17 @@ impl Topology {
         if of.len() == 1 {
             return one(vec![Some((0, (0, 0)))], Basis::NothingToChoose);
         }
-        let mut scores = Scores { by_initiator: Vec::new(), basis: Basis::Figures };
+        let mut scores = Scores { by_initiator: Vec::new(), basis: Basis::Performance };
         for initiator in initiators {
             let measured: Vec<_> =
-                of.nodes().iter().map(|node| measured(node, quality, initiator.id)).collect();
+                of.nodes().iter().map(|node| measured(node, attribute, initiator.id)).collect();
             if measured.iter().any(Option::is_some) {
-                let guessed = |(place, score): (usize, &Option<Score>)| match quality {
-                    Quality::Latency => score.or_else(|| far(initiator, of.nodes()[place].id)),
+                let guessed = |(place, score): (usize, &Option<Score>)| match attribute {
+                    Attribute::Latency => score.or_else(|| far(initiator, of.nodes()[place].id)),
                     _ => *score,
                 };
                 scores.by_initiator.push(measured.iter().enumerate().map(guessed).collect());
-            } else if quality == Quality::Latency {
+            } else if attribute == Attribute::Latency {
                 let far: Vec<_> = of.ids().map(|id| far(initiator, id)).collect();
                 if far.iter().any(Option::is_some) {
                     scores.by_initiator.push(far);
@@ -154,11 +154,11 @@ impl Topology {
             }
         }
         if scores.by_initiator.is_empty() {
-            let instead = match quality {
-                Quality::Bandwidth => "lowest latency, for which distances do",
+            let instead = match attribute {
+                Attribute::Bandwidth => "lowest latency, for which distances do",
                 _ => "capacity",
             };
-            return Err(Error::Unmeasured { quality, among: of.id_list(), instead });
+            return Err(Error::NoPerformanceData { attribute, among: of.id_list(), instead });
         }
         Ok(scores)
     }
@@ -170,10 +170,10 @@ struct Scores {
     basis: Basis,
 }
 
-fn measured(node: &Node, quality: Quality, initiator: u32) -> Option<Score> {
-    let figures = node.figures_from(initiator)?;
-    match quality {
-        Quality::Latency => Some((0, figures.latency()?)),
+fn measured(node: &Node, attribute: Attribute, initiator: u32) -> Option<Score> {
+    let figures = node.performance_from(initiator)?;
+    match attribute {
+        Attribute::Latency => Some((0, figures.latency()?)),
         _ => figures.bandwidth().map(|(read, write)| (0, (u64::MAX - read, u64::MAX - write))),
     }
 }
@@ -182,7 +182,7 @@ fn far(initiator: &Node, node: u32) -> Option<Score> {
     initiator.distance_to(node).map(|distance| (1, (u64::from(distance), 0)))
 }
 
-impl fmt::Display for Quality {
+impl fmt::Display for Attribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Capacity => "capacity",
@@ -196,7 +196,7 @@ impl fmt::Display for Basis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Capacity => "by capacity",
-            Self::Figures => "by the firmware's figures (HMAT)",
+            Self::Performance => "by the firmware's figures (HMAT)",
             Self::Distances => "by distances",
             Self::NothingToChoose => "nothing to choose",
         })

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use crate::error::shortened;
 use crate::{
-    Access, Error, Figures, HugePool, IdList, Memory, Node, Recording, Result, SideCache, Source, Tier,
-    Topology,
+    AccessClass, Error, HugePool, IdList, Memory, Node, Performance, Recording, Result, SideCache, Source,
+    Tier, Topology,
 };
 
 const NODES: &str = "sys/devices/system/node";
@@ -176,7 +176,7 @@ pub(crate) fn record(source: &Source) -> Result<Recording> {
 
 impl Reader<'_> {
     /// An access class; `None` if the kernel shows none.
-    pub(crate) fn access(&self, folder: &str) -> Result<Option<Access>> {
+    pub(crate) fn access(&self, folder: &str) -> Result<Option<AccessClass>> {
         let folder = format!("{folder}/initiators");
         let mut initiators = Vec::new();
         for (id, path) in self.numbered(&folder, "node", "")? {
@@ -192,14 +192,14 @@ impl Reader<'_> {
         let figure = |name: &str| -> Result<Option<u64>> {
             Ok(self.number(&format!("{folder}/{name}"))?.filter(|figure| *figure != 0))
         };
-        let figures = Figures {
+        let performance = Performance {
             read_bandwidth: figure("read_bandwidth")?,
             write_bandwidth: figure("write_bandwidth")?,
             read_latency: figure("read_latency")?,
             write_latency: figure("write_latency")?,
         };
-        let told = figures != Figures::default();
-        Ok(told.then(|| Access { initiators: IdList::from_iter(initiators), figures }))
+        let told = performance != Performance::default();
+        Ok(told.then(|| AccessClass { initiators: IdList::from_iter(initiators), performance }))
     }
 
     pub(crate) fn side_caches(&self, folder: &str) -> Result<Vec<SideCache>> {

@@ -100,8 +100,8 @@ impl Topology {
 
     /// Whether the firmware rates the memory of a node (HMAT).
     #[must_use]
-    pub fn has_figures(&self) -> bool {
-        self.nodes.iter().any(|node| node.best_figures().is_some())
+    pub fn has_performance(&self) -> bool {
+        self.nodes.iter().any(|node| node.best_performance().is_some())
     }
 
     /// All nodes with memory that this process may use, by number.

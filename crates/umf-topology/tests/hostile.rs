@@ -175,15 +175,15 @@ proptest! {
         let tree = Tree::new(ALL[which].1);
         let path = file.get(&tree.0.keys().cloned().collect::<Vec<_>>()).clone();
         if let Ok(topology) = tree.with(&path, &text).recorded() {
-            use umf_topology::{Initiator, Quality};
+            use umf_topology::{Initiator, Attribute};
             let all = topology.all();
-            for quality in [Quality::Capacity, Quality::Bandwidth, Quality::Latency] {
+            for attribute in [Attribute::Capacity, Attribute::Bandwidth, Attribute::Latency] {
                 for from in [Initiator::Process, Initiator::Any, Initiator::Cpu(1), Initiator::Node(1)] {
-                    if let (Ok(best), Ok(ranked)) = (topology.best(&all, quality, from), topology.ranked(&all, quality, from)) {
+                    if let (Ok(best), Ok(ranked)) = (topology.best(&all, attribute, from), topology.ranked(&all, attribute, from)) {
                         prop_assert_eq!(ranked.space.len(), all.len());
                         prop_assert!(!best.space.is_empty() && best.space.difference(&all).is_empty());
                         // One of the best is the best.
-                        prop_assert!(best.space.contains(ranked.space.nodes()[0].id), "{:?} {:?}", quality, from);
+                        prop_assert!(best.space.contains(ranked.space.nodes()[0].id), "{:?} {:?}", attribute, from);
                     }
                 }
             }

@@ -96,7 +96,7 @@ fn figures_are_those_that_qemu_was_told() {
     let mut seen = 0;
     for node in topology.nodes() {
         for from in topology.nodes() {
-            let Some(figures) = node.figures_from(from.id) else { continue };
+            let Some(figures) = node.performance_from(from.id) else { continue };
             let (nanoseconds, gibibytes) = speeds[&(u64::from(from.id), u64::from(node.id))];
             let bandwidth = (gibibytes * 1024, gibibytes * 1024);
             assert_eq!(figures.bandwidth(), Some(bandwidth), "{} to {}", from.id, node.id);

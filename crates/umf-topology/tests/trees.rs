@@ -6,7 +6,7 @@ mod recorded;
 
 use recorded::{ALL, FOUR_NODES, HBM, MEMORYLESS, ONE_NODE, Tree};
 use umf_topology::{
-    Basis, Choice, Error, Initiator, MemorySpace, Quality, Recording, Source, SpaceName, Topology,
+    Attribute, Basis, Choice, Error, Initiator, MemorySpace, Recording, Source, SpaceName, Topology,
 };
 
 const NODES: &str = "sys/devices/system/node";
@@ -61,7 +61,7 @@ fn folders_without_the_files_that_count_are_nothing() {
 #[test]
 fn nodes_have_what_the_files_say() {
     let topology = machine(HBM);
-    assert!(topology.has_numa() && topology.has_figures());
+    assert!(topology.has_numa() && topology.has_performance());
     assert_eq!((topology.online().to_string().as_str(), topology.offline().is_empty()), ("0-3", true));
     let [first, .., slow] = topology.nodes() else { panic!("four nodes") };
     assert_eq!(first.memory.total, 476_404 * 1024);
@@ -77,8 +77,11 @@ fn nodes_have_what_the_files_say() {
     assert_eq!(first.huge_pools.iter().map(|pool| pool.page_size).collect::<Vec<_>>(), [2 << 20, 1 << 30]);
     let access = slow.access_from_cpus.as_ref().unwrap();
     assert_eq!(access.initiators.to_string(), "1");
-    assert_eq!((access.figures.read_bandwidth, access.figures.read_latency), (Some(30_720), Some(250)));
-    assert_eq!((slow.figures_from(1).is_some(), slow.figures_from(0)), (true, None));
+    assert_eq!(
+        (access.performance.read_bandwidth, access.performance.read_latency),
+        (Some(30_720), Some(250))
+    );
+    assert_eq!((slow.performance_from(1).is_some(), slow.performance_from(0)), (true, None));
     assert_eq!((slow.tier, slow.interleave_weight), (Some(75), Some(1)));
     assert_eq!(
         topology.tiers().iter().map(|tier| tier.nodes.to_string()).collect::<Vec<_>>(),
@@ -92,23 +95,26 @@ fn nodes_have_what_the_files_say() {
 fn figures_decide_as_the_process_or_anyone_sees_them() {
     let topology = machine(HBM);
     // Processor 0 has the fast memory near it, processor 1 its own.
-    assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Figures));
-    assert_eq!(found(&topology.highest_bandwidth(Initiator::Node(1)).unwrap()), (vec![1], Basis::Figures));
-    assert_eq!(found(&topology.highest_bandwidth(Initiator::Any).unwrap()), (vec![2, 1], Basis::Figures));
-    assert_eq!(found(&topology.lowest_latency(Initiator::Any).unwrap()), (vec![0, 1], Basis::Figures));
+    assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Performance));
+    assert_eq!(
+        found(&topology.highest_bandwidth(Initiator::Node(1)).unwrap()),
+        (vec![1], Basis::Performance)
+    );
+    assert_eq!(found(&topology.highest_bandwidth(Initiator::Any).unwrap()), (vec![2, 1], Basis::Performance));
+    assert_eq!(found(&topology.lowest_latency(Initiator::Any).unwrap()), (vec![0, 1], Basis::Performance));
     assert_eq!(found(&topology.highest_capacity().unwrap()), (vec![3], Basis::Capacity));
-    let ranked = |quality, from| ids(&topology.ranked(&topology.all(), quality, from).unwrap().space);
-    assert_eq!(ranked(Quality::Bandwidth, Initiator::Any), [2, 0, 1, 3]);
-    assert_eq!(ranked(Quality::Latency, Initiator::Cpu(0)), [0, 2, 1, 3], "measured before far");
-    assert_eq!(ranked(Quality::Capacity, Initiator::Any), [3, 1, 0, 2]);
+    let ranked = |attribute, from| ids(&topology.ranked(&topology.all(), attribute, from).unwrap().space);
+    assert_eq!(ranked(Attribute::Bandwidth, Initiator::Any), [2, 0, 1, 3]);
+    assert_eq!(ranked(Attribute::Latency, Initiator::Cpu(0)), [0, 2, 1, 3], "measured before far");
+    assert_eq!(ranked(Attribute::Capacity, Initiator::Any), [3, 1, 0, 2]);
     // What is not measured goes by distance, whatever order it had.
     let turned = topology.space([3, 1, 2, 0]).unwrap();
-    let turned = topology.ranked(&turned, Quality::Latency, Initiator::Cpu(0)).unwrap();
+    let turned = topology.ranked(&turned, Attribute::Latency, Initiator::Cpu(0)).unwrap();
     assert_eq!(ids(&turned.space), [0, 2, 1, 3]);
     // A process that may run on processor 1 alone.
     let pinned =
         Tree::new(HBM).with(STATUS, "Cpus_allowed_list:\t1\nMems_allowed_list:\t0-3\n").read().unwrap();
-    assert_eq!(found(&pinned.highest_bandwidth(Initiator::Process).unwrap()), (vec![1], Basis::Figures));
+    assert_eq!(found(&pinned.highest_bandwidth(Initiator::Process).unwrap()), (vec![1], Basis::Performance));
     assert_eq!(topology.highest_bandwidth(Initiator::Process), topology.highest_bandwidth(Initiator::Any));
 }
 
@@ -119,30 +125,33 @@ fn equal_nodes_are_chosen_together() {
         tree = tree.with(&format!("{NODES}/node2/access1/initiators/{figure}"), "204800");
     }
     let topology = tree.read().unwrap();
-    assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![0, 2], Basis::Figures));
+    assert_eq!(
+        found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()),
+        (vec![0, 2], Basis::Performance)
+    );
     // Where reading is equal, writing decides.
     let topology =
         tree.with(&format!("{NODES}/node2/access1/initiators/write_bandwidth"), "204801").read().unwrap();
-    assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Figures));
+    assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Performance));
 }
 
 #[test]
 fn without_figures_distances_decide_latency_and_nothing_decides_bandwidth() {
     let topology = machine(FOUR_NODES);
-    assert!(!topology.has_figures());
+    assert!(!topology.has_performance());
     assert_eq!(found(&topology.lowest_latency(Initiator::Cpu(1)).unwrap()), (vec![1], Basis::Distances));
     let far = topology.all().difference(&topology.space([1]).unwrap());
-    let near = topology.best(&far, Quality::Latency, Initiator::Cpu(1)).unwrap();
+    let near = topology.best(&far, Attribute::Latency, Initiator::Cpu(1)).unwrap();
     assert_eq!(found(&near), (vec![3], Basis::Distances), "17 is less than 21");
     let error = topology.highest_bandwidth(Initiator::Any).unwrap_err();
-    assert!(matches!(error, Error::Unmeasured { quality: Quality::Bandwidth, .. }), "{error}");
+    assert!(matches!(error, Error::NoPerformanceData { attribute: Attribute::Bandwidth, .. }), "{error}");
     assert!(error.to_string().contains("0-3") && error.to_string().contains("HMAT"), "{error}");
     // The figures of other nodes are no help.
     let figured = machine(HBM);
     let others = figured.space([1, 3]).unwrap();
-    assert!(figured.best(&others, Quality::Bandwidth, Initiator::Cpu(0)).is_err());
+    assert!(figured.best(&others, Attribute::Bandwidth, Initiator::Cpu(0)).is_err());
     assert_eq!(
-        found(&figured.best(&others, Quality::Latency, Initiator::Cpu(0)).unwrap()),
+        found(&figured.best(&others, Attribute::Latency, Initiator::Cpu(0)).unwrap()),
         (vec![1], Basis::Distances)
     );
 }
@@ -159,7 +168,7 @@ fn figures_of_zero_are_none() {
     }
     let topology = tree.read().unwrap();
     assert!(topology.highest_bandwidth(Initiator::Any).is_err());
-    assert_eq!(topology.lowest_latency(Initiator::Any).unwrap().basis, Basis::Figures);
+    assert_eq!(topology.lowest_latency(Initiator::Any).unwrap().basis, Basis::Performance);
 }
 
 #[test]
@@ -188,7 +197,10 @@ fn what_the_cpuset_forbids_is_no_member() {
     let topology =
         Tree::new(HBM).with(STATUS, "Mems_allowed_list:\t0,3\nCpus_allowed_list:\t0\n").read().unwrap();
     assert_eq!(ids(&topology.all()), [0, 3]);
-    assert_eq!(found(&topology.highest_bandwidth(Initiator::Process).unwrap()), (vec![0], Basis::Figures));
+    assert_eq!(
+        found(&topology.highest_bandwidth(Initiator::Process).unwrap()),
+        (vec![0], Basis::Performance)
+    );
     let error = topology.space([2]).unwrap_err();
     assert!(error.to_string().contains("0,3") && error.to_string().contains("cpuset.mems"), "{error}");
     assert_eq!(
@@ -239,7 +251,7 @@ fn spaces_combine_in_order() {
     assert_eq!(grown.remove(2).map(|node| node.id), Some(2));
     assert_eq!((grown.remove(2), grown.to_string().as_str()), (None, "no nodes"));
     assert_eq!(
-        topology.best(&grown, Quality::Latency, Initiator::Any).unwrap_err(),
+        topology.best(&grown, Attribute::Latency, Initiator::Any).unwrap_err(),
         Error::Empty,
         "of nothing there is no best"
     );

@@ -235,7 +235,7 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::handle`] and [`Block::view`].
     #[cfg(feature = "link")]
-    pub fn linked(&self) -> Result<umf_link::Memory<'_>> {
+    pub fn link_memory(&self) -> Result<umf_link::Memory<'_>> {
         let memory = umf_link::Memory::new(&self.handle()?, self.view()?)?;
         Ok(memory.with_host_access(self.host_access()))
     }

@@ -142,7 +142,7 @@ impl PoolBuilder {
 
     /// Who is asked when an allocation would fail for lack of memory: any closure. Default: none.
     #[must_use]
-    pub fn on_shortage(mut self, callback: impl OutOfMemory + 'static) -> Self {
+    pub fn on_out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
         self.slab = self.slab.out_of_memory(callback);
         self
     }

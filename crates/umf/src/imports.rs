@@ -11,7 +11,7 @@ static IMPORTS: Lock<Vec<Arc<dyn Import>>> = Lock::new(Vec::new());
 
 /// Lets [`crate::open`] open one more kind of memory. A second one of the same kind replaces the
 /// first.
-pub fn import(import: Arc<dyn Import>) {
+pub fn register_import(import: Arc<dyn Import>) {
     let kind = import.kind();
     let before: Vec<_> = {
         let mut imports = IMPORTS.lock();

@@ -25,7 +25,7 @@
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | memory as numbers, arrays and structs, while other processes write it | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
 //! | reserve, automatic release | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
-//! | lack of memory | [`Pool::on_shortage`], [`Shortage`], [`Relief`] |
+//! | lack of memory | [`Pool::on_out_of_memory`], [`Shortage`], [`Relief`] |
 //! | what a pool holds, its regions, its history, its leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
 //! | kinds of provider and pool of other crates | [`registry`] |
@@ -117,7 +117,7 @@ pub use umf_runtime::held::drain;
 /// Registration of what opens memory of other kinds. The feature `config` has kinds here, too.
 #[cfg(not(feature = "config"))]
 pub mod registry {
-    pub use crate::imports::import;
+    pub use crate::imports::register_import;
 }
 
 /// Handles, exporters and importers: what [`Block::handle`] and [`open`] are made of.
@@ -150,7 +150,7 @@ pub mod host {
     pub use crate::kinds::HostSettings;
     #[doc(inline)]
     pub use umf_provider_host::{
-        HostBuilder, HostImport, HostProvider, HugePages, NamedMark, NodeSet, NodeShare, Numa,
+        CreatorMark, HostBuilder, HostImport, HostProvider, HugePages, NodeSet, NodeShare, Numa,
     };
 }
 
@@ -200,8 +200,8 @@ pub mod plugin {
     pub use crate::kinds::PluginSettings;
     #[doc(inline)]
     pub use umf_provider_plugin::{
-        DEFAULT_KIND, DEFAULT_SYMBOL, Description, PluginError, PluginImport, PluginLoader, PluginProvider,
-        TableFault, load, table,
+        DEFAULT_KIND, DEFAULT_SYMBOL, PluginError, PluginImport, PluginLoader, PluginProvider, ProviderInfo,
+        TableError, load, table,
     };
 }
 
@@ -219,8 +219,8 @@ pub mod domain {
 pub mod topology {
     #[doc(inline)]
     pub use umf_topology::{
-        Access, Basis, Choice, Error, Figures, HugePool, IdList, Initiator, Memory, MemorySpace, Node,
-        ParseIdListError, ParseSpaceNameError, Quality, Recording, Result, SideCache, Source, SpaceName,
+        AccessClass, Attribute, Basis, Choice, Error, HugePool, IdList, Initiator, Memory, MemorySpace, Node,
+        ParseIdListError, ParseSpaceNameError, Performance, Recording, Result, SideCache, Source, SpaceName,
         Tier, Topology,
     };
 }

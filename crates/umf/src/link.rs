@@ -12,7 +12,7 @@
 //!         block.write(0, b"a megabyte")?;
 //!         let mut link = umf::link::connect(&address, None)?;
 //!         link.send(1, b"hello")?;
-//!         let memory = block.linked()?;
+//!         let memory = block.link_memory()?;
 //!         link.hand_over(2, &memory)?.wait(None)?; // without a copy; until the peer has seen it
 //!         Ok(())
 //!     });

@@ -203,7 +203,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool asks nobody.
-    pub fn on_shortage(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
+    pub fn on_out_of_memory(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
         self.controls()?.set_out_of_memory(Some(Arc::new(callback)));
         Ok(())
     }

@@ -26,7 +26,7 @@
 //!     }
 //! }
 //!
-//! umf::registry::provider_kind::<Scratch>();
+//! umf::registry::register_provider::<Scratch>();
 //! ```
 
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ pub use umf_core::{FactoryError, Import, PoolFactory, PoolRequest, Provider, Pro
 use umf_pool_proxy::ProxyPool;
 use umf_sync::Lock;
 
-pub use crate::imports::import;
+pub use crate::imports::register_import;
 use crate::{Error, Result, kinds};
 
 /// Opens memory of a kind of other processes, if the kind has such.
@@ -109,12 +109,12 @@ static POOLS: Lock<BTreeMap<&'static str, PoolEntry>> = Lock::new(BTreeMap::new(
 
 /// Registers a kind of provider, before settings are first read: a set of a kind that is registered later
 /// stays unread. A second kind of the same name replaces the first; those of umf cannot be replaced.
-pub fn provider_kind<F: ProviderFactory>() {
+pub fn register_provider<F: ProviderFactory>() {
     PROVIDERS.lock().insert(F::KIND, provider_entry::<F>());
 }
 
-/// Registers a kind of pool, as [`provider_kind`] does for providers.
-pub fn pool_kind<F: PoolFactory>() {
+/// Registers a kind of pool, as [`register_provider`] does for providers.
+pub fn register_pool<F: PoolFactory>() {
     POOLS.lock().insert(F::KIND, pool_entry::<F>());
 }
 

@@ -14,7 +14,7 @@ use serde_core::{Serialize, Serializer};
 pub use umf_config::{
     Context, Error, Loaded, Loader, Origin, RecognisedVariable, Row, Schema, Set, ValueKind, Warning,
 };
-use umf_config::{KeyTexts, OlderVariable, Sets, Shape};
+use umf_config::{KeyTexts, LegacyVariable, Sets, Shape};
 use umf_core::held::OnFree;
 #[doc(inline)]
 pub use umf_core::settings::ByteSize;
@@ -375,7 +375,7 @@ pub fn schema() -> Schema {
         )
         .older(handles("UMF_MAX_CREATED_IPC_HANDLES", created, &[("ipc.max_created_handles", "0")]))
         .older(handles("UMF_MAX_OPENED_IPC_HANDLES", opened, &[("ipc.max_opened_handles", "0")]))
-        .older(OlderVariable {
+        .older(LegacyVariable {
             name: "UMF_LOG",
             read: umf_log,
             otherwise: &[],
@@ -422,9 +422,9 @@ const fn handles(
     name: &'static str,
     read: fn(&str) -> Option<KeyTexts>,
     otherwise: &'static [(&'static str, &'static str)],
-) -> OlderVariable {
+) -> LegacyVariable {
     let effect = "there is no limit, as in earlier versions";
-    OlderVariable { name, read, otherwise, effect, expected: "a whole number, 0 for no limit" }
+    LegacyVariable { name, read, otherwise, effect, expected: "a whole number, 0 for no limit" }
 }
 
 fn created(text: &str) -> Option<KeyTexts> {

@@ -15,7 +15,7 @@
 //! - The lock survives a fork: a child goes on allocating, whatever other threads of its parent were doing.
 //! - One line, in `tests/conformance.rs`, has all of this checked.
 //!
-//! To have it named in `umf.toml`, a program registers it: `umf::registry::provider_kind::<Arena>()`. Its key is
+//! To have it named in `umf.toml`, a program registers it: `umf::registry::register_provider::<Arena>()`. Its key is
 //! [`ArenaSettings`], with which `[provider.arena] size = "4GiB"` and `UMF_PROVIDER_ARENA_SIZE` work.
 
 mod arena;

@@ -38,11 +38,11 @@ impl DmaBuf {
         if !is_dma_buf(fd.as_fd())? {
             return Err(Error::Untrusted { why: "the descriptor is not a dma-buf" });
         }
-        Self::made(fd.into_inner())
+        Self::from_new_fd(fd.into_inner())
     }
 
     /// What a device has just made, which is a dma-buf.
-    pub(crate) fn made(fd: OwnedFd) -> Result<Self> {
+    pub(crate) fn from_new_fd(fd: OwnedFd) -> Result<Self> {
         let size = sys::size_of_buffer(fd.as_fd())
             .map_err(|errno| Error::native("lseek of a dma-buf", errno.raw_os_error()))?;
         Ok(Self { file: Arc::new(CheckedFile::new(fd)?), size })

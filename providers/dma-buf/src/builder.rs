@@ -8,9 +8,9 @@ use umf_core::{Error, Result};
 use umf_os::page_size;
 
 use crate::buffer::DmaBuf;
-use crate::provider::{DmaBufProvider, Form};
-use crate::regions::{Carved, Each};
-use crate::source::{Heap, Source, Udmabuf};
+use crate::provider::{DmaBufProvider, Regions};
+use crate::regions::{BufferPerRegion, Suballocated};
+use crate::source::{BufferSource, Heap, Udmabuf};
 
 /// How a [`DmaBufProvider`] is set up. Got from [`DmaBufProvider`].
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub struct DmaBufBuilder {
 
 #[derive(Debug)]
 enum Origin {
-    Makes(Source),
-    Has(DmaBuf),
+    Source(BufferSource),
+    Existing(DmaBuf),
 }
 
 impl DmaBufBuilder {
@@ -33,15 +33,15 @@ impl DmaBufBuilder {
     }
 
     pub(crate) fn udmabuf() -> Result<Self> {
-        Ok(Self::new(Origin::Makes(Source::Udmabuf(Udmabuf::open()?))))
+        Ok(Self::new(Origin::Source(BufferSource::Udmabuf(Udmabuf::open()?))))
     }
 
     pub(crate) fn heap(name: &str) -> Result<Self> {
-        Ok(Self::new(Origin::Makes(Source::Heap(Heap::open(name)?))))
+        Ok(Self::new(Origin::Source(BufferSource::Heap(Heap::open(name)?))))
     }
 
     pub(crate) fn over(fd: OwnedFd) -> Result<Self> {
-        Ok(Self::new(Origin::Has(DmaBuf::from_fd(fd)?)))
+        Ok(Self::new(Origin::Existing(DmaBuf::from_fd(fd)?)))
     }
 
     /// A name for people: logs, statistics, `umf ps`; with the process id it is the name of the buffers in
@@ -71,17 +71,18 @@ impl DmaBufBuilder {
                 return refuse("must be a power of two of bytes, larger than a page");
             }
             match &mut origin {
-                Origin::Makes(Source::Udmabuf(device)) => device.set_huge_page(size),
+                Origin::Source(BufferSource::Udmabuf(device)) => device.set_huge_page(size),
                 _ => return refuse("is for udmabuf: elsewhere the driver chooses"),
             }
         }
-        let form = match origin {
+        let regions = match origin {
             // The process first: long labels are cut.
-            Origin::Makes(source) => {
-                Form::Each(Box::new(Each::new(source, format!("umf {} {}", std::process::id(), self.label))))
-            }
-            Origin::Has(buffer) => Form::Carved(Box::new(Carved::new(buffer)?)),
+            Origin::Source(source) => Regions::PerBuffer(Box::new(BufferPerRegion::new(
+                source,
+                format!("umf {} {}", std::process::id(), self.label),
+            ))),
+            Origin::Existing(buffer) => Regions::Suballocated(Box::new(Suballocated::new(buffer)?)),
         };
-        Ok(Arc::new(DmaBufProvider::new(self.label, form)))
+        Ok(Arc::new(DmaBufProvider::new(self.label, regions)))
     }
 }

@@ -10,7 +10,7 @@ use crate::{DmaBufImport, DmaBufProvider};
 umf_core::words! {
     /// What makes dma-bufs.
     #[derive(Default)]
-    pub enum Exporter {
+    pub enum DmaBufExporter {
         /// `/dev/udmabuf`, of memory of the host.
         #[default]
         Udmabuf = "udmabuf",
@@ -22,7 +22,7 @@ umf_core::words! {
 umf_core::words! {
     /// Which pages buffers are made of.
     #[derive(Default)]
-    pub enum Pages {
+    pub enum DmaBufPages {
         /// Those of the system.
         #[default]
         Normal = "none",
@@ -35,13 +35,13 @@ umf_core::settings! {
     /// The keys of the kind `dma-buf`.
     pub struct DmaBufSettings {
         /// What makes the buffers: "udmabuf" (of memory of the host) or "heap".
-        pub exporter: Exporter = Exporter::Udmabuf;
+        pub exporter: DmaBufExporter = DmaBufExporter::Udmabuf;
         /// The heap, a name in /dev/dma_heap.
         pub heap: String = "system".to_owned(),
             "a name in /dev/dma_heap, without a slash"
             if |heap| !heap.is_empty() && heap.len() <= 253 && !heap.contains(['/', '\0']) && !heap.starts_with('.');
         /// "none" or "hugetlb" (reserved huge pages), from udmabuf.
-        pub huge_pages: Pages = Pages::Normal;
+        pub huge_pages: DmaBufPages = DmaBufPages::Normal;
         /// Size of a huge page, a power of two; 0 is 2 MiB.
         pub huge_page_size: usize as ByteSize = 0,
             "a power of two of bytes such as \"2MiB\", or 0" if |size| *size == 0 || size.is_power_of_two();
@@ -54,13 +54,13 @@ impl ProviderFactory for DmaBufProvider {
 
     fn build(name: &str, settings: DmaBufSettings) -> Result<Arc<dyn Provider>, FactoryError> {
         let builder = match settings.exporter {
-            Exporter::Udmabuf => Self::udmabuf(),
-            Exporter::Heap => Self::heap(&settings.heap),
+            DmaBufExporter::Udmabuf => Self::udmabuf(),
+            DmaBufExporter::Heap => Self::heap(&settings.heap),
         }?;
         let builder = match (settings.huge_pages, settings.huge_page_size) {
-            (Pages::Normal, _) => builder,
-            (Pages::Hugetlb, 0) => builder.huge_page(2 << 20),
-            (Pages::Hugetlb, size) => builder.huge_page(size),
+            (DmaBufPages::Normal, _) => builder,
+            (DmaBufPages::Hugetlb, 0) => builder.huge_page(2 << 20),
+            (DmaBufPages::Hugetlb, size) => builder.huge_page(size),
         };
         Ok(builder.name(name.to_owned()).build()?)
     }

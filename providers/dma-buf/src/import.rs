@@ -6,8 +6,8 @@ use umf_core::{Access, Error, HostAccess, Import, ImportRequest, Imported, Provi
 use umf_os::{Mapping, Part, page_size};
 
 use crate::buffer::DmaBuf;
-use crate::live;
-use crate::live::Bracket;
+use crate::mappings;
+use crate::mappings::CpuSync;
 
 /// The kind of provider.
 pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {
@@ -48,23 +48,23 @@ unsafe impl Import for DmaBufImport {
         let Part { offset, size } = Part::of(&request, page, buffer.size())?;
         let writable = request.access == Access::ReadWrite;
         let mapping = buffer.map(offset, size, page, writable)?;
-        live::add(mapping.address(), size, buffer, writable);
+        mappings::add(mapping.address(), size, buffer, writable);
         Ok(Imported::host(mapping.keep(), size, request.access))
     }
 
     fn host_access(&self) -> Option<&dyn HostAccess> {
-        Some(&Bracket)
+        Some(&CpuSync)
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let base = imported.base;
         let foreign = Error::ForeignAddress { address: base, owner: "the dma-buf importer" };
         // Forgotten first: once unmapped, another thread may get the same address.
-        let buffer = live::remove(base).ok_or(foreign)?;
+        let buffer = mappings::remove(base).ok_or(foreign)?;
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: `import` mapped this much there, and the caller says that nobody uses it any more.
         unsafe { Mapping::from_parts(pointer, imported.size) }.unmap().map_err(|(mapping, error)| {
-            live::add(mapping.keep(), imported.size, buffer, !imported.read_only);
+            mappings::add(mapping.keep(), imported.size, buffer, !imported.read_only);
             error
         })
     }

@@ -33,7 +33,7 @@ mod buffer;
 mod builder;
 mod factory;
 mod import;
-mod live;
+mod mappings;
 mod provider;
 mod regions;
 mod source;
@@ -42,9 +42,9 @@ mod sys;
 
 pub use buffer::DmaBuf;
 pub use builder::DmaBufBuilder;
-pub use factory::{DmaBufSettings, Exporter, Pages};
+pub use factory::{DmaBufExporter, DmaBufPages, DmaBufSettings};
 pub use import::DmaBufImport;
-pub use live::cpu_access;
+pub use mappings::cpu_access;
 pub use provider::DmaBufProvider;
 pub use source::{FilePart, Heap, Udmabuf};
 

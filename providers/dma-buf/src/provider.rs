@@ -14,14 +14,14 @@ use umf_sync::fork;
 
 use crate::builder::DmaBufBuilder;
 use crate::import::{DmaBufImport, KIND};
-use crate::live::Bracket;
-use crate::regions::{Carved, Each};
+use crate::mappings::CpuSync;
+use crate::regions::{BufferPerRegion, Suballocated};
 
 /// Memory in dma-bufs, which devices can import.
 ///
 /// Made with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`] or [`DmaBufProvider::over`]. Thread-safe.
 ///
-/// Each region is a buffer of its own, and so a descriptor (but for [`DmaBufProvider::over`]); let a pool make large ones. Its pages
+/// BufferPerRegion region is a buffer of its own, and so a descriptor (but for [`DmaBufProvider::over`]); let a pool make large ones. Its pages
 /// are there from the beginning, cannot be swapped, and stay until the last process and device has let go of it.
 ///
 /// Dropping a provider does not unmap regions that were not freed: whoever has one may still use it. In a forked child it is
@@ -31,15 +31,15 @@ pub struct DmaBufProvider {
     name: Cow<'static, str>,
     /// The fork generation in which it was made: in a child none of its locks are taken.
     generation: u32,
-    form: ManuallyDrop<Form>,
+    regions: ManuallyDrop<Regions>,
     import: DmaBufImport,
     gauge: Gauge,
 }
 
 #[derive(Debug)]
-pub(crate) enum Form {
-    Each(Box<Each>),
-    Carved(Box<Carved>),
+pub(crate) enum Regions {
+    PerBuffer(Box<BufferPerRegion>),
+    Suballocated(Box<Suballocated>),
 }
 
 impl DmaBufProvider {
@@ -68,11 +68,11 @@ impl DmaBufProvider {
         DmaBufBuilder::over(fd)
     }
 
-    pub(crate) fn new(name: Cow<'static, str>, form: Form) -> Self {
+    pub(crate) fn new(name: Cow<'static, str>, regions: Regions) -> Self {
         Self {
             name,
             generation: fork::generation(),
-            form: ManuallyDrop::new(form),
+            regions: ManuallyDrop::new(regions),
             import: DmaBufImport::new(),
             gauge: Gauge::new(),
         }
@@ -112,17 +112,17 @@ unsafe impl Provider for DmaBufProvider {
     }
 
     fn page_size(&self) -> usize {
-        match &*self.form {
-            Form::Each(each) => each.source().page_size(),
-            Form::Carved(_) => page_size(),
+        match &*self.regions {
+            Regions::PerBuffer(each) => each.source().page_size(),
+            Regions::Suballocated(_) => page_size(),
         }
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         self.check_not_inherited()?;
-        let region = match &*self.form {
-            Form::Each(each) => each.allocate(layout),
-            Form::Carved(carved) => carved.allocate(layout),
+        let region = match &*self.regions {
+            Regions::PerBuffer(each) => each.allocate(layout),
+            Regions::Suballocated(carved) => carved.allocate(layout),
         }?;
         self.gauge.add(region.size());
         Ok(region)
@@ -132,17 +132,17 @@ unsafe impl Provider for DmaBufProvider {
         if self.is_inherited() {
             return Ok(());
         }
-        match &*self.form {
+        match &*self.regions {
             // SAFETY: passed on to the caller.
-            Form::Each(each) => unsafe { each.free(&region) },
-            Form::Carved(carved) => carved.free(&region),
+            Regions::PerBuffer(each) => unsafe { each.free(&region) },
+            Regions::Suballocated(carved) => carved.free(&region),
         }?;
         self.gauge.remove(region.size());
         Ok(())
     }
 
     fn zeroed(&self) -> bool {
-        matches!(*self.form, Form::Each(_))
+        matches!(*self.regions, Regions::PerBuffer(_))
     }
 
     fn export(&self) -> Option<&dyn Export> {
@@ -158,16 +158,16 @@ unsafe impl Provider for DmaBufProvider {
     }
 
     fn host_access(&self) -> Option<&dyn HostAccess> {
-        Some(&Bracket)
+        Some(&CpuSync)
     }
 }
 
 impl Export for DmaBufProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_inherited()?;
-        match &*self.form {
-            Form::Each(each) => each.export(region),
-            Form::Carved(carved) => carved.export(region),
+        match &*self.regions {
+            Regions::PerBuffer(each) => each.export(region),
+            Regions::Suballocated(carved) => carved.export(region),
         }
     }
 
@@ -185,9 +185,9 @@ impl Export for DmaBufProvider {
 impl Properties for DmaBufProvider {
     fn property(&self, region: &Region, property: Property) -> Result<PropertyValue> {
         self.check_not_inherited()?;
-        match &*self.form {
-            Form::Each(each) => each.check(region),
-            Form::Carved(carved) => carved.check(region),
+        match &*self.regions {
+            Regions::PerBuffer(each) => each.check(region),
+            Regions::Suballocated(carved) => carved.check(region),
         }?;
         match property {
             Property::AllocationId => Ok(PropertyValue::Number(region.id().get())),
@@ -200,7 +200,7 @@ impl Drop for DmaBufProvider {
     fn drop(&mut self) {
         if !self.is_inherited() {
             // SAFETY: dropped once, here, and not used after. (In a child its tables may have been in the middle of a change.)
-            unsafe { ManuallyDrop::drop(&mut self.form) };
+            unsafe { ManuallyDrop::drop(&mut self.regions) };
         }
     }
 }

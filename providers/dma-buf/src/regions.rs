@@ -1,4 +1,4 @@
-//! Regions of a provider: [`Each`] has a buffer for each, [`Carved`] has one buffer for all, which is there already.
+//! Regions of a provider: [`BufferPerRegion`] has a buffer for each, [`Suballocated`] has one buffer for all, which is there already.
 
 use core::mem::ManuallyDrop;
 
@@ -8,12 +8,12 @@ use umf_suballoc::{Carver, Regions};
 use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;
-use crate::live;
-use crate::source::Source;
+use crate::mappings;
+use crate::source::BufferSource;
 
 /// Regions that are each a dma-buf of their own.
-pub(crate) struct Each {
-    source: Source,
+pub(crate) struct BufferPerRegion {
+    source: BufferSource,
     /// Some exporters take pages until none is left, and ask the out-of-memory killer for more.
     room: Room,
     /// What buffers are called.
@@ -21,19 +21,19 @@ pub(crate) struct Each {
     regions: Lock<Regions<DmaBuf>>,
 }
 
-impl core::fmt::Debug for Each {
+impl core::fmt::Debug for BufferPerRegion {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?}, {:?}", self.source, self.name)
     }
 }
 
-impl Each {
-    pub(crate) fn new(source: Source, name: String) -> Self {
-        let room = if source.counts_against_groups() { Room::find() } else { Room::default() };
+impl BufferPerRegion {
+    pub(crate) fn new(source: BufferSource, name: String) -> Self {
+        let room = if source.is_charged_to_cgroup() { Room::find() } else { Room::default() };
         Self { source, room, name, regions: Lock::new(Regions::new("this dma-buf provider")) }
     }
 
-    pub(crate) const fn source(&self) -> &Source {
+    pub(crate) const fn source(&self) -> &BufferSource {
         &self.source
     }
 
@@ -41,7 +41,7 @@ impl Each {
         let page = self.source.page_size();
         let size = layout.pad_to(page)?.size();
         let align = layout.align().max(page);
-        if let Some(owner) = self.source.owner() {
+        if let Some(owner) = self.source.page_owner() {
             self.room.check(size, owner)?;
         }
         let buffer = self.source.make(size)?;
@@ -53,7 +53,7 @@ impl Each {
         let mapping = buffer.map(0, size, align, true)?;
         let region = Region::new(mapping.address(), size);
         self.regions.lock().insert(region, buffer.clone())?;
-        live::add(mapping.keep(), size, buffer, true);
+        mappings::add(mapping.keep(), size, buffer, true);
         Ok(region)
     }
 
@@ -62,11 +62,11 @@ impl Each {
     pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
         // Forgotten first: once unmapped, another thread may get the same address.
         let buffer = self.regions.lock().remove(region)?;
-        live::remove(region.base());
+        mappings::remove(region.base());
         // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
         let mapping = unsafe { Mapping::of_region(region) };
         mapping.map_or(Ok(()), Mapping::unmap_or_keep).inspect_err(|_| {
-            live::add(region.base(), region.size(), buffer.clone(), true);
+            mappings::add(region.base(), region.size(), buffer.clone(), true);
             // The node that the region had is most likely still free.
             let _ = self.regions.lock().insert(*region, buffer);
         })
@@ -85,14 +85,14 @@ impl Each {
 
 /// One buffer, mapped once, and which parts of it are taken.
 #[derive(Debug)]
-pub(crate) struct Carved {
+pub(crate) struct Suballocated {
     buffer: DmaBuf,
     mapping: ManuallyDrop<Mapping>,
     /// Places are addresses.
     carver: Carver,
 }
 
-impl Carved {
+impl Suballocated {
     /// Maps the whole pages of a buffer.
     pub(crate) fn new(buffer: DmaBuf) -> Result<Self> {
         let page = page_size();
@@ -105,7 +105,7 @@ impl Carved {
         let mapping = buffer.map(0, size, align, true)?;
         let start = mapping.address().to_bits();
         let carver = Carver::new(start, start + size as u64, "the dma-buf that was given")?;
-        live::add(mapping.address(), size, buffer.clone(), true);
+        mappings::add(mapping.address(), size, buffer.clone(), true);
         Ok(Self { buffer, mapping: ManuallyDrop::new(mapping), carver })
     }
 
@@ -129,11 +129,11 @@ impl Carved {
     }
 }
 
-impl Drop for Carved {
+impl Drop for Suballocated {
     fn drop(&mut self) {
         // With regions that were not freed it stays mapped: they may still be in use.
         if self.carver.live() == 0 {
-            live::remove(self.mapping.address());
+            mappings::remove(self.mapping.address());
             // SAFETY: dropped once, here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }

@@ -1,4 +1,4 @@
-//! The devices that make dma-bufs: [`Udmabuf`], over memory files, and [`Heap`], from `/dev/dma_heap/<name>`. [`Source`] is either.
+//! The devices that make dma-bufs: [`Udmabuf`], over memory files, and [`Heap`], from `/dev/dma_heap/<name>`. [`BufferSource`] is either.
 
 use core::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,12 +14,12 @@ use crate::sys::{self, udmabuf};
 
 /// Who makes buffers, one for each region.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum BufferSource {
     Udmabuf(Udmabuf),
     Heap(Heap),
 }
 
-impl Source {
+impl BufferSource {
     /// Sizes are rounded up to this.
     pub(crate) fn page_size(&self) -> usize {
         match self {
@@ -37,7 +37,7 @@ impl Source {
     }
 
     /// Who gives the pages, if it takes them from all that there are.
-    pub(crate) const fn owner(&self) -> Option<&'static str> {
+    pub(crate) const fn page_owner(&self) -> Option<&'static str> {
         match self {
             Self::Udmabuf(device) if device.has_huge_pages() => None,
             Self::Udmabuf(_) => Some("udmabuf"),
@@ -46,13 +46,13 @@ impl Source {
     }
 
     /// Whether its pages count as memory of the control group of whoever makes a buffer. Those of heaps are nobody's.
-    pub(crate) const fn counts_against_groups(&self) -> bool {
+    pub(crate) const fn is_charged_to_cgroup(&self) -> bool {
         !matches!(self, Self::Heap(_))
     }
 }
 
 /// What to do about a device that cannot be opened.
-pub(crate) struct Remedies {
+pub(crate) struct OpenHints {
     /// For messages.
     pub(crate) what: &'static str,
     /// The call.
@@ -64,19 +64,19 @@ pub(crate) struct Remedies {
 }
 
 /// Why a device could not be opened.
-pub(crate) fn open_error(errno: Errno, remedies: &Remedies) -> Error {
+pub(crate) fn open_error(errno: Errno, hints: &OpenHints) -> Error {
     let native = errno.raw_os_error();
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOTDIR => {
-            Error::NotSupported { what: remedies.what, owner: remedies.absent, native }
+            Error::NotSupported { what: hints.what, owner: hints.absent, native }
         }
-        Errno::ACCESS | Errno::PERM => Error::Native { call: remedies.call, native, hint: remedies.refused },
-        _ => shortage(remedies.call, errno).unwrap_or(Error::native(remedies.call, native)),
+        Errno::ACCESS | Errno::PERM => Error::Native { call: hints.call, native, hint: hints.refused },
+        _ => descriptors_exhausted(hints.call, errno).unwrap_or(Error::native(hints.call, native)),
     }
 }
 
 /// An error number that says that descriptors have run out.
-pub(crate) fn shortage(call: &'static str, errno: Errno) -> Option<Error> {
+pub(crate) fn descriptors_exhausted(call: &'static str, errno: Errno) -> Option<Error> {
     let hint = match errno {
         Errno::MFILE => "raise RLIMIT_NOFILE: each dma-buf is a descriptor of its own",
         Errno::NFILE => "the whole system is out of files: raise fs.file-max",
@@ -85,7 +85,7 @@ pub(crate) fn shortage(call: &'static str, errno: Errno) -> Option<Error> {
     Some(Error::Native { call, native: errno.raw_os_error(), hint })
 }
 
-const UDMABUF: Remedies = Remedies {
+const UDMABUF: OpenHints = OpenHints {
     what: "udmabuf",
     call: "open of /dev/udmabuf",
     absent: "this system: there is no /dev/udmabuf (modprobe udmabuf, a kernel with CONFIG_UDMABUF, or --device /dev/udmabuf for a container)",
@@ -177,9 +177,11 @@ impl Udmabuf {
         let buffer = udmabuf::create(self.device.as_fd(), &items).map_err(|errno| match errno {
             Errno::NOMEM => Error::OutOfMemory { size, owner: "udmabuf", native: errno.raw_os_error() },
             Errno::INVAL => invalid_error(items.len(), size),
-            errno => shortage(CREATE, errno).unwrap_or(Error::native(CREATE, errno.raw_os_error())),
+            errno => {
+                descriptors_exhausted(CREATE, errno).unwrap_or(Error::native(CREATE, errno.raw_os_error()))
+            }
         })?;
-        DmaBuf::made(buffer)
+        DmaBuf::from_new_fd(buffer)
     }
 
     /// From now on of huge pages of this many bytes.
@@ -203,9 +205,8 @@ impl Udmabuf {
                 owner: "this system (see /sys/kernel/mm/hugepages)",
                 native: errno.raw_os_error(),
             },
-            errno => {
-                shortage("memfd_create", errno).unwrap_or(Error::native("memfd_create", errno.raw_os_error()))
-            }
+            errno => descriptors_exhausted("memfd_create", errno)
+                .unwrap_or(Error::native("memfd_create", errno.raw_os_error())),
         })?;
         sys::set_size_and_seal(file.as_fd(), size as u64).map_err(|errno| match errno {
             Errno::NOMEM | Errno::NOSPC | Errno::FBIG | Errno::INVAL => {
@@ -252,7 +253,7 @@ fn parameter(name: &str) -> Option<u64> {
     std::fs::read_to_string(format!("/sys/module/udmabuf/parameters/{name}")).ok()?.trim().parse().ok()
 }
 
-const HEAP: Remedies = Remedies {
+const HEAP: OpenHints = OpenHints {
     what: "this dma-buf heap",
     call: "open of a dma-buf heap",
     absent: "this system: look in /dev/dma_heap for those that there are (a kernel with CONFIG_DMABUF_HEAPS_SYSTEM has \"system\")",
@@ -301,9 +302,9 @@ impl Heap {
             Errno::NOMEM => {
                 Error::OutOfMemory { size, owner: "the dma-buf heap", native: errno.raw_os_error() }
             }
-            errno => shortage("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno)
+            errno => descriptors_exhausted("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno)
                 .unwrap_or(Error::native("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno.raw_os_error())),
         })?;
-        DmaBuf::made(buffer)
+        DmaBuf::from_new_fd(buffer)
     }
 }

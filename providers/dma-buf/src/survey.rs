@@ -8,7 +8,7 @@ use crate::source::{Heap, Udmabuf};
 /// What `/dev/udmabuf` is good for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct UdmabufFinding {
+pub struct UdmabufReport {
     /// Whether a buffer could be made, or why not and what to do.
     pub works: Result<(), Error>,
     /// The most bytes of one buffer.
@@ -20,7 +20,7 @@ pub struct UdmabufFinding {
 /// What a heap is good for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct HeapFinding {
+pub struct HeapReport {
     /// Its name.
     pub name: String,
     /// Whether a buffer could be made, or why not and what to do.
@@ -29,8 +29,8 @@ pub struct HeapFinding {
 
 /// Tries `/dev/udmabuf`.
 #[must_use]
-pub fn udmabuf() -> UdmabufFinding {
-    UdmabufFinding {
+pub fn udmabuf() -> UdmabufReport {
+    UdmabufReport {
         works: Udmabuf::open().and_then(|device| device.make(page_size())).map(drop),
         size_limit: Udmabuf::size_limit(),
         parts_limit: Udmabuf::parts_limit(),
@@ -39,10 +39,10 @@ pub fn udmabuf() -> UdmabufFinding {
 
 /// Tries each heap.
 #[must_use]
-pub fn heaps() -> Vec<HeapFinding> {
+pub fn heaps() -> Vec<HeapReport> {
     let one = |name: String| {
         let works = Heap::open(&name).and_then(|heap| heap.make(page_size())).map(drop);
-        HeapFinding { name, works }
+        HeapReport { name, works }
     };
     Heap::names().into_iter().map(one).collect()
 }

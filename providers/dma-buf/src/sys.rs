@@ -1,4 +1,4 @@
-//! System calls of this crate. Each function is one call (or one call and its retry), with the kernel's types kept out of
+//! System calls of this crate. BufferPerRegion function is one call (or one call and its retry), with the kernel's types kept out of
 //! the rest of the crate.
 
 use core::ffi::CStr;
@@ -46,7 +46,7 @@ pub(crate) fn size_of_buffer(file: BorrowedFd<'_>) -> Result<u64> {
 }
 
 /// An fd that a driver put into a structure.
-fn made(fd: i32) -> Result<OwnedFd> {
+fn owned_fd(fd: i32) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
@@ -76,7 +76,7 @@ unsafe fn set<const OPCODE: Opcode, T: Copy>(fd: BorrowedFd<'_>, value: T) -> Re
 pub(crate) mod dma_buf {
     //! `linux/dma-buf.h`.
 
-    use super::{AsRawFd, BorrowedFd, CStr, Opcode, OwnedFd, Result, made, opcode, set, update};
+    use super::{AsRawFd, BorrowedFd, CStr, Opcode, OwnedFd, Result, opcode, owned_fd, set, update};
 
     const SYNC: Opcode = opcode::write::<u64>(b'b', 0);
     /// Its argument is a pointer to text, though it says that it is a number.
@@ -144,7 +144,7 @@ pub(crate) mod dma_buf {
         let mut file = SyncFile { flags, fd: -1 };
         // SAFETY: the structure that the call expects; it holds no pointers.
         unsafe { update::<EXPORT_SYNC_FILE, _>(buffer, &mut file) }?;
-        made(file.fd)
+        owned_fd(file.fd)
     }
 
     /// Lets devices that use the buffer from now on wait for what a sync file stands for.
@@ -157,7 +157,7 @@ pub(crate) mod dma_buf {
 pub(crate) mod udmabuf {
     //! `linux/udmabuf.h`.
 
-    use super::{BorrowedFd, Errno, Opcode, OwnedFd, Result, made, opcode};
+    use super::{BorrowedFd, Errno, Opcode, OwnedFd, Result, opcode, owned_fd};
 
     const FLAGS_CLOEXEC: u32 = 1;
 
@@ -217,14 +217,14 @@ pub(crate) mod udmabuf {
             words.extend([word(item.memfd, item.padding), item.offset, item.size]);
         }
         // SAFETY: a head and `count` items; the call holds on to nothing of them.
-        made(unsafe { rustix::ioctl::ioctl(device, List(words)) }?)
+        owned_fd(unsafe { rustix::ioctl::ioctl(device, List(words)) }?)
     }
 }
 
 pub(crate) mod heap {
     //! `linux/dma-heap.h`.
 
-    use super::{BorrowedFd, Errno, OFlags, Opcode, OwnedFd, Result, made, opcode, update};
+    use super::{BorrowedFd, Errno, OFlags, Opcode, OwnedFd, Result, opcode, owned_fd, update};
 
     #[repr(C)]
     struct Allocation {
@@ -242,6 +242,6 @@ pub(crate) mod heap {
         let mut allocation = Allocation { len: size, fd: 0, fd_flags, heap_flags: 0 };
         // SAFETY: the structure that the call expects; it holds no pointers.
         unsafe { update::<ALLOC, _>(heap, &mut allocation) }?;
-        made(i32::try_from(allocation.fd).map_err(|_| Errno::BADF)?)
+        owned_fd(i32::try_from(allocation.fd).map_err(|_| Errno::BADF)?)
     }
 }

@@ -55,7 +55,7 @@ impl ProviderFactory for FileProvider {
     /// A process whose settings name a file trusts the processes that can write to such files.
     fn import(settings: &FileSettings) -> Option<Arc<dyn Import>> {
         settings.path.as_ref()?;
-        Some(Arc::new(FileImport::trusting()))
+        Some(Arc::new(FileImport::trust_writers()))
     }
 }
 

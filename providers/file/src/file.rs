@@ -29,7 +29,7 @@ const KIND: ProviderKind = match ProviderKind::new("file") {
 };
 
 /// A program that makes a provider of a file trusts the processes that can write to the file.
-static IMPORT: FileImport = FileImport::trusting();
+static IMPORT: FileImport = FileImport::trust_writers();
 
 const OWNER: &str = "this file provider";
 /// Where offsets end: no file gets that long before its medium is full.
@@ -244,7 +244,7 @@ pub struct FileImport(());
 impl FileImport {
     /// An importer for a program that trusts the processes that can write to the files that it opens.
     #[must_use]
-    pub const fn trusting() -> Self {
+    pub const fn trust_writers() -> Self {
         Self(())
     }
 }

@@ -9,7 +9,7 @@ use umf_os::CheckedFile;
 use umf_suballoc::Ranges;
 use umf_sync::failpoint;
 
-use crate::pages::none_left;
+use crate::pages::huge_pages_exhausted;
 use crate::sys;
 
 /// One memory file out of which many regions are carved.
@@ -39,7 +39,7 @@ impl Arena {
 
 /// The size that an arena can have where `wanted` bytes are wanted: as much as this process may put into one
 /// file, a multiple of `granularity`. 0 if that is nothing.
-pub(crate) fn possible_size(wanted: u64, granularity: usize) -> u64 {
+pub(crate) fn limited_size(wanted: u64, granularity: usize) -> u64 {
     let granularity = granularity as u64;
     let wanted = wanted.checked_next_multiple_of(granularity).unwrap_or(wanted);
     wanted.min(sys::file_size_limit()) / granularity * granularity
@@ -52,7 +52,7 @@ pub(crate) fn create(size: u64, huge_page: Option<usize>, first: i32) -> Result<
         return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size: clamp(size) });
     }
     let file = sys::memfd(c"umf", huge_page).map_err(|errno| create_error(errno, huge_page, size))?;
-    let file = sys::from_number(file, first);
+    let file = sys::move_above(file, first);
     failpoint!("host.file_made");
     sys::set_size(file.as_fd(), size).map_err(|errno| match errno {
         Errno::FBIG | Errno::INVAL | Errno::NOMEM | Errno::NOSPC => {
@@ -96,7 +96,7 @@ fn create_error(errno: Errno, huge_page: Option<usize>, size: u64) -> Error {
             owner: "this system (see /sys/kernel/mm/hugepages)",
             native: errno.raw_os_error(),
         },
-        Errno::NOMEM if huge_page.is_some() => none_left(clamp(size), errno.raw_os_error()),
+        Errno::NOMEM if huge_page.is_some() => huge_pages_exhausted(clamp(size), errno.raw_os_error()),
         Errno::NOMEM => Error::OutOfMemory { size: clamp(size), owner: "host", native: errno.raw_os_error() },
         _ => Error::native("memfd_create", errno.raw_os_error()),
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use umf_core::{Error, Result, Visibility};
 
 use crate::import::HostImport;
-use crate::pages::Pages;
-use crate::private::Private;
-use crate::provider::{HostProvider, Source};
-use crate::shared::{Form, Shared};
+use crate::pages::PagePolicy;
+use crate::private::PrivateMemory;
+use crate::provider::{Backend, HostProvider};
+use crate::shared::{FileLayout, SharedMemory};
 use crate::{HugePages, Numa};
 
 /// How a [`HostProvider`] is set up. Got from [`HostProvider::builder`].
@@ -20,12 +20,12 @@ pub struct HostBuilder {
     visibility: Visibility,
     huge: HugePages,
     numa: Numa,
-    reserve: bool,
+    populate: bool,
     isolate: bool,
     read_only_export: bool,
     arena_size: u64,
     object: Option<String>,
-    first_descriptor: i32,
+    lowest_fd: i32,
     import: HostImport,
 }
 
@@ -39,12 +39,12 @@ impl HostBuilder {
             visibility: Visibility::Private,
             huge: HugePages::Normal,
             numa: Numa::Default,
-            reserve: false,
+            populate: false,
             isolate: false,
             read_only_export: false,
             arena_size: Self::DEFAULT_ARENA_SIZE,
             object: None,
-            first_descriptor: 0,
+            lowest_fd: 0,
             import: HostImport::new(),
         }
     }
@@ -80,8 +80,8 @@ impl HostBuilder {
     /// of which it uses little. The price is the same as with `malloc`, too: where the pages do not come
     /// because memory is really out, touching one ends the process (SIGBUS where a tmpfs is full, which only
     /// named memory can be; the out-of-memory killer otherwise). Reserved huge pages are always made at once.
-    pub fn reserve(mut self, reserve: bool) -> Self {
-        self.reserve = reserve;
+    pub fn populate(mut self, populate: bool) -> Self {
+        self.populate = populate;
         self
     }
 
@@ -119,8 +119,8 @@ impl HostBuilder {
 
     /// Have the descriptors of memory files at the first free numbers from `number` on, out of the way of a program that expects the low
     /// ones for itself; where there is none (`RLIMIT_NOFILE`) they are behind the standard streams. Default: 0, where they come.
-    pub fn descriptors_from(mut self, number: i32) -> Self {
-        self.first_descriptor = number;
+    pub fn lowest_fd(mut self, number: i32) -> Self {
+        self.lowest_fd = number;
         self
     }
 
@@ -149,26 +149,26 @@ impl HostBuilder {
         if self.object.is_some() && self.huge.hugetlb().is_some() {
             return refuse("named", "named memory cannot have reserved huge pages");
         }
-        let pages = Pages::new(self.huge, self.numa, self.reserve, shared)?;
+        let pages = PagePolicy::new(self.huge, self.numa, self.populate, shared)?;
         if self.arena_size < pages.granularity() as u64 {
             return refuse("arena size", "must be at least one page");
         }
         let source = if shared {
             let form = match (&self.object, isolate) {
-                (Some(_), _) => Form::Named,
-                (None, true) => Form::Isolated { read_only: self.read_only_export },
-                (None, false) => Form::Arenas(self.arena_size),
+                (Some(_), _) => FileLayout::Named,
+                (None, true) => FileLayout::Isolated { read_only: self.read_only_export },
+                (None, false) => FileLayout::Arenas(self.arena_size),
             };
             let object = self.object.as_deref();
-            Source::Shared(Box::new(Shared::new(
+            Backend::Shared(Box::new(SharedMemory::new(
                 form,
                 object,
                 self.arena_size,
                 &pages,
-                self.first_descriptor,
+                self.lowest_fd,
             )?))
         } else {
-            Source::Private(Private::new())
+            Backend::Private(PrivateMemory::new())
         };
         Ok(Arc::new(HostProvider::new(self.label, source, pages, self.import, self.read_only_export)))
     }

@@ -90,7 +90,7 @@ impl HostImport {
         })?;
         if request.is_window {
             // Writing the holes to a core dump would give them memory.
-            pages::keep_from_dumps(&mapping);
+            pages::exclude_from_dumps(&mapping);
         }
         Ok(Imported::host(mapping.keep(), size, request.access))
     }

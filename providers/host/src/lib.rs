@@ -45,7 +45,7 @@ mod sys;
 
 pub use builder::HostBuilder;
 pub use import::HostImport;
-pub use named::NamedMark;
+pub use named::CreatorMark;
 pub use numa::{NodeSet, NodeShare, Numa};
 pub use pages::HugePages;
 pub use provider::HostProvider;

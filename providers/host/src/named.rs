@@ -7,11 +7,11 @@
 //!   allow it ([`crate::HostImport::allow_unsealed`]).
 //! - A process that is killed leaves the name behind, and with it the memory, until somebody unlinks it or
 //!   the machine restarts. `umf gc` finds and removes such names, by the mark that the provider leaves on them
-//!   ([`crate::NamedMark`]).
+//!   ([`crate::CreatorMark`]).
 //! - It counts against the size of `/dev/shm`, which is small in containers. A page that does not fit is
 //!   SIGBUS, unless regions are reserved when they are allocated ([`crate::HostBuilder::reserve`]).
 //!
-//! [`NamedMark`] is what a provider writes on such memory, so that what a killed process left can be told from
+//! [`CreatorMark`] is what a provider writes on such memory, so that what a killed process left can be told from
 //! other programs' objects.
 
 use std::ffi::CString;
@@ -27,14 +27,14 @@ use crate::sys;
 
 /// A name that this provider made, taken away when dropped.
 #[derive(Debug)]
-pub(crate) struct Name {
+pub(crate) struct NamedObject {
     name: CString,
     /// Device and inode of the object.
     identity: FileIdentity,
 }
 
 /// Makes the object `name` of `size` bytes, all of it a hole; its descriptor has a number from `first` on.
-pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name)> {
+pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, NamedObject)> {
     let bad = Error::InvalidArgument {
         what: "shared memory name",
         why: "must be a slash and up to 250 other characters, none of them a slash or 0",
@@ -58,16 +58,16 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
         },
     })?;
     failpoint!("host.name_made");
-    let file = sys::from_number(file, first);
-    let made = umf_os::file::identity(&file).map(|identity| Name { name: name.clone(), identity });
+    let file = sys::move_above(file, first);
+    let made = umf_os::file::identity(&file).map(|identity| NamedObject { name: name.clone(), identity });
     let made = made.map_err(|errno| {
         // Without its identity it cannot be taken away later; it was made a moment ago and is ours.
         let _ = sys::unlink_named(&name);
         Error::native("fstat", errno.raw_os_error())
     })?;
     // A file system that keeps no marks is no reason not to go on: what is left by a kill is then nobody's for certain.
-    if let Some(mark) = NamedMark::current() {
-        let _ = sys::set_attribute(file.as_fd(), NamedMark::ATTRIBUTE, mark.text().as_bytes());
+    if let Some(mark) = CreatorMark::current() {
+        let _ = sys::set_attribute(file.as_fd(), CreatorMark::ATTRIBUTE, mark.text().as_bytes());
     }
     let limit = sys::file_size_limit();
     if size > limit {
@@ -78,7 +78,7 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
     Ok((file, made))
 }
 
-impl Drop for Name {
+impl Drop for NamedObject {
     fn drop(&mut self) {
         // Somebody may have unlinked ours and made another of that name: that one is not ours to take.
         let now = sys::open_named(&self.name).and_then(|file| umf_os::file::identity(&file));
@@ -92,14 +92,14 @@ impl Drop for Name {
 /// Who made an object in `/dev/shm`: an extended attribute of it, where the file system keeps those (tmpfs from Linux 6.6
 /// on). A process that may write the object may write the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedMark {
+pub struct CreatorMark {
     boot: String,
     namespace: String,
     pid: u32,
     start_time: u64,
 }
 
-impl NamedMark {
+impl CreatorMark {
     /// The name of the attribute (`xattr(7)`).
     pub const ATTRIBUTE: &str = "user.umf.named";
 
@@ -173,24 +173,26 @@ mod tests {
 
     #[test]
     fn a_mark_tells_who_made_it() {
-        let mark = NamedMark::current().unwrap();
-        assert_eq!(NamedMark::parse(mark.text().as_bytes()), Some(mark.clone()));
+        let mark = CreatorMark::current().unwrap();
+        assert_eq!(CreatorMark::parse(mark.text().as_bytes()), Some(mark.clone()));
         assert_eq!(mark.pid(), std::process::id());
         assert!(mark.may_be_alive());
-        assert!(!NamedMark { start_time: mark.start_time + 1, ..mark.clone() }.may_be_alive());
-        assert!(!NamedMark { pid: u32::MAX, ..mark.clone() }.may_be_alive());
-        assert!(NamedMark { pid: u32::MAX, namespace: "pid:[1]".to_owned(), ..mark.clone() }.may_be_alive());
-        assert!(!NamedMark { boot: "other".to_owned(), ..mark }.may_be_alive());
+        assert!(!CreatorMark { start_time: mark.start_time + 1, ..mark.clone() }.may_be_alive());
+        assert!(!CreatorMark { pid: u32::MAX, ..mark.clone() }.may_be_alive());
+        assert!(
+            CreatorMark { pid: u32::MAX, namespace: "pid:[1]".to_owned(), ..mark.clone() }.may_be_alive()
+        );
+        assert!(!CreatorMark { boot: "other".to_owned(), ..mark }.may_be_alive());
         for bad in ["", "umf1", "umf1 a b 1", "umf2 a b 1 2", "umf1 a b 1 2 3", "umf1 a b -1 2"] {
-            assert_eq!(NamedMark::parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(CreatorMark::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_a_mark_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            if let Some(mark) = NamedMark::parse(&bytes) {
-                prop_assert!(NamedMark::parse(mark.text().as_bytes()).is_some());
+            if let Some(mark) = CreatorMark::parse(&bytes) {
+                prop_assert!(CreatorMark::parse(mark.text().as_bytes()).is_some());
             }
         }
     }

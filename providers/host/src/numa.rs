@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use umf_core::{Error, Result};
 use umf_os::Mapping;
 
-use crate::sys::{self, Policy};
+use crate::sys::{self, NumaPolicy};
 
 /// A set of NUMA nodes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -169,14 +169,14 @@ impl Numa {
     pub(crate) fn apply(&self, mapping: &Mapping, granularity: usize, turn: &AtomicU64) -> Result<()> {
         let bound = match self {
             Self::Default => Ok(()),
-            Self::Bind(nodes) => bind(mapping, 0, mapping.size(), Policy::Bind, nodes),
-            Self::Local => bind(mapping, 0, mapping.size(), Policy::Local, &NodeSet::EMPTY),
+            Self::Bind(nodes) => bind(mapping, 0, mapping.size(), NumaPolicy::Bind, nodes),
+            Self::Local => bind(mapping, 0, mapping.size(), NumaPolicy::Local, &NodeSet::EMPTY),
             Self::Preferred(nodes) => prefer(mapping, nodes),
             Self::WeightedInterleave(nodes) => {
-                bind(mapping, 0, mapping.size(), Policy::WeightedInterleave, nodes)
+                bind(mapping, 0, mapping.size(), NumaPolicy::WeightedInterleave, nodes)
             }
             Self::Interleave { nodes, part_size: 0 } => {
-                bind(mapping, 0, mapping.size(), Policy::Interleave, nodes)
+                bind(mapping, 0, mapping.size(), NumaPolicy::Interleave, nodes)
             }
             Self::Interleave { nodes, part_size } => {
                 interleave(mapping, nodes, *part_size, granularity, turn)
@@ -205,7 +205,13 @@ fn refused(call: &'static str, errno: Errno) -> Error {
     Error::Native { call, native: errno.raw_os_error(), hint }
 }
 
-fn bind(mapping: &Mapping, start: usize, size: usize, policy: Policy, nodes: &NodeSet) -> Result<(), Errno> {
+fn bind(
+    mapping: &Mapping,
+    start: usize,
+    size: usize,
+    policy: NumaPolicy,
+    nodes: &NodeSet,
+) -> Result<(), Errno> {
     debug_assert!(start + size <= mapping.size());
     // SAFETY: `start` lies inside of the mapping.
     let base = unsafe { mapping.base().add(start) };
@@ -215,11 +221,11 @@ fn bind(mapping: &Mapping, start: usize, size: usize, policy: Policy, nodes: &No
 fn prefer(mapping: &Mapping, nodes: &NodeSet) -> Result<(), Errno> {
     let whole = |policy, nodes: &NodeSet| bind(mapping, 0, mapping.size(), policy, nodes);
     match nodes.len() {
-        0 => whole(Policy::Local, nodes),
-        1 => whole(Policy::Preferred, nodes),
-        _ => match whole(Policy::PreferredMany, nodes) {
+        0 => whole(NumaPolicy::Local, nodes),
+        1 => whole(NumaPolicy::Preferred, nodes),
+        _ => match whole(NumaPolicy::PreferredMany, nodes) {
             // Before Linux 5.15: the first of them.
-            Err(Errno::INVAL) => whole(Policy::Preferred, nodes),
+            Err(Errno::INVAL) => whole(NumaPolicy::Preferred, nodes),
             other => other,
         },
     }
@@ -238,7 +244,7 @@ fn interleave(
     let mut turns = nodes.iter().cycle().skip((first % nodes.len() as u64) as usize);
     for start in (0..mapping.size()).step_by(part_size) {
         let size = part_size.min(mapping.size() - start);
-        bind(mapping, start, size, Policy::Bind, &one(turns.next()))?;
+        bind(mapping, start, size, NumaPolicy::Bind, &one(turns.next()))?;
     }
     Ok(())
 }
@@ -249,7 +255,7 @@ fn split(mapping: &Mapping, shares: &[NodeShare], granularity: usize) -> Result<
     for (share, end) in shares.iter().zip(split_ends(pages, shares)) {
         let end = end * granularity;
         if end > start {
-            bind(mapping, start, end - start, Policy::Bind, &one(Some(share.node)))?;
+            bind(mapping, start, end - start, NumaPolicy::Bind, &one(Some(share.node)))?;
         }
         start = end;
     }

@@ -1,4 +1,4 @@
-//! [`Pages`]: what the memory of a provider is made of, whether private or shared: [`HugePages`], and what the kernel
+//! [`PagePolicy`]: what the memory of a provider is made of, whether private or shared: [`HugePages`], and what the kernel
 //! is told about mappings (`madvise(2)`).
 
 use core::sync::atomic::AtomicU64;
@@ -8,7 +8,7 @@ use umf_core::{Error, Layout, Result};
 use umf_os::{Mapping, Room, page_size};
 
 use crate::numa::Numa;
-use crate::sys::{self, Advise};
+use crate::sys::{self, MemAdvice};
 
 /// Which pages memory is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +92,7 @@ pub(crate) fn shared_needs_collapse() -> bool {
 }
 
 /// The error for want of reserved huge pages.
-pub(crate) const fn none_left(size: usize, native: i32) -> Error {
+pub(crate) const fn huge_pages_exhausted(size: usize, native: i32) -> Error {
     Error::OutOfMemory {
         size,
         owner: "the reserved huge pages; reserve more in /proc/sys/vm/nr_hugepages",
@@ -102,11 +102,11 @@ pub(crate) const fn none_left(size: usize, native: i32) -> Error {
 
 /// What the memory of a provider is made of.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct PagePolicy {
     pub(crate) huge: HugePages,
     pub(crate) numa: Numa,
     /// Make all pages when a region is allocated, if there is room for them.
-    reserve: Option<Room>,
+    populate: Option<Room>,
     /// Size of a transparent huge page.
     transparent_size: usize,
     /// Collapse into transparent huge pages, as asking for them does nothing here.
@@ -115,13 +115,13 @@ pub(crate) struct Pages {
     turn: AtomicU64,
 }
 
-impl Pages {
+impl PagePolicy {
     /// Normal pages, wherever the system puts them.
     pub(crate) const fn normal() -> Self {
         Self {
             huge: HugePages::Normal,
             numa: Numa::Default,
-            reserve: None,
+            populate: None,
             transparent_size: 2 << 20,
             collapse: false,
             turn: AtomicU64::new(0),
@@ -129,14 +129,14 @@ impl Pages {
     }
 
     /// As asked for, if this system can do that.
-    pub(crate) fn new(huge: HugePages, numa: Numa, reserve: bool, shared: bool) -> Result<Self> {
+    pub(crate) fn new(huge: HugePages, numa: Numa, populate: bool, shared: bool) -> Result<Self> {
         huge.check()?;
         numa.check()?;
         let transparent = huge == HugePages::Transparent;
         Ok(Self {
             huge,
             numa,
-            reserve: reserve.then(Room::find),
+            populate: populate.then(Room::find),
             transparent_size: if transparent { transparent_size() } else { 2 << 20 },
             collapse: transparent && shared && shared_needs_collapse(),
             turn: AtomicU64::new(0),
@@ -157,7 +157,7 @@ impl Pages {
     }
 
     /// Size and alignment of the region for a layout.
-    pub(crate) fn place(&self, layout: Layout) -> Result<(usize, usize)> {
+    pub(crate) fn region_layout(&self, layout: Layout) -> Result<(usize, usize)> {
         /// More than any huge page has, and so little that it always fits into an address space.
         const MAX_ALIGN: usize = 1 << 40;
         if layout.align() > MAX_ALIGN {
@@ -172,20 +172,20 @@ impl Pages {
         self.numa.apply(mapping, self.granularity(), &self.turn)?;
         if self.huge == HugePages::Transparent && mapping.size() >= self.transparent_size {
             // Best effort: a kernel without them says EINVAL.
-            let _ = ask_for_huge_pages(mapping);
+            let _ = advise_huge_pages(mapping);
         }
         Ok(())
     }
 
     /// Whether all normal pages are made when a region is allocated.
-    pub(crate) const fn are_made_at_once(&self) -> bool {
-        self.reserve.is_some()
+    pub(crate) const fn populates(&self) -> bool {
+        self.populate.is_some()
     }
 
     /// Refuses a region whose pages are to be made now and cannot be had: to make them would wake the out-of-memory killer. (Huge
     /// pages were set aside before.)
-    pub(crate) fn check_room(&self, size: usize, huge_page: Option<usize>) -> Result<()> {
-        match &self.reserve {
+    pub(crate) fn check_available(&self, size: usize, huge_page: Option<usize>) -> Result<()> {
+        match &self.populate {
             Some(room) if huge_page.is_none() => room.check(size, "this machine, to be had at once"),
             _ => Ok(()),
         }
@@ -193,7 +193,7 @@ impl Pages {
 
     /// Makes the pages of a private mapping, if that is to be done now.
     pub(crate) fn populate(&self, mapping: &Mapping) -> Result<()> {
-        if self.reserve.is_none() {
+        if self.populate.is_none() {
             return Ok(());
         }
         populate(mapping).map_err(|errno| match errno {
@@ -214,7 +214,7 @@ impl Pages {
     }
 
     /// The page sizes to try, in this order; `None` is normal pages.
-    pub(crate) fn choices(&self) -> impl Iterator<Item = Option<usize>> {
+    pub(crate) fn page_size_choices(&self) -> impl Iterator<Item = Option<usize>> {
         let first = self.huge.hugetlb();
         let second = self.huge.falls_back().then_some(None);
         core::iter::once(first).chain(second)
@@ -228,15 +228,15 @@ impl Pages {
 }
 
 /// Keeps it out of core dumps, if the kernel will.
-pub(crate) fn keep_from_dumps(mapping: &Mapping) {
+pub(crate) fn exclude_from_dumps(mapping: &Mapping) {
     // SAFETY: our own mapping; the advice changes no content.
-    let _ = unsafe { sys::advise(mapping.base(), mapping.size(), Advise::DontDump) };
+    let _ = unsafe { sys::advise(mapping.base(), mapping.size(), MemAdvice::DontDump) };
 }
 
 /// Asks for huge pages.
-pub(crate) fn ask_for_huge_pages(mapping: &Mapping) -> Result<(), Errno> {
+pub(crate) fn advise_huge_pages(mapping: &Mapping) -> Result<(), Errno> {
     // SAFETY: our own mapping; the advice changes no content.
-    unsafe { sys::advise(mapping.base(), mapping.size(), Advise::HugePages) }
+    unsafe { sys::advise(mapping.base(), mapping.size(), MemAdvice::HugePages) }
 }
 
 /// Puts the first `size` bytes, a multiple of `huge_page`, of a fresh mapping onto huge pages now.
@@ -248,13 +248,13 @@ pub(crate) fn collapse(mapping: &Mapping, size: usize, huge_page: usize) -> Resu
         unsafe { mapping.base().add(start).write_volatile(0) };
     }
     // SAFETY: our own mapping; collapsing changes no content.
-    unsafe { sys::advise(mapping.base(), size, Advise::Collapse) }
+    unsafe { sys::advise(mapping.base(), size, MemAdvice::Collapse) }
 }
 
 /// Makes all pages now.
 pub(crate) fn populate(mapping: &Mapping) -> Result<(), Errno> {
     // SAFETY: our own mapping; populating changes no content.
-    match unsafe { sys::advise(mapping.base(), mapping.size(), Advise::Populate) } {
+    match unsafe { sys::advise(mapping.base(), mapping.size(), MemAdvice::Populate) } {
         // Before Linux 5.14: pages come when touched.
         Err(Errno::INVAL) => Ok(()),
         other => other,
@@ -267,9 +267,9 @@ pub(crate) fn populate(mapping: &Mapping) -> Result<(), Errno> {
 /// The content is not needed.
 pub(crate) unsafe fn discard(mapping: &Mapping, start: usize, size: usize, lazily: bool) -> Result<()> {
     let (advice, call) = if lazily {
-        (Advise::Free, "madvise(MADV_FREE)")
+        (MemAdvice::Free, "madvise(MADV_FREE)")
     } else {
-        (Advise::DontNeed, "madvise(MADV_DONTNEED)")
+        (MemAdvice::DontNeed, "madvise(MADV_DONTNEED)")
     };
     if start.checked_add(size).is_none_or(|end| end > mapping.size()) {
         return Err(Error::InvalidArgument { what: "range", why: "must lie inside of its region" });

@@ -6,22 +6,22 @@ use umf_os::{Mapping, Place, map_error, page_size};
 use umf_suballoc::Regions;
 use umf_sync::Lock;
 
-use crate::pages::{Pages, discard, none_left};
+use crate::pages::{PagePolicy, discard, huge_pages_exhausted};
 use crate::sys;
 
 /// Where private memory comes from.
 #[derive(Debug)]
-pub(crate) struct Private {
+pub(crate) struct PrivateMemory {
     regions: Lock<Regions<()>>,
 }
 
-impl Private {
+impl PrivateMemory {
     pub(crate) const fn new() -> Self {
         Self { regions: Lock::new(Regions::new("this host provider")) }
     }
 
-    pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
-        let (size, align) = pages.place(layout)?;
+    pub(crate) fn allocate(&self, pages: &PagePolicy, layout: Layout) -> Result<Region> {
+        let (size, align) = pages.region_layout(layout)?;
         self.regions.lock().ensure(1)?;
         let mapping = Self::map(pages, size, align)?;
         pages.prepare(&mapping)?;
@@ -32,13 +32,12 @@ impl Private {
         Ok(region)
     }
 
-    fn map(pages: &Pages, size: usize, align: usize) -> Result<Mapping> {
+    fn map(pages: &PagePolicy, size: usize, align: usize) -> Result<Mapping> {
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
-        for choice in pages.choices() {
-            let mapped = pages.check_room(size, choice).and_then(|()| match choice {
-                Some(huge_page) => {
-                    huge(size, align, huge_page).map_err(|errno| none_left(size, errno.raw_os_error()))
-                }
+        for choice in pages.page_size_choices() {
+            let mapped = pages.check_available(size, choice).and_then(|()| match choice {
+                Some(huge_page) => huge(size, align, huge_page)
+                    .map_err(|errno| huge_pages_exhausted(size, errno.raw_os_error())),
                 None => normal(size, align).map_err(|errno| map_error(size, "host", errno)),
             });
             match mapped {
@@ -69,13 +68,19 @@ impl Private {
     }
 
     /// Checks that the range is whole pages of a live region.
-    pub(crate) fn check_range(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
+    pub(crate) fn check_range(&self, pages: &PagePolicy, base: Address, size: usize) -> Result<()> {
         self.regions.lock().holding(base, size, pages.granularity()).map(drop)
     }
 
     /// # Safety
     /// Nobody needs the content of the range.
-    pub(crate) unsafe fn purge(&self, pages: &Pages, base: Address, size: usize, lazily: bool) -> Result<()> {
+    pub(crate) unsafe fn purge(
+        &self,
+        pages: &PagePolicy,
+        base: Address,
+        size: usize,
+        lazily: bool,
+    ) -> Result<()> {
         let (region, ()) = self.regions.lock().holding(base, size, pages.granularity())?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());

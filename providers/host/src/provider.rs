@@ -15,10 +15,10 @@ use umf_os::Mapping;
 
 use crate::builder::HostBuilder;
 use crate::import::HostImport;
-use crate::pages::Pages;
-use crate::private::Private;
-use crate::shared::Shared;
-use crate::sys::{self, Advise};
+use crate::pages::PagePolicy;
+use crate::private::PrivateMemory;
+use crate::shared::SharedMemory;
+use crate::sys::{self, MemAdvice};
 
 /// Host memory: private, or shared on memory files.
 ///
@@ -36,8 +36,8 @@ use crate::sys::{self, Advise};
 #[derive(Debug)]
 pub struct HostProvider {
     name: Cow<'static, str>,
-    source: Source,
-    pages: Pages,
+    source: Backend,
+    pages: PagePolicy,
     import: HostImport,
     read_only_export: bool,
     gauge: Gauge,
@@ -45,9 +45,9 @@ pub struct HostProvider {
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a provider that is a static has no memory for a box")]
-pub(crate) enum Source {
-    Private(Private),
-    Shared(Box<Shared>),
+pub(crate) enum Backend {
+    Private(PrivateMemory),
+    Shared(Box<SharedMemory>),
 }
 
 impl HostProvider {
@@ -67,8 +67,8 @@ impl HostProvider {
     pub const fn private_static() -> Self {
         Self {
             name: Cow::Borrowed("host"),
-            source: Source::Private(Private::new()),
-            pages: Pages::normal(),
+            source: Backend::Private(PrivateMemory::new()),
+            pages: PagePolicy::normal(),
             import: HostImport::new(),
             read_only_export: false,
             gauge: Gauge::new(),
@@ -77,8 +77,8 @@ impl HostProvider {
 
     pub(crate) fn new(
         name: Cow<'static, str>,
-        source: Source,
-        pages: Pages,
+        source: Backend,
+        pages: PagePolicy,
         import: HostImport,
         read_only_export: bool,
     ) -> Self {
@@ -92,8 +92,8 @@ impl HostProvider {
 
     fn check(&self, region: &Region) -> Result<()> {
         match &self.source {
-            Source::Private(private) => private.check(region),
-            Source::Shared(shared) => shared.check(region),
+            Backend::Private(private) => private.check(region),
+            Backend::Shared(shared) => shared.check(region),
         }
     }
 }
@@ -115,8 +115,8 @@ unsafe impl Provider for HostProvider {
 
     fn visibility(&self) -> Visibility {
         match self.source {
-            Source::Private(_) => Visibility::Private,
-            Source::Shared(_) => Visibility::Shared,
+            Backend::Private(_) => Visibility::Private,
+            Backend::Shared(_) => Visibility::Shared,
         }
     }
 
@@ -130,8 +130,8 @@ unsafe impl Provider for HostProvider {
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let region = match &self.source {
-            Source::Private(private) => private.allocate(&self.pages, layout),
-            Source::Shared(shared) => shared.allocate(&self.pages, layout),
+            Backend::Private(private) => private.allocate(&self.pages, layout),
+            Backend::Shared(shared) => shared.allocate(&self.pages, layout),
         }?;
         self.gauge.add(region.size());
         Ok(region)
@@ -141,8 +141,8 @@ unsafe impl Provider for HostProvider {
         // SAFETY: passed on to the caller.
         let gone = unsafe {
             match &self.source {
-                Source::Private(private) => private.free(&region).map(|()| true),
-                Source::Shared(shared) => shared.free(&region),
+                Backend::Private(private) => private.free(&region).map(|()| true),
+                Backend::Shared(shared) => shared.free(&region),
             }
         }?;
         if gone {
@@ -157,7 +157,7 @@ unsafe impl Provider for HostProvider {
     }
 
     fn export(&self) -> Option<&dyn Export> {
-        matches!(self.source, Source::Shared(_)).then_some(self)
+        matches!(self.source, Backend::Shared(_)).then_some(self)
     }
 
     fn import(&self) -> Option<&dyn Import> {
@@ -183,8 +183,8 @@ unsafe impl Provider for HostProvider {
 impl Export for HostProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         match &self.source {
-            Source::Shared(shared) => shared.export(region),
-            Source::Private(_) => Err(Error::NotSupported {
+            Backend::Shared(shared) => shared.export(region),
+            Backend::Private(_) => Err(Error::NotSupported {
                 what: "exporting private memory",
                 owner: "the host provider; set the visibility to shared",
                 native: 0,
@@ -202,8 +202,8 @@ impl Purge for HostProvider {
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
         match &self.source {
             // SAFETY: passed on to the caller.
-            Source::Private(private) => unsafe { private.purge(&self.pages, base, size, true) },
-            Source::Shared(_) => Err(Error::NotSupported {
+            Backend::Private(private) => unsafe { private.purge(&self.pages, base, size, true) },
+            Backend::Shared(_) => Err(Error::NotSupported {
                 what: "purging lazily",
                 owner: "shared host memory; purge it at once",
                 native: 0,
@@ -214,8 +214,8 @@ impl Purge for HostProvider {
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
         match &self.source {
             // SAFETY: passed on to the caller.
-            Source::Private(private) => unsafe { private.purge(&self.pages, base, size, false) },
-            Source::Shared(shared) => shared.purge(&self.pages, base, size),
+            Backend::Private(private) => unsafe { private.purge(&self.pages, base, size, false) },
+            Backend::Shared(shared) => shared.purge(&self.pages, base, size),
         }
     }
 }
@@ -223,13 +223,13 @@ impl Purge for HostProvider {
 impl Populate for HostProvider {
     fn populate(&self, base: Address, size: usize) -> Result<()> {
         match &self.source {
-            Source::Private(private) => private.check_range(&self.pages, base, size),
-            Source::Shared(shared) => shared.check_range(&self.pages, base, size),
+            Backend::Private(private) => private.check_range(&self.pages, base, size),
+            Backend::Shared(shared) => shared.check_range(&self.pages, base, size),
         }?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: the range is that of a live region, as was just checked; populating changes no content.
-        unsafe { sys::advise(pointer, size, Advise::Populate) }.map_err(|errno| match errno {
+        unsafe { sys::advise(pointer, size, MemAdvice::Populate) }.map_err(|errno| match errno {
             // A write there would be a signal: the file system is full.
             Errno::NOMEM | Errno::FAULT => {
                 Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }

@@ -12,14 +12,14 @@ use umf_suballoc::Regions;
 use umf_sync::{Lock, failpoint, fork};
 
 use crate::arena::{self, Arena};
-use crate::named::{self, Name};
-use crate::pages::{Pages, none_left};
+use crate::named::{self, NamedObject};
+use crate::pages::{PagePolicy, huge_pages_exhausted};
 use crate::sys;
-use crate::sys::Advise;
+use crate::sys::MemAdvice;
 
 /// How regions share files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum FileLayout {
     /// Many in each file of this many bytes (or of one region that is larger).
     Arenas(u64),
     /// All in one file.
@@ -31,7 +31,7 @@ pub(crate) enum Form {
     },
 }
 
-impl Form {
+impl FileLayout {
     /// Who has no pages left, and what to do about it.
     const fn owner(self, errno: Errno) -> &'static str {
         match (self, errno) {
@@ -50,7 +50,7 @@ impl Form {
 pub(crate) const FILE_ALIGN: u64 = 2 << 20;
 
 /// What is behind a region.
-enum Backing {
+enum RegionBacking {
     /// A range of one of the provider's arenas.
     Arena {
         /// The arena's number.
@@ -59,45 +59,45 @@ enum Backing {
         offset: u64,
     },
     /// A file that holds nothing else.
-    Own(Arc<CheckedFile>),
+    Isolated(Arc<CheckedFile>),
 }
 
-struct State {
-    regions: Regions<Backing>,
+struct SharedState {
+    regions: Regions<RegionBacking>,
     arenas: Vec<Arena>,
 }
 
 /// Where shared memory comes from.
-pub(crate) struct Shared {
-    form: Form,
+pub(crate) struct SharedMemory {
+    form: FileLayout,
     /// Descriptors have numbers from here on.
-    first_descriptor: i32,
+    lowest_fd: i32,
     /// The fork generation in which it was made: in a child it is frozen, and none of its locks are taken.
     generation: u32,
-    state: ManuallyDrop<Lock<State>>,
+    state: ManuallyDrop<Lock<SharedState>>,
     /// Held while an arena is added.
     growth: Lock<()>,
-    name: ManuallyDrop<Option<Name>>,
+    name: ManuallyDrop<Option<NamedObject>>,
 }
 
-impl core::fmt::Debug for Shared {
+impl core::fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{:?}, {:?}", self.form, *self.name)
     }
 }
 
-impl Shared {
+impl SharedMemory {
     /// Opens the first file, unless each region gets its own.
     pub(crate) fn new(
-        form: Form,
+        form: FileLayout,
         name: Option<&str>,
         size: u64,
-        pages: &Pages,
-        first_descriptor: i32,
+        pages: &PagePolicy,
+        lowest_fd: i32,
     ) -> Result<Self> {
         let mut arenas = Vec::new();
         let mut made_name = None;
-        let size = arena::possible_size(size, pages.granularity());
+        let size = arena::limited_size(size, pages.granularity());
         if size == 0 {
             let limit = sys::file_size_limit();
             let what = "file size (RLIMIT_FSIZE)";
@@ -105,15 +105,15 @@ impl Shared {
         }
         match name {
             Some(name) => {
-                let (file, name) = named::create(name, size, first_descriptor)?;
+                let (file, name) = named::create(name, size, lowest_fd)?;
                 made_name = Some(name);
                 arenas.push(Arena::over(file, size, None)?);
             }
-            None if matches!(form, Form::Arenas(_)) => {
+            None if matches!(form, FileLayout::Arenas(_)) => {
                 // Of the second choice, too, an arena is made: when the first has no pages left.
                 let mut made = None;
-                for choice in pages.choices() {
-                    made = Some(Arena::sealed(size, choice, first_descriptor));
+                for choice in pages.page_size_choices() {
+                    made = Some(Arena::sealed(size, choice, lowest_fd));
                     if let Some(Ok(_)) = made {
                         break;
                     }
@@ -124,9 +124,9 @@ impl Shared {
         }
         Ok(Self {
             form,
-            first_descriptor,
+            lowest_fd,
             generation: fork::generation(),
-            state: ManuallyDrop::new(Lock::new(State {
+            state: ManuallyDrop::new(Lock::new(SharedState {
                 regions: Regions::new("this host provider"),
                 arenas,
             })),
@@ -144,19 +144,19 @@ impl Shared {
         if self.is_inherited() { Err(Error::Frozen { what: "shared memory" }) } else { Ok(()) }
     }
 
-    pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
+    pub(crate) fn allocate(&self, pages: &PagePolicy, layout: Layout) -> Result<Region> {
         self.check_not_inherited()?;
-        let (size, align) = pages.place(layout)?;
+        let (size, align) = pages.region_layout(layout)?;
         // Before there are records of it, which take memory by its size.
-        if !pages.are_made_at_once() {
+        if !pages.populates() {
             Room::check_machine(size)?;
         }
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
-        for choice in pages.choices() {
+        for choice in pages.page_size_choices() {
             let allocated = match self.form {
-                Form::Arenas(arena) => self.carve(pages, size, align, choice, Some(arena)),
-                Form::Named => self.carve(pages, size, align, choice, None),
-                Form::Isolated { read_only } => self.isolate(pages, size, align, choice, read_only),
+                FileLayout::Arenas(arena) => self.suballocate(pages, size, align, choice, Some(arena)),
+                FileLayout::Named => self.suballocate(pages, size, align, choice, None),
+                FileLayout::Isolated { read_only } => self.isolate(pages, size, align, choice, read_only),
             };
             match allocated {
                 Ok(region) => return Ok(region),
@@ -167,18 +167,18 @@ impl Shared {
     }
 
     /// A region in an arena.
-    fn carve(
+    fn suballocate(
         &self,
-        pages: &Pages,
+        pages: &PagePolicy,
         size: usize,
         align: usize,
         huge_page: Option<usize>,
         arena_size: Option<u64>,
     ) -> Result<Region> {
-        let (arena, file, offset) = self.take(pages, size, align, huge_page, arena_size)?;
+        let (arena, file, offset) = self.take_range(pages, size, align, huge_page, arena_size)?;
         let made = map(self.form, pages, &file, offset, size, align, huge_page).and_then(|mapping| {
             let region = Region::new(mapping.address(), size);
-            let backing = Backing::Arena { arena, offset };
+            let backing = RegionBacking::Arena { arena, offset };
             self.state.lock().regions.insert(region, backing)?;
             mapping.keep();
             Ok(region)
@@ -186,15 +186,15 @@ impl Shared {
         if made.is_err() {
             // Pages that were made before the failure. If they stay, they are zero still.
             let _ = punch(&file, offset, size, None);
-            self.give(arena, offset, size);
+            self.give_range(arena, offset, size);
         }
         made
     }
 
     /// A range of an arena: its number, its file, the offset.
-    fn take(
+    fn take_range(
         &self,
-        pages: &Pages,
+        pages: &PagePolicy,
         size: usize,
         align: usize,
         huge_page: Option<usize>,
@@ -227,18 +227,18 @@ impl Shared {
             // A file is cheap, but stays; addresses are what such a size lacks most often.
             Mapping::probe(size).map_err(|errno| map_error(size, "host", errno))?;
         }
-        let arena_size = arena::possible_size(arena_size.max(size as u64), pages.granularity());
+        let arena_size = arena::limited_size(arena_size.max(size as u64), pages.granularity());
         if arena_size < size as u64 {
             let limit = sys::file_size_limit();
             return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size });
         }
-        let arena = Arena::sealed(arena_size, huge_page, self.first_descriptor)?;
+        let arena = Arena::sealed(arena_size, huge_page, self.lowest_fd)?;
         self.state.lock().arenas.push(arena);
         drop(growing);
         take()?.ok_or(full)
     }
 
-    fn give(&self, arena: u32, offset: u64, size: usize) {
+    fn give_range(&self, arena: u32, offset: u64, size: usize) {
         if let Some(arena) = self.state.lock().arenas.get_mut(arena as usize) {
             arena.ranges.give(offset, size as u64);
             failpoint!("host.range_given");
@@ -248,20 +248,20 @@ impl Shared {
     /// A region with a file of its own.
     fn isolate(
         &self,
-        pages: &Pages,
+        pages: &PagePolicy,
         size: usize,
         align: usize,
         huge_page: Option<usize>,
         read_only: bool,
     ) -> Result<Region> {
         self.state.lock().regions.ensure(1)?;
-        let file = arena::create(size as u64, huge_page, self.first_descriptor)?;
+        let file = arena::create(size as u64, huge_page, self.lowest_fd)?;
         let file = Arc::new(CheckedFile::new(file)?);
         let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
         arena::seal(file.fd()?, read_only)?;
         let region = Region::new(mapping.address(), size);
-        let backing = Backing::Own(file);
+        let backing = RegionBacking::Isolated(file);
         self.state.lock().regions.insert(region, backing)?;
         mapping.keep();
         Ok(region)
@@ -278,7 +278,7 @@ impl Shared {
         let (backing, file, offset) = {
             let mut state = self.state.lock();
             let backing = state.regions.remove(region)?;
-            let (file, offset) = state.place(&backing, region)?;
+            let (file, offset) = state.locate(&backing, region)?;
             (backing, file, offset)
         };
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
@@ -286,8 +286,8 @@ impl Shared {
         let mapped = mapping.as_ref().map(Mapping::base);
         // The pages of a whole file go with its last mapping, so that importers keep what they mapped.
         let punched = match backing {
-            Backing::Arena { .. } => punch(&file, offset, region.size(), mapped),
-            Backing::Own(_) => Ok(()),
+            RegionBacking::Arena { .. } => punch(&file, offset, region.size(), mapped),
+            RegionBacking::Isolated(_) => Ok(()),
         };
         let gone = match (punched, mapping) {
             (Ok(()), Some(mapping)) => mapping.unmap_or_keep(),
@@ -302,8 +302,8 @@ impl Shared {
                 self.state.lock().regions.insert(*region, backing)?;
                 return Err(error);
             }
-            (Ok(()), Backing::Arena { arena, offset }) => self.give(arena, offset, region.size()),
-            (Ok(()), Backing::Own(_)) => {}
+            (Ok(()), RegionBacking::Arena { arena, offset }) => self.give_range(arena, offset, region.size()),
+            (Ok(()), RegionBacking::Isolated(_)) => {}
         }
         Ok(true)
     }
@@ -317,47 +317,47 @@ impl Shared {
         self.check_not_inherited()?;
         let state = self.state.lock();
         let backing = state.regions.get(region)?;
-        let (file, offset) = state.place(backing, region)?;
+        let (file, offset) = state.locate(backing, region)?;
         let mut export = NativeExport::from_fd(Arc::clone(file.fd()?), offset);
-        export.isolated = matches!(backing, Backing::Own(_));
-        export.read_only = self.form == Form::Isolated { read_only: true };
+        export.isolated = matches!(backing, RegionBacking::Isolated(_));
+        export.read_only = self.form == FileLayout::Isolated { read_only: true };
         Ok(export)
     }
 
     /// Checks that the range is whole pages of a live region.
-    pub(crate) fn check_range(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
+    pub(crate) fn check_range(&self, pages: &PagePolicy, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
         self.state.lock().regions.holding(base, size, pages.granularity()).map(drop)
     }
 
     /// Gives the pages of a range back, in every process that maps them.
-    pub(crate) fn purge(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
+    pub(crate) fn purge(&self, pages: &PagePolicy, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
         let (file, offset) = {
             let state = self.state.lock();
             let (region, backing) = state.regions.holding(base, size, pages.granularity())?;
-            let (file, offset) = state.place(backing, &region)?;
+            let (file, offset) = state.locate(backing, &region)?;
             (file, offset + base.offset_from(region.base()).unwrap_or(0))
         };
         punch(&file, offset, size, base.as_ptr().and_then(NonNull::new))
     }
 }
 
-impl State {
+impl SharedState {
     /// The file of a region, and where the region begins in it.
-    fn place(&self, backing: &Backing, region: &Region) -> Result<(Arc<CheckedFile>, u64)> {
+    fn locate(&self, backing: &RegionBacking, region: &Region) -> Result<(Arc<CheckedFile>, u64)> {
         match backing {
-            Backing::Arena { arena, offset } => {
+            RegionBacking::Arena { arena, offset } => {
                 let gone = Error::NotAllocated { address: region.base() };
                 let arena = self.arenas.get(*arena as usize).ok_or(gone)?;
                 Ok((Arc::clone(&arena.file), *offset))
             }
-            Backing::Own(file) => Ok((Arc::clone(file), 0)),
+            RegionBacking::Isolated(file) => Ok((Arc::clone(file), 0)),
         }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.is_inherited() {
             // The name is the parent's, and the tables may have been in the middle of a change at the fork.
@@ -373,8 +373,8 @@ impl Drop for Shared {
 
 /// Maps a fresh range of a file and makes its pages, if they are to be made now.
 fn map(
-    form: Form,
-    pages: &Pages,
+    form: FileLayout,
+    pages: &PagePolicy,
     file: &CheckedFile,
     offset: u64,
     size: usize,
@@ -387,10 +387,12 @@ fn map(
     // Where the pages shall lie has to be said before there are any.
     pages.prepare(&mapping)?;
     // Huge pages are always made now: a touch that finds none left is a signal.
-    if pages.are_made_at_once() || huge_page.is_some() {
-        pages.check_room(size, huge_page)?;
+    if pages.populates() || huge_page.is_some() {
+        pages.check_available(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
-            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => none_left(size, errno.raw_os_error()),
+            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => {
+                huge_pages_exhausted(size, errno.raw_os_error())
+            }
             Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {
                 Error::OutOfMemory { size, owner: form.owner(errno), native: errno.raw_os_error() }
             }
@@ -405,7 +407,7 @@ fn map(
 /// this process maps the range: with it, this works without the file's descriptor.
 fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8>>) -> Result<()> {
     // SAFETY: the range is one of a region of this provider, whose owner frees or purges it.
-    let removed = mapped.is_some_and(|base| unsafe { sys::advise(base, size, Advise::Remove) }.is_ok());
+    let removed = mapped.is_some_and(|base| unsafe { sys::advise(base, size, MemAdvice::Remove) }.is_ok());
     let punched = if removed {
         Ok(())
     } else {

@@ -50,7 +50,7 @@ pub(crate) fn map_private(place: Place, size: usize, huge_page: Option<usize>) -
 
 /// What to tell the kernel about a range of memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Advise {
+pub(crate) enum MemAdvice {
     /// Use huge pages where possible.
     HugePages,
     /// Put what is there onto huge pages now (Linux 6.1).
@@ -72,17 +72,17 @@ pub(crate) enum Advise {
 /// # Safety
 /// The range is mapped and the caller's own; for `DontNeed`, `Free` and `Remove`, nobody needs its
 /// content.
-pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: Advise) -> Result<()> {
+pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: MemAdvice) -> Result<()> {
     /// `MADV_COLLAPSE`, which rustix has no name for.
     const COLLAPSE: c_int = 25;
     let advice = match advice {
-        Advise::HugePages => Advice::LinuxHugepage,
-        Advise::Populate => Advice::LinuxPopulateWrite,
-        Advise::DontNeed => Advice::LinuxDontNeed,
-        Advise::Free => Advice::LinuxFree,
-        Advise::Remove => Advice::LinuxRemove,
-        Advise::DontDump => Advice::LinuxDontDump,
-        Advise::Collapse => {
+        MemAdvice::HugePages => Advice::LinuxHugepage,
+        MemAdvice::Populate => Advice::LinuxPopulateWrite,
+        MemAdvice::DontNeed => Advice::LinuxDontNeed,
+        MemAdvice::Free => Advice::LinuxFree,
+        MemAdvice::Remove => Advice::LinuxRemove,
+        MemAdvice::DontDump => Advice::LinuxDontDump,
+        MemAdvice::Collapse => {
             // SAFETY: collapsing moves the content and changes none of it.
             let result = unsafe { libc::madvise(base.as_ptr().cast(), size, COLLAPSE) };
             return if result == 0 { Ok(()) } else { Err(last_error()) };
@@ -115,7 +115,7 @@ pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
 
 /// The same file under the first free number from `first` on; where there is none, under one that is not of the standard streams, if any is
 /// free.
-pub(crate) fn from_number(file: OwnedFd, first: i32) -> OwnedFd {
+pub(crate) fn move_above(file: OwnedFd, first: i32) -> OwnedFd {
     if first <= 0 {
         return file;
     }
@@ -239,7 +239,7 @@ fn last_error() -> Errno {
 
 /// How memory is placed on NUMA nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Policy {
+pub(crate) enum NumaPolicy {
     /// Only there.
     Bind,
     /// Page by page in turn.
@@ -258,21 +258,21 @@ pub(crate) enum Policy {
 const MASK_BITS: c_ulong = NodeSet::LIMIT as c_ulong + 1;
 
 /// `mbind(2)`: places the pages of a range that are not there yet.
-pub(crate) fn bind(base: NonNull<u8>, size: usize, policy: Policy, nodes: &NodeSet) -> Result<()> {
+pub(crate) fn bind(base: NonNull<u8>, size: usize, policy: NumaPolicy, nodes: &NodeSet) -> Result<()> {
     /// `MPOL_PREFERRED_MANY`, which libc has no name for.
     const PREFERRED_MANY: c_int = 5;
     /// `MPOL_WEIGHTED_INTERLEAVE`, likewise.
     const WEIGHTED_INTERLEAVE: c_int = 6;
     let mode = match policy {
-        Policy::Bind => libc::MPOL_BIND,
-        Policy::Interleave => libc::MPOL_INTERLEAVE,
-        Policy::WeightedInterleave => WEIGHTED_INTERLEAVE,
-        Policy::Preferred => libc::MPOL_PREFERRED,
-        Policy::PreferredMany => PREFERRED_MANY,
-        Policy::Local => libc::MPOL_LOCAL,
+        NumaPolicy::Bind => libc::MPOL_BIND,
+        NumaPolicy::Interleave => libc::MPOL_INTERLEAVE,
+        NumaPolicy::WeightedInterleave => WEIGHTED_INTERLEAVE,
+        NumaPolicy::Preferred => libc::MPOL_PREFERRED,
+        NumaPolicy::PreferredMany => PREFERRED_MANY,
+        NumaPolicy::Local => libc::MPOL_LOCAL,
     };
     let (mask, bits) =
-        if policy == Policy::Local { (ptr::null(), 0) } else { (nodes.words().as_ptr(), MASK_BITS) };
+        if policy == NumaPolicy::Local { (ptr::null(), 0) } else { (nodes.words().as_ptr(), MASK_BITS) };
     // SAFETY: the mask has as many bits as the call is told (one less, as it wants), and the call changes
     // where pages will lie, not what is in them.
     let result = unsafe {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// What is wrong with a plugin's table of functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum TableFault {
+pub enum TableError {
     /// The exported function returned NULL.
     #[error("it returns no table (NULL); the plugin may have been built without this provider")]
     Null,
@@ -115,7 +115,7 @@ pub enum PluginError {
         symbol: String,
         /// What is wrong with it.
         #[source]
-        fault: TableFault,
+        fault: TableError,
     },
     /// The parameters cannot be written as JSON.
     #[error("the params for plugin {path:?} cannot be written as JSON: {source}")]

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use umf_core::{Address, Error, Result};
 
-use super::load::Loaded;
+use super::load::LoadedPlugin;
 use super::table::{Code, State, Table};
 
 const SUCCESS: Code = 0;
@@ -56,7 +56,7 @@ pub struct Instance {
     /// Is told of each result, before it becomes an error.
     observe: fn(Code),
     /// What ends it, where this crate started it.
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedPlugin>,
 }
 
 // SAFETY: UMF requires of every provider that all its functions may be called by several threads at
@@ -76,15 +76,15 @@ impl Instance {
     }
 
     /// A provider of a shared object, which is finalised when this is dropped.
-    pub(crate) fn loaded(table: Table, state: State, loaded: Loaded) -> Result<Self> {
+    pub(crate) fn loaded(table: Table, state: State, loaded: LoadedPlugin) -> Result<Self> {
         let mut instance = Self { table, state, owner: "the plugin", observe: |_| {}, loaded: Some(loaded) };
-        instance.owner = lasting(&format!("plugin {}", instance.name()?), instance.owner);
+        instance.owner = intern(&format!("plugin {}", instance.name()?), instance.owner);
         instance.post_initialize()?;
         Ok(instance)
     }
 
     /// Sets whether a forked child leaves the plugin as it is.
-    pub(crate) const fn stays_in_children(&mut self, stays: bool) {
+    pub(crate) const fn set_parent_only(&mut self, stays: bool) {
         if let Some(loaded) = &mut self.loaded {
             loaded.parent_only = stays;
         }
@@ -131,12 +131,12 @@ impl Instance {
     }
 
     /// The error for something that no provider may do.
-    pub(crate) fn broken(&self, how: &str) -> Error {
-        let why = lasting(&format!("{} {how}", self.owner), "the provider breaks UMF's rules");
+    pub(crate) fn contract_violation(&self, how: &str) -> Error {
+        let why = intern(&format!("{} {how}", self.owner), "the provider breaks UMF's rules");
         Error::Untrusted { why }
     }
 
-    pub(crate) const fn not_offered(&self, what: &'static str) -> Error {
+    pub(crate) const fn unsupported(&self, what: &'static str) -> Error {
         Error::NotSupported { what, owner: self.owner, native: 0 }
     }
 
@@ -167,7 +167,7 @@ impl Instance {
         // SAFETY: UMF says that the message ends with a NUL and stays this thread's until the next
         // call.
         let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
-        Some((native, lasting(&message, "")))
+        Some((native, intern(&message, "")))
     }
 
     pub(crate) fn name(&self) -> Result<String> {
@@ -176,7 +176,7 @@ impl Instance {
         let code = unsafe { (self.table.functions.get_name)(self.state, &raw mut name) };
         self.check(code, "get_name", 0)?;
         if name.is_null() {
-            return Err(self.broken("has no name: get_name succeeded with NULL"));
+            return Err(self.contract_violation("has no name: get_name succeeded with NULL"));
         }
         // SAFETY: UMF says that a name ends with a NUL and lives as long as the provider.
         Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
@@ -194,7 +194,7 @@ impl Instance {
         if page.is_power_of_two() {
             Ok(page)
         } else {
-            Err(self.broken("has a page size that is no power of two"))
+            Err(self.contract_violation("has a page size that is no power of two"))
         }
     }
 
@@ -207,21 +207,22 @@ impl Instance {
         (code == SUCCESS && page.is_power_of_two()).then_some(page)
     }
 
-    /// Allocates at a multiple of `align`. Where `asks_any`, the provider is asked for any
+    /// Allocates at a multiple of `align`. Where `any_align`, the provider is asked for any
     /// alignment.
-    pub(crate) fn allocate(&self, size: usize, align: usize, asks_any: bool) -> Result<Address> {
+    pub(crate) fn allocate(&self, size: usize, align: usize, any_align: bool) -> Result<Address> {
         let mut memory = null_mut();
-        let asked = if asks_any { 0 } else { align };
+        let asked = if any_align { 0 } else { align };
         // SAFETY: the place lives as long as the call.
         let code = unsafe { (self.table.functions.alloc)(self.state, size, asked, &raw mut memory) };
         self.check_aligned(code, "alloc", size, align)?;
-        let memory = NonNull::new(memory).ok_or_else(|| self.broken("returned NULL as memory"))?;
+        let memory =
+            NonNull::new(memory).ok_or_else(|| self.contract_violation("returned NULL as memory"))?;
         match Address::new(memory.as_ptr().expose_provenance()) {
             Some(address) if address.is_aligned_to(align) => Ok(address),
             _ => {
                 // SAFETY: allocated above, with this size, and not in use. The first error counts.
                 let _ = unsafe { (self.table.functions.free)(self.state, memory.as_ptr(), size) };
-                Err(self.broken("returned memory at an address that is not aligned as asked"))
+                Err(self.contract_violation("returned memory at an address that is not aligned as asked"))
             }
         }
     }
@@ -243,7 +244,7 @@ impl Instance {
         } else {
             ("ext_purge_force", functions.ext_purge_force)
         };
-        let purge = purge.ok_or(self.not_offered(operation))?;
+        let purge = purge.ok_or(self.unsupported(operation))?;
         // SAFETY: passed on to the caller.
         let code = unsafe { purge(self.state, pointer(address), size) };
         self.check(code, operation, size)
@@ -266,7 +267,7 @@ impl Instance {
         }
         self.check(code, operation, 0)?;
         if size == 0 || size > LARGEST_HANDLE {
-            return Err(self.broken("has IPC handles of 0 bytes, or of more than 1 MiB"));
+            return Err(self.contract_violation("has IPC handles of 0 bytes, or of more than 1 MiB"));
         }
         Ok(Some(size))
     }
@@ -274,9 +275,9 @@ impl Instance {
     /// Gets the handle of an allocation, which has `len` bytes.
     pub(crate) fn get_handle(&self, address: Address, size: usize, len: usize) -> Result<HandleBytes> {
         let operation = "ext_get_ipc_handle";
-        let get = self.table.functions.ext_get_ipc_handle.ok_or(self.not_offered(operation))?;
+        let get = self.table.functions.ext_get_ipc_handle.ok_or(self.unsupported(operation))?;
         if self.handle_size()? != Some(len) {
-            return Err(self.broken("has IPC handles of another size than it said first"));
+            return Err(self.contract_violation("has IPC handles of another size than it said first"));
         }
         let mut bytes = HandleBytes::zeroed(len);
         // SAFETY: the range is an allocation, and there is room for the handle.
@@ -287,7 +288,7 @@ impl Instance {
 
     pub(crate) fn put_handle(&self, mut bytes: HandleBytes) -> Result<()> {
         let operation = "ext_put_ipc_handle";
-        let put = self.table.functions.ext_put_ipc_handle.ok_or(self.not_offered(operation))?;
+        let put = self.table.functions.ext_put_ipc_handle.ok_or(self.unsupported(operation))?;
         // SAFETY: the bytes of a handle of this provider.
         let code = unsafe { put(self.state, bytes.as_mut_ptr()) };
         self.check(code, operation, 0)
@@ -296,22 +297,23 @@ impl Instance {
     /// Opens a handle; returns where the memory begins here.
     pub(crate) fn open_handle(&self, mut bytes: HandleBytes) -> Result<Address> {
         let operation = "ext_open_ipc_handle";
-        let open = self.table.functions.ext_open_ipc_handle.ok_or(self.not_offered(operation))?;
+        let open = self.table.functions.ext_open_ipc_handle.ok_or(self.unsupported(operation))?;
         let mut memory = null_mut();
         // SAFETY: as many bytes as a handle has, and a place for the address; both live as long as
         // the call.
         let code = unsafe { open(self.state, bytes.as_mut_ptr(), &raw mut memory) };
         self.check(code, operation, 0)?;
-        let memory = NonNull::new(memory).ok_or_else(|| self.broken("opened a handle as NULL"))?;
+        let memory =
+            NonNull::new(memory).ok_or_else(|| self.contract_violation("opened a handle as NULL"))?;
         Address::new(memory.as_ptr().expose_provenance())
-            .ok_or_else(|| self.broken("opened a handle outside of the address space"))
+            .ok_or_else(|| self.contract_violation("opened a handle outside of the address space"))
     }
 
     /// # Safety
     /// The memory came from [`Instance::open_handle`], was not closed before, and is not in use.
     pub(crate) unsafe fn close_handle(&self, address: Address, size: usize) -> Result<()> {
         let operation = "ext_close_ipc_handle";
-        let close = self.table.functions.ext_close_ipc_handle.ok_or(self.not_offered(operation))?;
+        let close = self.table.functions.ext_close_ipc_handle.ok_or(self.unsupported(operation))?;
         // SAFETY: passed on to the caller.
         let code = unsafe { close(self.state, pointer(address), size) };
         self.check(code, operation, size)
@@ -322,13 +324,13 @@ impl Instance {
         let operation = "ext_get_allocation_properties";
         let functions = &self.table.functions;
         let both = functions.ext_get_allocation_properties.zip(functions.ext_get_allocation_properties_size);
-        let (get, get_size) = both.ok_or(self.not_offered(operation))?;
+        let (get, get_size) = both.ok_or(self.unsupported(operation))?;
         let mut size = 0;
         // SAFETY: the place lives as long as the call.
         let code = unsafe { get_size(self.state, property, &raw mut size) };
         self.check(code, "ext_get_allocation_properties_size", 0)?;
         if size != 4 && size != 8 {
-            return Err(self.broken("has a property that is neither 4 nor 8 bytes"));
+            return Err(self.contract_violation("has a property that is neither 4 nor 8 bytes"));
         }
         let mut value = [0_u8; 8];
         // SAFETY: the place is at least as large as the provider says that the value is.
@@ -340,7 +342,7 @@ impl Instance {
 
     pub(crate) fn cache_line_size(&self) -> Result<u64> {
         let operation = "get_cache_line_size";
-        let get = self.table.functions.get_cache_line_size.ok_or(self.not_offered(operation))?;
+        let get = self.table.functions.get_cache_line_size.ok_or(self.unsupported(operation))?;
         let mut size = 0;
         // SAFETY: the place lives as long as the call.
         let code = unsafe { get(self.state, &raw mut size) };
@@ -362,7 +364,7 @@ fn error(
     owner: &'static str,
     last: Option<(i32, &'static str)>,
 ) -> Error {
-    let call = lasting(&format!("{operation} of {owner}"), operation);
+    let call = intern(&format!("{operation} of {owner}"), operation);
     let (native, message) = last.unwrap_or((code, ""));
     let native_with = |hint| Error::Native { call, native, hint };
     match code {
@@ -386,7 +388,7 @@ fn error(
 
 /// Returns `text`, or its beginning, with a lifetime that [`Error`] can hold: each text is kept
 /// once, for ever. Returns `fallback` if too many different texts were kept already.
-fn lasting(text: &str, fallback: &'static str) -> &'static str {
+fn intern(text: &str, fallback: &'static str) -> &'static str {
     static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     const MOST: usize = 512;
     const LONGEST: usize = 200;
@@ -409,9 +411,9 @@ fn lasting(text: &str, fallback: &'static str) -> &'static str {
     if texts.len() >= MOST {
         return fallback;
     }
-    let lasting: &'static str = Box::leak(text.to_owned().into_boxed_str());
-    texts.insert(lasting);
-    lasting
+    let intern: &'static str = Box::leak(text.to_owned().into_boxed_str());
+    texts.insert(intern);
+    intern
 }
 
 #[cfg(test)]
@@ -420,9 +422,9 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let text = lasting(&"ä".repeat(150), "");
+        let text = intern(&"ä".repeat(150), "");
         assert_eq!(text.chars().count(), 100);
-        assert_eq!(lasting(" same \n", ""), lasting("same", ""));
+        assert_eq!(intern(" same \n", ""), intern("same", ""));
     }
 
     #[test]

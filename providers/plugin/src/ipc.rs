@@ -24,13 +24,13 @@ impl Export for PluginProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_frozen()?;
         self.regions.lock().get(region)?;
-        let len = self.handle_size().ok_or(self.instance.not_offered("IPC handles"))?;
+        let len = self.handle_size().ok_or(self.instance.unsupported("IPC handles"))?;
         let mut bytes = self.instance.get_handle(region.base(), region.size(), len)?;
         if len <= NATIVE_BYTES {
             let native = NativeBytes::new(bytes.as_mut_slice())?;
             return Ok(NativeExport::from_bytes(native, region.id().get()));
         }
-        let file = match file_with(bytes.as_mut_slice()) {
+        let file = match memfd_with(bytes.as_mut_slice()) {
             Ok(file) => file,
             Err(error) => {
                 // The first error counts.
@@ -48,9 +48,9 @@ impl Export for PluginProvider {
         if self.is_frozen() {
             return Ok(());
         }
-        let len = self.handle_size().ok_or(self.instance.not_offered("IPC handles"))?;
+        let len = self.handle_size().ok_or(self.instance.unsupported("IPC handles"))?;
         let file = export.fd.as_deref().map(OwnedFd::try_clone).transpose().map_err(|_| WRONG_LENGTH)?;
-        self.instance.put_handle(handle_of(file, export.native.as_slice(), len)?)
+        self.instance.put_handle(read_handle(file, export.native.as_slice(), len)?)
     }
 
     fn uses_fd_per_export(&self) -> bool {
@@ -65,7 +65,7 @@ impl PluginProvider {
 }
 
 /// A file of memory with these bytes.
-fn file_with(bytes: &[u8]) -> Result<OwnedFd> {
+fn memfd_with(bytes: &[u8]) -> Result<OwnedFd> {
     let native = |call| move |error: std::io::Error| Error::native(call, error.raw_os_error().unwrap_or(0));
     // SAFETY: a C string and flags.
     let fd = unsafe { libc::memfd_create(c"umf-c-handle".as_ptr(), libc::MFD_CLOEXEC) };
@@ -82,7 +82,7 @@ const WRONG_LENGTH: Error =
     Error::Untrusted { why: "the IPC handle is not as long as those of this provider" };
 
 /// The bytes of a handle, of exactly this length.
-fn handle_of(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<HandleBytes> {
+fn read_handle(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<HandleBytes> {
     let mut bytes = HandleBytes::zeroed(len);
     match file.map(File::from) {
         None if native.len() == len => bytes.as_mut_slice().copy_from_slice(native),
@@ -123,14 +123,14 @@ impl PluginImport {
     }
 
     /// Checks and protects memory that the provider opened.
-    fn examine(&self, base: Address, size: usize, access: Access) -> Result<Imported> {
+    fn check_mapping(&self, base: Address, size: usize, access: Access) -> Result<Imported> {
         if base.checked_add(size as u64).is_none() {
             return Err(Error::Untrusted { why: "the region does not fit into the address space" });
         }
         if !self.memory_kind.is_host_accessible() {
             return Ok(Imported::device(base, size));
         }
-        let pages = Pages::around(base, size)?;
+        let pages = MappedPages::around(base, size)?;
         if self.memory_kind == MemoryKind::Host && pages.mapped() < pages.len {
             let why = "the plugin opened less memory than the handle says that there is";
             return Err(Error::Untrusted { why });
@@ -138,7 +138,7 @@ impl PluginImport {
         if access == Access::ReadOnly {
             // Protecting pages that are open for writing, too, would end their users.
             if self.memory_kind != MemoryKind::Host || OPEN.lock().contains_key(&base.to_bits()) {
-                return Err(self.instance.not_offered("this import as read-only"));
+                return Err(self.instance.unsupported("this import as read-only"));
             }
             pages.protect(libc::PROT_READ)?;
         }
@@ -147,12 +147,12 @@ impl PluginImport {
 }
 
 /// The pages of the system that memory lies in.
-struct Pages {
+struct MappedPages {
     start: *mut libc::c_void,
     len: usize,
 }
 
-impl Pages {
+impl MappedPages {
     fn around(base: Address, size: usize) -> Result<Self> {
         const PAGE: usize = 4096;
         let outside = Error::Untrusted { why: "the plugin opened a handle outside of the address space" };
@@ -230,25 +230,25 @@ unsafe impl Import for PluginImport {
             return Err(Error::Untrusted { why });
         }
         let native = request.native.get(..request.native_len).unwrap_or_default();
-        let handle = handle_of(request.fd, native, self.handle_size)?;
+        let handle = read_handle(request.fd, native, self.handle_size)?;
         let base = self.instance.open_handle(handle)?;
         let size = request.size;
-        let examined = self.examine(base, size, request.access);
-        if examined.is_ok() {
+        let checked = self.check_mapping(base, size, request.access);
+        if checked.is_ok() {
             *OPEN.lock().entry(base.to_bits()).or_default() += 1;
-            return examined;
+            return checked;
         }
         // The size is the exporter's: a provider that is told to unmap more than it mapped unmaps
         // what lies behind. Where the system does not say how much it is, it stays open.
         let size = match self.memory_kind {
-            MemoryKind::Host => Pages::around(base, size).map_or(0, |pages| pages.given(base, size)),
+            MemoryKind::Host => MappedPages::around(base, size).map_or(0, |pages| pages.given(base, size)),
             _ => size,
         };
         if size != 0 {
             // SAFETY: opened above, and not in use. The first error counts.
             let _ = unsafe { self.instance.close_handle(base, size) };
         }
-        examined
+        checked
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {

@@ -48,9 +48,9 @@ mod provider;
 #[allow(missing_docs, reason = "the names are those of the C header, which documents them")]
 pub mod table;
 
-pub use error::{PluginError, TableFault};
+pub use error::{PluginError, TableError};
 pub use instance::Instance;
 pub use ipc::PluginImport;
 pub use load::{DEFAULT_KIND, DEFAULT_SYMBOL, PluginLoader, load};
-pub use provider::Description;
 pub use provider::PluginProvider;
+pub use provider::ProviderInfo;

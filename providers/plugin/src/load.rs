@@ -13,7 +13,7 @@ use umf_sync::fork;
 
 use super::error::PluginError;
 use super::instance::Instance;
-use super::provider::{Description, PluginProvider};
+use super::provider::{PluginProvider, ProviderInfo};
 use super::table::{Finalize, GetTable, State, Table};
 
 /// The symbol that is looked for if none is named.
@@ -154,7 +154,7 @@ impl PluginLoader {
     ) -> umf_core::Result<Arc<PluginProvider>> {
         // SAFETY: the table is this library's; the caller trusts it to do what UMF says.
         let state = unsafe { Instance::initialize(table, params) }?;
-        let loaded = Loaded {
+        let loaded = LoadedPlugin {
             finalize: table.functions.finalize,
             state,
             library: ManuallyDrop::new(library),
@@ -170,9 +170,9 @@ impl PluginLoader {
         };
         let default = if handle_size.is_some() { Visibility::Shared } else { Visibility::Private };
         let visibility = self.visibility.unwrap_or(default);
-        instance.stays_in_children(visibility == Visibility::Shared);
+        instance.set_parent_only(visibility == Visibility::Shared);
         let name = Some(instance.name()?).filter(|name| !name.is_empty());
-        let about = Description {
+        let about = ProviderInfo {
             name: name.unwrap_or_else(|| self.kind.as_str().to_owned()),
             kind: self.kind,
             memory_kind,
@@ -186,7 +186,7 @@ impl PluginLoader {
 }
 
 /// A plugin that was initialised. Finalises and unloads it when dropped.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedPlugin {
     finalize: Finalize,
     state: State,
     library: ManuallyDrop<Library>,
@@ -196,7 +196,7 @@ pub(crate) struct Loaded {
     pub(crate) parent_only: bool,
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedPlugin {
     fn drop(&mut self) {
         if self.parent_only && self.generation != fork::generation() {
             // The memory is the parent's: the code stays loaded, and nothing is undone.
@@ -235,7 +235,7 @@ fn memory_kind_of(instance: &Instance, page: usize) -> umf_core::Result<Option<M
         Ok(2) => Ok(Some(MemoryKind::Device)),
         Ok(3) => Ok(Some(MemoryKind::Managed)),
         Ok(0) | Err(Error::NotSupported { .. } | Error::InvalidArgument { .. }) => Ok(None),
-        Ok(_) => Err(instance.broken("has memory of a type that UMF does not define")),
+        Ok(_) => Err(instance.contract_violation("has memory of a type that UMF does not define")),
         Err(error) => Err(error),
     }
 }
@@ -252,9 +252,9 @@ fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if !path.is_absolute() {
         return Err(PluginError::RelativePath { path: path.to_owned() });
     }
-    let unseen = |source| PluginError::File { path: path.to_owned(), source };
-    let file = path.canonicalize().map_err(unseen)?;
-    let metadata = file.metadata().map_err(unseen)?;
+    let file_error = |source| PluginError::File { path: path.to_owned(), source };
+    let file = path.canonicalize().map_err(file_error)?;
+    let metadata = file.metadata().map_err(file_error)?;
     if !metadata.is_file() {
         return Err(PluginError::NotAFile { path: file });
     }
@@ -272,7 +272,7 @@ fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
         return Err(open(&file, metadata.mode()));
     }
     for directory in file.ancestors().skip(1) {
-        let mode = directory.metadata().map_err(unseen)?.mode();
+        let mode = directory.metadata().map_err(file_error)?.mode();
         if mode & WRITABLE_BY_ALL != 0 && mode & STICKY == 0 {
             return Err(open(directory, mode));
         }

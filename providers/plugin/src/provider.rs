@@ -32,14 +32,14 @@ pub struct PluginProvider {
     pub(crate) instance: ManuallyDrop<Arc<Instance>>,
     /// No foreign code runs under the lock, so that a fork can wait for it.
     pub(crate) regions: Lock<Regions<()>>,
-    about: Description,
+    info: ProviderInfo,
     generation: u32,
     import: Option<Arc<PluginImport>>,
 }
 
 /// What the table of a provider does not say, or said when it was asked.
 #[derive(Clone, Debug)]
-pub struct Description {
+pub struct ProviderInfo {
     /// The name of this instance.
     pub name: String,
     /// What stands in handles.
@@ -60,15 +60,15 @@ pub struct Description {
 impl PluginProvider {
     /// A provider over an instance.
     #[must_use]
-    pub fn new(instance: Instance, about: Description) -> Arc<Self> {
+    pub fn new(instance: Instance, info: ProviderInfo) -> Arc<Self> {
         let instance = Arc::new(instance);
         let import =
-            |size| Arc::new(PluginImport::new(Arc::clone(&instance), about.kind, about.memory_kind, size));
+            |size| Arc::new(PluginImport::new(Arc::clone(&instance), info.kind, info.memory_kind, size));
         Arc::new(Self {
             regions: Lock::new(Regions::new(instance.owner())),
-            import: about.handle_size.map(import),
+            import: info.handle_size.map(import),
             instance: ManuallyDrop::new(instance),
-            about,
+            info,
             generation: fork::generation(),
         })
     }
@@ -82,7 +82,7 @@ impl PluginProvider {
 
     /// Whether this is a forked child, to which the memory does not belong.
     pub(crate) fn is_frozen(&self) -> bool {
-        self.about.visibility == Visibility::Shared && self.generation != fork::generation()
+        self.info.visibility == Visibility::Shared && self.generation != fork::generation()
     }
 
     pub(crate) fn check_not_frozen(&self) -> Result<()> {
@@ -94,34 +94,34 @@ impl PluginProvider {
 // are checked for address, alignment and overlap, and are freed by `free` only.
 unsafe impl Provider for PluginProvider {
     fn kind(&self) -> ProviderKind {
-        self.about.kind
+        self.info.kind
     }
 
     fn name(&self) -> &str {
-        &self.about.name
+        &self.info.name
     }
 
     fn memory_kind(&self) -> MemoryKind {
-        self.about.memory_kind
+        self.info.memory_kind
     }
 
     fn visibility(&self) -> Visibility {
-        self.about.visibility
+        self.info.visibility
     }
 
     fn page_size(&self) -> usize {
-        self.about.page
+        self.info.page
     }
 
     fn recommended_page_size(&self, size: usize) -> usize {
-        let page = self.about.page;
+        let page = self.info.page;
         self.instance.recommended_page_size(size).unwrap_or(page).max(page)
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         self.check_not_frozen()?;
-        let page = self.about.page;
-        let exact = self.about.exact_sizes;
+        let page = self.info.page;
+        let exact = self.info.exact_sizes;
         let layout = if exact { layout } else { layout.pad_to(page)?.align_to(page)? };
         let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() <= page)?;
         let region = Region::new(base, layout.size());
@@ -129,7 +129,9 @@ unsafe impl Provider for PluginProvider {
         if base.checked_add(region.size() as u64).is_none() || regions.overlap(&region) {
             drop(regions);
             // It is not freed: that would free the other region.
-            return Err(self.instance.broken("returned memory that overlaps memory it returned before"));
+            return Err(self
+                .instance
+                .contract_violation("returned memory that overlaps memory it returned before"));
         }
         let inserted = regions.insert(region, ());
         drop(regions);
@@ -181,7 +183,7 @@ impl PluginProvider {
     /// The content of the range is not needed.
     unsafe fn purge_range(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
         self.check_not_frozen()?;
-        self.regions.lock().holding(base, size, self.about.page)?;
+        self.regions.lock().holding(base, size, self.info.page)?;
         // SAFETY: the range lies in a live region; the rest is passed on to the caller.
         unsafe { self.instance.purge(base, size, lazily) }
     }
@@ -209,7 +211,8 @@ impl Properties for PluginProvider {
         self.regions.lock().get(region)?;
         let handle = |property| {
             let value = self.instance.property(region.base(), property)?;
-            let value = usize::try_from(value).map_err(|_| self.instance.broken("has no such property"))?;
+            let value = usize::try_from(value)
+                .map_err(|_| self.instance.contract_violation("has no such property"))?;
             Ok(PropertyValue::Handle(value))
         };
         match property {
@@ -217,14 +220,14 @@ impl Properties for PluginProvider {
             Property::CacheLine => self.instance.cache_line_size().map(PropertyValue::Number),
             Property::Context => handle(CONTEXT),
             Property::Device => handle(DEVICE),
-            _ => Err(self.instance.not_offered("this property")),
+            _ => Err(self.instance.unsupported("this property")),
         }
     }
 }
 
 impl fmt::Debug for PluginProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} provider {:?} behind C functions", self.about.kind, self.about.name)
+        write!(f, "{} provider {:?} behind C functions", self.info.kind, self.info.name)
     }
 }
 
@@ -235,7 +238,7 @@ impl Drop for PluginProvider {
             // Its regions are promised to stay until freed, and finalising may take them away. The
             // reference that is not dropped keeps a plugin loaded.
             tracing::warn!(
-                provider = self.about.name,
+                provider = self.info.name,
                 live,
                 "dropped with live regions: not finalised, so that they stay"
             );

@@ -7,7 +7,7 @@
 
 use core::ffi::{c_char, c_void};
 
-use super::error::TableFault;
+use super::error::TableError;
 
 /// What `initialize` returns and every call is handed: opaque, and NULL for a provider without
 /// state.
@@ -130,12 +130,12 @@ impl Table {
     ///
     /// # Safety
     /// `table` is NULL, misaligned, or points to a table that is as long as its version says.
-    pub unsafe fn read(table: *const u32) -> Result<Self, TableFault> {
+    pub unsafe fn read(table: *const u32) -> Result<Self, TableError> {
         if table.is_null() {
-            return Err(TableFault::Null);
+            return Err(TableError::Null);
         }
         if !table.cast::<Self>().is_aligned() {
-            return Err(TableFault::Misaligned);
+            return Err(TableError::Misaligned);
         }
         // SAFETY: every version begins with its number.
         let version = unsafe { table.read() };
@@ -144,22 +144,22 @@ impl Table {
             (1, 0) => 18,
             (1, 1) => 20,
             (1, 2) => MEMBERS,
-            _ => return Err(TableFault::Version { major, minor }),
+            _ => return Err(TableError::Version { major, minor }),
         };
         let mut members = [Member::None; MEMBERS];
         // SAFETY: a table of this version has so many members, from the second word on.
         unsafe { core::ptr::copy_nonoverlapping(table.cast::<Member>().add(1), members.as_mut_ptr(), count) };
         let missing = MANDATORY.iter().zip(&members).find(|(_, member)| member.is_none());
         if let Some((operation, _)) = missing {
-            return Err(TableFault::Missing { operation });
+            return Err(TableError::Missing { operation });
         }
         if minor >= 2 && members[MEMBERS - 1].is_none() {
-            return Err(TableFault::Missing { operation: "get_cache_line_size" });
+            return Err(TableError::Missing { operation: "get_cache_line_size" });
         }
         for (group, operations) in GROUPS {
             let there = members[group.clone()].iter().flatten().count();
             if there != 0 && there != group.len() {
-                return Err(TableFault::Incomplete { operations });
+                return Err(TableError::Incomplete { operations });
             }
         }
         // SAFETY: as many pointers to functions as there are members, of which those that must not
@@ -210,7 +210,7 @@ mod tests {
         table
     }
 
-    fn read(table: &[u64; WORDS]) -> Result<Functions, TableFault> {
+    fn read(table: &[u64; WORDS]) -> Result<Functions, TableError> {
         // SAFETY: the array is longer than any version; its members are NULL or not, and never
         // called.
         unsafe { Table::read(table.as_ptr().cast()) }.map(|table| table.functions)
@@ -223,11 +223,11 @@ mod tests {
         for (version, major, minor) in [(0x2_0000, 2, 0), (0x1_0003, 1, 3), (0, 0, 0), (0x0_0009, 0, 9)] {
             let fault = read(&table(version, &MANDATORY)).err();
             assert!(
-                matches!(fault, Some(TableFault::Version { major: m, minor: n }) if (m, n) == (major, minor)),
+                matches!(fault, Some(TableError::Version { major: m, minor: n }) if (m, n) == (major, minor)),
                 "{version:#x}: {fault:?}"
             );
         }
-        let text = TableFault::Version { major: 2, minor: 7 }.to_string();
+        let text = TableError::Version { major: 2, minor: 7 }.to_string();
         assert!(text.contains("2.7") && text.contains("1.0, 1.1 and 1.2"), "{text}");
     }
 
@@ -246,10 +246,10 @@ mod tests {
     fn mandatory_members_are_mandatory() {
         for missing in MANDATORY {
             let others: Vec<_> = MANDATORY.into_iter().filter(|&word| word != missing).collect();
-            assert!(matches!(read(&table(V1_0, &others)), Err(TableFault::Missing { .. })), "{missing}");
+            assert!(matches!(read(&table(V1_0, &others)), Err(TableError::Missing { .. })), "{missing}");
         }
         let fault = read(&table(V1_0 + 2, &MANDATORY)).err();
-        assert!(matches!(fault, Some(TableFault::Missing { operation: "get_cache_line_size" })));
+        assert!(matches!(fault, Some(TableError::Missing { operation: "get_cache_line_size" })));
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
             assert!(with(group).is_ok());
             for &missing in group {
                 let rest: Vec<_> = group.iter().copied().filter(|&word| word != missing).collect();
-                assert!(matches!(with(&rest), Err(TableFault::Incomplete { .. })), "{missing}");
+                assert!(matches!(with(&rest), Err(TableError::Incomplete { .. })), "{missing}");
             }
         }
         assert!(
@@ -276,8 +276,8 @@ mod tests {
         // SAFETY: neither pointer is read through.
         let (null, odd) =
             unsafe { (Table::read(core::ptr::null()), Table::read(core::ptr::without_provenance(4))) };
-        assert!(matches!(null, Err(TableFault::Null)));
-        assert!(matches!(odd, Err(TableFault::Misaligned)));
+        assert!(matches!(null, Err(TableError::Null)));
+        assert!(matches!(odd, Err(TableError::Misaligned)));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use umf_core::{
     Access, Error, Import, ImportRequest, Layout, MemoryKind, Property, PropertyValue, Provider,
     ProviderKind, Region, Visibility,
 };
-use umf_provider_plugin::{PluginError, PluginLoader, PluginProvider, TableFault, load};
+use umf_provider_plugin::{PluginError, PluginLoader, PluginProvider, TableError, load};
 
 fn kind() -> ProviderKind {
     ProviderKind::new("example").unwrap()
@@ -148,11 +148,11 @@ fn a_table_of_another_version_is_refused() {
     assert!(ran(&mut rustc), "rustc");
     set_mode_of(&built, 0o755);
     let error = refused(&built);
-    let version = TableFault::Version { major: 2, minor: 0 };
+    let version = TableError::Version { major: 2, minor: 0 };
     assert!(matches!(&error, PluginError::Table { fault, .. } if *fault == version), "{error}");
     assert!(error.to_string().contains("2.0") && error.to_string().contains("1.2"), "{error}");
     let error = load(&built, Some("nothing"), None, kind()).unwrap_err();
-    assert!(matches!(error, PluginError::Table { fault: TableFault::Null, .. }), "{error}");
+    assert!(matches!(error, PluginError::Table { fault: TableError::Null, .. }), "{error}");
 }
 
 /// A plugin in C with tables of several kinds. It counts what is called, and misbehaves when told
@@ -482,8 +482,8 @@ fn each_version_is_read_as_what_it_is() {
     }
 
     let error = loader("opsHalf").load().unwrap_err();
-    assert!(matches!(error, PluginError::Table { fault: TableFault::Incomplete { .. }, .. }), "{error}");
+    assert!(matches!(error, PluginError::Table { fault: TableError::Incomplete { .. }, .. }), "{error}");
     let error = loader("opsNewer").load().unwrap_err();
-    let version = TableFault::Version { major: 1, minor: 3 };
+    let version = TableError::Version { major: 1, minor: 3 };
     assert!(matches!(&error, PluginError::Table { fault, .. } if *fault == version), "{error}");
 }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use umf_topology::{Initiator, Quality, Recording, Source, Topology};
+use umf_topology::{Initiator, Attribute, Recording, Source, Topology};
 
 /// A machine that the input changes: files of it are replaced, and others added.
 const MACHINE: &str = include_str!("../../../crates/umf-topology/tests/trees/hbm.txt");
@@ -25,10 +25,10 @@ fuzz_target!(|data: &[u8]| {
     let kept = Recording::of(&source).expect("it was read just now").to_string();
     assert_eq!(Topology::read(&Source::recording(Recording::new(&kept))), Ok(topology.clone()));
     let all = topology.all();
-    for quality in [Quality::Capacity, Quality::Bandwidth, Quality::Latency] {
+    for attribute in [Attribute::Capacity, Attribute::Bandwidth, Attribute::Latency] {
         for from in [Initiator::Process, Initiator::Any, Initiator::Cpu(1), Initiator::Node(1)] {
             if let (Ok(best), Ok(ranked)) =
-                (topology.best(&all, quality, from), topology.ranked(&all, quality, from))
+                (topology.best(&all, attribute, from), topology.ranked(&all, attribute, from))
             {
                 assert_eq!(ranked.space.len(), all.len());
                 assert!(best.space.ids().any(|id| ranked.space.ids().next() == Some(id)));

@@ -193,7 +193,7 @@ fn receive(all: &mut Links, name: &str, tag: &str, capacity: &str, seed: &str) -
 fn memory(size: usize) -> Result<&'static Memory<'static>, Failure> {
     let pool: &'static Pool = Box::leak(Box::new(Pool::shared()?));
     let block = Box::leak(Box::new(pool.allocate(size)?));
-    Ok(Box::leak(Box::new(block.linked()?)))
+    Ok(Box::leak(Box::new(block.link_memory()?)))
 }
 
 fn lend(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answer {

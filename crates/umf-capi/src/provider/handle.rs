@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use umf_core::{MemoryKind, ProviderKind, Visibility};
 use umf_ipc::Importer;
 use umf_provider_plugin::table::{Code, Functions, State, Table};
-use umf_provider_plugin::{Description, Instance, PluginProvider, TableFault};
+use umf_provider_plugin::{Instance, PluginProvider, ProviderInfo, TableError};
 use umf_runtime::Upstream;
 use umf_runtime::tracker::OwnerId;
 
@@ -59,13 +59,13 @@ impl Provider {
     pub(crate) fn create(table: *const u32, params: *const c_void) -> Outcome<Box<Self>> {
         // SAFETY: C promises that the table is as long as its version says.
         let table = unsafe { Table::read(table) }.map_err(|fault| match fault {
-            TableFault::Version { .. } => {
+            TableError::Version { .. } => {
                 Failure::unsupported("the table of a provider has a version that is none of 1.0, 1.1, 1.2")
             }
-            TableFault::Missing { .. } => {
+            TableError::Missing { .. } => {
                 Failure::argument("the table of a provider lacks a function that is mandatory")
             }
-            TableFault::Incomplete { .. } => {
+            TableError::Incomplete { .. } => {
                 Failure::argument("the table of a provider has some functions of a group, and not all")
             }
             _ => Failure::argument("the table of a provider is NULL or not aligned"),
@@ -228,7 +228,7 @@ impl Provider {
             // SAFETY: the state is one of these functions. UMF says that the program destroys a
             // provider after its pools.
             let instance = unsafe { Instance::borrowed(table, self.state, owner, last_error::observe) };
-            let about = Description {
+            let about = ProviderInfo {
                 name: self.name().map(CStr::to_string_lossy).unwrap_or_default().into_owned(),
                 kind: FOREIGN_KIND,
                 memory_kind: MemoryKind::Device,

@@ -73,7 +73,7 @@ extern "C" fn initialize_file(params: *const c_void, state: *mut State) -> Code 
         Ok(Start {
             counted: Counted::new(file, Flavour::File, protection),
             name: params.name.clone(),
-            import: Some(Arc::new(FileImport::trusting())),
+            import: Some(Arc::new(FileImport::trust_writers())),
             device: None,
         })
     })

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use umf::dma_buf::survey::{self, HeapFinding};
+use umf::dma_buf::survey::{self, HeapReport};
 use umf::dma_buf::{Heap, Udmabuf};
 
 use super::finding::{Finding, Group, Question, ask};
@@ -55,7 +55,7 @@ fn heaps() -> Vec<Finding> {
         let remedy = "A kernel with CONFIG_DMABUF_HEAPS_SYSTEM.";
         return vec![ask("dma_heap", why).missing("none", remedy).value(Value::Null)];
     }
-    let one = |found: HeapFinding| {
+    let one = |found: HeapReport| {
         let question = ask(format!("dma_heap/{}", found.name), why);
         let path = format!("{}/{}", Heap::FOLDER, found.name);
         match found.works {

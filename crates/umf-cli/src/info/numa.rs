@@ -2,7 +2,7 @@
 //! --topology` shows all of it.)
 
 use serde_json::{Map, Value, json};
-use umf::topology::{Error, Figures, Node, Topology};
+use umf::topology::{Error, Node, Performance, Topology};
 
 use super::finding::{Finding, Group, ask};
 use super::kernel::Trial;
@@ -107,11 +107,15 @@ fn attributes(topology: &Topology) -> Finding {
     let mut nodes = Map::new();
     let mut said = Vec::new();
     for node in topology.nodes() {
-        let Some(figures) = node.best_figures() else { continue };
+        let Some(performance) = node.best_performance() else { continue };
         let word = |figure: Option<u64>| figure.map_or("?".to_owned(), |figure| figure.to_string());
         let name = format!("node{}", node.id);
-        said.push(format!("{name} {} MB/s {} ns", word(figures.read_bandwidth), word(figures.read_latency)));
-        nodes.insert(name, value(figures));
+        said.push(format!(
+            "{name} {} MB/s {} ns",
+            word(performance.read_bandwidth),
+            word(performance.read_latency)
+        ));
+        nodes.insert(name, value(performance));
     }
     if !nodes.is_empty() {
         return question.ok(said.join("; ")).value(nodes);
@@ -127,12 +131,12 @@ fn attributes(topology: &Topology) -> Finding {
     finding.value(Value::Null)
 }
 
-fn value(figures: Figures) -> Value {
+fn value(performance: Performance) -> Value {
     let told = [
-        ("read_bandwidth", figures.read_bandwidth),
-        ("write_bandwidth", figures.write_bandwidth),
-        ("read_latency", figures.read_latency),
-        ("write_latency", figures.write_latency),
+        ("read_bandwidth", performance.read_bandwidth),
+        ("write_bandwidth", performance.write_bandwidth),
+        ("read_latency", performance.read_latency),
+        ("write_latency", performance.write_latency),
     ];
     let told = told.into_iter().filter_map(|(name, figure)| Some((name.to_owned(), figure?.into())));
     Value::Object(told.collect())

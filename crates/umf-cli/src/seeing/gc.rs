@@ -143,7 +143,7 @@ fn verdict(path: &Path) -> Verdict {
         Err(Errno::NOTSUP) => return Verdict::Unmarked,
         Err(_) => return Verdict::NotOurs,
     };
-    let Some(mark) = umf::host::NamedMark::parse(&mark) else { return Verdict::NotOurs };
+    let Some(mark) = umf::host::CreatorMark::parse(&mark) else { return Verdict::NotOurs };
     let maker = format!("pid {}", mark.pid());
     let may_be_alive = mark.may_be_alive();
     let bytes = object.size();

@@ -33,10 +33,10 @@ impl Object {
             .then_some(Self { path: found, size: stat.st_blocks.cast_unsigned().saturating_mul(512) }))
     }
 
-    /// What its provider wrote on it (the attribute of [`umf::host::NamedMark`]).
+    /// What its provider wrote on it (the attribute of [`umf::host::CreatorMark`]).
     pub(crate) fn mark(&self) -> Outcome<Option<Vec<u8>>> {
         let mut bytes = [0; MARK];
-        match rustix::fs::getxattr(self.in_proc(), umf::host::NamedMark::ATTRIBUTE, &mut bytes) {
+        match rustix::fs::getxattr(self.in_proc(), umf::host::CreatorMark::ATTRIBUTE, &mut bytes) {
             Ok(length) => Ok(bytes.get(..length).map(<[u8]>::to_vec)),
             Err(Errno::NODATA) => Ok(None),
             Err(errno) => Err(errno),

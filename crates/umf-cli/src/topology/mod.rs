@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use umf::topology::{Access, IdList, Initiator, Node, Quality, Recording, Source, SpaceName, Topology};
+use umf::topology::{
+    AccessClass, Attribute, IdList, Initiator, Node, Recording, Source, SpaceName, Topology,
+};
 
 use crate::info::finding::{WIDTH, wrap};
 use crate::output::{self, Failure, human};
@@ -88,8 +90,8 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// The spaces that have names, as this process sees them.
 fn spaces() -> [SpaceName; 4] {
-    let best = |quality| SpaceName::best(quality, Initiator::Process);
-    [SpaceName::ALL, best(Quality::Capacity), best(Quality::Bandwidth), best(Quality::Latency)]
+    let best = |attribute| SpaceName::best(attribute, Initiator::Process);
+    [SpaceName::ALL, best(Attribute::Capacity), best(Attribute::Bandwidth), best(Attribute::Latency)]
 }
 
 /// Renders a topology as one JSON document.
@@ -135,8 +137,8 @@ fn of_node(node: &Node) -> Value {
     })
 }
 
-fn of_access(access: &Access) -> Value {
-    let figures = access.figures;
+fn of_access(access: &AccessClass) -> Value {
+    let figures = access.performance;
     json!({
         "initiators": numbers(&access.initiators),
         "read_bandwidth": figures.read_bandwidth,
@@ -258,7 +260,7 @@ fn figures(out: &mut String, topology: &Topology) {
     let mut rows = vec![row(["node", "from", "read MB/s", "write MB/s", "read ns", "write ns"])];
     for node in topology.nodes() {
         let classes = [&node.access_from_cpus, &node.access].into_iter().flatten();
-        let mut shown: Option<&Access> = None;
+        let mut shown: Option<&AccessClass> = None;
         // Both say the same where no device is nearer than processors.
         for access in classes {
             if shown == Some(access) {
@@ -266,7 +268,7 @@ fn figures(out: &mut String, topology: &Topology) {
             }
             shown = Some(access);
             let figure = |figure: Option<u64>| figure.map_or("-".to_owned(), |figure| figure.to_string());
-            let figures = access.figures;
+            let figures = access.performance;
             rows.push(vec![
                 node.id.to_string(),
                 access.initiators.to_string(),

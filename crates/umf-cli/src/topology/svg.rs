@@ -49,13 +49,13 @@ pub(super) fn draw(topology: &Topology) -> String {
 
     let distance = |from: &Node, to: &Node| from.distance_to(to.id).map(u64::from);
     y = picture.matrix(y, "Distance (SLIT; 10 is the node itself)", Better::Less, &nodes, distance);
-    let bandwidth = |from: &Node, to: &Node| Some(to.figures_from(from.id)?.bandwidth()?.0);
+    let bandwidth = |from: &Node, to: &Node| Some(to.performance_from(from.id)?.bandwidth()?.0);
     let title = "Bandwidth in MB/s, read (HMAT; shown for the nearest nodes alone)";
     y = picture.matrix(y, title, Better::More, &nodes, bandwidth);
-    let latency = |from: &Node, to: &Node| Some(to.figures_from(from.id)?.latency()?.0);
+    let latency = |from: &Node, to: &Node| Some(to.performance_from(from.id)?.latency()?.0);
     let title = "Latency in ns, read (HMAT; shown for the nearest nodes alone)";
     y = picture.matrix(y, title, Better::Less, &nodes, latency);
-    if !topology.has_figures() {
+    if !topology.has_performance() {
         picture.text(MARGIN, y, "Bandwidth and latency: not told, there is no HMAT table.");
         y += HEADING;
     }
@@ -108,7 +108,7 @@ impl Picture {
         );
         self.memory(x + 12, y + 36, node);
         let mut lines = vec![if node.cpus.is_empty() { "no cpus".to_owned() } else { cpus(node) }];
-        if let Some(figures) = node.best_figures() {
+        if let Some(figures) = node.best_performance() {
             let bandwidth = figures.bandwidth().map(|(read, _)| format!("{read} MB/s"));
             let latency = figures.latency().map(|(read, _)| format!("{read} ns"));
             lines.push(bandwidth.into_iter().chain(latency).collect::<Vec<_>>().join(", "));

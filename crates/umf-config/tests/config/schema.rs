@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use umf_config::{OlderVariable, Schema, Sets, Shape};
+use umf_config::{LegacyVariable, Schema, Sets, Shape};
 use umf_core::settings::{ByteSize, Code, Numbers, Trusted};
 
 umf_core::words! {
@@ -131,7 +131,7 @@ pub fn schema() -> Schema {
         )
         .unread("link")
         .values::<ByteSize>("shared_limits", "Limits.")
-        .older(OlderVariable {
+        .older(LegacyVariable {
             name: "UMF_MAX_HANDLES",
             read: |text| {
                 text.parse::<u32>().ok().map(|_| vec![("ipc.max_handles".to_owned(), text.to_owned())])

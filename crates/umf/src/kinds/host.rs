@@ -332,8 +332,8 @@ fn first(topology: &Topology, names: &[SpaceName]) -> Result<Choice, umf_topolog
     let mut first_error = umf_topology::Error::Empty;
     for (place, name) in names.iter().enumerate() {
         match name.find(topology) {
-            Err(error @ umf_topology::Error::Unmeasured { .. }) if place == 0 => first_error = error,
-            Err(umf_topology::Error::Unmeasured { .. }) => {}
+            Err(error @ umf_topology::Error::NoPerformanceData { .. }) if place == 0 => first_error = error,
+            Err(umf_topology::Error::NoPerformanceData { .. }) => {}
             found => return found,
         }
     }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(found(told, "highest-bandwidth@cpu0,all"), Ok(vec![2]));
         assert_eq!(found(untold, "highest-bandwidth@cpu0,lowest-latency@cpu1,all"), Ok(vec![1]));
         let error = found(untold, "highest-bandwidth").unwrap_err();
-        assert!(matches!(error, umf_topology::Error::Unmeasured { .. }), "{error}");
+        assert!(matches!(error, umf_topology::Error::NoPerformanceData { .. }), "{error}");
         // Another error is no reason to take the next.
         let error = found(untold, "lowest-latency@node9,all").unwrap_err();
         assert!(matches!(error, umf_topology::Error::UnknownNode { node: 9, .. }), "{error}");

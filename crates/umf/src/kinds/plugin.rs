@@ -41,7 +41,7 @@ impl ProviderFactory for Plugin {
             (!settings.params.is_empty()).then(|| serde_json::to_value(&settings.params)).transpose()?;
         let provider = umf_provider_plugin::load(&path, settings.symbol.as_deref(), params.as_ref(), kind)?;
         if let Some(import) = provider.importer() {
-            imports::import(import);
+            imports::register_import(import);
         }
         Ok(provider)
     }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub use policy::Policy;
 use umf_provider_host::HostProvider;
 #[doc(inline)]
-pub use umf_topology::{Choice, Initiator, MemorySpace, Quality, SpaceName};
+pub use umf_topology::{Attribute, Choice, Initiator, MemorySpace, SpaceName};
 pub use weights::Weights;
 
 use crate::Result;

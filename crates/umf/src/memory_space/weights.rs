@@ -1,7 +1,7 @@
 //! [`Weights`]: how much of each region a node gets.
 
 use umf_core::Error;
-use umf_topology::{IdList, MemorySpace, Node, Quality};
+use umf_topology::{Attribute, IdList, MemorySpace, Node};
 
 use crate::Result;
 
@@ -39,7 +39,7 @@ impl Weights {
 }
 
 fn bandwidths(space: &MemorySpace) -> Result<Vec<u64>> {
-    let of = |node: &Node| Some(node.best_figures()?.bandwidth()?.0);
+    let of = |node: &Node| Some(node.best_performance()?.bandwidth()?.0);
     let (known, unknown): (Vec<_>, Vec<_>) =
         space.into_iter().map(|node| (of(node), node.id)).partition(|(known, _)| known.is_some());
     if unknown.is_empty() {
@@ -47,7 +47,7 @@ fn bandwidths(space: &MemorySpace) -> Result<Vec<u64>> {
     }
     let among: IdList = unknown.into_iter().map(|(_, id)| id).collect();
     let instead = "weights of your own";
-    Err(umf_topology::Error::Unmeasured { quality: Quality::Bandwidth, among, instead }.into())
+    Err(umf_topology::Error::NoPerformanceData { attribute: Attribute::Bandwidth, among, instead }.into())
 }
 
 /// The same proportions in numbers that fit; what is there at all stays above 0.

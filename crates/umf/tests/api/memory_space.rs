@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use umf::Pool;
 use umf::host::Numa;
-use umf::memory_space::{self, MemorySpace, Policy, Quality, Weights};
+use umf::memory_space::{self, Attribute, MemorySpace, Policy, Weights};
 use umf::settings::{Context, Loader};
 use umf::topology::{Initiator, Topology};
 
@@ -88,12 +88,12 @@ fn pools_lie_on_their_space() {
 #[test]
 fn the_fastest_is_where_its_figures_are() {
     let Some(topology) = topology("the_fastest_is_where_its_figures_are") else { return };
-    for quality in [Quality::Capacity, Quality::Bandwidth, Quality::Latency] {
+    for attribute in [Attribute::Capacity, Attribute::Bandwidth, Attribute::Latency] {
         for from in [Initiator::Process, Initiator::Cpu(0)] {
-            let choice = match topology.best(&topology.all(), quality, from) {
+            let choice = match topology.best(&topology.all(), attribute, from) {
                 Ok(choice) => choice,
                 Err(error) => {
-                    println!("umf-skip: {quality} from {from:?}: {error}");
+                    println!("umf-skip: {attribute} from {from:?}: {error}");
                     continue;
                 }
             };

@@ -156,7 +156,7 @@ fn who_is_asked_makes_room() {
         unsafe { shortage.pool.free(address) }.unwrap();
         Relief::Retry
     };
-    pool.on_shortage(asked).unwrap();
+    pool.on_out_of_memory(asked).unwrap();
     for _ in 0..40 {
         let block = pool.allocate(MIB).unwrap();
         shelf.lock().unwrap().push(block.into_address());

@@ -68,8 +68,8 @@ fn what_is_replaced_goes_without_a_lock_that_forks_take() {
     let (tell, told) = mpsc::channel();
     // Not joined: if this fails it never ends.
     std::thread::spawn(move || {
-        umf::registry::import(Arc::new(Opening { _owner: Some(Owner(Some(pool()))) }));
-        umf::registry::import(Arc::new(Opening { _owner: None }));
+        umf::registry::register_import(Arc::new(Opening { _owner: Some(Owner(Some(pool()))) }));
+        umf::registry::register_import(Arc::new(Opening { _owner: None }));
         tell.send(()).unwrap();
     });
     told.recv_timeout(Duration::from_secs(20)).expect("a fork and the end of a pool wait for each other");

@@ -123,7 +123,7 @@ fn older_names_keep_their_meaning() {
     let log = &settings.log;
     assert_eq!((log.level, log.flush, log.timestamp), (LogLevel::Warning, LogLevel::Info, true));
     assert_eq!(log.output, LogOutput::File("/tmp/umf.log".into()));
-    assert!(matches!(settings.loaded().warnings(), [Warning::BadOlderVariable { .. }]));
+    assert!(matches!(settings.loaded().warnings(), [Warning::BadLegacyVariable { .. }]));
     assert_eq!(settings.loaded().recognised()[0].variable, "UMF_CONF");
     // Without an output nothing is logged, as ever.
     for text in ["level:debug", "loud", "output:stderr;level:loud"] {

@@ -160,7 +160,7 @@ fn pools_and_providers_are_built_by_name() {
     );
     let file = example_plugin::folder().join("umf.toml");
     std::fs::write(&file, toml).unwrap();
-    umf::registry::provider_kind::<Scratch>();
+    umf::registry::register_provider::<Scratch>();
     for wrong in ["[pool.a]\nprovider = \"nobody\"", "[pool.a]\nshared_limit = \"nobody\""] {
         let file = example_plugin::folder().join("wrong.toml");
         std::fs::write(&file, wrong).unwrap();

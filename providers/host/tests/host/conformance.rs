@@ -16,13 +16,13 @@ fn fresh_name() -> String {
 }
 
 provider_conformance!(private, || HostProvider::builder().build().unwrap());
-provider_conformance!(private_populated, || HostProvider::builder().reserve(true).build().unwrap());
+provider_conformance!(private_populated, || HostProvider::builder().populate(true).build().unwrap());
 provider_conformance!(private_huge, || {
     HostProvider::builder().huge_pages(HugePages::Transparent).build().unwrap()
 });
 provider_conformance!(in_arenas, || shared().build().unwrap());
 provider_conformance!(in_small_arenas, || shared().arena_size(1 << 20).build().unwrap());
-provider_conformance!(in_reserved_arenas, || shared().reserve(true).build().unwrap());
+provider_conformance!(in_reserved_arenas, || shared().populate(true).build().unwrap());
 provider_conformance!(shared_huge, || shared().huge_pages(HugePages::Transparent).build().unwrap());
 provider_conformance!(isolated, || shared().isolate(true).build().unwrap());
 provider_conformance!(read_only, || shared().read_only_export(true).build().unwrap());

@@ -296,7 +296,7 @@ fn a_full_tmpfs_is_an_error_with_reserve() {
             println!("umf-skip: host provider: no mount namespaces here");
             return;
         }
-        let provider = HostProvider::builder().named("/umf-test-small").reserve(true).build().unwrap();
+        let provider = HostProvider::builder().named("/umf-test-small").populate(true).build().unwrap();
         let region = provider.allocate(layout(512 << 10)).unwrap();
         let error = provider.allocate(layout(4 << 20)).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { native: libc::ENOSPC, .. }), "{error}");
@@ -369,7 +369,7 @@ fn files_under_numbers_of_closed_descriptors_are_left_alone() {
     let name = fresh_name("closed");
     for builder in [
         shared(),
-        shared().reserve(true),
+        shared().populate(true),
         shared().isolate(true),
         shared().read_only_export(true),
         HostProvider::builder().named(&*name),

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod conformance;
+mod faulty_providers;
 mod files;
 mod machine;
 mod nodes;
 mod pages;
-mod suite_notices;

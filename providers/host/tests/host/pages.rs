@@ -51,7 +51,7 @@ fn can_populate() -> bool {
 }
 
 #[test]
-fn reserve_makes_pages_at_once() {
+fn populate_makes_pages_on_allocate() {
     if !can_populate() {
         println!("umf-skip: pages that are made at once: MADV_POPULATE_WRITE needs Linux 5.14");
         return;
@@ -60,14 +60,14 @@ fn reserve_makes_pages_at_once() {
     in_child(|| {
         let mut pages = [0; 256];
         for (what, builder) in both() {
-            for (reserve, expected) in [(false, 0), (true, 1 << 20)] {
-                let provider = builder.clone().reserve(reserve).build().unwrap();
+            for (populate, expected) in [(false, 0), (true, 1 << 20)] {
+                let provider = builder.clone().populate(populate).build().unwrap();
                 let region = provider.allocate(layout(1 << 20)).unwrap();
                 let made = match what {
                     "shared" => usize::try_from(committed(&*fd(&export(&provider, &region)))).unwrap(),
                     _ => resident(&region, &mut pages),
                 };
-                assert_eq!(made, expected, "{what}, reserve {reserve}");
+                assert_eq!(made, expected, "{what}, populate {populate}");
                 free(&provider, region);
             }
         }
@@ -78,7 +78,7 @@ fn reserve_makes_pages_at_once() {
 #[test]
 fn what_cannot_be_had_at_once_is_refused() {
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
-        let eager = builder.reserve(true).build().unwrap();
+        let eager = builder.populate(true).build().unwrap();
         let refused = eager.allocate(layout(1 << 41)).unwrap_err();
         assert!(matches!(refused, Error::OutOfMemory { .. }), "{what}: {refused}");
         assert!(refused.to_string().contains("at once"), "{what}: {refused}");

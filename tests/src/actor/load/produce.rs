@@ -264,7 +264,7 @@ impl Thread<'_> {
     /// Memory that nobody else has, and memory whose pages are made at once.
     fn other_memory(&mut self) -> Result<(), Failure> {
         drop(Pool::private()?.allocate(3 << 20)?);
-        let reserved = shared_provider().arena_size(1 << 20).reserve(true).build()?;
+        let reserved = shared_provider().arena_size(1 << 20).populate(true).build()?;
         drop(Pool::from_pool(umf::pools::ProxyPool::new(reserved)?).allocate(8192)?);
         Ok(())
     }

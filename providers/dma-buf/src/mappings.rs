@@ -8,24 +8,24 @@ use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;
 
-struct Live {
+struct MappedBuffer {
     end: u64,
     buffer: DmaBuf,
     writable: bool,
 }
 
-static LIVE: Lock<BTreeMap<u64, Live>> = Lock::new(BTreeMap::new());
+static MAPPED: Lock<BTreeMap<u64, MappedBuffer>> = Lock::new(BTreeMap::new());
 
 /// Notes a mapping of a buffer.
 pub(crate) fn add(base: Address, size: usize, buffer: DmaBuf, writable: bool) {
     let start = base.to_bits();
     let end = start.saturating_add(size as u64);
-    LIVE.lock().insert(start, Live { end, buffer, writable });
+    MAPPED.lock().insert(start, MappedBuffer { end, buffer, writable });
 }
 
 /// Forgets it, before it is unmapped.
 pub(crate) fn remove(base: Address) -> Option<DmaBuf> {
-    let removed = LIVE.lock().remove(&base.to_bits());
+    let removed = MAPPED.lock().remove(&base.to_bits());
     removed.map(|live| live.buffer)
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn find(base: Address, size: usize) -> Result<(DmaBuf, bool)> {
     let foreign = Error::ForeignAddress { address: base, owner: "a dma-buf that is mapped here" };
     let start = base.to_bits();
     let end = start.checked_add(size as u64).ok_or(foreign)?;
-    let live = LIVE.lock();
+    let live = MAPPED.lock();
     let (_, found) = live.range(..=start).next_back().ok_or(foreign)?;
     if start >= found.end {
         return Err(foreign);
@@ -47,9 +47,9 @@ pub(crate) fn find(base: Address, size: usize) -> Result<(DmaBuf, bool)> {
 
 /// Of all dma-bufs that this crate has mapped, made here or imported.
 #[derive(Debug)]
-pub(crate) struct Bracket;
+pub(crate) struct CpuSync;
 
-impl HostAccess for Bracket {
+impl HostAccess for CpuSync {
     fn begin(&self, base: Address, size: usize, access: Access) -> Result<()> {
         let (buffer, writable) = find(base, size)?;
         if access == Access::ReadWrite && !writable {
@@ -79,5 +79,5 @@ pub unsafe fn cpu_access(base: Address, size: usize, access: Access) -> Result<C
         return Err(Error::InvalidArgument { what: "range", why: "must have at least one byte" });
     }
     // SAFETY: passed on to the caller; that it can be written if it is to be is checked at the beginning.
-    unsafe { CpuAccess::begin(Some(&Bracket), base, size, access) }
+    unsafe { CpuAccess::begin(Some(&CpuSync), base, size, access) }
 }

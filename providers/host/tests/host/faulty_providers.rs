@@ -172,7 +172,7 @@ fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
 }
 
 #[test]
-fn each_fault_is_noticed() {
+fn suite_detects_each_fault() {
     let faults: [(Fault, fn(Make<'_>)); 11] = [
         (Fault::WrongOffset, suite::exports_open_at_the_right_bytes),
         (Fault::PurgesNothing, suite::purged_memory_reads_as_promised),
