@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use umf_tests::{Census, Sequence};
+use umf_tests::{ProcessSnapshot, Rng};
 
 use crate::checker::{Promise, broken};
 use crate::liveness::{self, Watch};
@@ -69,7 +69,7 @@ fn parent_of(pid: u32) -> Option<u32> {
 pub struct Campaign<'s> {
     settings: &'s Settings,
     shared: &'static Shared,
-    random: Sequence,
+    random: Rng,
     running: Vec<Option<Running>>,
     incarnations: u64,
     run: u32,
@@ -81,7 +81,7 @@ impl<'s> Campaign<'s> {
         Self {
             settings,
             shared: shared::create(),
-            random: Sequence::new(settings.seed),
+            random: Rng::new(settings.seed),
             running: (0..settings.workers).map(|_| None).collect(),
             incarnations: 0,
             run: std::process::id(),
@@ -90,7 +90,7 @@ impl<'s> Campaign<'s> {
 
     /// Runs to the end. Returns whether all promises were kept.
     pub fn run(mut self) -> bool {
-        let before = Census::of_pid(std::process::id());
+        let before = ProcessSnapshot::of_pid(std::process::id());
         let end = Instant::now() + Duration::from_secs(self.settings.seconds);
         let mut next_signal = Instant::now();
         let mut last_turn = Instant::now();
@@ -123,12 +123,15 @@ impl<'s> Campaign<'s> {
         let left = end.saturating_duration_since(Instant::now()).as_secs().max(1);
         let life = Duration::from_secs((1 + self.random.below(self.settings.life_s)).min(left));
         let roles = [Role::Domains, Role::Links, Role::SecondCopy];
-        let role =
-            if self.settings.roles && self.random.one_in(5) { *self.random.of(&roles) } else { Role::Blocks };
+        let role = if self.settings.roles && self.random.one_in(5) {
+            *self.random.choose(&roles)
+        } else {
+            Role::Blocks
+        };
         let namespace = self.settings.namespaces && role == Role::Blocks && self.random.one_in(6);
         let user = self.settings.users && !namespace && self.random.one_in(4);
         let identity = Identity { place, incarnation };
-        let seed = self.random.number();
+        let seed = self.random.next_u64();
         let assignment = Assignment { run: self.run, identity, seed, life, role, namespace };
         let mut arguments = assignment.arguments();
         if namespace {
@@ -260,7 +263,7 @@ impl<'s> Campaign<'s> {
     }
 
     /// Looks for processes, names, fds and children that are left of the run.
-    fn look_for_leftovers(&self, before: &Census) {
+    fn look_for_leftovers(&self, before: &ProcessSnapshot) {
         let mut left = processes_of(self.run);
         for _ in 0..LOOKS_AT_END {
             if left.is_empty() {
@@ -287,7 +290,7 @@ impl<'s> Campaign<'s> {
                 }
             }
         }
-        let now = Census::of_pid(std::process::id());
+        let now = ProcessSnapshot::of_pid(std::process::id());
         if now.fds != before.fds || now.children != before.children {
             broken(
                 Promise::NothingLeft,

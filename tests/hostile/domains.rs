@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use umf::domain::{Domain, DomainSettings, Object, ObjectId};
-use umf_tests::Sequence;
+use umf_tests::Rng;
 
 use crate::checker::{Promise, broken};
 use crate::content;
@@ -44,7 +44,7 @@ pub fn kill(mut peer: Child) {
 }
 
 /// Works until the end of the worker's life.
-pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
+pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     let shared = shared::get();
     let state = &shared.workers[assignment.identity.place];
     let name = format!("hostile-{}-{}", assignment.run, assignment.identity.incarnation);
@@ -74,12 +74,12 @@ pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
 fn round(
     assignment: &Assignment,
     state: &WorkerState,
-    random: &mut Sequence,
+    random: &mut Rng,
     domain: &Domain,
     kept: &mut Vec<(u64, Object)>,
 ) -> Result<(), String> {
     state.tick(0, Activity::Domain);
-    let arguments = [domain.name().to_owned(), random.number().to_string()];
+    let arguments = [domain.name().to_owned(), random.next_u64().to_string()];
     let mut peer = start_peer("domain-peer", assignment.run, &arguments)
         .map_err(|error| format!("a creator: {error}"))?;
     let lines = peer.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines);
@@ -123,11 +123,11 @@ fn check(id: u64, object: &Object, when: &str) {
 /// The creator: makes objects, fills them, prints their numbers, and waits to be killed.
 pub fn run_peer(arguments: &[String]) -> i32 {
     let [_, name, seed] = arguments else { return 2 };
-    let mut random = Sequence::new(seed.parse().unwrap_or(0));
+    let mut random = Rng::new(seed.parse().unwrap_or(0));
     let Ok(domain) = Domain::join(name, DomainSettings::default()) else { return 3 };
     let mut objects = Vec::new();
     for _ in 0..OBJECTS {
-        let id = random.number() >> 24;
+        let id = random.next_u64() >> 24;
         let Ok(object) = domain.create(1 + random.below(100_000) as usize, KIND) else { return 4 };
         let Ok(view) = object.view() else { return 4 };
         view.copy_from(&content::bytes(id, object.len() as u64));

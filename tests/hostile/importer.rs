@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use umf::ipc::{Error, Handle};
 use umf::{Access, Importer, Mapping, Mode};
-use umf_tests::Sequence;
+use umf_tests::Rng;
 
 use crate::checker::{Promise, broken, broken_for};
 use crate::child::Children;
@@ -147,7 +147,7 @@ fn evict(thread: &mut Thread<'_>) {
 
 /// A published handle that this worker may try to open.
 fn choose(thread: &mut Thread<'_>) -> Option<Notice> {
-    let notice = thread.worker.shared.notice(thread.random.number())?;
+    let notice = thread.worker.shared.notice(thread.random.next_u64())?;
     let worker = thread.worker;
     // Most notices are of blocks that were freed. Some of them are opened.
     if worker.shared.state(notice.id) == Some(BlockState::Freed) && !thread.random.one_in(6) {
@@ -178,7 +178,7 @@ fn open<'i>(
     importer: &'i Importer,
     only: OnlyMode,
     notice: &Notice,
-    random: &mut Sequence,
+    random: &mut Rng,
 ) -> Option<Open<'i>> {
     let read_only = random.one_in(3) || notice.flags.read_only && !random.one_in(4);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -350,7 +350,7 @@ fn passing_importer(thread: &mut Thread<'_>, open_already: &[Open<'_>]) {
     let mut all = Vec::new();
     for _ in 0..thread.random.below(6) {
         let again = !open_already.is_empty() && !thread.random.one_in(3);
-        let notice = if again { Some(thread.random.of(open_already).notice) } else { choose(thread) };
+        let notice = if again { Some(thread.random.choose(open_already).notice) } else { choose(thread) };
         let Some(notice) = notice else { continue };
         thread.tick(Activity::DropImporter);
         if let Some(opened) = open(thread.worker, &importer, only, &notice, &mut thread.random) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use umf::Pool;
 use umf::link::{Error, Link, LinkAddress, TagMatch, View};
-use umf_tests::Sequence;
+use umf_tests::Rng;
 
 use crate::checker::{Promise, broken};
 use crate::content;
@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 const HANDED_OVER: u64 = 1;
 
 /// Works until the end of the worker's life.
-pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
+pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     let shared = shared::get();
     let state = &shared.workers[assignment.identity.place];
     while !shared.has_stopped() && Instant::now() < end {
@@ -38,9 +38,9 @@ pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
 }
 
 /// One link to one peer, which is killed at some message.
-fn round(assignment: &Assignment, state: &WorkerState, random: &mut Sequence) -> Result<(), String> {
+fn round(assignment: &Assignment, state: &WorkerState, random: &mut Rng) -> Result<(), String> {
     let endpoint = umf::link::bind().map_err(|error| format!("an endpoint: {error}"))?;
-    let arguments = [endpoint.address().to_string(), random.number().to_string()];
+    let arguments = [endpoint.address().to_string(), random.next_u64().to_string()];
     let mut peer =
         start_peer("link-peer", assignment.run, &arguments).map_err(|error| format!("a peer: {error}"))?;
     // The peer says that it is about to connect, however long it takes to start.
@@ -74,7 +74,7 @@ fn round(assignment: &Assignment, state: &WorkerState, random: &mut Sequence) ->
 fn receive(
     mut link: Link,
     state: &WorkerState,
-    random: &mut Sequence,
+    random: &mut Rng,
     kill_peer: impl FnOnce(),
 ) -> Result<(), String> {
     link.set_timeout(Some(TIMEOUT));
@@ -167,13 +167,13 @@ pub fn run_peer(arguments: &[String]) -> i32 {
     let [_, address, seed] = arguments else { return 2 };
     let Ok(address) = address.parse::<LinkAddress>() else { return 2 };
     println!("ready");
-    let mut random = Sequence::new(seed.parse().unwrap_or(0));
+    let mut random = Rng::new(seed.parse().unwrap_or(0));
     let Ok(pool) = Pool::shared() else { return 3 };
     let Ok(mut link) = umf::link::connect(&address, Some(Duration::from_secs(10))) else { return 4 };
     link.set_timeout(None);
     loop {
         let sent = if random.one_in(2) {
-            let id = random.number() >> 24;
+            let id = random.next_u64() >> 24;
             let message = content::bytes(id, 8 * (1 + random.below(LONGEST / 8)));
             link.send(id << 1, &message)
         } else {
@@ -186,10 +186,10 @@ pub fn run_peer(arguments: &[String]) -> i32 {
 }
 
 /// Hands over a few blocks, and frees them when they are back.
-fn hand_over(link: &mut Link, pool: &Pool, random: &mut Sequence) -> Result<(), Error> {
+fn hand_over(link: &mut Link, pool: &Pool, random: &mut Rng) -> Result<(), Error> {
     let mut blocks = Vec::new();
     for _ in 0..=random.below(BATCH as u64) {
-        let id = random.number() >> 24;
+        let id = random.next_u64() >> 24;
         let size = 8 * (1 + random.below(LONGEST / 8));
         let Ok(block) = pool.allocate(size as usize) else { return Ok(()) };
         if block.write(0, &content::bytes(id, size)).is_err() {

@@ -16,7 +16,7 @@ use umf_core::held::HeldStatistics;
 use umf_core::{Error, Import, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_provider_file::{FileImport, FileProvider};
-use umf_tests::{Sequence, machine};
+use umf_tests::{Rng, machine};
 
 use crate::settings::{Kind, OnFreeChoice, Settings};
 
@@ -56,8 +56,8 @@ impl PoolMaker<'_> {
     ///
     /// # Errors
     /// Those of the provider and of the pool.
-    pub fn make(&self, random: &mut Sequence) -> Result<MadePool, Error> {
-        let kind = self.settings.kind.unwrap_or_else(|| *random.of(&Kind::HOST));
+    pub fn make(&self, random: &mut Rng) -> Result<MadePool, Error> {
+        let kind = self.settings.kind.unwrap_or_else(|| *random.choose(&Kind::HOST));
         let isolated = kind.can_isolate() && self.settings.isolation && random.one_in(5);
         let read_only = isolated && random.one_in(3);
         let release = match self.settings.on_free {
@@ -66,7 +66,7 @@ impl PoolMaker<'_> {
         };
         let on_free = if release { OnFree::Release } else { OnFree::Hold };
         let max_held = if random.one_in(4) { 1 << (16 + random.below(8)) } else { 0 };
-        let slab = |random: &mut Sequence| slab_settings(random).on_free(on_free).max_held(max_held);
+        let slab = |random: &mut Rng| slab_settings(random).on_free(on_free).max_held(max_held);
         let pool: Arc<dyn Pool> = match kind {
             Kind::Slab => SlabPool::new(host(random, isolated, read_only)?, slab(random))?,
             Kind::Proxy => {
@@ -95,7 +95,7 @@ impl PoolMaker<'_> {
                 if sources.is_empty() {
                     return Err(Error::NotSupported { what: "dma-bufs", owner: "this machine", native: 0 });
                 }
-                let source = random.of(&sources);
+                let source = random.choose(&sources);
                 SlabPool::new(machine::dma_buf_provider(source)?.build()?, slab(random))?
             }
         };
@@ -134,7 +134,7 @@ pub fn own_pid() -> u32 {
     link.to_str().and_then(|text| text.parse().ok()).unwrap_or_else(std::process::id)
 }
 
-fn host(random: &mut Sequence, isolated: bool, read_only: bool) -> Result<Arc<HostProvider>, Error> {
+fn host(random: &mut Rng, isolated: bool, read_only: bool) -> Result<Arc<HostProvider>, Error> {
     let builder = HostProvider::builder()
         .name("hostile")
         .visibility(Visibility::Shared)
@@ -148,8 +148,8 @@ fn host(random: &mut Sequence, isolated: bool, read_only: bool) -> Result<Arc<Ho
 
 /// A slab pool's settings. One in a few makes a cache small, a limit close, or memory go back by
 /// itself.
-fn slab_settings(random: &mut Sequence) -> SlabSettings {
-    let largest = *random.of(&[0, 4096, 65536, 1 << 20, 8 << 20]);
+fn slab_settings(random: &mut Rng) -> SlabSettings {
+    let largest = *random.choose(&[0, 4096, 65536, 1 << 20, 8 << 20]);
     let mut settings = SlabSettings::new()
         .capacity(random.below(3) as u32)
         .slab_min_size(65536 << random.below(3))

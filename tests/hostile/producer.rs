@@ -215,7 +215,7 @@ fn publish(thread: &mut Thread<'_>, handle: &Handle, block: &Block<'_>, flags: F
         producer: thread.worker.identity,
         handle: *handle.as_bytes(),
     };
-    thread.worker.shared.publish(thread.random.number(), &notice);
+    thread.worker.shared.publish(thread.random.next_u64(), &notice);
 }
 
 /// Allocates a block of the same size, then frees the old one, as a reallocation does.

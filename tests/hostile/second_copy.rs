@@ -16,7 +16,7 @@ use umf::ipc::{Error, ExporterSettings, HANDLE_SIZE, Mapping};
 use umf::pools::{SlabPool, SlabSettings};
 use umf::{Exporter, Importer, Visibility};
 use umf_core::{Layout, pool};
-use umf_tests::{Sequence, machine};
+use umf_tests::{Rng, machine};
 
 use crate::checker::{Promise, broken};
 use crate::content::{self, Found};
@@ -233,7 +233,7 @@ struct FirstCopy {
 }
 
 /// Works until the end of the worker's life.
-pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
+pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     let shared = shared::get();
     let state = &shared.workers[assignment.identity.place];
     state.tick(0, Activity::SecondCopy);
@@ -263,7 +263,7 @@ pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
     state.tick(0, Activity::Ended);
 }
 
-fn wait_a_little(state: &WorkerState, random: &mut Sequence) {
+fn wait_a_little(state: &WorkerState, random: &mut Rng) {
     if random.one_in(16) {
         state.tick(0, Activity::Pause);
         std::thread::sleep(Duration::from_micros(random.below(500)));
@@ -281,8 +281,8 @@ fn first_copy() -> Result<FirstCopy, String> {
     })
 }
 
-fn random_block(random: &mut Sequence) -> (u64, u64) {
-    (random.number() >> 24, 8 * (1 + random.below(4096)))
+fn random_block(random: &mut Rng) -> (u64, u64) {
+    (random.next_u64() >> 24, 8 * (1 + random.below(4096)))
 }
 
 fn wrong(what: &str, found: Found, id: u64) -> Result<(), String> {
@@ -290,7 +290,7 @@ fn wrong(what: &str, found: Found, id: u64) -> Result<(), String> {
 }
 
 /// The second copy exports and frees a block that the first has open.
-fn exported_by_second(second: &SecondCopy, first: &FirstCopy, random: &mut Sequence) -> Result<(), String> {
+fn exported_by_second(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) -> Result<(), String> {
     let (id, size) = random_block(random);
     let block = second.allocate(size).ok_or("the second copy cannot allocate")?;
     fill(block, id, size);
@@ -322,7 +322,7 @@ fn mapped(mapping: &Mapping<'_>, id: u64, size: u64) -> Result<Found, String> {
 }
 
 /// The first copy exports and frees a block that the second has open.
-fn exported_by_first(second: &SecondCopy, first: &FirstCopy, random: &mut Sequence) -> Result<(), String> {
+fn exported_by_first(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) -> Result<(), String> {
     let (id, size) = random_block(random);
     let layout = Layout::new(size as usize, 8).map_err(|error| error.to_string())?;
     let allocate = || pool::allocate(&*first.pool, layout).map_err(|error| error.to_string());

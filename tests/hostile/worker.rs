@@ -11,7 +11,7 @@ use umf::ipc::{ExporterSettings, ImporterSettings, LimitPolicy};
 use umf::pools::{SlabPool, SlabSettings};
 use umf::{Exchange, Exporter, Importer, Mode};
 use umf_runtime::held;
-use umf_tests::{Census, Sequence, machine};
+use umf_tests::{ProcessSnapshot, Rng, machine};
 
 use crate::checker::{Promise, broken};
 use crate::pools::{PoolMaker, imports, name_prefix, own_pid};
@@ -117,7 +117,7 @@ pub struct Worker<'s> {
 /// One thread of a worker.
 pub struct Thread<'w> {
     pub worker: &'w Worker<'w>,
-    pub random: Sequence,
+    pub random: Rng,
     number: usize,
 }
 
@@ -146,9 +146,9 @@ impl Drop for Thread<'_> {
 }
 
 impl<'s> Worker<'s> {
-    fn new(assignment: &Assignment, settings: &'s Settings, random: &mut Sequence) -> umf::ipc::Result<Self> {
+    fn new(assignment: &Assignment, settings: &'s Settings, random: &mut Rng) -> umf::ipc::Result<Self> {
         let namespace = assignment.namespace;
-        let exporter = |random: &mut Sequence| -> umf::ipc::Result<OwnExporter> {
+        let exporter = |random: &mut Rng| -> umf::ipc::Result<OwnExporter> {
             let served = namespace || random.one_in(2);
             Ok(OwnExporter { exporter: Exporter::new(exporter_settings(random, served))?, served })
         };
@@ -178,16 +178,16 @@ impl<'s> Worker<'s> {
     /// A new thread of the worker.
     pub fn thread(&self, seed: u64) -> Thread<'_> {
         let number = self.threads.fetch_add(1, Ordering::Relaxed);
-        Thread { worker: self, random: Sequence::new(seed), number }
+        Thread { worker: self, random: Rng::new(seed), number }
     }
 }
 
-fn exporter_settings(random: &mut Sequence, served: bool) -> ExporterSettings {
+fn exporter_settings(random: &mut Rng, served: bool) -> ExporterSettings {
     let mut settings = ExporterSettings::default();
     let modes: &[Mode] =
         if served { &[Mode::Pidfd, Mode::Procfs, Mode::Socket] } else { &[Mode::Pidfd, Mode::Procfs] };
     settings.exchange = Exchange::Order(modes.to_vec());
-    settings.max_created_handles = *random.of(&[0, 0, 1, 2, 5, 50]);
+    settings.max_created_handles = *random.choose(&[0, 0, 1, 2, 5, 50]);
     settings.limit = if random.one_in(5) { LimitPolicy::Hard } else { LimitPolicy::Soft };
     if random.one_in(3) {
         settings.slots = 64 + random.below(4000) as u32;
@@ -196,22 +196,18 @@ fn exporter_settings(random: &mut Sequence, served: bool) -> ExporterSettings {
 }
 
 /// One way, or all of them.
-pub fn random_mode(random: &mut Sequence) -> OnlyMode {
-    *random.of(&[None, Some(Mode::Pidfd), Some(Mode::Procfs), Some(Mode::Socket)])
+pub fn random_mode(random: &mut Rng) -> OnlyMode {
+    *random.choose(&[None, Some(Mode::Pidfd), Some(Mode::Procfs), Some(Mode::Socket)])
 }
 
 /// An importer with limits at random.
 ///
 /// # Errors
 /// Those of building one.
-pub fn new_importer(
-    settings: &Settings,
-    random: &mut Sequence,
-    only: OnlyMode,
-) -> umf::ipc::Result<Importer> {
+pub fn new_importer(settings: &Settings, random: &mut Rng, only: OnlyMode) -> umf::ipc::Result<Importer> {
     let mut own = ImporterSettings::default();
     own.exchange = only.map_or(Exchange::Auto, |mode| Exchange::Order(vec![mode]));
-    own.max_opened_handles = *random.of(&[0, 0, 1, 2, 3, 8, 64]);
+    own.max_opened_handles = *random.choose(&[0, 0, 1, 2, 3, 8, 64]);
     if random.one_in(4) {
         own.max_opened_bytes = 4096 << random.below(28);
     }
@@ -228,7 +224,7 @@ pub fn run(assignment: &Assignment, settings: &Settings) -> i32 {
     let state = &shared.workers[assignment.identity.place];
     state.pid.store(own_pid(), Ordering::SeqCst);
     let end = Instant::now() + assignment.life;
-    let mut random = Sequence::new(assignment.seed);
+    let mut random = Rng::new(assignment.seed);
     match assignment.role {
         Role::Blocks => blocks(assignment, settings, &mut random, end),
         Role::Domains => domains::run(assignment, &mut random, end),
@@ -250,7 +246,7 @@ fn exec_idle(run: u32) {
     broken(Promise::Interface, format_args!("exec failed: {error}"));
 }
 
-fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Sequence, end: Instant) {
+fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Rng, end: Instant) {
     let shared = shared::get();
     let before = Belongings::now(assignment.run);
     let worker = match Worker::new(assignment, settings, random) {
@@ -280,29 +276,29 @@ fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Sequence, e
 }
 
 /// Runs the threads of a worker.
-fn work(worker: &Worker<'_>, random: &mut Sequence, end: Instant) {
+fn work(worker: &Worker<'_>, random: &mut Rng, end: Instant) {
     let (producers, importers) = (1 + random.below(3), 1 + random.below(3));
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         std::thread::scope(|scope| {
             for _ in 0..producers {
-                let thread = worker.thread(random.number());
+                let thread = worker.thread(random.next_u64());
                 scope.spawn(move || producer::run(thread, end));
             }
             for _ in 0..importers {
-                let (thread, sender) = (worker.thread(random.number()), sender.clone());
+                let (thread, sender) = (worker.thread(random.next_u64()), sender.clone());
                 scope.spawn(move || importer::run(thread, end, &sender));
             }
             drop(sender);
-            let thread = worker.thread(random.number());
+            let thread = worker.thread(random.next_u64());
             let receiver = &receiver;
             scope.spawn(move || {
                 let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 importer::close_elsewhere(thread, &receiver);
             });
             if worker.settings.evict_ms > 0 {
-                let thread = worker.thread(random.number());
+                let thread = worker.thread(random.next_u64());
                 scope.spawn(move || importer::evict_again_and_again(thread, end));
             }
         });
@@ -329,7 +325,7 @@ struct Belongings {
 impl Belongings {
     fn now(run: u32) -> Self {
         let pid = own_pid();
-        let census = Census::of_pid(pid);
+        let census = ProcessSnapshot::of_pid(pid);
         let is_of_umf = |file: &String| file.contains("memfd:umf") || file == "pidfd" || file == "socket";
         let prefix = format!("{}{pid}-", name_prefix(run));
         let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();

@@ -1,15 +1,15 @@
-//! The `umf` command, as its users run it.
+//! Runs the `umf` command as a separate process.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// The program that `TESTS_UMF` names, as `tests/run` does; otherwise it is built if it is not there or not new: tests of one package are not
-/// given the programs of another.
+/// Returns a command that runs `umf`: the program that `TESTS_UMF` names, or a new build. Cargo does
+/// not give the tests of one package the programs of another, so that this builds it.
 ///
 /// # Panics
-/// If it does not build.
+/// If the program does not build.
 #[must_use]
 pub fn umf() -> Command {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -44,32 +44,32 @@ pub fn umf() -> Command {
     command
 }
 
-/// What came of a command.
+/// Exit code and output of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Its exit code.
+pub struct CommandOutput {
+    /// Exit code.
     pub code: Option<i32>,
-    /// What it printed.
+    /// Standard output.
     pub out: String,
-    /// What it complained of.
+    /// Standard error.
     pub err: String,
 }
 
 /// Runs `umf` with these arguments.
 ///
 /// # Panics
-/// If it cannot be started, or prints what is no text.
+/// If the program cannot be started, or its output is not UTF-8.
 #[must_use]
-pub fn run(arguments: &[&str]) -> Outcome {
+pub fn run(arguments: &[&str]) -> CommandOutput {
     finished(umf().args(arguments))
 }
 
-/// Runs `umf` with these arguments and this on its standard input.
+/// Runs `umf` with these arguments and this standard input.
 ///
 /// # Panics
 /// As [`run`].
 #[must_use]
-pub fn run_with_input(arguments: &[&str], input: &[u8]) -> Outcome {
+pub fn run_with_input(arguments: &[&str], input: &[u8]) -> CommandOutput {
     let mut child = umf()
         .args(arguments)
         .stdin(Stdio::piped())
@@ -77,9 +77,9 @@ pub fn run_with_input(arguments: &[&str], input: &[u8]) -> Outcome {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It need not read all of it.
+    // The write fails if the program exits before it has read everything.
     let _ = child.stdin.take().unwrap().write_all(input);
-    outcome(child.wait_with_output().unwrap())
+    decode(child.wait_with_output().unwrap())
 }
 
 /// Runs a command to its end.
@@ -87,11 +87,11 @@ pub fn run_with_input(arguments: &[&str], input: &[u8]) -> Outcome {
 /// # Panics
 /// As [`run`].
 #[must_use]
-pub fn finished(command: &mut Command) -> Outcome {
-    outcome(command.output().unwrap())
+pub fn finished(command: &mut Command) -> CommandOutput {
+    decode(command.output().unwrap())
 }
 
-fn outcome(output: std::process::Output) -> Outcome {
+fn decode(output: std::process::Output) -> CommandOutput {
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Outcome { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

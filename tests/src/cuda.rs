@@ -1,19 +1,19 @@
-//! The CUDA driver that tests run on: the one in software, under the name that programs look for; or that of a GPU, which the system
-//! has (`TESTS_CUDA=1`, as `tests/cuda/run` sets it).
+//! The CUDA driver of the tests: the software driver, or that of a GPU if `TESTS_CUDA` is set, as
+//! `tests/cuda/run` does.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use crate::Spawn;
 
-/// Whether the tests are about a GPU.
+/// Returns whether the tests run on a GPU.
 #[must_use]
 pub fn is_real() -> bool {
     std::env::var_os("TESTS_CUDA").is_some()
 }
 
-/// A folder in which `libcuda.so.1` is the driver in software, which cargo built beside the test; `scratch` is the test program's own
-/// folder.
+/// Creates a folder in `scratch` in which `libcuda.so.1` is the software driver that cargo built
+/// beside the test program.
 ///
 /// # Panics
 /// If the driver was not built.
@@ -24,13 +24,13 @@ pub fn folder(scratch: &str) -> PathBuf {
     assert!(library.exists(), "{} is not there", library.display());
     let folder = PathBuf::from(scratch).join("cuda-soft");
     std::fs::create_dir_all(&folder).unwrap();
-    // Several tests may do so at once, and all do the same.
+    // A concurrent test may have made the same link.
     let _ = symlink(&library, folder.join("libcuda.so.1"));
     assert!(folder.join("libcuda.so.1").exists());
     folder
 }
 
-/// Has an actor find the driver.
+/// Sets the library path of an actor so that it loads the driver of the tests.
 #[must_use]
 pub fn with_driver(spawn: Spawn, scratch: &str) -> Spawn {
     if is_real() {

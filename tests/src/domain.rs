@@ -1,17 +1,17 @@
-//! What there is of a domain, seen from outside.
+//! Kernel objects of a domain over all processes, as `/proc` shows them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// A name that no other test has, be it of another run at the same time.
+/// Returns a domain name that no other test uses, in this or a concurrent run.
 #[must_use]
 pub fn name(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
 
-/// How many fds and mappings of the domain's memory all processes of this machine have, and how many of its sockets are
-/// bound: where there are none, the kernel has freed everything.
+/// Counts the fds and mappings of the domain's memory in all processes, and its bound sockets. If the
+/// sum is 0, the kernel has freed the domain.
 ///
 /// # Panics
 /// Without `/proc`.
@@ -40,13 +40,13 @@ pub fn traces(domain: &str) -> usize {
             .count()
 }
 
-/// Waits until there are no [`traces`].
+/// Waits until the domain has no [`traces`].
 ///
 /// # Panics
-/// If they do not go within 5 s.
+/// If it still has traces after 5 s.
 #[track_caller]
-pub fn nothing_is_left(domain: &str) {
-    // A killed process that was reaped is gone with all that it had, but its children's copies may take a moment.
+pub fn assert_nothing_left(domain: &str) {
+    // A reaped process holds nothing, but its children end later and hold copies.
     let end = Instant::now() + Duration::from_secs(5);
     while traces(domain) > 0 {
         assert!(Instant::now() < end, "{} traces of {domain}", traces(domain));
@@ -54,7 +54,7 @@ pub fn nothing_is_left(domain: &str) {
     }
 }
 
-/// The user that this process and its actors are, which the sockets of their domains name.
+/// Returns the user id of this process and its actors. The socket names of a domain contain it.
 ///
 /// # Panics
 /// Without `/proc`.

@@ -1,45 +1,43 @@
-//! What the multi-process and fault tests of umf are written with. The tests are in `tests/`, one file for each
-//! theme; what users of other systems report as broken is named in the test that covers it.
+//! Tools of the multi-process and fault tests of umf. The tests are in `tests/`, one file for each
+//! theme. A test that covers a report about another system is named after the report.
 //!
-//! - [`Actor`]: a process of its own (`umf-actor`) that obeys one line at a time
-//! - [`Census`]: what a process has open, counted from outside
+//! - [`Spawn`], [`Actor`]: a process (`umf-actor`) that executes one command a line
+//! - [`ShmName`]: a name for an actor's shared memory
+//! - [`ProcessSnapshot`]: the fds, mappings, threads, children and names that a process holds
+//! - [`domain`]: the fds, mappings and sockets of a domain over all processes
+//! - [`block_table`]: ground truth about exported blocks, for tests that kill processes
+//! - [`CountingImport`]: an importer of memory that counts its calls
+//! - [`forge`]: handles with changed fields
+//! - [`scenarios`]: sequences of commands that each kind of memory must pass
+//! - [`machine`]: what this machine permits a test to do
 //! - [`command`]: the `umf` command
-//! - [`cuda`]: the CUDA driver in software, where the linker finds it
-//! - [`domain`]: what there is of a domain, seen from outside
-//! - [`board`]: what processes under load tell each other, past umf
-//! - [`forge`]: handles that no producer made
-//! - [`machine`]: what this machine lets a test do
-//! - [`mpi`]: programs of MPI, where there is one
-//! - [`Name`]: a name that a test gives to shared memory
-//! - [`Recording`]: an import that keeps count
-//! - [`walk`]: what tests of every kind of memory do with it
+//! - [`cuda`], [`mpi`]: the CUDA driver and the MPI of the tests
+//! - [`Rng`]: reproducible pseudo-random numbers
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod actor_client;
-pub mod board;
-mod census;
+pub mod block_table;
 pub mod command;
+mod counting_import;
 pub mod cuda;
 pub mod domain;
 pub mod forge;
 pub mod machine;
 pub mod mpi;
-mod name;
-mod recording;
-mod sequence;
-mod spawn;
-pub mod walk;
 
-pub use actor_client::{Actor, Failure, Outcome};
-pub use census::Census;
-pub use name::Name;
-pub use recording::Recording;
-pub use sequence::Sequence;
-pub use spawn::Spawn;
+mod process_snapshot;
+mod rng;
+pub mod scenarios;
 
-/// Starts a [`Spawn`] of the `umf-actor` that was built for the test.
+pub use actor_client::{Actor, Failure, Outcome, ShmName, Spawn};
+pub use counting_import::CountingImport;
+
+pub use process_snapshot::ProcessSnapshot;
+pub use rng::Rng;
+
+/// Creates a [`Spawn`] of the `umf-actor` that cargo built for the test.
 #[macro_export]
 macro_rules! spawn {
     () => {
@@ -47,7 +45,7 @@ macro_rules! spawn {
     };
 }
 
-/// Starts an actor with everything at its default.
+/// Starts an actor with default settings.
 #[macro_export]
 macro_rules! actor {
     () => {

@@ -1,22 +1,23 @@
-//! What this machine lets a test do.
+//! What this machine permits a test to do.
 
 use umf::dma_buf::{DmaBufBuilder, DmaBufProvider};
 
 use crate::{Actor, Spawn};
 
-/// Says why a test proves nothing here, in the form that `tests/run` lists. The test then ends, and counts as passed.
+/// Prints why a test cannot run here, in the form that `tests/run` lists. The test then returns, and
+/// counts as passed.
 pub fn skip(test: &str, why: &str) {
     println!("umf-skip: {test}: {why}");
 }
 
-/// Whether this process is root, which namespaces and other uids need.
+/// Returns whether this process is root. Namespaces and other uids need that.
 #[must_use]
 pub fn is_root() -> bool {
     // SAFETY: asks for a number.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// An actor in new namespaces, or one line that says why there is none.
+/// Starts an actor in new namespaces. If the kernel refuses, prints the reason and returns `None`.
 #[must_use]
 pub fn in_namespaces(test: &str, spawn: Spawn, flags: i32) -> Option<Actor> {
     match spawn.namespaces(flags).try_start() {
@@ -28,20 +29,20 @@ pub fn in_namespaces(test: &str, spawn: Spawn, flags: i32) -> Option<Actor> {
     }
 }
 
-/// A variable asks for the long forms of tests.
+/// Returns whether `UMF_TESTS_LONG=1` requests the long form of the tests.
 #[must_use]
 pub fn is_long() -> bool {
     std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1")
 }
 
-/// Whether this is a guest of `tests/vm/run`: a machine that belongs to the tests, whose settings they may change.
+/// Returns whether this is a guest of `tests/vm/run`. Tests may change the settings of such a machine.
 #[must_use]
 pub fn is_guest() -> bool {
     std::env::var_os("TESTS_GUEST").is_some()
 }
 
-/// The sources of dma-bufs that this machine has, as `pool <name> dma-buf <source>` of an actor takes them. One line says
-/// why there is one less.
+/// Returns the dma-buf sources of this machine, as `pool <name> dma-buf <source>` of an actor accepts
+/// them. Prints one line for each source that is missing.
 #[must_use]
 pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
     let all = ["udmabuf", "heap:system"];
@@ -55,10 +56,10 @@ pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
     all.into_iter().filter(is_there).collect()
 }
 
-/// A provider over such a source: `udmabuf` or `heap:<name>`.
+/// Returns the builder of a provider over a dma-buf source: `udmabuf` or `heap:<name>`.
 ///
 /// # Errors
-/// What is lacking.
+/// If the machine does not have the source.
 pub fn dma_buf_provider(source: &str) -> umf_core::Result<DmaBufBuilder> {
     match source.split_once(':') {
         Some((_, heap)) => DmaBufProvider::heap(heap),
@@ -66,10 +67,11 @@ pub fn dma_buf_provider(source: &str) -> umf_core::Result<DmaBufBuilder> {
     }
 }
 
-/// The lines of `bufinfo` about buffers that a process named; `None` where the kernel does not show them.
+/// Returns the lines of `bufinfo` about the buffers of a process. Returns `None` if debugfs cannot be
+/// read.
 #[must_use]
 pub fn dma_bufs_of(pid: u32) -> Option<Vec<String>> {
-    // Names need not be text.
+    // Buffer names need not be UTF-8.
     let all = std::fs::read("/sys/kernel/debug/dma_buf/bufinfo").ok()?;
     let name = format!("umf {pid} ");
     Some(

@@ -1,8 +1,8 @@
-//! MPI, where it is installed.
+//! Runs MPI programs, where MPI is installed.
 
 use std::process::{Command, Stdio};
 
-/// Why MPI cannot build programs and start two processes here, if that is so.
+/// Returns why MPI cannot build programs and start two processes here, or `None` if it can.
 #[must_use]
 pub fn lacking() -> Option<String> {
     let runs = |program: &str, arguments: &[&str]| run(Command::new(program).args(arguments)).map(|_| ());
@@ -10,12 +10,12 @@ pub fn lacking() -> Option<String> {
     lacking.err().map(|why| format!("no MPI (Debian: libopenmpi-dev): {why}"))
 }
 
-/// Runs a program of MPI to its end; what it said.
+/// Runs an MPI program to its end and returns its output.
 ///
 /// # Errors
-/// What it said, if it failed.
+/// The exit status and the output of a program that fails.
 pub fn run(command: &mut Command) -> Result<String, String> {
-    // Open MPI wants to be told that this is a machine for tests.
+    // Open MPI refuses root, and more ranks than processors, unless these are set.
     for (name, value) in [
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -25,7 +25,7 @@ pub fn run(command: &mut Command) -> Result<String, String> {
         command.env(name, value);
     }
     let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
-    let said =
+    let text =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    if output.status.success() { Ok(said) } else { Err(format!("{}: {}", output.status, said.trim())) }
+    if output.status.success() { Ok(text) } else { Err(format!("{}: {}", output.status, text.trim())) }
 }

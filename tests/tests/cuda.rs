@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf::Handle;
-use umf_tests::{Actor, Census, Spawn, cuda, machine, spawn, walk};
+use umf_tests::{Actor, ProcessSnapshot, Spawn, cuda, machine, scenarios, spawn};
 
 const KINDS: [&str; 2] = ["virtual", "device"];
 
@@ -17,11 +17,11 @@ fn in_mode(mode: &str) -> Actor {
 }
 
 /// What a process has once its driver's threads, which stay a moment after their work, are gone.
-fn at_rest(actor: &Actor) -> Census {
-    let mut before = Census::of(actor);
+fn at_rest(actor: &Actor) -> ProcessSnapshot {
+    let mut before = ProcessSnapshot::of(actor);
     loop {
         std::thread::sleep(std::time::Duration::from_millis(120));
-        let now = Census::of(actor);
+        let now = ProcessSnapshot::of(actor);
         if now == before {
             return now;
         }
@@ -31,7 +31,7 @@ fn at_rest(actor: &Actor) -> Census {
 
 /// The last is too large for a slab.
 fn blocks(producer: &mut Actor, kind: &str) -> Vec<Handle> {
-    walk::blocks(producer, &format!("cuda {kind}"), (2 << 20) + 4096)
+    scenarios::blocks(producer, &format!("cuda {kind}"), (2 << 20) + 4096)
 }
 
 #[test]
@@ -56,10 +56,10 @@ fn processes_share_blocks_by_value_and_see_what_the_others_write() {
                 assert_eq!(handle.provider_kind().as_str(), "cuda");
                 assert_eq!(handle.data_fd().is_some(), kind == "virtual");
             }
-            walk::share(&mut producer, &mut importers, &handles);
+            scenarios::share(&mut producer, &mut importers, &handles);
             for (importer, clean) in importers.into_iter().zip(clean) {
                 if !cuda::is_real() {
-                    clean.comes_back(&importer);
+                    clean.assert_restored(&importer);
                 }
                 importer.finish();
             }
@@ -156,8 +156,8 @@ fn nothing_is_left_when_an_importer_is_killed() {
         let mut before = None;
         // The second finds the producer as the first left it.
         for _ in 0..3 {
-            walk::kill_importer(&mut producer, in_mode("auto"), &handles);
-            before.get_or_insert_with(|| at_rest(&producer)).comes_back(&producer);
+            scenarios::kill_importer(&mut producer, in_mode("auto"), &handles);
+            before.get_or_insert_with(|| at_rest(&producer)).assert_restored(&producer);
         }
         producer.finish();
     }
@@ -181,7 +181,7 @@ fn nothing_is_left_when_a_producer_is_killed() {
             importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
             importer.ok("close m");
             importer.ok("evict");
-            clean.get_or_insert_with(|| at_rest(&importer)).comes_back(&importer);
+            clean.get_or_insert_with(|| at_rest(&importer)).assert_restored(&importer);
         }
         importer.finish();
     }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, actor, command, machine};
+use umf_tests::{Actor, ProcessSnapshot, actor, command, machine};
 
 /// What `umf ps` says of a process; the first if it has several lines there.
 fn seen(pid: u32) -> Option<Value> {
@@ -90,7 +90,7 @@ fn ps_sees_a_producer_and_an_importer_and_their_counters_move() {
     assert_eq!(number(&pool["live_blocks"]), 5, "as it was at the last export");
     assert_eq!(number(&seen(importer.pid()).unwrap()["importer"]["stale"]), 1);
 
-    let [before_producer, before_importer] = [Census::of(&producer), Census::of(&importer)];
+    let [before_producer, before_importer] = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
 
     // The same for people.
     let table = command::run(&["ps"]).out;
@@ -105,7 +105,10 @@ fn ps_sees_a_producer_and_an_importer_and_their_counters_move() {
     assert!(!picture.out.contains('\u{1b}'), "text is text");
 
     // Looking leaves nothing behind.
-    assert_eq!([Census::of(&producer), Census::of(&importer)], [before_producer, before_importer]);
+    assert_eq!(
+        [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)],
+        [before_producer, before_importer]
+    );
 }
 
 /// Neither a stopped process nor one that hangs in the middle of something can keep the looker waiting.
@@ -126,15 +129,15 @@ fn an_importers_own_ledger_goes_with_what_it_had_open() {
     let mut importer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
-    let clean = Census::of(&importer);
+    let clean = ProcessSnapshot::of(&importer);
     for _ in 0..3 {
         importer.ok(&format!("open {handle} -> m"));
-        let ledgers = Census::of(&importer).fds["/memfd:umf-ledger (deleted)"];
+        let ledgers = ProcessSnapshot::of(&importer).fds["/memfd:umf-ledger (deleted)"];
         assert_eq!(ledgers, 2, "the producer's, so that it outlives it, and its own");
         importer.ok("close m");
         assert!(seen(importer.pid()).is_some());
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), clean);
+        assert_eq!(ProcessSnapshot::of(&importer), clean);
         assert_eq!(seen(importer.pid()), None);
     }
 }

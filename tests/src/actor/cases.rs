@@ -1,4 +1,4 @@
-//! What single public cases need.
+//! Commands of a single test each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use umf::host::HostImport;
 use umf::{Access, Pool};
 
-use crate::driver::{self, Driver};
-use crate::memory::{Actor, Held, decode};
+use crate::file_driver::{self, FileDriver};
+use crate::memory::{ActorState, RawBlock, decode};
 use crate::{Answer, Failure};
 
-pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("driver-pool", [name, kind, how]) => driver_pool(actor, name, kind, how),
-        ("native-counts", []) => driver::counts(),
+        ("native-counts", []) => file_driver::counts(),
         ("alloc-aligned", [pool, size, align, "->", name]) => alloc_aligned(actor, pool, size, align, name),
         ("purge-region", [name]) => purge(actor, name),
         ("read-at", [name, offset, length]) => read_at(actor, name, offset, length),
@@ -33,37 +33,37 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
     })
 }
 
-/// A pool whose every block is a native export of its own; `how` is `fd-each` or `one-fd`.
-fn driver_pool(actor: &mut Actor, name: &str, kind: &str, how: &str) -> Answer {
-    let pool = umf::pools::ProxyPool::new(Driver::new(kind, how == "fd-each")?)?;
+/// Creates a pool in which each block has a native export of its own. `how` is `fd-each` or `one-fd`.
+fn driver_pool(actor: &mut ActorState, name: &str, kind: &str, how: &str) -> Answer {
+    let pool = umf::pools::ProxyPool::new(FileDriver::new(kind, how == "fd-each")?)?;
     actor.pools.insert(name.to_owned(), Pool::from_pool(pool));
     Ok(String::new())
 }
 
-fn alloc_aligned(actor: &mut Actor, pool: &str, size: &str, align: &str, name: &str) -> Answer {
+fn alloc_aligned(actor: &mut ActorState, pool: &str, size: &str, align: &str, name: &str) -> Answer {
     let pool = actor.pool(pool)?;
     let address = pool.allocate_aligned(size.parse()?, align.parse()?)?.into_address();
     let size = pool.as_core().block_at(address)?.size;
-    actor.blocks.insert(name.to_owned(), Held { address, size });
+    actor.blocks.insert(name.to_owned(), RawBlock { address, size });
     Ok(address.to_string())
 }
 
-fn purge(actor: &mut Actor, name: &str) -> Answer {
+fn purge(actor: &mut ActorState, name: &str) -> Answer {
     let (upstream, region) = actor.regions.get(name).ok_or_else(|| Failure::unknown(name))?;
     let ability = upstream.provider().purge().ok_or_else(|| Failure::unknown("purge"))?;
-    // SAFETY: the actor's own region, whose content is not wanted any more.
+    // SAFETY: the actor's own region, whose content may be lost.
     unsafe { ability.purge_forced(region.base(), region.size()) }?;
     Ok(String::new())
 }
 
-/// Bytes of a mapping, in hexadecimal.
-fn read_at(actor: &Actor, name: &str, offset: &str, length: &str) -> Answer {
+/// Returns bytes of a mapping, in hexadecimal.
+fn read_at(actor: &ActorState, name: &str, offset: &str, length: &str) -> Answer {
     let mut bytes = vec![0; length.parse()?];
     actor.mapping(name)?.read(offset.parse()?, &mut bytes)?;
     Ok(umf_tests::forge::hex(&bytes))
 }
 
-/// Opens a handle again and again for so long, and reads all of it when that works.
+/// Opens a handle repeatedly for the given time, and reads the whole block after each success.
 fn try_storm(handle: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let bytes = decode(handle)?;
@@ -87,8 +87,8 @@ fn try_storm(handle: &str, milliseconds: &str) -> Answer {
     Ok(format!("opened={opened} refused={refused}"))
 }
 
-/// Two threads read and write a mapping for so long. Answers with how often.
-fn touch(actor: &Actor, name: &str, milliseconds: &str) -> Answer {
+/// Reads and writes a mapping in two threads for the given time. Answers with the number of rounds.
+fn touch(actor: &ActorState, name: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let mapping = actor.mapping(name)?;
     let run = |byte: u8| -> Result<u64, Failure> {
@@ -111,19 +111,19 @@ fn touch(actor: &Actor, name: &str, milliseconds: &str) -> Answer {
 }
 
 /// Opens the handle whose bytes a file holds.
-fn open_file(actor: &mut Actor, path: &str, name: &str) -> Answer {
+fn open_file(actor: &mut ActorState, path: &str, name: &str) -> Answer {
     let mapping = umf::importer()?.open_bytes(&std::fs::read(path)?, Access::ReadWrite)?;
     actor.mappings.insert(name.to_owned(), mapping);
     Ok(String::new())
 }
 
-/// How much the software driver has of something, as it counts; it must have been started.
+/// Returns a counter of the software driver, which must be loaded.
 fn ze_soft(what: &str) -> Answer {
     type Query = unsafe extern "C" fn(*const libc::c_char, *mut u64) -> u32;
     let path = std::env::var_os("TESTS_ZE_SOFT").ok_or_else(|| Failure::unknown("TESTS_ZE_SOFT"))?;
     let path = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(&*path)).unwrap();
     let what = std::ffi::CString::new(what).unwrap();
-    // SAFETY: the driver of this project, which is loaded already.
+    // SAFETY: `RTLD_NOLOAD` runs no code of the library.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return Err(Failure::new("NotStarted", "the software driver"));
@@ -138,17 +138,17 @@ fn ze_soft(what: &str) -> Answer {
     if answer == 0 { Ok(value.to_string()) } else { Err(Failure::unknown(what.to_str().unwrap_or("?"))) }
 }
 
-/// From the next `exec` on, the same program has the same addresses.
+/// Disables address randomization from the next `exec` on.
 fn fixed_addresses() -> Answer {
     // SAFETY: numbers only.
     let now = unsafe { libc::personality(0xFFFF_FFFF) };
-    // SAFETY: as above.
+    // SAFETY: numbers only.
     let set = unsafe { libc::personality((now | libc::ADDR_NO_RANDOMIZE) as libc::c_ulong) };
     if now < 0 || set < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(String::new()) }
 }
 
-/// Exporters with a socket come and go in a thread while another forks. Answers with how many children have a socket of
-/// theirs, of how many.
+/// Creates and drops exporters with a socket in one thread while another thread forks. Answers with
+/// the number of children that inherited a socket, and of all children.
 fn fork_while_exporters_end(rounds: &str) -> Answer {
     let pool = Pool::shared()?;
     let block = pool.allocate(64)?;
@@ -162,13 +162,13 @@ fn fork_while_exporters_end(rounds: &str) -> Answer {
                 let mut settings = umf::ipc::ExporterSettings::default();
                 settings.exchange = umf::Exchange::Order(vec![umf::Mode::Socket]);
                 let exporter = umf::Exporter::new(settings)?;
-                // SAFETY: the memory is touched by nobody.
+                // SAFETY: no thread accesses the memory.
                 drop(unsafe { exporter.get(address) }?);
             }
             Ok(())
         });
         for _ in 0..rounds.parse::<u32>()? {
-            // SAFETY: the child makes system calls alone, and ends.
+            // SAFETY: the child makes only system calls, and ends.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: numbers only; `has_socket` is system calls alone.
@@ -186,12 +186,12 @@ fn fork_while_exporters_end(rounds: &str) -> Answer {
     Ok(format!("with_socket={with_socket} children={children}"))
 }
 
-/// Whether this process has a socket open.
+/// Returns whether this process has an open socket.
 fn has_socket() -> bool {
     (3..64).any(|number| {
         // SAFETY: zeroes are a value of this plain structure.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `status` is valid for the write; whatever the number is, it is only asked about.
+        // SAFETY: `status` is valid for the write; any fd number may be passed.
         let is_open = unsafe { libc::fstat(number, &raw mut status) } == 0;
         is_open && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
     })

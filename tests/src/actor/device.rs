@@ -1,4 +1,4 @@
-//! Memory that the CPU must not touch: what the other commands do with pointers is done by copies of the device.
+//! Access to memory that the CPU cannot access: copies by the device replace loads and stores.
 
 use umf::Address;
 use umf::Pool;
@@ -6,17 +6,18 @@ use umf::cuda::CudaProvider;
 use umf_runtime::tracker;
 
 use crate::Failure;
-use crate::memory::Actor;
+use crate::memory::ActorState;
 
-/// A slab pool over CUDA memory of a kind, on the driver that the search path has.
+/// Creates a slab pool over CUDA memory of this kind, with the driver on the library path.
 pub(crate) fn cuda_pool(memory: &str, name: &str) -> Result<Pool, Failure> {
     let kind = memory.parse().map_err(|error| Failure::new("InvalidArgument", error))?;
     let provider = CudaProvider::builder().memory(kind).name(name.to_owned()).build()?;
     Ok(Pool::builder().provider(provider).build()?)
 }
 
-impl Actor {
-    /// Copies bytes to the beginning of a block, region or mapping; `false` if the CPU does that.
+impl ActorState {
+    /// Copies bytes to the beginning of a block, region or mapping by the device. Returns `false`
+    /// without copying if the CPU can access the memory.
     pub(crate) fn copied_into(
         &self,
         name: &str,
@@ -29,26 +30,27 @@ impl Actor {
             }
             return Ok(false);
         }
-        let (address, size) = self.place(name)?;
+        let (address, size) = self.extent(name)?;
         with_transfer(address, |transfer| {
             // SAFETY: the actor's own live block or region, of which nothing has a reference.
             unsafe { transfer.write(address, &content(size)) }
         })
     }
 
-    /// What a block or region of a device holds; nothing if the CPU can look.
+    /// Returns the content of a block or region of a device, or `None` if the CPU can access it.
     pub(crate) fn copied_out(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
-        let (address, size) = self.place(name)?;
+        let (address, size) = self.extent(name)?;
         let mut content = vec![0; size];
         let copied = with_transfer(address, |transfer| {
-            // SAFETY: as above.
+            // SAFETY: the actor's own live block or region, which no thread writes.
             unsafe { transfer.read(address, &mut content) }
         })?;
         Ok(copied.then_some(content))
     }
 }
 
-/// Has whoever copies the memory at an address do something, if the CPU must not touch it.
+/// Runs `copy` with the transfers of the provider of `address`. Returns `false` without running it if
+/// the CPU can access the memory.
 fn with_transfer(
     address: Address,
     copy: impl FnOnce(&dyn umf_core::Transfer) -> umf_core::Result<()>,

@@ -8,19 +8,19 @@ use umf::View;
 use umf::domain::{Domain, DomainSettings, Error, Object, ObjectId};
 
 use crate::memory::{fill, holds};
-use crate::storm::next;
+use crate::stress::next;
 use crate::{Answer, Failure};
 
-/// By the names that commands give.
+/// Domains and objects, by the names that commands give.
 #[derive(Default)]
 pub(crate) struct Domains {
     objects: HashMap<String, Object>,
     domains: HashMap<String, Domain>,
-    /// Forked children that were.
+    /// Number of forked children that were killed at a failpoint.
     killed: u64,
 }
 
-pub(crate) fn obey(all: &mut Domains, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(all: &mut Domains, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("join", [name]) => join(all, name, DomainSettings::default()),
         ("join", [name, milliseconds]) => milliseconds.parse().map_err(Failure::from).and_then(|timeout| {
@@ -58,8 +58,8 @@ pub(crate) fn obey(all: &mut Domains, command: &str, words: &[&str]) -> Option<A
         ("objects", [domain]) => all.domain(domain).and_then(objects),
         ("children-killed", []) => Ok(all.killed.to_string()),
         ("cycle-objects", [domain, rounds]) => cycle(all, domain, rounds),
-        ("domain-storm", [domain, board, seed, milliseconds]) => {
-            storm(all, domain, board, seed, milliseconds)
+        ("domain-stress", [domain, index, seed, milliseconds]) => {
+            stress(all, domain, index, seed, milliseconds)
         }
         _ => return None,
     })
@@ -85,7 +85,7 @@ fn join(all: &mut Domains, name: &str, settings: DomainSettings) -> Answer {
     Ok(String::new())
 }
 
-/// Answers with the number.
+/// Creates an object and answers with its number.
 fn create(all: &mut Domains, domain: &str, size: &str, kind: &str, name: &str) -> Answer {
     let object = all.domain(domain)?.create(size.parse()?, kind.parse()?)?;
     let number = object.id();
@@ -93,7 +93,7 @@ fn create(all: &mut Domains, domain: &str, size: &str, kind: &str, name: &str) -
     Ok(number.to_string())
 }
 
-/// Answers with the size.
+/// Registers an object and answers with its size.
 fn register(all: &mut Domains, domain: &str, number: &str, kind: &str, name: &str) -> Answer {
     let object = all.domain(domain)?.register(number_of(number)?, kind.parse()?)?;
     let size = object.len();
@@ -101,7 +101,7 @@ fn register(all: &mut Domains, domain: &str, number: &str, kind: &str, name: &st
     Ok(size.to_string())
 }
 
-/// Each as `number:kind:size:registrants`.
+/// Lists the objects of a domain, each as `number:kind:size:registrants`.
 fn objects(domain: &Domain) -> Answer {
     let shown = |object: umf::domain::ObjectInfo| {
         format!("{}:{}:{}:{}", object.id, object.kind, object.size, object.registrants)
@@ -109,7 +109,7 @@ fn objects(domain: &Domain) -> Answer {
     Ok(domain.objects()?.into_iter().map(shown).collect::<Vec<_>>().join(" "))
 }
 
-/// Creates and drops objects.
+/// Creates, registers and drops objects, `rounds` times.
 fn cycle(all: &Domains, domain: &str, rounds: &str) -> Answer {
     let domain = all.domain(domain)?;
     for round in 0..rounds.parse()? {
@@ -119,34 +119,34 @@ fn cycle(all: &Domains, domain: &str, rounds: &str) -> Answer {
     Ok(String::new())
 }
 
-/// Creates, registers and unregisters at random together with other processes, which may be killed at any time. The
-/// numbers of objects lie on a board, which is an object that all have; the first word of each object is its number.
-/// Answers with how often what happened.
-fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds: &str) -> Answer {
-    let (domain, board) = (all.domain(domain)?, all.object(board)?);
+/// Creates, registers and unregisters objects at random, concurrently with other processes, any of
+/// which may be killed. All processes have one common object, the index, which holds the numbers of
+/// the others. The first word of each object is its number. Answers with the counts of operations.
+fn stress(all: &mut Domains, domain: &str, index: &str, seed: &str, milliseconds: &str) -> Answer {
+    let (domain, index) = (all.domain(domain)?, all.object(index)?);
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let mut state: u64 = seed.parse()?;
-    let mut kept: Vec<Object> = Vec::new();
+    let mut objects: Vec<Object> = Vec::new();
     let (mut created, mut registered, mut gone) = (0_u64, 0_u64, 0_u64);
-    let board = board.view()?;
-    // Few, so that most of what is found there is alive.
-    let places = 16;
+    let index = index.view()?;
+    // A short index, so that most numbers in it are valid.
+    let entries = 16;
     let mut killed = 0;
     while Instant::now() < end {
         if next(&mut state).is_multiple_of(200) {
             killed += u64::from(child_is_no_member(domain)?);
         }
-        let place = word(board, (next(&mut state) % places) as usize);
+        let entry = word(index, (next(&mut state) % entries) as usize);
         match next(&mut state) % 4 {
             0 => {
                 let object = domain.create(4096, KIND)?;
                 word(object.view()?, 0).store(object.id().into(), Ordering::Release);
-                place.store(object.id().into(), Ordering::Release);
-                kept.push(object);
+                entry.store(object.id().into(), Ordering::Release);
+                objects.push(object);
                 created += 1;
             }
             1 | 2 => {
-                let number = place.load(Ordering::Acquire);
+                let number = entry.load(Ordering::Acquire);
                 if number == 0 {
                     continue;
                 }
@@ -156,7 +156,7 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
                         if found != number {
                             return Err(Failure::new("WrongContent", format!("{found:#x} in {number:#x}")));
                         }
-                        kept.push(object);
+                        objects.push(object);
                         registered += 1;
                     }
                     Err(Error::NoSuchObject { .. }) => gone += 1,
@@ -165,11 +165,11 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
             }
             _ => {}
         }
-        if kept.len() > 12 || next(&mut state).is_multiple_of(6) && !kept.is_empty() {
-            let object = kept.swap_remove(next(&mut state) as usize % kept.len());
+        if objects.len() > 12 || next(&mut state).is_multiple_of(6) && !objects.is_empty() {
+            let object = objects.swap_remove(next(&mut state) as usize % objects.len());
             if next(&mut state).is_multiple_of(2) {
                 match object.unregister() {
-                    // A number may be in `kept` twice, which is one registration.
+                    // An object may be in `objects` twice, but has one registration.
                     Ok(()) | Err(Error::NotRegistered { .. }) => {}
                     Err(other) => return Err(other.into()),
                 }
@@ -180,9 +180,10 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
     Ok(format!("created={created} registered={registered} gone={gone}"))
 }
 
-/// Forks. Yields whether the child was killed, which it may be at a step.
+/// Forks a child, which must not be a member of the domain. Returns whether the child was killed at a
+/// failpoint.
 fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
-    // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+    // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let is_none = matches!(domain.create(4096, KIND), Err(Error::Forked));
@@ -201,7 +202,7 @@ fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
     }
 }
 
-/// Of all objects of a storm.
+/// Kind of all objects of [`stress`].
 const KIND: u32 = 77;
 
 fn word(words: View<'_, u64>, index: usize) -> &AtomicU64 {

@@ -1,8 +1,8 @@
-//! Errors as a line.
+//! [`Failure`]: an error as the line `err <variant> <message>`.
 
 use std::fmt;
 
-/// The innermost variant of an error, and what a user would read.
+/// Name of the innermost variant of an error, and its text as a user reads it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     variant: String,
@@ -25,7 +25,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The name of the variant, as `Debug` begins with it.
+/// Returns the name of an error's variant: the first word of its `Debug` text.
 fn variant(error: &impl fmt::Debug) -> String {
     let text = format!("{error:?}");
     text.split(|character: char| !character.is_alphanumeric()).next().unwrap_or("").to_owned()

@@ -1,4 +1,4 @@
-//! Leases: many of them, in other threads and in children, and lease tables that are scribbled over.
+//! Commands for leases: many at a time, in other threads and in children; corruption of lease tables.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -12,12 +12,12 @@ use umf::{Access, Mapping, Visibility};
 use umf_core::Layout;
 use umf_runtime::Upstream;
 
-use crate::memory::{self, Actor, decode};
+use crate::memory::{self, ActorState, decode};
 use crate::process::wait_for;
-use crate::storm::next;
+use crate::stress::next;
 use crate::{Answer, Failure};
 
-pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("close-elsewhere", [name]) => close_elsewhere(actor, name),
         ("open-threads", [count, handle, "->", name]) => open_threads(actor, count, handle, name),
@@ -41,21 +41,21 @@ fn open(handle: &[u8]) -> Result<Mapping<'static>, Failure> {
     Ok(umf::importer()?.open_bytes(handle, Access::ReadWrite)?)
 }
 
-/// Closes a mapping in a thread that did not open it, and that ends then.
-fn close_elsewhere(actor: &mut Actor, name: &str) -> Answer {
+/// Closes a mapping in a new thread.
+fn close_elsewhere(actor: &mut ActorState, name: &str) -> Answer {
     let mapping = actor.mappings.remove(name).ok_or_else(|| Failure::unknown(name))?;
     let closed = std::thread::spawn(move || drop(mapping)).join();
     closed.map(|()| String::new()).map_err(|_| Failure::new("Panic", "in a thread"))
 }
 
-/// Opens a handle in so many threads, all alive at the same time: `name0`, `name1`, ...
-fn open_threads(actor: &mut Actor, count: &str, handle: &str, name: &str) -> Answer {
+/// Opens a handle in `count` threads that live at the same time. Names the mappings `name0`, `name1`, ...
+fn open_threads(actor: &mut ActorState, count: &str, handle: &str, name: &str) -> Answer {
     let (count, bytes) = (count.parse()?, decode(handle)?);
-    let all_there = std::sync::Barrier::new(count);
+    let all_opened = std::sync::Barrier::new(count);
     let opened: Vec<_> = std::thread::scope(|scope| {
         let run = || {
             let mapping = open(&bytes);
-            all_there.wait();
+            all_opened.wait();
             mapping
         };
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(run)).collect();
@@ -67,8 +67,8 @@ fn open_threads(actor: &mut Actor, count: &str, handle: &str, name: &str) -> Ans
     Ok(String::new())
 }
 
-/// Whether one of the next blocks of this size is at this address; they are freed again.
-fn reused(actor: &Actor, pool: &str, size: &str, address: &str, most: &str) -> Answer {
+/// Allocates up to `most` blocks of this size, and answers whether one is at this address. Frees them.
+fn reused(actor: &ActorState, pool: &str, size: &str, address: &str, most: &str) -> Answer {
     let (pool, size, most) = (actor.pool(pool)?, size.parse()?, most.parse()?);
     let mut blocks = Vec::new();
     for _ in 0..most {
@@ -82,8 +82,8 @@ fn reused(actor: &Actor, pool: &str, size: &str, address: &str, most: &str) -> A
     Ok("no".to_owned())
 }
 
-/// Regions of one provider: `name0`, `name1`, ...
-fn regions(actor: &mut Actor, count: &str, size: &str, name: &str) -> Answer {
+/// Allocates `count` regions of a new provider: `name0`, `name1`, ...
+fn regions(actor: &mut ActorState, count: &str, size: &str, name: &str) -> Answer {
     let provider = HostProvider::builder().visibility(Visibility::Shared).build()?;
     let upstream = Arc::new(Upstream::new(provider)?);
     let layout = Layout::new(size.parse()?, 4096)?;
@@ -94,36 +94,38 @@ fn regions(actor: &mut Actor, count: &str, size: &str, name: &str) -> Answer {
     Ok(String::new())
 }
 
-/// Frees some of them, and remembers where they were.
-fn free_regions(actor: &mut Actor, name: &str, first: &str, end: &str) -> Answer {
+/// Frees regions `first` to `end`, and records their addresses for [`regions_again`].
+fn free_regions(actor: &mut ActorState, name: &str, first: &str, end: &str) -> Answer {
     for number in first.parse::<usize>()?..end.parse()? {
         let name = format!("{name}{number}");
         let (upstream, region) = actor.regions.remove(&name).ok_or_else(|| Failure::unknown(&name))?;
         // SAFETY: the actor's own region; nothing borrows from it.
         unsafe { upstream.free(region) }?;
-        let (known, places) = actor.freed.get_or_insert_with(|| (Arc::clone(&upstream), HashSet::new()));
-        *known = upstream;
-        places.insert(region.base());
+        let (provider, addresses) =
+            actor.freed.get_or_insert_with(|| (Arc::clone(&upstream), HashSet::new()));
+        *provider = upstream;
+        addresses.insert(region.base());
     }
     Ok(String::new())
 }
 
-/// How many of so many new regions of the same provider lie where a freed one was. They are freed again.
-fn regions_again(actor: &Actor, count: &str, size: &str) -> Answer {
-    let (upstream, places) = actor.freed.as_ref().ok_or_else(|| Failure::unknown("freed"))?;
+/// Allocates `count` regions of the same provider, and answers how many are at the address of a freed
+/// region. Frees them.
+fn regions_again(actor: &ActorState, count: &str, size: &str) -> Answer {
+    let (upstream, addresses) = actor.freed.as_ref().ok_or_else(|| Failure::unknown("freed"))?;
     let layout = Layout::new(size.parse()?, 4096)?;
     let regions: Vec<_> =
         (0..count.parse()?).map(|_: u32| upstream.allocate(layout)).collect::<Result<_, _>>()?;
-    let met = regions.iter().filter(|(region, _)| places.contains(&region.base())).count();
+    let reused = regions.iter().filter(|(region, _)| addresses.contains(&region.base())).count();
     for (region, _) in regions {
         // SAFETY: allocated above.
         unsafe { upstream.free(region) }?;
     }
-    Ok(met.to_string())
+    Ok(reused.to_string())
 }
 
-/// Closes `name0`, `name1`, ...
-fn close_some(actor: &mut Actor, name: &str, first: &str, end: &str) -> Answer {
+/// Closes mappings `first` to `end` of `name0`, `name1`, ...
+fn close_some(actor: &mut ActorState, name: &str, first: &str, end: &str) -> Answer {
     for number in first.parse::<usize>()?..end.parse()? {
         let name = format!("{name}{number}");
         actor.mappings.remove(&name).ok_or_else(|| Failure::unknown(&name))?;
@@ -134,7 +136,7 @@ fn close_some(actor: &mut Actor, name: &str, first: &str, end: &str) -> Answer {
 const HANDLE: usize = 256;
 
 /// Writes the handles of `name0`, `name1`, ... into a block.
-fn handles_into(actor: &Actor, control: &str, name: &str, count: &str) -> Answer {
+fn handles_into(actor: &ActorState, control: &str, name: &str, count: &str) -> Answer {
     let count: usize = count.parse()?;
     let mut bytes = Vec::with_capacity(count * HANDLE);
     for number in 0..count {
@@ -149,8 +151,8 @@ fn handles_into(actor: &Actor, control: &str, name: &str, count: &str) -> Answer
     Ok(String::new())
 }
 
-/// Opens handles that a mapping holds, from one to another: `name0`, `name1`, ... by their places.
-fn open_from(actor: &mut Actor, control: &str, first: &str, end: &str, name: &str) -> Answer {
+/// Opens handles `first` to `end` of those that a mapping holds, as `name0`, `name1`, ...
+fn open_from(actor: &mut ActorState, control: &str, first: &str, end: &str, name: &str) -> Answer {
     for number in first.parse::<usize>()?..end.parse()? {
         let mut bytes = [0; HANDLE];
         actor.mapping(control)?.read(number * HANDLE, &mut bytes)?;
@@ -159,16 +161,17 @@ fn open_from(actor: &mut Actor, control: &str, first: &str, end: &str, name: &st
     Ok(String::new())
 }
 
-/// Forks so many children, each of which opens the handle and holds it until it is killed.
-fn fork_importers(actor: &mut Actor, count: &str, handle: &str) -> Answer {
+/// Forks `count` children, each of which opens the handle and keeps it open until it is killed.
+fn fork_importers(actor: &mut ActorState, count: &str, handle: &str) -> Answer {
     let bytes = decode(handle)?;
     let (mut ours, theirs) = std::io::pipe()?;
     let count: usize = count.parse()?;
     for _ in 0..count {
-        // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+        // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: an orphan of an actor that was killed must not stay.
+            // The child must not outlive an actor that is killed.
+            // SAFETY: numbers only.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let opened = open(&bytes);
             let _ = std::io::Write::write_all(&mut &theirs, &[u8::from(opened.is_ok())]);
@@ -187,8 +190,8 @@ fn fork_importers(actor: &mut Actor, count: &str, handle: &str) -> Answer {
     Ok(answers.iter().map(|&opened| usize::from(opened)).sum::<usize>().to_string())
 }
 
-/// Kills them, and waits until they have ended.
-fn kill_importers(actor: &mut Actor) -> Answer {
+/// Kills and reaps the children of [`fork_importers`].
+fn kill_importers(actor: &mut ActorState) -> Answer {
     for pid in &actor.importers {
         // SAFETY: a child that was not reaped.
         unsafe { libc::kill(*pid, libc::SIGKILL) };
@@ -202,7 +205,7 @@ fn kill_importers(actor: &mut Actor) -> Answer {
     Ok(String::new())
 }
 
-/// The lease table of a process, as `/proc` shows it.
+/// Opens the lease table of a process through `/proc`.
 fn table_of(pid: &str) -> Result<std::fs::File, Failure> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
@@ -213,8 +216,8 @@ fn table_of(pid: &str) -> Result<std::fs::File, Failure> {
     Err(Failure::unknown("lease table"))
 }
 
-/// Where the parts of a lease table begin (`docs/leases.md`), how long a row is, and how many there are.
-struct Parts {
+/// Layout of a lease table: offsets of its parts, length and number of its rows (`docs/leases.md`).
+struct TableLayout {
     owners: u64,
     marks: u64,
     rows: u64,
@@ -222,7 +225,7 @@ struct Parts {
     count: u64,
 }
 
-impl Parts {
+impl TableLayout {
     const PART: u64 = 65536;
 
     fn of(table: &std::fs::File) -> Result<Self, Failure> {
@@ -237,31 +240,31 @@ impl Parts {
         Ok(Self { owners: Self::PART, marks, rows: marks + words, row_size: Self::PART + words, count })
     }
 
-    /// Where the words of a row begin.
+    /// Returns the offset of the words of a row.
     const fn words(&self, row: u64) -> u64 {
         self.rows + row * self.row_size + Self::PART
     }
 }
 
-/// Writes all over a lease table for so long, or all over it but for the words that say whose it is (`body`): plausible words
-/// and wild ones. Answers with how many.
+/// Writes plausible and random words to a lease table for the given time. With `body`, spares the
+/// header words that identify the table. Answers with the number of words.
 fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let pids: Vec<u64> = pids.iter().map(|pid| pid.parse()).collect::<Result<_, _>>()?;
     let table = table_of(pid)?;
-    let parts = Parts::of(&table)?;
+    let layout = TableLayout::of(&table)?;
     let mut state = u64::from(std::process::id());
     let mut words = 0;
     while Instant::now() < end {
-        // What is used is in front: a few hundred rows and slots.
-        let (row, slot) = (next(&mut state) % parts.count.min(200), next(&mut state) % 300);
+        // Rows and slots are used from the first one on: only a few hundred are in use.
+        let (row, slot) = (next(&mut state) % layout.count.min(200), next(&mut state) % 300);
         let offset = match next(&mut state) % 8 {
-            // Height, search, events, dead, cleared.
+            // The header words height, search, events, dead, cleared.
             0 if part == "body" => 64 + next(&mut state) % 5 * 64,
             0 => next(&mut state) % 5 * 8,
-            1..=2 => parts.owners + row * 64 + next(&mut state) % 3 * 8,
-            3..=4 => parts.marks + slot * 8,
-            _ => parts.words(row) + slot * 8,
+            1..=2 => layout.owners + row * 64 + next(&mut state) % 3 * 8,
+            3..=4 => layout.marks + slot * 8,
+            _ => layout.words(row) + slot * 8,
         };
         let wild = next(&mut state);
         let value = match wild % 6 {
@@ -278,23 +281,23 @@ fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer 
     Ok(words.to_string())
 }
 
-/// Says in all rows of a lease table that everything is open there, and raises its height to all of them; with `lock` it also
-/// holds the locks of all rows.
-fn claim_rows(actor: &mut Actor, pid: &str, lock: &str) -> Answer {
+/// Marks every block as open in all rows of a lease table, and raises the table's height to all rows.
+/// With `lock`, also takes the locks of the rows.
+fn claim_rows(actor: &mut ActorState, pid: &str, lock: &str) -> Answer {
     let table = table_of(pid)?;
-    let parts = Parts::of(&table)?;
+    let layout = TableLayout::of(&table)?;
     table.write_all_at(&4096_u32.to_le_bytes(), 64)?;
-    table.write_all_at(&u64::MAX.to_le_bytes().repeat(64), parts.marks)?;
-    // The first is another importer's.
-    for row in 8..parts.count.min(1000) {
-        table.write_all_at(&7_u64.to_le_bytes(), parts.owners + row * 64)?;
-        table.write_all_at(&1_u64.to_le_bytes().repeat(64), parts.words(row))?;
+    table.write_all_at(&u64::MAX.to_le_bytes().repeat(64), layout.marks)?;
+    // The first rows belong to another importer.
+    for row in 8..layout.count.min(1000) {
+        table.write_all_at(&7_u64.to_le_bytes(), layout.owners + row * 64)?;
+        table.write_all_at(&1_u64.to_le_bytes().repeat(64), layout.words(row))?;
     }
     if lock == "lock" {
         let mut rows = libc::flock {
             l_type: libc::F_WRLCK as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: parts.words(8).cast_signed() - Parts::PART.cast_signed(),
+            l_start: layout.words(8).cast_signed() - TableLayout::PART.cast_signed(),
             l_len: 0,
             l_pid: 0,
         };
@@ -307,14 +310,14 @@ fn claim_rows(actor: &mut Actor, pid: &str, lock: &str) -> Answer {
     Ok(String::new())
 }
 
-/// Makes zeros of all of a lease table but its header.
+/// Clears a lease table except its header.
 fn empty(pid: &str) -> Answer {
     let table = table_of(pid)?;
-    let parts = Parts::of(&table)?;
-    let size = parts.words(parts.count.min(64)) - parts.owners;
+    let layout = TableLayout::of(&table)?;
+    let size = layout.words(layout.count.min(64)) - layout.owners;
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: numbers only.
     let punched =
-        unsafe { libc::fallocate(table.as_raw_fd(), mode, parts.owners.cast_signed(), size.cast_signed()) };
+        unsafe { libc::fallocate(table.as_raw_fd(), mode, layout.owners.cast_signed(), size.cast_signed()) };
     if punched < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(String::new()) }
 }

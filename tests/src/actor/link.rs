@@ -1,11 +1,11 @@
-//! Links, and what goes over them.
+//! Commands for links and their messages.
 
 mod blocks;
 mod ranks;
 mod remote;
 mod traffic;
 
-pub(crate) use blocks::obey as obey_with_blocks;
+pub(crate) use blocks::execute as execute_with_blocks;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,24 +15,24 @@ use umf::Pool;
 use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, Registration, TagMatch};
 
 use crate::memory::{content, holds};
-use crate::storm::next;
+use crate::stress::next;
 use crate::{Answer, Failure};
 
-/// By the names that commands give.
+/// Endpoints, links and communicators, by the names that commands give.
 #[derive(Default)]
 pub(crate) struct Links {
     endpoints: HashMap<String, Endpoint>,
     links: HashMap<String, Link>,
-    /// What was handed over, and to whom.
+    /// Memory that was handed over, with the name of its link.
     lent: Vec<(String, Lent<'static>)>,
-    /// What was registered, and on which link.
+    /// Registered memory, with the name of its link.
     ranges: Vec<(String, Registration<'static>)>,
     communicators: ranks::Communicators,
-    /// Forked children that were killed.
+    /// Number of forked children that were killed at a failpoint.
     killed: u64,
 }
 
-pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("link-bind", [name]) => umf::link::bind().map_err(Failure::from).map(|it| all.endpoint(name, it)),
         ("link-bind", [name, "named", known]) => {
@@ -71,7 +71,7 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
             let refused = format!("refused-cma={} refused-mapped={}", seen.refused_cma, seen.refused_mapped);
             format!("sent={} {} viewed={} {refused}", seen.sent.messages, by.join(" "), seen.viewed.messages)
         }),
-        // Both ways at once, until so many messages were sent and received, or the link ends.
+        // Sends and receives `count` messages at the same time, or until the link ends.
         ("link-traffic", [name, mine, theirs, count]) => match all.links.remove(*name) {
             Some(link) => traffic::both_ways(link, mine, theirs, count),
             None => Err(Failure::unknown(name)),
@@ -81,7 +81,7 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
             link.arm()?;
             Ok(String::new())
         }),
-        // A message that nobody takes.
+        // Sends a message that the peer does not receive, and withdraws it after a timeout.
         ("link-withdraw", [name]) => all.link(name).and_then(|link| {
             link.set_timeout(Some(Duration::from_millis(5)));
             let sent = link.send(0, &vec![1; 1 << 20]);
@@ -91,12 +91,12 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
                 other => Err(Failure::new("Sent", format!("{other:?}"))),
             }
         }),
-        ("link-child", [name]) => child_has_no_part(all, name),
+        ("link-child", [name]) => child_is_refused(all, name),
         ("children-killed-of-links", []) => Ok(all.killed.to_string()),
         ("link-scribble", [seed, ms]) => scribble(seed, ms),
         _ => {
-            return remote::obey(all, command, words)
-                .or_else(|| ranks::obey(&mut all.communicators, command, words));
+            return remote::execute(all, command, words)
+                .or_else(|| ranks::execute(&mut all.communicators, command, words));
         }
     })
 }
@@ -126,7 +126,7 @@ fn accept(all: &mut Links, endpoint: &str, ms: &str, name: &str) -> Answer {
     Ok(pid.to_string())
 }
 
-/// To an address, or to `name:<name>`.
+/// Connects to an address, or to `name:<name>`.
 fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
     let address = match address.strip_prefix("name:") {
         Some(known) => LinkAddress::of_name(known)?,
@@ -138,12 +138,13 @@ fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
     Ok(pid.to_string())
 }
 
-/// Forks; the child may be killed at a step.
-fn child_has_no_part(all: &mut Links, name: &str) -> Answer {
+/// Forks a child, in which each operation on the link must fail. The child may be killed at a
+/// failpoint.
+fn child_is_refused(all: &mut Links, name: &str) -> Answer {
     let link = all.link(name)?;
     let mut into = [0];
     let mut receive = link.start_recv(1 << 41, &mut into);
-    // SAFETY: the child looks at the link and ends.
+    // SAFETY: umf and the allocator have fork handlers, so that the child can use both; it then ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let refused = [
@@ -168,9 +169,10 @@ fn child_has_no_part(all: &mut Links, name: &str) -> Answer {
             all.killed += 1;
             Ok("killed".to_owned())
         }
-        status => {
-            Err(Failure::new("Child", format!("it has a part in its parent's link, or ended: {status}")))
-        }
+        status => Err(Failure::new(
+            "Child",
+            format!("an operation on its parent's link succeeded, or it ended: {status}"),
+        )),
     }
 }
 
@@ -180,7 +182,7 @@ fn send(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answe
     Ok(String::new())
 }
 
-/// Answers with length, engine and whether it is what was sent.
+/// Receives a message. Answers with its length, its engine, and whether the content is right.
 fn receive(all: &mut Links, name: &str, tag: &str, capacity: &str, seed: &str) -> Answer {
     let mut bytes = vec![0; capacity.parse()?];
     let wanted = if tag == "any" { TagMatch::ANY } else { TagMatch::tag(tag.parse()?) };
@@ -189,7 +191,7 @@ fn receive(all: &mut Links, name: &str, tag: &str, capacity: &str, seed: &str) -
     Ok(format!("{} {} {}", received.length, received.engine, if same { "same" } else { "different" }))
 }
 
-/// Memory of the process's own, which stays.
+/// Allocates memory that is never freed.
 fn memory(size: usize) -> Result<&'static Memory<'static>, Failure> {
     let pool: &'static Pool = Box::leak(Box::new(Pool::shared()?));
     let block = Box::leak(Box::new(pool.allocate(size)?));
@@ -204,12 +206,14 @@ fn lend(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answe
     Ok(String::new())
 }
 
-/// Writes numbers over the memory of all links for some time: small ones, which pass for counts and indices, as well as any.
+/// Overwrites the memory of all links for the given time with small numbers, which are plausible
+/// counts and indices, and with random ones. Answers with the number of words.
 fn scribble(seed: &str, ms: &str) -> Answer {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let ranges: Vec<(usize, usize)> = maps
         .lines()
-        // (What it sends through and what both sleep on: it cannot write what the other side sends through.)
+        // These mappings hold what this side sends and the words on which both sides sleep. What the
+        // peer sends is mapped read-only.
         .filter(|line| line.contains("/memfd:umf-link") && line.contains(" rw-s "))
         .filter_map(|line| {
             let (start, rest) = line.split_once('-')?;
@@ -225,10 +229,10 @@ fn scribble(seed: &str, ms: &str) -> Answer {
     while Instant::now() < end {
         for _ in 0..1000 {
             let (start, end) = ranges[next(&mut state) as usize % ranges.len()];
-            // Mostly where the words are: of headers, descriptors and what was consumed.
+            // Most control words (headers, descriptors, consumed counts) are near the beginning.
             let span = (end - start) / 8;
-            let near = [512, 8192, 20_000, span][next(&mut state) as usize % 4].min(span);
-            let place = start + next(&mut state) as usize % near * 8;
+            let limit = [512, 8192, 20_000, span][next(&mut state) as usize % 4].min(span);
+            let address = start + next(&mut state) as usize % limit * 8;
             let small = next(&mut state) % 300;
             let value = match next(&mut state) % 4 {
                 0 => small,
@@ -236,8 +240,8 @@ fn scribble(seed: &str, ms: &str) -> Answer {
                 2 => small | (next(&mut state) % 4) << 32 | (next(&mut state) % 9) << 48,
                 _ => next(&mut state) << 33 ^ next(&mut state),
             };
-            // SAFETY: a word of a mapping that this process keeps.
-            let word = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(place) };
+            // SAFETY: an aligned word of a mapping that stays mapped as long as its link.
+            let word = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address) };
             word.store(value, Ordering::Relaxed);
             count += 1;
         }

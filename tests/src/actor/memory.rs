@@ -1,4 +1,4 @@
-//! Pools, blocks, regions, handles, mappings.
+//! Commands for pools, blocks, regions, handles and mappings, and the state of the actor.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -10,15 +10,15 @@ use umf::host::HostProvider;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, View, Visibility};
 use umf_core::{Layout, Region};
 use umf_runtime::Upstream;
-use umf_tests::board::Board;
+use umf_tests::block_table::BlockTable;
 
 use crate::{Answer, Failure};
 
-/// What the actor has, by the names that commands give.
+/// Objects of the actor, by the names that commands give.
 #[derive(Default)]
-pub(crate) struct Actor {
+pub(crate) struct ActorState {
     pub(crate) pools: HashMap<String, Pool>,
-    pub(crate) blocks: HashMap<String, Held>,
+    pub(crate) blocks: HashMap<String, RawBlock>,
     pub(crate) regions: HashMap<String, (Arc<Upstream>, Region)>,
     exports: HashMap<String, Export<'static>>,
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
@@ -26,34 +26,35 @@ pub(crate) struct Actor {
     pub(crate) links: crate::link::Links,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
-    pub(crate) board: Option<Board>,
-    /// Numbers of blocks on the board that were given.
+    pub(crate) block_table: Option<BlockTable>,
+    /// Counter of the block numbers that [`crate::load`] records.
     pub(crate) numbers: AtomicU64,
-    /// Whether it is planned that this process stops at a step.
+    /// Whether an armed failpoint may stop this process.
     pub(crate) may_stop: bool,
-    /// Children that hold something open.
+    /// Pids of the children that keep a block open.
     pub(crate) importers: Vec<i32>,
-    /// Lease tables of others whose rows it holds the locks of.
+    /// Lease tables in which this process has locked rows.
     pub(crate) locked: Vec<std::fs::File>,
-    /// Where freed regions were, and whose.
+    /// Addresses of freed regions, with their provider.
     pub(crate) freed: Option<(Arc<Upstream>, std::collections::HashSet<Address>)>,
 }
 
-/// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.
+/// Address and size of a block. It does not borrow its pool, so that a test can drop a pool with blocks
+/// in it, and does not free the block when dropped.
 #[derive(Clone, Copy)]
-pub(crate) struct Held {
+pub(crate) struct RawBlock {
     pub(crate) address: Address,
     pub(crate) size: usize,
 }
 
-pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("pool", [name, kind @ ..]) => pool(actor, name, kind),
         ("drop-pool", [name]) => {
             actor.blocks.retain(|block, _| !block.starts_with(&format!("{name}.")));
             done(actor.pools.remove(*name))
         }
-        // What is held still after so many milliseconds.
+        // Answers with the bytes whose free is still deferred after so many milliseconds.
         ("drain", [milliseconds]) => {
             let time = std::time::Duration::from_millis(milliseconds.parse().unwrap_or(0));
             Ok(umf::drain(time).bytes.to_string())
@@ -65,8 +66,8 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),
         ("alloc", [pool, size, "->", name]) => alloc(actor, pool, size, name),
         ("free", [pool, name]) => free(actor, pool, name),
-        ("address", [name]) => actor.start(name).map(|address| address.to_string()),
-        ("handle", [name]) => actor.start(name).and_then(|address| Ok(handle(address)?.to_string())),
+        ("address", [name]) => actor.address_of(name).map(|address| address.to_string()),
+        ("handle", [name]) => actor.address_of(name).and_then(|address| Ok(handle(address)?.to_string())),
         ("export", [block, "->", name]) => export(actor, block, name),
         ("keep", [name]) => match actor.exports.remove(*name) {
             Some(export) => Ok(export.keep().to_string()),
@@ -86,7 +87,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("fill", [name, seed]) => {
             seed_of(seed).and_then(|seed| match actor.copied_into(name, |size| content(size, seed))? {
                 true => Ok(String::new()),
-                false => actor.with(name, |memory| fill(memory, seed)),
+                false => actor.with_memory(name, |memory| fill(memory, seed)),
             })
         }
         ("check", [name, seed]) => check(actor, name, seed),
@@ -105,12 +106,12 @@ fn done<T>(removed: Option<T>) -> Answer {
     if removed.is_some() { Ok(String::new()) } else { Err(Failure::unknown("")) }
 }
 
-impl Actor {
+impl ActorState {
     pub(crate) fn pool(&self, name: &str) -> Result<&Pool, Failure> {
         self.pools.get(name).ok_or_else(|| Failure::unknown(name))
     }
 
-    pub(crate) fn block(&self, name: &str) -> Result<Held, Failure> {
+    pub(crate) fn block(&self, name: &str) -> Result<RawBlock, Failure> {
         self.blocks.get(name).copied().ok_or_else(|| Failure::unknown(name))
     }
 
@@ -118,36 +119,36 @@ impl Actor {
         self.mappings.get(name).ok_or_else(|| Failure::unknown(name))
     }
 
-    /// Where a block or region begins.
-    fn start(&self, name: &str) -> Result<Address, Failure> {
+    /// Returns the address of a block or region.
+    fn address_of(&self, name: &str) -> Result<Address, Failure> {
         match self.regions.get(name) {
             Some((_, region)) => Ok(region.base()),
             None => Ok(self.block(name)?.address),
         }
     }
 
-    /// Where a block or region is, and its size.
-    pub(crate) fn place(&self, name: &str) -> Result<(Address, usize), Failure> {
+    /// Returns address and size of a block or region.
+    pub(crate) fn extent(&self, name: &str) -> Result<(Address, usize), Failure> {
         match self.regions.get(name) {
             Some((_, region)) => Ok((region.base(), region.size())),
             None => self.block(name).map(|block| (block.address, block.size)),
         }
     }
 
-    /// Shows the memory of a block, region or mapping.
-    fn with(&self, name: &str, look: impl FnOnce(View<'_>)) -> Answer {
+    /// Runs `access` with the memory of a block, region or mapping.
+    fn with_memory(&self, name: &str, access: impl FnOnce(View<'_>)) -> Answer {
         if let Some(mapping) = self.mappings.get(name) {
-            look(mapping.view()?);
+            access(mapping.view()?);
             return Ok(String::new());
         }
-        let (address, size) = self.place(name)?;
+        let (address, size) = self.extent(name)?;
         // SAFETY: a live block or region of host memory, whose bytes may change at any time.
-        look(unsafe { View::new(address.as_ptr().unwrap(), size) }?);
+        access(unsafe { View::new(address.as_ptr().unwrap(), size) }?);
         Ok(String::new())
     }
 }
 
-fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
+fn pool(actor: &mut ActorState, name: &str, kind: &[&str]) -> Answer {
     let shared = || HostProvider::builder().visibility(Visibility::Shared);
     let over = |provider| -> Result<Pool, Failure> { Ok(Pool::builder().provider(provider).build()?) };
     let each = |provider: Arc<HostProvider>| -> Result<Pool, Failure> {
@@ -173,45 +174,45 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
     Ok(String::new())
 }
 
-/// A slab pool over dma-bufs: `udmabuf` or `heap:<name>`. Buffers are called by the pool's name.
+/// Creates a slab pool over dma-bufs of `udmabuf` or `heap:<name>`. The buffers have the pool's name.
 fn over_dma_buf(source: &str, name: &str) -> Result<Pool, Failure> {
     let builder = umf_tests::machine::dma_buf_provider(source)?;
     let provider = builder.name(name.to_owned()).build()?;
     Ok(Pool::builder().provider(provider).build()?)
 }
 
-fn alloc(actor: &mut Actor, pool: &str, size: &str, name: &str) -> Answer {
+fn alloc(actor: &mut ActorState, pool: &str, size: &str, name: &str) -> Answer {
     let pool = actor.pool(pool)?;
     let address = pool.allocate(size.parse()?)?.into_address();
-    // All of what a handle will name, which may be more than was asked for.
+    // A handle covers the whole block, which may be larger than requested.
     let size = pool.as_core().block_at(address)?.size;
-    actor.blocks.insert(name.to_owned(), Held { address, size });
+    actor.blocks.insert(name.to_owned(), RawBlock { address, size });
     Ok(String::new())
 }
 
-fn free(actor: &mut Actor, pool: &str, name: &str) -> Answer {
+fn free(actor: &mut ActorState, pool: &str, name: &str) -> Answer {
     let block = actor.block(name)?;
-    // SAFETY: the actor's own block; forgotten below, and nothing borrows from it.
+    // SAFETY: the actor's own block, which nothing borrows and which is removed below.
     unsafe { actor.pool(pool)?.as_core().free(block.address) }?;
     actor.blocks.remove(name);
     Ok(String::new())
 }
 
 pub(crate) fn handle(address: Address) -> Result<Handle, Failure> {
-    // SAFETY: the actor touches its memory by copies alone.
+    // SAFETY: the actor accesses its memory by copies alone.
     Ok(unsafe { umf::exporter()?.handle(address) }?)
 }
 
-fn export(actor: &mut Actor, block: &str, name: &str) -> Answer {
-    // SAFETY: as in `handle`.
-    let export = unsafe { umf::exporter()?.get(actor.start(block)?) }?;
+fn export(actor: &mut ActorState, block: &str, name: &str) -> Answer {
+    // SAFETY: the actor accesses its memory by copies alone.
+    let export = unsafe { umf::exporter()?.get(actor.address_of(block)?) }?;
     let text = export.handle().to_string();
     actor.exports.insert(name.to_owned(), export);
     Ok(text)
 }
 
-/// A whole region, without a pool.
-fn region(actor: &mut Actor, size: &str, name: &str) -> Answer {
+/// Allocates a region of a new provider, without a pool.
+fn region(actor: &mut ActorState, size: &str, name: &str) -> Answer {
     let provider = HostProvider::builder().visibility(Visibility::Shared).build()?;
     let upstream = Arc::new(Upstream::new(provider)?);
     let (region, _) = upstream.allocate(Layout::new(size.parse()?, 4096)?)?;
@@ -219,14 +220,14 @@ fn region(actor: &mut Actor, size: &str, name: &str) -> Answer {
     Ok(region.base().to_string())
 }
 
-fn free_region(actor: &mut Actor, name: &str) -> Answer {
+fn free_region(actor: &mut ActorState, name: &str) -> Answer {
     let (upstream, region) = actor.regions.remove(name).ok_or_else(|| Failure::unknown(name))?;
     // SAFETY: the actor's own region; nothing borrows from it.
     unsafe { upstream.free(region) }?;
     Ok(String::new())
 }
 
-/// The bytes of a handle: its text, or any bytes in hexadecimal.
+/// Returns the bytes of a handle, given as its text or in hexadecimal digits.
 pub(crate) fn decode(text: &str) -> Result<Vec<u8>, Failure> {
     if text.starts_with("umf1.") {
         return Ok(text.parse::<Handle>()?.to_bytes().to_vec());
@@ -235,14 +236,14 @@ pub(crate) fn decode(text: &str) -> Result<Vec<u8>, Failure> {
     Ok(text.as_bytes().chunks(2).map(digits).collect::<Result<_, _>>()?)
 }
 
-fn open(actor: &mut Actor, handle: &str, access: Access, name: &str) -> Answer {
+fn open(actor: &mut ActorState, handle: &str, access: Access, name: &str) -> Answer {
     let mapping = umf::importer()?.open_bytes(&decode(handle)?, access)?;
     let length = mapping.len();
     actor.mappings.insert(name.to_owned(), mapping);
     Ok(length.to_string())
 }
 
-/// Opens, reads every byte, and closes: whatever the bytes say, this must not fault.
+/// Opens a handle, reads every byte and closes it. This must not fault, whatever the bytes are.
 fn probe(bytes: &[u8]) -> Answer {
     let mapping = umf::importer()?.open_bytes(bytes, Access::ReadOnly)?;
     let mut content = vec![0; mapping.len().min(1 << 20)];
@@ -256,13 +257,14 @@ fn seed_of(text: &str) -> Result<u64, Failure> {
     Ok(text.parse()?)
 }
 
-/// What a block with this seed has at the eight bytes with this number. (Not byte by byte: a guest is interpreted.)
+/// Returns word `number` of the content with this seed. Content is made of words, as single bytes are
+/// slow in a guest that QEMU interprets.
 fn word(seed: u64, number: usize) -> [u8; 8] {
     let same = u64::from_ne_bytes([number as u8; 8]);
     (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ same).to_le_bytes()
 }
 
-/// What [`fill`] puts into so many bytes.
+/// Returns the first `size` bytes of the content with this seed.
 pub(crate) fn content(size: usize, seed: u64) -> Vec<u8> {
     let mut content = Vec::with_capacity(size + 8);
     for number in 0..size.div_ceil(8) {
@@ -272,33 +274,35 @@ pub(crate) fn content(size: usize, seed: u64) -> Vec<u8> {
     content
 }
 
+/// Fills memory with the content of a seed.
 pub(crate) fn fill(memory: View<'_>, seed: u64) {
     memory.copy_from(&content(memory.len(), seed));
 }
 
-/// Whether each word of this content is `right`, given what was filled in there.
-fn all(content: &[u8], seed: u64, right: impl Fn(&[u8], &[u8]) -> bool) -> bool {
+/// Returns whether each word equals that of the seed, or `accepts` returns `true` for both.
+fn all_words(content: &[u8], seed: u64, accepts: impl Fn(&[u8], &[u8]) -> bool) -> bool {
     let (words, rest) = content.as_chunks::<8>();
-    let are_right = words.iter().enumerate().all(|(number, found)| {
+    let are_accepted = words.iter().enumerate().all(|(number, found)| {
         let filled = word(seed, number);
-        *found == filled || right(found, &filled)
+        *found == filled || accepts(found, &filled)
     });
     let filled = &word(seed, words.len())[..rest.len()];
-    are_right && (rest == filled || right(rest, filled))
+    are_accepted && (rest == filled || accepts(rest, filled))
 }
 
-/// Whether each byte is what [`fill`] put there, or 0: pages of it may have gone.
-pub(crate) fn held_or_gone(content: &[u8], seed: u64) -> bool {
-    all(content, seed, |found, filled| {
+/// Returns whether each byte is that of the seed, or 0 as in a released page.
+pub(crate) fn holds_or_released(content: &[u8], seed: u64) -> bool {
+    all_words(content, seed, |found, filled| {
         found.iter().zip(filled).all(|(found, filled)| *found == 0 || found == filled)
     })
 }
 
+/// Returns whether this is the content of a seed.
 pub(crate) fn holds(content: &[u8], seed: u64) -> bool {
-    all(content, seed, |_, _| false)
+    all_words(content, seed, |_, _| false)
 }
 
-fn check(actor: &Actor, name: &str, seed: &str) -> Answer {
+fn check(actor: &ActorState, name: &str, seed: &str) -> Answer {
     let seed = seed_of(seed)?;
     let mut content = Vec::new();
     if let Some(mapping) = actor.mappings.get(name) {
@@ -307,7 +311,7 @@ fn check(actor: &Actor, name: &str, seed: &str) -> Answer {
     } else if let Some(copied) = actor.copied_out(name)? {
         content = copied;
     } else {
-        actor.with(name, |memory| {
+        actor.with_memory(name, |memory| {
             content.resize(memory.len(), 0);
             memory.copy_to(&mut content);
         })?;
@@ -322,7 +326,7 @@ fn counters(it: umf::ipc::CacheStatistics) -> String {
     )
 }
 
-/// The name of the socket that this process would answer on, and whether it does.
+/// Answers with the name of this process's socket, and whether the process serves it.
 fn nonce() -> Answer {
     let exporter = umf::exporter()?;
     let nonce = exporter.nonce().map_or_else(|| "none".to_owned(), |nonce| format!("umf-{nonce}"));

@@ -1,4 +1,4 @@
-//! A rank of an MPI job, `umf-actor mpi SHIM PROVIDER`: ranks in pairs send each other handles with `MPI_Send`, and nothing else.
+//! `umf-actor mpi SHIM PROVIDER`: a rank of an MPI job. Pairs of ranks exchange handles by `MPI_Send`.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 
@@ -15,7 +15,7 @@ type Send = unsafe extern "C" fn(*const c_void, c_int, c_int) -> c_int;
 type Receive = unsafe extern "C" fn(*mut c_void, c_int, c_int) -> c_int;
 type End = unsafe extern "C" fn() -> c_int;
 
-/// The library that tests build of `tests/mpi/shim.c`.
+/// Functions of the library that tests build from `tests/mpi/shim.c`, and this rank.
 struct Mpi {
     send: Send,
     receive: Receive,
@@ -31,7 +31,7 @@ fn succeeded(what: &str, answer: c_int) -> Result<(), Failure> {
 impl Mpi {
     fn begin(shim: &str) -> Result<Self, Failure> {
         let path = CString::new(shim).unwrap();
-        // MPI finds parts of itself by its names.
+        // MPI loads plugins that resolve symbols of MPI itself.
         // SAFETY: the test's own library.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         if library.is_null() {
@@ -59,13 +59,13 @@ impl Mpi {
 
     fn send(&self, bytes: &[u8], to: c_int) -> Result<(), Failure> {
         let count = c_int::try_from(bytes.len()).unwrap();
-        // SAFETY: the bytes are there until it returns.
+        // SAFETY: the bytes are valid until the call returns.
         succeeded("MPI_Send", unsafe { (self.send)(bytes.as_ptr().cast(), count, to) })
     }
 
     fn receive<const N: usize>(&self, from: c_int) -> Result<[u8; N], Failure> {
         let mut bytes = [0; N];
-        // SAFETY: as above.
+        // SAFETY: the array has room for `N` bytes until the call returns.
         succeeded("MPI_Recv", unsafe {
             (self.receive)(bytes.as_mut_ptr().cast(), c_int::try_from(N).unwrap(), from)
         })?;
@@ -73,11 +73,11 @@ impl Mpi {
     }
 }
 
-/// Plays the rank; what went wrong is printed.
+/// Runs the rank and prints its result.
 pub(crate) fn rank(shim: &str, provider: &str) -> std::process::ExitCode {
-    match play(shim, provider) {
-        Ok(said) => {
-            println!("{said}");
+    match run(shim, provider) {
+        Ok(text) => {
+            println!("{text}");
             std::process::ExitCode::SUCCESS
         }
         Err(failure) => {
@@ -87,9 +87,9 @@ pub(crate) fn rank(shim: &str, provider: &str) -> std::process::ExitCode {
     }
 }
 
-fn play(shim: &str, provider: &str) -> Result<String, Failure> {
+fn run(shim: &str, provider: &str) -> Result<String, Failure> {
     let mpi = Mpi::begin(shim)?;
-    // Of an even number of ranks, each sends to the next or receives from the one before.
+    // Even ranks produce for the next rank, odd ranks consume.
     let (rank, peer) = (mpi.rank, mpi.rank ^ 1);
     if mpi.ranks % 2 != 0 {
         return Err(Failure::new("Mpi", "an odd number of ranks"));

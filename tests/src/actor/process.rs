@@ -1,4 +1,4 @@
-//! What a process can do to itself.
+//! Commands that act on the process itself: fork, exec, limits, credentials, fds, sockets.
 
 use std::ffi::CString;
 use std::io::{Read, Write};
@@ -7,25 +7,26 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::memory::Actor;
+use crate::memory::ActorState;
 use crate::{Answer, Failure, serve};
 
-/// Whether a forked child outlives its parent, until it is killed.
+/// Whether a forked child stays when its parent ends, until it is killed.
 static LINGERS: AtomicBool = AtomicBool::new(false);
 
-/// Where the kernel maps the same at the same addresses in every process, as in guests of `tests/vm/run`, what this one maps from now on is
-/// elsewhere than in others: an address of one must mean nothing to another.
-pub(crate) fn stand_apart() {
+/// Shifts the later mappings of this process if the kernel does not randomize addresses, as in guests
+/// of `tests/vm/run`. Otherwise equal blocks of two processes would have equal addresses, and tests
+/// could not notice an address that is used in the wrong process.
+pub(crate) fn shift_mappings() {
     let random = std::fs::read_to_string("/proc/sys/kernel/randomize_va_space");
     if random.is_ok_and(|random| random.trim() == "0") {
         let length = (std::process::id() as usize % 61 + 1) << 20;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody uses.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
     }
 }
 
-pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("ping", []) => Ok(String::new()),
         ("counts", []) => counts(),
@@ -42,7 +43,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("dumpable", [flag]) => dumpable(flag),
         ("replace-fd", [number, path]) => replace_fd(number, path),
         ("close-fd", [number]) => number.parse().map_err(Failure::from).and_then(|number: i32| {
-            // SAFETY: the test wants this fd to be gone, whoever owns it.
+            // SAFETY: none; the test checks what umf does when a program closes an fd of umf.
             check(unsafe { libc::close(number) })
         }),
         ("timer", [milliseconds]) => timer(milliseconds),
@@ -62,8 +63,8 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
     })
 }
 
-/// Ends the process: mappings are closed, its child reaped; pools stay, as those in a `static` do.
-pub(crate) fn end(mut actor: Actor) -> ! {
+/// Closes mappings, domains and links, reaps the child and exits. Pools stay, as those in a `static` do.
+pub(crate) fn end(mut actor: ActorState) -> ! {
     actor.mappings.clear();
     actor.domains = crate::domain::Domains::default();
     actor.links = crate::link::Links::default();
@@ -71,10 +72,10 @@ pub(crate) fn end(mut actor: Actor) -> ! {
     std::process::exit(0)
 }
 
-/// Ends the calling thread and no other, without running anything of its (`_exit(2)`).
+/// Ends the calling thread alone, without running its destructors (`_exit(2)`).
 pub(crate) fn leave_thread() -> ! {
     loop {
-        // SAFETY: the thread owns nothing that others use.
+        // SAFETY: no other thread uses data of this one.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
 }
@@ -83,7 +84,7 @@ fn check(result: i32) -> Answer {
     if result < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(result.to_string()) }
 }
 
-/// What this process has, in one line.
+/// Answers with the numbers of fds, mappings and threads, and the resident memory in KiB.
 fn counts() -> Answer {
     let fds = std::fs::read_dir("/proc/self/fd")?.count() - 1;
     let maps = std::fs::read_to_string("/proc/self/maps")?.lines().count();
@@ -94,25 +95,25 @@ fn counts() -> Answer {
     Ok(format!("fds={fds} maps={maps} threads={threads} rss={resident}"))
 }
 
-/// The mappings whose line has `part` in it.
+/// Answers with the lines of `/proc/self/maps` that contain `part`.
 fn maps(part: &str) -> Answer {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let lines: Vec<&str> = maps.lines().filter(|line| line.contains(part)).collect();
     Ok(lines.join(" | "))
 }
 
-/// A child with all that this process has, which obeys what is sent with `child` before it.
-fn fork(actor: &mut Actor) -> Answer {
+/// Forks a child that executes the commands with the prefix `child`.
+fn fork(actor: &mut ActorState) -> Answer {
     reap(actor)?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_read_timeout(Some(Duration::from_secs(9)))?;
-    // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+    // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         drop(ours);
-        // Only the parent answers on the test's pipes.
+        // The child answers through the parent.
         for number in [0, 1] {
-            // SAFETY: stdin and stdout are not used in the child.
+            // SAFETY: the child does not use stdin and stdout.
             unsafe { libc::close(number) };
         }
         actor.child = None;
@@ -129,7 +130,7 @@ fn fork(actor: &mut Actor) -> Answer {
     Ok(pid.to_string())
 }
 
-pub(crate) fn tell_child(actor: &mut Actor, command: &str) -> Answer {
+pub(crate) fn forward_to_child(actor: &mut ActorState, command: &str) -> Answer {
     let Some((_, stream)) = &mut actor.child else { return Err(Failure::unknown(command)) };
     writeln!(stream, "{command}")?;
     let mut answer = Vec::new();
@@ -152,14 +153,17 @@ pub(crate) fn tell_child(actor: &mut Actor, command: &str) -> Answer {
     }
 }
 
-/// Ends the child, if there is one, and says how it ended.
-fn reap(actor: &mut Actor) -> Answer {
+/// Ends the child, if there is one, and answers with its status.
+fn reap(actor: &mut ActorState) -> Answer {
     let Some((pid, stream)) = actor.child.take() else { return Ok("none".to_owned()) };
     drop(stream);
     wait_for(pid)
 }
 
-/// How a child ended: `0`, or its wait status. One that does not end within 9 s is killed, and that is an error.
+/// Reaps a child and answers with its wait status.
+///
+/// # Errors
+/// If the child does not end within 9 s. It is then killed.
 pub(crate) fn wait_for(pid: i32) -> Answer {
     let mut status = 0;
     for _ in 0..9000 {
@@ -177,14 +181,14 @@ pub(crate) fn wait_for(pid: i32) -> Answer {
     Err(Failure::new("ChildHangs", format!("child {pid} does not end")))
 }
 
-/// Becomes this program anew, with the same pid and the same pipes.
+/// Executes this program again, with the same pid and pipes.
 fn exec() -> Answer {
     let program = CString::new(std::fs::read_link("/proc/self/exe")?.to_string_lossy().as_bytes()).unwrap();
-    // The answer comes first: afterwards nobody remembers the question.
+    // The new program does not know of this command, so the answer comes first.
     std::io::stdout().write_all(b"ok \n")?;
     std::io::stdout().flush()?;
     let arguments = [program.as_ptr(), std::ptr::null()];
-    // SAFETY: both are valid, the list ends with null, and the environment is this process's own.
+    // SAFETY: the path is a C string, and the list ends with null.
     unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
     Err(std::io::Error::last_os_error().into())
 }
@@ -202,8 +206,8 @@ fn rlimit(which: &str, value: &str) -> Answer {
     limit.rlim_cur = if value == "max" { limit.rlim_max } else { value.parse()? };
     // SAFETY: the structure is valid; the limits are this process's own.
     check(unsafe { libc::setrlimit(resource, &raw const limit) })?;
-    // A write past the limit is to be an error, not a signal.
-    // SAFETY: ignoring a signal.
+    // A write past the limit must return an error instead of sending a signal.
+    // SAFETY: numbers only.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     Ok(String::new())
 }
@@ -212,13 +216,13 @@ fn set_uid(uid: &str) -> Answer {
     let uid: u32 = uid.parse()?;
     // SAFETY: numbers only.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
-    // SAFETY: as above.
+    // SAFETY: numbers only.
     check(unsafe { libc::setresgid(uid, uid, uid) })?;
     // SAFETY: as above.
     check(unsafe { libc::setresuid(uid, uid, uid) })
 }
 
-/// A signal every so many milliseconds that ends system calls, as a profiler or an MPI library has.
+/// Interrupts system calls by a periodic signal, as profilers and MPI libraries do.
 fn timer(milliseconds: &str) -> Answer {
     extern "C" fn nothing(_: i32) {}
     let tv_usec = milliseconds.parse::<i64>()? * 1000;
@@ -239,7 +243,7 @@ fn dumpable(flag: &str) -> Answer {
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, flag) })
 }
 
-/// Puts another file behind an fd number, as a program does that closes what is not its own.
+/// Makes an fd number refer to another file, as a program does that closes an fd of umf by mistake.
 fn replace_fd(number: &str, path: &str) -> Answer {
     let number: i32 = number.parse()?;
     let file = if path == "memfd" {
@@ -255,17 +259,17 @@ fn replace_fd(number: &str, path: &str) -> Answer {
     if path == "memfd" {
         // SAFETY: an fd of this process.
         check(unsafe { libc::ftruncate(file, 1 << 30) })?;
-        // SAFETY: as above.
+        // SAFETY: an fd of this process.
         check(unsafe { libc::fcntl(file, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) })?;
     }
-    // SAFETY: the test wants the number to mean another file, whoever owns it.
+    // SAFETY: none; the test checks what umf does when a program replaces an fd of umf.
     check(unsafe { libc::dup2(file, number) })?;
-    // SAFETY: the duplicate is kept.
+    // SAFETY: an fd of this function, which was duplicated.
     check(unsafe { libc::close(file) })
 }
 
-/// Takes all fds but `left`; `give-fds-back` makes room again.
-fn take_fds(actor: &mut Actor, left: &str) -> Answer {
+/// Opens fds until `left` more are possible. `give-fds-back` closes them.
+fn take_fds(actor: &mut ActorState, left: &str) -> Answer {
     let left: usize = left.parse()?;
     rlimit("nofile", "256")?;
     while let Ok(fd) = std::io::stderr().as_fd().try_clone_to_owned() {
@@ -276,7 +280,7 @@ fn take_fds(actor: &mut Actor, left: &str) -> Answer {
     Ok(kept.to_string())
 }
 
-/// The address of an abstract socket, and its length.
+/// Returns the address of an abstract socket, and its length.
 fn abstract_address(name: &str) -> (libc::sockaddr_un, u32) {
     // SAFETY: zeroes are a value of this plain structure.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -287,17 +291,17 @@ fn abstract_address(name: &str) -> (libc::sockaddr_un, u32) {
     (address, u32::try_from(size_of::<libc::sa_family_t>() + 1 + name.len()).unwrap())
 }
 
-fn socket(actor: &mut Actor) -> Result<i32, Failure> {
+fn socket(actor: &mut ActorState) -> Result<i32, Failure> {
     // SAFETY: numbers only.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
     check(socket)?;
-    // SAFETY: a new fd that nobody else owns.
+    // SAFETY: the fd is new, and owned here alone.
     actor.taken.push(unsafe { OwnedFd::from_raw_fd(socket) });
     Ok(socket)
 }
 
-/// Connects to an abstract socket so many times, and keeps all of it until `give-fds-back`.
-fn connect(actor: &mut Actor, name: &str, count: &str) -> Answer {
+/// Connects to an abstract socket `count` times. The connections stay open until `give-fds-back`.
+fn connect(actor: &mut ActorState, name: &str, count: &str) -> Answer {
     let (address, length) = abstract_address(name);
     for _ in 0..count.parse()? {
         let socket = socket(actor)?;
@@ -307,8 +311,8 @@ fn connect(actor: &mut Actor, name: &str, count: &str) -> Answer {
     Ok(String::new())
 }
 
-/// Listens on an abstract socket, and answers nobody, until `give-fds-back`.
-fn bind(actor: &mut Actor, name: &str) -> Answer {
+/// Listens on an abstract socket without accepting, until `give-fds-back`.
+fn bind(actor: &mut ActorState, name: &str) -> Answer {
     let (address, length) = abstract_address(name);
     let socket = socket(actor)?;
     // SAFETY: the structure is valid for `length` bytes.

@@ -1,49 +1,49 @@
-//! [`Campaign`]: round after round.
+//! [`Campaign`]: the rounds of the kill matrix for producers and importers.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use umf_tests::board::{Board, PLACES};
-use umf_tests::{Outcome, Sequence, machine};
+use umf_tests::block_table::{BlockTable, PRODUCERS};
+use umf_tests::{Outcome, Rng, machine};
 
 use super::Failpoint;
-use super::crew::{self, Member, bound};
 use super::plan::{self, End, Role, Setup};
 use super::tally::Tally;
+use super::workers::{self, Worker, bound};
 
-/// Rounds in which processes live on, unless they are killed.
-const EPOCH: u64 = 8;
-/// Enough to know that something is wrong.
-const ENOUGH: usize = 12;
+/// Rounds after which all processes are replaced.
+const ROUNDS_PER_SETUP: u64 = 8;
+/// Violations after which the campaign ends.
+const MAX_VIOLATIONS: usize = 12;
 
 pub(crate) struct Campaign {
     seed: u64,
-    board: Board,
+    table: BlockTable,
     tally: Tally,
-    members: Vec<Member>,
-    next_who: u64,
-    /// The shortest time in which a producer of this setup did all that it does.
-    tour: Option<Duration>,
+    workers: Vec<Worker>,
+    next_incarnation: u64,
+    /// Shortest time in which a producer of this setup did all its activities once.
+    activity_time: Option<Duration>,
     can_choose_pids: bool,
 }
 
 impl Campaign {
     pub(crate) fn new(seed: u64) -> Self {
-        crew::adopt_orphans();
+        workers::adopt_orphans();
         let can_choose_pids = machine::is_root();
         if !can_choose_pids {
             machine::skip(
-                "whoever_is_killed_and_whenever",
+                "kill_at_any_failpoint_leaks_nothing",
                 "pids used again: choosing one needs CAP_CHECKPOINT_RESTORE",
             );
         }
         Self {
             seed,
-            board: Board::create(),
+            table: BlockTable::create(),
             tally: Tally::new(seed),
-            members: Vec::new(),
-            next_who: 1,
-            tour: None,
+            workers: Vec::new(),
+            next_incarnation: 1,
+            activity_time: None,
             can_choose_pids,
         }
     }
@@ -52,27 +52,27 @@ impl Campaign {
         println!("kill matrix: {rounds} rounds, seed {}", self.seed);
         let mut shown = Instant::now();
         let mut setup = None;
-        // As many. Where these can get to all steps: up to eight times as many until all had their kill, as a
-        // busy machine gets to fewer in a round.
+        // If `rounds` suffice to reach all failpoints, continues up to eight times as long until each had
+        // a kill: processes reach fewer failpoints in a round on a busy machine.
         let is_enough = |tally: &Tally, round| {
-            round >= rounds && (!plan::can_get_to_all(rounds) || tally.steps_without_kill().is_empty())
+            round >= rounds && (!plan::can_reach_all(rounds) || tally.failpoints_without_kill().is_empty())
         };
         for round in 0..8 * rounds {
             if is_enough(&self.tally, round) {
                 break;
             }
-            let mut sequence = Sequence::new(self.seed.wrapping_mul(0x0100_0000_01b3) ^ round);
-            if round.is_multiple_of(EPOCH) || setup.is_none() {
-                self.dismiss();
-                self.tour = None;
-                setup = Some(Setup::new(&mut sequence, &self.tally.todo(), self.can_choose_pids));
+            let mut rng = Rng::new(self.seed.wrapping_mul(0x0100_0000_01b3) ^ round);
+            if round.is_multiple_of(ROUNDS_PER_SETUP) || setup.is_none() {
+                self.stop_all();
+                self.activity_time = None;
+                setup = Some(Setup::new(&mut rng, &self.tally.targets(), self.can_choose_pids));
             }
             if let Some(setup) = &setup {
-                self.recruit(setup);
-                self.round(round, setup, &mut sequence);
+                self.start_missing(setup);
+                self.round(round, setup, &mut rng);
             }
             self.tally.rounds += 1;
-            if self.tally.violations.len() >= ENOUGH {
+            if self.tally.violations.len() >= MAX_VIOLATIONS {
                 break;
             }
             if shown.elapsed() > Duration::from_secs(5) {
@@ -80,39 +80,41 @@ impl Campaign {
                 shown = Instant::now();
             }
         }
-        self.dismiss();
+        self.stop_all();
         self.tally.end();
         self.tally
     }
 
-    /// All end by themselves, and in peace.
-    fn dismiss(&mut self) {
-        for mut member in std::mem::take(&mut self.members) {
-            member.actor.send("exit");
-            let outcome = member.actor.outcome(bound());
-            if outcome != Outcome::Ended || member.actor.reap() != "code 0" {
-                self.tally.violation(format!("{:?} {} does not end: {outcome:?}", member.role, member.who));
-                member.end_it();
+    /// Makes all workers exit, which must succeed.
+    fn stop_all(&mut self) {
+        for mut worker in std::mem::take(&mut self.workers) {
+            worker.actor.send("exit");
+            let outcome = worker.actor.outcome(bound());
+            if outcome != Outcome::Ended || worker.actor.reap() != "code 0" {
+                self.tally
+                    .violation(format!("{:?} {} does not end: {outcome:?}", worker.role, worker.incarnation));
+                worker.kill_if_alive();
             }
-            self.bury(&member);
+            self.record_end(&worker);
         }
     }
 
-    /// A member that has ended.
-    fn bury(&mut self, member: &Member) {
-        self.board.set_dead(member.who);
-        self.tally.names_left += member.take_names_away();
-        if let Some(remains) = member.remains() {
-            self.tally.violation(format!("{:?} {} has ended, and {remains}", member.role, member.who));
+    /// Records that a worker is dead, and checks that it left nothing.
+    fn record_end(&mut self, worker: &Worker) {
+        self.table.set_dead(worker.incarnation);
+        self.tally.names_left += worker.remove_names();
+        if let Some(bound_socket) = worker.bound_socket() {
+            self.tally
+                .violation(format!("{:?} {} has ended, and {bound_socket}", worker.role, worker.incarnation));
         }
     }
 
-    /// Two of each are there.
-    fn recruit(&mut self, setup: &Setup) {
+    /// Starts processes until there are two producers and two importers.
+    fn start_missing(&mut self, setup: &Setup) {
         for role in [Role::Producer, Role::Importer] {
-            while self.members.iter().filter(|member| member.role == role).count() < 2 {
+            while self.workers.iter().filter(|worker| worker.role == role).count() < 2 {
                 match self.start(role, setup, None) {
-                    Ok(Some(member)) => self.members.push(member),
+                    Ok(Some(worker)) => self.workers.push(worker),
                     Ok(None) => {}
                     Err(why) => {
                         self.tally.violation(why);
@@ -123,72 +125,76 @@ impl Campaign {
         }
     }
 
-    fn start(&mut self, role: Role, setup: &Setup, pid: Option<u32>) -> Result<Option<Member>, String> {
-        // A place on the board is one producer's alone, as long as that lives.
-        let taken = |who: u64| self.members.iter().any(|member| member.who % PLACES == who % PLACES);
-        let who = (self.next_who..).find(|&who| !taken(who)).unwrap_or(self.next_who);
-        self.next_who = who + 1;
-        let member = Member::start(role, who, setup, &self.board, pid)?;
-        let tour = member.as_ref().and_then(|member| member.tour);
-        self.tour = self.tour.into_iter().chain(tour).min();
-        Ok(member)
+    fn start(&mut self, role: Role, setup: &Setup, pid: Option<u32>) -> Result<Option<Worker>, String> {
+        // Live producers must not share entries of the table.
+        let taken = |incarnation: u64| {
+            self.workers.iter().any(|worker| worker.incarnation % PRODUCERS == incarnation % PRODUCERS)
+        };
+        let incarnation = (self.next_incarnation..)
+            .find(|&incarnation| !taken(incarnation))
+            .unwrap_or(self.next_incarnation);
+        self.next_incarnation = incarnation + 1;
+        let worker = Worker::start(role, incarnation, setup, &self.table, pid)?;
+        let activity_time = worker.as_ref().and_then(|worker| worker.activity_time);
+        self.activity_time = self.activity_time.into_iter().chain(activity_time).min();
+        Ok(worker)
     }
 
-    /// How long members work in a round. Where a producer takes longer than that to make what it needs and do all of it once (in a
-    /// guest), it is for longer: importers would be done before there is anything to open.
-    fn long_enough(&self, milliseconds: u64) -> u64 {
-        let tours = self.tour.map_or(Duration::ZERO, |tour| tour * 2);
-        milliseconds.max(u64::try_from(tours.as_millis()).unwrap_or(u64::MAX))
+    /// Returns the work time of a round: `milliseconds`, or more if a producer needs longer for all its
+    /// activities, as in a guest. Importers would otherwise end before they can open anything.
+    fn work_time(&self, milliseconds: u64) -> u64 {
+        let needed = self.activity_time.map_or(Duration::ZERO, |activity_time| activity_time * 2);
+        milliseconds.max(u64::try_from(needed.as_millis()).unwrap_or(u64::MAX))
     }
 
-    fn round(&mut self, round: u64, setup: &Setup, sequence: &mut Sequence) {
+    fn round(&mut self, round: u64, setup: &Setup, rng: &mut Rng) {
         let violations = self.tally.violations.len();
-        let milliseconds = self.long_enough(6 + sequence.below(20));
-        let (role, end) = plan::end(sequence, setup, &self.tally.todo(), milliseconds);
-        if let End::AtStep { step, .. } | End::StopsAtStep { step, .. } = end {
-            *self.tally.planned.entry(step).or_default() += 1;
+        let milliseconds = self.work_time(6 + rng.below(20));
+        let (role, end) = plan::end(rng, setup, &self.tally.targets(), milliseconds);
+        if let End::KilledAt { failpoint, .. } | End::StoppedAt { failpoint, .. } = end {
+            *self.tally.planned.entry(failpoint).or_default() += 1;
         }
         let candidates: Vec<usize> =
-            (0..self.members.len()).filter(|&index| self.members[index].role == role).collect();
+            (0..self.workers.len()).filter(|&index| self.workers[index].role == role).collect();
         if candidates.is_empty() {
             return;
         }
-        let mut victim = self.members.swap_remove(*sequence.of(&candidates));
-        // A step of somebody else takes longer, so that others get in between.
-        if sequence.one_in(2) {
-            let slow = sequence.of_mut(&mut self.members);
-            let most = *sequence.of(&[1, 2, 30]);
+        let mut victim = self.workers.swap_remove(*rng.choose(&candidates));
+        // Delays another process at a failpoint, so that more operations overlap with it.
+        if rng.one_in(2) {
+            let slow = rng.choose_mut(&mut self.workers);
+            let most = *rng.choose(&[1, 2, 30]);
             slow.arm(
-                sequence.of::<Failpoint>(plan::steps()),
-                1 + u32::try_from(sequence.below(most)).unwrap(),
+                rng.choose::<Failpoint>(plan::failpoints()),
+                1 + u32::try_from(rng.below(most)).unwrap(),
                 "sleep:2",
             );
         }
         match end {
-            End::AtStep { step, nth } => {
-                if let Some(before) = plan::slow_before(step) {
+            End::KilledAt { failpoint, nth } => {
+                if let Some(before) = plan::delayed_before(failpoint) {
                     victim.arm(before, 0, "sleep:1");
                 }
-                victim.arm(step, nth, "kill");
+                victim.arm(failpoint, nth, "kill");
             }
-            End::StopsAtStep { step, nth, .. } => victim.arm(step, nth, "stop"),
-            End::AtRandom { .. } => {}
+            End::StoppedAt { failpoint, nth, .. } => victim.arm(failpoint, nth, "stop"),
+            End::KilledAfter { .. } => {}
         }
-        for member in self.members.iter_mut().chain([&mut victim]) {
-            member.work(setup, milliseconds, sequence.number() >> 16);
+        for worker in self.workers.iter_mut().chain([&mut victim]) {
+            worker.work(setup, milliseconds, rng.next_u64() >> 16);
         }
         let ended = self.end(&mut victim, end, milliseconds);
         let mut replaced = None;
         if ended {
             let pid = victim.actor.pid();
-            self.bury(&victim);
-            // While the others still work: often under the pid of the dead one.
-            if sequence.one_in(2) {
-                let same = self.can_choose_pids && sequence.one_in(2);
+            self.record_end(&victim);
+            // Often replaces the victim while the others still work, also under the same pid.
+            if rng.one_in(2) {
+                let same = self.can_choose_pids && rng.one_in(2);
                 match self.start(victim.role, setup, same.then_some(pid)) {
                     Ok(Some(mut new)) => {
                         self.tally.same_pid += u64::from(same);
-                        new.work(setup, milliseconds / 2, sequence.number() >> 16);
+                        new.work(setup, milliseconds / 2, rng.next_u64() >> 16);
                         replaced = Some(new);
                     }
                     Ok(None) => {}
@@ -196,68 +202,69 @@ impl Campaign {
                 }
             }
         }
-        self.members.extend(replaced);
+        self.workers.extend(replaced);
         if ended {
-            self.settle(Some(&victim));
+            self.check_survivors(Some(&victim));
         } else {
-            self.members.push(victim);
-            self.settle(None);
+            self.workers.push(victim);
+            self.check_survivors(None);
         }
         if self.tally.violations.len() > violations {
             println!("    in round {round}, seed {}, {role:?}, {end:?}, {setup:?}", self.seed);
         }
     }
 
-    /// Waits for the victim's end. `false` if it lives on, and has answered.
-    fn end(&mut self, victim: &mut Member, end: End, milliseconds: u64) -> bool {
+    /// Kills the victim as planned. Returns `false` if it is alive, and has answered.
+    fn end(&mut self, victim: &mut Worker, end: End, milliseconds: u64) -> bool {
         let work = Duration::from_millis(milliseconds);
         match end {
-            End::AtRandom { microseconds } => {
+            End::KilledAfter { microseconds } => {
                 std::thread::sleep(Duration::from_micros(microseconds));
                 victim.actor.signal(libc::SIGKILL);
                 self.tally.at_random += 1;
             }
-            End::StopsAtStep { step, milliseconds, goes_on, .. } => {
-                if victim.has_stopped(work * 4 + Duration::from_millis(60)) {
-                    *self.tally.by_step.entry(step).or_default() += 1;
+            End::StoppedAt { failpoint, milliseconds, continues, .. } => {
+                if victim.wait_for_stop(work * 4 + Duration::from_millis(60)) {
+                    *self.tally.kills.entry(failpoint).or_default() += 1;
                     self.tally.stopped += 1;
                     std::thread::sleep(Duration::from_millis(milliseconds));
-                    victim.actor.signal(if goes_on { libc::SIGCONT } else { libc::SIGKILL });
+                    victim.actor.signal(if continues { libc::SIGCONT } else { libc::SIGKILL });
                 } else {
-                    // A child of it may have stopped: it goes with its parent.
+                    // A child may have stopped in place of the victim.
                     self.tally.not_reached += 1;
-                    crew::kill_children(victim.actor.pid());
+                    workers::kill_children(victim.actor.pid());
                     victim.actor.signal(libc::SIGKILL);
                 }
             }
-            End::AtStep { .. } => {}
+            End::KilledAt { .. } => {}
         }
         let mut outcome = victim.actor.outcome(bound());
-        if let (Outcome::Answer(Ok(_)), End::AtRandom { .. }) = (&outcome, end) {
-            // It was done a moment before.
+        if let (Outcome::Answer(Ok(_)), End::KilledAfter { .. }) = (&outcome, end) {
+            // The victim answered just before the signal came.
             outcome = victim.actor.outcome(bound());
         }
         match (outcome, end) {
             (Outcome::Ended, end) => {
-                // Before it is reaped: others are to judge by that.
-                self.board.set_dead(victim.who);
+                // Importers need this record to check their errors, so it comes before reaping.
+                self.table.set_dead(victim.incarnation);
                 let how = victim.actor.reap();
-                if !crew::was_killed(&how) {
-                    self.tally.violation(format!("{:?} {}, the victim: {how}", victim.role, victim.who));
-                } else if let End::AtStep { step, .. } = end {
-                    *self.tally.by_step.entry(step).or_default() += 1;
+                if !workers::is_kill_status(&how) {
+                    self.tally
+                        .violation(format!("{:?} {}, the victim: {how}", victim.role, victim.incarnation));
+                } else if let End::KilledAt { failpoint, .. } = end {
+                    *self.tally.kills.entry(failpoint).or_default() += 1;
                 }
                 true
             }
-            (Outcome::Answer(Ok(text)), End::AtStep { .. } | End::StopsAtStep { .. }) => {
+            (Outcome::Answer(Ok(text)), End::KilledAt { .. } | End::StoppedAt { .. }) => {
                 victim.has_answered = true;
                 self.tally.answer(&text);
                 let child_ended = !text.ends_with("children_killed=0");
-                // At once: its threads go on, and its end must not be noticed late.
-                match (victim.disarm(&self.board), end) {
-                    (Ok(at_rest), End::AtStep { step, .. }) => {
+                // Threads of umf continue after the work, so that the victim may still reach the failpoint.
+                match (victim.disarm(&self.table), end) {
+                    (Ok(at_rest), End::KilledAt { failpoint, .. }) => {
                         if child_ended || at_rest.is_some() {
-                            *self.tally.by_step.entry(step).or_default() += 1;
+                            *self.tally.kills.entry(failpoint).or_default() += 1;
                         } else {
                             self.tally.not_reached += 1;
                         }
@@ -265,33 +272,37 @@ impl Campaign {
                     }
                     (Ok(at_rest), _) => at_rest.is_some(),
                     (Err(outcome), _) => {
-                        self.tally
-                            .violation(format!("{:?} {}, disarmed: {outcome:?}", victim.role, victim.who));
-                        victim.end_it();
+                        self.tally.violation(format!(
+                            "{:?} {}, disarmed: {outcome:?}",
+                            victim.role, victim.incarnation
+                        ));
+                        victim.kill_if_alive();
                         true
                     }
                 }
             }
             (outcome, _) => {
-                self.tally.violation(format!("{:?} {}, the victim: {outcome:?}", victim.role, victim.who));
-                victim.end_it();
+                self.tally
+                    .violation(format!("{:?} {}, the victim: {outcome:?}", victim.role, victim.incarnation));
+                victim.kill_if_alive();
                 true
             }
         }
     }
 
-    /// The survivors come to rest, have what they had, and were not lied to; of the dead nothing is left.
-    fn settle(&mut self, dead: Option<&Member>) {
+    /// Waits until the survivors are idle, and checks that they saw no violation, hold what they held
+    /// before, and that nothing of the dead process is left.
+    fn check_survivors(&mut self, dead: Option<&Worker>) {
         let mut index = 0;
-        while index < self.members.len() {
-            let member = &mut self.members[index];
-            let answered = std::mem::take(&mut member.has_answered);
+        while index < self.workers.len() {
+            let worker = &mut self.workers[index];
+            let answered = std::mem::take(&mut worker.has_answered);
             let outcome =
-                if answered { Outcome::Answer(Ok(String::new())) } else { member.actor.outcome(bound()) };
+                if answered { Outcome::Answer(Ok(String::new())) } else { worker.actor.outcome(bound()) };
             let ended = match outcome {
                 Outcome::Answer(Ok(text)) => {
                     self.tally.answer(&text);
-                    member.disarm(&self.board)
+                    worker.disarm(&self.table)
                 }
                 other => Err(other),
             };
@@ -299,44 +310,44 @@ impl Campaign {
                 index += 1;
                 continue;
             }
-            let mut member = self.members.swap_remove(index);
+            let mut worker = self.workers.swap_remove(index);
             match ended {
-                Ok(Some(step)) => *self.tally.by_step.entry(step).or_default() += 1,
-                wrong => self.tally.violation(format!("{:?} {}: {wrong:?}", member.role, member.who)),
+                Ok(Some(failpoint)) => *self.tally.kills.entry(failpoint).or_default() += 1,
+                wrong => self.tally.violation(format!("{:?} {}: {wrong:?}", worker.role, worker.incarnation)),
             }
-            member.end_it();
-            self.bury(&member);
+            worker.kill_if_alive();
+            self.record_end(&worker);
         }
-        if let Some(complaint) = self.board.complaint() {
-            self.tally.violation(complaint);
+        if let Some(report) = self.table.take_report() {
+            self.tally.violation(report);
         }
-        let known: BTreeSet<u32> = self.members.iter().map(|member| member.actor.pid()).collect();
-        for orphan in crew::reap_orphans(&known) {
+        let known: BTreeSet<u32> = self.workers.iter().map(|worker| worker.actor.pid()).collect();
+        for orphan in workers::reap_orphans(&known) {
             self.tally.violation(format!("process {orphan}, forked by one that was killed, does not end"));
         }
-        // Nobody has anything open any more.
-        for member in self.members.iter_mut().filter(|member| member.role == Role::Producer) {
-            if let Some(holds) = member.still_holds() {
-                self.tally.violation(format!("{:?} {}: {holds}", member.role, member.who));
+        // No process has anything open now.
+        for worker in self.workers.iter_mut().filter(|worker| worker.role == Role::Producer) {
+            if let Some(holds) = worker.remaining_deferred_frees() {
+                self.tally.violation(format!("{:?} {}: {holds}", worker.role, worker.incarnation));
             }
         }
-        for member in self.members.iter().chain(dead) {
-            if let Some(left) = member.buffers_left() {
-                self.tally.violation(format!("{:?} {}: {left}", member.role, member.who));
+        for worker in self.workers.iter().chain(dead) {
+            if let Some(left) = worker.remaining_dma_bufs() {
+                self.tally.violation(format!("{:?} {}: {left}", worker.role, worker.incarnation));
             }
         }
         let mut leaking = Vec::new();
-        for (index, member) in self.members.iter_mut().enumerate() {
-            if let Some(leaks) = member.leaks() {
-                self.tally.violation(format!("{:?} {}: {leaks}", member.role, member.who));
+        for (index, worker) in self.workers.iter_mut().enumerate() {
+            if let Some(find_leak) = worker.find_leak() {
+                self.tally.violation(format!("{:?} {}: {find_leak}", worker.role, worker.incarnation));
                 leaking.push(index);
             }
         }
-        // Once is enough.
+        // A leaking worker is replaced, so that it is reported once.
         for index in leaking.into_iter().rev() {
-            let mut member = self.members.swap_remove(index);
-            member.end_it();
-            self.bury(&member);
+            let mut worker = self.workers.swap_remove(index);
+            worker.kill_if_alive();
+            self.record_end(&worker);
         }
     }
 }

@@ -1,23 +1,25 @@
-//! The steps of domains: processes are killed at each while others create, register and unregister.
+//! The campaign for domains: a process is killed at each failpoint while others create, register and
+//! unregister objects.
 //!
-//! A witness has an object, in which the numbers of all others lie, from beginning to end. In each round two processes work
-//! on them and a third one is killed, as it joins or later; or it is killed as the first one of another domain, which
-//! somebody then joins. What the table then says is known: the witness's object, and who is registered for it.
+//! A witness has an object, the index, which holds the numbers of the other objects. In a round two
+//! processes use these objects, and a third one is killed as it joins or later. In other rounds the
+//! victim is the first process of a new domain, which another process joins after the kill. Then the
+//! table of the domain must list the index and its registrants, and nothing else.
 
 use super::Failpoint;
-use umf_tests::domain::{name, nothing_is_left};
-use umf_tests::{Actor, Census, Outcome, Sequence, actor};
+use umf_tests::domain::{assert_nothing_left, name};
+use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, actor};
 
-use super::by_step::ByStep;
-use super::crew::{bound, was_killed};
 use super::plan;
+use super::tally::FailpointTally;
+use super::workers::{bound, is_kill_status};
 
-/// So often each step is tried until somebody is killed there.
+/// Tries for a kill at each failpoint.
 const TRIES: u64 = 12;
 
-/// Whether only the first process of a domain gets to a step, or it does so most often.
-fn is_of_the_first(step: Failpoint) -> bool {
-    matches!(step, "domain.table_file_made" | "domain.table_made" | "domain.table_grown")
+/// Returns whether usually only the first process of a domain reaches a failpoint.
+fn is_reached_by_first_process(failpoint: Failpoint) -> bool {
+    matches!(failpoint, "domain.table_file_made" | "domain.table_made" | "domain.table_grown")
 }
 
 fn member(domain: &str) -> Actor {
@@ -29,50 +31,54 @@ fn member(domain: &str) -> Actor {
 struct Rounds {
     domain: String,
     witness: Actor,
-    board: String,
-    sequence: Sequence,
+    index: String,
+    rng: Rng,
     round: u64,
 }
 
-/// Kills at each step so many times.
-pub(crate) fn run(seed: u64, times: u64) -> ByStep {
+/// Kills a process at each failpoint, `times` times.
+pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
     let domain = name("kill");
     let mut witness = member(&domain);
-    let before = Census::of(&witness);
-    let board = witness.ok(&format!("create {domain} 128 77 -> board"));
-    let clean = Census::of(&witness);
-    let sequence = Sequence::new(seed);
-    let mut rounds = Rounds { domain: domain.clone(), witness, board, sequence, round: 0 };
-    let mut tally = ByStep::new("domains", plan::is_of_domains);
+    let before = ProcessSnapshot::of(&witness);
+    let index = witness.ok(&format!("create {domain} 128 77 -> index"));
+    let clean = ProcessSnapshot::of(&witness);
+    let rng = Rng::new(seed);
+    let mut rounds = Rounds { domain: domain.clone(), witness, index, rng, round: 0 };
+    let mut tally = FailpointTally::new("domains", plan::is_of_domains);
     for _ in 0..times {
-        for step in tally.steps() {
-            if (0..TRIES).any(|_| rounds.kills(step)) {
-                tally.count(step);
+        for failpoint in tally.failpoints() {
+            if (0..TRIES).any(|_| rounds.kills(failpoint)) {
+                tally.count(failpoint);
             }
-            clean.comes_back(&rounds.witness);
+            clean.assert_restored(&rounds.witness);
         }
     }
     tally.rounds = rounds.round;
-    rounds.witness.ok("drop-object board");
-    before.comes_back(&rounds.witness);
+    rounds.witness.ok("drop-object index");
+    before.assert_restored(&rounds.witness);
     rounds.witness.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
     tally
 }
 
 impl Rounds {
-    /// A round; whether somebody was killed at the step in it.
-    fn kills(&mut self, step: Failpoint) -> bool {
+    /// Runs a round. Returns whether the victim was killed at the failpoint.
+    fn kills(&mut self, failpoint: Failpoint) -> bool {
         self.round += 1;
-        let first = is_of_the_first(step) || self.sequence.one_in(6);
-        let nth = *self.sequence.of(&[1, 1, 2, 5]);
+        let first = is_reached_by_first_process(failpoint) || self.rng.one_in(6);
+        let nth = *self.rng.choose(&[1, 1, 2, 5]);
         let mut victim = actor!();
-        victim.ok(&format!("arm {step} {} kill", if first { 1 } else { nth }));
-        if first { self.at_the_first(step, victim) } else { self.among_others(step, victim) }
+        victim.ok(&format!("arm {failpoint} {} kill", if first { 1 } else { nth }));
+        if first {
+            self.kill_first_process(failpoint, victim)
+        } else {
+            self.kill_among_members(failpoint, victim)
+        }
     }
 
-    /// What the victim answers, if it is not killed.
-    fn works(victim: &mut Actor, commands: &[String]) -> Option<String> {
+    /// Runs commands of the victim. Returns the last answer, or `None` if the victim was killed.
+    fn run_commands(victim: &mut Actor, commands: &[String]) -> Option<String> {
         let mut answer = String::new();
         for command in commands {
             let outcome = victim.try_send(command).then(|| victim.outcome(bound()));
@@ -80,7 +86,7 @@ impl Rounds {
                 Some(Outcome::Answer(Ok(text))) => answer = text,
                 None | Some(Outcome::Ended) => {
                     let how = victim.reap();
-                    assert!(was_killed(&how), "{command}: {how}");
+                    assert!(is_kill_status(&how), "{command}: {how}");
                     return None;
                 }
                 Some(other) => panic!("{command}: {other:?}"),
@@ -89,58 +95,58 @@ impl Rounds {
         Some(answer)
     }
 
-    /// It is killed where nobody else is yet; somebody comes after it.
-    fn at_the_first(&mut self, step: Failpoint, mut victim: Actor) -> bool {
+    /// Kills the victim as the only process of a domain, which another process then joins.
+    fn kill_first_process(&mut self, failpoint: Failpoint, mut victim: Actor) -> bool {
         let domain = format!("{}-{}", self.domain, self.round);
         let commands = [
             format!("join {domain} 9000"),
-            format!("create {domain} 5000 77 -> board"),
-            format!("domain-storm {domain} board {} 20", self.round),
-            "drop-object board".to_owned(),
+            format!("create {domain} 5000 77 -> index"),
+            format!("domain-stress {domain} index {} 20", self.round),
+            "drop-object index".to_owned(),
         ];
-        let answer = Self::works(&mut victim, &commands);
+        let answer = Self::run_commands(&mut victim, &commands);
         let mut next = member(&domain);
         if answer.is_none() {
-            assert_eq!(next.ok(&format!("objects {domain}")), "", "after {step}");
+            assert_eq!(next.ok(&format!("objects {domain}")), "", "after {failpoint}");
         }
-        next.ok(&format!("create {domain} 5000 77 -> board"));
+        next.ok(&format!("create {domain} 5000 77 -> index"));
         next.finish();
         let killed = Self::end(victim, answer);
-        nothing_is_left(&domain);
+        assert_nothing_left(&domain);
         killed
     }
 
-    fn among_others(&mut self, step: Failpoint, mut victim: Actor) -> bool {
-        let Self { domain, witness, board, round, .. } = self;
+    fn kill_among_members(&mut self, failpoint: Failpoint, mut victim: Actor) -> bool {
+        let Self { domain, witness, index, round, .. } = self;
         let mut others: Vec<Actor> = (0..2).map(|_| member(domain)).collect();
         for (seed, other) in others.iter_mut().enumerate() {
-            other.ok(&format!("register {domain} {board} 77 -> board"));
-            other.send(&format!("domain-storm {domain} board {} 60", *round << 8 | seed as u64));
+            other.ok(&format!("register {domain} {index} 77 -> index"));
+            other.send(&format!("domain-stress {domain} index {} 60", *round << 8 | seed as u64));
         }
         let commands = [
             format!("join {domain} 9000"),
-            format!("register {domain} {board} 77 -> board"),
-            format!("domain-storm {domain} board {} 40", *round << 8 | 9),
-            "drop-object board".to_owned(),
-            // Looks for the dead.
+            format!("register {domain} {index} 77 -> index"),
+            format!("domain-stress {domain} index {} 40", *round << 8 | 9),
+            "drop-object index".to_owned(),
+            // Finds dead processes.
             format!("objects {domain}"),
             format!("leave {domain}"),
         ];
-        let answer = Self::works(&mut victim, &commands);
+        let answer = Self::run_commands(&mut victim, &commands);
         for other in &mut others {
             let outcome = other.outcome(bound());
-            assert!(matches!(outcome, Outcome::Answer(Ok(_))), "round {round}, {step}: {outcome:?}");
+            assert!(matches!(outcome, Outcome::Answer(Ok(_))), "round {round}, {failpoint}: {outcome:?}");
         }
         let listed = witness.ok(&format!("objects {domain}"));
-        assert_eq!(listed, format!("{board}:77:4096:3"), "round {round}, {step}");
+        assert_eq!(listed, format!("{index}:77:4096:3"), "round {round}, {failpoint}");
         for other in others {
             other.finish();
         }
-        assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:1"), "{step}");
+        assert_eq!(witness.ok(&format!("objects {domain}")), format!("{index}:77:4096:1"), "{failpoint}");
         Self::end(victim, answer)
     }
 
-    /// Whether the victim was killed at its step.
+    /// Returns whether the victim was killed, and ends it otherwise.
     fn end(mut victim: Actor, answer: Option<String>) -> bool {
         if answer.is_none() {
             return true;

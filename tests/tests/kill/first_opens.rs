@@ -1,23 +1,23 @@
-//! Threads that are the first to open something of a producer, at the same time. Here, since it takes a step to have them meet.
+//! Concurrent first opens of one producer. The test is in this program because it needs a failpoint.
 
 use std::time::Duration;
 
 use umf_sync::failpoint::{Action, arm, reached};
-use umf_tests::{Census, spawn};
+use umf_tests::{ProcessSnapshot, spawn};
 
-use super::turn;
+use super::serialize;
 
-/// What this process has of the lease tables of producers: fds and mappings.
+/// Returns the numbers of fds and mappings of lease tables in this process.
 fn lease_tables() -> [usize; 2] {
-    let census = Census::of_pid(std::process::id());
-    [census.fds, census.mappings].map(|of| of.get("/memfd:umf-leases (deleted)").copied().unwrap_or(0))
+    let snapshot = ProcessSnapshot::of_pid(std::process::id());
+    [snapshot.fds, snapshot.mappings].map(|of| of.get("/memfd:umf-leases (deleted)").copied().unwrap_or(0))
 }
 
-/// One finds no table of leases, and is overtaken by another one, which makes it: theirs is the same table then, and none is left
-/// when both have closed what they opened.
+/// Thread A finds no lease table of the producer, and thread B opens the table before A does. Both must
+/// then use one table, and none may stay when both have closed their mappings.
 #[test]
-fn of_two_tables_of_leases_one_goes() {
-    let _turn = turn();
+fn racing_first_opens_share_one_lease_table() {
+    let _serial = serialize();
     let mut producer = spawn!().start();
     producer.ok("pool p isolated");
     for number in 1..=50 {
@@ -39,16 +39,12 @@ fn of_two_tables_of_leases_one_goes() {
             was_first && reached("lease.table_checked") == made + 2
         });
         umf::importer().unwrap().evict_idle();
-        assert_eq!(
-            lease_tables(),
-            before,
-            "fds and mappings of a producer of which nothing is open any more"
-        );
+        assert_eq!(lease_tables(), before, "fds and mappings of lease tables remain though nothing is open");
         producer.ok(&format!("free p {block}"));
-        assert_eq!(producer.ok("drain 5000"), "0", "bytes that are held for nobody");
+        assert_eq!(producer.ok("drain 5000"), "0", "bytes are held though nothing is open");
         if have_met {
             return producer.finish();
         }
     }
-    panic!("a thread that sleeps was never overtaken");
+    panic!("thread B never opened the table before the sleeping thread A");
 }

@@ -1,36 +1,36 @@
-//! The steps of links: one of two processes is killed at each, while they meet, exchange messages and part,
-//! as the two ends of a link or as ranks of a job. The other process gets an error, and has afterwards what
-//! it had before.
+//! The campaign for links: one of two processes is killed at each failpoint while they connect, exchange
+//! messages and close, as the two ends of a link or as ranks of a job. The other process must get an
+//! error, and hold afterwards what it held before.
 
 use super::Failpoint;
-use umf_tests::{Actor, Census, Failure, Outcome, Sequence, spawn};
+use umf_tests::{Actor, Failure, Outcome, ProcessSnapshot, Rng, spawn};
 
-use super::by_step::ByStep;
-use super::crew::{bound, was_killed};
 use super::plan;
+use super::tally::FailpointTally;
+use super::workers::{bound, is_kill_status};
 
-/// So often each step is tried until somebody is killed there.
+/// Tries for a kill at each failpoint.
 const TRIES: u64 = 8;
 
-/// The engine with which both get to a step.
-fn engine_of(step: Failpoint, sequence: &mut Sequence) -> &'static str {
-    match step {
+/// Returns the engine with which both processes reach a failpoint.
+fn engine_of(failpoint: Failpoint, rng: &mut Rng) -> &'static str {
+    match failpoint {
         "link.filled" | "link.bounce_asked" | "link.emptied" => "bounce",
         "link.asked" | "link.served" => "bounce",
         "link.pushed" | "link.push_asked" | "link.pulled" => "both",
-        "link.range_entered" | "link.range_left" => ["auto", "both"][sequence.below(2) as usize],
-        _ => ["auto", "bounce", "both"][sequence.below(3) as usize],
+        "link.range_entered" | "link.range_left" => ["auto", "both"][rng.below(2) as usize],
+        _ => ["auto", "bounce", "both"][rng.below(3) as usize],
     }
 }
 
-/// Kills at each step so many times.
-pub(crate) fn run(seed: u64, times: u64) -> ByStep {
-    let mut sequence = Sequence::new(seed);
-    let mut tally = ByStep::new("links", plan::is_of_links);
+/// Kills a process at each failpoint, `times` times.
+pub(crate) fn run(seed: u64, times: u64) -> FailpointTally {
+    let mut rng = Rng::new(seed);
+    let mut tally = FailpointTally::new("links", plan::is_of_links);
     for engine in ["auto", "bounce", "both"] {
         let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB").start();
         let mut survivor = spawn();
-        // What is made once is made with somebody who lives.
+        // The first links create objects that stay until the process ends. They need a live peer.
         for accepts in [true, false] {
             let mut first = spawn();
             assert!(!round(&mut survivor, &mut first, accepts, 1));
@@ -38,30 +38,30 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
             first.finish();
         }
         survivor.ok("evict");
-        let rest = Census::of(&survivor);
+        let rest = ProcessSnapshot::of(&survivor);
         for _ in 0..times {
-            for step in tally.steps() {
+            for failpoint in tally.failpoints() {
                 for _ in 0..TRIES {
-                    if engine_of(step, &mut sequence) != engine {
+                    if engine_of(failpoint, &mut rng) != engine {
                         continue;
                     }
                     tally.rounds += 1;
-                    let accepts = accepts(step).unwrap_or_else(|| sequence.one_in(2));
-                    let nth = if is_repeated(step) { *sequence.of(&[1, 1, 2, 7]) } else { 1 };
+                    let accepts = accepts(failpoint).unwrap_or_else(|| rng.one_in(2));
+                    let nth = if is_repeated(failpoint) { *rng.choose(&[1, 1, 2, 7]) } else { 1 };
                     let mut victim = spawn();
-                    victim.ok(&format!("arm {step} {nth} kill"));
-                    let killed = if step.starts_with("link.rank_") || sequence.one_in(6) {
-                        round_of_ranks(&mut survivor, &mut victim, sequence.below(2), spawn)
+                    victim.ok(&format!("arm {failpoint} {nth} kill"));
+                    let killed = if failpoint.starts_with("link.rank_") || rng.one_in(6) {
+                        round_of_ranks(&mut survivor, &mut victim, rng.below(2), spawn)
                     } else {
-                        round(&mut survivor, &mut victim, accepts, sequence.number())
+                        round(&mut survivor, &mut victim, accepts, rng.next_u64())
                     };
                     if killed {
-                        tally.count(step);
+                        tally.count(failpoint);
                         break;
                     }
                 }
                 survivor.ok("evict");
-                rest.comes_back(&survivor);
+                rest.assert_restored(&survivor);
             }
         }
         survivor.finish();
@@ -69,19 +69,19 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
     tally
 }
 
-/// Whether the victim has to be who accepts (or who connects) to get to a step.
-fn accepts(step: Failpoint) -> Option<bool> {
-    match step {
+/// Returns whether the victim must accept (or must connect) to reach a failpoint.
+fn accepts(failpoint: Failpoint) -> Option<bool> {
+    match failpoint {
         "link.listening" | "link.accepted" | "link.answering" | "link.welcomed" => Some(true),
         "link.connected" | "link.lane_made" | "link.proposed" => Some(false),
         _ => None,
     }
 }
 
-/// Whether a process gets to a step often in a round.
-fn is_repeated(step: Failpoint) -> bool {
+/// Returns whether a process reaches a failpoint often in a round.
+fn is_repeated(failpoint: Failpoint) -> bool {
     matches!(
-        step,
+        failpoint,
         "link.sent"
             | "link.offered"
             | "link.filled"
@@ -95,8 +95,8 @@ fn is_repeated(step: Failpoint) -> bool {
     )
 }
 
-/// What the victim answers, if it is not killed; it may be refused.
-fn says(victim: &mut Actor, command: &str) -> Option<Result<String, Failure>> {
+/// Runs a command of the victim. Returns its answer, or `None` if the victim was killed.
+fn command_victim(victim: &mut Actor, command: &str) -> Option<Result<String, Failure>> {
     if victim.is_reaped() {
         return None;
     }
@@ -104,20 +104,21 @@ fn says(victim: &mut Actor, command: &str) -> Option<Result<String, Failure>> {
         Some(Outcome::Answer(answer)) => Some(answer),
         None | Some(Outcome::Ended) => {
             let how = victim.reap();
-            assert!(was_killed(&how), "{command}: {how}");
+            assert!(is_kill_status(&how), "{command}: {how}");
             None
         }
-        Some(Outcome::Silent) => panic!("{command}: a hang"),
+        Some(Outcome::TimedOut) => panic!("{command}: a hang"),
     }
 }
 
-/// The survivor's part of something that both do: it works, or the other one is gone.
-fn survives(survivor: &mut Actor, command: &str) {
+/// Waits for the survivor's answer to a command that needs both processes. It must succeed, or fail
+/// because the victim is gone.
+fn await_survivor(survivor: &mut Actor, command: &str) {
     match survivor.outcome(bound()) {
         Outcome::Answer(Ok(_)) => {}
         Outcome::Answer(Err(failure)) => {
-            // (The kernel refuses copies of a process that is ending before its pidfd tells; an engine that was chosen
-            // is impossible then.)
+            // The kernel refuses copies from an exiting process before its pidfd becomes readable. A
+            // forced engine is then impossible.
             let known = ["PeerGone", "Closed", "TimedOut", "NobodyThere", "Unknown", "EngineImpossible"];
             assert!(known.contains(&failure.variant.as_str()), "{command}: {failure}");
         }
@@ -125,11 +126,11 @@ fn survives(survivor: &mut Actor, command: &str) {
     }
 }
 
-/// Whether the victim was killed in it.
+/// Runs a round of a link. Returns whether the victim was killed.
 fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> bool {
-    // The address comes from whoever accepts.
+    // The accepting process makes the address.
     let address = if accepts {
-        let Some(address) = says(victim, "link-bind end") else { return true };
+        let Some(address) = command_victim(victim, "link-bind end") else { return true };
         address.unwrap()
     } else {
         survivor.ok("link-bind end")
@@ -141,21 +142,21 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
     }
     let [theirs, mine] = both;
     survivor.send(&mine);
-    let _ = says(victim, &theirs);
-    survives(survivor, &mine);
+    let _ = command_victim(victim, &theirs);
+    await_survivor(survivor, &mine);
     for alone in ["link-watch link", "link-child link", "link-withdraw link"] {
-        let _ = says(victim, alone);
+        let _ = command_victim(victim, alone);
     }
     let seed = seed % 1000;
-    let mine = format!("link-board link {seed} {} 8", seed + 1);
+    let mine = format!("link-exchange link {seed} {} 8", seed + 1);
     survivor.send(&mine);
-    let _ = says(victim, &format!("link-board link {} {seed} 8", seed + 1));
-    survives(survivor, &mine);
+    let _ = command_victim(victim, &format!("link-exchange link {} {seed} 8", seed + 1));
+    await_survivor(survivor, &mine);
     let mine = format!("link-traffic link {seed} {} 300", seed + 1);
     survivor.send(&mine);
-    let _ = says(victim, &format!("link-traffic link {} {seed} 300", seed + 1));
-    survives(survivor, &mine);
-    let _ = says(victim, "link-unbind end");
+    let _ = command_victim(victim, &format!("link-traffic link {} {seed} 300", seed + 1));
+    await_survivor(survivor, &mine);
+    let _ = command_victim(victim, "link-unbind end");
     survivor.ok("link-drop link");
     survivor.ok("link-unbind end");
     if !victim.is_reaped() {
@@ -164,20 +165,21 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
     victim.is_reaped()
 }
 
-/// As [`round`], with two ranks of a job. Another process then takes the place of the victim, which is
-/// `rank`: a kill leaves no word of the job that prevents this.
+/// Runs a round of two ranks of a job, of which `rank` is the victim. Returns whether it was killed.
+///
+/// Another process then joins as this rank: a killed rank must leave nothing that prevents this.
 fn round_of_ranks(survivor: &mut Actor, victim: &mut Actor, rank: u64, spawn: impl Fn() -> Actor) -> bool {
     let (job, other) = (format!("kill-{}", survivor.pid()), 1 - rank);
     survivor.ok(&format!("comm-join {job} {other} 2 -> comm"));
-    if says(victim, &format!("comm-join {job} {rank} 2 -> comm")).is_some() {
+    if command_victim(victim, &format!("comm-join {job} {rank} 2 -> comm")).is_some() {
         if rank == 0 {
-            // The victim makes the link, and not the survivor.
-            let _ = says(victim, &format!("comm-send comm {other} 9 1"));
+            // The victim connects first, and not the survivor.
+            let _ = command_victim(victim, &format!("comm-send comm {other} 9 1"));
         }
         survivor.send("comm-rounds comm 2");
-        let _ = says(victim, "comm-rounds comm 2");
-        survives(survivor, "comm-rounds");
-        let _ = says(victim, "comm-drop comm");
+        let _ = command_victim(victim, "comm-rounds comm 2");
+        await_survivor(survivor, "comm-rounds");
+        let _ = command_victim(victim, "comm-drop comm");
     }
     survivor.ok(&format!("comm-forget comm {rank}"));
     let mut next = spawn();

@@ -1,29 +1,30 @@
-//! The kill matrix: whoever is killed, and whenever, nothing leaks and nobody is told a lie.
+//! The kill matrix: a process killed at any instruction leaks nothing, and umf reports no wrong state
+//! to the other processes.
 //!
-//! Producers and importers work as real processes. In each round one of them is ended with SIGKILL (or stopped first), at
-//! a named step of umf or at a moment of chance; the others go on. What umf told them is judged by the board on which
-//! producers write down what they do; afterwards each must have what it had before.
+//! Producers and importers are real processes. In each round one of them is killed with SIGKILL (or is
+//! stopped first), at a failpoint of umf or at a random time, and the others continue. What umf reports
+//! to them is checked against the [`BlockTable`](umf_tests::block_table::BlockTable), in which
+//! producers record what they do. After the round each process must hold what it held when idle.
 //!
-//! `tests/run --kill [rounds] [seed]` runs it for long; with `UMF_KILL_PROVIDER=dma-buf` the regions are dma-bufs, of every source that
-//! the machine has, and the kernel's list of buffers is looked at, too.
+//! `tests/run --kill [rounds] [seed]` runs it for long. With `UMF_KILL_PROVIDER=dma-buf` the regions
+//! are dma-bufs, of every source of the machine, and the kernel's list of buffers is checked, too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
-mod by_step;
 mod campaign;
-mod crew;
 mod domains;
 mod first_opens;
 mod links;
 mod plan;
 mod tally;
+mod workers;
 
-use by_step::ByStep;
 use campaign::Campaign;
+use tally::FailpointTally;
 use umf_tests::machine;
 
-/// The name of one.
+/// Name of a failpoint.
 type Failpoint = &'static str;
 
 fn variable(name: &str) -> Option<u64> {
@@ -31,50 +32,51 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// Both campaigns look for children that nobody else waits for.
-fn turn() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// Serializes the tests of this program: a campaign reaps all children of the program that it does not
+/// know.
+fn serialize() -> std::sync::MutexGuard<'static, ()> {
+    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[test]
-fn whoever_is_killed_and_whenever() {
-    let _turn = turn();
-    if !plan::has_kinds() {
-        return machine::skip("whoever_is_killed_and_whenever", "this machine has no dma-bufs");
+fn kill_at_any_failpoint_leaks_nothing() {
+    let _serial = serialize();
+    if !plan::has_pool_kinds() {
+        return machine::skip("kill_at_any_failpoint_leaks_nothing", "this machine has no dma-bufs");
     }
-    if plan::is_over_dma_bufs() && machine::dma_bufs_of(0).is_none() {
-        machine::skip("buffers that are left of the dead", "no debugfs that this process may read");
+    if plan::uses_dma_bufs() && machine::dma_bufs_of(0).is_none() {
+        machine::skip("dma-bufs of killed processes", "no debugfs that this process may read");
     }
     let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
     let seed = variable("UMF_KILL_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20 | rounds);
     let tally = Campaign::new(seed).run(rounds);
     println!("{tally}");
     assert!(tally.violations.is_empty(), "{} violations, seed {seed}", tally.violations.len());
-    // Who has nothing open is not lied to.
+    // Importers that open nothing check nothing.
     assert!(tally.opened >= rounds, "importers opened {} blocks in {rounds} rounds", tally.opened);
-    // A failpoint that no process reaches is no test. Few rounds cannot get to all.
-    let missing = tally.steps_without_kill();
-    assert!(!plan::can_get_to_all(rounds) || missing.is_empty(), "no process was ended at {missing:?}");
+    // Each failpoint must be tested, unless the rounds are too few.
+    let missing = tally.failpoints_without_kill();
+    assert!(!plan::can_reach_all(rounds) || missing.is_empty(), "no process was killed at {missing:?}");
 }
 
-/// Somebody is killed at each step of a part.
-fn at_each_step(run: fn(u64, u64) -> ByStep) {
-    let _turn = turn();
+/// Kills a process at each failpoint of one crate.
+fn kill_at_each_failpoint(run: fn(u64, u64) -> FailpointTally) {
+    let _serial = serialize();
     let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
     let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
     let tally = run(seed, (rounds / 1000).max(1));
     println!("{tally}, seed {seed}");
-    let missing = tally.steps_without_kill();
-    assert!(missing.is_empty(), "nobody was ended at {missing:?}");
+    let missing = tally.failpoints_without_kill();
+    assert!(missing.is_empty(), "no process was killed at {missing:?}");
 }
 
 #[test]
-fn whoever_of_a_domain_is_killed_and_whenever() {
-    at_each_step(domains::run);
+fn kill_at_each_domain_failpoint_leaves_domain_consistent() {
+    kill_at_each_failpoint(domains::run);
 }
 
 #[test]
-fn whoever_of_a_link_is_killed_and_whenever() {
-    at_each_step(links::run);
+fn kill_at_each_link_failpoint_reports_error_to_peer() {
+    kill_at_each_failpoint(links::run);
 }

@@ -1,29 +1,31 @@
-//! Who is ended in a round, and how; how the processes of some rounds are set up.
+//! The plan of a round: which process is killed, where and how, and the settings of the processes.
 
 use std::sync::LazyLock;
 
 use umf_sync::failpoint;
 
 use super::Failpoint;
-use umf_tests::{Sequence, machine};
+use umf_tests::{Rng, machine};
 
-/// The steps at which this campaign ends processes. Those of domains and links have campaigns of their own.
-pub(crate) fn steps() -> &'static [Failpoint] {
-    static STEPS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
-        let of_others = |step: Failpoint| is_of_domains(step) || is_of_links(step);
-        let mine = |step: &Failpoint| !of_others(step) && (!is_over_dma_bufs() || !lacks_dma_buf(step));
+/// Returns the failpoints of this campaign. Those of domains and links have campaigns of their own.
+pub(crate) fn failpoints() -> &'static [Failpoint] {
+    static FAILPOINTS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
+        let of_others = |failpoint: Failpoint| is_of_domains(failpoint) || is_of_links(failpoint);
+        let mine = |failpoint: &Failpoint| {
+            !of_others(failpoint) && (!uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint))
+        };
         failpoint::names().into_iter().filter(mine).collect()
     });
-    &STEPS
+    &FAILPOINTS
 }
 
-/// Whether so many rounds are enough for a kill at each step.
-pub(crate) fn can_get_to_all(rounds: u64) -> bool {
-    rounds >= 2 * steps().len() as u64
+/// Returns whether so many rounds suffice for a kill at each failpoint.
+pub(crate) fn can_reach_all(rounds: u64) -> bool {
+    rounds >= 2 * failpoints().len() as u64
 }
 
-/// Whether the regions are dma-bufs: `UMF_KILL_PROVIDER=dma-buf`.
-pub(crate) fn is_over_dma_bufs() -> bool {
+/// Returns whether the regions are dma-bufs: `UMF_KILL_PROVIDER=dma-buf`.
+pub(crate) fn uses_dma_bufs() -> bool {
     match std::env::var("UMF_KILL_PROVIDER").as_deref() {
         Ok("dma-buf") => true,
         Ok("host") | Err(_) => false,
@@ -31,49 +33,49 @@ pub(crate) fn is_over_dma_bufs() -> bool {
     }
 }
 
-/// The kinds of pools of producers.
-fn kinds() -> &'static [String] {
+/// Returns the kinds of the producers' pools.
+fn pool_kinds() -> &'static [String] {
     static KINDS: LazyLock<Vec<String>> = LazyLock::new(|| {
-        if !is_over_dma_bufs() {
-            // (As often as they have steps.)
+        if !uses_dma_bufs() {
+            // Kinds with more failpoints of their own are more frequent.
             return ["shared", "shared", "isolated", "isolated", "proxy", "read-only"]
                 .map(str::to_owned)
                 .to_vec();
         }
-        let sources = machine::dma_buf_sources("whoever_is_killed_and_whenever");
+        let sources = machine::dma_buf_sources("kill_at_any_failpoint_leaks_nothing");
         sources.iter().flat_map(|it| ["slab", "proxy"].map(|pool| format!("dma-buf-{pool}-{it}"))).collect()
     });
     &KINDS
 }
 
-/// Whether there is anything to make regions of.
-pub(crate) fn has_kinds() -> bool {
-    !kinds().is_empty()
+/// Returns whether this machine has memory for the regions.
+pub(crate) fn has_pool_kinds() -> bool {
+    !pool_kinds().is_empty()
 }
 
-/// Steps that nobody gets to whose regions are dma-bufs: those can neither be purged nor mapped by windows, and `/proc` does not
-/// open them.
-fn lacks_dma_buf(step: Failpoint) -> bool {
+/// Returns whether processes with dma-buf regions cannot reach a failpoint. A dma-buf cannot be purged,
+/// mapped by a window, or opened through `/proc`.
+fn is_unreachable_with_dma_bufs(failpoint: Failpoint) -> bool {
     matches!(
-        step,
+        failpoint,
         "window.fetched" | "window.mapped" | "held.purged" | "fetched.by_procfs" | "found.in_procfs"
     )
 }
 
-/// Whether a step is one of umf-domain's.
-pub(crate) fn is_of_domains(step: Failpoint) -> bool {
-    step.starts_with("domain.")
+/// Returns whether a failpoint belongs to umf-domain.
+pub(crate) fn is_of_domains(failpoint: Failpoint) -> bool {
+    failpoint.starts_with("domain.")
 }
 
-/// Whether a step is one of umf-link's.
-pub(crate) fn is_of_links(step: Failpoint) -> bool {
-    step.starts_with("link.")
+/// Returns whether a failpoint belongs to umf-link.
+pub(crate) fn is_of_links(failpoint: Failpoint) -> bool {
+    failpoint.starts_with("link.")
 }
 
-/// A step that takes longer if somebody is to be ended at another one: what comes in between is what leads there.
-pub(crate) fn slow_before(step: Failpoint) -> Option<Failpoint> {
-    match step {
-        // The block is freed between the look at it and the lease.
+/// Returns the failpoint to delay so that a process can reach `failpoint`, which needs a race.
+pub(crate) fn delayed_before(failpoint: Failpoint) -> Option<Failpoint> {
+    match failpoint {
+        // The block must be freed between the check of its slot and the lease.
         "lease.too_late" => Some("lease.counted"),
         _ => None,
     }
@@ -85,18 +87,18 @@ pub(crate) enum Role {
     Importer,
 }
 
-/// How a process ends.
+/// Way in which the victim of a round ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// By itself, the `nth` time that it gets to a step.
-    AtStep { step: Failpoint, nth: u32 },
-    /// It stops at a step, is left so for some milliseconds, and is killed, or goes on.
-    StopsAtStep { step: Failpoint, nth: u32, milliseconds: u64, goes_on: bool },
-    /// By the test, after so many microseconds.
-    AtRandom { microseconds: u64 },
+    /// The process kills itself, the `nth` time that it reaches a failpoint.
+    KilledAt { failpoint: Failpoint, nth: u32 },
+    /// The process stops at a failpoint for some milliseconds, and then is killed or continues.
+    StoppedAt { failpoint: Failpoint, nth: u32, milliseconds: u64, continues: bool },
+    /// The test kills the process after so many microseconds.
+    KilledAfter { microseconds: u64 },
 }
 
-/// The variables of all processes for some rounds.
+/// Settings of all processes for [some rounds](super::campaign).
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) mode: &'static str,
@@ -107,43 +109,43 @@ pub(crate) struct Setup {
     pub(crate) threads: u64,
     pub(crate) on_free: &'static str,
     pub(crate) max_held: u64,
-    /// Importers are in pid namespaces of their own.
-    pub(crate) elsewhere: bool,
+    /// Whether importers are in pid namespaces of their own.
+    pub(crate) in_pid_namespace: bool,
 }
 
 impl Setup {
-    pub(crate) fn new(sequence: &mut Sequence, todo: &[Todo], can_be_elsewhere: bool) -> Self {
-        let wanted = if todo.is_empty() { None } else { Some(sequence.of(todo).step) };
+    pub(crate) fn new(rng: &mut Rng, targets: &[Target], can_use_namespaces: bool) -> Self {
+        let wanted = if targets.is_empty() { None } else { Some(rng.choose(targets).failpoint) };
         let mode = wanted.and_then(mode_for);
-        let modes: &[_] = if is_over_dma_bufs() {
+        let modes: &[_] = if uses_dma_bufs() {
             &["pidfd", "socket", "auto"]
         } else {
             &["pidfd", "procfs", "socket", "auto"]
         };
-        let mode = mode.unwrap_or_else(|| *sequence.of(modes));
-        let elsewhere = sequence.one_in(4);
+        let mode = mode.unwrap_or_else(|| *rng.choose(modes));
+        let in_pid_namespace = rng.one_in(4);
         Self {
             mode,
-            elsewhere: elsewhere && can_be_elsewhere && mode == "socket",
-            on_free: *sequence.of(&["hold", "release"]),
-            max_held: *sequence.of(&[0, 0, 20_000, 200_000]),
-            kind: sequence.of(kinds()).as_str(),
-            // One entry is the case in which others gave wrong data (MPICH #7977).
-            max_opened: *sequence.of(&["1", "1", "2", "0"]),
-            max_created: *sequence.of(&["0", "2"]),
-            shards: *sequence.of(&["1", "16"]),
-            threads: 1 + sequence.below(3),
+            in_pid_namespace: in_pid_namespace && can_use_namespaces && mode == "socket",
+            on_free: *rng.choose(&["hold", "release"]),
+            max_held: *rng.choose(&[0, 0, 20_000, 200_000]),
+            kind: rng.choose(pool_kinds()).as_str(),
+            // A cache of one entry returned wrong data in another project (MPICH #7977).
+            max_opened: *rng.choose(&["1", "1", "2", "0"]),
+            max_created: *rng.choose(&["0", "2"]),
+            shards: *rng.choose(&["1", "16"]),
+            threads: 1 + rng.below(3),
         }
     }
 
-    /// Whether a process that is set up so gets to a step.
-    fn allows(&self, step: Failpoint) -> bool {
-        let mode =
-            mode_for(step).is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
-        let memory = match step {
+    /// Returns whether processes with these settings can reach a failpoint.
+    fn allows(&self, failpoint: Failpoint) -> bool {
+        let mode = mode_for(failpoint)
+            .is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
+        let memory = match failpoint {
             "window.fetched" | "window.mapped" => matches!(self.kind, "shared" | "proxy"),
             "import.fetched" | "import.mapped" => {
-                matches!(self.kind, "isolated" | "read-only") || is_over_dma_bufs()
+                matches!(self.kind, "isolated" | "read-only") || uses_dma_bufs()
             }
             "held.purged" => self.on_free == "release" && self.kind != "read-only",
             _ => true,
@@ -152,9 +154,9 @@ impl Setup {
     }
 }
 
-/// The exchange mode that a step belongs to.
-fn mode_for(step: Failpoint) -> Option<&'static str> {
-    match step {
+/// Returns the exchange mode of a failpoint, if it belongs to one.
+fn mode_for(failpoint: Failpoint) -> Option<&'static str> {
+    match failpoint {
         "fetched.by_pidfd" => Some("pidfd"),
         "fetched.by_procfs" | "found.in_procfs" => Some("procfs"),
         "server.accepted" | "server.answered" | "server.answering" | "server.closed" | "socket.answered"
@@ -163,19 +165,20 @@ fn mode_for(step: Failpoint) -> Option<&'static str> {
     }
 }
 
-/// The step that is next, of those at which nobody ended yet, and how often it was planned before.
+/// Failpoint at which no process was killed yet, and how often a kill there was planned.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Todo {
-    pub(crate) step: Failpoint,
+pub(crate) struct Target {
+    pub(crate) failpoint: Failpoint,
     pub(crate) tries: u64,
 }
 
-/// Plans that may fail before a step is tried in whatever process, mode and place in a round.
-const HINTS: u64 = 2;
+/// Failed plans after which a failpoint is tried without the hints for role and settings.
+const HINTED_TRIES: u64 = 2;
 
-/// Who most often gets to a step; `None` for both. A hint, as the modes are: without it the first kill takes longer.
-fn role_for(step: Failpoint) -> Option<Role> {
-    match step {
+/// Returns the role that usually reaches a failpoint, or `None` for both. This is a hint, as the mode
+/// is: without it the first kill takes longer.
+fn role_for(failpoint: Failpoint) -> Option<Role> {
+    match failpoint {
         "cache.inserted"
         | "cache.unlinked"
         | "cache.unlinking"
@@ -230,29 +233,34 @@ fn role_for(step: Failpoint) -> Option<Role> {
     }
 }
 
-/// The end of one process in a round of so many milliseconds. First of all those steps at which nobody ended yet.
-pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Todo], milliseconds: u64) -> (Role, End) {
-    let any = *sequence.of(&[Role::Producer, Role::Importer]);
-    let todo: Vec<Todo> =
-        todo.iter().copied().filter(|todo| todo.tries >= HINTS || setup.allows(todo.step)).collect();
-    if todo.is_empty() && sequence.one_in(3) {
-        return (any, End::AtRandom { microseconds: sequence.below(milliseconds * 1000) });
+/// Plans the end of one process in a round of so many milliseconds. Prefers the targets, at which no
+/// process was killed yet.
+pub(crate) fn end(rng: &mut Rng, setup: &Setup, targets: &[Target], milliseconds: u64) -> (Role, End) {
+    let any = *rng.choose(&[Role::Producer, Role::Importer]);
+    let targets: Vec<Target> = targets
+        .iter()
+        .copied()
+        .filter(|targets| targets.tries >= HINTED_TRIES || setup.allows(targets.failpoint))
+        .collect();
+    if targets.is_empty() && rng.one_in(3) {
+        return (any, End::KilledAfter { microseconds: rng.below(milliseconds * 1000) });
     }
-    let (step, nth, hinted) = if todo.is_empty() {
-        let all: Vec<Failpoint> = steps().iter().copied().filter(|step| setup.allows(step)).collect();
-        let nth = *sequence.of(&[1, 1, 8, 8, 64]);
-        (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap(), sequence.one_in(2))
+    let (failpoint, nth, hinted) = if targets.is_empty() {
+        let all: Vec<Failpoint> =
+            failpoints().iter().copied().filter(|failpoint| setup.allows(failpoint)).collect();
+        let nth = *rng.choose(&[1, 1, 8, 8, 64]);
+        (*rng.choose(&all), 1 + u32::try_from(rng.below(nth)).unwrap(), rng.one_in(2))
     } else {
-        let next = sequence.of(&todo);
-        (next.step, 1, next.tries < HINTS)
+        let next = rng.choose(&targets);
+        (next.failpoint, 1, next.tries < HINTED_TRIES)
     };
-    let role = role_for(step).filter(|_| hinted).unwrap_or(any);
-    let end = if sequence.one_in(12) {
-        // Up to longer than an open waits for an answer.
-        let milliseconds = *sequence.of(&[2, 20, 20, 450]);
-        End::StopsAtStep { step, nth, milliseconds, goes_on: sequence.one_in(2) }
+    let role = role_for(failpoint).filter(|_| hinted).unwrap_or(any);
+    let end = if rng.one_in(12) {
+        // The longest stop is longer than the timeout of an open.
+        let milliseconds = *rng.choose(&[2, 20, 20, 450]);
+        End::StoppedAt { failpoint, nth, milliseconds, continues: rng.one_in(2) }
     } else {
-        End::AtStep { step, nth }
+        End::KilledAt { failpoint, nth }
     };
     (role, end)
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Actor, Census, actor, machine};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const SIZE: usize = 4096;
@@ -15,8 +15,8 @@ fn producer(count: usize) -> (Actor, String) {
     producer.ok("pool p shared");
     producer.ok(&format!("alloc p {} -> p.control", count * 256));
     let control = producer.ok("handle p.control");
-    producer.ask_for(&format!("regions {count} {SIZE} -> r"), PATIENCE).unwrap();
-    producer.ask_for(&format!("handles-into p.control r {count}"), PATIENCE).unwrap();
+    producer.ask_within(&format!("regions {count} {SIZE} -> r"), PATIENCE).unwrap();
+    producer.ask_within(&format!("handles-into p.control r {count}"), PATIENCE).unwrap();
     (producer, control)
 }
 
@@ -45,25 +45,25 @@ fn ten_thousand_regions_in_many_importers_cost_few_fds_and_mappings() {
     }
     let most: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
     for importer in &importers {
-        let (fds, maps) = (Census::of(importer).fd_count(), maps(importer));
+        let (fds, maps) = (ProcessSnapshot::of(importer).fd_count(), maps(importer));
         assert!(fds < 32 && maps < 200 && maps < most, "{fds} fds, {maps} mappings");
     }
-    let (fds, mapped) = (Census::of(&importers[0]).fd_count(), maps(&importers[0]));
+    let (fds, mapped) = (ProcessSnapshot::of(&importers[0]).fd_count(), maps(&importers[0]));
     println!("{count} importers of {regions} regions: {fds} fds, {mapped} mappings each");
     // All are freed while all have them open, and none goes.
     let begun = std::time::Instant::now();
-    producer.ask_for(&format!("free-regions r 0 {regions}"), PATIENCE).unwrap();
+    producer.ask_within(&format!("free-regions r 0 {regions}"), PATIENCE).unwrap();
     println!("freed, all of them leased: {:?}", begun.elapsed());
     assert_eq!(producer.number("held", "regions"), regions as u64);
-    let (fds, mapped) = (Census::of(&producer).fd_count(), maps(&producer));
+    let (fds, mapped) = (ProcessSnapshot::of(&producer).fd_count(), maps(&producer));
     println!("the producer: {fds} fds, {mapped} mappings");
     assert!(fds < 64 + count && mapped < most, "{fds} fds, {mapped} mappings");
     let last = importers.pop().unwrap();
     importers.clear();
-    assert_eq!(producer.ask_for("drain 0", PATIENCE).unwrap(), (regions * SIZE).to_string());
+    assert_eq!(producer.ask_within("drain 0", PATIENCE).unwrap(), (regions * SIZE).to_string());
     last.finish();
     let begun = std::time::Instant::now();
-    assert_eq!(producer.ask_for("drain 60000", PATIENCE).unwrap(), "0");
+    assert_eq!(producer.ask_within("drain 60000", PATIENCE).unwrap(), "0");
     println!("given back: {:?}", begun.elapsed());
 }
 
@@ -74,14 +74,14 @@ fn a_further_region_of_a_window_costs_no_system_call() {
     let mut importer = importer(&control);
     importer.ok("open-from c 0 1 -> m");
     importer.ok("take-fds 0");
-    let before = Census::of(&importer);
+    let before = ProcessSnapshot::of(&importer);
     importer.ok("open-from c 1 2000 -> m");
-    assert_eq!(Census::of(&importer), before);
+    assert_eq!(ProcessSnapshot::of(&importer), before);
     producer.ok("fill r1999 7");
     importer.check("m1999", 7);
     importer.ok("close-some m 1 2000");
     importer.ok("open-from c 1 2000 -> m");
-    assert_eq!(Census::of(&importer), before);
+    assert_eq!(ProcessSnapshot::of(&importer), before);
     importer.ok("give-fds-back");
 }
 
@@ -116,7 +116,7 @@ fn a_window_outlives_the_region_that_it_was_made_for() {
     let (mut producer, control) = producer(3);
     let mut importer = importer(&control);
     importer.ok("open-from c 0 1 -> m");
-    let one = Census::of(&importer).mappings;
+    let one = ProcessSnapshot::of(&importer).mappings;
     producer.ok("fill r1 1");
     producer.ok("fill r2 2");
     importer.ok("open-from c 1 2 -> m");
@@ -128,8 +128,8 @@ fn a_window_outlives_the_region_that_it_was_made_for() {
     // Nothing of it is open now.
     importer.ok("open-from c 2 3 -> m");
     importer.check("m2", 2);
-    assert_eq!(Census::of(&importer).mappings, one);
+    assert_eq!(ProcessSnapshot::of(&importer).mappings, one);
     importer.fails("open-from c 0 1 -> m", "Stale");
     importer.check("m2", 2);
-    assert_eq!(Census::of(&importer).mappings, one);
+    assert_eq!(ProcessSnapshot::of(&importer).mappings, one);
 }

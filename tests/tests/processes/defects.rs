@@ -5,7 +5,7 @@
 
 use umf::{Handle, Importer};
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, Recording, actor, machine, spawn};
+use umf_tests::{Actor, CountingImport, ProcessSnapshot, actor, machine, spawn};
 
 /// A block of a pool of this kind, filled with the seed.
 fn block(producer: &mut Actor, pool: &str, size: u64, seed: u64) -> Handle {
@@ -46,7 +46,7 @@ fn look_alike(first: &Handle, second: &Handle) {
 #[test]
 fn w1_what_is_evicted_is_closed_by_whoever_opened_it() {
     let mut producer = actor!();
-    let imports = ["left", "right"].map(Recording::new);
+    let imports = ["left", "right"].map(CountingImport::new);
     let mut handles = Vec::new();
     for kind in ["left", "right"] {
         producer.ok(&format!("driver-pool {kind} {kind} one-fd"));
@@ -58,12 +58,15 @@ fn w1_what_is_evicted_is_closed_by_whoever_opened_it() {
     for round in 0..20 {
         let which = round % 2;
         drop(importer.open(&handles[which]).unwrap());
-        assert_eq!((imports[which].open(), imports[1 - which].open()), (1, 0), "round {round}");
+        assert_eq!((imports[which].open_count(), imports[1 - which].open_count()), (1, 0), "round {round}");
         assert_eq!(importer.statistics().entries, 1);
     }
     assert_eq!(importer.statistics().evictions, 19);
     drop(importer);
-    assert_eq!(imports.each_ref().map(|import| (import.open(), import.foreign())), [(0, 0); 2]);
+    assert_eq!(
+        imports.each_ref().map(|import| (import.open_count(), import.foreign_release_count())),
+        [(0, 0); 2]
+    );
 }
 
 /// W2: a handle that looks like an open one but has another id replaces it, whoever still uses that: its pointer then
@@ -160,19 +163,19 @@ fn w5_what_is_closed_is_unmapped_at_a_limit_or_when_asked() {
         producer.ok("pool p isolated");
         let mut importer = spawn!().env(name, value).start();
         importer.ok("settings");
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         for round in 0..300 {
             producer.ok("alloc p 1048576 -> p.b");
             let handle = producer.ok("handle p.b");
             importer.ok(&format!("open {handle} -> m"));
             importer.ok("close m");
             producer.ok("free p p.b");
-            let mapped = Census::of(&importer).mappings.get("/memfd:umf (deleted)").copied();
+            let mapped = ProcessSnapshot::of(&importer).mappings.get("/memfd:umf (deleted)").copied();
             assert!(mapped <= Some(8), "{name}, round {round}: {mapped:?} mapped");
         }
         assert_eq!(importer.number("importer", "evictions"), 292);
         assert_eq!(importer.ok("evict"), "8");
-        clean.comes_back(&importer);
+        clean.assert_restored(&importer);
     }
 }
 
@@ -226,23 +229,23 @@ fn w7_an_open_that_fails_leaves_nothing() {
     producer.ok("driver-pool p left fd-each");
     producer.ok("alloc p 4096 -> p.b");
     let handle = producer.handle("handle p.b");
-    let import = Recording::new("left");
+    let import = CountingImport::new("left");
     let importer =
         Importer::builder().import(import.clone()).max_opened_handles(1).limit(umf::ipc::LimitPolicy::Hard);
     let importer = importer.build().unwrap();
-    import.refuse(true);
+    import.set_failing(true);
     for _ in 0..10 {
         assert!(importer.open(&handle).unwrap_err().to_string().contains("out of memory"));
         let now = importer.statistics();
         assert_eq!((now.entries, now.in_use, now.bytes), (0, 0, 0));
     }
-    import.refuse(false);
+    import.set_failing(false);
     // A place in the cache of one is free.
     drop(importer.open(&handle).unwrap());
-    assert_eq!((import.imported(), import.open()), (1, 1));
+    assert_eq!((import.import_count(), import.open_count()), (1, 1));
     assert_eq!(importer.evict_idle(), 1);
     drop(importer);
-    assert_eq!((import.open(), import.foreign()), (0, 0));
+    assert_eq!((import.open_count(), import.foreign_release_count()), (0, 0));
 }
 
 /// W11: handles are a raw structure without version, length or check; the consumer believes every number in them, and

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Census, actor, machine, spawn};
+use umf_tests::{ProcessSnapshot, actor, machine, spawn};
 
 /// The socket's thread has its fds until it has ended, and forks have to know them until then: a child that kept them would
 /// keep the name of a socket that nobody answers on.
@@ -12,7 +12,7 @@ use umf_tests::{Census, actor, machine, spawn};
 fn a_child_forked_while_an_exporter_ends_has_none_of_its_sockets() {
     let mut actor = actor!();
     let command = "fork-while-exporters-end 1500";
-    let answer = actor.ask_for(command, Duration::from_secs(60)).unwrap();
+    let answer = actor.ask_within(command, Duration::from_secs(60)).unwrap();
     assert_eq!(answer, "with_socket=0 children=1500");
     actor.finish();
 }
@@ -32,13 +32,13 @@ fn importers_that_come_again_cost_no_more_descriptors() {
     producer.ok("alloc p 100 -> b");
     let handle = producer.handle("handle b");
     importer.ok(&format!("open {handle} -> m"));
-    let before = Census::of(&producer).fd_count();
+    let before = ProcessSnapshot::of(&producer).fd_count();
     for _ in 0..60 {
         importer.ok("close m");
         importer.ok("evict");
         importer.ok(&format!("open {handle} -> m"));
     }
-    assert!(Census::of(&producer).fd_count() <= before + 1);
+    assert!(ProcessSnapshot::of(&producer).fd_count() <= before + 1);
     producer.ok("free p b");
     assert_ne!(producer.number("held", "bytes"), 0);
     importer.kill();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use umf_testkit::Ends;
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, actor};
+use umf_tests::{Actor, ProcessSnapshot, actor};
 
 /// Parts of a lease table (`docs/leases.md`) begin at multiples of this; header, owners and marks are one of them each here, and a
 /// row is two.
@@ -204,7 +204,7 @@ fn next(state: &mut u64) -> u64 {
 /// opens worked.
 fn storm(importer: &mut Actor, handle: &str, milliseconds: u64) -> u64 {
     let command = format!("try-storm {handle} {milliseconds}");
-    opened_of(&importer.ask_for(&command, Duration::from_secs(10)).unwrap())
+    opened_of(&importer.ask_within(&command, Duration::from_secs(10)).unwrap())
 }
 
 fn opened_of(answer: &str) -> u64 {
@@ -301,7 +301,7 @@ fn impostor_with_nonce_of_another_producer_is_told_apart() {
 fn w11_a_ledger_that_changes_while_it_is_read() {
     let hostile = Hostile::new();
     let mut importer = actor!();
-    let clean = Census::of(&importer);
+    let clean = ProcessSnapshot::of(&importer);
     assert!(storm(&mut importer, &hostile.handle(&[]), 20) > 0, "as it should be, it opens");
     importer.ok("evict");
     let end = AtomicBool::new(false);
@@ -344,7 +344,7 @@ fn w11_a_ledger_that_changes_while_it_is_read() {
         }
     });
     assert!(rounds.load(Ordering::Relaxed) > 100);
-    clean.comes_back(&importer);
+    clean.assert_restored(&importer);
     assert!(storm(&mut importer, &hostile.handle(&[]), 20) > 0, "and it opens again");
 }
 
@@ -354,7 +354,7 @@ fn w11_a_ledger_that_changes_while_it_is_read() {
 fn w11_memory_that_is_punched_while_it_is_read() {
     let hostile = Hostile::new();
     let mut importer = actor!();
-    let clean = Census::of(&importer);
+    let clean = ProcessSnapshot::of(&importer);
     for (size, offset) in [
         (DATA * 2, 0),
         (DATA, 4096),
@@ -374,7 +374,7 @@ fn w11_memory_that_is_punched_while_it_is_read() {
     }
     hostile.restore();
     importer.ok("evict");
-    clean.comes_back(&importer);
+    clean.assert_restored(&importer);
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -450,7 +450,7 @@ fn w11_lease_table_that_changes_in_use_is_survived() {
     let hostile = Hostile::new();
     let mut importers = [actor!(), actor!()];
     let handle = hostile.handle(&[]);
-    let clean = importers.each_ref().map(Census::of);
+    let clean = importers.each_ref().map(ProcessSnapshot::of);
     let pids = importers.each_ref().map(Actor::pid);
     let end = AtomicBool::new(false);
     let rounds = AtomicU64::new(0);
@@ -493,7 +493,7 @@ fn w11_lease_table_that_changes_in_use_is_survived() {
     hostile.restore();
     for (importer, clean) in importers.iter_mut().zip(&clean) {
         importer.ok("evict");
-        assert_eq!(Census::of(importer), *clean);
+        assert_eq!(ProcessSnapshot::of(importer), *clean);
         assert!(storm(importer, &handle, 20) > 0, "and it opens again");
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
-use umf_tests::{Census, actor, spawn};
+use umf_tests::{ProcessSnapshot, actor, spawn};
 
 /// Regions that their producer freed: mapped, they would keep their pages, make each free of the producer slower, and reach
 /// `vm.max_map_count`.
@@ -24,7 +24,7 @@ fn w5_regions_that_were_freed_do_not_stay_mapped() {
             importer.ok(&format!("open {handle} -> m"));
             importer.ok("close m");
             producer.ok("free p p.b");
-            let mapped = Census::of(&importer).mappings["/memfd:umf (deleted)"];
+            let mapped = ProcessSnapshot::of(&importer).mappings["/memfd:umf (deleted)"];
             assert!(mapped <= 64, "{pool}, round {round}: {mapped} mapped");
         }
         for live in 0..5 {
@@ -39,7 +39,7 @@ fn w5_what_killed_producers_had_does_not_stay() {
     for mode in ["pidfd", "socket"] {
         let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         importer.ok("settings");
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         for round in 0..100 {
             let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
             producer.ok("pool p shared");
@@ -48,7 +48,7 @@ fn w5_what_killed_producers_had_does_not_stay() {
             importer.ok(&format!("open {handle} -> m"));
             importer.ok("close m");
             producer.kill();
-            let now = Census::of(&importer);
+            let now = ProcessSnapshot::of(&importer);
             let (fds, mapped) = (now.fd_count() - clean.fd_count(), now.mappings.values().sum::<usize>());
             assert!(fds <= 64 && mapped <= 128, "{mode}, round {round}: {fds} fds, {mapped} mappings");
         }

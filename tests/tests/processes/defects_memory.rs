@@ -6,7 +6,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use umf::Handle;
-use umf_tests::{Actor, Census, Name, actor, spawn};
+use umf_tests::{Actor, ProcessSnapshot, ShmName, actor, spawn};
 
 /// Bytes of memory that the file behind a handle has.
 fn bytes_of(producer: &Actor, fd: i32) -> u64 {
@@ -22,7 +22,7 @@ fn w16_freed_memory_goes_back_and_is_used_again() {
     producer.ok("pool first shared");
     producer.ok("alloc first 64 -> first.b");
     producer.ok("handle first.b");
-    let clean = Census::of(&producer);
+    let clean = ProcessSnapshot::of(&producer);
     producer.ok("pool p proxy");
     let mut offsets = Vec::new();
     for round in 0..16 {
@@ -44,7 +44,7 @@ fn w16_freed_memory_goes_back_and_is_used_again() {
             producer.ok("handle p.b");
             producer.ok("drop-pool p");
         }
-        assert_eq!(Census::of(&producer), clean, "{kind}");
+        assert_eq!(ProcessSnapshot::of(&producer), clean, "{kind}");
     }
 }
 
@@ -80,7 +80,7 @@ fn w17_aligned_blocks_open_at_the_right_bytes() {
 #[test]
 fn w18_opening_named_memory_leaves_its_name() {
     let mut producer = actor!();
-    let object = Name::of(&producer, "w18");
+    let object = ShmName::new(&producer, "w18");
     let name = object.to_string();
     producer.ok(&format!("pool p named {name}"));
     let handles: Vec<Handle> = (1..=3)
@@ -101,7 +101,7 @@ fn w18_opening_named_memory_leaves_its_name() {
             }
             importer.ok("evict");
         }
-        assert_eq!(Census::of(&producer).names, [&name[1..]]);
+        assert_eq!(ProcessSnapshot::of(&producer).names, [&name[1..]]);
     }
     // By name it is the same memory.
     let file = std::fs::metadata(format!("/dev/shm{name}")).unwrap();
@@ -109,9 +109,9 @@ fn w18_opening_named_memory_leaves_its_name() {
     let mut second = actor!();
     assert!(second.fails(&format!("pool q named {name}"), "Native").contains("the name is taken"));
     second.finish();
-    assert_eq!(Census::of(&producer).names, [&name[1..]]);
+    assert_eq!(ProcessSnapshot::of(&producer).names, [&name[1..]]);
     producer.ok("drop-pool p");
-    assert_eq!(Census::of(&producer).names, Vec::<String>::new());
+    assert_eq!(ProcessSnapshot::of(&producer).names, Vec::<String>::new());
 }
 
 /// What the kernel says of a process's mappings of shared memory: the values of this field of `smaps`, in KiB.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf::Handle;
-use umf_tests::{Actor, Census, machine, spawn, walk};
+use umf_tests::{Actor, ProcessSnapshot, machine, scenarios, spawn};
 
 fn in_mode(mode: &str) -> Actor {
     spawn!().env("UMF_IPC_EXCHANGE", mode).start()
@@ -11,7 +11,7 @@ fn in_mode(mode: &str) -> Actor {
 
 /// The last is too large for a slab.
 fn blocks(producer: &mut Actor, source: &str) -> Vec<Handle> {
-    walk::blocks(producer, &format!("dma-buf {source}"), (2 << 20) + 4096)
+    scenarios::blocks(producer, &format!("dma-buf {source}"), (2 << 20) + 4096)
 }
 
 /// The buffers that the kernel has of a process of this test; `None` where it does not show them.
@@ -40,10 +40,10 @@ fn two_processes_share_blocks_by_value_and_see_what_the_other_writes() {
             let mut producer = in_mode(mode);
             let handles = blocks(&mut producer, source);
             let mut importer = in_mode(mode);
-            let clean = Census::of(&importer);
+            let clean = ProcessSnapshot::of(&importer);
             assert!(handles.iter().all(|handle| handle.provider_kind().as_str() == "dma-buf"));
-            walk::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
-            clean.comes_back(&importer);
+            scenarios::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
+            clean.assert_restored(&importer);
             importer.finish();
             producer.finish();
         }
@@ -113,8 +113,8 @@ fn nothing_is_left_when_an_importer_is_killed() {
         let mut before = None;
         // The second finds the producer as the first left it.
         for _ in 0..2 {
-            walk::kill_importer(&mut producer, in_mode("auto"), &handles);
-            before.get_or_insert_with(|| Census::of(&producer)).comes_back(&producer);
+            scenarios::kill_importer(&mut producer, in_mode("auto"), &handles);
+            before.get_or_insert_with(|| ProcessSnapshot::of(&producer)).assert_restored(&producer);
             assert_eq!(buffers_of(producer.pid()), buffers);
         }
         let pid = producer.pid();
@@ -130,7 +130,7 @@ fn nothing_is_left_when_a_producer_is_killed() {
         let handles = blocks(&mut producer, source);
         let pid = producer.pid();
         let mut importer = in_mode("auto");
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {} -> m", handles[2]));
         producer.kill();
         // What is open stays, with its content; nothing else does.
@@ -143,7 +143,7 @@ fn nothing_is_left_when_a_producer_is_killed() {
         importer.ok("close m");
         importer.ok("evict");
         leaves(pid, 0);
-        clean.comes_back(&importer);
+        clean.assert_restored(&importer);
         importer.finish();
     }
 }

@@ -4,8 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use umf_tests::domain::{name, nothing_is_left, uid};
-use umf_tests::{Actor, Census, actor, machine, spawn};
+use umf_tests::domain::{assert_nothing_left, name, uid};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
 fn member(domain: &str) -> Actor {
     let mut actor = actor!();
@@ -17,7 +17,7 @@ fn member(domain: &str) -> Actor {
 fn the_region_outlives_its_creator_and_goes_with_the_last() {
     let domain = name("outlive");
     let (mut creator, mut second) = (member(&domain), member(&domain));
-    let clean = Census::of(&second);
+    let clean = ProcessSnapshot::of(&second);
     let number = creator.ok(&format!("create {domain} 100000 7 -> o"));
     creator.ok("fill-object o 5");
     assert_eq!(second.ok(&format!("register {domain} {number} 7 -> o")), "102400");
@@ -32,7 +32,7 @@ fn the_region_outlives_its_creator_and_goes_with_the_last() {
     third.ok("fill-object o 6");
     assert_eq!(second.ok("check-object o 6"), "same");
     second.ok("unregister-object o");
-    clean.comes_back(&second);
+    clean.assert_restored(&second);
     assert_eq!(third.ok("check-object o 6"), "same");
     // The last one out destroys.
     third.ok("drop-object o");
@@ -43,14 +43,14 @@ fn the_region_outlives_its_creator_and_goes_with_the_last() {
     }
     second.finish();
     third.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 #[test]
 fn the_last_one_dead_destroys() {
     let domain = name("last-dead");
     let (mut first, mut second, mut witness) = (member(&domain), member(&domain), member(&domain));
-    let clean = Census::of(&witness);
+    let clean = ProcessSnapshot::of(&witness);
     let number = first.ok(&format!("create {domain} 4096 1 -> o"));
     second.ok(&format!("register {domain} {number} 1 -> o"));
     first.kill_unreaped();
@@ -64,10 +64,10 @@ fn the_last_one_dead_destroys() {
     assert_ne!(next, number);
     witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     witness.ok("drop-object p");
-    clean.comes_back(&witness);
+    clean.assert_restored(&witness);
     witness.kill();
     first.reap();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 #[test]
@@ -77,13 +77,13 @@ fn registering_is_once_per_process() {
     let number = creator.ok(&format!("create {domain} 4096 1 -> a"));
     creator.ok(&format!("register {domain} {number} 1 -> b"));
     other.ok(&format!("register {domain} {number} 1 -> a"));
-    let before = Census::of(&other);
+    let before = ProcessSnapshot::of(&other);
     for again in ["b", "c"] {
         other.ok(&format!("register {domain} {number} 1 -> {again}"));
     }
     // Nor is a second join anything.
     other.ok(&format!("join {domain}"));
-    assert_eq!(Census::of(&other), before);
+    assert_eq!(ProcessSnapshot::of(&other), before);
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
     // One unregistration undoes it, however often it was registered.
     other.ok(&format!("unregister {domain} {number}"));
@@ -156,7 +156,7 @@ fn a_domain_that_died_out_begins_anew() {
                 actor.ok(&format!("leave {domain}"));
             }
         }
-        nothing_is_left(&domain);
+        assert_nothing_left(&domain);
     }
 }
 
@@ -187,7 +187,7 @@ fn racing_creators_are_in_one_domain() {
         let listed = actors[0].ok(&format!("objects {domain}"));
         assert_eq!(listed.split(' ').filter(|object| object.ends_with(":8")).count(), 8, "{listed}");
         drop(actors);
-        nothing_is_left(&domain);
+        assert_nothing_left(&domain);
     }
 }
 
@@ -246,7 +246,7 @@ fn what_could_not_be_unregistered_is_at_the_next_call() {
     other.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     actor.finish();
     other.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 #[test]
@@ -258,9 +258,9 @@ fn a_child_has_the_memory_but_no_registration() {
     let child = parent.fork();
     // It has none of the sockets, and not the table, once its fork has returned.
     parent.ok("child ping");
-    let census = Census::of_pid(child);
-    assert_eq!(census.sockets, Vec::<String>::new());
-    assert!(!census.mappings.keys().any(|name| name.contains("umf-domain-table")), "{census:?}");
+    let snapshot = ProcessSnapshot::of_pid(child);
+    assert_eq!(snapshot.sockets, Vec::<String>::new());
+    assert!(!snapshot.mappings.keys().any(|name| name.contains("umf-domain-table")), "{snapshot:?}");
     parent.ok("child fill-object o 2");
     assert_eq!(parent.ok("check-object o 2"), "same");
     assert_eq!(parent.ok("child is-registered o"), "false");
@@ -277,10 +277,10 @@ fn a_child_has_the_memory_but_no_registration() {
     // What the child lets go of is not unregistered, and nothing of it stays open there.
     parent.ok("child drop-object o");
     parent.ok(&format!("child leave {domain}"));
-    let census = Census::of_pid(child);
+    let snapshot = ProcessSnapshot::of_pid(child);
     assert!(
-        !census.fds.keys().chain(census.mappings.keys()).any(|name| name.contains("umf-domain")),
-        "{census:?}"
+        !snapshot.fds.keys().chain(snapshot.mappings.keys()).any(|name| name.contains("umf-domain")),
+        "{snapshot:?}"
     );
     assert_eq!(parent.ok("is-registered o"), "true");
     // It can be somebody of its own.
@@ -297,7 +297,7 @@ fn a_child_has_the_memory_but_no_registration() {
     assert_eq!(other.ok("check-object o 2"), "same");
     drop(parent);
     other.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 /// A child that does nothing but live does not make its dead parent look alive.
@@ -335,7 +335,7 @@ fn across_pid_namespaces() {
     assert_eq!(late.ok("check-object o 4"), "same");
     assert_eq!(late.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     late.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 /// As many as an MPI job has on one node, all at the same time.
@@ -365,21 +365,21 @@ fn a_node_full_of_processes() {
     assert_eq!(last.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     assert_eq!(last.ok("check-object p 8"), "same");
     last.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 #[test]
 fn exec_leaves_the_domain() {
     let domain = name("exec");
     let mut actor = actor!();
-    let clean = Census::of(&actor);
+    let clean = ProcessSnapshot::of(&actor);
     actor.ok(&format!("join {domain}"));
     let number = actor.ok(&format!("create {domain} 4096 1 -> o"));
     let mut other = member(&domain);
     other.ok(&format!("register {domain} {number} 1 -> o"));
     actor.ok("exec");
     actor.ok("ping");
-    assert_eq!(Census::of(&actor), clean, "everything is close-on-exec");
+    assert_eq!(ProcessSnapshot::of(&actor), clean, "everything is close-on-exec");
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     actor.ok(&format!("join {domain}"));
     actor.ok(&format!("register {domain} {number} 1 -> o"));

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use umf_tests::domain::{name, nothing_is_left, traces};
-use umf_tests::{Actor, Census, actor, machine};
+use umf_tests::domain::{assert_nothing_left, name, traces};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 
 fn member(domain: &str) -> Actor {
     let mut actor = actor!();
@@ -30,9 +30,9 @@ impl Random {
 fn survivors_of_kills_at_any_moment_are_right() {
     let domain = name("storm");
     let mut witness = member(&domain);
-    let before = Census::of(&witness);
+    let before = ProcessSnapshot::of(&witness);
     let board = witness.ok(&format!("create {domain} 128 77 -> board"));
-    let clean = Census::of(&witness);
+    let clean = ProcessSnapshot::of(&witness);
     let mut random = Random(11);
     // Created, registered, and numbers that were gone.
     let mut totals = [0; 3];
@@ -40,7 +40,7 @@ fn survivors_of_kills_at_any_moment_are_right() {
         let mut workers: Vec<Actor> = (0..4).map(|_| member(&domain)).collect();
         for (seed, worker) in workers.iter_mut().enumerate() {
             worker.ok(&format!("register {domain} {board} 77 -> board"));
-            worker.send(&format!("domain-storm {domain} board {} 250", round * 4 + seed));
+            worker.send(&format!("domain-stress {domain} board {} 250", round * 4 + seed));
         }
         for _ in 0..2 {
             std::thread::sleep(Duration::from_micros(random.below(110_000) as u64));
@@ -59,14 +59,14 @@ fn survivors_of_kills_at_any_moment_are_right() {
             worker.finish();
         }
         assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:1"));
-        clean.comes_back(&witness);
+        clean.assert_restored(&witness);
     }
     println!("created, registered, gone: {totals:?}");
     assert!(totals.iter().all(|&total| total > 0), "{totals:?}");
     witness.ok("drop-object board");
-    before.comes_back(&witness);
+    before.assert_restored(&witness);
     witness.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }
 
 #[derive(Default)]
@@ -108,7 +108,7 @@ fn a_long_life_ends_as_it_began() {
     // The first one is never killed: it is what must not grow.
     let mut actors: Vec<Actor> = (0..6).map(|_| member(&domain)).collect();
     actors[0].ok(&format!("cycle-objects {domain} 300"));
-    let before = Census::of(&actors[0]);
+    let before = ProcessSnapshot::of(&actors[0]);
     let resident = actors[0].number("counts", "rss");
     let shared = memory_of_system("Shmem");
     let traces_before = traces(&domain);
@@ -196,7 +196,7 @@ fn a_long_life_ends_as_it_began() {
         actor.finish();
     }
     assert_eq!(first.ok(&format!("objects {domain}")), "");
-    before.comes_back(&first);
+    before.assert_restored(&first);
     let resident_after = first.number("counts", "rss");
     println!(
         "{events} events, {kills} kills: {before:?}; resident {resident} kB, then {resident_after} kB; shared memory of \
@@ -206,5 +206,5 @@ fn a_long_life_ends_as_it_began() {
     );
     assert!(resident_after < resident + 1024, "resident {resident} kB, then {resident_after} kB");
     first.finish();
-    nothing_is_left(&domain);
+    assert_nothing_left(&domain);
 }

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use umf_tests::domain::{name, uid};
-use umf_tests::{Actor, Census, actor, machine};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 
 fn member(domain: &str) -> Actor {
     let mut actor = actor!();
@@ -31,7 +31,7 @@ fn a_squatter_of_another_user_is_refused() {
     let number = first.ok(&format!("create {domain} 4096 1 -> o"));
     let mut second = member(&domain);
     second.ok(&format!("register {domain} {number} 1 -> o"));
-    assert_eq!(Census::of(&first).sockets, [format!("umf-domain-0-1-{domain}")]);
+    assert_eq!(ProcessSnapshot::of(&first).sockets, [format!("umf-domain-0-1-{domain}")]);
     // The arbiter's name.
     let arbiter = format!("umf-domain-0-arbiter-{domain}");
     squatter.ok(&format!("bind {arbiter}"));
@@ -65,7 +65,7 @@ fn squatter_with_full_queue_is_refused() {
     squatter.ok(&format!("bind {place}"));
     squatter.ok(&format!("connect {place} 9"));
     let first = member(&domain);
-    assert_eq!(Census::of(&first).sockets, [format!("umf-domain-0-1-{domain}")]);
+    assert_eq!(ProcessSnapshot::of(&first).sockets, [format!("umf-domain-0-1-{domain}")]);
     let arbiter = format!("umf-domain-0-arbiter-{domain}");
     squatter.ok(&format!("bind {arbiter}"));
     squatter.ok(&format!("connect {arbiter} 9"));

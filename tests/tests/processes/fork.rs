@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Actor, Census, actor, spawn};
+use umf_tests::{Actor, ProcessSnapshot, actor, spawn};
 
 const MODES: [&str; 4] = ["auto", "pidfd", "procfs", "socket"];
 
@@ -25,7 +25,7 @@ fn with_open_imports_both_sides_go_on() {
             })
             .collect();
         let mut importer = in_mode(mode);
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {} -> m1", handles[0]));
         importer.ok(&format!("open {} -> m2", handles[1]));
         importer.ok("close m2");
@@ -57,7 +57,7 @@ fn with_open_imports_both_sides_go_on() {
         }
         assert_eq!(importer.ok("reap"), "0");
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), clean, "mode {mode}");
+        assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}");
     }
 }
 
@@ -72,7 +72,7 @@ fn with_exports_the_child_starts_anew_and_the_parent_goes_on() {
         producer.ok("fill p.b 1");
         producer.ok("fill q.b 2");
         let handle = producer.handle("handle p.b");
-        let before = Census::of(&producer);
+        let before = ProcessSnapshot::of(&producer);
         let child = producer.fork();
         // The pool would hand out the same block twice: frozen. Freeing does nothing, since the block is the parent's.
         let message = producer.fails("child alloc p 64 -> p.c", "Frozen");
@@ -115,7 +115,7 @@ fn with_exports_the_child_starts_anew_and_the_parent_goes_on() {
         // The parent is what it was.
         producer.ok("alloc p 64 -> p.d");
         producer.ok("free p p.d");
-        before.comes_back(&producer);
+        before.assert_restored(&producer);
         let mut importer = in_mode(mode);
         importer.ok(&format!("open {handle} -> m"));
         producer.ok("free p p.b");
@@ -136,15 +136,15 @@ fn the_parents_socket_is_not_held_by_its_child() {
     importer.ok(&format!("open {handle} -> m"));
     let child = producer.fork();
     producer.ok("child ping");
-    let census = Census::of_pid(child);
-    assert_eq!(census.sockets, Vec::<String>::new());
-    assert_eq!(census.fds.get("/memfd:umf-ledger (deleted)"), None, "nor the ledger: {census:?}");
-    assert_eq!(census.mappings.get("/memfd:umf-ledger (deleted)"), None);
+    let snapshot = ProcessSnapshot::of_pid(child);
+    assert_eq!(snapshot.sockets, Vec::<String>::new());
+    assert_eq!(snapshot.fds.get("/memfd:umf-ledger (deleted)"), None, "nor the ledger: {snapshot:?}");
+    assert_eq!(snapshot.mappings.get("/memfd:umf-ledger (deleted)"), None);
     // The child stays, stopped in the middle of a command, while the parent dies.
     producer.send("child sleep 8000");
-    assert!(Census::is_bound(name));
+    assert!(ProcessSnapshot::is_bound(name));
     producer.kill();
-    assert!(!Census::is_bound(name), "the name is gone with the parent");
+    assert!(!ProcessSnapshot::is_bound(name), "the name is gone with the parent");
     importer.check("m", 1);
     importer.ok("close m");
     importer.ok("evict");
@@ -218,10 +218,10 @@ fn while_threads_export_and_open() {
             .start();
         forker.ok("pool p shared");
         let rounds = forker
-            .ask_for(&format!("fork-storm p 60{targets}"), Duration::from_secs(60))
+            .ask_within(&format!("fork-storm p 60{targets}"), Duration::from_secs(60))
             .unwrap_or_else(|failure| panic!("mode {mode}: {failure}"));
         assert!(rounds.parse::<u64>().unwrap() > 0);
-        assert_eq!(Census::of(&forker).children, 0);
+        assert_eq!(ProcessSnapshot::of(&forker).children, 0);
         forker.finish();
         producer.finish();
     }

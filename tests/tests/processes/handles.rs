@@ -5,7 +5,7 @@
 
 use umf::Handle;
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, actor};
+use umf_tests::{Actor, ProcessSnapshot, actor};
 
 const SIZE: usize = 4096;
 
@@ -25,7 +25,7 @@ fn producer() -> (Actor, Handle) {
 fn bytes_and_text_are_all_that_is_needed() {
     let (mut producer, handle) = producer();
     let mut importer = actor!();
-    let before = Census::of(&importer);
+    let before = ProcessSnapshot::of(&importer);
     for text in [handle.to_string(), forge::hex(handle.as_bytes())] {
         importer.ok(&format!("open {text} -> m"));
         importer.check("m", 7);
@@ -35,7 +35,7 @@ fn bytes_and_text_are_all_that_is_needed() {
         importer.ok("close m");
     }
     importer.ok("evict");
-    assert_eq!(Census::of(&importer), before);
+    assert_eq!(ProcessSnapshot::of(&importer), before);
     importer.finish();
     producer.finish();
 }
@@ -74,7 +74,7 @@ fn text_that_is_cut_or_foreign_is_refused_with_what_is_wrong() {
 fn bytes_that_are_cut_or_flipped_are_refused() {
     let (_producer, handle) = producer();
     let mut importer = actor!();
-    let before = Census::of(&importer);
+    let before = ProcessSnapshot::of(&importer);
     let bytes = handle.to_bytes();
     for length in (0..256).step_by(5).chain([1, 255]) {
         let cut = forge::hex(&bytes[..length]);
@@ -92,7 +92,7 @@ fn bytes_that_are_cut_or_flipped_are_refused() {
         };
         importer.fails(&format!("open {} -> m", forge::hex(&flipped)), variant);
     }
-    assert_eq!(Census::of(&importer), before, "nothing was contacted for any of them");
+    assert_eq!(ProcessSnapshot::of(&importer), before, "nothing was contacted for any of them");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn forged_fields_with_a_fitting_checksum() {
         if known {
             importer.ok(&format!("open {handle} -> good"));
         }
-        let before = Census::of(&importer);
+        let before = ProcessSnapshot::of(&importer);
         for (what, changes, variant) in &forged {
             // A pid is looked at only to find a producer that is not known yet.
             if known && *variant == "ProducerGone" {
@@ -194,7 +194,7 @@ fn forged_fields_with_a_fitting_checksum() {
             }
         }
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), before, "known: {known}");
+        assert_eq!(ProcessSnapshot::of(&importer), before, "known: {known}");
     }
     // The slot of another live block of the same region, with its generation: the ledger knows which block that is.
     let bytes = forge::with_all(
@@ -219,7 +219,7 @@ fn handles_that_point_to_other_processes_and_fds() {
     let pid = u64::from(other.pid());
     let own = u64::from(importer.pid());
     let no_pidfs = (field::PIDFS_INODE, 0);
-    let before = Census::of(&importer);
+    let before = ProcessSnapshot::of(&importer);
     // The pidfs inode tells; without it (older kernels) the ledger does.
     let forged = forge::with(&handle, field::PID, pid);
     assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("another process"));
@@ -240,7 +240,7 @@ fn handles_that_point_to_other_processes_and_fds() {
             assert!(known, "pid {pid}, fd {number}: {failure}");
         }
     }
-    assert_eq!(Census::of(&importer), before);
+    assert_eq!(ProcessSnapshot::of(&importer), before);
     importer.ok(&format!("open {handle} -> m"));
     importer.check("m", 7);
     producer.check("p.b", 7);

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use umf::Handle;
-use umf_tests::{Actor, Census, Spawn, actor, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, Spawn, actor, machine, spawn};
 
 const SIZE: u64 = 65536;
 
@@ -60,7 +60,7 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
         let open = if kind == "read-only" { "open-read" } else { "open" };
         // Once for what stays: ledgers, lease tables, rows.
         for round in [0, 1] {
-            let clean = (round > 0).then(|| (Census::of(&producer), Census::of(&importer)));
+            let clean = (round > 0).then(|| (ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)));
             let handle = block(&mut producer, "b", 1);
             let address = producer.ok("address p.b");
             importer.ok(&format!("{open} {handle} -> m"));
@@ -86,8 +86,8 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
             producer.ok("trim p");
             importer.ok("evict");
             if let Some((produced, imported)) = clean {
-                assert_eq!(Census::of(&producer), produced, "{kind}");
-                assert_eq!(Census::of(&importer), imported, "{kind}");
+                assert_eq!(ProcessSnapshot::of(&producer), produced, "{kind}");
+                assert_eq!(ProcessSnapshot::of(&importer), imported, "{kind}");
             }
         }
     }
@@ -304,7 +304,7 @@ fn regions_pools_and_parts_go_when_they_are_closed() {
     };
     warm_up(&mut producer, &mut importer);
     // A region.
-    let clean = Census::of(&producer);
+    let clean = ProcessSnapshot::of(&producer);
     producer.ok("region 131072 -> r");
     producer.ok("fill r 5");
     let handle = producer.handle("handle r");
@@ -314,7 +314,7 @@ fn regions_pools_and_parts_go_when_they_are_closed() {
     importer.check("m", 5);
     importer.ok("close m");
     drains(&mut producer);
-    assert_eq!(Census::of(&producer), clean);
+    assert_eq!(ProcessSnapshot::of(&producer), clean);
     // A pool that is dropped, with a block that was freed and one that was not.
     for kind in ["shared", "proxy", "isolated"] {
         producer.ok(&format!("pool p {kind}"));
@@ -332,7 +332,7 @@ fn regions_pools_and_parts_go_when_they_are_closed() {
         importer.check("n", 9);
         importer.ok("close n");
         drains(&mut producer);
-        assert_eq!(Census::of(&producer), clean, "{kind}");
+        assert_eq!(ProcessSnapshot::of(&producer), clean, "{kind}");
     }
 }
 
@@ -447,14 +447,14 @@ fn a_thousand_dead_importers_are_let_go_at_one_free() {
     let another = block(&mut producer, "c", 2);
     let mut living = actor!();
     living.ok(&format!("open {another} -> m"));
-    let clean = Census::of(&producer);
+    let clean = ProcessSnapshot::of(&producer);
     let patience = std::time::Duration::from_secs(120);
     let command = format!("fork-importers {count} {handle}");
-    assert_eq!(importer.ask_for(&command, patience).unwrap(), count.to_string());
+    assert_eq!(importer.ask_within(&command, patience).unwrap(), count.to_string());
     producer.ok("free p p.b");
     assert_eq!(producer.number("held", "blocks"), 1);
-    let watched = Census::of(&producer).fd_count();
-    importer.ask_for("kill-importers", patience).unwrap();
+    let watched = ProcessSnapshot::of(&producer).fd_count();
+    importer.ask_within("kill-importers", patience).unwrap();
     let begun = Instant::now();
     producer.ok("free p p.c");
     println!("{count} dead importers: {:?} for the next free, {watched} fds before", begun.elapsed());
@@ -463,11 +463,11 @@ fn a_thousand_dead_importers_are_let_go_at_one_free() {
     living.ok("close m");
     drains(&mut producer);
     // Nothing of them stays open.
-    let now = Census::of(&producer);
+    let now = ProcessSnapshot::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 1, "{now:?}");
     // Their rows are others' now.
     let handle = block(&mut producer, "d", 3);
-    assert_eq!(importer.ask_for(&format!("fork-importers 100 {handle}"), patience).unwrap(), "100");
+    assert_eq!(importer.ask_within(&format!("fork-importers 100 {handle}"), patience).unwrap(), "100");
     importer.ok("kill-importers");
     producer.ok("free p p.d");
     assert_eq!(held(&mut producer), 0);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Census, actor};
+use umf_tests::{ProcessSnapshot, actor};
 
 /// Every word of the lease table changes while the producer allocates, exports and frees, and while importers open and close:
 /// current blocks hold what they should, no process faults or hangs, and when all importers are gone everything is given back.
@@ -18,7 +18,7 @@ fn scribbled_lease_table_harms_no_current_block() {
     producer.ok("fill p.b 1");
     let control = producer.handle("handle p.control");
     let handle = producer.handle("handle p.b");
-    let clean = Census::of(&producer);
+    let clean = ProcessSnapshot::of(&producer);
     let mut consumers = [actor!(), actor!()];
     for consumer in &mut consumers {
         consumer.ok(&format!("open {control} -> c"));
@@ -58,7 +58,7 @@ fn scribbled_lease_table_harms_no_current_block() {
     }
     assert_eq!(producer.ok("drain 5000"), "0");
     assert_eq!(producer.ok("held"), "blocks=0 regions=0 bytes=0");
-    let now = Census::of(&producer);
+    let now = ProcessSnapshot::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 16, "{now:?}");
     // The producer works on, with the same table. (An importer that finds another nonce in it opens nothing.)
     let mut newcomer = actor!();
@@ -121,7 +121,7 @@ fn counts_in_rows_without_an_owner_hold_nothing() {
         producer.ok("free p p.b");
         importer.ok("close m");
         assert_eq!(producer.ok("drain 5000"), "0");
-        assert!(Census::of(&producer).fd_count() < 128);
+        assert!(ProcessSnapshot::of(&producer).fd_count() < 128);
     }
     producer.ok("region 65536 -> r");
     let handle = producer.handle("handle r");

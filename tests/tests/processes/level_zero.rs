@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::NamedTempFile;
 use umf::Handle;
-use umf_tests::{Actor, Census, machine, mpi, spawn, walk};
+use umf_tests::{Actor, ProcessSnapshot, machine, mpi, scenarios, spawn};
 
 /// The driver, which cargo built beside this test.
 fn driver() -> PathBuf {
@@ -60,25 +60,25 @@ impl Machine {
 }
 
 /// What an actor has. The driver's queues have a thread as long as they have work, and a little longer: threads are not counted.
-fn census(actor: &Actor) -> Census {
-    Census { threads: 0, ..Census::of(actor) }
+fn snapshot(actor: &Actor) -> ProcessSnapshot {
+    ProcessSnapshot { threads: 0, ..ProcessSnapshot::of(actor) }
 }
 
 /// Waits until an actor has again what it had then.
 #[track_caller]
-fn comes_back(before: &Census, actor: &Actor) {
+fn assert_restored(before: &ProcessSnapshot, actor: &Actor) {
     for _ in 0..500 {
-        if census(actor) == *before {
+        if snapshot(actor) == *before {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    assert_eq!(census(actor), *before, "actor {} has more or less than before", actor.pid());
+    assert_eq!(snapshot(actor), *before, "actor {} has more or less than before", actor.pid());
 }
 
 /// The last is too large for a slab.
 fn blocks(producer: &mut Actor) -> Vec<Handle> {
-    walk::blocks(producer, "over level-zero", (9 << 20) + 4096)
+    scenarios::blocks(producer, "over level-zero", (9 << 20) + 4096)
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn two_processes_share_device_memory_by_value_and_see_what_the_other_writes() {
             assert_eq!(handle.provider_kind().as_str(), "level-zero");
             assert_eq!(handle.data_fd().is_some(), way.1 != "opaque", "{way:?}");
         }
-        walk::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
+        scenarios::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
         assert_eq!(importer.ok("ze-soft allocations"), "0", "{way:?}: nothing is open any more");
         importer.finish();
         producer.finish();
@@ -164,8 +164,8 @@ fn an_importer_that_is_killed_leaves_nothing() {
         let mut before = None;
         // The second finds the producer as the first left it.
         for _ in 0..2 {
-            walk::kill_importer(&mut producer, machine.actor(), &handles);
-            comes_back(before.get_or_insert_with(|| census(&producer)), &producer);
+            scenarios::kill_importer(&mut producer, machine.actor(), &handles);
+            assert_restored(before.get_or_insert_with(|| snapshot(&producer)), &producer);
         }
         producer.finish();
     }
@@ -202,10 +202,10 @@ fn cycles_through_two_processes_leave_nothing_on_either_side() {
             assert_eq!(producer.ok("drain 5000"), "0");
         };
         run(20, &mut producer, &mut importer);
-        let before = (census(&producer), census(&importer), counts(&mut producer), counts(&mut importer));
+        let before = (snapshot(&producer), snapshot(&importer), counts(&mut producer), counts(&mut importer));
         run(cycles, &mut producer, &mut importer);
-        comes_back(&before.0, &producer);
-        comes_back(&before.1, &importer);
+        assert_restored(&before.0, &producer);
+        assert_restored(&before.1, &importer);
         assert_eq!((counts(&mut producer), counts(&mut importer)), (before.2, before.3), "{way:?}");
         importer.finish();
         producer.finish();

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use umf::Handle;
-use umf_tests::{Actor, Census, actor, spawn};
+use umf_tests::{Actor, ProcessSnapshot, actor, spawn};
 
 /// Blocks in regions and files of their own, each with its number as seed, from 1.
 fn isolated(producer: &mut Actor, count: u64, size: u64) -> Vec<Handle> {
@@ -33,9 +33,9 @@ fn an_importer_without_fds_says_so_and_recovers() {
             let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
             // The settings are read once, at the first use.
             importer.ok("settings");
-            let clean = Census::of(&importer);
+            let clean = ProcessSnapshot::of(&importer);
             importer.ok(&format!("take-fds {left}"));
-            let taken = Census::of(&importer);
+            let taken = ProcessSnapshot::of(&importer);
             match importer.ask(&format!("open {} -> m", handles[0])) {
                 Ok(_) => {
                     importer.check("m", 1);
@@ -49,9 +49,9 @@ fn an_importer_without_fds_says_so_and_recovers() {
                 }
             }
             importer.ok("evict");
-            assert_eq!(Census::of(&importer), taken, "mode {mode}, {left} fds left");
+            assert_eq!(ProcessSnapshot::of(&importer), taken, "mode {mode}, {left} fds left");
             importer.ok("give-fds-back");
-            assert_eq!(Census::of(&importer), clean, "mode {mode}, {left} fds left");
+            assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}, {left} fds left");
             importer.ok(&format!("open {} -> m", handles[1]));
             importer.check("m", 2);
             importer.finish();
@@ -76,13 +76,13 @@ fn a_producer_without_fds_says_so_and_recovers() {
     producer.ok("settings");
     // No fd for the ledger.
     producer.ok("take-fds 0");
-    let open = Census::of(&producer).fd_count();
+    let open = ProcessSnapshot::of(&producer).fd_count();
     let message = producer.fails("handle p.first", "System");
     assert!(message.contains("RLIMIT_NOFILE"), "{message}");
     // No fd for another region of its own.
     let message = producer.fails("alloc p 4096 -> p.second", "Native");
     assert!(message.contains("raise RLIMIT_NOFILE"), "{message}");
-    assert_eq!(Census::of(&producer).fd_count(), open);
+    assert_eq!(ProcessSnapshot::of(&producer).fd_count(), open);
     producer.ok("give-fds-back");
     producer.ok("fill p.first 3");
     let handle = producer.handle("handle p.first");
@@ -115,7 +115,7 @@ fn over_the_hard_limit_of_opened_handles() {
     importer.check("m3", 3);
     importer.check("m2", 2);
     assert_eq!(importer.number("importer", "entries"), 2);
-    assert_eq!(Census::of(&importer).mappings.get("/memfd:umf (deleted)"), Some(&2));
+    assert_eq!(ProcessSnapshot::of(&importer).mappings.get("/memfd:umf (deleted)"), Some(&2));
 }
 
 #[test]
@@ -157,13 +157,13 @@ fn ten_thousand_opens_with_a_cache_of_one_entry() {
     for (mode, shards) in [("auto", "1"), ("socket", "16")] {
         let mut importer =
             spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "1").env("UMF_IPC_IMPORTER_SHARDS", shards).start();
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         // Several in use all the time, which must keep their contents.
         for (handle, held) in handles.iter().zip(0..3) {
             importer.ok(&format!("open {handle} -> held{held}"));
         }
         let command = format!("open-storm 1 10000{}", targets(&handles));
-        assert_eq!(importer.ask_for(&command, Duration::from_secs(60)).unwrap(), "10000");
+        assert_eq!(importer.ask_within(&command, Duration::from_secs(60)).unwrap(), "10000");
         for (held, seed) in (0..3).zip(1..) {
             importer.check(&format!("held{held}"), seed);
             importer.ok(&format!("close held{held}"));
@@ -172,7 +172,7 @@ fn ten_thousand_opens_with_a_cache_of_one_entry() {
         assert_eq!(importer.number("importer", "entries"), 1, "mode {mode}");
         importer.ok("close last");
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), clean);
+        assert_eq!(ProcessSnapshot::of(&importer), clean);
     }
 }
 
@@ -251,13 +251,13 @@ fn file_size_and_address_space_limits() {
     large.ok("pool p isolated");
     large.ok("alloc p 1073741824 -> p.b");
     let handle = large.handle("handle p.b");
-    let clean = Census::of(&importer);
+    let clean = ProcessSnapshot::of(&importer);
     importer.ok("rlimit as 700000000");
     let failure = importer.ask(&format!("open {handle} -> n")).unwrap_err();
     assert!(["OutOfMemory", "System", "Native"].contains(&failure.variant.as_str()), "{failure}");
     importer.ok("rlimit as max");
     importer.ok("evict");
-    assert_eq!(Census::of(&importer).mappings, clean.mappings);
+    assert_eq!(ProcessSnapshot::of(&importer).mappings, clean.mappings);
     importer.ok(&format!("open {handle} -> n"));
     // A producer with little address space: no memory, and then no ledger.
     let mut producer = actor!();

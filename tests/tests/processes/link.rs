@@ -6,7 +6,7 @@ mod ranks;
 
 use std::time::{Duration, Instant};
 
-use umf_tests::{Actor, Census, Outcome, Sequence, actor, machine, spawn};
+use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, actor, machine, spawn};
 
 /// A machine that is busy with other tests is slow, not stopped.
 const BOUND: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ fn two_processes_exchange_messages_and_nothing_is_left() {
         assert!(other.fails("link-recv link 9 8 9", "Closed").contains("closed"));
         other.ok("link-drop link");
         if round > 0 {
-            counts.push((Census::of(&one), Census::of(&other)));
+            counts.push((ProcessSnapshot::of(&one), ProcessSnapshot::of(&other)));
         }
     }
     assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{counts:#?}");
@@ -91,8 +91,8 @@ fn all_messages_arrive() {
             // What it has mapped of the other one depends on who was faster.
             one.ok("evict");
             match &rest {
-                None => rest = Some(Census::of(&one)),
-                Some(rest) => rest.comes_back(&one),
+                None => rest = Some(ProcessSnapshot::of(&one)),
+                Some(rest) => rest.assert_restored(&one),
             }
             if round == 0 {
                 join(&mut one, &mut other);
@@ -107,30 +107,30 @@ fn all_messages_arrive() {
 #[test]
 fn the_survivor_of_a_kill_is_told() {
     let rounds = if machine::is_long() { 1000 } else { 12 };
-    let mut sequence = Sequence::new(std::process::id().into());
+    let mut rng = Rng::new(std::process::id().into());
     let mut survivor = actor!();
     let (mut rest, mut times) = (None, Vec::new());
     for round in 0..rounds {
-        let engine = *sequence.of(&["auto", "bounce"]);
+        let engine = *rng.choose(&["auto", "bounce"]);
         let mut victim = spawn!().env("UMF_LINK_ENGINE", engine).start();
-        if sequence.one_in(2) {
+        if rng.one_in(2) {
             join(&mut survivor, &mut victim);
         } else {
             join(&mut victim, &mut survivor);
         }
-        let seed = sequence.below(1000);
+        let seed = rng.below(1000);
         // What is made once is made in the first rounds.
-        if round == 0 || round != 1 && sequence.one_in(3) {
-            survivor.send(&format!("link-board link {seed} {} {}", seed + 1, 1_u64 << 40));
-            victim.send(&format!("link-board link {} {seed} {}", seed + 1, 1_u64 << 40));
+        if round == 0 || round != 1 && rng.one_in(3) {
+            survivor.send(&format!("link-exchange link {seed} {} {}", seed + 1, 1_u64 << 40));
+            victim.send(&format!("link-exchange link {} {seed} {}", seed + 1, 1_u64 << 40));
         } else {
             traffic(&mut survivor, &mut victim, seed, 1 << 40);
         }
-        std::thread::sleep(Duration::from_micros(sequence.below(60_000)));
-        let stops = sequence.one_in(5);
+        std::thread::sleep(Duration::from_micros(rng.below(60_000)));
+        let stops = rng.one_in(5);
         if stops {
             victim.stop();
-            std::thread::sleep(Duration::from_millis(sequence.below(60)));
+            std::thread::sleep(Duration::from_millis(rng.below(60)));
         }
         let start = Instant::now();
         victim.kill_unreaped();
@@ -143,11 +143,11 @@ fn the_survivor_of_a_kill_is_told() {
         survivor.ok("link-drop link");
         // Its regions are unmapped when they are looked at.
         survivor.ok("evict");
-        let now = Census::of(&survivor);
+        let now = ProcessSnapshot::of(&survivor);
         match &rest {
             None if round < 2 => {}
             None => rest = Some(now),
-            Some(rest) => rest.comes_back(&survivor),
+            Some(rest) => rest.assert_restored(&survivor),
         }
     }
     times.sort();
@@ -306,17 +306,17 @@ fn both_write_on_the_board_of_the_other() {
                 machine::skip("both_write_on_the_board_of_the_other by cma", "process_vm_readv is refused");
                 break;
             }
-            one.send(&format!("link-board link 5 6 {count}"));
+            one.send(&format!("link-exchange link 5 6 {count}"));
             let by = if engine == "auto" { "mapped" } else { engine };
-            let said = other.ask_for(&format!("link-board link 6 5 {count}"), 10 * BOUND).unwrap();
+            let said = other.ask_within(&format!("link-exchange link 6 5 {count}"), 10 * BOUND).unwrap();
             assert_eq!(said, format!("{by}={}", 2 * count), "{engine}");
             assert_eq!(one.answer(BOUND).unwrap(), said);
             one.ok("link-drop link");
             other.ok("link-drop link");
             one.ok("evict");
             match &rest {
-                None => rest = Some(Census::of(&one)),
-                Some(rest) => rest.comes_back(&one),
+                None => rest = Some(ProcessSnapshot::of(&one)),
+                Some(rest) => rest.assert_restored(&one),
             }
         }
         one.finish();

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Actor, Census, Sequence, actor, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, Rng, actor, machine, spawn};
 
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -81,18 +81,18 @@ fn nothing_is_left_where_fds_or_memory_are_lacking() {
     // What is made once in a process.
     join(&mut actor!(), &mut other);
     other.ok("link-drop link");
-    let before = Census::of(&other);
+    let before = ProcessSnapshot::of(&other);
     for left in 0..2 {
         other.ok(&format!("take-fds {left}"));
         let why = other.fails(&format!("link-connect {address} 300 -> link"), "System");
         assert!(why.contains("RLIMIT_NOFILE"), "{why}");
         other.ok("give-fds-back");
-        before.comes_back(&other);
+        before.assert_restored(&other);
     }
     other.ok("rlimit fsize 4096");
     let why = other.fails(&format!("link-connect {address} 300 -> link"), "System");
     assert!(why.contains("RLIMIT_FSIZE"), "{why}");
-    before.comes_back(&other);
+    before.assert_restored(&other);
     // Those who came and went are no peers; the next one is.
     let mut last = actor!();
     one.send("link-accept end 30000 -> link");
@@ -130,7 +130,7 @@ fn addresses_that_lead_nowhere() {
 #[test]
 fn a_hostile_peer_harms_nobody() {
     let rounds = if machine::is_long() { 300 } else { 8 };
-    let mut sequence = Sequence::new(7);
+    let mut rng = Rng::new(7);
     let mut good = actor!();
     for round in 0..rounds {
         // What it writes there is looked at by each engine.
@@ -140,12 +140,12 @@ fn a_hostile_peer_harms_nobody() {
         good.ok("link-timeout link 40");
         let key = hostile.ok("link-expose link 300000 both");
         good.ok("link-expose link 300000 both");
-        hostile.send(&format!("link-scribble {} 400", sequence.number()));
+        hostile.send(&format!("link-scribble {} 400", rng.next_u64()));
         let mut outcomes = std::collections::BTreeMap::<String, u32>::new();
         for _ in 0..12 {
-            let seed = sequence.below(100);
-            let size = *sequence.of(&[8, 3000, 200_000]);
-            let command = match sequence.below(7) {
+            let seed = rng.below(100);
+            let size = *rng.choose(&[8, 3000, 200_000]);
+            let command = match rng.below(7) {
                 0 => format!("link-send link {seed} {size} {seed}"),
                 1 => format!("link-lend link {seed} {size} {seed}"),
                 2 => "link-recv link any 1000000 1".to_owned(),
@@ -154,7 +154,7 @@ fn a_hostile_peer_harms_nobody() {
                 5 => format!("link-put link {key} {seed} {size} 1"),
                 _ => format!("link-recv link {seed} 1000000 {seed}"),
             };
-            let answer = good.ask_for(&command, BOUND);
+            let answer = good.ask_within(&command, BOUND);
             *outcomes
                 .entry(answer.map_or_else(|failure| failure.variant, |_| "ok".to_owned()))
                 .or_default() += 1;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf::Handle;
-use umf_tests::{Actor, Census, Spawn, actor, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, Spawn, actor, machine, spawn};
 
 const NOBODY: u32 = 65534;
 
@@ -36,7 +36,7 @@ fn another_user_is_refused_with_reason_and_remedy() {
         let mut producer = in_mode(mode).start();
         let handle = one_block(&mut producer);
         let mut importer = as_nobody(in_mode(mode), true);
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("remedy: "), "{message}");
         let modes: &[&str] = if mode == "auto" { &["pidfd", "procfs", "socket"] } else { &[mode] };
@@ -50,7 +50,7 @@ fn another_user_is_refused_with_reason_and_remedy() {
             assert!(message.contains("does not serve uid 65534"), "{message}");
         }
         importer.ok("evict");
-        clean.comes_back(&importer);
+        clean.assert_restored(&importer);
         // The refused one took nothing from others.
         let mut root = in_mode(mode).start();
         root.ok(&format!("open {handle} -> m"));
@@ -117,7 +117,7 @@ fn an_undumpable_producer_is_reached_over_its_socket_only() {
         let mut producer = as_nobody(in_mode(mode), false);
         let handle = one_block(&mut producer);
         assert!(handle.is_served(), "mode {mode}: the producer sees that it will be needed");
-        assert_eq!(Census::of(&producer).sockets.len(), 1);
+        assert_eq!(ProcessSnapshot::of(&producer).sockets.len(), 1);
         let mut importer = as_nobody(in_mode(mode), true);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
@@ -187,7 +187,7 @@ fn across_pid_namespaces_the_socket_serves() {
         let handle = one_block(&mut producer);
         producer.ok("region 65536 -> r");
         let another = producer.handle("handle r");
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
         // Its death is seen through the socket, there being no pidfd.
@@ -199,7 +199,7 @@ fn across_pid_namespaces_the_socket_serves() {
         // Who never met it cannot tell its death from a network namespace of its own.
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("another one, or has ended"), "{message}");
-        clean.comes_back(&importer);
+        clean.assert_restored(&importer);
     }
     if !machine::is_root() {
         return machine::skip(TEST, "the socket needs to know users");
@@ -298,10 +298,10 @@ fn strangers_take_no_place_from_those_who_are_served() {
     let name = name.split(' ').next().unwrap();
     let mut importer = in_mode("socket").start();
     importer.ok(&format!("open {handle} -> m"));
-    let census = Census::of(&producer);
+    let snapshot = ProcessSnapshot::of(&producer);
     let mut stranger = as_nobody(in_mode("socket"), true);
     stranger.ok(&format!("connect {name} 600"));
-    census.comes_back(&producer);
+    snapshot.assert_restored(&producer);
     // It can say what it was told, whether it asks before or after that.
     for _ in 0..50 {
         let message = stranger.fails(&format!("open {handle} -> m"), "NotPermitted");

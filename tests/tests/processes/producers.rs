@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use umf::Handle;
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, machine, spawn};
 
 /// The modes in which an fd can travel.
 const MODES: [&str; 4] = ["auto", "pidfd", "procfs", "socket"];
@@ -32,7 +32,7 @@ fn two_blocks(producer: &mut Actor) -> [Handle; 2] {
 
 /// What must hold once a producer is gone whose first handle the importer has open as `m`: the mapping stays, new
 /// opens say that it is gone, and nothing stays open.
-fn gone(importer: &mut Actor, handles: &[Handle; 2], clean: &Census) {
+fn gone(importer: &mut Actor, handles: &[Handle; 2], clean: &ProcessSnapshot) {
     importer.check("m", 1);
     importer.ok("fill m 9");
     importer.check("m", 9);
@@ -44,7 +44,7 @@ fn gone(importer: &mut Actor, handles: &[Handle; 2], clean: &Census) {
     for handle in handles {
         importer.fails(&format!("open {handle} -> n"), "ProducerGone");
     }
-    assert_eq!(&Census::of(importer), clean);
+    assert_eq!(&ProcessSnapshot::of(importer), clean);
 }
 
 #[test]
@@ -56,10 +56,10 @@ fn a_producer_that_exits_or_is_killed_is_gone() {
             let socket = producer.ok("nonce");
             let (socket, served) = socket.split_once(' ').unwrap();
             assert_eq!(served == "true", mode == "socket");
-            assert_eq!(Census::of(&producer).sockets.len(), usize::from(mode == "socket"));
-            assert_eq!(Census::is_bound(socket), mode == "socket");
+            assert_eq!(ProcessSnapshot::of(&producer).sockets.len(), usize::from(mode == "socket"));
+            assert_eq!(ProcessSnapshot::is_bound(socket), mode == "socket");
             let mut importer = in_mode(mode);
-            let clean = Census::of(&importer);
+            let clean = ProcessSnapshot::of(&importer);
             importer.ok(&format!("open {} -> m", handles[0]));
             importer.check("m", 1);
             let mut kept = None;
@@ -71,7 +71,7 @@ fn a_producer_that_exits_or_is_killed_is_gone() {
                     kept = Some(producer);
                 }
             }
-            assert!(!Census::is_bound(socket), "mode {mode}, {how}");
+            assert!(!ProcessSnapshot::is_bound(socket), "mode {mode}, {how}");
             gone(&mut importer, &handles, &clean);
             importer.finish();
             drop(kept);
@@ -95,7 +95,7 @@ fn an_ended_producer_of_an_ordinary_user_is_gone() {
         let handles = two_blocks(&mut producer);
         let mut importer = start();
         let mut late = start();
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {} -> m", handles[0]));
         producer.kill_unreaped();
         late.fails(&format!("open {} -> m", handles[0]), "ProducerGone");
@@ -107,14 +107,14 @@ fn an_ended_producer_of_an_ordinary_user_is_gone() {
 fn a_producer_that_calls_exec_is_gone_and_its_children_inherit_nothing() {
     for mode in MODES {
         let mut producer = in_mode(mode);
-        let clean_producer = Census::of(&producer);
+        let clean_producer = ProcessSnapshot::of(&producer);
         let handles = two_blocks(&mut producer);
         let mut importer = in_mode(mode);
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {} -> m", handles[0]));
         producer.ok("exec");
         producer.ok("ping");
-        assert_eq!(Census::of(&producer), clean_producer, "everything is close-on-exec");
+        assert_eq!(ProcessSnapshot::of(&producer), clean_producer, "everything is close-on-exec");
         gone(&mut importer, &handles, &clean);
         // The same process, as a new producer.
         let again = two_blocks(&mut producer);
@@ -230,7 +230,7 @@ fn a_ledger_fd_that_names_another_file_now() {
         let mut producer = in_mode("auto");
         let handles = two_blocks(&mut producer);
         let mut importer = in_mode("auto");
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         let number = handles[0].ledger_fd();
         let variant = if replacement == "none" {
             producer.ok(&format!("close-fd {number}"));
@@ -243,7 +243,7 @@ fn a_ledger_fd_that_names_another_file_now() {
         assert!(variant == "ProducerGone" || message.contains(evidence), "{message}");
         importer.ok("evict");
         // (A thread closes what is not shared memory.)
-        clean.comes_back(&importer);
+        clean.assert_restored(&importer);
     }
 }
 
@@ -253,7 +253,7 @@ fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
         let mut producer = in_mode(mode);
         let handles = two_blocks(&mut producer);
         let mut importer = in_mode(mode);
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         producer.stop();
         let begun = Instant::now();
         if mode == "socket" {
@@ -263,7 +263,7 @@ fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
                 begun.elapsed() >= Duration::from_millis(390) && begun.elapsed() < Duration::from_secs(2)
             );
             importer.ok("evict");
-            clean.comes_back(&importer);
+            clean.assert_restored(&importer);
         } else {
             importer.ok(&format!("open {} -> m", handles[0]));
             importer.check("m", 1);

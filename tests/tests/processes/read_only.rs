@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, actor, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
 /// The permissions of the mappings of files named `part`.
 fn permissions(actor: &mut Actor, part: &str) -> Vec<String> {
@@ -106,7 +106,7 @@ fn no_names_by_default_and_named_memory_takes_its_name_away() {
     assert_eq!(names(), before);
     let name = format!("/umf-tests-{}-a", producer.pid());
     producer.ok(&format!("pool n named {name}"));
-    assert_eq!(Census::of(&producer).names, [&name[1..]]);
+    assert_eq!(ProcessSnapshot::of(&producer).names, [&name[1..]]);
     assert!(producer.fails(&format!("pool again named {name}"), "Native").contains("the name is taken"));
     producer.ok("alloc n 4096 -> n.b");
     producer.ok("fill n.b 4");
@@ -115,7 +115,7 @@ fn no_names_by_default_and_named_memory_takes_its_name_away() {
     let mut importer = actor!();
     assert!(importer.fails(&format!("open {handle} -> m"), "Untrusted").contains("not sealed"));
     producer.ok("drop-pool n");
-    assert_eq!(Census::of(&producer).names, Vec::<String>::new());
+    assert_eq!(ProcessSnapshot::of(&producer).names, Vec::<String>::new());
     producer.kill();
     assert_eq!(names(), before, "after kill -9");
 }

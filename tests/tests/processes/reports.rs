@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 
 use umf::{Handle, Importer};
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, Name, Recording, actor, machine, spawn};
+use umf_tests::{Actor, CountingImport, ProcessSnapshot, ShmName, actor, machine, spawn};
 
 /// A block `p.<name>` of the pool `p`, filled with the seed.
 fn block(producer: &mut Actor, name: &str, size: u64, seed: u64) -> Handle {
@@ -108,14 +108,14 @@ fn mpich_7821_7862_what_is_freed_while_it_is_mapped() {
             assert_eq!(producer.ok("drain 9000"), "0");
             producer.ok("trim p");
             // (The first time, both map rows of the lease table.)
-            before.get_or_insert_with(|| [Census::of(&producer), Census::of(&importer)]);
+            before.get_or_insert_with(|| [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)]);
         }
         let before = before.unwrap();
         for (actor, before) in [(&producer, &before[0]), (&importer, &before[1])] {
             // The slab pool keeps its region or gives it back, one more or less.
-            assert_eq!(Census::of(actor).fds, before.fds, "{pool}");
+            assert_eq!(ProcessSnapshot::of(actor).fds, before.fds, "{pool}");
             let [now, then] =
-                [Census::of(actor), before.clone()].map(|it| it.mappings.values().sum::<usize>());
+                [ProcessSnapshot::of(actor), before.clone()].map(|it| it.mappings.values().sum::<usize>());
             assert!(now <= then, "{pool}: {now} {then}");
         }
         importer.ok(&format!("open {first} -> first"));
@@ -247,10 +247,10 @@ fn umf_859_831_an_importer_needs_no_pool() {
     let handle = block(&mut producer, "b", 4096, 1);
     let mut importer = actor!();
     importer.ok("settings");
-    let before = Census::of(&importer);
+    let before = ProcessSnapshot::of(&importer);
     importer.ok(&format!("open {handle} -> m"));
     importer.check("m", 1);
-    let after = Census::of(&importer);
+    let after = ProcessSnapshot::of(&importer);
     let parts =
         "the region, the producer's ledger, its lease table and a row there, this process's own ledger";
     assert_eq!(after.mappings.values().sum::<usize>(), 5, "{parts}: {after:?}");
@@ -292,10 +292,10 @@ fn umf_414_the_native_handle_can_be_reached() {
     let file = format!("/proc/{}/fd/{}", producer.pid(), handle.data_fd().unwrap());
     let file = std::fs::metadata(file).unwrap();
     assert_eq!((file.dev(), file.ino()), handle.data_identity());
-    let import = Recording::new("left");
+    let import = CountingImport::new("left");
     let importer = Importer::builder().import(import.clone()).build().unwrap();
     let _mapping = importer.open(&handle).unwrap();
-    assert_eq!(import.natives(), [b"native 1"]);
+    assert_eq!(import.native_bytes(), [b"native 1"]);
 }
 
 /// oneCCL #213: the user's choice of exchange mode is silently replaced, then the process aborts. Here it is obeyed or refused,
@@ -306,7 +306,10 @@ fn oneccl_213_a_chosen_mode_is_obeyed_or_refused() {
         let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         producer.ok("pool p shared");
         let handle = block(&mut producer, "b", 4096, 1);
-        assert_eq!((Census::of(&producer).threads, Census::of(&producer).sockets.len()), (1, 0));
+        assert_eq!(
+            (ProcessSnapshot::of(&producer).threads, ProcessSnapshot::of(&producer).sockets.len()),
+            (1, 0)
+        );
         let mut importer = spawn!().env("UMF_IPC_EXCHANGE", refused).start();
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         for other in ["pidfd: ", "procfs: "] {
@@ -358,7 +361,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
         let handles = [1, 2].map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed));
         let forged = forge::with(&handles[0], field::DATA_INODE, 1);
         // What is fetched, and then refused.
-        let name = Name::of(&producer, "974");
+        let name = ShmName::new(&producer, "974");
         producer.ok(&format!("pool n named {name}"));
         producer.ok("alloc n 4096 -> n.b");
         let untrusted = producer.ok("handle n.b");
@@ -372,7 +375,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
             importer.fails(&format!("open {forged} -> m"), "Misbehaved");
             importer.fails(&format!("open {untrusted} -> m"), "Untrusted");
             if round % 50 == 0 {
-                let now = [Census::of(&producer), Census::of(&importer)];
+                let now = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
                 assert_eq!(before.get_or_insert_with(|| now.clone()), &now, "{mode}, round {round}");
             }
         }
@@ -418,10 +421,10 @@ fn libfabric_8592_a_native_handle_is_given_back_once() {
             assert_eq!(producer.number("native-counts", "out"), 0, "{how}, round {round}");
             importer.ok("evict");
             // (The first time, both map rows of the lease table.)
-            clean.get_or_insert_with(|| Census::of(&producer));
+            clean.get_or_insert_with(|| ProcessSnapshot::of(&producer));
         }
         assert_eq!(producer.number("native-counts", "back"), 101);
-        assert_eq!(Some(Census::of(&producer)), clean);
+        assert_eq!(Some(ProcessSnapshot::of(&producer)), clean);
         // What is out when the pool goes is given back as well. (The driver asserts that it is before the region.)
         block(&mut producer, "kept", 4096, 1);
         producer.ok("drop-pool p");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use umf::Handle;
-use umf_tests::{Actor, Census, actor, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
 /// An actor whose `/dev/shm` nobody else uses, where that can be had.
 fn alone(mode: &str) -> Actor {
@@ -56,13 +56,13 @@ fn iceoryx2_601_1584_iceoryx_324_2183_rmw_zenoh_224_nothing_stays_after_kill() {
             }
             // What has no name while all is in use leaves none, whenever it is killed.
             assert_eq!([names(&producer), names(&importer)], [const { Vec::<String>::new() }; 2]);
-            let sockets = Census::of(&producer).sockets;
+            let sockets = ProcessSnapshot::of(&producer).sockets;
             assert_eq!(sockets.len(), usize::from(mode == "socket"));
             // The importer is in the middle of it, too.
             importer.send(&format!("cycle {} 100000", handles[0]));
             producer.kill();
             importer.kill();
-            assert!(!sockets.iter().any(|name| Census::is_bound(name)), "{sockets:?}");
+            assert!(!sockets.iter().any(|name| ProcessSnapshot::is_bound(name)), "{sockets:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use umf_tests::{Actor, Census, actor, machine};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 
 const MIB: u64 = 1 << 20;
 
@@ -73,12 +73,12 @@ fn a_full_dev_shm_is_an_error_and_others_work_on() {
     mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=8m");
     let mut bystanders = Bystanders::new();
     let mut actor = actor!();
-    let clean = Census::of(&actor);
+    let clean = ProcessSnapshot::of(&actor);
     let name = format!("/umf-tests-{}-full", std::process::id());
     actor.ok(&format!("pool p reserved {name}"));
     actor.ok(&format!("alloc p {} -> p.a", 2 * MIB));
     actor.ok("fill p.a 3");
-    let before = Census::of(&actor);
+    let before = ProcessSnapshot::of(&actor);
     let refused = |actor: &mut Actor, size: u64| {
         let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
         assert!(message.contains("/dev/shm, which is full: mount it larger"), "{message}");
@@ -95,13 +95,13 @@ fn a_full_dev_shm_is_an_error_and_others_work_on() {
     actor.check("p.a", 4);
     // Memory without a name does not lie there.
     bystanders.work_on();
-    before.comes_back(&actor);
+    before.assert_restored(&actor);
     std::fs::remove_file(filler).unwrap();
     actor.ok(&format!("alloc p {MIB} -> p.b"));
     actor.ok("fill p.b 5");
     actor.check("p.b", 5);
     actor.ok("drop-pool p");
-    clean.comes_back(&actor);
+    clean.assert_restored(&actor);
     bystanders.work_on();
     let left = std::fs::read_dir("/dev/shm").unwrap().count();
     assert_eq!(left, 0, "names are left in /dev/shm");
@@ -167,11 +167,11 @@ fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
     for pool in pools {
         let mut actor = actor!();
         group.take(&actor);
-        let clean = Census::of(&actor);
+        let clean = ProcessSnapshot::of(&actor);
         actor.ok(&format!("pool p {pool}"));
         actor.ok(&format!("alloc p {} -> p.a", 8 * MIB));
         actor.ok("fill p.a 3");
-        let before = Census::of(&actor);
+        let before = ProcessSnapshot::of(&actor);
         // (The pages of a heap are nobody's.)
         let sizes: &[u64] = if pool.contains("heap:") { &[] } else { &[56 * MIB] };
         for size in sizes {
@@ -179,7 +179,7 @@ fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
             assert!(message.contains("control group") && message.contains("memory.max"), "{pool}: {message}");
         }
         actor.check("p.a", 3);
-        before.comes_back(&actor);
+        before.assert_restored(&actor);
         // A block that fits is had, and so is the larger one where the limit allows it.
         actor.ok(&format!("alloc p {} -> p.b", 8 * MIB));
         actor.ok("free p p.b");
@@ -188,7 +188,7 @@ fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
         actor.ok("fill p.b 5");
         actor.check("p.b", 5);
         actor.ok("drop-pool p");
-        clean.comes_back(&actor);
+        clean.assert_restored(&actor);
         actor.finish();
         group.limit(64 * MIB);
         bystanders.work_on();
@@ -205,7 +205,7 @@ fn whom_the_control_group_kills_leaves_nothing() {
     let group = Group::new("killed", 48 * MIB);
     let mut bystanders = Bystanders::new();
     let mut importer = actor!();
-    let clean = Census::of(&importer);
+    let clean = ProcessSnapshot::of(&importer);
     let mut producer = actor!();
     group.take(&producer);
     producer.ok("pool p isolated");
@@ -224,7 +224,7 @@ fn whom_the_control_group_kills_leaves_nothing() {
     importer.fails(&format!("open {other} -> other"), "ProducerGone");
     importer.ok("close m");
     importer.ok("evict");
-    clean.comes_back(&importer);
+    clean.assert_restored(&importer);
     bystanders.work_on();
     let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
     assert_eq!(names.filter(|it| it.file_name().to_string_lossy().contains(&pid.to_string())).count(), 0);

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Actor, Census, actor, machine, spawn};
+use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
 fn stale(importer: &mut Actor, handle: &str) {
     let message = importer.fails(&format!("open {handle} -> stale"), "Stale");
@@ -69,7 +69,7 @@ fn a_block_freed_and_handed_out_again_at_the_same_address() {
         producer.ok("pool p shared");
         // All that is made once is made by then.
         run(&mut producer, &mut importer, "p", 5000);
-        let before = [Census::of(&producer), Census::of(&importer)];
+        let before = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
         no_growth(&mut producer, &mut importer, |producer, importer| {
             let begun = std::time::Instant::now();
             let addresses = run(producer, importer, "p", cycles);
@@ -77,7 +77,7 @@ fn a_block_freed_and_handed_out_again_at_the_same_address() {
             assert!(addresses < 100, "the addresses are used again: {addresses}");
             importer.ok(&format!("cycle {control} {cycles}"));
         });
-        assert_eq!([Census::of(&producer), Census::of(&importer)], before);
+        assert_eq!([ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)], before);
         assert!(importer.number("importer", "stale") >= cycles);
     }
 }
@@ -199,7 +199,7 @@ fn a_pool_dropped_with_blocks_that_are_exported_and_open() {
     for pool in ["shared", "isolated", "proxy"] {
         let mut producer = actor!();
         let mut importer = actor!();
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         let mut before = None;
         for round in 0..3 {
             producer.ok(&format!("pool p {pool}"));
@@ -215,7 +215,7 @@ fn a_pool_dropped_with_blocks_that_are_exported_and_open() {
             importer.ok("close m");
             assert_eq!(producer.ok("drain 9000"), "0", "{pool}, round {round}: nothing is open any more");
             // What is made once stays: the ledger, and what watches the importer.
-            let now = Census::of(&producer);
+            let now = ProcessSnapshot::of(&producer);
             assert_eq!(
                 now,
                 *before.get_or_insert(now.clone()),
@@ -223,7 +223,7 @@ fn a_pool_dropped_with_blocks_that_are_exported_and_open() {
             );
         }
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), clean);
+        assert_eq!(ProcessSnapshot::of(&importer), clean);
     }
 }
 

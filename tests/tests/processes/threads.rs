@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use umf_tests::{Actor, Census, actor, spawn};
+use umf_tests::{Actor, ProcessSnapshot, actor, spawn};
 
 fn targets(producer: &mut Actor, pool: &str, count: u64) -> String {
     producer.ok(&format!("pool p {pool}"));
@@ -31,15 +31,15 @@ fn opening_closing_and_evicting_the_same_handles() {
                 .env("UMF_IPC_IMPORTER_SHARDS", shards)
                 .env("UMF_IPC_EXCHANGE", mode)
                 .start();
-            let clean = Census::of(&importer);
+            let clean = ProcessSnapshot::of(&importer);
             let opened = importer
-                .ask_for(&format!("open-storm 6 3000{targets}"), Duration::from_secs(60))
+                .ask_within(&format!("open-storm 6 3000{targets}"), Duration::from_secs(60))
                 .unwrap_or_else(|failure| panic!("limit {limit}, {shards} shards: {failure}"));
             assert_eq!(opened, "18000");
             assert_eq!(importer.number("importer", "in_use"), 0);
             importer.ok("evict");
             assert_eq!(importer.number("importer", "entries"), 0);
-            assert_eq!(Census::of(&importer), clean, "limit {limit}, {shards} shards");
+            assert_eq!(ProcessSnapshot::of(&importer), clean, "limit {limit}, {shards} shards");
         }
     }
 }
@@ -51,14 +51,14 @@ fn exporting_and_freeing_the_same_pools_blocks() {
             spawn!().env("UMF_MAX_CREATED_IPC_HANDLES", limit).env("UMF_MAX_OPENED_IPC_HANDLES", "2").start();
         process.ok(&format!("pool p {pool}"));
         process.ok("export-storm p 1 10");
-        let done = process.ask_for(&format!("export-storm p 4 {rounds}"), Duration::from_secs(60));
+        let done = process.ask_within(&format!("export-storm p 4 {rounds}"), Duration::from_secs(60));
         let done = done.unwrap_or_else(|failure| panic!("{pool}, limit {limit}: {failure}"));
         assert_eq!(done, (4 * rounds).to_string());
         assert_eq!(process.number("importer", "in_use"), 0);
         process.ok("evict");
         assert_eq!(process.number("exporter", "in_use"), 0);
         process.ok("drop-pool p");
-        let census = Census::of(&process);
-        assert_eq!(census.mappings.get("/memfd:umf (deleted)"), None, "{census:?}");
+        let snapshot = ProcessSnapshot::of(&process);
+        assert_eq!(snapshot.mappings.get("/memfd:umf (deleted)"), None, "{snapshot:?}");
     }
 }

@@ -14,7 +14,7 @@ use umf::ipc::fd_socket::{Answer, Deadline, Request, receive};
 use umf::ipc::inspect::Owner;
 use umf::{Exchange, Handle, Importer};
 use umf_testkit::Ends;
-use umf_tests::{Actor, Census, spawn};
+use umf_tests::{Actor, ProcessSnapshot, spawn};
 
 fn in_mode(mode: &str) -> Actor {
     spawn!().env("UMF_IPC_EXCHANGE", mode).start()
@@ -46,13 +46,16 @@ fn each_mode_and_order_works_and_leaves_nothing() {
         let handles = blocks(&mut producer, 3);
         // No thread and no socket but where they are asked for (dumpable, same namespaces).
         let served = mode.contains("socket");
-        let census = Census::of(&producer);
-        assert_eq!((census.threads, census.sockets.len()), (1 + usize::from(served), usize::from(served)));
+        let snapshot = ProcessSnapshot::of(&producer);
+        assert_eq!(
+            (snapshot.threads, snapshot.sockets.len()),
+            (1 + usize::from(served), usize::from(served))
+        );
         let mut importer = in_mode(mode);
-        let clean = Census::of(&importer);
+        let clean = ProcessSnapshot::of(&importer);
         opens(&mut importer, &handles);
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), clean, "mode {mode}");
+        assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}");
         importer.finish();
         producer.finish();
     }
@@ -74,10 +77,10 @@ fn an_explicit_choice_is_obeyed_or_refused_and_never_replaced() {
     let handles = blocks(&mut producer, 1);
     let mut importer = in_mode("pidfd");
     importer.ok(&format!("open {} -> m", handles[0]));
-    assert_eq!(Census::of(&importer).fds.get("socket"), None);
+    assert_eq!(ProcessSnapshot::of(&importer).fds.get("socket"), None);
     let mut importer = in_mode("socket");
     importer.ok(&format!("open {} -> m", handles[0]));
-    assert_eq!(Census::of(&importer).fds.get("socket"), Some(&1));
+    assert_eq!(ProcessSnapshot::of(&importer).fds.get("socket"), Some(&1));
 }
 
 /// A connection to the abstract socket of this name.
@@ -150,7 +153,7 @@ fn hostile_peers_do_not_keep_a_producer_from_serving() {
         eprintln!("served after {what}");
         importer.finish();
     };
-    let quiet = Census::of(&producer);
+    let quiet = ProcessSnapshot::of(&producer);
     served("nothing");
 
     for garbage in [&b""[..], b"x", &[0xFF; 39], &[0xFF; 40], &[0; 41], &[7; 60_000]] {
@@ -187,7 +190,7 @@ fn hostile_peers_do_not_keep_a_producer_from_serving() {
         }
     }
     served("1000 connections");
-    assert!(Census::of(&producer).fd_count() < quiet.fd_count() + 300, "connections are bounded");
+    assert!(ProcessSnapshot::of(&producer).fd_count() < quiet.fd_count() + 300, "connections are bounded");
     drop(flood);
     for _ in 0..3000 {
         drop(connect(name, true));
@@ -195,9 +198,9 @@ fn hostile_peers_do_not_keep_a_producer_from_serving() {
     served("3000 more that come and go");
 
     // All of it is closed again.
-    quiet.comes_back(&producer);
+    quiet.assert_restored(&producer);
     producer.finish();
-    assert!(!Census::is_bound(name));
+    assert!(!ProcessSnapshot::is_bound(name));
 }
 
 /// A client that asks again before it reads its answer loses its connection. Descriptors in unread
@@ -357,7 +360,7 @@ fn forks_among_connections_that_come_and_go() {
             let child = producer.fork();
             producer.ok("child ping");
             // The one by which it obeys, twice: for reading and for writing.
-            assert_eq!(Census::of_pid(child).fds.get("socket"), Some(&2));
+            assert_eq!(ProcessSnapshot::of_pid(child).fds.get("socket"), Some(&2));
             producer.ok("reap");
         }
     });

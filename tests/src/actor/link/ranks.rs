@@ -1,23 +1,24 @@
-//! Ranks of a job.
+//! Commands for communicators: this process as a rank of a job.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use umf::link::{Communicator, Error, Operation, Reduction, TagMatch};
-use umf_tests::Sequence;
+use umf_tests::Rng;
 
 use super::{Memory, memory, milliseconds};
 use crate::{Answer, Failure};
 
-/// Numbers that are summed, in memory of a pool: the same each time, so that nothing grows.
+/// Length of the vector that [`rounds`] reduces.
 const COUNT: usize = 1 << 17;
-static OWN: OnceLock<&'static Memory<'static>> = OnceLock::new();
+/// Memory of that vector. All calls use the same one, so that the process does not grow.
+static VECTOR: OnceLock<&'static Memory<'static>> = OnceLock::new();
 
-/// By the names that commands give.
+/// Communicators, by the names that commands give.
 pub(super) type Communicators = HashMap<String, Communicator>;
 
-pub(super) fn obey(all: &mut Communicators, command: &str, words: &[&str]) -> Option<Answer> {
+pub(super) fn execute(all: &mut Communicators, command: &str, words: &[&str]) -> Option<Answer> {
     let mut with = |name: &str, run: &mut dyn FnMut(&mut Communicator) -> Answer| {
         run(all.get_mut(name).ok_or_else(|| Failure::unknown(name))?)
     };
@@ -40,7 +41,7 @@ pub(super) fn obey(all: &mut Communicators, command: &str, words: &[&str]) -> Op
             comm.send(to.parse()?, tag.parse()?, &value.to_le_bytes())?;
             Ok(String::new())
         }),
-        // Answers with the rank and what it sent.
+        // Answers with the sender and the value.
         ("comm-recv-any", [name]) => with(name, &mut |comm| {
             let mut value = [0; 8];
             let received = comm.recv_any(TagMatch::ANY, &mut value)?;
@@ -50,7 +51,7 @@ pub(super) fn obey(all: &mut Communicators, command: &str, words: &[&str]) -> Op
             comm.forget(rank.parse()?)?;
             Ok(String::new())
         }),
-        // Links all ranks.
+        // Connects to all ranks.
         ("comm-meet", [name]) => with(name, &mut |comm| {
             for rank in (0..comm.size()).filter(|rank| *rank != comm.rank()).collect::<Vec<_>>() {
                 comm.link(rank)?;
@@ -60,12 +61,13 @@ pub(super) fn obey(all: &mut Communicators, command: &str, words: &[&str]) -> Op
         ("comm-chatter", [name, ms, seed]) => {
             with(name, &mut |comm| chatter(comm, Duration::from_millis(ms.parse()?), seed.parse()?))
         }
-        // Whether calls of a child are errors that end no process.
+        // Forks a child, in which each call must fail without ending a process.
         ("comm-child-calls", [name]) => with(name, &mut |comm| {
             let (other, mut byte, bytes) = (1 - comm.rank(), [0], vec![0; 100_000]);
             let mut receive = comm.start_recv(Some(other), 1 << 40, &mut byte)?;
             let mut send = comm.start_send(other, 1 << 40, &bytes)?;
-            // SAFETY: the child makes calls and ends.
+            // SAFETY: umf and the allocator have fork handlers, so that the child can use both; it then
+            // ends.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let refused = [
@@ -84,7 +86,7 @@ pub(super) fn obey(all: &mut Communicators, command: &str, words: &[&str]) -> Op
             }
             crate::process::wait_for(pid)
         }),
-        // So many rounds of collectives, all of which are checked.
+        // Runs rounds of collectives and checks the results.
         ("comm-rounds", [name, count]) => with(name, &mut |comm| rounds(comm, count.parse()?)),
         _ => return None,
     })
@@ -96,12 +98,13 @@ fn join(job: &str, rank: &str, size: &str) -> Result<Communicator, Failure> {
     Ok(comm)
 }
 
-/// Sends messages of two lengths to any ranks and receives what comes from any, until the end of a rank is
-/// reported or the time is over. Answers with the numbers of messages that were sent and received.
+/// Sends messages of two lengths to random ranks and receives from any rank. Ends when a receive
+/// reports the end of a rank, or after the given time. Answers with the numbers of sent and received
+/// messages.
 fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
     const LENGTHS: [usize; 2] = [8, 6000];
     const MOST: usize = 48;
-    // A number that ascends for all processes.
+    // The monotonic clock: messages of one sender have ascending numbers.
     let number = || {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: one valid structure.
@@ -109,33 +112,33 @@ fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
         (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
     };
     let wrong = |what: &str| Err(Failure::new("WrongContent", what));
-    let mut sequence = Sequence::new(seed);
+    let mut rng = Rng::new(seed);
     let (me, size, end) = (comm.rank(), comm.size(), Instant::now() + time);
     let (mut latest, mut counts, mut into) = (vec![0; size], [0_u64; 2], vec![0; LENGTHS[1]]);
-    // Each message stays until it was sent.
+    // Sends in progress, with the memory that each reads.
     let mut sends: Vec<(Box<[u8]>, _)> = Vec::new();
     comm.set_timeout(Some(Duration::from_millis(1)));
     let talked = loop {
-        // However slow the machine is, some are sent.
+        // Sends a minimum, however slow the machine is.
         if Instant::now() > end && counts[0] >= 8 {
             break Ok(());
         }
-        let to = (me + 1 + sequence.below(size as u64 - 1) as usize) % size;
+        let to = (me + 1 + rng.below(size as u64 - 1) as usize) % size;
         if sends.len() < MOST {
-            let bytes = number().to_le_bytes().repeat(sequence.of(&LENGTHS) / 8).into_boxed_slice();
-            // SAFETY: the bytes are dropped after the request, and are not moved.
+            let bytes = number().to_le_bytes().repeat(rng.choose(&LENGTHS) / 8).into_boxed_slice();
+            // SAFETY: the boxed bytes do not move, and are dropped after the request.
             let source: &'static [u8] = unsafe { core::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
             match comm.start_send(to, 1, source) {
                 Ok(request) => {
                     sends.push((bytes, request));
                     counts[0] += 1;
                 }
-                // A receive reports it.
+                // A later receive reports the end of the rank.
                 Err(Error::PeerGone { .. } | Error::RankAbsent { .. }) => {}
                 Err(error) => break Err(error),
             }
         }
-        // The message to a rank that is gone is dropped.
+        // Drops messages to a rank that ended.
         sends.retain_mut(|(_, request)| matches!(comm.test_send(request), Ok(false)));
         match comm.recv_any(1, &mut into) {
             Ok(received) => {
@@ -163,12 +166,12 @@ fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
     Ok(format!("{} {}", counts[0], counts[1]))
 }
 
-fn own() -> Result<&'static Memory<'static>, Failure> {
-    match OWN.get() {
-        Some(own) => Ok(own),
+fn vector() -> Result<&'static Memory<'static>, Failure> {
+    match VECTOR.get() {
+        Some(vector) => Ok(vector),
         None => {
-            let own = memory(COUNT * 8)?;
-            Ok(*OWN.get_or_init(|| own))
+            let vector = memory(COUNT * 8)?;
+            Ok(*VECTOR.get_or_init(|| vector))
         }
     }
 }
@@ -176,12 +179,12 @@ fn own() -> Result<&'static Memory<'static>, Failure> {
 fn rounds(comm: &mut Communicator, count: u64) -> Answer {
     let (me, size) = (comm.rank() as u64, comm.size() as u64);
     let sum = Reduction::of::<u64>(Operation::Sum)?;
-    let shared = own()?;
+    let shared = vector()?;
     let mut bytes = vec![0; COUNT * 8];
     let wrong = |what: &str| Err(Failure::new("WrongContent", what));
     for round in 0..count {
         let ranks = size * (size - 1) / 2;
-        // In memory of a pool, in private memory, and a short one.
+        // Reduces a vector in memory of a pool, then a short and a longer one in private memory.
         let numbers: Vec<u64> = (0..COUNT as u64).map(|place| place * 3 + me + round).collect();
         let expected = |place: u64| (place * 3 + round) * size + ranks;
         for (chunk, number) in bytes.chunks_exact_mut(8).zip(&numbers) {
@@ -204,7 +207,7 @@ fn rounds(comm: &mut Communicator, count: u64) -> Answer {
         let mut given = [me + round; 40];
         comm.bcast((round % size) as usize, &mut given[..])?;
         if given != [round % size + round; 40] {
-            return wrong("of what one gave");
+            return wrong("of a broadcast");
         }
         comm.barrier()?;
     }

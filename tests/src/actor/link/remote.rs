@@ -1,16 +1,16 @@
-//! One-sided transfers.
+//! Commands for one-sided transfers.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use umf::link::{Engine, Error, KEY_SIZE, Link, Memory, Registration, RemoteAccess, RemoteKey, Source, Span};
-use umf_tests::Sequence;
+use umf_tests::Rng;
 
 use super::{Links, content, memory};
 use crate::memory::holds;
 use crate::{Answer, Failure};
 
-pub(super) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
+pub(super) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("link-expose", [name, size, access]) => expose(all, name, size, access),
         ("link-unexpose", [name]) => {
@@ -19,20 +19,20 @@ pub(super) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
         }
         // Answers with the engine.
         ("link-put", [name, key, offset, size, seed]) => put(all, name, key, [offset, size, seed]),
-        // Answers with the engine and whether it is what that seed yields.
+        // Answers with the engine, and whether the content is that of the seed.
         ("link-get", [name, key, offset, size, seed]) => get(all, name, key, [offset, size, seed]),
         ("link-serve", [name, ms]) => serve(all, name, ms),
-        ("link-board", [name, mine, theirs, count]) => board(all, name, mine, theirs, count),
+        ("link-exchange", [name, mine, theirs, count]) => exchange(all, name, mine, theirs, count),
         _ => return None,
     })
 }
 
 fn register(link: &Link, size: usize, access: RemoteAccess) -> Result<Registration<'static>, Failure> {
-    // SAFETY: the memory stays, and shows itself as volatile memory alone.
+    // SAFETY: the memory is never freed, and is accessed only as volatile memory.
     Ok(unsafe { link.register(memory(size)?, access) }?)
 }
 
-/// Answers with the key, in hexadecimal digits.
+/// Registers memory. Answers with its key in hexadecimal digits.
 fn expose(all: &mut Links, name: &str, size: &str, access: &str) -> Answer {
     let access = match access {
         "get" => RemoteAccess::Get,
@@ -64,7 +64,7 @@ fn get(all: &mut Links, name: &str, digits: &str, [offset, size, seed]: [&str; 3
     Ok(format!("{engine} {same}"))
 }
 
-/// Does what the peer asks for, so long.
+/// Serves the requests of the peer for the given time.
 fn serve(all: &mut Links, name: &str, ms: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(ms.parse()?);
     let link = all.link(name)?;
@@ -75,27 +75,28 @@ fn serve(all: &mut Links, name: &str, ms: &str) -> Answer {
     Ok(String::new())
 }
 
-/// The size of what each side exposes to the other one.
-const BOARD: usize = 200_000;
+/// Size of the memory that each side registers.
+const WINDOW: usize = 200_000;
 
-/// Both sides write on the other's board and read back what they wrote, at the same time: lists, of all lengths.
-fn board(all: &mut Links, name: &str, mine: &str, theirs: &str, count: &str) -> Answer {
+/// Registers memory, then puts lists of spans into the peer's memory and gets them back, while the
+/// peer does the same.
+fn exchange(all: &mut Links, name: &str, mine: &str, theirs: &str, count: &str) -> Answer {
     let (mine, count): (u64, u64) = (mine.parse()?, count.parse()?);
     let link = all.link(name)?;
-    // The same each time, so that nothing grows.
-    static OWN: OnceLock<&'static Memory<'static>> = OnceLock::new();
-    let own = *OWN.get_or_init(|| memory(BOARD).unwrap());
-    // SAFETY: the memory stays, and shows itself as volatile memory alone.
-    let mut range = unsafe { link.register(own, RemoteAccess::GetPut) }?;
+    // All calls use the same memory, so that the process does not grow.
+    static MEMORY: OnceLock<&'static Memory<'static>> = OnceLock::new();
+    let window = *MEMORY.get_or_init(|| memory(WINDOW).unwrap());
+    // SAFETY: the memory is never freed, and is accessed only as volatile memory.
+    let mut range = unsafe { link.register(window, RemoteAccess::GetPut) }?;
     let mut bytes = [0; KEY_SIZE];
     link.exchange(mine, &range.key().to_bytes(), theirs.parse::<u64>()?, &mut bytes)?;
     let key = RemoteKey::from_bytes(&bytes).map_err(Error::from)?;
-    let mut sequence = Sequence::new(mine);
+    let mut rng = Rng::new(mine);
     let mut used = [0; Engine::ALL.len()];
     for number in 0..count {
-        let pieces = *sequence.of(&[1, 2, 17, 200]);
-        let length = 1 + sequence.below(BOARD as u64 / pieces) as usize;
-        let stride = (BOARD / pieces as usize).max(length);
+        let pieces = *rng.choose(&[1, 2, 17, 200]);
+        let length = 1 + rng.below(WINDOW as u64 / pieces) as usize;
+        let stride = (WINDOW / pieces as usize).max(length);
         let spans: Vec<Span> = (0..pieces as usize).map(|at| Span { offset: at * stride, length }).collect();
         let sent = content(length * spans.len(), mine + number);
         used[link.put(&key, &spans, Source::list(sent.chunks(3000)))? as usize] += 1;

@@ -1,113 +1,114 @@
-//! Messages of all kinds, which both sides know beforehand.
+//! Random messages in both directions. Both sides derive the messages from seeds, so that each knows
+//! what it will receive.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use umf::link::{Destination, Lent, Link, SendRequest, Source};
-use umf_tests::Sequence;
+use umf_tests::Rng;
 
 use super::{Memory, content, memory};
 use crate::memory::holds;
 use crate::{Answer, Failure};
 
-/// The longest message.
+/// Maximum length of a message.
 const LONGEST: usize = 1 << 20;
 
-/// What this process sends from and receives into: the same each time, so that nothing grows.
-static OWN: OnceLock<(&'static Memory<'static>, &'static Memory<'static>)> = OnceLock::new();
+/// Source and destination memory. All calls use the same, so that the process does not grow.
+static BUFFERS: OnceLock<(&'static Memory<'static>, &'static Memory<'static>)> = OnceLock::new();
 
-/// How a message is sent.
+/// Form in which a message is sent.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Plain,
     /// From memory of a pool.
     Pool,
-    /// As a list.
+    /// As a list of slices.
     List,
-    /// Handed over.
+    /// As memory that is handed over.
     Lent,
 }
 
-/// One message; both sides draw the same ones.
+/// Message, as drawn from a seed.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     tag: u64,
     size: usize,
     seed: u64,
     form: Form,
-    /// Whether its sender, or its receiver, rests before it.
-    rests: [bool; 2],
+    /// Whether the sender, or the receiver, sleeps before the message.
+    sleeps: [bool; 2],
 }
 
 impl Message {
-    fn draw(sequence: &mut Sequence) -> Self {
-        let largest = *sequence.of(&[8, 64, 240, 300, 2000, 4096, 5000]);
-        let largest = match sequence.below(1000) {
+    fn draw(rng: &mut Rng) -> Self {
+        let largest = *rng.choose(&[8, 64, 240, 300, 2000, 4096, 5000]);
+        let largest = match rng.below(1000) {
             0 => LONGEST as u64,
             1..10 => 200_000,
             10..40 => 40_000,
             _ => largest,
         };
-        let form = match sequence.below(20) {
+        let form = match rng.below(20) {
             0..3 => Form::Pool,
             3..5 => Form::List,
             5 => Form::Lent,
             _ => Form::Plain,
         };
-        let (tag, seed) = (sequence.number(), sequence.number());
-        let size = usize::try_from(sequence.below(largest + 1)).unwrap();
-        let rests = [sequence.one_in(3000), sequence.one_in(3000)];
-        // Nothing cannot be lent.
-        Self { tag, size: size.max(1), seed, form, rests }
+        let (tag, seed) = (rng.next_u64(), rng.next_u64());
+        let size = usize::try_from(rng.below(largest + 1)).unwrap();
+        let sleeps = [rng.one_in(3000), rng.one_in(3000)];
+        // Empty memory cannot be handed over.
+        Self { tag, size: size.max(1), seed, form, sleeps }
     }
 
-    fn rest(&self, side: usize) {
-        if self.rests[side] {
+    fn maybe_sleep(&self, side: usize) {
+        if self.sleeps[side] {
             std::thread::sleep(Duration::from_millis(self.seed % 30));
         }
     }
 }
 
-/// Sends what the seed `mine` yields, and receives what `theirs` does, one message of each at a time.
+/// Sends the messages of seed `mine` and receives those of seed `theirs`, one of each at a time.
 pub(super) fn both_ways(mut link: Link, mine: &str, theirs: &str, count: &str) -> Answer {
     let (mine, theirs, count): (u64, u64, u64) = (mine.parse()?, theirs.parse()?, count.parse()?);
-    let (from, into) = match OWN.get() {
-        Some(own) => *own,
+    let (from, into) = match BUFFERS.get() {
+        Some(buffers) => *buffers,
         None => {
-            let own = (memory(LONGEST)?, memory(LONGEST)?);
-            *OWN.get_or_init(|| own)
+            let buffers = (memory(LONGEST)?, memory(LONGEST)?);
+            *BUFFERS.get_or_init(|| buffers)
         }
     };
     let (both, is_first) =
         (std::env::var("UMF_LINK_ENGINE").is_ok_and(|engine| engine == "both"), mine < theirs);
-    let (mut mine, mut theirs) = (Sequence::new(mine), Sequence::new(theirs));
+    let (mut mine, mut theirs) = (Rng::new(mine), Rng::new(theirs));
     let mut buffer = vec![0; LONGEST];
     for number in 0..count {
-        let (message, coming) = (Message::draw(&mut mine), Message::draw(&mut theirs));
+        let (message, incoming) = (Message::draw(&mut mine), Message::draw(&mut theirs));
         let bytes = content(message.size, message.seed);
         if both {
-            // Both sides copy one message, of one side at a time.
+            // Engine `both`: both sides copy one message, so that they send in turn.
             if is_first {
-                message.rest(0);
+                message.maybe_sleep(0);
                 link.send(message.tag, &bytes)?;
-                receive_alone(&mut link, number, coming, (into, &mut buffer))?;
+                receive_alone(&mut link, number, incoming, (into, &mut buffer))?;
             } else {
-                receive_alone(&mut link, number, coming, (into, &mut buffer))?;
-                message.rest(0);
+                receive_alone(&mut link, number, incoming, (into, &mut buffer))?;
+                message.maybe_sleep(0);
                 from.part(0, message.size)?.slice().copy_from(&bytes);
                 link.send(message.tag, from.part(0, message.size)?)?;
             }
             continue;
         }
-        message.rest(0);
-        let mut going = begin(&mut link, message, &bytes, from)?;
-        coming.rest(1);
-        let sends = match &mut going {
-            Going::Request(request) => std::slice::from_mut(&mut **request),
-            Going::Lent(_) => &mut [],
+        message.maybe_sleep(0);
+        let mut outgoing = begin(&mut link, message, &bytes, from)?;
+        incoming.maybe_sleep(1);
+        let sends = match &mut outgoing {
+            Outgoing::Request(request) => std::slice::from_mut(&mut **request),
+            Outgoing::Lent(_) => &mut [],
         };
-        receive(&mut link, number, coming, sends, (into, &mut buffer))?;
-        if let Going::Lent(lent) = going {
+        receive(&mut link, number, incoming, sends, (into, &mut buffer))?;
+        if let Outgoing::Lent(lent) = outgoing {
             lent.wait(link.timeout())?;
         }
     }
@@ -115,14 +116,14 @@ pub(super) fn both_ways(mut link: Link, mine: &str, theirs: &str, count: &str) -
     Ok(format!("sent={count} received={count} refused={}", all.refused_cma + all.refused_mapped))
 }
 
-/// Receives one message by a call that waits.
+/// Receives one message by a blocking call.
 fn receive_alone(
     link: &mut Link,
     number: u64,
     message: Message,
     (memory, into): (&'static Memory<'static>, &mut [u8]),
 ) -> Result<(), Failure> {
-    message.rest(1);
+    message.maybe_sleep(1);
     let length = if message.seed.is_multiple_of(3) {
         let length = link.recv(message.tag, memory)?.length;
         memory.slice().range(..length).unwrap().copy_to(into);
@@ -133,15 +134,16 @@ fn receive_alone(
     check(number, message, &into[..length])
 }
 
-fn check(number: u64, message: Message, came: &[u8]) -> Result<(), Failure> {
-    if came.len() == message.size && holds(came, message.seed) {
+fn check(number: u64, message: Message, received: &[u8]) -> Result<(), Failure> {
+    if received.len() == message.size && holds(received, message.seed) {
         return Ok(());
     }
-    Err(Failure::new("WrongContent", format!("message {number}: {message:?}, {} came", came.len())))
+    let length = received.len();
+    Err(Failure::new("WrongContent", format!("message {number}: {message:?}, {length} bytes received")))
 }
 
-/// A message that is being sent.
-enum Going<'d> {
+/// Send in progress.
+enum Outgoing<'d> {
     Request(Box<SendRequest<'d>>),
     Lent(Lent<'d>),
 }
@@ -151,20 +153,20 @@ fn begin<'d>(
     Message { tag, size, form, .. }: Message,
     bytes: &'d [u8],
     memory: &'static Memory<'static>,
-) -> Result<Going<'d>, Failure> {
+) -> Result<Outgoing<'d>, Failure> {
     let part = || memory.part(0, size);
     if matches!(form, Form::Pool | Form::Lent) {
         part()?.slice().copy_from(bytes);
     }
     Ok(match form {
-        Form::Plain => Going::Request(Box::new(link.start_send(tag, bytes)?)),
-        Form::List => Going::Request(Box::new(link.start_send(tag, Source::list(bytes.chunks(1000)))?)),
-        Form::Pool => Going::Request(Box::new(link.start_send(tag, part()?)?)),
-        Form::Lent => Going::Lent(link.hand_over(tag, part()?)?),
+        Form::Plain => Outgoing::Request(Box::new(link.start_send(tag, bytes)?)),
+        Form::List => Outgoing::Request(Box::new(link.start_send(tag, Source::list(bytes.chunks(1000)))?)),
+        Form::Pool => Outgoing::Request(Box::new(link.start_send(tag, part()?)?)),
+        Form::Lent => Outgoing::Lent(link.hand_over(tag, part()?)?),
     })
 }
 
-/// Receives one message while others are sent.
+/// Receives one message while `sends` are in progress.
 fn receive(
     link: &mut Link,
     number: u64,

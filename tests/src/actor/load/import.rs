@@ -1,96 +1,94 @@
-//! An importer under load.
+//! An importer of the kill matrix.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use umf::{Access, Mapping};
-use umf_tests::Sequence;
-use umf_tests::board::{Board, ENTRIES, Note, PLACES};
+use umf_tests::Rng;
+use umf_tests::block_table::{BlockRecord, BlockTable, ENTRIES_PER_PRODUCER, PRODUCERS};
 
-use super::judge::{self, Whose};
-use super::{Work, judge::content};
+use super::oracle::{self, OpenedBy};
+use super::{Work, oracle::check_content};
 use crate::{Answer, Failure};
 
-/// Mappings that a thread holds at one time.
-const HELD: usize = 8;
+/// Mappings that a thread keeps open at one time.
+const MAX_OPEN: usize = 8;
 
-type Open = (Note, Mapping<'static>);
+type Open = (BlockRecord, Mapping<'static>);
 
-/// Looks at a mapping for the last time, and closes it.
-fn close((note, mapping): Open) -> Result<(), Failure> {
-    content(&note, &mapping, Whose::Own)
+/// Checks a mapping and closes it.
+fn close((record, mapping): Open) -> Result<(), Failure> {
+    check_content(&record, &mapping, OpenedBy::ThisProcess)
 }
 
-/// Threads open, look at, hold and close what is on the board, close what others opened, evict, and fork.
+/// Runs threads that open, check and close recorded blocks, pass mappings to each other, evict, and
+/// fork.
 pub(super) fn run(work: &Work<'_>) -> Answer {
     let killed = AtomicU64::new(0);
     let opened = AtomicU64::new(0);
-    // Closed by whoever finds it.
-    let handed: Mutex<Vec<Open>> = Mutex::default();
-    let handed = || handed.lock().unwrap_or_else(PoisonError::into_inner);
+    // Mappings that another thread than the one that opened them will close.
+    let passed_on: Mutex<Vec<Open>> = Mutex::default();
+    let passed_on = || passed_on.lock().unwrap_or_else(PoisonError::into_inner);
     work.in_threads(|thread| {
-        let mut sequence = Sequence::new(work.seed ^ thread << 48);
-        let mut held: Vec<Open> = Vec::new();
+        let mut rng = Rng::new(work.seed ^ thread << 48);
+        let mut open: Vec<Open> = Vec::new();
         while !work.has_ended() {
-            if let Some(new) = open_one(work.board, &mut sequence)? {
+            if let Some(new) = open_one(work.table, &mut rng)? {
                 opened.fetch_add(1, Ordering::Relaxed);
-                if held.len() < HELD {
-                    held.push(new);
+                if open.len() < MAX_OPEN {
+                    open.push(new);
                 } else {
-                    close(std::mem::replace(sequence.of_mut(&mut held), new))?;
+                    close(std::mem::replace(rng.choose_mut(&mut open), new))?;
                 }
             }
-            if !held.is_empty() {
-                let (note, mapping) = sequence.of(&held);
-                content(note, mapping, Whose::Own)?;
-                let place = usize::try_from(sequence.below(held.len() as u64))?;
-                match sequence.below(12) {
-                    0..3 => close(held.swap_remove(place))?,
-                    3 => handed().push(held.swap_remove(place)),
+            if !open.is_empty() {
+                let (record, mapping) = rng.choose(&open);
+                check_content(record, mapping, OpenedBy::ThisProcess)?;
+                let index = usize::try_from(rng.below(open.len() as u64))?;
+                match rng.below(12) {
+                    0..3 => close(open.swap_remove(index))?,
+                    3 => passed_on().push(open.swap_remove(index)),
                     4 => {
-                        let found = handed().pop();
+                        let found = passed_on().pop();
                         found.map_or(Ok(()), close)?;
                     }
                     _ => {}
                 }
             }
-            if sequence.one_in(40) {
+            if rng.one_in(40) {
                 umf::importer()?.evict_idle();
             }
-            if thread == 0
-                && sequence.one_in(150)
-                && work.in_child(|| in_child(work, &held, sequence.clone()))?
-            {
+            if thread == 0 && rng.one_in(150) && work.in_child(|| in_child(work, &open, rng.clone()))? {
                 killed.fetch_add(1, Ordering::Relaxed);
             }
         }
-        for open in held {
-            if sequence.one_in(2) { close(open)? } else { handed().push(open) }
+        for open in open {
+            if rng.one_in(2) { close(open)? } else { passed_on().push(open) }
         }
-        late::open(work.board, sequence)
+        late::open(work.table, rng)
     })?;
-    let left = std::mem::take(&mut *handed());
+    let left = std::mem::take(&mut *passed_on());
     left.into_iter().try_for_each(close)?;
     umf::importer()?.evict_idle();
     Ok(format!("opened={} children_killed={}", opened.into_inner(), killed.into_inner()))
 }
 
-fn open_one(board: &Board, sequence: &mut Sequence) -> Result<Option<Open>, Failure> {
-    let access = if sequence.one_in(4) { Access::ReadOnly } else { Access::ReadWrite };
-    judge::open(board, sequence.below(PLACES * ENTRIES), access)
+fn open_one(table: &BlockTable, rng: &mut Rng) -> Result<Option<Open>, Failure> {
+    let access = if rng.one_in(4) { Access::ReadOnly } else { Access::ReadWrite };
+    oracle::open(table, rng.below(PRODUCERS * ENTRIES_PER_PRODUCER), access)
 }
 
 /// A child has its parent's mappings, and opens more.
-fn in_child(work: &Work<'_>, held: &[Open], mut sequence: Sequence) -> Result<(), Failure> {
-    for (note, mapping) in held {
+fn in_child(work: &Work<'_>, open: &[Open], mut rng: Rng) -> Result<(), Failure> {
+    for (record, mapping) in open {
         // The parent's ledgers may be read here, too: what is current has its content.
-        content(note, mapping, Whose::Parents)?;
+        check_content(record, mapping, OpenedBy::Parent)?;
     }
     let mut opened = Vec::new();
     for _ in 0..8 {
-        opened.extend(open_one(work.board, &mut sequence)?);
+        opened.extend(open_one(work.table, &mut rng)?);
     }
-    if sequence.one_in(2) {
+    if rng.one_in(2) {
         // It ends with that, and says nothing.
         std::mem::forget(opened);
         return Ok(());
@@ -102,15 +100,15 @@ fn in_child(work: &Work<'_>, held: &[Open], mut sequence: Sequence) -> Result<()
 
 /// Opens in a thread that has ended for umf already, and has no number there any more.
 mod late {
-    use super::{Board, Failure, OnceLock, Sequence, open_one};
+    use super::{BlockTable, Failure, OnceLock, Rng, open_one};
 
     struct Late {
-        board: *const Board,
-        sequence: Sequence,
+        table: *const BlockTable,
+        rng: Rng,
     }
 
-    /// Has the calling thread open something when it ends. Whoever waits for its end keeps the board until then.
-    pub(super) fn open(board: &Board, sequence: Sequence) -> Result<(), Failure> {
+    /// Has the calling thread open something when it ends. Whoever waits for its end keeps the table until then.
+    pub(super) fn open(table: &BlockTable, rng: Rng) -> Result<(), Failure> {
         static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
         // Keys are cleaned up in order: that of umf was made before this one.
         umf_sync::thread::current();
@@ -120,7 +118,7 @@ mod late {
             (unsafe { libc::pthread_key_create(&raw mut key, Some(at_end)) } == 0).then_some(key)
         });
         let key = key.ok_or_else(|| Failure::new("Key", "none is left"))?;
-        let late = Box::into_raw(Box::new(Late { board, sequence }));
+        let late = Box::into_raw(Box::new(Late { table, rng }));
         // SAFETY: the key exists; the destructor takes the box back.
         unsafe { libc::pthread_setspecific(key, late.cast()) };
         Ok(())
@@ -130,10 +128,10 @@ mod late {
         // SAFETY: the value of this thread, which `open` stored and which is taken back once.
         let mut late = unsafe { Box::from_raw(value.cast::<Late>()) };
         // SAFETY: `open` says who keeps it.
-        let board = unsafe { &*late.board };
+        let table = unsafe { &*late.table };
         for _ in 0..4 {
-            if let Err(failure) = open_one(board, &mut late.sequence) {
-                board.complain(&format!("at the end of a thread: {failure}"));
+            if let Err(failure) = open_one(table, &mut late.rng) {
+                table.report(&format!("at the end of a thread: {failure}"));
             }
         }
     }

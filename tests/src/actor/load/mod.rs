@@ -1,34 +1,37 @@
-//! Work for the kill matrix: producers and importers that meet on a board, and can be killed at any instant.
+//! Work of the kill matrix: a producer or an importer that can be killed at any instruction.
 //!
-//! Both answer when they are at rest again: nothing of theirs is live, exported, open or cached.
+//! Producers record their blocks in a [`BlockTable`], and importers open what is recorded there. Both
+//! answer when they are idle again: they have nothing allocated, exported, open or cached.
 
 mod import;
-mod judge;
+mod oracle;
 mod produce;
 
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use umf_tests::board::Board;
+use umf_tests::block_table::BlockTable;
 
-use crate::memory::Actor;
+use crate::memory::ActorState;
 use crate::process::wait_for;
 use crate::{Answer, Failure};
 
-pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
-        ("board", [path]) => Board::open(path).map_err(Failure::from).map(|board| {
-            actor.board = Some(board);
+        ("block-table", [path]) => BlockTable::open(path).map_err(Failure::from).map(|table| {
+            actor.block_table = Some(table);
             String::new()
         }),
-        ("produce", [who, kind, threads, milliseconds, seed, on_free, max_held]) => {
+        ("produce", [incarnation, kind, threads, milliseconds, seed, on_free, max_held]) => {
             let work = Work::new(actor, threads, milliseconds, seed);
-            work.and_then(|work| produce::run(&work, who, &produce::Kind::new(kind, on_free, max_held)?))
+            work.and_then(|work| {
+                produce::run(&work, incarnation, &produce::PoolKind::new(kind, on_free, max_held)?)
+            })
         }
         ("import", [threads, milliseconds, seed]) => {
             Work::new(actor, threads, milliseconds, seed).and_then(|work| import::run(&work))
         }
-        ("arm", [step, nth, action]) => arm(actor, step, nth, action),
+        ("arm", [failpoint, nth, action]) => arm(actor, failpoint, nth, action),
         ("disarm", []) => {
             umf_sync::failpoint::disarm();
             actor.may_stop = false;
@@ -38,7 +41,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
     })
 }
 
-fn arm(actor: &mut Actor, step: &str, nth: &str, action: &str) -> Answer {
+fn arm(actor: &mut ActorState, failpoint: &str, nth: &str, action: &str) -> Answer {
     use umf_sync::failpoint::{self, Action};
 
     let action = match action.split_once(':').unwrap_or((action, "")) {
@@ -48,25 +51,29 @@ fn arm(actor: &mut Actor, step: &str, nth: &str, action: &str) -> Answer {
         _ => return Err(Failure::unknown(action)),
     };
     actor.may_stop |= action == Action::Stop;
-    if failpoint::arm(step, nth.parse()?, action) { Ok(String::new()) } else { Err(Failure::unknown(step)) }
+    if failpoint::arm(failpoint, nth.parse()?, action) {
+        Ok(String::new())
+    } else {
+        Err(Failure::unknown(failpoint))
+    }
 }
 
-/// A round's work of one process.
+/// Work of one process in one round.
 pub(crate) struct Work<'a> {
-    board: &'a Board,
+    table: &'a BlockTable,
     threads: u64,
     end: Instant,
     seed: u64,
-    /// Numbers of blocks, which this process uses once.
+    /// Counter of the block numbers of this process.
     numbers: &'a AtomicU64,
-    /// Whether this process may stop at a step.
+    /// Whether a failpoint may stop this process.
     may_stop: bool,
 }
 
 impl<'a> Work<'a> {
-    fn new(actor: &'a Actor, threads: &str, milliseconds: &str, seed: &str) -> Result<Self, Failure> {
+    fn new(actor: &'a ActorState, threads: &str, milliseconds: &str, seed: &str) -> Result<Self, Failure> {
         Ok(Self {
-            board: actor.board.as_ref().ok_or_else(|| Failure::unknown("board"))?,
+            table: actor.block_table.as_ref().ok_or_else(|| Failure::unknown("block table"))?,
             threads: threads.parse()?,
             end: Instant::now() + Duration::from_millis(milliseconds.parse()?),
             seed: seed.parse()?,
@@ -76,10 +83,10 @@ impl<'a> Work<'a> {
     }
 
     fn has_ended(&self) -> bool {
-        Instant::now() >= self.end || self.board.has_ended()
+        Instant::now() >= self.end
     }
 
-    /// Runs `work` in that many threads, which are numbered.
+    /// Runs `work` in the threads of this process, with the number of each.
     fn in_threads(&self, work: impl Fn(u64) -> Result<(), Failure> + Sync) -> Result<(), Failure> {
         let results: Vec<_> = std::thread::scope(|scope| {
             let work = &work;
@@ -91,23 +98,24 @@ impl<'a> Work<'a> {
             .try_for_each(|it| it.unwrap_or_else(|_| Err(Failure::new("Panic", "in a thread"))))
     }
 
-    /// Forks; the child does `work` and ends. Yields whether it was killed, which it may be at a step.
+    /// Forks a child that runs `work` and ends. Returns whether the child was killed at a failpoint.
     fn in_child(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<bool, Failure> {
-        // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+        // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             for number in [0, 1] {
-                // SAFETY: only the parent talks with the test; its end is to be seen when it comes.
+                // The test sees the end of the parent when these pipes close, so the child closes them.
+                // SAFETY: the child does not use stdin and stdout.
                 unsafe { libc::close(number) };
             }
-            // Nobody would let a child that stops go on.
+            // The test continues a stopped parent, and not a stopped child.
             if self.may_stop {
                 umf_sync::failpoint::disarm();
             }
             let code = match work() {
                 Ok(()) => 0,
                 Err(failure) => {
-                    self.board.complain(&format!("in a forked child: {failure}"));
+                    self.table.report(&format!("in a forked child: {failure}"));
                     1
                 }
             };

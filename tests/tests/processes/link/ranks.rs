@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use umf_tests::{Actor, Census, Outcome, Sequence, actor, machine};
+use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, actor, machine};
 
 use super::BOUND;
 
@@ -53,11 +53,11 @@ fn ranks_work_together_and_nothing_is_left() {
             actor.ok("evict");
         }
         if round > 0 {
-            counts.push(actors.each_ref().map(Census::of));
+            counts.push(actors.each_ref().map(ProcessSnapshot::of));
         }
     }
     assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{counts:#?}");
-    assert!(counts[0].iter().all(|census| census.mappings.keys().all(|name| !name.contains("umf-link"))));
+    assert!(counts[0].iter().all(|snapshot| snapshot.mappings.keys().all(|name| !name.contains("umf-link"))));
     actors.into_iter().for_each(Actor::finish);
 }
 
@@ -65,14 +65,14 @@ fn ranks_work_together_and_nothing_is_left() {
 #[test]
 fn the_end_of_a_rank_ends_the_collective_on_all() {
     let rounds = if machine::is_long() { 300 } else { 8 };
-    let mut sequence = Sequence::new(u64::from(std::process::id()) + 1);
+    let mut rng = Rng::new(u64::from(std::process::id()) + 1);
     let [mut one, mut other] = [actor!(), actor!()];
     let (mut rest, mut slowest) = (None, Duration::ZERO);
     for round in 0..rounds {
         let mut actors = [one, other, actor!()];
         let pids = actors.each_ref().map(Actor::pid);
         // Ranks in any order, so that whoever is killed has any.
-        let turn = usize::try_from(sequence.below(3)).unwrap();
+        let turn = usize::try_from(rng.below(3)).unwrap();
         actors.rotate_left(turn);
         let name = job("kill");
         join(&mut actors, &name);
@@ -86,11 +86,11 @@ fn the_end_of_a_rank_ends_the_collective_on_all() {
                 actors.iter_mut().for_each(|actor| drop(actor.answer(BOUND).unwrap()));
             }
         }
-        std::thread::sleep(Duration::from_micros(sequence.below(60_000)));
+        std::thread::sleep(Duration::from_micros(rng.below(60_000)));
         let [first, second, mut victim] = actors;
-        if sequence.one_in(5) {
+        if rng.one_in(5) {
             victim.stop();
-            std::thread::sleep(Duration::from_millis(sequence.below(40)));
+            std::thread::sleep(Duration::from_millis(rng.below(40)));
         }
         let start = Instant::now();
         victim.kill_unreaped();
@@ -120,8 +120,10 @@ fn the_end_of_a_rank_ends_the_collective_on_all() {
         }
         if round >= 2 {
             match &rest {
-                None => rest = Some(survivors.each_ref().map(Census::of)),
-                Some(rest) => rest.iter().zip(&survivors).for_each(|(rest, actor)| rest.comes_back(actor)),
+                None => rest = Some(survivors.each_ref().map(ProcessSnapshot::of)),
+                Some(rest) => {
+                    rest.iter().zip(&survivors).for_each(|(rest, actor)| rest.assert_restored(actor))
+                }
             }
         }
         [one, other] = survivors;
@@ -328,7 +330,7 @@ fn kills_of_random_ranks_among_many() {
     const SIZE: usize = 16;
     let rounds = if machine::is_long() { 200 } else { 3 };
     let seed = u64::from(std::process::id());
-    let mut sequence = Sequence::new(seed);
+    let mut rng = Rng::new(seed);
     let mut actors: Vec<Actor> = (0..SIZE).map(|_| actor!()).collect();
     let name = job("many-kills");
     join(&mut actors, &name);
@@ -338,13 +340,13 @@ fn kills_of_random_ranks_among_many() {
     };
     all(&mut actors, "comm-meet f");
     // Of rank 0, which lives on: without the killed rank, and with its replacement.
-    let mut rest: [Option<Census>; 2] = [None, None];
+    let mut rest: [Option<ProcessSnapshot>; 2] = [None, None];
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {
-        let number = sequence.number();
+        let number = rng.next_u64();
         actors.iter_mut().for_each(|actor| actor.send(&format!("comm-chatter f 60000 {number}")));
-        std::thread::sleep(Duration::from_micros(sequence.below(60_000)));
-        let rank = 1 + usize::try_from(sequence.below(SIZE as u64 - 1)).unwrap();
+        std::thread::sleep(Duration::from_micros(rng.below(60_000)));
+        let rank = 1 + usize::try_from(rng.below(SIZE as u64 - 1)).unwrap();
         let pid = actors[rank].pid();
         let start = Instant::now();
         actors[rank].kill_unreaped();
@@ -366,11 +368,11 @@ fn kills_of_random_ranks_among_many() {
                 assert!(!answer.starts_with("0 "), "{seed} {round}: it sends nothing");
             }
         }
-        let compare = |rest: &mut Option<Census>, actor: &Actor| match rest {
+        let compare = |rest: &mut Option<ProcessSnapshot>, actor: &Actor| match rest {
             // In the first rounds memory of the library itself comes.
-            None if round > 0 => *rest = Some(Census::of(actor)),
+            None if round > 0 => *rest = Some(ProcessSnapshot::of(actor)),
             None => {}
-            Some(rest) => rest.comes_back(actor),
+            Some(rest) => rest.assert_restored(actor),
         };
         compare(&mut rest[0], &actors[0]);
         actors[rank].ok(&format!("comm-join {name} {rank} {SIZE} -> f"));
@@ -398,7 +400,7 @@ fn lack_of_descriptors_is_reported_as_that() {
             Err(failure) => {
                 assert_eq!(failure.variant, "System", "{left}: {failure}");
                 assert!(failure.to_string().contains("RLIMIT_NOFILE"), "{left}: {failure}");
-                before.get_or_insert_with(|| Census::of(&one)).comes_back(&one);
+                before.get_or_insert_with(|| ProcessSnapshot::of(&one)).assert_restored(&one);
                 refused += 1;
             }
         }

@@ -1,18 +1,18 @@
-//! [`Sequence`]: numbers that look random and come again from the same seed.
+//! [`Rng`]: reproducible pseudo-random numbers.
 
-/// splitmix64.
+/// Pseudo-random number generator (splitmix64). Equal seeds give equal numbers.
 #[derive(Clone, Debug)]
-pub struct Sequence(u64);
+pub struct Rng(u64);
 
-impl Sequence {
-    /// The numbers of a seed.
+impl Rng {
+    /// Creates a generator with this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next one.
-    pub const fn number(&mut self) -> u64 {
+    /// Returns the next number.
+    pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -20,33 +20,33 @@ impl Sequence {
         mixed ^ (mixed >> 31)
     }
 
-    /// One below `end`.
+    /// Returns a number below `end`.
     pub const fn below(&mut self, end: u64) -> u64 {
-        self.number() % end
+        self.next_u64() % end
     }
 
-    /// Yes, once in `times`.
+    /// Returns `true` once in `times`, on average.
     pub const fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of several.
+    /// Returns one of the choices.
     ///
     /// # Panics
     /// If there is none.
-    pub fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+    pub fn choose<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[usize::try_from(self.below(choices.len() as u64)).unwrap()]
     }
 
-    /// As [`Sequence::of`], to be changed.
+    /// Returns one of the choices, mutable.
     ///
     /// # Panics
     /// If there is none.
-    pub fn of_mut<'a, T>(&mut self, choices: &'a mut [T]) -> &'a mut T {
+    pub fn choose_mut<'a, T>(&mut self, choices: &'a mut [T]) -> &'a mut T {
         &mut choices[usize::try_from(self.below(choices.len() as u64)).unwrap()]
     }
 
-    /// In another order.
+    /// Shuffles a list.
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for end in (1..list.len()).rev() {
             list.swap(end, usize::try_from(self.below(end as u64 + 1)).unwrap());

@@ -1,48 +1,49 @@
-//! The processes of a campaign.
+//! [`Worker`]: a process of a campaign, and the checks of what it holds.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use super::Failpoint;
-use umf_tests::board::Board;
-use umf_tests::{Actor, Census, Outcome, machine, spawn};
+use umf_tests::block_table::BlockTable;
+use umf_tests::{Actor, Outcome, ProcessSnapshot, machine, spawn};
 
 use super::plan::{Role, Setup};
 
-/// How long anything may take. Opens take 2 s at most, and the board has 6 s for the news of a death.
+/// Returns the limit for any command. An open takes 2 s at most, and importers wait 6 s for the record
+/// that a producer is dead.
 pub(crate) fn bound() -> Duration {
-    // A guest is interpreted, by a processor that others use, too: a round of one takes seconds.
+    // QEMU may interpret a guest on a busy processor: a round takes seconds there.
     Duration::from_secs(if machine::is_guest() { 90 } else { 20 })
 }
 
-/// One process.
-pub(crate) struct Member {
+/// Process of a campaign.
+pub(crate) struct Worker {
     pub(crate) actor: Actor,
     pub(crate) role: Role,
-    /// Its incarnation: no other process has this number.
-    pub(crate) who: u64,
-    /// What it has at rest, but for [`Watching`].
-    at_rest: Census,
-    /// Its shared memory then, in KiB.
+    /// Unique number of the process.
+    pub(crate) incarnation: u64,
+    /// What the process holds when idle, except [`LeaseFootprint`].
+    at_rest: ProcessSnapshot,
+    /// Shared memory of the idle process, in KiB.
     memory: u64,
     armed: Option<Failpoint>,
-    /// How long it took a producer to do all that its threads do, once.
-    pub(crate) tour: Option<Duration>,
-    /// Its answer to this round's work was read.
+    /// Time in which a producer did all its activities once.
+    pub(crate) activity_time: Option<Duration>,
+    /// Whether the answer to this round's work was read.
     pub(crate) has_answered: bool,
 }
 
-impl Member {
-    /// Starts a process, under this pid if one is given. `None` if the pid is not to be had.
+impl Worker {
+    /// Starts a process, with this pid if one is given. Returns `None` if the pid is not free.
     ///
     /// # Errors
-    /// What the process did instead of getting ready.
+    /// If the process cannot be started, or does not get ready.
     pub(crate) fn start(
         role: Role,
-        who: u64,
+        incarnation: u64,
         setup: &Setup,
-        board: &Board,
+        table: &BlockTable,
         pid: Option<u32>,
     ) -> Result<Option<Self>, String> {
         let mut spawn = spawn!()
@@ -54,7 +55,7 @@ impl Member {
         if let Some(pid) = pid {
             spawn = spawn.pid(pid);
         }
-        if role == Role::Importer && setup.elsewhere {
+        if role == Role::Importer && setup.in_pid_namespace {
             spawn = spawn.namespaces(libc::CLONE_NEWPID);
         }
         let mut actor = match (spawn.try_start(), pid) {
@@ -62,14 +63,16 @@ impl Member {
             (Err(_), Some(_)) => return Ok(None),
             (Err(error), None) => return Err(format!("no process can be started: {error}")),
         };
-        actor.ok(&format!("board {}", board.path()));
-        let mut tour = None;
+        actor.ok(&format!("block-table {}", table.path()));
+        let mut activity_time = None;
         if role == Role::Producer {
-            board.clear(who);
+            table.clear(incarnation);
             let begun = Instant::now();
-            // So that its ledger, and its socket, are there.
-            let command =
-                format!("produce {who} {} 1 0 {who} {} {}", setup.kind, setup.on_free, setup.max_held);
+            // Work creates the ledger and the socket, which belong to the idle state.
+            let command = format!(
+                "produce {incarnation} {} 1 0 {incarnation} {} {}",
+                setup.kind, setup.on_free, setup.max_held
+            );
             let outcome = {
                 actor.send(&command);
                 actor.outcome(bound())
@@ -77,87 +80,97 @@ impl Member {
             if !matches!(outcome, Outcome::Answer(Ok(_))) {
                 return Err(format!("a new producer: {outcome:?}"));
             }
-            tour = Some(begun.elapsed());
+            activity_time = Some(begun.elapsed());
         }
-        let mut at_rest = Census::of(&actor);
-        Watching::take_out(&mut at_rest, actor.pid(), role);
+        let mut at_rest = ProcessSnapshot::of(&actor);
+        LeaseFootprint::take_out(&mut at_rest, actor.pid(), role);
         let memory = shared_memory(actor.pid());
-        // At rest nobody is connected to it. (Others may be already, if they are at work.)
+        // An idle process has no connections. Processes that work may have connected already.
         at_rest.fds.remove("socket");
-        // Nor does it send them a file that it has freed meanwhile.
+        // Nor does it send the file of a freed region.
         at_rest.fds.remove("/memfd:umf (deleted)");
-        // Nor have they anything open that it has freed.
+        // Nor does another process keep a freed region mapped here.
         at_rest.mappings.remove("/memfd:umf (deleted)");
-        // (Each dma-buf is called by its maker.)
+        // The name of a dma-buf contains the pid of its creator.
         at_rest.fds.retain(|file, _| !file.starts_with("/dmabuf:"));
         at_rest.mappings.retain(|file, _| !file.starts_with("/dmabuf:"));
-        // A region that is held because it is open keeps its provider, with the provider's device.
+        // A region whose free is deferred keeps its provider, and so the provider's device.
         at_rest.fds.retain(|file, _| !file.starts_with("/dev/dma_heap/") && file != "/dev/udmabuf");
         if !at_rest.sockets.is_empty() {
             at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
         }
-        Ok(Some(Self { actor, role, who, at_rest, memory, armed: None, tour, has_answered: false }))
+        Ok(Some(Self {
+            actor,
+            role,
+            incarnation,
+            at_rest,
+            memory,
+            armed: None,
+            activity_time,
+            has_answered: false,
+        }))
     }
 
-    /// Begins a round's work.
-    /// (Who is gone already is noticed when its answer is awaited.)
+    /// Starts the work of a round. If the process is dead, waiting for its answer will report that.
     pub(crate) fn work(&mut self, setup: &Setup, milliseconds: u64, seed: u64) {
         let Setup { threads, kind, on_free, max_held, .. } = setup;
-        let who = self.who;
+        let incarnation = self.incarnation;
         self.actor.try_send(&match self.role {
             Role::Producer => {
-                format!("produce {who} {kind} {threads} {milliseconds} {seed} {on_free} {max_held}")
+                format!("produce {incarnation} {kind} {threads} {milliseconds} {seed} {on_free} {max_held}")
             }
             Role::Importer => format!("import {threads} {milliseconds} {seed}"),
         });
     }
 
-    pub(crate) fn arm(&mut self, step: Failpoint, nth: u32, action: &str) {
-        self.actor.ok(&format!("arm {step} {nth} {action}"));
-        self.armed = Some(step);
+    pub(crate) fn arm(&mut self, failpoint: Failpoint, nth: u32, action: &str) {
+        self.actor.ok(&format!("arm {failpoint} {nth} {action}"));
+        self.armed = Some(failpoint);
     }
 
-    /// Forgets what was planned. The step at which it ended instead, if it did: threads of umf go on when the work is done.
+    /// Disarms the planned failpoint. Returns the failpoint if the process was killed there after its
+    /// work, which its umf threads may reach.
     ///
     /// # Errors
-    /// Anything else that came of it.
-    pub(crate) fn disarm(&mut self, board: &Board) -> Result<Option<Failpoint>, Outcome> {
-        let Some(step) = self.armed.take() else { return Ok(None) };
+    /// Any other outcome.
+    pub(crate) fn disarm(&mut self, table: &BlockTable) -> Result<Option<Failpoint>, Outcome> {
+        let Some(failpoint) = self.armed.take() else { return Ok(None) };
         match self.actor.try_send("disarm").then(|| self.actor.outcome(bound())) {
             Some(Outcome::Answer(Ok(_))) => Ok(None),
             None | Some(Outcome::Ended) => {
-                board.set_dead(self.who);
-                if was_killed(&self.actor.reap()) { Ok(Some(step)) } else { Err(Outcome::Ended) }
+                table.set_dead(self.incarnation);
+                if is_kill_status(&self.actor.reap()) { Ok(Some(failpoint)) } else { Err(Outcome::Ended) }
             }
             Some(other) => Err(other),
         }
     }
 
-    /// Waits until it holds nothing any more that it freed: nobody has anything open. Says what is wrong otherwise.
-    pub(crate) fn still_holds(&mut self) -> Option<String> {
+    /// Waits until the process has no deferred frees, as no process has anything open. Returns a
+    /// description if some remain.
+    pub(crate) fn remaining_deferred_frees(&mut self) -> Option<String> {
         match self.actor.try_send("drain 5000").then(|| self.actor.outcome(bound())) {
             Some(Outcome::Answer(Ok(bytes))) if bytes == "0" => None,
-            other => Some(format!("nobody has anything open, and it holds bytes: {other:?}")),
+            other => Some(format!("frees are deferred though nothing is open, bytes: {other:?}")),
         }
     }
 
-    /// Waits until it has again what it had at rest; says what it has otherwise. Connections end a little later than
-    /// their peers.
-    pub(crate) fn leaks(&mut self) -> Option<String> {
+    /// Waits until the process holds what it held when idle. Returns a description if it does not.
+    /// Connections close a little later than their peers end.
+    pub(crate) fn find_leak(&mut self) -> Option<String> {
         let begun = Instant::now();
         loop {
-            let mut now = Census::of(&self.actor);
-            let watching = Watching::take_out(&mut now, self.actor.pid(), self.role);
-            // A thread that was joined is seen a moment longer: when it was counted at first, too.
+            let mut now = ProcessSnapshot::of(&self.actor);
+            let footprint = LeaseFootprint::take_out(&mut now, self.actor.pid(), self.role);
+            // A joined thread stays in `/proc` for a moment, and may have been counted at the start.
             self.at_rest.threads = self.at_rest.threads.min(now.threads);
             let memory = shared_memory(self.actor.pid());
-            let grown = memory > self.memory + watching.memory();
-            if now == self.at_rest && !watching.is_too_much() && !grown {
+            let grown = memory > self.memory + footprint.memory();
+            if now == self.at_rest && !footprint.exceeds_bound() && !grown {
                 return None;
             }
             if begun.elapsed() > Duration::from_secs(5) {
                 return Some(format!(
-                    "at rest it had {:?} and {} kB, now {now:?}, {watching:?} and {memory} kB",
+                    "at rest it had {:?} and {} kB, now {now:?}, {footprint:?} and {memory} kB",
                     self.at_rest, self.memory
                 ));
             }
@@ -165,10 +178,10 @@ impl Member {
         }
     }
 
-    /// Waits until all of it has stopped; `false` if it does not.
-    pub(crate) fn has_stopped(&mut self, patience: Duration) -> bool {
+    /// Waits up to `timeout` until the process has stopped. Returns whether it has.
+    pub(crate) fn wait_for_stop(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
-        while begun.elapsed() < patience {
+        while begun.elapsed() < timeout {
             let stat =
                 std::fs::read_to_string(format!("/proc/{}/stat", self.actor.pid())).unwrap_or_default();
             if stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T')) {
@@ -179,19 +192,20 @@ impl Member {
         false
     }
 
-    /// Kills it, if that has not happened.
-    pub(crate) fn end_it(&mut self) {
+    /// Kills and reaps the process, unless it was reaped.
+    pub(crate) fn kill_if_alive(&mut self) {
         if !self.actor.is_reaped() {
             self.actor.signal(libc::SIGKILL);
             self.actor.reap();
         }
     }
 
-    /// What is left of it once it is dead: its socket's name. (A child that it was just forking closes that first of all.)
-    pub(crate) fn remains(&self) -> Option<String> {
+    /// Returns the name of the dead process's socket if it stays bound. A child of an interrupted fork
+    /// closes its copy first of all.
+    pub(crate) fn bound_socket(&self) -> Option<String> {
         let begun = Instant::now();
         loop {
-            let socket = self.at_rest.sockets.iter().find(|socket| Census::is_bound(socket))?;
+            let socket = self.at_rest.sockets.iter().find(|socket| ProcessSnapshot::is_bound(socket))?;
             if begun.elapsed() > Duration::from_secs(2) {
                 return Some(format!("its socket {socket} is still bound"));
             }
@@ -199,9 +213,9 @@ impl Member {
         }
     }
 
-    /// The dma-bufs that are left of it, dead or at rest, when nobody has anything open. What was killed lets go of them in its
-    /// own time.
-    pub(crate) fn buffers_left(&self) -> Option<String> {
+    /// Returns the dma-bufs of the dead or idle process that exist although nothing is open. The kernel
+    /// frees those of a killed process with a delay.
+    pub(crate) fn remaining_dma_bufs(&self) -> Option<String> {
         let begun = Instant::now();
         loop {
             let left = machine::dma_bufs_of(self.actor.pid()).filter(|left| !left.is_empty())?;
@@ -212,8 +226,8 @@ impl Member {
         }
     }
 
-    /// The names that it left in `/dev/shm`, taken away.
-    pub(crate) fn take_names_away(&self) -> u64 {
+    /// Removes the names that the process left in `/dev/shm`, and returns their number.
+    pub(crate) fn remove_names(&self) -> u64 {
         let tag = format!("umf-kill-{}-", self.actor.pid());
         let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
         let left = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&tag));
@@ -221,49 +235,49 @@ impl Member {
     }
 }
 
-/// Whether a process ended as those do that are killed, or kill themselves: the first one of a pid namespace has to do so in
-/// a way of its own.
-pub(crate) fn was_killed(how: &str) -> bool {
+/// Returns whether this is the exit status of a process that was killed. The init process of a pid
+/// namespace cannot kill itself, and exits with 137 at a failpoint.
+pub(crate) fn is_kill_status(how: &str) -> bool {
     matches!(how, "signal 9" | "code 137")
 }
 
-/// What a producer keeps of its importers when they are gone: a mapping of each row that it ever looked at, of which there are no
-/// more than were in use at one time, more or less.
+/// What a producer keeps of importers that ended: a mapping of each lease-table row that it ever read.
+/// Rows are reused, so that there are about as many as were in use at one time.
 #[derive(Clone, Copy, Debug)]
-struct Watching {
+struct LeaseFootprint {
     row_mappings: usize,
-    /// Rows of the lease table that ever counted.
+    /// Rows of the lease table that were ever in use: its height.
     rows: usize,
 }
 
-impl Watching {
-    /// Importers and the children that they fork have a few rows each. An importer that finds no free row looks for those of the
-    /// dead a few at a time.
+impl LeaseFootprint {
+    /// Bound for the rows. Importers and their children have a few rows each. An importer without a free
+    /// row reclaims those of dead importers, a few at a time.
     const ROWS: usize = 192;
 
-    /// Separates them from what else a process has.
-    fn take_out(census: &mut Census, pid: u32, role: Role) -> Self {
+    /// Removes the mappings of rows from a snapshot, and returns them.
+    fn take_out(snapshot: &mut ProcessSnapshot, pid: u32, role: Role) -> Self {
         if role == Role::Importer {
-            // It keeps nothing.
+            // An importer reads no rows of others.
             return Self { row_mappings: 0, rows: 0 };
         }
         let table = "/memfd:umf-leases (deleted)";
-        let mappings = census.mappings.remove(table).unwrap_or(0);
-        let own = usize::from(census.fds.contains_key(table));
+        let mappings = snapshot.mappings.remove(table).unwrap_or(0);
+        let own = usize::from(snapshot.fds.contains_key(table));
         Self { row_mappings: mappings.saturating_sub(own), rows: height_of(pid, table) }
     }
 
-    const fn is_too_much(&self) -> bool {
+    const fn exceeds_bound(&self) -> bool {
         self.rows > Self::ROWS || self.row_mappings > self.rows
     }
 
-    /// What these mappings may show, in KiB, and what it takes for the ledger to grow.
+    /// Returns the shared memory that these mappings and a grown ledger may add, in KiB.
     const fn memory(&self) -> u64 {
         1024 + 16 * self.rows as u64
     }
 }
 
-/// The height of a process's lease table (`docs/leases.md`).
+/// Returns the height of a process's lease table (`docs/leases.md`).
 fn height_of(pid: u32, table: &str) -> usize {
     let mut height = 0;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
@@ -278,31 +292,32 @@ fn height_of(pid: u32, table: &str) -> usize {
     height
 }
 
-/// In KiB (`proc_pid_status(5)`).
+/// Returns the resident shared memory of a process in KiB (`proc_pid_status(5)`).
 fn shared_memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
     field.and_then(|field| field.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Makes orphans of killed processes children of this one, so that they are seen.
+/// Makes this process the parent of the orphans of killed processes, so that it can reap them.
 pub(crate) fn adopt_orphans() {
     // SAFETY: numbers only.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
 }
 
-/// Kills the children of a process that is dead or about to be.
+/// Kills the children of a process that is dead or about to be killed.
 pub(crate) fn kill_children(pid: u32) {
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
-            // SAFETY: numbers only; nobody but a thread of the dead reaps the child, so that the pid is its own.
+            // The pid is not reused: only a thread of the dead process could have reaped the child.
+            // SAFETY: numbers only.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
     }
 }
 
-/// Waits for the children of killed processes to end; yields those that do not.
+/// Reaps the children of killed processes. Returns those that did not end, which it kills.
 pub(crate) fn reap_orphans(known: &BTreeSet<u32>) -> Vec<u32> {
     let begun = Instant::now();
     loop {
@@ -312,7 +327,7 @@ pub(crate) fn reap_orphans(known: &BTreeSet<u32>) -> Vec<u32> {
             let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
             for pid in pids.filter(|pid| !known.contains(pid)) {
                 let mut status = 0;
-                // SAFETY: a child of this process that nobody else waits for; `status` is valid for the write.
+                // SAFETY: a child that no other thread reaps; `status` is valid for the write.
                 if unsafe { libc::waitpid(pid as i32, &raw mut status, libc::WNOHANG) } == 0 {
                     left.push(pid);
                 }

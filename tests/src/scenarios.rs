@@ -1,11 +1,11 @@
-//! What tests of every kind of memory do with blocks of it, between processes.
+//! Sequences of commands that blocks of every kind of memory must pass between processes.
 
 use umf::Handle;
 
 use crate::Actor;
 
-/// Handles of blocks of several sizes in a new pool `p`, which is of this kind, the last of `largest` bytes. They are called `p.b1`
-/// to `p.b4`, and each is filled with its number.
+/// Allocates blocks of several sizes in a new pool `p` of this kind, and returns their handles. The
+/// last block has `largest` bytes. The blocks are named `p.b1` to `p.b4` and filled with their number.
 pub fn blocks(producer: &mut Actor, kind: &str, largest: u64) -> Vec<Handle> {
     producer.ok(&format!("pool p {kind}"));
     (1..)
@@ -18,8 +18,9 @@ pub fn blocks(producer: &mut Actor, kind: &str, largest: u64) -> Vec<Handle> {
         .collect()
 }
 
-/// Every importer opens those blocks, for writing and for reading only, and sees what is in them; so do all when the first has written
-/// there. What is freed is stale for all of them. In the end nothing is open.
+/// Opens those blocks in each importer, writable and read-only, and compares their content. Then the
+/// first importer writes, and all processes must see it. A freed block must be stale for all
+/// importers. Closes everything in the end.
 pub fn share(producer: &mut Actor, importers: &mut [Actor], handles: &[Handle]) {
     for (number, handle) in (1..).zip(handles) {
         for importer in &mut *importers {
@@ -34,7 +35,7 @@ pub fn share(producer: &mut Actor, importers: &mut [Actor], handles: &[Handle]) 
         }
         producer.check(&format!("p.b{number}"), number + 100);
     }
-    // What is freed is stale, and not what lies there next.
+    // A freed block is stale, also after another block was allocated at its address.
     producer.ok("free p p.b2");
     for next in [None, Some("alloc p 4096 -> p.b5")] {
         next.map(|next| producer.ok(next));
@@ -53,8 +54,8 @@ pub fn share(producer: &mut Actor, importers: &mut [Actor], handles: &[Handle]) 
     }
 }
 
-/// An importer is killed while it has all of those blocks open, and one that was freed meanwhile: that is nobody's any more, and the
-/// producer works on.
+/// Kills an importer that has all of those blocks open, and one more that was freed. The producer must
+/// then hold no deferred free, and its blocks must keep their content.
 pub fn kill_importer(producer: &mut Actor, mut importer: Actor, handles: &[Handle]) {
     for handle in handles {
         importer.ok(&format!("open {handle} -> {}", handle.slot()));

@@ -1,15 +1,15 @@
-//! Many threads and many cycles in one command, so that they take little time.
+//! Commands that run many threads or many cycles.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::{Access, Handle, Mapping, Pool};
 
-use crate::memory::{self, Actor, content, fill, holds};
+use crate::memory::{self, ActorState, content, fill, holds};
 use crate::process::wait_for;
 use crate::{Answer, Failure};
 
-pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("open-storm", [threads, rounds, handles @ ..]) => open_storm(threads, rounds, handles),
         ("export-storm", [pool, threads, rounds]) => export_storm(actor, pool, threads, rounds),
@@ -25,13 +25,13 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
     })
 }
 
-/// A cheap sequence of numbers that need not be random.
+/// Returns the next number of a linear congruential generator.
 pub(crate) fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
 }
 
-/// The seed and the handle of `seed=handle`.
+/// Parses words of the form `seed=handle`.
 fn targets(words: &[&str]) -> Result<Vec<(u64, Handle)>, Failure> {
     let target = |word: &&str| {
         let (seed, text) = word.split_once('=').ok_or_else(|| Failure::unknown(word))?;
@@ -45,7 +45,8 @@ fn content_is(mapping: &Mapping<'_>, seed: u64) -> bool {
     mapping.read(0, &mut content).is_ok() && holds(&content, seed)
 }
 
-/// Threads open, hold, check, evict and close the same handles. Answers with the number of opens.
+/// Opens, checks, evicts and closes the same handles in several threads. Answers with the number of
+/// opens.
 fn open_storm(threads: &str, rounds: &str, words: &[&str]) -> Answer {
     let (threads, rounds): (u64, u64) = (threads.parse()?, rounds.parse()?);
     let targets = targets(words)?;
@@ -58,7 +59,7 @@ fn open_storm(threads: &str, rounds: &str, words: &[&str]) -> Answer {
             let access =
                 if next(&mut state).is_multiple_of(4) { Access::ReadOnly } else { Access::ReadWrite };
             held.push((*seed, importer.open_bytes(handle.as_bytes(), access)?));
-            // Up to three at a time, of which one is checked and one goes.
+            // Keeps up to three open, checks one and closes one.
             let (seed, mapping) = &held[next(&mut state) as usize % held.len()];
             if !content_is(mapping, *seed) {
                 return Err(Failure::new("WrongContent", format!("round {round}, seed {seed}")));
@@ -87,17 +88,19 @@ fn sum(threads: u64, run: &(impl Fn(u64) -> Result<u64, Failure> + Sync)) -> Ans
     Ok(total.to_string())
 }
 
-/// Allocates, exports, opens, checks, frees: what is freed must be stale, what is live must hold its own.
+/// Allocates, exports, opens, checks and frees a block. A live block must have its content, and a freed
+/// one must be stale.
 fn one_export(pool: &Pool, state: &mut u64) -> Result<(), Failure> {
     let seed = next(state);
     let size = 1 + next(state) as usize % 5000;
     let block = pool.allocate(size)?;
     fill(block.view()?, seed);
-    // In use until the block is freed, or until the other side has it open: evicted under neither.
-    let kept = next(state).is_multiple_of(2);
+    // The export is in use until the block is freed or until the export is dropped. The cache must
+    // evict neither.
+    let keeps = next(state).is_multiple_of(2);
     let export = block.export()?;
     let handle = *export.handle();
-    let export = if kept {
+    let export = if keeps {
         block.handle()?;
         None
     } else {
@@ -122,8 +125,8 @@ fn content_is_part(mapping: &Mapping<'_>, seed: u64, size: usize) -> bool {
     mapping.len() >= size && mapping.read(0, &mut content).is_ok() && holds(&content, seed)
 }
 
-/// Threads export and free blocks of the same pool.
-fn export_storm(actor: &Actor, pool: &str, threads: &str, rounds: &str) -> Answer {
+/// Exports and frees blocks of the same pool in several threads.
+fn export_storm(actor: &ActorState, pool: &str, threads: &str, rounds: &str) -> Answer {
     let (threads, rounds): (u64, u64) = (threads.parse()?, rounds.parse()?);
     let pool = actor.pool(pool)?;
     sum(threads, &|thread| {
@@ -132,8 +135,8 @@ fn export_storm(actor: &Actor, pool: &str, threads: &str, rounds: &str) -> Answe
     })
 }
 
-/// Forks again and again while threads export and open. Each child does the same, with its own pool, then ends.
-fn fork_storm(actor: &Actor, pool: &str, forks: &str, words: &[&str]) -> Answer {
+/// Forks repeatedly while threads export and open. Each child does the same with its own pool.
+fn fork_storm(actor: &ActorState, pool: &str, forks: &str, words: &[&str]) -> Answer {
     let forks: u64 = forks.parse()?;
     let pool = actor.pool(pool)?;
     let targets = targets(words)?;
@@ -171,7 +174,7 @@ fn fork_storm(actor: &Actor, pool: &str, forks: &str, words: &[&str]) -> Answer 
         let work = &work;
         let threads: Vec<_> = (0..2).map(|thread| scope.spawn(move || work(thread))).collect();
         for _ in 0..forks {
-            // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+            // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let code = match in_child() {
@@ -202,15 +205,17 @@ fn fork_storm(actor: &Actor, pool: &str, forks: &str, words: &[&str]) -> Answer 
     failed.map_or(Ok(rounds.to_string()), Err)
 }
 
-/// The words of the control block: whose turn it is, then a handle.
+// Offsets in a control block: the turn, the number of the handle, the handle.
 const TURN: usize = 0;
+const AFTER: usize = 8;
 const HANDLE: usize = 64;
 
-/// The word at a place of a control block.
+/// Returns the word at an offset of a control block.
 fn number(memory: umf::View<'_>, offset: usize) -> &AtomicU64 {
     memory.cast::<u64>().unwrap().atomic(offset / 8).unwrap()
 }
 
+/// Word in shared memory by which two processes alternate.
 struct Turns<'m> {
     memory: umf::View<'m>,
 }
@@ -220,7 +225,7 @@ impl Turns<'_> {
         number(self.memory, TURN)
     }
 
-    /// Waits until it is this turn; an error if the other side is gone.
+    /// Waits for a turn. Returns an error if the other process failed, or takes longer than 5 s.
     fn wait(&self, turn: u64) -> Result<(), Failure> {
         let begun = Instant::now();
         let mut tries = 0_u32;
@@ -260,22 +265,22 @@ impl Turns<'_> {
     }
 }
 
-/// Sets the turn to that of [`produce`], before either side looks.
-fn begin(actor: &Actor, control: &str) -> Answer {
+/// Gives the first turn to [`produce`]. Must run before both.
+fn begin(actor: &ActorState, control: &str) -> Answer {
     let control = actor.block(control)?;
-    // SAFETY: a live block of shared memory, which stays until the actor frees it.
+    // SAFETY: a live block of shared memory, which this command does not free.
     let memory = unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?;
     Turns { memory }.turn().store(0, Ordering::Release);
     Ok(String::new())
 }
 
-/// Allocates, exports and frees a block, again and again, in step with [`consume`] in another process. Answers
-/// with how many different addresses the blocks had.
-fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
+/// Allocates, exports and frees blocks, in turns with [`consume`] in another process. Answers with the
+/// number of different addresses.
+fn produce(actor: &ActorState, pool: &str, control: &str, cycles: &str) -> Answer {
     let cycles: u64 = cycles.parse()?;
     let control = actor.block(control)?;
     let pool = actor.pool(pool)?;
-    // SAFETY: a live block of shared memory, which stays until the actor frees it.
+    // SAFETY: a live block of shared memory, which this command does not free.
     let memory = unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?;
     let turns = Turns { memory };
     let mut live: Option<umf::Block<'_>> = None;
@@ -283,7 +288,7 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
     turns.run(
         cycles,
         |cycle| {
-            // The other side has opened the one before; from here on that is stale.
+            // The consumer has opened this block. From here on it is stale.
             drop(live.take());
             let block = pool.allocate(192)?;
             addresses.insert(block.address());
@@ -299,8 +304,9 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
     Ok(addresses.len().to_string())
 }
 
-/// Opens each handle of [`produce`] and looks at what it holds; the one before must be stale, opened anew and held.
-fn consume(actor: &Actor, control: &str, cycles: &str) -> Answer {
+/// Opens each handle of [`produce`] and checks the content. The previous handle and the previous
+/// mapping must be stale.
+fn consume(actor: &ActorState, control: &str, cycles: &str) -> Answer {
     let cycles: u64 = cycles.parse()?;
     let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;
     let turns = Turns { memory: mapping.view()? };
@@ -332,13 +338,13 @@ fn consume(actor: &Actor, control: &str, cycles: &str) -> Answer {
     Ok(cycles.to_string())
 }
 
-/// Allocates, exports and frees blocks without waiting for anybody. The control block has the handle of the latest,
-/// and its number before and after, so that a reader knows whether it has all of one.
-fn race_produce(actor: &Actor, pool: &str, control: &str, milliseconds: &str) -> Answer {
+/// Allocates, exports and frees blocks without waiting for the consumer. The control block holds the
+/// latest handle and its number twice: a reader has read a complete handle if both are equal.
+fn race_produce(actor: &ActorState, pool: &str, control: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let control = actor.block(control)?;
     let pool = actor.pool(pool)?;
-    // SAFETY: a live block of shared memory, which stays until the actor frees it.
+    // SAFETY: a live block of shared memory, which this command does not free.
     let memory = unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?;
     let number = |offset: usize| number(memory, offset);
     let mut cycle = 0;
@@ -351,7 +357,7 @@ fn race_produce(actor: &Actor, pool: &str, control: &str, milliseconds: &str) ->
         number(TURN).store(cycle, Ordering::SeqCst);
         memory.range(HANDLE..HANDLE + 256).unwrap().copy_from(handle.as_bytes());
         number(AFTER).store(cycle, Ordering::SeqCst);
-        // Sometimes it stays long enough to be opened, sometimes not.
+        // The time that a block lives varies, so that the consumer opens some in time.
         for _ in 0..cycle % 64 * 100 {
             std::hint::spin_loop();
         }
@@ -359,11 +365,9 @@ fn race_produce(actor: &Actor, pool: &str, control: &str, milliseconds: &str) ->
     Ok(cycle.to_string())
 }
 
-const AFTER: usize = 8;
-
-/// Opens the handles of [`race_produce`], whose blocks are freed meanwhile: they are current, or stale, and nothing
-/// else. Answers with how often which.
-fn race_consume(actor: &Actor, control: &str, milliseconds: &str) -> Answer {
+/// Opens the handles of [`race_produce`], whose blocks are freed concurrently. Each must be current or
+/// stale. Answers with the count of either.
+fn race_consume(actor: &ActorState, control: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;
     let memory = mapping.view()?;
@@ -380,7 +384,7 @@ fn race_consume(actor: &Actor, control: &str, milliseconds: &str) -> Answer {
         match importer.open_bytes(&bytes, Access::ReadWrite) {
             Ok(mapping) => {
                 let right = content_is_part(&mapping, cycle, 192);
-                // What was freed while it was read may hold anything.
+                // The content of a block that was freed during the read is undefined.
                 if mapping.is_current() && !right {
                     return Err(Failure::new("WrongContent", format!("cycle {cycle}")));
                 }
@@ -393,7 +397,7 @@ fn race_consume(actor: &Actor, control: &str, milliseconds: &str) -> Answer {
     Ok(format!("current={current} stale={stale}"))
 }
 
-/// Opens and closes the same handle.
+/// Opens and closes a handle `cycles` times.
 fn cycle(handle: &str, cycles: &str) -> Answer {
     let bytes = memory::decode(handle)?;
     let importer = umf::importer()?;
@@ -403,7 +407,7 @@ fn cycle(handle: &str, cycles: &str) -> Answer {
     Ok(String::new())
 }
 
-/// Opens a handle in another thread, which goes on while further commands are obeyed.
+/// Opens a handle in a new thread, while the actor executes further commands.
 fn background_open(handle: &str) -> Answer {
     let bytes = memory::decode(handle)?;
     std::thread::spawn(move || {

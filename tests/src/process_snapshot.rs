@@ -1,51 +1,51 @@
-//! [`Census`]: what a process has, counted from outside.
+//! [`ProcessSnapshot`]: the kernel objects that a process holds, as `/proc` shows them.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use crate::Actor;
 
-/// What a process has open: compare one from before with one from after.
+/// Kernel objects of a process at one time. A test compares the snapshots before and after an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Census {
-    /// Fds by what they name.
+pub struct ProcessSnapshot {
+    /// Number of fds for each file.
     pub fds: BTreeMap<String, usize>,
-    /// Mappings of shared memory by what they name.
+    /// Number of mappings for each shared-memory file.
     pub mappings: BTreeMap<String, usize>,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Child processes, zombies too.
+    /// Number of child processes, zombies included.
     pub children: usize,
-    /// Entries of `/dev/shm` that carry its pid, as names that tests give do.
+    /// Entries of `/dev/shm` whose name contains the pid. The names that tests choose do.
     pub names: Vec<String>,
-    /// Abstract sockets named `umf-*` that it has bound.
+    /// Bound abstract sockets named `umf-*`.
     pub sockets: Vec<String>,
 }
 
-impl Census {
-    /// Of an actor.
+impl ProcessSnapshot {
+    /// Takes a snapshot of an actor.
     ///
     /// # Panics
-    /// If it is gone.
+    /// If the actor is gone.
     #[must_use]
     pub fn of(actor: &Actor) -> Self {
         Self::of_pid(actor.pid())
     }
 
-    /// Of a process.
+    /// Takes a snapshot of a process.
     ///
     /// # Panics
-    /// If it is gone.
+    /// If the process is gone.
     #[must_use]
     pub fn of_pid(pid: u32) -> Self {
         let mut fds = BTreeMap::new();
         let mut inodes = Vec::new();
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
-            // Between listing and reading a link, one may have been closed.
+            // The process may close an fd after it was listed.
             let Ok(link) = fs::read_link(entry.unwrap().path()) else { continue };
             let link = link.to_string_lossy().into_owned();
             let kind = match link.split_once(":[") {
-                // What stands for a file of the kernel's own, as pidfds were before Linux 6.9.
+                // A file without a path or inode number, as pidfds were before Linux 6.9.
                 Some(("anon_inode", name)) => name.trim_end_matches(']').to_owned(),
                 Some((kind, inode)) => {
                     inodes.push(inode.trim_end_matches(']').to_owned());
@@ -78,7 +78,7 @@ impl Census {
             .filter_map(|line| {
                 let mut fields = line.split_ascii_whitespace();
                 let (inode, name) = (fields.nth(6)?, fields.next()?);
-                // An accepted connection has its listener's name.
+                // An accepted connection has the name of the listening socket, too.
                 let listens = line.split_ascii_whitespace().nth(3) == Some("00010000");
                 (listens && name.starts_with("@umf-") && inodes.iter().any(|own| own == inode))
                     .then(|| name[1..].to_owned())
@@ -95,12 +95,13 @@ impl Census {
         }
     }
 
-    /// Waits until an actor has again what it had then: a peer's end is noticed by its thread when it is scheduled.
+    /// Waits until the actor holds what this snapshot shows. A thread of the actor closes the objects
+    /// of a dead peer with a delay.
     ///
     /// # Panics
-    /// If that does not come within 5 s.
+    /// If the actor holds anything else after 5 s.
     #[track_caller]
-    pub fn comes_back(&self, actor: &Actor) {
+    pub fn assert_restored(&self, actor: &Actor) {
         for _ in 0..500 {
             if Self::of(actor) == *self {
                 return;
@@ -110,13 +111,13 @@ impl Census {
         assert_eq!(Self::of(actor), *self, "actor {} has more or less than before", actor.pid());
     }
 
-    /// How many fds there are.
+    /// Returns the number of fds.
     #[must_use]
     pub fn fd_count(&self) -> usize {
         self.fds.values().sum()
     }
 
-    /// Whether any process listens on an abstract socket of this name.
+    /// Returns whether any process has bound an abstract socket of this name.
     #[must_use]
     pub fn is_bound(socket: &str) -> bool {
         let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Memory that the application brought itself, with a file behind it, and a driver's ways with native handles: one
-//! driver makes an fd for each export, another gives out the same one again.
+//! [`FileDriver`]: a provider of an application, over one file, with native handles.
+//!
+//! It imitates two kinds of drivers: one makes an fd for each export, the other returns the same fd.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,25 +13,32 @@ use umf_core::{Error, Export, Layout, NativeBytes, NativeExport, Provider, Regio
 
 use crate::{Answer, Failure};
 
-/// Each region has this many bytes.
+/// Size of a region.
 const PART: usize = 64 << 10;
 const PARTS: usize = 64;
 
-/// Native exports of all drivers of this process: made, given back.
-static MADE: AtomicU64 = AtomicU64::new(0);
-static BACK: AtomicU64 = AtomicU64::new(0);
+/// Native exports of this process so far.
+static EXPORTS: AtomicU64 = AtomicU64::new(0);
+/// Native exports that were given back.
+static UNEXPORTS: AtomicU64 = AtomicU64::new(0);
 
-pub(crate) struct Driver {
+pub(crate) struct FileDriver {
     kind: ProviderKind,
     file: Arc<OwnedFd>,
     start: usize,
     /// Whether each export has an fd of its own.
     makes_fds: bool,
-    /// Parts that no region has, and the regions whose native export is out.
-    books: Mutex<(BTreeSet<usize>, BTreeSet<u64>)>,
+    parts: Mutex<Parts>,
 }
 
-impl Driver {
+struct Parts {
+    /// Parts of the file without a region.
+    free: BTreeSet<usize>,
+    /// Ids of the regions with a native export.
+    exported: BTreeSet<u64>,
+}
+
+impl FileDriver {
     pub(crate) fn new(kind: &str, makes_fds: bool) -> std::result::Result<Arc<Self>, Failure> {
         let kind = ProviderKind::new(kind).ok_or_else(|| Failure::unknown(kind))?;
         let failed = || Failure::from(std::io::Error::last_os_error());
@@ -41,7 +49,7 @@ impl Driver {
         if file < 0 {
             return Err(failed());
         }
-        // SAFETY: a new fd that nobody else owns.
+        // SAFETY: the fd is new, and owned here alone.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: an fd of this process, and numbers.
@@ -60,7 +68,7 @@ impl Driver {
             file: Arc::new(file),
             start: start.expose_provenance(),
             makes_fds,
-            books: Mutex::new(((0..PARTS).collect(), BTreeSet::new())),
+            parts: Mutex::new(Parts { free: (0..PARTS).collect(), exported: BTreeSet::new() }),
         }))
     }
 
@@ -69,14 +77,14 @@ impl Driver {
     }
 }
 
-/// How many native exports were made, given back, and are out.
+/// Answers with the numbers of native exports that were made, were given back, and are outstanding.
 pub(crate) fn counts() -> Answer {
-    let (made, back) = (MADE.load(Ordering::SeqCst), BACK.load(Ordering::SeqCst));
+    let (made, back) = (EXPORTS.load(Ordering::SeqCst), UNEXPORTS.load(Ordering::SeqCst));
     Ok(format!("made={made} back={back} out={}", made - back))
 }
 
-// SAFETY: regions are parts of a mapping that stays for ever and can be read and written; no part is given out twice.
-unsafe impl Provider for Driver {
+// SAFETY: regions are disjoint parts of a writable mapping that is never unmapped.
+unsafe impl Provider for FileDriver {
     fn kind(&self) -> ProviderKind {
         self.kind
     }
@@ -102,15 +110,18 @@ unsafe impl Provider for Driver {
         if layout.size() > PART || layout.align() > 4096 {
             return Err(full);
         }
-        let part = self.books.lock().unwrap().0.pop_first().ok_or(full)?;
+        let part = self.parts.lock().unwrap().free.pop_first().ok_or(full)?;
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start + part * PART);
         Ok(Region::new(Address::from_ptr(start), PART))
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        let mut books = self.books.lock().unwrap();
-        assert!(!books.1.contains(&region.id().get()), "freed before its native export was given back");
-        books.0.insert(self.part_of(&region));
+        let mut parts = self.parts.lock().unwrap();
+        assert!(
+            !parts.exported.contains(&region.id().get()),
+            "freed before its native export was given back"
+        );
+        parts.free.insert(self.part_of(&region));
         Ok(())
     }
 
@@ -119,11 +130,11 @@ unsafe impl Provider for Driver {
     }
 }
 
-impl Export for Driver {
+impl Export for FileDriver {
     fn export(&self, region: &Region) -> Result<NativeExport> {
-        let number = MADE.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = EXPORTS.fetch_add(1, Ordering::SeqCst) + 1;
         assert!(
-            self.books.lock().unwrap().1.insert(region.id().get()),
+            self.parts.lock().unwrap().exported.insert(region.id().get()),
             "one native export of a region at a time"
         );
         let file = if self.makes_fds {
@@ -138,9 +149,9 @@ impl Export for Driver {
     }
 
     fn unexport(&self, region: &Region, export: NativeExport) -> Result<()> {
-        assert!(self.books.lock().unwrap().1.remove(&region.id().get()), "given back once");
-        assert_eq!(export.allocation_id, region.id().get(), "to the region that it was made for");
-        BACK.fetch_add(1, Ordering::SeqCst);
+        assert!(self.parts.lock().unwrap().exported.remove(&region.id().get()), "given back twice");
+        assert_eq!(export.allocation_id, region.id().get(), "given back to another region");
+        UNEXPORTS.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
