@@ -98,7 +98,7 @@ fn in_child(work: &Work<'_>, open: &[Open], mut rng: Rng) -> Result<(), Failure>
     Ok(())
 }
 
-/// Opens in a thread that has ended for umf already, and has no number there any more.
+/// Opens in a thread whose thread-local destructor of umf has run already.
 mod late {
     use super::{BlockTable, Failure, OnceLock, Rng, open_one};
 
@@ -107,7 +107,7 @@ mod late {
         rng: Rng,
     }
 
-    /// Has the calling thread open something when it ends. Whoever waits for its end keeps the table until then.
+    /// Makes the calling thread open blocks when it ends. The caller must keep `table` until then.
     pub(super) fn open(table: &BlockTable, rng: Rng) -> Result<(), Failure> {
         static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
         // Keys are cleaned up in order: that of umf was made before this one.
@@ -127,7 +127,7 @@ mod late {
     extern "C" fn at_end(value: *mut libc::c_void) {
         // SAFETY: the value of this thread, which `open` stored and which is taken back once.
         let mut late = unsafe { Box::from_raw(value.cast::<Late>()) };
-        // SAFETY: `open` says who keeps it.
+        // SAFETY: the caller of `open` keeps the table until this thread has ended.
         let table = unsafe { &*late.table };
         for _ in 0..4 {
             if let Err(failure) = open_one(table, &mut late.rng) {
