@@ -1,7 +1,8 @@
-//! Children of this command: this program again, spoken to in lines of JSON through a socket.
+//! Child processes of this command: the same program, exchanging lines of JSON over a socket pair.
 //!
-//! A child is started by `exec`, such that it shares nothing with this process or with other
-//! children. Each wait is bounded, and a child outlives neither its [`Child`] nor this process.
+//! A child is started by `exec`, so it shares no memory with this process or with other children.
+//! Each wait has a time limit. A child is killed when its [`Child`] is dropped and when this
+//! process dies.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
@@ -14,109 +15,110 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long a child that was killed, or told to end, is waited for.
-const END: Duration = Duration::from_secs(5);
-/// How often a caller that waits for an answer is told that time passes.
-const TICK: Duration = Duration::from_millis(100);
+/// The longest wait for the exit of a child that was killed or whose channel was closed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval between two calls of the `tick` callback while a reply is awaited.
+const TICK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A process of this program, killed when dropped.
+/// A child that runs this program. Killed when dropped.
 pub(crate) struct Child {
     process: std::process::Child,
     channel: BufReader<UnixStream>,
 }
 
-/// Why a child does not answer.
+/// The reason why a child sent no reply.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Silence {
+pub(crate) enum ChildError {
     #[error("was killed by a seccomp filter for a system call")]
-    BadCall,
-    #[error("ended ({0})")]
-    Ended(ExitStatus),
+    SeccompKill,
+    #[error("exited ({0})")]
+    Exited(ExitStatus),
     #[error("did not answer within {} s", .0.as_secs_f32())]
-    Late(Duration),
-    #[error("sent a line that makes no sense: {0}")]
-    Nonsense(#[from] serde_json::Error),
-    #[error("cannot be reached: {0}")]
+    TimedOut(Duration),
+    #[error("sent an invalid line: {0}")]
+    InvalidReply(#[from] serde_json::Error),
+    #[error("lost its channel: {0}")]
     Channel(#[from] std::io::Error),
 }
 
 impl Child {
-    /// Starts this program with `arguments`, and `variables` added to its environment. What it
-    /// prints goes to `output`.
+    /// Starts this program with `arguments`, and with `variables` added to its environment.
+    /// Connects its standard output and error to `output`.
     pub(crate) fn start(
         arguments: &[&str],
         variables: &[(&str, &str)],
         output: impl Fn() -> Stdio,
     ) -> std::io::Result<Child> {
-        let (channel, theirs) = UnixStream::pair()?;
-        // The same file even if its name is gone by now.
+        let (channel, child_end) = UnixStream::pair()?;
+        // Runs the same file even if its name is gone.
         let process = Command::new("/proc/self/exe")
             .args(arguments)
             .envs(variables.iter().copied())
-            .stdin(OwnedFd::from(theirs))
+            .stdin(OwnedFd::from(child_end))
             .stdout(output())
             .stderr(output())
             .spawn()?;
         Ok(Child { process, channel: BufReader::new(channel) })
     }
 
-    /// Returns its process id.
+    /// Returns the process id of the child.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Sends an order, which is JSON. The child reads it within `time`.
-    pub(crate) fn order(&mut self, order: &str, time: Duration) -> Result<(), Silence> {
+    /// Sends a request, which is one line of JSON. Fails if the child does not read it within
+    /// `time`.
+    pub(crate) fn send(&mut self, request: &str, time: Duration) -> Result<(), ChildError> {
         let channel = self.channel.get_mut();
         channel.set_write_timeout(Some(time))?;
-        match channel.write_all(order.as_bytes()).and_then(|()| channel.write_all(b"\n")) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(Silence::Late(time)),
-            Err(error) => Err(self.ended(error)),
+        match channel.write_all(request.as_bytes()).and_then(|()| channel.write_all(b"\n")) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(ChildError::TimedOut(time)),
+            Err(error) => Err(self.exit_reason(error)),
             Ok(()) => Ok(()),
         }
     }
 
-    /// Waits for the answer to an order for at most `time`, and calls `tick` meanwhile.
-    pub(crate) fn answer<T: DeserializeOwned>(
+    /// Waits at most `time` for the reply to a request. Calls `tick` about every 100 ms meanwhile.
+    pub(crate) fn receive<T: DeserializeOwned>(
         &mut self,
         time: Duration,
         mut tick: impl FnMut(),
-    ) -> Result<T, Silence> {
+    ) -> Result<T, ChildError> {
         let deadline = Instant::now() + time;
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
-            let left = deadline.saturating_duration_since(Instant::now()).min(TICK);
+            let left = deadline.saturating_duration_since(Instant::now()).min(TICK_INTERVAL);
             if left.is_zero() {
-                return Err(Silence::Late(time));
+                return Err(ChildError::TimedOut(time));
             }
             self.channel.get_ref().set_read_timeout(Some(left))?;
             match self.channel.read_until(b'\n', &mut line) {
-                // A line that ends without a line end is the last one.
+                // A line without a line end is truncated: the child has exited.
                 Ok(_) if line.last() == Some(&b'\n') => {}
-                Ok(_) => return Err(self.ended(ErrorKind::UnexpectedEof.into())),
+                Ok(_) => return Err(self.exit_reason(ErrorKind::UnexpectedEof.into())),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => tick(),
-                Err(error) => return Err(self.ended(error)),
+                Err(error) => return Err(self.exit_reason(error)),
             }
         }
         Ok(serde_json::from_slice(&line)?)
     }
 
-    /// Closes the channel, which tells the child to end, and waits for that.
-    pub(crate) fn finish(mut self) -> Result<(), Silence> {
+    /// Closes the channel, upon which the child exits, and waits for its exit.
+    pub(crate) fn finish(mut self) -> Result<(), ChildError> {
         self.channel.get_ref().shutdown(Shutdown::Both)?;
-        match wait(&mut self.process, END) {
+        match wait(&mut self.process, EXIT_TIMEOUT) {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(Silence::Ended(status)),
-            None => Err(Silence::Late(END)),
+            Some(status) => Err(ChildError::Exited(status)),
+            None => Err(ChildError::TimedOut(EXIT_TIMEOUT)),
         }
     }
 
-    /// Returns why the channel does not work any more.
-    fn ended(&mut self, error: std::io::Error) -> Silence {
+    /// Returns the reason why the channel failed: the child's exit status if it has exited.
+    fn exit_reason(&mut self, error: std::io::Error) -> ChildError {
         match wait(&mut self.process, Duration::from_secs(1)) {
-            Some(status) if status.signal() == Some(libc::SIGSYS) => Silence::BadCall,
-            Some(status) => Silence::Ended(status),
-            None => Silence::Channel(error),
+            Some(status) if status.signal() == Some(libc::SIGSYS) => ChildError::SeccompKill,
+            Some(status) => ChildError::Exited(status),
+            None => ChildError::Channel(error),
         }
     }
 }
@@ -124,8 +126,8 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         let _ = self.process.kill();
-        // A process that is stuck in the kernel is given up.
-        wait(&mut self.process, END);
+        // Gives up on a process that is stuck in the kernel.
+        wait(&mut self.process, EXIT_TIMEOUT);
     }
 }
 
@@ -140,11 +142,12 @@ fn wait(process: &mut std::process::Child, time: Duration) -> Option<ExitStatus>
     }
 }
 
-/// In a child: the process that started it.
+/// The parent process, as seen from a child.
 pub(crate) struct Parent(BufReader<UnixStream>);
 
 impl Parent {
-    /// Takes the channel from standard input. The kernel kills this process when the parent dies.
+    /// Takes the channel from standard input. Has the kernel kill this process when the parent
+    /// dies.
     pub(crate) fn listen() -> std::io::Result<Parent> {
         // If the parent is dead already, the channel is closed.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
@@ -152,16 +155,16 @@ impl Parent {
         Ok(Parent(BufReader::new(channel.into())))
     }
 
-    /// Returns the next order; `None` if there are no more.
-    pub(crate) fn order<T: DeserializeOwned>(&mut self) -> std::io::Result<Option<T>> {
+    /// Returns the next request, or `None` if the parent has closed the channel.
+    pub(crate) fn next_request<T: DeserializeOwned>(&mut self) -> std::io::Result<Option<T>> {
         let mut line = Vec::new();
         self.0.read_until(b'\n', &mut line)?;
         if line.is_empty() { Ok(None) } else { Ok(Some(serde_json::from_slice(&line)?)) }
     }
 
-    /// Answers an order.
-    pub(crate) fn answer(&mut self, answer: &impl Serialize) -> std::io::Result<()> {
-        let line = serde_json::to_string(answer)? + "\n";
+    /// Sends the reply to a request.
+    pub(crate) fn reply(&mut self, reply: &impl Serialize) -> std::io::Result<()> {
+        let line = serde_json::to_string(reply)? + "\n";
         self.0.get_mut().write_all(line.as_bytes())
     }
 }

@@ -1,4 +1,4 @@
-//! `umf config`: the settings in force, and where each came from.
+//! `umf config`: the effective settings and the origin of each.
 
 use std::fmt::Write;
 
@@ -9,21 +9,21 @@ use umf::settings::{Loaded, Loader, Origin, Row};
 use umf::settings::{Settings, template};
 
 use crate::output::{self, Failure};
-/// Shows the settings in force, and where each came from.
+/// Shows the effective settings, and where each came from.
 ///
-/// Defaults, then the settings files, then the environment: later ones win. What is odd is told on
-/// standard error; what is wrong ends with exit code 2.
+/// Defaults, then the settings files, then the environment: later ones win. Warnings go to standard
+/// error; invalid settings end with exit code 2.
 #[derive(Args)]
 pub(crate) struct ConfigCommand {
-    /// Print one JSON document: settings, files, variables obeyed elsewhere, warnings
+    /// Print one JSON document: settings, files, variables read by other components, warnings
     #[arg(long)]
     json: bool,
 
-    /// Leave out what nobody set
+    /// Show only what a file or a variable sets
     #[arg(long)]
     changed: bool,
 
-    /// Print a settings file with every key, its documentation and its default, which sets nothing
+    /// Print a settings file with every key commented out, its documentation and its default
     #[arg(long, conflicts_with_all = ["json", "changed"])]
     template: bool,
 }
@@ -32,7 +32,7 @@ impl ConfigCommand {
     /// Loads the settings and prints them.
     ///
     /// # Errors
-    /// What is wrong with the settings; standard output cannot be written.
+    /// The settings are invalid, or standard output cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.template {
             output::print(&template())?;
@@ -41,9 +41,10 @@ impl ConfigCommand {
         let settings = Settings::load(Loader::new())?;
         let loaded = settings.loaded();
         for warning in loaded.warnings() {
-            output::tell(&format!("warning: {warning}"));
+            output::print_diagnostic(&format!("warning: {warning}"));
         }
-        let printed = if self.json { self.document(loaded)? } else { self.table(loaded, output::colour()) };
+        let printed =
+            if self.json { self.document(loaded)? } else { self.table(loaded, output::wants_colour()) };
         output::print(&printed)?;
         Ok(())
     }
@@ -103,7 +104,7 @@ impl ConfigCommand {
     }
 }
 
-/// A value, such that none is seen.
+/// Returns the value as a table cell: `-` for the empty string.
 fn shown(value: &str) -> &str {
     if value.is_empty() { "-" } else { value }
 }

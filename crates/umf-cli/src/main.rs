@@ -1,4 +1,4 @@
-//! The `umf` command. Each subcommand is a module with an argument type that has `run`, and a
+//! The `umf` command. Each subcommand is a module: an argument type with a `run` method, and a
 //! variant of [`Command`].
 
 use std::process::ExitCode;
@@ -9,9 +9,9 @@ mod child;
 mod config;
 mod demo;
 mod info;
+mod inspect;
 mod output;
 mod pool_map;
-mod seeing;
 mod sys;
 mod topology;
 
@@ -23,17 +23,17 @@ struct Umf {
     command: Command,
 }
 
-/// What the user asks for.
+/// The subcommands.
 #[derive(Subcommand)]
 enum Command {
     Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
-    Gc(seeing::gc::GcCommand),
+    Gc(inspect::gc::GcCommand),
     Info(info::InfoCommand),
     PoolMap(pool_map::PoolMapCommand),
-    Ps(seeing::ps::PsCommand),
-    Top(seeing::top::TopCommand),
-    Why(seeing::why::WhyCommand),
+    Ps(inspect::ps::PsCommand),
+    Top(inspect::top::TopCommand),
+    Why(inspect::why::WhyCommand),
 }
 
 fn main() -> ExitCode {

@@ -1,5 +1,4 @@
-//! What the command prints: results and progress, sizes and styles, and how a failure becomes an
-//! exit code.
+//! What the subcommands share: printing, progress, formatted sizes, and the exit code of a failure.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -11,77 +10,77 @@ use umf_os::environment::variable;
 /// Writes `text` to standard output.
 ///
 /// # Errors
-/// Whatever the write reports: a closed pipe, a full disk.
+/// The error of the write, such as a closed pipe or a full disk.
 pub(crate) fn print(text: &str) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
 }
 
-/// Writes a line to standard error. Nothing is left to do if that is gone as well.
-pub(crate) fn tell(line: &str) {
+/// Writes a line to standard error. Ignores a closed standard error: no other channel is left.
+pub(crate) fn print_diagnostic(line: &str) {
     let _ = writeln!(std::io::stderr(), "umf: {line}");
 }
 
-/// Whether standard output is a terminal that wants colour (<https://no-color.org>).
-pub(crate) fn colour() -> bool {
+/// Returns whether standard output is a terminal that shows colour (<https://no-color.org>).
+pub(crate) fn wants_colour() -> bool {
     let asked_not_to = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
     let cannot = variable("TERM").is_none_or(|term| term == "dumb");
     std::io::stdout().is_terminal() && !asked_not_to && !cannot
 }
 
-/// Returns `text` in a style if colour is wanted.
+/// Formats `text` in a style if `colour` is set.
 pub(crate) fn styled(text: &str, style: Style, colour: bool) -> String {
     if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }
 
-/// Why a subcommand failed.
+/// The reason why a subcommand failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// What was found out could not be printed.
+    /// Standard output could not be written.
     #[error("cannot print: {0}")]
     Output(#[from] std::io::Error),
-    /// `umf.toml` or a variable is wrong. Exit code 2, as for wrong arguments.
+    /// `umf.toml` or an environment variable is invalid. Exit code 2, as for invalid arguments.
     #[error(transparent)]
     Settings(#[from] umf::settings::Error),
-    /// Anything else, in words.
+    /// Any other failure, as text.
     #[error("{0}")]
-    Told(String),
+    Message(String),
 }
 
-/// Turns the outcome of a subcommand into the exit code. A reader that went away (`umf info |
-/// head`) is no failure.
+/// Prints a failure and returns its exit code. A closed pipe (`umf info | head`) is a success.
 pub(crate) fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
-            tell(&failure.to_string());
+            print_diagnostic(&failure.to_string());
             if matches!(failure, Failure::Settings(_)) { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
-/// How long a run may be silent where standard error is not a terminal, and between its lines.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The time between two progress lines where standard error is not a terminal, and before the
+/// first.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Says what is being done: at once on a terminal, in one line that changes; elsewhere once a
-/// second, from the second second on.
+/// Progress on standard error. On a terminal: one line, rewritten at each step. Elsewhere: a line
+/// per second, from the second second on.
 pub(crate) struct Progress {
-    said: Instant,
+    last_shown: Instant,
     terminal: bool,
     shown: bool,
     step: String,
 }
 
 impl Progress {
-    /// Begins a run.
+    /// Starts the clock of a run.
     pub(crate) fn new() -> Progress {
         let terminal = std::io::stderr().is_terminal();
-        Progress { said: Instant::now(), terminal, shown: false, step: String::new() }
+        Progress { last_shown: Instant::now(), terminal, shown: false, step: String::new() }
     }
 
-    /// The run comes to a new step.
+    /// Announces the next step.
     pub(crate) fn step(&mut self, step: impl Into<String>) {
         self.step = step.into();
         if self.terminal {
@@ -91,17 +90,17 @@ impl Progress {
         }
     }
 
-    /// Time has passed.
+    /// Repeats the current step if the last line is old enough.
     pub(crate) fn tick(&mut self) {
-        if self.said.elapsed() >= PATIENCE {
+        if self.last_shown.elapsed() >= PROGRESS_INTERVAL {
             self.show();
         }
     }
 
     fn show(&mut self) {
-        self.said = Instant::now();
+        self.last_shown = Instant::now();
         self.shown = true;
-        // Progress that nobody can see is no failure.
+        // A closed standard error must not fail the run.
         let mut stderr = std::io::stderr().lock();
         let _ = if self.terminal {
             write!(stderr, "\r\x1b[Kumf: {}", self.step)
@@ -119,9 +118,9 @@ impl Drop for Progress {
     }
 }
 
-/// A number of bytes in the largest binary unit that keeps it above one, with one decimal where it
-/// matters.
-pub(crate) fn human(bytes: u64) -> String {
+/// Formats a number of bytes in the largest binary unit that keeps it above one. Prints one decimal
+/// unless it is zero or the number has three digits.
+pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -139,11 +138,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn picks_the_unit() {
-        assert_eq!(human(0), "0 B");
-        assert_eq!(human(1023), "1023 B");
-        assert_eq!(human(2 << 20), "2 MiB");
-        assert_eq!(human(1536), "1.5 KiB");
-        assert_eq!(human(u64::MAX), "15.9 EiB");
+    fn bytes_have_fitting_unit() {
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(1023), "1023 B");
+        assert_eq!(format_bytes(2 << 20), "2 MiB");
+        assert_eq!(format_bytes(1536), "1.5 KiB");
+        assert_eq!(format_bytes(u64::MAX), "15.9 EiB");
     }
 }

@@ -1,4 +1,4 @@
-//! `umf pool-map`: draws what a pool's regions looked like.
+//! `umf pool-map`: renders a pool's region map as SVG.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,38 +6,38 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::output::{self, Failure};
-/// The largest map that is read.
-const MOST: u64 = 1 << 30;
+/// The largest map that is read, in bytes.
+const MAX_MAP: u64 = 1 << 30;
 
-/// Draws what a pool's regions looked like, as SVG.
+/// Renders the regions of a pool as SVG.
 ///
-/// The map is what an application wrote with `umf::map::to_json(&pool.map()?)`.
+/// The input is what an application wrote with `umf::map::to_json(&pool.map()?)`.
 #[derive(Args)]
 pub(crate) struct PoolMapCommand {
     /// The map, or - for standard input
     map: PathBuf,
 
-    /// Write the picture there, and say on standard output what the map adds up to
+    /// Write the picture to this file, and print the map's totals on standard output
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
 
 impl PoolMapCommand {
-    /// Reads the map and prints or writes the picture.
+    /// Reads the map, and prints or writes the picture.
     ///
     /// # Errors
-    /// The map cannot be read or is none; the picture cannot be written.
+    /// The input cannot be read or is not a map, or the picture cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let about = |path: &Path, error: &dyn std::fmt::Display| {
-            Failure::Told(format!("{}: {error}", path.display()))
+        let failure = |path: &Path, error: &dyn std::fmt::Display| {
+            Failure::Message(format!("{}: {error}", path.display()))
         };
-        let text = read(&self.map).map_err(|error| about(&self.map, &error))?;
-        let map = umf::map::from_json(&text).map_err(|error| about(&self.map, &error))?;
+        let text = read(&self.map).map_err(|error| failure(&self.map, &error))?;
+        let map = umf::map::from_json(&text).map_err(|error| failure(&self.map, &error))?;
         let picture = umf::map::to_svg(&map);
         let Some(path) = &self.output else { return Ok(output::print(&picture)?) };
-        std::fs::write(path, picture).map_err(|error| about(path, &error))?;
+        std::fs::write(path, picture).map_err(|error| failure(path, &error))?;
         let totals = map.totals();
-        let mut said = format!(
+        let mut text = format!(
             "reserved    {} (peak {})\nlive        {} (asked for {}, internal fragmentation {:.3})\nheld        {}\n\
              quarantined {}\ncached      {}\nfree        {} (largest {}, external fragmentation {:.3})\nunusable    {}\n",
             totals.reserved,
@@ -54,12 +54,12 @@ impl PoolMapCommand {
             totals.unusable,
         );
         for size in &totals.sizes {
-            said += &format!(
+            text += &format!(
                 "blocks of {}: {} live, {} held, {} quarantined, {} cached; {} slabs, {} bytes of them wasted\n",
                 size.block_size, size.live, size.held, size.quarantined, size.cached, size.slabs, size.waste
             );
         }
-        Ok(output::print(&said)?)
+        Ok(output::print(&text)?)
     }
 }
 
@@ -70,9 +70,9 @@ fn read(path: &Path) -> std::io::Result<String> {
     } else {
         Box::new(std::fs::File::open(path)?)
     };
-    input.take(MOST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST {
-        return Err(std::io::Error::other(format!("longer than {MOST} bytes")));
+    input.take(MAX_MAP + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_MAP {
+        return Err(std::io::Error::other(format!("longer than {MAX_MAP} bytes")));
     }
     Ok(text)
 }

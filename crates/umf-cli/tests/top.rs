@@ -1,6 +1,6 @@
-//! `umf top` in a terminal: it gives it back as it was, however it ends.
+//! `umf top` in a pseudoterminal, which it restores on every exit path.
 
-// Functions that tests share are tests to us, if not to clippy.
+// Clippy does not treat functions that tests share as tests.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -10,20 +10,20 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// `umf top` in a terminal of its own.
+/// `umf top` in a pseudoterminal of its own.
 struct Terminal {
     child: Child,
     master: File,
-    /// The child's side, kept so that what it was like can be read when the child has ended.
+    /// The child's side. Kept open so that its state can be read after the child has exited.
     slave: OwnedFd,
     before: libc::termios,
     shown: Vec<u8>,
 }
 
 fn settings(fd: &impl AsRawFd) -> libc::termios {
-    // SAFETY: zeroes are a value of this plain structure.
+    // SAFETY: all-zero bytes are a valid `termios`.
     let mut settings: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is valid for the write.
+    // SAFETY: `settings` is valid for writes.
     assert_eq!(unsafe { libc::tcgetattr(fd.as_raw_fd(), &raw mut settings) }, 0);
     settings
 }
@@ -33,13 +33,14 @@ impl Terminal {
         let size = libc::winsize { ws_row: 40, ws_col: 160, ws_xpixel: 0, ws_ypixel: 0 };
         let (mut master, mut slave) = (-1, -1);
         let none = std::ptr::null_mut();
-        // SAFETY: two places for fds, and a valid structure; the rest may be null.
+        // SAFETY: `master`, `slave` and `size` are valid; the name and `termios` arguments may be
+        // null.
         let opened =
             unsafe { libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), &raw const size) };
         assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: new fds that nobody else owns.
+        // SAFETY: `openpty` has just created both fds, and no other value owns them.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
-        // SAFETY: a flag of an fd of this process.
+        // SAFETY: sets a flag of an fd of this process.
         assert_eq!(unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
         let end = || Stdio::from(slave.try_clone().unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
@@ -72,7 +73,7 @@ impl Terminal {
     fn await_end(&mut self) -> ExitStatus {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
-            // It must not wait for somebody to read.
+            // Keeps the output drained, so that the child never blocks on it.
             self.read();
             if let Some(status) = self.child.try_wait().unwrap() {
                 self.read();
@@ -83,9 +84,8 @@ impl Terminal {
         }
     }
 
-    /// What was changed is as it was: the alternate screen left, the cursor shown, the line
-    /// discipline the same.
-    fn is_restored(&self) {
+    /// Asserts that the terminal is restored: alternate screen left, line discipline unchanged.
+    fn assert_restored(&self) {
         assert!(self.shows("\u{1b}[?1049h") && self.shows("\u{1b}[?1049l"), "the alternate screen");
         let now = settings(&self.slave);
         let flags = |it: &libc::termios| (it.c_iflag, it.c_oflag, it.c_lflag);
@@ -101,36 +101,36 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn q_and_control_c_end_it() {
+fn q_and_ctrl_c_quit() {
     for key in ["q", "\u{3}"] {
         let mut terminal = Terminal::start(&["--interval", "0.1"]);
-        // Blanks are not drawn, so that words come one by one.
+        // Blanks are not drawn, so the screen contains single words.
         terminal.await_text("processes,");
         assert_ne!(settings(&terminal.slave).c_lflag, terminal.before.c_lflag, "keys come one by one");
         terminal.master.write_all(b"\x1b[B\x1b[A").unwrap();
         terminal.master.write_all(key.as_bytes()).unwrap();
         let status = terminal.await_end();
         assert!(status.success(), "{status}");
-        terminal.is_restored();
+        terminal.assert_restored();
     }
 }
 
 #[test]
-fn signals_end_it_and_the_terminal_is_as_it_was() {
+fn signals_quit_and_restore_terminal() {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let mut terminal = Terminal::start(&["--interval", "3600"]);
-        // Blanks are not drawn, so that words come one by one.
+        // Blanks are not drawn, so the screen contains single words.
         terminal.await_text("processes,");
-        // SAFETY: a signal to this test's own child.
+        // SAFETY: signals a child of this test.
         assert_eq!(unsafe { libc::kill(i32::try_from(terminal.child.id()).unwrap(), signal) }, 0);
         let status = terminal.await_end();
         assert!(status.success() && status.signal().is_none(), "{status}");
-        terminal.is_restored();
+        terminal.assert_restored();
     }
 }
 
 #[test]
-fn without_a_terminal_it_is_one_picture() {
+fn without_terminal_prints_view_once() {
     for arguments in [&["top", "--once"][..], &["top"]] {
         let output =
             Command::new(env!("CARGO_BIN_EXE_umf")).args(arguments).stdin(Stdio::null()).output().unwrap();

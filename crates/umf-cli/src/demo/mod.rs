@@ -1,8 +1,7 @@
-//! `umf demo`: unrelated processes export blocks of a pool, open each other's, and show what it
-//! took.
+//! `umf demo`: unrelated processes export blocks of a pool, open each other's, and measure it.
 //!
-//! The launcher starts the ranks and gives them orders; [`rank`] is the part of a rank. [`report`]
-//! prints what they found, and counts what is left behind.
+//! The launcher starts the ranks and sends them requests. [`rank`] serves them in each process.
+//! [`report`] prints the results, and counts resources that were left behind.
 
 mod rank;
 mod report;
@@ -19,18 +18,21 @@ use umf::settings::Settings;
 use umf::settings::{ByteSize, Loader};
 
 use crate::child::Child;
-use crate::info::kernel_files;
+use crate::info::procfs;
 use crate::output::{self, Failure, Progress};
-use rank::{Order, Report};
-use report::{Census, Outcome};
+use rank::{RankReport, Request};
+use report::{DemoOutcome, OpenResources};
 
 /// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and
-/// what is left behind.
+/// leaked
+/// resources.
 ///
-/// Every process exports its blocks and opens everybody else's by handles that travel as text;
-/// readers check what the owner wrote and answer in the block, and the owner checks the answers. In
-/// the end all blocks are freed, their handles have to fail as stale, and nothing may be left: no
-/// file descriptor, mapping, name, socket or process.
+/// Each process exports its blocks and opens those of all other processes. Handles travel as text.
+/// Readers check what the owner wrote and write a reply into the block; the owner checks the
+/// replies.
+/// In the end all blocks are freed, and their handles must fail as stale. No file descriptor,
+/// mapping,
+/// name, socket or process may be left behind.
 #[derive(Args)]
 pub(crate) struct DemoCommand {
     /// Processes
@@ -45,7 +47,7 @@ pub(crate) struct DemoCommand {
     #[arg(long, value_name = "BYTES", default_value = "64KiB")]
     size: ByteSize,
 
-    /// How file descriptors travel [default: what the settings say]
+    /// How file descriptors travel [default: the setting ipc.exchange]
     #[arg(long)]
     exchange: Option<Exchange>,
 
@@ -76,32 +78,32 @@ enum Exchange {
     Auto,
 }
 
-/// A demo, as every process in it knows it.
+/// The parameters of a demo, known to every process in it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Plan {
-    /// The provider set of the memory; shared memory of the host if `None`.
+    /// Provider set of the memory; `None` is shared memory of the host.
     provider: Option<String>,
     ranks: u32,
     /// Blocks per rank.
     blocks: u32,
     /// Bytes per block, at least 1.
     size: usize,
-    /// Makes the contents of each run different.
+    /// Random seed of the contents of this run.
     run: u64,
 }
 
 impl DemoCommand {
-    /// Runs the demo and prints what came of it.
+    /// Runs the demo and prints its results.
     ///
     /// # Errors
-    /// Anything that did not go as it should.
+    /// A step failed, or a resource was left behind.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.rank {
             return Ok(rank::serve()?);
         }
         let settings = Settings::load(Loader::new())?;
         for warning in settings.loaded().warnings() {
-            output::tell(&format!("warning: {warning}"));
+            output::print_diagnostic(&format!("warning: {warning}"));
         }
         let plan = self.plan()?;
         let exchange = match self.exchange.and_then(|exchange| exchange.to_possible_value()) {
@@ -109,24 +111,24 @@ impl DemoCommand {
             None => settings.ipc.exchange.to_string(),
         };
         if plan.provider.is_some() {
-            // What is missing is reported once, and not by each rank.
-            drop(plan.pool().map_err(|error| Failure::Told(error.to_string()))?);
+            // Reports an unusable provider once, and not once per rank.
+            drop(plan.pool().map_err(|error| Failure::Message(error.to_string()))?);
         }
         let outcome = launch(plan, exchange, self.timeout.map(Duration::from_secs))?;
-        let printed = if self.json { outcome.json()? } else { outcome.table(output::colour()) };
+        let printed = if self.json { outcome.json()? } else { outcome.table(output::wants_colour()) };
         output::print(&printed)?;
-        if outcome.left.is_empty() {
+        if outcome.leaked.is_empty() {
             return Ok(());
         }
-        Err(Failure::Told(format!("left behind: {}", outcome.left.join(", "))))
+        Err(Failure::Message(format!("left behind: {}", outcome.leaked.join(", "))))
     }
 
     fn plan(&self) -> Result<Plan, Failure> {
-        /// What each rank needs, and each block beside its memory, and each handle in its reader.
+        /// Bytes that a rank needs, a block beyond its contents, and an open handle.
         const NEEDS: (u64, u64, u64) = (8 << 20, 2 << 10, 1 << 10);
         let size = usize::try_from(self.size.get()).unwrap_or(usize::MAX);
         if size == 0 {
-            return Err(Failure::Told("--size 0: a block has at least 1 byte".to_owned()));
+            return Err(Failure::Message("--size 0: a block has at least 1 byte".to_owned()));
         }
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let run = clock.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40);
@@ -142,19 +144,19 @@ impl DemoCommand {
         if is_there {
             return Ok(plan);
         }
-        Err(Failure::Told(format!(
+        Err(Failure::Message(format!(
             "{} ranks with {} blocks of {} need about {} of memory, which is more than is free: ask for less with \
              --ranks, --blocks or --size",
             self.ranks,
             self.blocks,
             self.size,
-            output::human(needs),
+            output::format_bytes(needs),
         )))
     }
 }
 
 impl Plan {
-    /// Makes a pool over the provider.
+    /// Builds a pool over the plan's provider.
     fn pool(&self) -> umf::Result<umf::Pool> {
         match &self.provider {
             Some(provider) => umf::Pool::over(provider),
@@ -162,44 +164,44 @@ impl Plan {
         }
     }
 
-    /// Bytes of one rank's blocks.
+    /// Returns the bytes of one rank's blocks.
     fn rank_bytes(&self) -> u64 {
         u64::from(self.blocks).saturating_mul(self.size as u64)
     }
 
-    /// Handles that all ranks open, together.
+    /// Returns the number of opens of all ranks together.
     fn opens(&self) -> u64 {
         let ranks = u64::from(self.ranks);
         (ranks * (ranks - 1)).saturating_mul(self.blocks.into())
     }
 }
 
-/// Runs the demo. No rank is left when it returns.
+/// Runs the demo. All ranks have exited when it returns.
 ///
 /// # Errors
-/// The rank that failed, when, and why.
-fn launch(plan: Plan, exchange: String, timeout: Option<Duration>) -> Result<Outcome, Failure> {
-    let before = Census::now();
+/// The rank that failed, the step, and the reason.
+fn launch(plan: Plan, exchange: String, timeout: Option<Duration>) -> Result<DemoOutcome, Failure> {
+    let before = OpenResources::now();
     let mut ranks = Ranks::start(&plan, &exchange, timeout)?;
-    let carried = ranks.play(&plan)?;
-    let reports = ranks.leave()?;
-    let mut left = Census::now().more_than(&before);
-    // Abstract sockets that bear the names of the ranks.
-    let sockets = kernel_files::text("/proc/net/unix").unwrap_or_default();
+    let carried = ranks.run_steps(&plan)?;
+    let reports = ranks.finish()?;
+    let mut leaked = OpenResources::now().leaked_since(&before);
+    // Abstract sockets are named after the nonce of their rank.
+    let sockets = procfs::text("/proc/net/unix").unwrap_or_default();
     let nonces: Vec<&str> = reports.iter().filter_map(|report| report.nonce.as_deref()).collect();
     let sockets = sockets.lines().filter_map(|line| line.split('@').nth(1));
     let sockets = sockets.filter(|name| nonces.iter().any(|nonce| name.contains(nonce)));
-    left.extend(sockets.map(|name| format!("socket @{name}")));
+    leaked.extend(sockets.map(|name| format!("socket @{name}")));
     for (number, report) in reports.iter().enumerate() {
         let names = report.before.shared_memory_names().filter(|name| std::path::Path::new(name).exists());
-        left.extend(names.map(|name| format!("name {name}")));
-        let more = report.after.more_than(&report.before);
-        left.extend(more.into_iter().map(|what| format!("rank {number}: {what}")));
+        leaked.extend(names.map(|name| format!("name {name}")));
+        let more = report.after.leaked_since(&report.before);
+        leaked.extend(more.into_iter().map(|what| format!("rank {number}: {what}")));
     }
-    Ok(Outcome { plan, exchange, carried, ranks: reports, left })
+    Ok(DemoOutcome { plan, exchange, carried, ranks: reports, leaked })
 }
 
-/// Returns what a handle carries besides its own bytes.
+/// Describes what a handle carries besides its own bytes.
 fn carried(handle: &Handle) -> String {
     match (handle.data_fd().is_some(), handle.native().len()) {
         (true, 0) => "a descriptor".to_owned(),
@@ -216,7 +218,8 @@ struct Ranks {
 
 impl Ranks {
     fn start(plan: &Plan, exchange: &str, timeout: Option<Duration>) -> Result<Ranks, Failure> {
-        // A rank that gets little time writes 20 MB and opens 5,000 handles a second.
+        // A rank on a busy machine writes at least 20 MB and opens at least 5,000 handles per
+        // second.
         let work = u64::from(plan.ranks) * plan.rank_bytes() / (20 << 20) + plan.opens() / 5_000;
         let timeout = timeout.unwrap_or(Duration::from_secs(30 + work));
         let mut ranks = Ranks { children: Vec::new(), timeout, progress: Progress::new() };
@@ -225,53 +228,54 @@ impl Ranks {
         for number in 0..plan.ranks {
             ranks.progress.step(format!("starting process {} of {}", number + 1, plan.ranks));
             let child = Child::start(&["demo", "--rank"], &[("UMF_IPC_EXCHANGE", exchange)], output);
-            ranks.children.push(child.map_err(|error| Failure::Told(format!("rank {number}: {error}")))?);
+            ranks.children.push(child.map_err(|error| Failure::Message(format!("rank {number}: {error}")))?);
         }
         for number in 0..plan.ranks {
-            ranks.ask::<()>("starting", &[number as usize], &(plan, number))?;
+            ranks.request::<()>("starting", &[number as usize], &(plan, number))?;
         }
         Ok(ranks)
     }
 
-    /// Has the ranks do one thing after the other. Returns what a handle carries.
-    fn play(&mut self, plan: &Plan) -> Result<String, Failure> {
-        let exported: Vec<Vec<Handle>> = self.ask_all("filling and exporting blocks", &Order::Export)?;
+    /// Runs all steps. Returns what a handle carries.
+    fn run_steps(&mut self, plan: &Plan) -> Result<String, Failure> {
+        let exported: Vec<Vec<Handle>> =
+            self.request_all("filling and exporting blocks", &Request::Export)?;
         let carried = exported.iter().flatten().next().map_or_else(String::new, carried);
         for (owner, handles) in (0..).zip(exported) {
             let others: Vec<usize> = (0..self.children.len()).filter(|number| *number != owner).collect();
             let step = format!("opening the blocks of rank {owner} ({} of {})", owner + 1, plan.ranks);
-            self.ask::<()>(&step, &others, &Order::Open { owner: owner as u32, handles })?;
+            self.request::<()>(&step, &others, &Request::Open { owner: owner as u32, handles })?;
         }
         for distance in 1..plan.ranks {
-            self.ask_all::<()>("answering", &Order::Answer { distance })?;
-            self.ask_all::<()>("checking answers", &Order::Verify { distance })?;
+            self.request_all::<()>("answering", &Request::Answer { distance })?;
+            self.request_all::<()>("checking answers", &Request::Verify { distance })?;
         }
         for number in 0..self.children.len() {
-            self.ask::<()>(&format!("rank {number}: measuring"), &[number], &Order::Measure)?;
+            self.request::<()>(&format!("rank {number}: measuring"), &[number], &Request::Measure)?;
         }
-        self.ask_all::<()>("freeing blocks", &Order::Free)?;
-        self.ask_all::<()>("trying handles of freed blocks", &Order::OpenStale)?;
-        self.ask_all::<()>("emptying the caches", &Order::EmptyCaches)?;
+        self.request_all::<()>("freeing blocks", &Request::Free)?;
+        self.request_all::<()>("trying handles of freed blocks", &Request::OpenStale)?;
+        self.request_all::<()>("emptying the caches", &Request::EmptyCaches)?;
         Ok(carried)
     }
 
-    fn leave(mut self) -> Result<Vec<Report>, Failure> {
-        let reports = self.ask_all("leaving", &Order::Leave)?;
+    fn finish(mut self) -> Result<Vec<RankReport>, Failure> {
+        let reports = self.request_all("leaving", &Request::Leave)?;
         for (number, child) in self.children.into_iter().enumerate() {
             let pid = child.pid();
-            let fail = |silence| Failure::Told(format!("rank {number} (process {pid}) {silence}"));
+            let fail = |error| Failure::Message(format!("rank {number} (process {pid}) {error}"));
             child.finish().map_err(fail)?;
         }
         Ok(reports)
     }
 
-    fn ask_all<T: DeserializeOwned>(&mut self, step: &str, order: &Order) -> Result<Vec<T>, Failure> {
+    fn request_all<T: DeserializeOwned>(&mut self, step: &str, order: &Request) -> Result<Vec<T>, Failure> {
         let all: Vec<usize> = (0..self.children.len()).collect();
-        self.ask(step, &all, order)
+        self.request(step, &all, order)
     }
 
-    /// Gives an order to ranks and waits for their answers.
-    fn ask<T: DeserializeOwned>(
+    /// Sends a request to some ranks and waits for their replies.
+    fn request<T: DeserializeOwned>(
         &mut self,
         step: &str,
         numbers: &[usize],
@@ -281,17 +285,17 @@ impl Ranks {
         progress.step(step);
         let line = serde_json::to_string(order).map_err(std::io::Error::from)?;
         let fail = |number: usize, pid: u32, why: &dyn std::fmt::Display| {
-            Failure::Told(format!("rank {number} (process {pid}) {why}, while {step}"))
+            Failure::Message(format!("rank {number} (process {pid}) {why}, while {step}"))
         };
         for &number in numbers {
             let child = &mut children[number];
-            child.order(&line, *timeout).map_err(|silence| fail(number, child.pid(), &silence))?;
+            child.send(&line, *timeout).map_err(|error| fail(number, child.pid(), &error))?;
         }
         let mut answers = Vec::new();
         for &number in numbers {
             let child = &mut children[number];
-            let answer = child.answer::<Result<T, String>>(*timeout, || progress.tick());
-            let answer = answer.map_err(|silence| fail(number, child.pid(), &silence))?;
+            let answer = child.receive::<Result<T, String>>(*timeout, || progress.tick());
+            let answer = answer.map_err(|error| fail(number, child.pid(), &error))?;
             answers.push(answer.map_err(|why| fail(number, child.pid(), &format!("failed: {why}")))?);
         }
         Ok(answers)

@@ -1,4 +1,4 @@
-//! One process of the demo: does what it is told, and answers.
+//! A rank of the demo: a process that serves the launcher's requests.
 
 use std::time::{Duration, Instant};
 
@@ -7,75 +7,77 @@ use umf::ipc::CacheStatistics;
 use umf::{Block, Handle, Mapping, Pool};
 
 use super::Plan;
-use super::report::Census;
+use super::report::OpenResources;
 use crate::child::Parent;
 
-/// The most handles that one pass over cached ones takes: few enough that the cache of umf is
-/// timed, and not the processor's.
-const PASS: usize = 1024;
+/// The most handles of a pass over cached handles. Few enough that the pass times umf's cache and
+/// not cache misses of the processor.
+const PASS_HANDLES: usize = 1024;
 /// Bytes that are written, checked and copied at a time.
 const CHUNK: usize = 1 << 20;
-/// How long each of the three measurements takes.
-const MEASURED: Duration = Duration::from_millis(50);
-const SETTLING: Duration = Duration::from_secs(2);
+/// Duration of each of the three measurements.
+const MEASURE_TIME: Duration = Duration::from_millis(50);
+/// The longest wait for resources to be released.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the launcher tells a rank to do. Each order has one answer.
+/// A request of the launcher to a rank. Each has one reply.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// Allocates, fills and exports the blocks. Answers their handles.
+pub(super) enum Request {
+    /// Allocates, fills and exports the blocks. Replies with their handles.
     Export,
-    /// Opens another rank's blocks and checks what they hold.
+    /// Opens another rank's blocks and checks their contents.
     Open { owner: u32, handles: Vec<Handle> },
-    /// Writes into the opened blocks of the rank that is `distance` below this one, in a circle.
+    /// Writes into the opened blocks of the rank that is `distance` below this one, modulo the
+    /// ranks.
     Answer { distance: u32 },
-    /// Checks what the rank that is `distance` above this one wrote into the own blocks.
+    /// Checks what the rank that is `distance` above this one wrote into this rank's blocks.
     Verify { distance: u32 },
     /// Times cached exports and opens, and copies.
     Measure,
-    /// Closes what is open and frees the blocks.
+    /// Closes all mappings and frees the blocks.
     Free,
-    /// Opens handles of blocks that other ranks have freed, which has to fail.
+    /// Opens handles of blocks that other ranks have freed, which must fail as stale.
     OpenStale,
-    /// Closes what the caches keep.
+    /// Evicts all idle cache entries.
     EmptyCaches,
-    /// Drops the pool, and answers the report.
+    /// Drops the pool, and replies with the report.
     Leave,
 }
 
-/// What a rank reports.
+/// The results of a rank.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct RankReport {
     pub process: u32,
     pub exported: u64,
     pub opened: u64,
     pub times: Times,
-    /// Counted until the end; entries, bytes and fds are those while everything was open.
+    /// Counters at the end of the run. Entries, bytes and fds are those while all blocks were open.
     pub importer: CacheStatistics,
     pub exporter: CacheStatistics,
-    /// Handles of freed blocks that were refused as stale.
+    /// Handles of freed blocks for which `open` returned `Stale`.
     pub stale_refused: u64,
-    pub before: Census,
-    pub after: Census,
-    /// The random name of this producer, which its socket would have.
+    pub before: OpenResources,
+    pub after: OpenResources,
+    /// Nonce of this producer, which is part of the name of its socket.
     pub nonce: Option<String>,
 }
 
-/// Medians; `None` if there was nothing to time.
+/// Median times; `None` without samples.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Times {
     pub get_cold_ns: Option<f64>,
     pub get_cached_ns: Option<f64>,
-    /// The first open of a producer: it is found and its ledger mapped.
+    /// First open of a handle of a producer: finds the process and maps its ledger.
     pub open_first_ns: Option<f64>,
     pub open_cold_ns: Option<f64>,
     pub open_cached_ns: Option<f64>,
-    /// Out of the mappings into private memory.
+    /// Copies from mappings into private memory.
     pub copy_bytes_per_s: Option<f64>,
 }
 
-/// Why a rank fails.
+/// The reason why a rank fails.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum RankError {
     #[error(transparent)]
     Umf(#[from] umf::Error),
     #[error("{what} of rank {owner}, block {index}: {error}")]
@@ -88,57 +90,57 @@ enum Trouble {
     NotStale { owner: u32, index: usize, outcome: String },
 }
 
-/// Plays a rank until the launcher has no more orders.
+/// Serves requests until the launcher closes the channel.
 ///
 /// # Errors
-/// The launcher cannot be spoken to. Other errors are answers.
+/// The channel to the launcher fails. Other errors are sent as replies.
 pub(super) fn serve() -> std::io::Result<()> {
     let mut launcher = Parent::listen()?;
-    let Some((plan, number)) = launcher.order::<(Plan, u32)>()? else { return Ok(()) };
+    let Some((plan, number)) = launcher.next_request::<(Plan, u32)>()? else { return Ok(()) };
     let warm = warm_up(&plan).and_then(|report| Ok((plan.pool()?, report)));
-    launcher.answer(&warm.as_ref().map(|_| ()).map_err(ToString::to_string))?;
+    launcher.reply(&warm.as_ref().map(|_| ()).map_err(ToString::to_string))?;
     let Ok((pool, report)) = warm else { return Ok(()) };
-    let report = obey(&plan, number, &pool, report, &mut launcher)?;
+    let report = serve_requests(&plan, number, &pool, report, &mut launcher)?;
     drop(pool);
-    launcher.answer(&Ok::<_, String>(Report { after: settled(&report.before), ..report }))
+    launcher.reply(&Ok::<_, String>(RankReport { after: wait_until_released(&report.before), ..report }))
 }
 
-/// Obeys until it is time to leave.
-fn obey(
+/// Serves requests until [`Request::Leave`].
+fn serve_requests(
     plan: &Plan,
     number: u32,
     pool: &Pool,
-    report: Report,
+    report: RankReport,
     launcher: &mut Parent,
-) -> std::io::Result<Report> {
+) -> std::io::Result<RankReport> {
     let times = <[_; 3]>::default();
     let mut rank = Rank { plan, number, pool, blocks: Vec::new(), opened: Vec::new(), times, report };
-    while let Some(order) = launcher.order()? {
+    while let Some(order) = launcher.next_request()? {
         let done = match order {
-            Order::Export => {
-                launcher.answer(&rank.export().map_err(|trouble| trouble.to_string()))?;
+            Request::Export => {
+                launcher.reply(&rank.export().map_err(|error| error.to_string()))?;
                 continue;
             }
-            Order::Open { owner, handles } => rank.open(owner, handles),
-            Order::Answer { distance } => rank.answer(distance),
-            Order::Verify { distance } => rank.verify(distance),
-            Order::Measure => rank.measure(),
-            Order::Free => {
+            Request::Open { owner, handles } => rank.open(owner, handles),
+            Request::Answer { distance } => rank.answer(distance),
+            Request::Verify { distance } => rank.verify(distance),
+            Request::Measure => rank.measure(),
+            Request::Free => {
                 rank.free();
                 Ok(())
             }
-            Order::OpenStale => rank.open_stale(),
-            Order::EmptyCaches => rank.empty_caches(),
-            Order::Leave => break,
+            Request::OpenStale => rank.open_stale(),
+            Request::EmptyCaches => rank.empty_caches(),
+            Request::Leave => break,
         };
-        launcher.answer(&done.map_err(|trouble| trouble.to_string()))?;
+        launcher.reply(&done.map_err(|error| error.to_string()))?;
     }
     Ok(rank.report)
 }
 
-/// Makes what a process has one of (its ledger, the socket if the settings call for one, a device's
-/// driver), such that only what comes after that counts as left behind.
-fn warm_up(plan: &Plan) -> umf::Result<Report> {
+/// Creates what a process has once: its ledger, its socket, the driver of a device. The baseline of
+/// leaked resources is taken afterwards.
+fn warm_up(plan: &Plan) -> umf::Result<RankReport> {
     let pool = plan.pool()?;
     let (exporter, importer) = (umf::exporter()?, umf::importer()?);
     let block = pool.allocate(1)?;
@@ -152,23 +154,28 @@ fn warm_up(plan: &Plan) -> umf::Result<Report> {
     importer.evict_idle();
     exporter.evict_idle();
     let nonce = exporter.nonce().map(|nonce| nonce.to_string());
-    Ok(Report { process: std::process::id(), nonce, before: Census::now(), ..Report::default() })
+    Ok(RankReport {
+        process: std::process::id(),
+        nonce,
+        before: OpenResources::now(),
+        ..RankReport::default()
+    })
 }
 
-/// Counts once everything that the rank had is gone. The thread that serves the socket may need a
-/// moment to see that a reader has left.
-fn settled(before: &Census) -> Census {
-    let deadline = Instant::now() + SETTLING;
+/// Counts resources after the rank has dropped everything. Waits for the socket's thread, which
+/// needs a moment to notice that a reader is gone.
+fn wait_until_released(before: &OpenResources) -> OpenResources {
+    let deadline = Instant::now() + RELEASE_TIMEOUT;
     loop {
-        let now = Census::now();
-        if now.more_than(before).is_empty() || Instant::now() > deadline {
+        let now = OpenResources::now();
+        if now.leaked_since(before).is_empty() || Instant::now() > deadline {
             return now;
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Another rank's blocks, open here.
+/// Another rank's blocks, opened in this process.
 struct Opened {
     owner: u32,
     handles: Vec<Handle>,
@@ -181,37 +188,38 @@ struct Rank<'a> {
     pool: &'a Pool,
     blocks: Vec<Block<'a>>,
     opened: Vec<Opened>,
-    /// Of the first export of each block, the first open of each owner, and the other opens.
+    /// Times of the first export of each block, of the first open of each owner, and of the other
+    /// opens.
     times: [Vec<f64>; 3],
-    report: Report,
+    report: RankReport,
 }
 
 impl Rank<'_> {
-    fn export(&mut self) -> Result<Vec<Handle>, Trouble> {
+    fn export(&mut self) -> Result<Vec<Handle>, RankError> {
         let mut handles = Vec::new();
         for index in 0..self.plan.blocks {
             let owner = self.number;
-            let trouble = |error| Trouble::Block { what: "making a block", owner, index, error };
-            let block = self.pool.allocate(self.plan.size).map_err(trouble)?;
+            let block_error = |error| RankError::Block { what: "making a block", owner, index, error };
+            let block = self.pool.allocate(self.plan.size).map_err(block_error)?;
             let content = Content::new(self.plan, owner, index, owner);
-            content.write(|offset, bytes| block.write(offset, bytes)).map_err(trouble)?;
+            content.write(|offset, bytes| block.write(offset, bytes)).map_err(block_error)?;
             let export = timed(&mut self.times[0], || block.export());
-            handles.push(export.map_err(trouble)?.keep());
+            handles.push(export.map_err(block_error)?.keep());
             self.blocks.push(block);
         }
         self.report.exported = handles.len() as u64;
         Ok(handles)
     }
 
-    fn open(&mut self, owner: u32, handles: Vec<Handle>) -> Result<(), Trouble> {
+    fn open(&mut self, owner: u32, handles: Vec<Handle>) -> Result<(), RankError> {
         let mut mappings = Vec::new();
         for (index, handle) in (0..).zip(&handles) {
-            let trouble = |error| Trouble::Block { what: "opening", owner, index, error };
+            let block_error = |error| RankError::Block { what: "opening", owner, index, error };
             let mapping = timed(&mut self.times[if index == 0 { 1 } else { 2 }], || umf::open(handle));
-            let mapping = mapping.map_err(trouble)?;
+            let mapping = mapping.map_err(block_error)?;
             let content = Content::new(self.plan, owner, index, owner);
             let read = |offset, bytes: &mut [u8]| mapping.read(offset, bytes);
-            content.check(read).map_err(|error| trouble(error.into()))??;
+            content.check(read).map_err(|error| block_error(error.into()))??;
             mappings.push(mapping);
         }
         self.report.opened += mappings.len() as u64;
@@ -219,42 +227,40 @@ impl Rank<'_> {
         Ok(())
     }
 
-    fn answer(&mut self, distance: u32) -> Result<(), Trouble> {
+    fn answer(&mut self, distance: u32) -> Result<(), RankError> {
         let owner = (self.number + self.plan.ranks - distance) % self.plan.ranks;
         let opened = self.opened.iter().filter(|opened| opened.owner == owner);
         for (index, mapping) in (0..).zip(opened.flat_map(|opened| &opened.mappings)) {
             let content = Content::new(self.plan, owner, index, self.number);
-            content.write(|offset, bytes| mapping.write(offset, bytes)).map_err(|error| Trouble::Block {
-                what: "answering in the mapping",
-                owner,
-                index,
-                error: error.into(),
+            content.write(|offset, bytes| mapping.write(offset, bytes)).map_err(|error| {
+                RankError::Block { what: "answering in the mapping", owner, index, error: error.into() }
             })?;
         }
         Ok(())
     }
 
-    fn verify(&mut self, distance: u32) -> Result<(), Trouble> {
+    fn verify(&mut self, distance: u32) -> Result<(), RankError> {
         let owner = self.number;
         let writer = (owner + distance) % self.plan.ranks;
         for (index, block) in (0..).zip(&self.blocks) {
             let content = Content::new(self.plan, owner, index, writer);
             let read = |offset, bytes: &mut [u8]| block.read(offset, bytes);
-            let trouble = |error| Trouble::Block { what: "reading", owner, index, error };
-            content.check(read).map_err(trouble)??;
+            let block_error = |error| RankError::Block { what: "reading", owner, index, error };
+            content.check(read).map_err(block_error)??;
         }
         Ok(())
     }
 
-    fn measure(&mut self) -> Result<(), Trouble> {
+    fn measure(&mut self) -> Result<(), RankError> {
         let (exporter, importer) = (umf::exporter()?, umf::importer()?);
-        let addresses: Vec<_> = self.blocks.iter().take(PASS).map(Block::address).collect();
+        let addresses: Vec<_> = self.blocks.iter().take(PASS_HANDLES).map(Block::address).collect();
         let get_cached_ns = median_of_passes(addresses.len(), || {
-            // SAFETY: blocks of this rank, which are accessed by copies alone.
+            // SAFETY: the blocks belong to this rank, and are accessed by copies only.
             let get = |address| unsafe { exporter.get(address) }.map(drop);
             addresses.iter().try_for_each(|address| get(*address)).map_err(umf::Error::from)
         })?;
-        let handles: Vec<_> = self.opened.iter().flat_map(|opened| &opened.handles).take(PASS).collect();
+        let handles: Vec<_> =
+            self.opened.iter().flat_map(|opened| &opened.handles).take(PASS_HANDLES).collect();
         let open_cached_ns = median_of_passes(handles.len(), || {
             handles.iter().try_for_each(|handle| importer.open(handle).map(drop)).map_err(umf::Error::from)
         })?;
@@ -287,7 +293,7 @@ impl Rank<'_> {
         self.blocks.clear();
     }
 
-    fn open_stale(&mut self) -> Result<(), Trouble> {
+    fn open_stale(&mut self) -> Result<(), RankError> {
         for Opened { owner, handles, .. } in &self.opened {
             let Some((index, handle)) = handles.iter().enumerate().next_back() else { continue };
             let outcome = match umf::open(handle) {
@@ -298,12 +304,12 @@ impl Rank<'_> {
                 Err(error) => format!("failed otherwise than as stale: {error}"),
                 Ok(_) => "can still be opened".to_owned(),
             };
-            return Err(Trouble::NotStale { owner: *owner, index, outcome });
+            return Err(RankError::NotStale { owner: *owner, index, outcome });
         }
         Ok(())
     }
 
-    fn empty_caches(&mut self) -> Result<(), Trouble> {
+    fn empty_caches(&mut self) -> Result<(), RankError> {
         let (exporter, importer) = (umf::exporter()?, umf::importer()?);
         for (report, now) in [
             (&mut self.report.importer, importer.statistics()),
@@ -319,8 +325,8 @@ impl Rank<'_> {
     }
 }
 
-/// What one writer puts into one block: bytes that are different for each run, block, writer and
-/// place.
+/// The contents that a writer puts into a block: bytes that depend on run, block, writer and
+/// offset.
 struct Content<'a> {
     plan: &'a Plan,
     owner: u32,
@@ -333,7 +339,7 @@ impl<'a> Content<'a> {
         Content { plan, owner, index, writer }
     }
 
-    /// Returns the bytes of each chunk with their offset.
+    /// Returns the chunks of the contents with their offsets.
     fn chunks(&self) -> impl Iterator<Item = (usize, Vec<u8>)> {
         let seed = mix(self.plan.run) ^ mix(u64::from(self.owner) << 32 | u64::from(self.index));
         let seed = mix(seed ^ u64::from(self.writer));
@@ -349,21 +355,21 @@ impl<'a> Content<'a> {
         self.chunks().try_for_each(|(offset, bytes)| write(offset, &bytes))
     }
 
-    /// Reads the block; the inner error says that it holds something else.
-    fn check<E>(&self, read: impl Fn(usize, &mut [u8]) -> Result<(), E>) -> Result<Result<(), Trouble>, E> {
+    /// Reads the block and compares it. The inner error reports different contents.
+    fn check<E>(&self, read: impl Fn(usize, &mut [u8]) -> Result<(), E>) -> Result<Result<(), RankError>, E> {
         for (offset, expected) in self.chunks() {
             let mut found = vec![0; expected.len()];
             read(offset, &mut found)?;
             if found != expected {
                 let Content { owner, index, writer, .. } = *self;
-                return Ok(Err(Trouble::Content { owner, index, writer, offset }));
+                return Ok(Err(RankError::Content { owner, index, writer, offset }));
             }
         }
         Ok(Ok(()))
     }
 }
 
-/// The finaliser of SplitMix64.
+/// Mixes the bits of a word (finaliser of SplitMix64).
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -371,7 +377,7 @@ fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// Adds the nanoseconds that `run` takes.
+/// Runs `run` and appends its duration in nanoseconds to `times`.
 fn timed<T>(times: &mut Vec<f64>, run: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = run();
@@ -384,12 +390,13 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// Returns the nanoseconds per operation of passes, each of `count` operations; `None` of nothing.
+/// Runs passes of `count` operations each. Returns the median nanoseconds per operation, or `None`
+/// if `count` is 0.
 fn median_of_passes(count: usize, mut pass: impl FnMut() -> umf::Result<()>) -> umf::Result<Option<f64>> {
     if count == 0 {
         return Ok(None);
     }
-    let (end, mut times) = (Instant::now() + MEASURED, Vec::new());
+    let (end, mut times) = (Instant::now() + MEASURE_TIME, Vec::new());
     while times.len() < 3 || Instant::now() < end {
         timed(&mut times, &mut pass)?;
     }
@@ -401,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_finds_a_changed_byte_and_other_writers() {
+    fn check_detects_changed_byte_and_other_writer() {
         for size in [1, 7, 8, CHUNK, CHUNK + 1, 2 * CHUNK + 13] {
             let plan = Plan { provider: None, ranks: 3, blocks: 1, size, run: 1 };
             let mut memory: Vec<u8> =

@@ -1,5 +1,5 @@
-//! What came of a demo: as JSON, and as a table of at most 80 columns. [`Census`] counts what a
-//! process could leave behind.
+//! The results of a demo, as JSON and as a table of at most 80 columns; and [`OpenResources`],
+//! which counts what a process could leave behind.
 
 use std::fmt::Write;
 
@@ -9,23 +9,23 @@ use serde_json::{json, to_value};
 use umf::ipc::CacheStatistics;
 
 use super::Plan;
-use super::rank::Report;
-use crate::info::kernel_files;
+use super::rank::RankReport;
+use crate::info::procfs;
 use crate::output::{self, styled};
 
-/// What came of a demo.
-pub(super) struct Outcome {
+/// The results of a demo.
+pub(super) struct DemoOutcome {
     pub plan: Plan,
     pub exchange: String,
     /// What a handle carries besides its own bytes.
     pub carried: String,
-    pub ranks: Vec<Report>,
-    /// What is left behind; should be empty.
-    pub left: Vec<String>,
+    pub ranks: Vec<RankReport>,
+    /// Resources that were left behind; empty in a correct run.
+    pub leaked: Vec<String>,
 }
 
-impl Outcome {
-    fn sum(&self, of: impl Fn(&Report) -> u64) -> u64 {
+impl DemoOutcome {
+    fn sum(&self, of: impl Fn(&RankReport) -> u64) -> u64 {
         self.ranks.iter().map(of).sum()
     }
 
@@ -33,7 +33,7 @@ impl Outcome {
         u64::from(self.plan.ranks) * self.plan.rank_bytes()
     }
 
-    /// Returns one JSON document.
+    /// Renders the results as one JSON document.
     pub(super) fn json(&self) -> Result<String, std::io::Error> {
         let mut per_rank = to_value(&self.ranks)?;
         for (number, rank) in per_rank.as_array_mut().into_iter().flatten().enumerate() {
@@ -52,13 +52,13 @@ impl Outcome {
             "opens": self.sum(|rank| rank.opened),
             "bytes": self.bytes(),
             "stale_refused": self.sum(|rank| rank.stale_refused),
-            "left_behind": self.left,
+            "left_behind": self.leaked,
             "per_rank": per_rank,
         });
         Ok(format!("{document:#}\n"))
     }
 
-    /// Returns the tables.
+    /// Renders the results as tables.
     pub(super) fn table(&self, colour: bool) -> String {
         let mut out = String::new();
         // Writing to a String does not fail.
@@ -69,7 +69,7 @@ impl Outcome {
     fn write_table(&self, out: &mut String, colour: bool) -> std::fmt::Result {
         let Plan { ranks, blocks, size, provider, .. } = &self.plan;
         let processes = if *ranks == 1 { "process" } else { "unrelated processes" };
-        let size = output::human(*size as u64);
+        let size = output::format_bytes(*size as u64);
         writeln!(out, "{ranks} {processes}, {blocks} blocks of {size} each; exchange {}", self.exchange)?;
         if let Some(provider) = provider {
             writeln!(out, "memory from provider {provider}; each handle carries {}", self.carried)?;
@@ -80,7 +80,7 @@ impl Outcome {
             self.sum(|rank| rank.exported),
             umf::ipc::HANDLE_SIZE,
             self.sum(|rank| rank.opened),
-            output::human(self.bytes()),
+            output::format_bytes(self.bytes()),
         )?;
         let bold = |heading: &str| styled(heading, Style::new().bold(), colour);
         writeln!(out, "{}", bold("                       ------ get ------  ----------- open ----------"))?;
@@ -114,12 +114,12 @@ impl Outcome {
             let stale = self.sum(|rank| rank.stale_refused);
             writeln!(out, "freed: {stale} old handles tried, all refused as stale")?;
         }
-        if self.left.is_empty() {
+        if self.leaked.is_empty() {
             let clean = "left behind: nothing (descriptors, mappings, names, sockets, processes)";
             return writeln!(out, "{}", styled(clean, AnsiColor::Green.on_default(), colour));
         }
         writeln!(out, "{}", styled("left behind:", AnsiColor::Red.on_default(), colour))?;
-        self.left.iter().try_for_each(|what| writeln!(out, "  {what}"))
+        self.leaked.iter().try_for_each(|what| writeln!(out, "  {what}"))
     }
 }
 
@@ -133,7 +133,7 @@ fn counters(out: &mut String, rank: &str, name: &str, it: &CacheStatistics) -> s
         it.stale,
         it.evictions,
         it.entries,
-        output::human(it.bytes),
+        output::format_bytes(it.bytes),
         it.fds,
     )
 }
@@ -148,44 +148,44 @@ fn time(nanoseconds: Option<f64>) -> String {
     }
 }
 
-/// What a process holds. Its metadata, which grows once and is used again, is not counted.
+/// The resources that a process holds. Metadata of umf that is kept and reused is not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Census {
-    /// What each file descriptor refers to.
+pub(crate) struct OpenResources {
+    /// The target of each file descriptor.
     pub(crate) fds: Vec<String>,
-    /// The files behind mappings that are shared with other processes.
+    /// The files behind shared mappings.
     pub(crate) mappings: Vec<String>,
     pub(crate) children: Vec<String>,
 }
 
-impl Census {
-    /// Counts what this process holds now.
-    pub(crate) fn now() -> Census {
+impl OpenResources {
+    /// Lists what this process holds now.
+    pub(crate) fn now() -> OpenResources {
         let links = |entry: Result<std::fs::DirEntry, std::io::Error>| {
-            // The descriptor of this very folder is gone when it is looked up.
+            // The descriptor of this very folder is closed by then.
             Some(std::fs::read_link(entry.ok()?.path()).ok()?.to_string_lossy().into_owned())
         };
         let fds = std::fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(links);
         let own = format!("/proc/{}/fd", std::process::id());
         let mut fds: Vec<String> = fds.filter(|target| *target != own).collect();
-        let maps = kernel_files::text("/proc/self/maps").unwrap_or_default();
-        // A row of leases for each importer is metadata.
+        let maps = procfs::text("/proc/self/maps").unwrap_or_default();
+        // Each importer keeps a row of leases, which is metadata.
         let is_metadata = |name: &String| name.starts_with("/memfd:umf-leases");
         let mut mappings: Vec<String> =
             maps.lines().filter_map(shared_file).filter(|name| !is_metadata(name)).collect();
         let mut children: Vec<String> = Vec::new();
         for task in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
-            let list = kernel_files::text(task.path().join("children")).unwrap_or_default();
+            let list = procfs::text(task.path().join("children")).unwrap_or_default();
             children.extend(list.split_whitespace().map(str::to_owned));
         }
         fds.sort();
         mappings.sort();
         children.sort();
-        Census { fds, mappings, children }
+        OpenResources { fds, mappings, children }
     }
 
-    /// What is here and was not there `before`, in words; empty if nothing.
-    pub(crate) fn more_than(&self, before: &Census) -> Vec<String> {
+    /// Lists what is held now and was not held `before`. Empty if nothing was leaked.
+    pub(crate) fn leaked_since(&self, before: &OpenResources) -> Vec<String> {
         let mut more = Vec::new();
         for (kind, now, then) in [
             ("file descriptor", &self.fds, &before.fds),
@@ -203,13 +203,13 @@ impl Census {
         more
     }
 
-    /// The names in `/dev/shm` that it has in use.
+    /// Lists the names in `/dev/shm` that are open or mapped.
     pub(crate) fn shared_memory_names(&self) -> impl Iterator<Item = &String> {
         self.fds.iter().chain(&self.mappings).filter(|name| name.starts_with("/dev/shm/"))
     }
 }
 
-/// The file behind a line of `/proc/self/maps`, if others can see it change.
+/// Returns the file behind a line of `/proc/self/maps` if the mapping is shared.
 fn shared_file(line: &str) -> Option<String> {
     // START-END rwxs OFFSET DEV INODE NAME
     let (place, name) = line.split_at(line.find('/')?);
@@ -221,12 +221,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_file_is_told_by_name() {
-        let before = Census::now();
+    fn leaked_fd_is_listed_by_target() {
+        let before = OpenResources::now();
         assert!(!before.fds.is_empty());
         let file = std::fs::File::open("/proc/self/status").unwrap();
-        let more = Census { fds: [before.fds.clone(), vec!["/x".to_owned()]].concat(), ..before.clone() };
-        assert_eq!(more.more_than(&before), ["file descriptor /x"]);
+        let more =
+            OpenResources { fds: [before.fds.clone(), vec!["/x".to_owned()]].concat(), ..before.clone() };
+        assert_eq!(more.leaked_since(&before), ["file descriptor /x"]);
         drop(file);
     }
 

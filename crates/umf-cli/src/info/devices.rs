@@ -1,4 +1,4 @@
-//! Devices, and the libraries that drive them.
+//! `umf info`, group "devices": dma-buf sources, Level Zero and CUDA drivers, device nodes.
 
 use std::ffi::CStr;
 
@@ -9,10 +9,10 @@ use umf::dma_buf::survey::{self, HeapReport};
 use umf::dma_buf::{Heap, Udmabuf};
 
 use super::finding::{Finding, Group, Question, ask};
-use super::kernel_files;
-use super::transfer::{Role, play};
-use crate::child::Silence;
-use crate::output::human;
+use super::procfs;
+use super::transfer::{Role, run_in_child};
+use crate::child::ChildError;
+use crate::output::format_bytes;
 use crate::sys;
 
 /// Probes the devices.
@@ -36,8 +36,10 @@ fn udmabuf() -> Finding {
     });
     match found.works {
         Ok(()) => {
-            let size =
-                found.size_limit.map(|bytes| format!(", up to {} each", human(bytes))).unwrap_or_default();
+            let size = found
+                .size_limit
+                .map(|bytes| format!(", up to {} each", format_bytes(bytes)))
+                .unwrap_or_default();
             let parts = found.parts_limit.map(|parts| format!(" in {parts} parts")).unwrap_or_default();
             question.ok(format!("works{size}{parts}")).value(value)
         }
@@ -66,10 +68,10 @@ fn heaps() -> Vec<Finding> {
     heaps.into_iter().map(one).collect()
 }
 
-/// A driver of devices, as its finding has it.
+/// A driver and its devices, as serialised in a finding.
 #[derive(Serialize, Deserialize)]
 struct Driver {
-    /// The version of the interface.
+    /// Version of the driver's interface.
     version: Option<String>,
     devices: Vec<Device>,
 }
@@ -77,39 +79,41 @@ struct Driver {
 #[derive(Serialize, Deserialize)]
 struct Device {
     name: String,
-    /// In bytes.
+    /// Memory size in bytes.
     memory: u64,
-    /// Parts of it that are devices by themselves.
+    /// Number of subdevices.
     #[serde(skip_serializing_if = "Option::is_none")]
     parts: Option<usize>,
-    /// What it has of what umf uses.
+    /// The abilities that umf uses, by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     has: Option<Vec<String>>,
 }
 
-/// What a child finds. Drivers are asked in a child: they start threads, and some crash or hang.
+/// The reply of a child that queried drivers. Drivers start threads, and some crash or hang, so no
+/// driver is loaded in this process.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Found {
-    /// The library that was loaded.
+pub(super) struct DriverReply {
+    /// Path of the library that was loaded.
     library: Option<String>,
     /// The drivers, or why there are none.
     drivers: Result<Vec<Driver>, String>,
 }
 
-/// Loads a library for the rest of the process's life, and returns its path.
+/// Loads a library for the rest of the process, and returns its path.
 fn load(name: &CStr) -> Option<String> {
-    // SAFETY: loading a driver runs its code, in a child of this command that is there for that.
+    // SAFETY: loading a driver runs its initialisers. This is a child that only serves that
+    // purpose.
     if unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
         return None;
     }
-    let maps = kernel_files::text("/proc/self/maps").unwrap_or_default();
+    let maps = procfs::text("/proc/self/maps").unwrap_or_default();
     let mut paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
     let name = name.to_string_lossy();
     paths.find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(&*name))).map(str::to_owned)
 }
 
-/// In a child: asks the drivers that the loader of Level Zero finds.
-pub(super) fn ask_level_zero() -> Found {
+/// Queries the drivers that the Level Zero loader finds. Runs in a child.
+pub(super) fn query_level_zero() -> DriverReply {
     let library = load(LOADER);
     let drivers = umf::level_zero::survey::survey().map_err(|error| error.to_string());
     let driver = |found: umf::level_zero::survey::Driver| Driver {
@@ -120,13 +124,13 @@ pub(super) fn ask_level_zero() -> Found {
             .map(|it| Device { name: it.name, memory: it.memory, parts: Some(it.parts), has: None })
             .collect(),
     };
-    Found { library, drivers: drivers.map(|drivers| drivers.into_iter().map(driver).collect()) }
+    DriverReply { library, drivers: drivers.map(|drivers| drivers.into_iter().map(driver).collect()) }
 }
 
-/// In a child: asks the driver of CUDA.
-pub(super) fn ask_cuda() -> Found {
+/// Queries the CUDA driver. Runs in a child.
+pub(super) fn query_cuda() -> DriverReply {
     if let Some(why) = umf::cuda::Driver::lacks(None) {
-        return Found { library: None, drivers: Err(why) };
+        return DriverReply { library: None, drivers: Err(why) };
     }
     let device = |found: umf::cuda::DeviceInfo| {
         let has = [
@@ -144,21 +148,21 @@ pub(super) fn ask_cuda() -> Found {
         devices: found.devices.into_iter().map(device).collect(),
     });
     let drivers = found.map(|driver| vec![driver]).map_err(|error| error.to_string());
-    Found { library: Some("libcuda.so.1".to_owned()), drivers }
+    DriverReply { library: Some("libcuda.so.1".to_owned()), drivers }
 }
 
-/// A child that did not answer.
-fn not_told(question: Question, silence: &Silence) -> Finding {
+/// Returns the finding for a child that sent no reply.
+fn no_reply(question: Question, error: &ChildError) -> Finding {
     let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
-    question.limited(format!("not told: a child {silence}"), remedy).value(Value::Null)
+    question.limited(format!("unknown: a child {error}"), remedy).value(Value::Null)
 }
 
 fn level_zero() -> Vec<Finding> {
     let loader = ask("libze_loader.so.1", "Finds the drivers of Level Zero devices.");
     let question = ask("level-zero", "Memory of devices, and handles of it by value.");
-    let Found { library, drivers } = match play::<Found>(&Role::LevelZero) {
+    let DriverReply { library, drivers } = match run_in_child::<DriverReply>(&Role::LevelZero) {
         Ok(found) => found,
-        Err(silence) => return vec![not_told(loader, &silence), not_told(question, &silence)],
+        Err(error) => return vec![no_reply(loader, &error), no_reply(question, &error)],
     };
     let Some(path) = library else {
         let remedy = "Install the Level Zero loader (Debian: libze1) and the driver of the device.";
@@ -174,7 +178,7 @@ fn level_zero() -> Vec<Finding> {
     let devices: Vec<String> = drivers
         .iter()
         .flat_map(|driver| &driver.devices)
-        .map(|device| format!("{} ({})", device.name, human(device.memory)))
+        .map(|device| format!("{} ({})", device.name, format_bytes(device.memory)))
         .collect();
     let versions: Vec<&str> = drivers.iter().filter_map(|driver| driver.version.as_deref()).collect();
     let found = if devices.is_empty() {
@@ -189,22 +193,23 @@ fn level_zero() -> Vec<Finding> {
 
 fn cuda() -> Finding {
     let question = ask("libcuda.so.1", "Memory of NVIDIA devices, and handles of it by value.");
-    let driver = match play::<Found>(&Role::Cuda) {
-        Ok(Found { library: None, drivers: Err(why) }) => {
+    let driver = match run_in_child::<DriverReply>(&Role::Cuda) {
+        Ok(DriverReply { library: None, drivers: Err(why) }) => {
             let remedy = "Install the NVIDIA driver, or run the container with --gpus all.";
             let text = if why.contains("No such file") { "not found".to_owned() } else { why };
             return question.missing(text, remedy).value(Value::Null);
         }
-        Ok(Found { drivers: Err(why), .. }) => {
-            let remedy = "nvidia-smi says more of the driver and its devices.";
+        Ok(DriverReply { drivers: Err(why), .. }) => {
+            let remedy = "Run nvidia-smi for details about the driver and its devices.";
             return question.missing(why, remedy).value(json!({ "devices": [] }));
         }
-        Ok(Found { drivers: Ok(mut drivers), .. }) => drivers.swap_remove(0),
-        Err(silence) => return not_told(question, &silence),
+        Ok(DriverReply { drivers: Ok(mut drivers), .. }) => drivers.swap_remove(0),
+        Err(error) => return no_reply(question, &error),
     };
     let has = |device: &Device| device.has.as_deref().unwrap_or_default().join(", ");
     let names = driver.devices.iter();
-    let names = names.map(|device| format!("{} ({}: {})", device.name, human(device.memory), has(device)));
+    let names =
+        names.map(|device| format!("{} ({}: {})", device.name, format_bytes(device.memory), has(device)));
     let version = driver.version.as_deref().unwrap_or("?");
     let text = format!("CUDA {version}; {}", names.collect::<Vec<_>>().join(", "));
     let shares = |device: &Device| device.has.iter().flatten().any(|has| has == "fds" || has == "fabric");
@@ -219,14 +224,14 @@ fn cuda() -> Finding {
 
 fn nvidia() -> Finding {
     let question = ask("nvidia", "The device nodes that libcuda opens.");
-    let nodes = kernel_files::entries("/dev", |name| {
+    let nodes = procfs::entries("/dev", |name| {
         name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok())
     });
     if nodes.is_empty() {
         let remedy = "Load the NVIDIA driver, or run the container with --gpus all.";
         return question.missing("no device nodes", remedy).value(json!([]));
     }
-    let names: Vec<String> = nodes.iter().map(|path| kernel_files::name(path)).collect();
+    let names: Vec<String> = nodes.iter().map(|path| procfs::name(path)).collect();
     let refused =
         nodes.iter().find_map(|path| sys::may_read_and_write(path).err().map(|number| (path, number)));
     match refused {
@@ -235,16 +240,17 @@ fn nvidia() -> Finding {
     }
 }
 
-/// A device of dma-bufs that cannot be used; `absent` is what to do where it is not there.
+/// Returns the finding for an unusable dma-buf device. `absent` is the remedy if the device node
+/// does not exist.
 fn unusable(question: Question, error: &umf::MemoryError, path: &str, absent: &str, value: Value) -> Finding {
     let number = error.native_code().map(Errno::from_raw_os_error);
     match (number, error) {
         (Some(number), _) if is_absent(number) => question.missing("not there", absent).value(Value::Null),
         (Some(number), umf::MemoryError::Native { hint, .. })
-            if kernel_files::refused(number) && !hint.is_empty() =>
+            if procfs::is_denied(number) && !hint.is_empty() =>
         {
             question
-                .missing(format!("there, but refused ({})", kernel_files::errno_name(number)), *hint)
+                .missing(format!("there, but refused ({})", procfs::errno_name(number)), *hint)
                 .value(value)
         }
         (Some(number), _) => refused_device(question, number, path, value),
@@ -254,12 +260,12 @@ fn unusable(question: Question, error: &umf::MemoryError, path: &str, absent: &s
     }
 }
 
-/// A device that is there and cannot be used.
+/// Returns the finding for a device node that exists and cannot be used.
 fn refused_device(question: Question, number: Errno, path: &str, value: Value) -> Finding {
-    let name = kernel_files::errno_name(number);
-    let finding = if kernel_files::ran_short(number) {
-        question.limited(format!("could not be tried ({name})"), kernel_files::make_room(number))
-    } else if kernel_files::refused(number) {
+    let name = procfs::errno_name(number);
+    let finding = if procfs::is_temporary_shortage(number) {
+        question.limited(format!("could not be tried ({name})"), procfs::shortage_remedy(number))
+    } else if procfs::is_denied(number) {
         let remedy = format!("Join the group that owns {path} (ls -l), or allow it in the container.");
         question.missing(format!("there, but refused ({name})"), remedy)
     } else {

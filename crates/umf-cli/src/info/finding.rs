@@ -1,4 +1,4 @@
-//! What `umf info` finds: one [`Finding`] per question, in groups; and the report as text of at
+//! The results of `umf info`: one [`Finding`] per question, in groups; and the report as text of at
 //! most 80 columns.
 
 use std::borrow::Cow;
@@ -8,82 +8,82 @@ use rustix::io::Errno;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
-use super::kernel_files;
+use super::procfs;
 use crate::output::styled;
 
-/// How well umf is served.
+/// How well the machine serves umf in one respect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
-    /// Nothing to do.
+pub(crate) enum FindingState {
+    /// Fully usable.
     Ok,
-    /// It works in part, or could not be tried.
+    /// Partly usable, or untested.
     Limited,
-    /// It is not there, or refused.
+    /// Absent or refused.
     Missing,
 }
 
-/// A question, before it has an answer.
+/// A question without its answer.
 pub(crate) struct Question {
     key: Cow<'static, str>,
     why: Cow<'static, str>,
 }
 
-/// The answer to one question.
+/// The answer to a question.
 #[derive(serde::Serialize)]
 pub(crate) struct Finding {
     #[serde(skip)]
     pub(crate) key: Cow<'static, str>,
-    pub(crate) state: State,
-    /// The answer as people read it.
+    pub(crate) state: FindingState,
+    /// Text for people.
     pub(crate) text: String,
-    /// The answer as programs read it.
+    /// Value for programs.
     pub(crate) value: Value,
     /// Why it matters to umf.
     pub(crate) why: Cow<'static, str>,
-    /// What to do about it, where it is not ok.
+    /// Remedy, where the state is not [`FindingState::Ok`].
     pub(crate) remedy: Option<String>,
 }
 
-/// Asks `key`, which matters because of `why`.
+/// Creates the question `key`. `why` tells why it matters.
 pub(crate) fn ask(key: impl Into<Cow<'static, str>>, why: impl Into<Cow<'static, str>>) -> Question {
     Question { key: key.into(), why: why.into() }
 }
 
 impl Question {
-    /// All is well.
+    /// Answers that everything works.
     pub(crate) fn ok(self, text: impl Into<String>) -> Finding {
-        self.answer(State::Ok, text.into(), None)
+        self.answer(FindingState::Ok, text.into(), None)
     }
 
-    /// It works in part.
+    /// Answers that it works in part.
     pub(crate) fn limited(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        self.answer(State::Limited, text.into(), Some(remedy.into()))
+        self.answer(FindingState::Limited, text.into(), Some(remedy.into()))
     }
 
-    /// It is not there.
+    /// Answers that it is absent or refused.
     pub(crate) fn missing(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        self.answer(State::Missing, text.into(), Some(remedy.into()))
+        self.answer(FindingState::Missing, text.into(), Some(remedy.into()))
     }
 
-    /// A source that could not be read: nothing is known, which is a finding as well.
+    /// Answers that a source could not be read, so nothing is known.
     pub(crate) fn unknown(self, unread: impl Into<String>) -> Finding {
         let remedy = "Mount /proc and /sys, or run where they can be read.";
-        self.answer(State::Limited, format!("unknown: {}", unread.into()), Some(remedy.to_owned()))
+        self.answer(FindingState::Limited, format!("unknown: {}", unread.into()), Some(remedy.to_owned()))
             .value(Value::Null)
     }
 
-    /// The outcome of trying out an ability of the kernel that exists since release `since`.
-    /// `value` is whether it works.
-    pub(crate) fn tried(self, outcome: Result<(), Errno>, since: &str) -> Finding {
+    /// Answers with the outcome of testing a kernel feature of release `since`. The value is
+    /// whether it works.
+    pub(crate) fn tested(self, outcome: Result<(), Errno>, since: &str) -> Finding {
         let Err(number) = outcome else {
             return self.ok("works").value(true);
         };
-        let name = kernel_files::errno_name(number);
-        if kernel_files::ran_short(number) {
-            self.limited(format!("could not be tried ({name})"), kernel_files::make_room(number))
+        let name = procfs::errno_name(number);
+        if procfs::is_temporary_shortage(number) {
+            self.limited(format!("could not be tried ({name})"), procfs::shortage_remedy(number))
                 .value(Value::Null)
-        } else if kernel_files::refused(number) {
+        } else if procfs::is_denied(number) {
             let remedy =
                 "A seccomp filter or a security module refuses it: allow it in the container's profile.";
             self.missing(format!("refused ({name})"), remedy).value(false)
@@ -93,27 +93,27 @@ impl Question {
         }
     }
 
-    fn answer(self, state: State, text: String, remedy: Option<String>) -> Finding {
+    fn answer(self, state: FindingState, text: String, remedy: Option<String>) -> Finding {
         let value = Value::String(text.clone());
         Finding { key: self.key, state, text, value, why: self.why, remedy }
     }
 }
 
 impl Finding {
-    /// Gives the answer that programs read; without this it is the text.
+    /// Sets the value for programs. The default is the text.
     pub(crate) fn value(mut self, value: impl Into<Value>) -> Finding {
         self.value = value.into();
         self
     }
 }
 
-/// Findings about one thing.
+/// Findings about one subject.
 pub(crate) struct Group {
-    /// The stable name.
+    /// Stable name.
     pub(crate) key: &'static str,
-    /// The heading.
+    /// Heading.
     pub(crate) title: &'static str,
-    /// The findings, in the order in which they are shown.
+    /// Findings in display order.
     pub(crate) findings: Vec<Finding>,
 }
 
@@ -127,15 +127,15 @@ impl Serialize for Group {
     }
 }
 
-/// Everything that was found.
+/// All findings of a run.
 pub(crate) struct Report {
-    /// The groups, in the order in which they are shown.
+    /// Groups in display order.
     pub(crate) groups: Vec<Group>,
 }
 
 impl Report {
-    /// How many findings are in `state`.
-    pub(crate) fn count(&self, state: State) -> usize {
+    /// Counts the findings in `state`.
+    pub(crate) fn count(&self, state: FindingState) -> usize {
         self.groups.iter().flat_map(|group| &group.findings).filter(|finding| finding.state == state).count()
     }
 }
@@ -152,14 +152,14 @@ impl Serialize for Report {
     }
 }
 
-/// Columns at most.
+/// Columns of the report.
 pub(crate) const WIDTH: usize = 80;
 const STATE_WIDTH: usize = 7;
 const KEY_WIDTH: usize = 20;
 const INDENT: usize = 2 + STATE_WIDTH + 2 + KEY_WIDTH + 2;
 
-/// Renders the report. Findings that are not ok say why they matter and what to do; `verbose` has
-/// all say why.
+/// Renders the report. A finding that is not ok comes with its reason and remedy; `verbose` adds
+/// the reason to all.
 pub(crate) fn render(report: &Report, colour: bool, verbose: bool) -> String {
     let mut out = String::new();
     for group in &report.groups {
@@ -169,17 +169,20 @@ pub(crate) fn render(report: &Report, colour: bool, verbose: bool) -> String {
         }
         out.push('\n');
     }
-    let (ok, limited, missing) =
-        (report.count(State::Ok), report.count(State::Limited), report.count(State::Missing));
+    let (ok, limited, missing) = (
+        report.count(FindingState::Ok),
+        report.count(FindingState::Limited),
+        report.count(FindingState::Missing),
+    );
     push_line(&mut out, &format!("{ok} ok, {limited} limited, {missing} missing"));
     out
 }
 
 fn render_finding(out: &mut String, finding: &Finding, colour: bool, verbose: bool) {
     let (name, style) = match finding.state {
-        State::Ok => ("ok", AnsiColor::Green.on_default()),
-        State::Limited => ("limited", AnsiColor::Yellow.on_default()),
-        State::Missing => ("missing", AnsiColor::Red.on_default()),
+        FindingState::Ok => ("ok", AnsiColor::Green.on_default()),
+        FindingState::Limited => ("limited", AnsiColor::Yellow.on_default()),
+        FindingState::Missing => ("missing", AnsiColor::Red.on_default()),
     };
     let state = styled(&format!("{name:<STATE_WIDTH$}"), style, colour);
     let mut lines = wrap(&finding.text, WIDTH - INDENT).into_iter();
@@ -188,7 +191,7 @@ fn render_finding(out: &mut String, finding: &Finding, colour: bool, verbose: bo
     for line in lines {
         push_line(out, &format!("{:INDENT$}{line}", ""));
     }
-    if verbose || finding.state != State::Ok {
+    if verbose || finding.state != FindingState::Ok {
         render_note(out, "why", &finding.why, colour);
     }
     if let Some(remedy) = &finding.remedy {
@@ -211,7 +214,7 @@ fn push_line(out: &mut String, line: &str) {
     out.push('\n');
 }
 
-/// Breaks `text` at spaces into lines of at most `width` characters; a longer word has its own
+/// Breaks `text` at spaces into lines of at most `width` characters. A longer word gets its own
 /// line.
 pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();

@@ -1,5 +1,5 @@
-//! What the kernel has, tried out on this process itself, or in a child where a seccomp filter
-//! might kill for it; and what this process may do to its peers.
+//! `umf info`, groups "kernel" and "permissions": tests kernel features, and reports credentials
+//! and confinement. Under a seccomp filter, each test runs in a child, which the filter may kill.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -10,175 +10,174 @@ use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use super::finding::{Finding, Group, ask};
-use super::transfer::{Role, play};
-use super::{kernel_files, numa};
-use crate::child::Silence;
-use crate::sys::{self, Outcome};
+use super::transfer::{Role, run_in_child};
+use super::{numa, procfs};
+use crate::child::ChildError;
+use crate::sys::{self, SysResult};
 
-/// The largest huge page that is worth making for a trial.
-const LARGEST_TRIAL: u64 = 64 << 20;
+/// The largest huge page that a test allocates, in bytes.
+const LARGEST_TEST_PAGE: u64 = 64 << 20;
 
-/// What is tried.
-static TRIALS: [Trial; 10] = [
-    Trial {
+/// The kernel features to test.
+static FEATURE_TESTS: [FeatureTest; 10] = [
+    FeatureTest {
         key: "pidfd_open",
-        why: "A pidfd names a producer beyond doubt and tells of its death.",
+        why: "A pidfd identifies a producer without pid reuse, and reports its exit.",
         since: "5.3",
-        attempt: || sys::pidfd_of_self().map(drop),
+        test: || sys::pidfd_of_self().map(drop),
     },
-    Trial {
+    FeatureTest {
         key: "pidfd_getfd",
         why: "The fastest way to fetch a peer's memory.",
         since: "5.6",
-        attempt: sys::fetch_own_fd,
+        test: sys::fetch_own_fd,
     },
-    Trial {
+    FeatureTest {
         key: "process_vm_readv",
         why: "One copy between processes without mapping anything.",
         since: "3.2",
-        attempt: sys::read_own_memory,
+        test: sys::read_own_memory,
     },
-    Trial {
+    FeatureTest {
         key: "memfd_seals",
         why: "Shared memory without a name, whose size a peer cannot change.",
         since: "3.17",
-        attempt: || sys::seal_a_memfd(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL),
+        test: || sys::seal_a_memfd(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL),
     },
-    Trial {
+    FeatureTest {
         key: "mfd_noexec_seal",
-        why: "Shared memory that nobody can make executable.",
+        why: "Shared memory that cannot be made executable.",
         since: "6.3",
-        attempt: sys::memfd_noexec_seal,
+        test: sys::memfd_noexec_seal,
     },
-    Trial {
+    FeatureTest {
         key: "f_seal_future_write",
         why: "Guarantees that a read-only import stays read-only.",
         since: "5.1",
-        attempt: || sys::seal_a_memfd(SealFlags::FUTURE_WRITE),
+        test: || sys::seal_a_memfd(SealFlags::FUTURE_WRITE),
     },
-    Trial {
+    FeatureTest {
         key: "so_peerpidfd",
-        why: "Tells of a peer's death where pids are not visible.",
+        why: "Reports a peer's exit where pids are not visible.",
         since: "6.5",
-        attempt: sys::peer_pidfd,
+        test: sys::peer_pidfd,
     },
-    Trial {
+    FeatureTest {
         key: "madv_wipeonfork",
-        why: "Tells a forked child that it is one, without a hook.",
+        why: "Detects a fork in the child, without a hook.",
         since: "4.14",
-        attempt: sys::wipe_on_fork,
+        test: sys::wipe_on_fork,
     },
-    Trial {
+    FeatureTest {
         key: "madv_collapse",
         why: "Huge pages for shared memory where shmem_enabled is never.",
         since: "6.1",
-        attempt: collapse,
+        test: collapse,
     },
-    Trial {
+    FeatureTest {
         key: "membarrier",
-        why: "Lets the hot paths go without fences of their own.",
+        why: "Lets fast paths run without memory fences.",
         since: "4.14",
-        attempt: sys::private_membarrier,
+        test: sys::private_membarrier,
     },
 ];
 
 /// Probes the kernel.
 pub(crate) fn probe() -> Group {
-    let release = ask("release", "Says which abilities to expect; each is tried below all the same.");
+    let release = ask("release", "Tells which features to expect; each is tested below regardless.");
     let mut findings = vec![release.ok(sys::kernel_release())];
-    findings.extend(TRIALS.iter().map(Trial::run));
+    findings.extend(FEATURE_TESTS.iter().map(FeatureTest::run));
     findings.push(seccomp());
     Group { key: "kernel", title: "Kernel", findings }
 }
 
-fn collapse() -> Outcome<()> {
-    let size = kernel_files::number("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").unwrap_or(2 << 20);
+fn collapse() -> SysResult<()> {
+    let size = procfs::number("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").unwrap_or(2 << 20);
     match usize::try_from(size) {
-        Ok(bytes) if size <= LARGEST_TRIAL && size.is_power_of_two() => sys::collapse_memfd(bytes),
-        // A page of 512 MiB is too much for a trial: it ran short of size.
+        Ok(bytes) if size <= LARGEST_TEST_PAGE && size.is_power_of_two() => sys::collapse_memfd(bytes),
+        // A huge page of 512 MiB is too large for a test: reported as a lack of memory.
         _ => Err(Errno::NOMEM),
     }
 }
 
 fn seccomp() -> Finding {
     let question = ask("seccomp", "A filter can refuse any of the calls above.");
-    match filter() {
-        Ok(Filter::None) => question.ok("no filter").value("none"),
-        Ok(Filter::Strict) => {
+    match seccomp_mode() {
+        Ok(SeccompMode::None) => question.ok("no filter").value("none"),
+        Ok(SeccompMode::Strict) => {
             question.missing("strict", "Nothing works in strict mode: run without it.").value("strict")
         }
-        Ok(Filter::Installed) => {
+        Ok(SeccompMode::Installed) => {
             question.ok("a filter is installed; what it refuses shows above and below").value("filter")
         }
         Err(unread) => question.unknown(unread),
     }
 }
 
-/// One thing to try.
-pub(super) struct Trial {
-    /// The finding's stable name.
+/// A test of one kernel feature.
+pub(super) struct FeatureTest {
+    /// Stable name of the finding.
     pub(super) key: &'static str,
-    /// Why it matters to umf.
+    /// Reason why it matters to umf.
     pub(super) why: &'static str,
-    /// The kernel release that brought it.
+    /// Kernel release that introduced it.
     pub(super) since: &'static str,
-    /// Tries it and leaves nothing behind.
-    pub(super) attempt: fn() -> Outcome<()>,
+    /// Runs the test and undoes its effects.
+    pub(super) test: fn() -> SysResult<()>,
 }
 
-/// What seccomp does to this process.
+/// Seccomp mode of this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Filter {
-    /// Nothing, or the kernel has no seccomp.
+pub(super) enum SeccompMode {
+    /// No filter, or a kernel without seccomp.
     None,
-    /// Only read, write and exit are left.
+    /// Only read, write and exit are allowed.
     Strict,
-    /// A filter looks at every call.
+    /// A filter checks every system call.
     Installed,
 }
 
-/// Looks what seccomp does to this process.
+/// Reads the seccomp mode of this process.
 ///
 /// # Errors
 /// The file that could not be read.
-pub(super) fn filter() -> Result<Filter, String> {
-    let status = kernel_files::text("/proc/self/status")?;
-    Ok(match kernel_files::field(&status, "Seccomp") {
-        Some("1") => Filter::Strict,
-        Some("2") => Filter::Installed,
-        _ => Filter::None,
+pub(super) fn seccomp_mode() -> Result<SeccompMode, String> {
+    let status = procfs::text("/proc/self/status")?;
+    Ok(match procfs::field(&status, "Seccomp") {
+        Some("1") => SeccompMode::Strict,
+        Some("2") => SeccompMode::Installed,
+        _ => SeccompMode::None,
     })
 }
 
-/// The trial of this key.
-pub(super) fn find(key: &str) -> Option<&'static Trial> {
-    TRIALS.iter().chain([&numa::BINDING]).find(|trial| trial.key == key)
+/// Returns the test with this key.
+pub(super) fn find_test(key: &str) -> Option<&'static FeatureTest> {
+    FEATURE_TESTS.iter().chain([&numa::BIND_TEST]).find(|trial| trial.key == key)
 }
 
-impl Trial {
-    /// Runs the trial, here or in a child.
+impl FeatureTest {
+    /// Runs the test, in a child if a seccomp filter is installed.
     pub(super) fn run(&self) -> Finding {
         let question = ask(self.key, self.why);
-        if filter() != Ok(Filter::Installed) {
-            return question.tried((self.attempt)(), self.since);
+        if seccomp_mode() != Ok(SeccompMode::Installed) {
+            return question.tested((self.test)(), self.since);
         }
-        match play(&Role::Try(self.key.to_owned())) {
-            Ok(0) => question.tried(Ok(()), self.since),
-            Ok(number) => question.tried(Err(Errno::from_raw_os_error(number)), self.since),
-            Err(Silence::BadCall) => {
+        match run_in_child(&Role::Try(self.key.to_owned())) {
+            Ok(0) => question.tested(Ok(()), self.since),
+            Ok(number) => question.tested(Err(Errno::from_raw_os_error(number)), self.since),
+            Err(ChildError::SeccompKill) => {
                 let remedy = "A seccomp filter kills for it: allow it in the container's profile.";
                 question.missing("killed (SIGSYS)", remedy).value(false)
             }
-            Err(silence) => {
+            Err(error) => {
                 let remedy = "Make room for child processes (ulimit -u, ulimit -n).";
-                question.limited(format!("could not be tried: a child {silence}"), remedy).value(Value::Null)
+                question.limited(format!("could not be tried: a child {error}"), remedy).value(Value::Null)
             }
         }
     }
 }
 
-/// `PROC_USER_INIT_INO` and `PROC_PID_INIT_INO` of the kernel: the inodes of the initial
-/// namespaces.
+/// `PROC_USER_INIT_INO` and `PROC_PID_INIT_INO` of the kernel: inodes of the initial namespaces.
 const INITIAL_USER: u64 = 0xEFFF_FFFD;
 const INITIAL_PID: u64 = 0xEFFF_FFFC;
 
@@ -210,15 +209,15 @@ pub(super) fn probe_permissions() -> Group {
     Group { key: "permissions", title: "Permissions", findings }
 }
 
-/// The scope of yama's restriction; none where yama is absent. `Err` where it is there and cannot
+/// Reads yama's `ptrace_scope`. Returns `None` where yama is absent, and an error where it cannot
 /// be read.
 fn yama_scope() -> Result<Option<u64>, String> {
-    // Without this one /proc is not there, and tells nothing of yama.
-    kernel_files::text("/proc/sys/kernel/osrelease")?;
+    // Without this file /proc is not mounted, which tells nothing about yama.
+    procfs::text("/proc/sys/kernel/osrelease")?;
     if !std::path::Path::new("/proc/sys/kernel/yama").exists() {
         return Ok(None);
     }
-    kernel_files::number("/proc/sys/kernel/yama/ptrace_scope").map(Some)
+    procfs::number("/proc/sys/kernel/yama/ptrace_scope").map(Some)
 }
 
 fn euid() -> Finding {
@@ -239,7 +238,7 @@ fn capability(key: &'static str, wanted: CapabilitySet, why: &'static str) -> Fi
             let remedy = format!("Where that is needed: run as root, or with --cap-add {upper}.");
             question.missing("not held", remedy).value(false)
         }
-        Err(number) => question.unknown(format!("capget: {}", kernel_files::errno_name(number))),
+        Err(number) => question.unknown(format!("capget: {}", procfs::errno_name(number))),
     }
 }
 
@@ -265,7 +264,7 @@ fn yama() -> Finding {
             "sysctl kernel.yama.ptrace_scope=0, or exchange by procfs or socket.",
         ),
         _ => question.missing(
-            format!("{scope}: nobody may, until the next boot"),
+            format!("{scope}: no process may, until the next boot"),
             "Exchange by procfs or socket, or boot with kernel.yama.ptrace_scope=0.",
         ),
     };
@@ -280,11 +279,11 @@ fn dumpable() -> Finding {
         Ok(DumpableBehavior::Dumpable) => question.ok("yes").value(true),
         Ok(DumpableBehavior::NotDumpable) => question.missing("no", remedy).value(false),
         Ok(_) => question.missing("by root only", remedy).value(false),
-        Err(number) => question.unknown(format!("prctl: {}", kernel_files::errno_name(number))),
+        Err(number) => question.unknown(format!("prctl: {}", procfs::errno_name(number))),
     }
 }
 
-/// Whether capabilities reach beyond a container; none where /proc does not tell.
+/// Returns whether capabilities reach beyond a container; `None` if `/proc` does not tell.
 pub(crate) fn in_initial_user_namespace() -> Option<bool> {
     std::fs::metadata("/proc/self/ns/user").ok().map(|found| found.ino() == INITIAL_USER)
 }

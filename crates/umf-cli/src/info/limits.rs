@@ -1,4 +1,4 @@
-//! What this process may have: limits, huge pages, processors.
+//! `umf info`, groups "limits", "huge_pages" and "cpu": resource limits, huge pages, processors.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use super::finding::{Finding, Group, ask};
-use super::{kernel, kernel_files};
-use crate::output::human;
+use super::{kernel, procfs};
+use crate::output::format_bytes;
 use crate::sys;
 
-/// Linux's default number of open files, which umf's arenas are made to live with.
+/// Linux's default number of open files. umf's arenas are designed for it.
 const DEFAULT_FILES: u64 = 1024;
 
 /// Linux's default number of mappings.
 const DEFAULT_MAPPINGS: u64 = 65_530;
 
-/// What a container gets for `/dev/shm` when nobody thought of it.
+/// Docker's default size of `/dev/shm`.
 const SMALL_SHM: u64 = 64 << 20;
 
 /// Probes the limits.
@@ -32,7 +32,7 @@ fn files() -> Finding {
         ask("rlimit_nofile", "An isolated region costs one fd; an arena of many regions costs one.");
     let limit = sys::resource_limit(Resource::Nofile);
     let open = std::fs::read_dir("/proc/self/fd").map(Iterator::count).ok();
-    // The folder itself was open while it was read.
+    // The folder's own fd was open while it was read.
     let open = open.map(|count| count.saturating_sub(1) as u64);
     let soft = limit.current.unwrap_or(u64::MAX);
     let fit = soft.saturating_sub(open.unwrap_or(3));
@@ -53,15 +53,17 @@ fn locked() -> Finding {
     let question = ask("rlimit_memlock", "Bounds memory that is locked or pinned for a device.");
     let limit = sys::resource_limit(Resource::Memlock);
     let value = json!({ "soft": limit.current, "hard": limit.maximum });
-    // The kernel wants it in the initial user namespace.
+    // The kernel checks this capability against the initial user namespace.
     let free = kernel::in_initial_user_namespace() == Some(true)
         && sys::effective_capabilities().is_ok_and(|held| held.contains(CapabilitySet::IPC_LOCK));
     match limit.current {
         None => question.ok("unlimited").value(value),
-        Some(soft) if free => question.ok(format!("{}, lifted by CAP_IPC_LOCK", human(soft))).value(value),
-        Some(soft) => {
-            question.limited(human(soft), "ulimit -l unlimited, or LimitMEMLOCK=infinity.").value(value)
+        Some(soft) if free => {
+            question.ok(format!("{}, lifted by CAP_IPC_LOCK", format_bytes(soft))).value(value)
         }
+        Some(soft) => question
+            .limited(format_bytes(soft), "ulimit -l unlimited, or LimitMEMLOCK=infinity.")
+            .value(value),
     }
 }
 
@@ -72,14 +74,14 @@ fn address_space() -> Finding {
     match limit.current {
         None => question.ok("unlimited").value(value),
         Some(soft) => question
-            .limited(human(soft), "ulimit -v unlimited; bound memory with a cgroup instead.")
+            .limited(format_bytes(soft), "ulimit -v unlimited; bound memory with a cgroup instead.")
             .value(value),
     }
 }
 
 fn mappings() -> Finding {
     let question = ask("max_map_count", "Each imported region or arena window is a mapping.");
-    match kernel_files::number("/proc/sys/vm/max_map_count") {
+    match procfs::number("/proc/sys/vm/max_map_count") {
         Ok(most) if most >= DEFAULT_MAPPINGS => question.ok(most.to_string()).value(most),
         Ok(most) => question
             .limited(most.to_string(), format!("sysctl vm.max_map_count={DEFAULT_MAPPINGS} or more."))
@@ -91,14 +93,14 @@ fn mappings() -> Finding {
 fn overcommit() -> Finding {
     let question =
         ask("overcommit_memory", "Whether memory can be reserved without being accounted at once.");
-    match kernel_files::number("/proc/sys/vm/overcommit_memory") {
+    match procfs::number("/proc/sys/vm/overcommit_memory") {
         Ok(0) => question.ok("0: heuristic").value(0),
         Ok(1) => question.ok("1: always").value(1),
         Ok(mode) => {
-            let meminfo = kernel_files::text("/proc/meminfo").unwrap_or_default();
-            let bytes = |key| kernel_files::field(&meminfo, key).and_then(kernel_files::kilobytes);
+            let meminfo = procfs::text("/proc/meminfo").unwrap_or_default();
+            let bytes = |key| procfs::field(&meminfo, key).and_then(procfs::kilobytes);
             let left = bytes("CommitLimit").zip(bytes("Committed_AS"));
-            let left = left.map(|(limit, used)| human(limit.saturating_sub(used)));
+            let left = left.map(|(limit, used)| format_bytes(limit.saturating_sub(used)));
             let left = left.map(|left| format!(", {left} left to commit")).unwrap_or_default();
             question
                 .limited(
@@ -119,13 +121,13 @@ fn dev_shm() -> Finding {
         Ok(found) => found,
         Err(number) => {
             return question
-                .missing(format!("not there ({})", kernel_files::errno_name(number)), remedy)
+                .missing(format!("not there ({})", procfs::errno_name(number)), remedy)
                 .value(Value::Null);
         }
     };
     let size = found.f_blocks.saturating_mul(found.f_frsize);
     let free = found.f_bavail.saturating_mul(found.f_frsize);
-    let text = format!("{} of {} free", human(free), human(size));
+    let text = format!("{} of {} free", format_bytes(free), format_bytes(size));
     let value = json!({ "size": size, "free": free });
     if free <= SMALL_SHM {
         question.limited(text, remedy).value(value)
@@ -135,14 +137,14 @@ fn dev_shm() -> Finding {
 }
 
 fn cgroup_memory() -> Finding {
-    let question = ask("cgroup_memory", "Shared memory counts against whoever touches a page first.");
+    let question = ask("cgroup_memory", "Shared memory is charged to the cgroup that first touches a page.");
     match umf_os::group::tightest() {
         Ok(None) => question.ok("no limit").value(Value::Null),
         Ok(Some((group, limit))) => {
             let used = group.used();
             let value = json!({ "limit": limit, "used": used, "group": group.folder().to_string_lossy() });
-            let text = used.map(|used| format!("{} of ", human(used))).unwrap_or_default();
-            let text = format!("{text}{} used", human(limit));
+            let text = used.map(|used| format!("{} of ", format_bytes(used))).unwrap_or_default();
+            let text = format!("{text}{} used", format_bytes(limit));
             if used.is_some_and(|used| used > limit - limit / 10) {
                 question.limited(text, "Raise the container's or job's memory limit.").value(value)
             } else {
@@ -160,7 +162,7 @@ fn count(limit: Option<u64>) -> String {
 /// Probes the huge pages.
 pub(super) fn probe_huge_pages() -> Group {
     let mut findings: Vec<Finding> =
-        kernel_files::entries("/sys/kernel/mm/hugepages", |name| name.starts_with("hugepages-"))
+        procfs::entries("/sys/kernel/mm/hugepages", |name| name.starts_with("hugepages-"))
             .iter()
             .filter_map(|folder| reserved(folder))
             .collect();
@@ -177,14 +179,13 @@ pub(super) fn probe_huge_pages() -> Group {
 }
 
 fn reserved(folder: &Path) -> Option<Finding> {
-    let kilobytes: u64 =
-        kernel_files::name(folder).strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+    let kilobytes: u64 = procfs::name(folder).strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
     let size = kilobytes.checked_mul(1024)?;
     let question = ask(
-        format!("hugetlb_{}", human(size).replace(' ', "")),
+        format!("hugetlb_{}", format_bytes(size).replace(' ', "")),
         "For providers that ask for them: never swapped, few TLB misses.",
     );
-    let number = |file| kernel_files::number(folder.join(file));
+    let number = |file| procfs::number(folder.join(file));
     let (total, free) = match (number("nr_hugepages"), number("free_hugepages")) {
         (Ok(total), Ok(free)) => (total, free),
         (Err(unread), _) | (_, Err(unread)) => return Some(question.unknown(unread)),
@@ -213,7 +214,7 @@ fn reserved(folder: &Path) -> Option<Finding> {
         Ok(()) => question.ok(format!("{usable} of {total} free")).value(value),
         Err(number) => question
             .limited(
-                format!("{usable} of {total} free, but refused ({})", kernel_files::errno_name(number)),
+                format!("{usable} of {total} free, but refused ({})", procfs::errno_name(number)),
                 "Raise the hugetlb control group's limit of this job.",
             )
             .value(value),
@@ -223,11 +224,11 @@ fn reserved(folder: &Path) -> Option<Finding> {
 fn transparent() -> Finding {
     let question = ask("thp", "Fewer TLB misses in private memory, without reserving anything.");
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
-    let text = match kernel_files::text(path) {
+    let text = match procfs::text(path) {
         Ok(text) => text,
         Err(unread) => return question.unknown(unread),
     };
-    match kernel_files::chosen(&text) {
+    match procfs::chosen(&text) {
         Some("never") | None => question.limited(text, format!("echo madvise > {path}")).value("never"),
         Some(choice) => question.ok(choice).value(choice),
     }
@@ -236,11 +237,11 @@ fn transparent() -> Finding {
 fn transparent_shared() -> Finding {
     let question = ask("thp_shared", "The same for shared memory; umf collapses it where this is off.");
     let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    let text = match kernel_files::text(path) {
+    let text = match procfs::text(path) {
         Ok(text) => text,
         Err(unread) => return question.unknown(unread),
     };
-    match kernel_files::chosen(&text) {
+    match procfs::chosen(&text) {
         Some(choice @ ("never" | "deny")) => {
             question.limited(choice, format!("echo advise > {path}")).value(choice)
         }
@@ -249,8 +250,8 @@ fn transparent_shared() -> Finding {
     }
 }
 
-/// The line that umf keeps its hot words apart by.
-const PADDED_TO: u64 = 128;
+/// The line size to which umf pads words that are written by different processors.
+const PADDING: u64 = 128;
 
 /// Probes the processors.
 pub(super) fn probe_processors() -> Group {
@@ -259,7 +260,7 @@ pub(super) fn probe_processors() -> Group {
 
 fn processors() -> Finding {
     let question = ask("count", "Two processes exchange at full speed only on processors of their own.");
-    let online = kernel_files::text("/sys/devices/system/cpu/online").ok();
+    let online = procfs::text("/sys/devices/system/cpu/online").ok();
     let online = online.map(|list| format!(" (online: {list})")).unwrap_or_default();
     match std::thread::available_parallelism() {
         Ok(usable) if usable.get() == 1 => question
@@ -275,8 +276,8 @@ fn processors() -> Finding {
 
 fn cache_line() -> Finding {
     let question = ask("cache_line", "Words that different processes write must not share one.");
-    match kernel_files::number("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size") {
-        Ok(size) if size <= PADDED_TO => question.ok(format!("{size} bytes")).value(size),
+    match procfs::number("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size") {
+        Ok(size) if size <= PADDING => question.ok(format!("{size} bytes")).value(size),
         Ok(size) => question
             .limited(format!("{size} bytes"), "None: expect shared counters to be slower.")
             .value(size),

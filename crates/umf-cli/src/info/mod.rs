@@ -1,5 +1,5 @@
-//! `umf info`: what this machine can do for umf, found by trying, with the remedy where something
-//! is missing.
+//! `umf info`: tests what this machine can do for umf, and prints a remedy where something is
+//! missing.
 
 use clap::Args;
 
@@ -9,31 +9,32 @@ use crate::topology::TopologyOptions;
 mod devices;
 pub(crate) mod finding;
 mod kernel;
-pub(crate) mod kernel_files;
 mod limits;
 mod numa;
+pub(crate) mod procfs;
 mod transfer;
 
 use finding::Report;
 
-/// Shows what this machine can do for umf, and what to do where something is missing.
+/// Shows what this machine can do for umf, and the remedy where something is missing.
 ///
-/// Everything is tried out where it can be, as the user who asks: short-lived children try to reach
-/// each other, as two processes of a job would. Nothing is changed or left behind.
+/// Features are tested with the caller's rights: short-lived children try to open each other's
+/// memory,
+/// as two processes of a job would. Nothing is changed or left behind.
 #[derive(Args)]
 pub(crate) struct InfoCommand {
     /// Print one JSON document: GROUP.FINDING has state, text, value, why and remedy
     #[arg(long)]
     json: bool,
 
-    /// Say for every finding why it matters, not only where something is missing
+    /// Tell for every finding why it matters, not only where something is missing
     #[arg(short, long)]
     verbose: bool,
 
     #[command(flatten)]
     topology: TopologyOptions,
 
-    /// Serve as a child of this command.
+    /// Run as a child of this command.
     #[arg(long, hide = true)]
     child: bool,
 }
@@ -42,8 +43,8 @@ impl InfoCommand {
     /// Probes the machine and prints what was found.
     ///
     /// # Errors
-    /// Standard output cannot be written. What a probe meets is a finding, never an error; but a
-    /// topology that was asked for and cannot be read is one.
+    /// Standard output cannot be written, or the requested topology cannot be read. Failed probes
+    /// are findings, not errors.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.child {
             return Ok(transfer::serve()?);
@@ -57,7 +58,7 @@ impl InfoCommand {
             document.push('\n');
             document
         } else {
-            finding::render(&report, output::colour(), self.verbose)
+            finding::render(&report, output::wants_colour(), self.verbose)
         };
         Ok(output::print(&printed)?)
     }

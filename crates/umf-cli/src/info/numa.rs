@@ -1,37 +1,37 @@
-//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed. (`umf info
-//! --topology` shows all of it.)
+//! `umf info`, group "numa": memory, processors and distances of NUMA nodes, and HMAT figures. `umf
+//! info --topology` prints all of it.
 
 use serde_json::{Map, Value, json};
 use umf::topology::{Error, Node, Performance, Topology};
 
 use super::finding::{Finding, Group, ask};
-use super::kernel::Trial;
-use super::kernel_files;
-use crate::output::human;
-use crate::sys::{self, Outcome};
+use super::kernel::FeatureTest;
+use super::procfs;
+use crate::output::format_bytes;
+use crate::sys::{self, SysResult};
 
-/// Whether memory can be bound.
-pub(crate) static BINDING: Trial = Trial {
+/// Test of `mbind`.
+pub(crate) static BIND_TEST: FeatureTest = FeatureTest {
     key: "mbind",
     why: "Binds a provider's memory to nodes.",
     since: "2.6 with CONFIG_NUMA",
-    attempt: bind,
+    test: bind,
 };
 
-/// Probes the nodes.
+/// Probes the NUMA nodes.
 pub(crate) fn probe() -> Group {
     let mut findings = Vec::new();
     match Topology::of_this_machine() {
         Ok(topology) => {
             findings.push(count(&topology));
-            findings.extend(topology.nodes().iter().map(|node| of_node(node)));
+            findings.extend(topology.nodes().iter().map(|node| node_finding(node)));
             findings.push(cpuset(&topology));
-            findings.push(BINDING.run());
-            findings.push(attributes(&topology));
+            findings.push(BIND_TEST.run());
+            findings.push(hmat(&topology));
         }
         Err(error) => {
             findings.push(unread(&error));
-            findings.push(BINDING.run());
+            findings.push(BIND_TEST.run());
         }
     }
     Group { key: "numa", title: "NUMA", findings }
@@ -65,11 +65,14 @@ fn count(topology: &Topology) -> Finding {
     }
 }
 
-fn of_node(node: &Node) -> Finding {
+fn node_finding(node: &Node) -> Finding {
     let question = ask(format!("node{}", node.id), "A place that memory can be bound to.");
     let (total, free) = (node.memory.total, node.memory.free);
-    let memory =
-        if total == 0 { "no memory".to_owned() } else { format!("{} of {} free", human(free), human(total)) };
+    let memory = if total == 0 {
+        "no memory".to_owned()
+    } else {
+        format!("{} of {} free", format_bytes(free), format_bytes(total))
+    };
     let processors = if node.cpus.is_empty() { String::new() } else { node.cpus.to_string() };
     let with = if processors.is_empty() { "no cpus".to_owned() } else { format!("cpus {processors}") };
     let distances: Vec<u32> = node.distances.iter().map(|(_, distance)| *distance).collect();
@@ -78,7 +81,7 @@ fn of_node(node: &Node) -> Finding {
     question.ok(format!("{memory}, {with}, distances {}", far.join(" "))).value(value)
 }
 
-/// Nodes whose memory this process may not have.
+/// Reports the nodes whose memory this process may not use.
 fn cpuset(topology: &Topology) -> Finding {
     let question = ask("cpuset", "Memory spaces are made of the nodes that this process may use.");
     let with_memory = || topology.nodes().iter().filter(|node| node.memory.total > 0);
@@ -94,23 +97,22 @@ fn cpuset(topology: &Topology) -> Finding {
 }
 
 /// Binds a page to the first node that this process may use.
-fn bind() -> Outcome<()> {
-    let status = kernel_files::text("/proc/self/status").unwrap_or_default();
-    let first =
-        kernel_files::field(&status, "Mems_allowed_list").and_then(|list| list.split(['-', ',']).next());
+fn bind() -> SysResult<()> {
+    let status = procfs::text("/proc/self/status").unwrap_or_default();
+    let first = procfs::field(&status, "Mems_allowed_list").and_then(|list| list.split(['-', ',']).next());
     sys::bind_to_node(first.and_then(|first| first.parse().ok()).unwrap_or(0))
 }
 
-/// What the firmware's table (HMAT) says of each node's speed, as seen from its nearest processors.
-fn attributes(topology: &Topology) -> Finding {
+/// Reports the speed of each node as seen from its nearest processors (ACPI HMAT).
+fn hmat(topology: &Topology) -> Finding {
     let question = ask("hmat", "Tells fast memory from slow: which node is the best for a processor.");
     let mut nodes = Map::new();
-    let mut said = Vec::new();
+    let mut texts = Vec::new();
     for node in topology.nodes() {
         let Some(performance) = node.best_performance() else { continue };
         let word = |figure: Option<u64>| figure.map_or("?".to_owned(), |figure| figure.to_string());
         let name = format!("node{}", node.id);
-        said.push(format!(
+        texts.push(format!(
             "{name} {} MB/s {} ns",
             word(performance.read_bandwidth),
             word(performance.read_latency)
@@ -118,26 +120,26 @@ fn attributes(topology: &Topology) -> Finding {
         nodes.insert(name, value(performance));
     }
     if !nodes.is_empty() {
-        return question.ok(said.join("; ")).value(nodes);
+        return question.ok(texts.join("; ")).value(nodes);
     }
     let several = topology.all().len() > 1;
     let finding = if several {
-        let remedy = "Firmware with an HMAT table, and Linux 5.2 or newer. Until then distances decide what is near, and nothing what \
-                      is fast: name nodes (numa_nodes) or another memory space behind it (numa_space).";
-        question.missing("not told", remedy)
+        let remedy = "Firmware with an HMAT table, and Linux 5.2 or newer. Until then distances tell what is near, and \
+                      nothing tells what is fast: name nodes (numa_nodes) or another memory space (numa_space).";
+        question.missing("unknown", remedy)
     } else {
-        question.ok("not told, and nothing to choose")
+        question.ok("unknown, and nothing to choose")
     };
     finding.value(Value::Null)
 }
 
-fn value(performance: Performance) -> Value {
-    let told = [
-        ("read_bandwidth", performance.read_bandwidth),
-        ("write_bandwidth", performance.write_bandwidth),
-        ("read_latency", performance.read_latency),
-        ("write_latency", performance.write_latency),
+fn value(figures: Performance) -> Value {
+    let values = [
+        ("read_bandwidth", figures.read_bandwidth),
+        ("write_bandwidth", figures.write_bandwidth),
+        ("read_latency", figures.read_latency),
+        ("write_latency", figures.write_latency),
     ];
-    let told = told.into_iter().filter_map(|(name, figure)| Some((name.to_owned(), figure?.into())));
-    Value::Object(told.collect())
+    let values = values.into_iter().filter_map(|(name, figure)| Some((name.to_owned(), figure?.into())));
+    Value::Object(values.collect())
 }

@@ -1,5 +1,4 @@
-//! `umf info --topology`: NUMA nodes and memory spaces, as text, as JSON, or as a picture
-//! ([`svg`]).
+//! `umf info --topology`: NUMA nodes and memory spaces, as text, as JSON, or as SVG ([`svg`]).
 
 mod svg;
 
@@ -14,12 +13,12 @@ use umf::topology::{
 };
 
 use crate::info::finding::{WIDTH, wrap};
-use crate::output::{self, Failure, human};
+use crate::output::{self, Failure, format_bytes};
 
-/// The largest recording that is read.
-const MOST: u64 = 64 << 20;
+/// The largest recording that is read, in bytes.
+const MAX_RECORDING: u64 = 64 << 20;
 
-/// What is wanted of a topology.
+/// The options of `umf info --topology`.
 #[derive(Args)]
 pub(crate) struct TopologyOptions {
     /// Show the NUMA nodes instead: memory, distances, speed, memory spaces
@@ -40,21 +39,21 @@ pub(crate) struct TopologyOptions {
 }
 
 impl TopologyOptions {
-    /// Whether the topology was asked for.
+    /// Returns whether the topology was requested.
     pub(crate) fn is_wanted(&self) -> bool {
         self.topology
     }
 
-    /// Prints the topology, and writes the files that are wanted.
+    /// Prints the topology, and writes the requested files.
     ///
     /// # Errors
-    /// It cannot be read, or a file cannot be written.
+    /// The topology cannot be read, or a file cannot be written.
     pub(crate) fn show(&self, as_json: bool) -> Result<(), Failure> {
-        let told = |error: umf::topology::Error| Failure::Told(error.to_string());
+        let failure = |error: umf::topology::Error| Failure::Message(error.to_string());
         let source = self.source()?;
-        let topology = Topology::read(&source).map_err(told)?;
+        let topology = Topology::read(&source).map_err(failure)?;
         if let Some(path) = &self.record {
-            write(path, &Recording::of(&source).map_err(told)?.to_string())?;
+            write(path, &Recording::of(&source).map_err(failure)?.to_string())?;
         }
         if let Some(path) = &self.svg {
             write(path, &svg::draw(&topology))?;
@@ -69,7 +68,7 @@ impl TopologyOptions {
             Some(path) if path.is_dir() => Ok(Source::folder(path)),
             Some(path) => match read(path) {
                 Ok(text) => Ok(Source::recording(Recording::new(&text))),
-                Err(error) => Err(Failure::Told(format!("{}: {error}", path.display()))),
+                Err(error) => Err(Failure::Message(format!("{}: {error}", path.display()))),
             },
         }
     }
@@ -77,18 +76,18 @@ impl TopologyOptions {
 
 fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST {
-        return Err(std::io::Error::other(format!("longer than {MOST} bytes")));
+    std::fs::File::open(path)?.take(MAX_RECORDING + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_RECORDING {
+        return Err(std::io::Error::other(format!("longer than {MAX_RECORDING} bytes")));
     }
     Ok(text)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|error| Failure::Told(format!("{}: {error}", path.display())))
+    std::fs::write(path, text).map_err(|error| Failure::Message(format!("{}: {error}", path.display())))
 }
 
-/// The spaces that have names, as this process sees them.
+/// Returns the named memory spaces, as seen by this process.
 fn spaces() -> [SpaceName; 4] {
     let best = |attribute| SpaceName::best(attribute, Initiator::Process);
     [SpaceName::ALL, best(Attribute::Capacity), best(Attribute::Bandwidth), best(Attribute::Latency)]
@@ -100,7 +99,7 @@ fn render_json(topology: &Topology) -> String {
         "format": 1,
         "version": env!("CARGO_PKG_VERSION"),
         "numa": topology.has_numa(),
-        "nodes": topology.nodes().iter().map(|node| of_node(node)).collect::<Vec<_>>(),
+        "nodes": topology.nodes().iter().map(|node| node_json(node)).collect::<Vec<_>>(),
         "offline": numbers(&topology.offline()),
         "tiers": topology.tiers().iter().map(|tier| json!({ "tier": tier.id, "nodes": numbers(&tier.nodes) })).collect::<Vec<_>>(),
         "spaces": spaces_by_name(topology),
@@ -112,20 +111,20 @@ fn numbers(list: &IdList) -> Value {
     list.iter().map(Value::from).collect()
 }
 
-fn of_node(node: &Node) -> Value {
+fn node_json(node: &Node) -> Value {
     let distances: Map<String, Value> =
         node.distances.iter().map(|(to, distance)| (to.to_string(), (*distance).into())).collect();
     json!({
         "node": node.id,
-        // A list in the kernel's form: there may be very many.
+        // A list in the kernel's format: there may be very many processors.
         "cpus": if node.cpus.is_empty() { String::new() } else { node.cpus.to_string() },
         "memory": node.memory.total,
         "free": node.memory.free,
         "allowed": node.is_allowed,
         "generic_initiator": node.has_generic_initiator,
         "distances": distances,
-        "access_from_cpus": node.access_from_cpus.as_ref().map(of_access),
-        "access": node.access.as_ref().map(of_access),
+        "access_from_cpus": node.access_from_cpus.as_ref().map(access_json),
+        "access": node.access.as_ref().map(access_json),
         "tier": node.tier,
         "interleave_weight": node.interleave_weight,
         "huge_pages": node.huge_pools.iter().map(|pool| {
@@ -137,7 +136,7 @@ fn of_node(node: &Node) -> Value {
     })
 }
 
-fn of_access(access: &AccessClass) -> Value {
+fn access_json(access: &AccessClass) -> Value {
     let figures = access.performance;
     json!({
         "initiators": numbers(&access.initiators),
@@ -159,7 +158,7 @@ fn spaces_by_name(topology: &Topology) -> Value {
     spaces().into_iter().map(|name| (name.to_string(), space(name))).collect::<Map<_, _>>().into()
 }
 
-/// Renders a topology.
+/// Renders a topology as text.
 fn render_text(topology: &Topology) -> String {
     let mut out = String::new();
     nodes(&mut out, topology);
@@ -169,7 +168,7 @@ fn render_text(topology: &Topology) -> String {
     out
 }
 
-/// Lines of cells in columns: text to the left, with two blanks between.
+/// Writes rows in left-aligned columns with two blanks between them.
 fn table(out: &mut String, rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -195,8 +194,8 @@ fn nodes(out: &mut String, topology: &Topology) {
         let number = |number: Option<u32>| number.map_or("-".to_owned(), |number| number.to_string());
         rows.push(vec![
             node.id.to_string(),
-            if node.memory.total == 0 { "none".to_owned() } else { human(node.memory.total) },
-            if node.memory.total == 0 { "-".to_owned() } else { human(node.memory.free) },
+            if node.memory.total == 0 { "none".to_owned() } else { format_bytes(node.memory.total) },
+            if node.memory.total == 0 { "-".to_owned() } else { format_bytes(node.memory.free) },
             node.cpus.to_string(),
             number(node.tier),
             number(node.interleave_weight),
@@ -223,31 +222,31 @@ fn nodes(out: &mut String, topology: &Topology) {
     }
 }
 
-/// Huge pages that are set aside.
+/// Formats the huge pages that are reserved on a node.
 fn huge_pages(node: &Node) -> String {
     let pools: Vec<String> = node
         .huge_pools
         .iter()
         .filter(|pool| pool.pages > 0)
-        .map(|pool| format!("{} of {}, {} free", pool.pages, human(pool.page_size), pool.free))
+        .map(|pool| format!("{} of {}, {} free", pool.pages, format_bytes(pool.page_size), pool.free))
         .collect();
     if pools.is_empty() { "-".to_owned() } else { pools.join("; ") }
 }
 
 fn caches(node: &Node) -> String {
-    let caches: Vec<String> = node.side_caches.iter().map(|cache| human(cache.size)).collect();
+    let caches: Vec<String> = node.side_caches.iter().map(|cache| format_bytes(cache.size)).collect();
     if caches.is_empty() { "-".to_owned() } else { caches.join(", ") }
 }
 
 fn distances(out: &mut String, topology: &Topology) {
-    let told: Vec<_> = topology.nodes().iter().filter(|node| !node.distances.is_empty()).collect();
-    if told.is_empty() {
+    let known: Vec<_> = topology.nodes().iter().filter(|node| !node.distances.is_empty()).collect();
+    if known.is_empty() {
         return;
     }
     let _ = writeln!(out, "\nDistances from the node of the line (10: itself)");
     let mut rows = vec![vec!["node".to_owned()]];
     rows[0].extend(topology.nodes().iter().map(|node| node.id.to_string()));
-    for node in told {
+    for node in known {
         let mut row = vec![node.id.to_string()];
         row.extend(node.distances.iter().map(|(_, distance)| distance.to_string()));
         rows.push(row);
@@ -261,7 +260,7 @@ fn figures(out: &mut String, topology: &Topology) {
     for node in topology.nodes() {
         let classes = [&node.access_from_cpus, &node.access].into_iter().flatten();
         let mut shown: Option<&AccessClass> = None;
-        // Both say the same where no device is nearer than processors.
+        // Both classes are equal where no device is nearer than the processors.
         for access in classes {
             if shown == Some(access) {
                 continue;
@@ -282,14 +281,14 @@ fn figures(out: &mut String, topology: &Topology) {
     if rows.len() > 1 {
         table(out, &rows);
     } else {
-        let _ = writeln!(out, "  not told: there is no HMAT table, or the kernel is older than 5.2");
+        let _ = writeln!(out, "  unknown: there is no HMAT table, or the kernel is older than 5.2");
     }
 }
 
 fn named_spaces(out: &mut String, topology: &Topology) {
     let _ = writeln!(out, "\nMemory spaces, seen from the processors that this process may run on");
     let mut rows = Vec::new();
-    let mut untold = Vec::new();
+    let mut failed = Vec::new();
     for name in spaces() {
         match name.find(topology) {
             Ok(choice) if name == SpaceName::ALL => {
@@ -300,12 +299,12 @@ fn named_spaces(out: &mut String, topology: &Topology) {
             }
             Err(error) => {
                 rows.push(vec![name.to_string(), "-".to_owned(), "(below)".to_owned()]);
-                untold.push(format!("{name}: {error}"));
+                failed.push(format!("{name}: {error}"));
             }
         }
     }
     table(out, &rows);
-    for line in untold.iter().flat_map(|why| wrap(why, WIDTH - 2)) {
+    for line in failed.iter().flat_map(|why| wrap(why, WIDTH - 2)) {
         let _ = writeln!(out, "  {line}");
     }
 }

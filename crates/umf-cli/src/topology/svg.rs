@@ -5,9 +5,9 @@ use std::fmt::Write;
 
 use umf::topology::{Node, Topology};
 
-use crate::output::human;
+use crate::output::format_bytes;
 /// Nodes that are drawn at most; of more, the picture says how many it leaves out.
-const MOST: usize = 64;
+const MAX_NODES: usize = 64;
 
 const MARGIN: usize = 20;
 const BOX_WIDTH: usize = 200;
@@ -26,7 +26,7 @@ const CPUS_ALONE: &str = "#718096";
 
 /// Draws a topology.
 pub(super) fn draw(topology: &Topology) -> String {
-    let nodes: Vec<&Node> = topology.nodes().iter().take(MOST).map(|node| &**node).collect();
+    let nodes: Vec<&Node> = topology.nodes().iter().take(MAX_NODES).map(|node| &**node).collect();
     let mut picture = Picture::default();
     let mut y = MARGIN + 14;
     let (online, offline) = (topology.nodes().len(), topology.offline());
@@ -39,9 +39,9 @@ pub(super) fn draw(topology: &Topology) -> String {
     }
     picture.heading(y, &title);
     y += HEADING - 8;
-    for (place, node) in nodes.iter().enumerate() {
-        let x = MARGIN + place % IN_A_ROW * (BOX_WIDTH + GAP);
-        picture.node(x, y + place / IN_A_ROW * (BOX_HEIGHT + GAP), node);
+    for (index, node) in nodes.iter().enumerate() {
+        let x = MARGIN + index % IN_A_ROW * (BOX_WIDTH + GAP);
+        picture.node(x, y + index / IN_A_ROW * (BOX_HEIGHT + GAP), node);
     }
     y += nodes.len().div_ceil(IN_A_ROW) * (BOX_HEIGHT + GAP) + 6;
     picture.legend(y);
@@ -56,7 +56,7 @@ pub(super) fn draw(topology: &Topology) -> String {
     let title = "Latency in ns, read (HMAT; shown for the nearest nodes alone)";
     y = picture.matrix(y, title, Better::Less, &nodes, latency);
     if !topology.has_performance() {
-        picture.text(MARGIN, y, "Bandwidth and latency: not told, there is no HMAT table.");
+        picture.text(MARGIN, y, "Bandwidth and latency: unknown, there is no HMAT table.");
         y += HEADING;
     }
     picture.done(y)
@@ -114,20 +114,21 @@ impl Picture {
             lines.push(bandwidth.into_iter().chain(latency).collect::<Vec<_>>().join(", "));
         }
         let pools = node.huge_pools.iter().filter(|pool| pool.pages > 0);
-        let pools: Vec<_> = pools.map(|pool| format!("{} x {}", pool.pages, human(pool.page_size))).collect();
+        let pools: Vec<_> =
+            pools.map(|pool| format!("{} x {}", pool.pages, format_bytes(pool.page_size))).collect();
         if !pools.is_empty() {
             lines.push(format!("huge pages: {}", pools.join(", ")));
         }
         let mut marks: Vec<String> = node.tier.iter().map(|tier| format!("tier {tier}")).collect();
-        marks.extend(node.side_caches.first().map(|cache| format!("{} of cache", human(cache.size))));
+        marks.extend(node.side_caches.first().map(|cache| format!("{} of cache", format_bytes(cache.size))));
         if node.has_generic_initiator {
             marks.push("device".to_owned());
         }
         if !marks.is_empty() {
             lines.push(marks.join(", "));
         }
-        for (place, line) in lines.iter().enumerate() {
-            self.text(x + 12, y + 86 + 16 * place, line);
+        for (index, line) in lines.iter().enumerate() {
+            self.text(x + 12, y + 86 + 16 * index, line);
         }
         self.reach(x + BOX_WIDTH);
     }
@@ -147,7 +148,7 @@ impl Picture {
              <rect x=\"{x}\" y=\"{y}\" width=\"{part}\" height=\"12\" fill=\"{}\"/>",
             colour(node),
         );
-        self.text(x, y + 28, &format!("{}, {} free", human(total), human(node.memory.free)));
+        self.text(x, y + 28, &format!("{}, {} free", format_bytes(total), format_bytes(node.memory.free)));
     }
 
     fn legend(&mut self, y: usize) {
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_has_every_node_and_every_figure() {
+    fn picture_has_every_node_and_figure() {
         let picture = drawn(include_str!("../../../umf-topology/tests/trees/hbm.txt"));
         for text in [
             ">4 NUMA nodes<",
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn many_nodes_are_a_picture_too() {
+    fn picture_of_many_nodes_is_bounded() {
         let mut recording = "sys/devices/system/node/online:0-1023\n".to_owned();
         for node in 0..1024 {
             let _ = writeln!(recording, "sys/devices/system/node/node{node}/meminfo:MemTotal: 1024 kB");

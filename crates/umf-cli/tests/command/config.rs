@@ -1,6 +1,6 @@
-//! `umf config`, with settings of all kinds.
+//! `umf config` with valid, odd and invalid settings.
 
-// Functions that tests share are tests to us, if not to clippy.
+// Clippy does not treat functions that tests share as tests.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// A folder of its own for a test, gone with it.
+/// A temporary folder, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -23,7 +23,7 @@ impl Folder {
     fn write(&self, text: &str) -> PathBuf {
         let path = self.0.join("umf.toml");
         std::fs::write(&path, text).unwrap();
-        // Whatever the umask: a file that a group can write is ignored.
+        // Overrides the umask: a file that its group can write is ignored.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         path
     }
@@ -52,7 +52,7 @@ fn row<'d>(document: &'d Value, key: &str) -> &'d Value {
 }
 
 #[test]
-fn every_value_says_where_it_came_from() {
+fn json_names_origin_of_every_value() {
     let folder = Folder::new("origins");
     let path = folder.write("[ipc]\nmax_opened_handles = 7\n[pool.small]\ncapacity = 2\n");
     let mut command = folder.umf(&["--json"]);
@@ -70,7 +70,7 @@ fn every_value_says_where_it_came_from() {
 }
 
 #[test]
-fn what_was_changed_can_be_shown_alone() {
+fn changed_shows_changed_settings_only() {
     let folder = Folder::new("changed");
     let path = folder.write("[ipc]\nlimit = \"hard\"\n");
     let (code, stdout, _) = text(&mut folder.umf(&["--changed"]));
@@ -80,7 +80,7 @@ fn what_was_changed_can_be_shown_alone() {
 }
 
 #[test]
-fn without_any_file_there_are_defaults() {
+fn without_files_all_settings_are_defaults() {
     let folder = Folder::new("defaults");
     let (code, stdout, _) = text(&mut folder.umf(&[]));
     assert_eq!(code, Some(0));
@@ -88,7 +88,7 @@ fn without_any_file_there_are_defaults() {
 }
 
 #[test]
-fn what_is_odd_is_a_warning() {
+fn unknown_variable_is_a_warning() {
     let folder = Folder::new("odd");
     let mut command = folder.umf(&["--json"]);
     let (code, stdout, stderr) = text(command.env("UMF_IPC_EXCHAGNE", "auto").env("UMF_CONF", "a;b"));
@@ -112,7 +112,7 @@ fn file_that_other_users_can_write_is_ignored_with_a_warning() {
 }
 
 #[test]
-fn what_is_wrong_is_one_message_and_code_2() {
+fn invalid_file_is_one_message_and_code_2() {
     let folder = Folder::new("wrong");
     for (text_of_file, part) in [
         ("[ipc]\nlimit = \"medium\"\n", "soft"),
@@ -131,13 +131,13 @@ fn template_is_the_umf_toml_of_the_repository() {
     let (code, stdout, stderr) = text(&mut Folder::new("template").umf(&["--template"]));
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let file = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../umf.toml")).unwrap();
-    // The default depends on the machine: with one processor it is 0.
+    // The default is 0 on a machine with one processor.
     let without = |text: &str| text.replace("#spin_us = 0\n", "#spin_us = 2000\n");
     assert!(without(&stdout) == file, "umf.toml is not `umf config --template`:\n{stdout}");
 }
 
 #[test]
-fn file_of_the_repository_sets_nothing() {
+fn repository_umf_toml_sets_nothing() {
     let folder = Folder::new("asleep");
     folder.write(include_str!("../../../../umf.toml"));
     let (code, stdout, stderr) = text(&mut folder.umf(&["--changed"]));
@@ -145,7 +145,7 @@ fn file_of_the_repository_sets_nothing() {
     assert!(stdout.starts_with("read "), "{stdout}");
 }
 
-/// Every key of every kind, with its default.
+/// Uncomments every key of every kind.
 #[test]
 fn template_without_comment_signs_sets_the_defaults() {
     let folder = Folder::new("awake");
@@ -198,7 +198,7 @@ fn key_of_another_kind_is_an_error() {
     assert!(stderr.contains(expected), "{stderr}");
 }
 
-/// Keys of each kind of this repository, from the environment.
+/// Sets keys of each kind through environment variables.
 #[test]
 fn every_kind_is_set_by_variables() {
     let folder = Folder::new("variables");
@@ -241,7 +241,7 @@ fn every_kind_is_set_by_variables() {
 }
 
 #[test]
-fn nobody_reads_what_it_says() {
+fn closed_stdout_is_success() {
     let folder = Folder::new("unread");
     let mut child = folder.umf(&[]).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

@@ -1,4 +1,4 @@
-//! The command on CUDA memory, with the driver in software where the system's linker finds it.
+//! The `umf` command on CUDA memory, with the software driver in the library path.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -8,13 +8,13 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// A folder in which `libcuda.so.1` is the driver in software.
+/// Returns a folder in which `libcuda.so.1` is the software driver.
 fn driver() -> PathBuf {
     let library = std::env::current_exe().unwrap().with_file_name("libcuda_soft.so");
     assert!(library.exists(), "{} is not there", library.display());
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-soft");
     std::fs::create_dir_all(&folder).unwrap();
-    // Several tests may do so at once, and all do the same.
+    // Several tests may create the same link at once.
     let _ = std::os::unix::fs::symlink(&library, folder.join("libcuda.so.1"));
     assert!(folder.join("libcuda.so.1").exists());
     folder
@@ -27,7 +27,7 @@ fn umf(arguments: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    // Settings of the machine that runs the tests do not count.
+    // Settings of the host must not influence the test.
     command
         .args(arguments)
         .stdin(Stdio::null())
@@ -43,7 +43,7 @@ fn text(mut command: Command) -> (bool, String, String) {
 }
 
 #[test]
-fn the_demo_shares_device_memory_by_value() {
+fn demo_shares_device_memory() {
     for memory in ["auto", "virtual", "device"] {
         for exchange in ["auto", "socket"] {
             let mut command = umf(&[
@@ -72,7 +72,7 @@ fn the_demo_shares_device_memory_by_value() {
 }
 
 #[test]
-fn a_set_of_any_name_is_what_its_settings_say() {
+fn provider_set_of_any_name_is_usable() {
     let mut command = umf(&["demo", "--provider", "gpu", "--ranks", "2", "--blocks", "2"]);
     command.env("LD_LIBRARY_PATH", driver()).env("UMF_PROVIDER_GPU_KIND", "cuda");
     let (done, out, error) = text(command);
@@ -80,17 +80,15 @@ fn a_set_of_any_name_is_what_its_settings_say() {
 }
 
 #[test]
-fn without_a_driver_the_demo_says_what_is_missing() {
+fn missing_driver_is_named() {
     let mut command = umf(&["demo", "--provider", "cuda"]);
     command.env_remove("LD_LIBRARY_PATH");
     let (done, out, error) = text(command);
     if done {
-        return println!(
-            "umf-skip: without_a_driver_the_demo_says_what_is_missing: this machine has one: {out}"
-        );
+        return println!("umf-skip: missing_driver_is_named: this machine has one: {out}");
     }
     assert!(error.contains("libcuda.so.1") && error.contains("install"), "{error}");
-    // On a device that lacks what is asked for.
+    // A device without the requested feature.
     let mut command = umf(&["demo", "--provider", "cuda"]);
     command
         .env("LD_LIBRARY_PATH", driver())
@@ -101,7 +99,7 @@ fn without_a_driver_the_demo_says_what_is_missing() {
 }
 
 #[test]
-fn info_says_what_the_devices_have() {
+fn info_lists_device_abilities() {
     let mut command = umf(&["info", "--json"]);
     command.env("LD_LIBRARY_PATH", driver()).env("CUDA_SOFT_LACKS", "fabric,fds");
     let (done, out, error) = text(command);

@@ -1,6 +1,6 @@
-//! `umf demo`, run as its users run it, with ranks killed, stopped and orphaned.
+//! `umf demo`, run as users run it; and with ranks that are killed, stopped and orphaned.
 
-// Functions that tests share are tests to us, if not to clippy.
+// Clippy does not treat functions that tests share as tests.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn umf(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
-    // Settings of the machine that runs the tests do not count.
+    // Settings of the host must not influence the test.
     command
         .args(arguments)
         .stdin(Stdio::null())
@@ -28,7 +28,7 @@ fn shared_memory() -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Runs a demo to its success, and looks at what it says.
+/// Runs a demo that must succeed, and checks its report.
 fn demo(arguments: &[&str]) -> Value {
     let arguments = [&["demo", "--json"], arguments].concat();
     let Output { status, stdout, stderr } = umf(&arguments).output().unwrap();
@@ -57,14 +57,14 @@ fn demo(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn four_ranks_by_default() {
+fn default_is_four_ranks() {
     let outcome = demo(&[]);
     assert_eq!((outcome["ranks"].as_u64(), outcome["blocks"].as_u64()), (Some(4), Some(64)));
     assert_eq!(outcome["size"], 65_536);
 }
 
 #[test]
-fn every_exchange_mode() {
+fn all_exchange_modes_work() {
     for mode in ["pidfd", "procfs", "socket", "auto"] {
         let outcome = demo(&["--ranks", "3", "--blocks", "5", "--exchange", mode]);
         assert_eq!(outcome["exchange"], mode);
@@ -72,7 +72,7 @@ fn every_exchange_mode() {
 }
 
 #[test]
-fn odd_sizes_and_numbers() {
+fn odd_sizes_and_counts_work() {
     for arguments in [
         ["--ranks", "1", "--blocks", "3", "--size", "100"],
         ["--ranks", "5", "--blocks", "4", "--size", "1"],
@@ -85,7 +85,7 @@ fn odd_sizes_and_numbers() {
 }
 
 #[test]
-fn small_limits_of_the_caches_are_obeyed() {
+fn cache_limits_are_obeyed() {
     let mut command = umf(&["demo", "--ranks", "3", "--blocks", "40", "--json"]);
     command.env("UMF_MAX_OPENED_IPC_HANDLES", "1").env("UMF_LOG", "level:debug;output:stdout");
     let output = command.output().unwrap();
@@ -98,7 +98,7 @@ fn small_limits_of_the_caches_are_obeyed() {
 }
 
 #[test]
-fn the_table_names_every_rank() {
+fn table_fits_80_columns() {
     let output = umf(&["demo", "--ranks", "2", "--blocks", "2", "--size", "4KiB"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
@@ -111,7 +111,7 @@ fn the_table_names_every_rank() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_line() {
+fn invalid_arguments_are_refused() {
     for (arguments, code, part) in [
         (["--size", "0"], 1, "at least 1 byte"),
         (["--size", "8000000TiB"], 1, "more than is free: ask for less"),
@@ -131,7 +131,7 @@ fn what_cannot_be_is_refused_in_one_line() {
 }
 
 #[test]
-fn nobody_reads_what_it_says() {
+fn closed_stdout_and_stderr_are_success() {
     let mut child = umf(&["demo", "--ranks", "2", "--blocks", "1"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -147,14 +147,14 @@ fn children(pid: u32) -> Vec<i32> {
 }
 
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < end, "{what} has not come about");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Starts a demo that takes seconds, and waits until its ranks are there.
+/// Starts a demo that takes seconds, and waits until its ranks exist.
 fn long_demo(arguments: &[&str]) -> (Child, Vec<i32>) {
     let all = [&["demo", "--ranks", "4", "--blocks", "20000", "--size", "4096"], arguments].concat();
     let child = umf(&all).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -170,9 +170,9 @@ fn signal(pid: i32, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-fn are_gone(ranks: &[i32]) {
+fn assert_gone(ranks: &[i32]) {
     for pid in ranks {
-        // A zombie has no memory any more.
+        // A zombie has no mappings.
         eventually("the end of a rank", || {
             std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default().is_empty()
         });
@@ -180,7 +180,7 @@ fn are_gone(ranks: &[i32]) {
 }
 
 #[test]
-fn a_killed_rank_fails_the_demo_at_any_time() {
+fn killed_rank_fails_demo() {
     let before = shared_memory();
     for (victim, milliseconds) in [(0, 0), (1, 60), (2, 250), (3, 700)] {
         let (child, ranks) = long_demo(&["--exchange", "socket"]);
@@ -189,30 +189,30 @@ fn a_killed_rank_fails_the_demo_at_any_time() {
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
-        // It, or one that could not reach it any more.
+        // The killed rank fails, or a rank that could not reach it.
         assert!(stderr.contains("umf: rank "), "{stderr}");
         assert!(stderr.contains("signal: 9") || stderr.contains("is gone"), "{stderr}");
-        are_gone(&ranks);
+        assert_gone(&ranks);
     }
-    // Names that other programs have in use meanwhile go by themselves.
+    // Names of other programs disappear on their own.
     eventually("an empty /dev/shm", || shared_memory().difference(&before).all(|name| !name.contains("umf")));
 }
 
 #[test]
-fn a_stopped_rank_fails_the_demo_in_time() {
+fn stopped_rank_times_out() {
     let (child, ranks) = long_demo(&["--timeout", "3"]);
     signal(ranks[2], rustix::process::Signal::STOP);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("did not answer within 3 s, while "), "{stderr}");
-    are_gone(&ranks);
+    assert_gone(&ranks);
 }
 
 #[test]
-fn ranks_do_not_outlive_a_killed_launcher() {
+fn ranks_do_not_outlive_killed_launcher() {
     let (mut child, ranks) = long_demo(&[]);
     child.kill().unwrap();
     child.wait().unwrap();
-    are_gone(&ranks);
+    assert_gone(&ranks);
 }

@@ -1,10 +1,10 @@
-//! What is released has no points at which it can be made to end.
+//! Released packages contain no failpoints.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use std::process::Command;
 
-/// Programs and libraries that users build. Only what is built together with umf-tests has failpoints.
+/// Programs and libraries that users build. Only builds together with umf-tests have failpoints.
 const RELEASED: [&str; 5] = ["umf-rs", "umf-capi", "umf-cli", "umf-examples", "umf-malloc"];
 
 #[test]

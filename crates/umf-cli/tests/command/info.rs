@@ -1,6 +1,7 @@
-//! `umf info`, run as its users run it: under limits, as another user, with filters, and killed.
+//! `umf info`, run as users run it: under limits, as another user, under seccomp filters, and
+//! killed.
 
-// Functions that tests share are tests to us, if not to clippy.
+// Clippy does not treat functions that tests share as tests.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const NOBODY: u32 = 65_534;
+const UNPRIVILEGED_UID: u32 = 65_534;
 const GROUPS: [&str; 8] =
     ["kernel", "permissions", "transfer", "limits", "huge_pages", "numa", "devices", "cpu"];
 
@@ -32,7 +33,7 @@ fn umf(arguments: &[&str]) -> Command {
     program(env!("CARGO_BIN_EXE_umf"), arguments)
 }
 
-/// A copy of the command where every user can reach it, with the given permissions.
+/// Copies the command to a folder that every user can reach, with the given permissions.
 fn copy_of_umf(name: &str, mode: u32) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("umf-info-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -51,12 +52,11 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs to a success that printed nothing to standard error.
+/// Runs a command that must succeed and print nothing to standard error.
 fn run(mut command: Command) -> String {
     let Output { status, stdout, stderr } = loop {
         match command.output() {
-            // A copy that was just written: another thread's child has it open for writing until it
-            // calls exec.
+            // Another thread's child holds the new copy open for writing until it calls exec.
             Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
             other => break other.unwrap(),
         }
@@ -66,7 +66,7 @@ fn run(mut command: Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// Runs `umf info --json` and looks at the form of what it prints.
+/// Runs `umf info --json` and checks the form of its report.
 fn report(command: Command) -> Value {
     let report: Value = serde_json::from_str(&run(command)).unwrap();
     assert_eq!(report["format"], 1);
@@ -85,18 +85,18 @@ fn report(command: Command) -> Value {
     report
 }
 
-/// Has the child set a soft and hard limit before it becomes the command.
+/// Sets a soft and hard limit in the child before `exec`.
 fn limit(command: &mut Command, resource: rustix::process::Resource, to: u64) {
     let limit = rustix::process::Rlimit { current: Some(to), maximum: Some(to) };
-    // SAFETY: the closure makes one system call.
+    // SAFETY: the closure only calls `setrlimit`, which is async-signal-safe.
     unsafe { command.pre_exec(move || Ok(rustix::process::setrlimit(resource, limit)?)) };
 }
 
-/// Has the child install a filter that answers system call `number` with `action`.
+/// Installs a seccomp filter in the child that answers system call `number` with `action`.
 fn filter(command: &mut Command, number: libc::c_long, action: u32) {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let program = [
-        // The number of the call is the first word of what a filter sees.
+        // The first word of `seccomp_data` is the number of the call.
         instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::try_from(number).unwrap()),
         instruction(libc::BPF_RET | libc::BPF_K, 0, 0, action),
@@ -104,7 +104,7 @@ fn filter(command: &mut Command, number: libc::c_long, action: u32) {
     ];
     let install = move || {
         let filter = libc::sock_fprog { len: 4, filter: program.as_ptr().cast_mut() };
-        // SAFETY: the program lives through the call, which copies it.
+        // SAFETY: `program` outlives the call, which copies it.
         let rc = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
             libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
@@ -130,7 +130,7 @@ fn text_is_narrow_and_plain_without_a_terminal() {
 }
 
 #[test]
-fn text_and_json_tell_of_the_same() {
+fn text_and_json_have_same_findings() {
     let report = report(umf(&["info", "--json"]));
     let keys: BTreeSet<String> =
         GROUPS.iter().flat_map(|group| report[group].as_object().unwrap().keys().cloned()).collect();
@@ -145,16 +145,16 @@ fn text_and_json_tell_of_the_same() {
 }
 
 #[test]
-fn auto_is_the_first_way_that_works() {
+fn auto_is_first_working_mode() {
     let report = report(umf(&["info", "--json"]));
     let transfer = &report["transfer"];
-    let first = ["pidfd", "procfs", "socket"].into_iter().find(|way| transfer[way]["value"] == true);
+    let first = ["pidfd", "procfs", "socket"].into_iter().find(|mode| transfer[mode]["value"] == true);
     assert_eq!(transfer["auto"]["value"].as_str(), first);
 }
 
 #[test]
-fn few_files_are_a_finding() {
-    // Below four, the loader cannot open a library.
+fn low_file_limit_is_a_finding() {
+    // Below four, the dynamic loader cannot open a library.
     for files in 4..=20 {
         let mut command = umf(&["info", "--json"]);
         limit(&mut command, rustix::process::Resource::Nofile, files);
@@ -165,31 +165,31 @@ fn few_files_are_a_finding() {
 }
 
 #[test]
-fn little_address_space_is_a_finding() {
+fn low_address_space_limit_is_a_finding() {
     let mut command = umf(&["info", "--json"]);
     limit(&mut command, rustix::process::Resource::As, 64 << 20);
     assert_eq!(report(command)["limits"]["rlimit_as"]["state"], "limited");
 }
 
 #[test]
-fn another_user_sees_what_that_user_may() {
+fn unprivileged_user_gets_own_findings() {
     if !is_root() {
         println!("umf-skip: umf info: becoming another user takes root");
         return;
     }
-    let path = copy_of_umf("nobody", 0o755);
+    let path = copy_of_umf("unprivileged", 0o755);
     let mut command = program(&path, &["info", "--json"]);
-    command.uid(NOBODY).gid(NOBODY);
+    command.uid(UNPRIVILEGED_UID).gid(UNPRIVILEGED_UID);
     let report = report(command);
     remove_copy(&path);
-    assert_eq!(report["permissions"]["euid"]["value"], NOBODY);
+    assert_eq!(report["permissions"]["euid"]["value"], UNPRIVILEGED_UID);
     assert_eq!(report["permissions"]["cap_sys_ptrace"]["value"], false);
-    // The same user's files are within reach whatever yama says.
+    // Yama does not restrict files of the same user.
     assert_eq!(report["transfer"]["procfs"]["value"], true);
 }
 
 #[test]
-fn a_program_that_is_not_dumpable_is_left_with_sockets() {
+fn non_dumpable_process_uses_sockets() {
     if !is_root() {
         println!(
             "umf-skip: umf info: a program that its user may run but not read takes another user, hence root"
@@ -198,7 +198,7 @@ fn a_program_that_is_not_dumpable_is_left_with_sockets() {
     }
     let path = copy_of_umf("undumpable", 0o711);
     let mut command = program(&path, &["info", "--json"]);
-    command.uid(NOBODY).gid(NOBODY);
+    command.uid(UNPRIVILEGED_UID).gid(UNPRIVILEGED_UID);
     let report = report(command);
     remove_copy(&path);
     assert_eq!(report["permissions"]["dumpable"]["value"], false);
@@ -208,14 +208,14 @@ fn a_program_that_is_not_dumpable_is_left_with_sockets() {
     assert_eq!(transfer["process_vm"]["value"], false);
     assert_eq!(transfer["auto"]["value"], "socket");
     let text = transfer["auto"]["text"].as_str().unwrap();
-    // In the words of the library.
+    // The text is the library's.
     assert!(text.starts_with("socket, since pidfd is refused (Operation not permitted"), "{text}");
     assert!(text.contains("not dumpable") && text.contains("), procfs is refused ("), "{text}");
     assert_eq!(transfer["auto"]["state"], "limited");
 }
 
 #[test]
-fn a_user_namespace_is_seen() {
+fn user_namespace_is_reported() {
     let mut command = umf(&["info", "--json"]);
     // SAFETY: the closure makes one system call.
     unsafe {
@@ -234,13 +234,13 @@ fn a_user_namespace_is_seen() {
 }
 
 #[test]
-fn no_proc_and_no_sys_are_findings() {
+fn missing_proc_and_sys_are_findings() {
     if !is_root() {
         println!("umf-skip: umf info: hiding /proc takes root");
         return;
     }
     let mut command = umf(&["info", "--json"]);
-    // SAFETY: the closure makes system calls only, and what it mounts is seen by the child alone.
+    // SAFETY: the closure only makes system calls, and mounts in a namespace of the child.
     unsafe {
         command.pre_exec(|| {
             let mount = |on: &std::ffi::CStr, flags| {
@@ -265,25 +265,25 @@ fn no_proc_and_no_sys_are_findings() {
 }
 
 #[test]
-fn no_room_for_children_is_a_finding() {
+fn low_process_limit_is_a_finding() {
     if !is_root() {
         println!("umf-skip: umf info: a user without other processes takes root to become");
         return;
     }
     let path = copy_of_umf("alone", 0o755);
     let mut command = program(&path, &["info", "--json"]);
-    command.uid(NOBODY - 7).gid(NOBODY - 7);
+    command.uid(UNPRIVILEGED_UID - 7).gid(UNPRIVILEGED_UID - 7);
     limit(&mut command, rustix::process::Resource::Nproc, 1);
     let report = report(command);
     remove_copy(&path);
-    for way in ["pidfd", "procfs", "socket", "process_vm", "auto"] {
-        assert_eq!(report["transfer"][way]["state"], "limited", "{}", report["transfer"][way]);
-        assert!(report["transfer"][way]["value"].is_null());
+    for mode in ["pidfd", "procfs", "socket", "process_vm", "auto"] {
+        assert_eq!(report["transfer"][mode]["state"], "limited", "{}", report["transfer"][mode]);
+        assert!(report["transfer"][mode]["value"].is_null());
     }
 }
 
 #[test]
-fn a_filter_that_refuses_pidfd_getfd_leaves_procfs() {
+fn seccomp_eperm_on_pidfd_getfd_selects_procfs() {
     let mut command = umf(&["info", "--json"]);
     filter(
         &mut command,
@@ -297,7 +297,7 @@ fn a_filter_that_refuses_pidfd_getfd_leaves_procfs() {
     assert_eq!(report["transfer"]["pidfd"]["value"], false);
     let auto = &report["transfer"]["auto"];
     assert_eq!((&auto["state"], &auto["value"]), (&"limited".into(), &"procfs".into()));
-    // What is taken, for which memory, and why not what is better.
+    // Selected mode, its memory, and why the better mode is not used.
     let text = auto["text"].as_str().unwrap();
     assert!(text.starts_with("procfs, and socket for dma-buf, since pidfd is refused (Operation"), "{text}");
     assert!(auto["remedy"].as_str().unwrap().starts_with("Make pidfd work"), "{auto}");
@@ -306,7 +306,7 @@ fn a_filter_that_refuses_pidfd_getfd_leaves_procfs() {
 }
 
 #[test]
-fn a_filter_that_hides_a_call_looks_like_an_old_kernel() {
+fn seccomp_enosys_is_reported_as_missing() {
     let mut command = umf(&["info", "--json"]);
     filter(
         &mut command,
@@ -319,7 +319,7 @@ fn a_filter_that_hides_a_call_looks_like_an_old_kernel() {
 }
 
 #[test]
-fn a_filter_that_kills_takes_a_child_only() {
+fn seccomp_kill_ends_child_only() {
     for (call, group, key) in [
         (libc::SYS_membarrier, "kernel", "membarrier"),
         (libc::SYS_mbind, "numa", "mbind"),
@@ -336,7 +336,7 @@ fn a_filter_that_kills_takes_a_child_only() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
+fn closed_pipe_is_success() {
     for arguments in [&["info"][..], &["info", "--json"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -347,9 +347,9 @@ fn a_reader_that_went_away_is_no_failure() {
 }
 
 #[test]
-fn no_standard_output_at_all_is_no_panic() {
+fn closed_stdout_is_success() {
     let mut command = umf(&["info"]);
-    // SAFETY: the closure makes one system call, on a descriptor that is the child's own.
+    // SAFETY: the closure makes one system call, on a descriptor of the child.
     unsafe {
         command.pre_exec(|| {
             libc::close(1);
@@ -360,7 +360,7 @@ fn no_standard_output_at_all_is_no_panic() {
 }
 
 #[test]
-fn a_full_disk_is_a_failure_that_says_so() {
+fn full_disk_is_an_error() {
     let mut command = umf(&["info"]);
     command.stdout(File::options().write(true).open("/dev/full").unwrap());
     let Output { status, stderr, .. } = command.output().unwrap();
@@ -369,11 +369,10 @@ fn a_full_disk_is_a_failure_that_says_so() {
     assert!(stderr.starts_with("umf: ") && stderr.lines().count() == 1, "{stderr}");
 }
 
-/// Whether the process group still has members. Orphans of it that have ended are buried.
-fn alive(group: u32) -> bool {
+/// Returns whether the process group has members. Reaps its orphans.
+fn has_members(group: u32) -> bool {
     let group = libc::pid_t::try_from(group).unwrap();
-    // SAFETY: only members of this group are waited for, whose leader is gone already; signal 0
-    // only looks.
+    // SAFETY: waits only for members of this group, whose leader is gone; signal 0 only tests.
     unsafe {
         while libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) > 0 {}
         libc::kill(-group, 0) == 0
@@ -381,25 +380,25 @@ fn alive(group: u32) -> bool {
 }
 
 #[test]
-fn no_child_is_left() {
+fn no_child_outlives_info() {
     let mut child = umf(&["info"]).process_group(0).stdout(Stdio::null()).spawn().unwrap();
     assert!(child.wait().unwrap().success());
-    assert!(!alive(child.id()));
+    assert!(!has_members(child.id()));
 }
 
 #[test]
-fn no_child_is_left_by_a_kill() {
-    // Orphans come to this process, since not every init buries them at once.
-    // SAFETY: this changes only who is told of an orphan's end.
+fn no_child_outlives_killed_info() {
+    // Orphans become children of this process: not every init reaps them at once.
+    // SAFETY: sets an attribute of this process, and touches no memory.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for step in 0..24 {
         let mut child = umf(&["info"]).process_group(0).stdout(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_micros(500 * step));
         child.kill().unwrap();
         child.wait().unwrap();
-        // Its children learn of it by a signal, or by a closed channel.
+        // The children are killed by a signal, or exit when the channel closes.
         let deadline = Instant::now() + Duration::from_secs(4);
-        while alive(child.id()) {
+        while has_members(child.id()) {
             assert!(Instant::now() < deadline, "a child outlived step {step}");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -407,7 +406,7 @@ fn no_child_is_left_by_a_kill() {
 }
 
 #[test]
-fn a_stopped_child_holds_up_nothing_for_long() {
+fn stopped_child_times_out() {
     let begun = Instant::now();
     let mut child = umf(&["info", "--json"])
         .process_group(0)
@@ -420,10 +419,10 @@ fn a_stopped_child_holds_up_nothing_for_long() {
         let children = format!("/proc/{0}/task/{0}/children", child.id());
         let Ok(children) = std::fs::read_to_string(children) else { break };
         for pid in children.split_whitespace() {
-            // Before its exec, a child that is stopped stops its parent too, as vfork(2) has it.
+            // A child that is stopped before its exec also stops its parent (vfork(2)).
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             if line.contains("--child") {
-                // SAFETY: the signal goes to a child of the command that this test started.
+                // SAFETY: signals a child of the command that this test started.
                 stopped += i32::from(unsafe { libc::kill(pid.parse().unwrap(), libc::SIGSTOP) } == 0);
             }
         }
@@ -436,11 +435,11 @@ fn a_stopped_child_holds_up_nothing_for_long() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice::<Value>(&output.stdout).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(6), "took {:?}", begun.elapsed());
-    assert!(!alive(group));
+    assert!(!has_members(group));
 }
 
 #[test]
-fn nonsense_for_a_child_is_refused() {
+fn invalid_child_request_is_refused() {
     for order in ["nonsense\n", "{\"Read\":1}\n", "{\"Try\":\"nothing\"}\n"] {
         let (mut channel, child) = UnixStream::pair().unwrap();
         channel.write_all(order.as_bytes()).unwrap();

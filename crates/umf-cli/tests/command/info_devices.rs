@@ -1,6 +1,5 @@
-//! What `umf info` says in the guest of `tests/vm/run dma-buf-sources`: of dma-bufs, of which it
-//! has every source, to root and to somebody who may not; and of the ways between two processes, at
-//! each scope of yama that can be taken back.
+//! `umf info` in the guest of `tests/vm/run dma-buf-sources`, which has every source of dma-bufs:
+//! as root, as an unprivileged user, and at each yama scope that can be reset.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -11,7 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-const NOBODY: u32 = 65_534;
+const UNPRIVILEGED_UID: u32 = 65_534;
 
 fn is_the_guest(test: &str) -> bool {
     let is_it = std::env::var_os("TESTS_GUEST").is_some_and(|boot| boot == "dma-buf-sources");
@@ -21,12 +20,12 @@ fn is_the_guest(test: &str) -> bool {
     is_it
 }
 
-/// The report of `umf info --json`, as a user sees it; `None`, with a line that says so, elsewhere.
+/// Runs `umf info --json` as a user. Returns `None`, and prints a skip line, outside of the guest.
 fn report(test: &str, user: Option<u32>) -> Option<Value> {
     if !is_the_guest(test) {
         return None;
     }
-    // Where every user can reach it.
+    // A path that every user can reach.
     let copy = std::env::temp_dir().join(format!("umf-info-{}-{test}", std::process::id()));
     std::fs::copy(env!("CARGO_BIN_EXE_umf"), &copy).unwrap();
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -46,8 +45,8 @@ fn devices(test: &str, user: Option<u32>) -> Option<Value> {
 }
 
 #[test]
-fn every_source_works_and_says_how_far() {
-    let Some(devices) = devices("every_source_works", None) else { return };
+fn dma_buf_sources_report_their_limits() {
+    let Some(devices) = devices("dma_buf_sources_report_their_limits", None) else { return };
     let udmabuf = &devices["udmabuf"];
     assert_eq!(
         (&udmabuf["state"], &udmabuf["value"]["list_limit"]),
@@ -60,8 +59,8 @@ fn every_source_works_and_says_how_far() {
 }
 
 #[test]
-fn who_may_not_is_told_what_would_help() {
-    let Some(devices) = devices("who_may_not_is_told", Some(NOBODY)) else { return };
+fn unprivileged_user_gets_remedies() {
+    let Some(devices) = devices("unprivileged_user_gets_remedies", Some(UNPRIVILEGED_UID)) else { return };
     let refused = |finding: &Value, remedy: &str| {
         assert_eq!(finding["state"], "missing", "{finding}");
         assert!(finding["text"].as_str().unwrap().contains("refused (EACCES)"), "{finding}");
@@ -69,12 +68,11 @@ fn who_may_not_is_told_what_would_help() {
     };
     refused(&devices["udmabuf"], "group kvm");
     refused(&devices["dma_heap/system"], "udev rule");
-    // Limits can be read by everybody.
+    // Limits are readable for every user.
     assert_eq!(devices["udmabuf"]["value"]["size_limit_mb"], 64);
 }
 
-/// What was tried between two processes. (A trial has two seconds, which a busy guest may not get:
-/// then it says so.)
+/// Returns the group "transfer". Retries: a busy guest may exceed the two seconds of a trial.
 fn transfer(test: &str, user: Option<u32>) -> Value {
     let mut last = Value::Null;
     for _ in 0..10 {
@@ -87,9 +85,9 @@ fn transfer(test: &str, user: Option<u32>) -> Value {
 }
 
 #[test]
-fn auto_names_the_way_that_it_takes_and_why() {
+fn auto_names_mode_and_reason() {
     const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
-    const TEST: &str = "auto_names_the_way";
+    const TEST: &str = "auto_names_mode_and_reason";
     if !is_the_guest(TEST) {
         return;
     }
@@ -99,7 +97,7 @@ fn auto_names_the_way_that_it_takes_and_why() {
         ("2", "sysctl kernel.yama.ptrace_scope=0, grant CAP_SYS_PTRACE"),
     ] {
         std::fs::write(SCOPE, scope).unwrap();
-        let transfer = transfer(TEST, Some(NOBODY));
+        let transfer = transfer(TEST, Some(UNPRIVILEGED_UID));
         let auto = &transfer["auto"];
         assert_eq!((&auto["value"], &auto["state"]), (&"procfs".into(), &"limited".into()), "scope {scope}");
         let text = auto["text"].as_str().unwrap();
@@ -108,7 +106,7 @@ fn auto_names_the_way_that_it_takes_and_why() {
         let pidfd = transfer["pidfd"]["remedy"].as_str().unwrap();
         assert!(pidfd.contains(remedy), "scope {scope}: {pidfd}");
     }
-    // Who may trace everybody is not concerned.
+    // A process that may trace all others is not restricted.
     assert_eq!(transfer(TEST, None)["auto"]["text"], "pidfd");
     std::fs::write(SCOPE, before).unwrap();
 }

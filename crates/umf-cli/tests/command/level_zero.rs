@@ -1,7 +1,7 @@
-//! The `umf` command over Level Zero: with the software driver under the system's loader, and
-//! without any.
+//! The `umf` command over Level Zero: with the software driver behind the system's loader, and
+//! without a driver.
 
-// Functions that tests share are tests to us, if not to clippy.
+// Clippy does not treat functions that tests share as tests.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// The driver, which cargo built beside this test.
+/// Returns the path of the driver that cargo built beside this test.
 fn driver() -> PathBuf {
     let beside = std::env::current_exe().unwrap().with_file_name("libze_soft.so");
     assert!(beside.exists(), "{} is not there", beside.display());
@@ -34,7 +34,7 @@ fn umf(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     command.output().unwrap()
 }
 
-/// The finding of `umf info` about a library or a driver.
+/// Returns the finding of `umf info` about a library or a driver.
 fn finding(key: &str, variables: &[(&str, &str)]) -> Value {
     let Output { status, stdout, stderr } = umf(&["info", "--json"], variables);
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
@@ -42,7 +42,7 @@ fn finding(key: &str, variables: &[(&str, &str)]) -> Value {
     report["devices"][key].clone()
 }
 
-/// Whether there is a loader to find the driver; a line says so if not.
+/// Returns whether the system lacks a loader, and prints a skip line if so.
 fn lacks_loader(test: &str) -> bool {
     let is_lacking = finding("libze_loader.so.1", &[])["state"] != "ok";
     if is_lacking {
@@ -52,8 +52,8 @@ fn lacks_loader(test: &str) -> bool {
 }
 
 #[test]
-fn four_ranks_share_device_memory_in_every_style_of_handles() {
-    if lacks_loader("four_ranks_share_device_memory") {
+fn ranks_share_device_memory_with_each_handle_type() {
+    if lacks_loader("ranks_share_device_memory_with_each_handle_type") {
         return;
     }
     for (style, handles, carried) in [
@@ -66,17 +66,17 @@ fn four_ranks_share_device_memory_in_every_style_of_handles() {
         let variables = [("ZE_SOFT_IPC", style), ("UMF_PROVIDER_LEVEL_ZERO_HANDLES", handles)];
         let arguments = ["demo", "--provider", "level-zero", "--blocks", "12", "--size", "70000", "--json"];
         let Output { status, stdout, stderr } = umf(&arguments, &variables);
-        let said = String::from_utf8_lossy(&stderr);
-        if style == "opaque-pidfd" && said.contains("pidfd_getfd") {
+        let stderr_text = String::from_utf8_lossy(&stderr);
+        if style == "opaque-pidfd" && stderr_text.contains("pidfd_getfd") {
             println!("umf-skip: {style}: the kernel refuses pidfd_getfd here");
             continue;
         }
-        assert!(status.success(), "{style}, {handles}: {status}: {said}");
+        assert!(status.success(), "{style}, {handles}: {status}: {stderr_text}");
         let outcome: Value = serde_json::from_slice(&stdout).unwrap();
         assert_eq!((&outcome["ranks"], &outcome["opens"]), (&4.into(), &144.into()));
         assert_eq!((&outcome["stale_refused"], &outcome["provider"]), (&12.into(), &"level-zero".into()));
         assert_eq!(outcome["left_behind"].as_array().unwrap().len(), 0, "{outcome}");
-        // What a loader does not know is not chosen.
+        // A loader without the newer interface limits the choice.
         let found = outcome["carried"].as_str().unwrap();
         assert!(
             found == carried || handles == "auto" && found.starts_with(carried),
@@ -86,8 +86,8 @@ fn four_ranks_share_device_memory_in_every_style_of_handles() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_never_replaced() {
-    if lacks_loader("what_cannot_be_is_refused") {
+fn unsupported_settings_are_refused() {
+    if lacks_loader("unsupported_settings_are_refused") {
         return;
     }
     let demo = ["demo", "--provider", "level-zero", "--ranks", "2", "--blocks", "1"];
@@ -101,7 +101,7 @@ fn what_cannot_be_is_refused_and_never_replaced() {
     ] {
         let output = umf(&demo, &variables);
         let stderr = String::from_utf8_lossy(&output.stderr);
-        // Wrong settings have a code of their own.
+        // Invalid settings have exit code 2.
         let code = if part.starts_with("of kind") { 2 } else { 1 };
         assert_eq!(output.status.code(), Some(code), "{variables:?}: {stderr}");
         assert!(stderr.contains(part), "{variables:?}: {stderr}");
@@ -112,14 +112,14 @@ fn what_cannot_be_is_refused_and_never_replaced() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_what_to_do() {
+fn missing_driver_is_named_with_remedy() {
     let nowhere = [("ZE_ENABLE_ALT_DRIVERS", "/nowhere/libze_none.so")];
     let output = umf(&["demo", "--provider", "level-zero"], &nowhere);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     let lines: Vec<_> = stderr.lines().collect();
     assert_eq!(lines.len(), 1, "{stderr}");
-    let what = if lacks_loader("what_is_missing_is_named: the driver") {
+    let what = if lacks_loader("missing_driver_is_named_with_remedy: the driver") {
         "its loader libze_loader.so.1 cannot be opened (install it, Debian: libze1)"
     } else {
         assert_eq!(finding("level-zero", &nowhere)["state"], "missing");
@@ -129,8 +129,8 @@ fn what_is_missing_is_named_with_what_to_do() {
 }
 
 #[test]
-fn info_names_the_devices() {
-    if lacks_loader("info_names_the_devices") {
+fn info_lists_devices() {
+    if lacks_loader("info_lists_devices") {
         return;
     }
     let found = finding("level-zero", &[("ZE_SOFT_DEVICES", "3"), ("ZE_SOFT_SUBDEVICES", "2")]);

@@ -1,4 +1,4 @@
-//! The `umf` command, run as its users run it.
+//! The `umf` command, run as users run it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]

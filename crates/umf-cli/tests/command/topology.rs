@@ -1,4 +1,4 @@
-//! `umf info --topology`, run as its users run it.
+//! `umf info --topology`, run as users run it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -33,7 +33,7 @@ fn refused(arguments: &[&str]) -> String {
     stderr
 }
 
-/// A folder of this test, removed at its end.
+/// A temporary folder, removed when dropped.
 struct Folder(std::path::PathBuf);
 
 impl Folder {
@@ -67,14 +67,14 @@ fn text_has_matrices_and_spaces() {
     }
     let untold = printed(&["--from", &tree("memoryless.txt")]);
     assert!(
-        untold.contains("not told: there is no HMAT table") && untold.contains("name the nodes"),
+        untold.contains("unknown: there is no HMAT table") && untold.contains("name the nodes"),
         "{untold}"
     );
     assert!(untold.lines().all(|line| line.chars().count() <= 80), "{untold}");
 }
 
 #[test]
-fn json_has_the_same() {
+fn json_has_nodes_and_spaces() {
     let document: Value = serde_json::from_str(&printed(&["--json", "--from", &tree("hbm.txt")])).unwrap();
     assert_eq!(document["format"], 1);
     assert_eq!(document["nodes"].as_array().unwrap().len(), 4);
@@ -87,7 +87,7 @@ fn json_has_the_same() {
 }
 
 #[test]
-fn this_machine_is_drawn_recorded_and_read_back() {
+fn recording_of_this_machine_reads_back() {
     if !Path::new("/sys/devices/system").exists() {
         println!("umf-skip: umf info --topology: sysfs is not mounted on /sys");
         return;
@@ -97,7 +97,7 @@ fn this_machine_is_drawn_recorded_and_read_back() {
     printed(&["--svg", &picture, "--record", &recording]);
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains(">node 0<"));
-    // What changes from moment to moment is left out.
+    // Leaves out what changes from moment to moment.
     let parts = |arguments: &[&str]| {
         let mut document: Value = serde_json::from_str(&printed(arguments)).unwrap();
         for node in document["nodes"].as_array_mut().unwrap() {
@@ -110,7 +110,7 @@ fn this_machine_is_drawn_recorded_and_read_back() {
 }
 
 #[test]
-fn what_cannot_be_read_or_written_is_named() {
+fn io_errors_name_the_file() {
     let folder = Folder::new("refused");
     let empty = folder.file("");
     assert!(refused(&["--from", &empty]).contains("sys/devices/system/node: not there"));

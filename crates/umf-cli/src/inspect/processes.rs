@@ -1,4 +1,4 @@
-//! [`Process`]: all that the ledgers of one process say; and times as text.
+//! [`Process`]: the merged contents of all ledgers of one process; and durations as text.
 
 use serde::{Serialize, Serializer};
 use umf::ipc::CacheStatistics;
@@ -7,17 +7,17 @@ use umf::ipc::inspect::{Found, Owner, PoolFigures, Search, Slot, Statistics};
 use crate::output::Failure;
 use crate::sys;
 
-/// A process that uses umf, or did.
+/// A process that uses or used umf, merged from all of its ledgers.
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
-    /// Its process id here, or the one that it had.
+    /// Process id in this pid namespace, or else the id in its own.
     pub pid: u32,
     #[serde(rename = "state", serialize_with = "state")]
     pub owner: Owner,
     pub name: String,
-    /// Of its users, as it made the first ledger.
+    /// User id at the time when it created its first ledger.
     pub uid: u32,
-    /// Exports that are current.
+    /// Number of current exports.
     pub exports: u64,
     pub exporter: CacheStatistics,
     pub importer: CacheStatistics,
@@ -26,12 +26,12 @@ pub(super) struct Process {
     pub importers: u64,
     pub pools: Vec<PoolFigures>,
     pub pools_in_all: u64,
-    /// When its counters were published last, in nanoseconds of the boot's clock; 0 if never.
+    /// Boot-clock time in nanoseconds at which it last published its counters; 0 if never.
     #[serde(rename = "published_ns")]
     pub time: u64,
     #[serde(skip)]
     pub slots: LastSlots,
-    /// Other processes that have a ledger of it open.
+    /// Other processes that have one of its ledgers open.
     #[serde(rename = "known_to")]
     pub holders: Vec<u32>,
 }
@@ -76,7 +76,7 @@ impl Process {
 
     fn add(&mut self, found: &Found, pools_time: &mut u64) {
         if matches!(found.owner, Owner::Alive { .. }) {
-            // A process may have dropped one exporter and go on with another.
+            // A process may have dropped one exporter and created another.
             self.owner = found.owner;
         }
         for slot in found.ledger.slots() {
@@ -85,14 +85,14 @@ impl Process {
         }
         self.holders.extend(found.holders.iter().filter(|&&pid| pid != self.pid));
         let Some(it) = found.ledger.statistics() else { return };
-        self.figures(&it);
+        self.add_counters(&it);
         if it.pools_time >= *pools_time {
             *pools_time = it.pools_time;
             (self.pools_in_all, self.pools) = (it.pools_in_all, it.pools);
         }
     }
 
-    fn figures(&mut self, it: &Statistics) {
+    fn add_counters(&mut self, it: &Statistics) {
         if self.name.is_empty() {
             self.name.clone_from(&it.name);
         }
@@ -105,28 +105,28 @@ impl Process {
     }
 }
 
-/// The slots of which something happened last.
+/// The slots that changed last.
 #[derive(Debug, Default)]
 pub(super) struct LastSlots(Vec<Slot>);
 
 impl LastSlots {
-    const MOST: usize = 8;
+    const CAPACITY: usize = 8;
 
     fn add(&mut self, slot: Slot) {
-        let place = self.0.partition_point(|other| last_change(other) >= last_change(&slot));
-        if place < Self::MOST {
-            self.0.insert(place, slot);
-            self.0.truncate(Self::MOST);
+        let index = self.0.partition_point(|other| last_change(other) >= last_change(&slot));
+        if index < Self::CAPACITY {
+            self.0.insert(index, slot);
+            self.0.truncate(Self::CAPACITY);
         }
     }
 
-    /// At most [`LastSlots::MOST`], the last one first.
+    /// Returns at most [`LastSlots::CAPACITY`] slots, the latest change first.
     pub(super) fn get(&self) -> &[Slot] {
         &self.0
     }
 }
 
-/// When a slot's export was exported, or ended.
+/// Returns when a slot's export began or ended.
 pub(super) fn last_change(slot: &Slot) -> u64 {
     slot.exported.or(slot.ended.map(|end| end.time)).unwrap_or(0)
 }
@@ -144,21 +144,21 @@ fn state<S: Serializer>(owner: &Owner, serializer: S) -> Result<S::Ok, S::Error>
     serializer.serialize_str(state_of(*owner))
 }
 
-/// Numbers that others wrote may be anything.
+/// Sums counters of another process, which may hold any value: saturates.
 fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// Looks for all ledgers.
+/// Scans for all ledgers of this machine.
 pub(super) fn find() -> Result<Search, Failure> {
     // One fd for each ledger of the machine.
     sys::raise_fd_limit();
-    umf::ipc::inspect::find().map_err(|error| Failure::Told(format!("cannot look for processes: {error}")))
+    umf::ipc::inspect::find()
+        .map_err(|error| Failure::Message(format!("cannot scan for processes: {error}; mount /proc")))
 }
 
-/// The processes of all ledgers that were found, by process id; those that run before those that
-/// ended.
-pub(super) fn of(search: &Search) -> Vec<Process> {
+/// Merges ledgers into processes, ordered by process id. Running processes come first.
+pub(super) fn from_ledgers(search: &Search) -> Vec<Process> {
     let key = |found: &Found| {
         let identity = found.ledger.identity();
         (identity.pid, identity.pid_namespace, identity.start_time, identity.pidfs_inode)
@@ -174,7 +174,7 @@ pub(super) fn of(search: &Search) -> Vec<Process> {
             process.holders.sort_unstable();
             process.holders.dedup();
             if process.name.is_empty() {
-                process.name = name_of(process.owner);
+                process.name = read_name(process.owner);
             }
             process
         })
@@ -183,8 +183,8 @@ pub(super) fn of(search: &Search) -> Vec<Process> {
     processes
 }
 
-/// The name of a process that runs: of one whose ledger does not tell.
-fn name_of(owner: Owner) -> String {
+/// Reads the name of a running process whose ledger has none.
+fn read_name(owner: Owner) -> String {
     let name =
         owner.pid().and_then(|pid| std::fs::read(format!("/proc/{pid}/comm")).ok()).unwrap_or_default();
     plain(String::from_utf8_lossy(&name).trim_end())
@@ -192,8 +192,8 @@ fn name_of(owner: Owner) -> String {
 
 pub(super) use umf::ipc::inspect::plain;
 
-/// What could not be looked at, and what to do about it; empty if everything could.
-pub(super) fn left_out(search: &Search) -> String {
+/// Returns what could not be inspected and the remedy, as text. Empty if everything was inspected.
+pub(super) fn denied_note(search: &Search) -> String {
     let mut text = String::new();
     match search.denied.len() {
         0 => {}
@@ -209,15 +209,15 @@ pub(super) fn left_out(search: &Search) -> String {
     }
     if search.unreadable > 0 {
         text += &format!(
-            "{} ledgers cannot be read: another version of umf, or no fds left here (ulimit -n)\n",
+            "{} ledgers cannot be read: another version of umf, or this process is out of fds (ulimit -n)\n",
             search.unreadable
         );
     }
     text
 }
 
-/// A span of nanoseconds in the unit that fits.
-pub(super) fn span(nanoseconds: u64) -> String {
+/// Formats a duration in nanoseconds in the unit that fits.
+pub(super) fn format_duration(nanoseconds: u64) -> String {
     let time = nanoseconds as f64;
     match nanoseconds {
         0..1_000 => format!("{nanoseconds} ns"),
@@ -229,14 +229,14 @@ pub(super) fn span(nanoseconds: u64) -> String {
     }
 }
 
-/// How long ago something was that another process timed: it may have lied, and clocks of two
-/// processors may differ a little.
-pub(super) fn ago(now: u64, then: u64) -> String {
+/// Formats how long ago another process recorded a time. The time may be wrong, and the clocks of
+/// two processors may differ a little.
+pub(super) fn format_age(now: u64, then: u64) -> String {
     match now.checked_sub(then) {
         Some(_) if then == 0 => "at an unknown time".to_owned(),
-        Some(since) => format!("{} ago", span(since)),
+        Some(since) => format!("{} ago", format_duration(since)),
         None if then - now < 1_000_000_000 => "just now".to_owned(),
-        None => "in the future, it says".to_owned(),
+        None => "in the future (wrong clock)".to_owned(),
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units() {
+    fn durations_have_fitting_units() {
         let texts = [
             (0, "0 ns"),
             (3_200_000, "3.2 ms"),
@@ -254,12 +254,12 @@ mod tests {
             (7_200_000_000_000, "2.0 h"),
         ];
         for (nanoseconds, text) in texts {
-            assert_eq!(span(nanoseconds), text);
+            assert_eq!(format_duration(nanoseconds), text);
         }
-        assert!(span(u64::MAX).ends_with(" h"));
-        assert_eq!(ago(5_000, 2_000), "3.0 us ago");
-        assert_eq!(ago(5_000, 0), "at an unknown time");
-        assert_eq!(ago(5_000, 6_000), "just now");
-        assert_eq!(ago(5_000, u64::MAX), "in the future, it says");
+        assert!(format_duration(u64::MAX).ends_with(" h"));
+        assert_eq!(format_age(5_000, 2_000), "3.0 us ago");
+        assert_eq!(format_age(5_000, 0), "at an unknown time");
+        assert_eq!(format_age(5_000, 6_000), "just now");
+        assert_eq!(format_age(5_000, u64::MAX), "in the future (wrong clock)");
     }
 }

@@ -1,4 +1,4 @@
-//! `umf why`: whether a handle is current, and if not, what became of it.
+//! `umf why`: tells whether a handle is current, and otherwise how its export ended.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -7,13 +7,13 @@ use clap::Args;
 use umf::Handle;
 use umf::ipc::inspect::{self, End, Found, Owner, RetireReason, Search};
 
-use super::processes::{self, ago};
+use super::processes::{self, format_age};
 use crate::output::{self, Failure};
 
-/// Says whether a handle is current, and if it is not, what became of it and when.
+/// Tells whether a handle is current, and if it is not, how and when its export ended.
 ///
-/// Read from the ledger of the process that made it, which is not asked. The producer may have been
-/// killed, as long as another process has its ledger open.
+/// Reads the ledger of the process that made it, without contacting that process. Works after the
+/// producer was killed, as long as another process has its ledger open.
 #[derive(Args)]
 pub(crate) struct WhyCommand {
     /// The handle as text (umf1....), or - to read it from standard input
@@ -21,23 +21,25 @@ pub(crate) struct WhyCommand {
 }
 
 impl WhyCommand {
-    /// Looks, and explains.
+    /// Reads the handle, and prints the explanation.
     ///
     /// # Errors
-    /// The text is no handle; `/proc` cannot be read; standard output cannot be written.
+    /// The text is not a handle, `/proc` cannot be read, or standard output cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let mut text = self.handle.clone();
         if text == "-" {
             text.clear();
-            // A handle is short: whatever is longer is none, and is not read to its end.
+            // A handle is short, so longer input cannot be one and is not read to its end.
             let stdin = std::io::stdin().lock().take(64 << 10);
             let mut stdin = stdin;
             stdin
                 .read_to_string(&mut text)
-                .map_err(|error| Failure::Told(format!("standard input: {error}")))?;
+                .map_err(|error| Failure::Message(format!("standard input: {error}")))?;
         }
-        let handle: Handle =
-            text.trim().parse().map_err(|error| Failure::Told(format!("unknown: not a handle: {error}")))?;
+        let handle: Handle = text
+            .trim()
+            .parse()
+            .map_err(|error| Failure::Message(format!("unknown: not a handle: {error}")))?;
         let search = processes::find()?;
         output::print(&explain(&handle, &search, inspect::now()))?;
         Ok(())
@@ -55,31 +57,31 @@ fn explain(handle: &Handle, search: &Search, now: u64) -> String {
         return out;
     }
     match search.by_nonce(handle.nonce()) {
-        Some(found) => from_ledger(&mut out, handle, found, now),
-        None => without_ledger(&mut out, handle, search),
+        Some(found) => explain_from_ledger(&mut out, handle, found, now),
+        None => explain_without_ledger(&mut out, handle, search),
     }
     let kind = if handle.is_region() { "a region" } else { "a block" };
     let _ = writeln!(
         out,
         "  names: {kind} of {} at offset {} of region {} ({}), provider {}",
-        output::human(handle.length()),
+        output::format_bytes(handle.length()),
         handle.offset(),
         handle.region_id(),
-        output::human(handle.region_size()),
+        output::format_bytes(handle.region_size()),
         handle.provider_kind(),
     );
-    importers(&mut out, handle, search);
+    list_importers(&mut out, handle, search);
     out
 }
 
-/// The process's name now, or nothing: for text in parentheses.
-fn name_of(pid: u32) -> String {
+/// Returns the name of a running process in parentheses, or an empty string.
+fn name_in_parentheses(pid: u32) -> String {
     let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name = processes::plain(String::from_utf8_lossy(&name).trim_end());
     if name.is_empty() { String::new() } else { format!(" ({name})") }
 }
 
-fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
+fn explain_from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
     let slot = found.ledger.slot(handle.slot());
     let generation = slot.map_or(0, |slot| slot.generation);
     let current = generation == handle.generation();
@@ -107,11 +109,12 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
     }
     match found.owner {
         Owner::Alive { .. } if current => {
-            let when = slot.and_then(|slot| slot.exported).map_or(String::new(), |time| ago(now, time) + " ");
+            let when =
+                slot.and_then(|slot| slot.exported).map_or(String::new(), |time| format_age(now, time) + " ");
             let _ = writeln!(out, "current: exported {when}by pid {pid}{name}, {place}");
         }
         Owner::Alive { .. } => {
-            let how = ended(end, now);
+            let how = describe_end(end, now);
             let _ = writeln!(out, "stale: {how}, {place}, now {generation}");
             let _ = writeln!(out, "  producer: pid {pid}{name} runs; get a new handle from it");
         }
@@ -122,29 +125,32 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
                     format!("producer gone: pid {pid}{name} runs, but called exec or dropped its exporter")
                 }
                 _ => {
-                    format!("producer gone, or out of sight in another pid namespace: pid {pid}{name} there")
+                    format!("producer gone, or invisible in another pid namespace: pid {pid}{name} there")
                 }
             };
-            let holders: Vec<_> =
-                found.holders.iter().map(|&holder| format!("pid {holder}{}", name_of(holder))).collect();
+            let holders: Vec<_> = found
+                .holders
+                .iter()
+                .map(|&holder| format!("pid {holder}{}", name_in_parentheses(holder)))
+                .collect();
             let _ = writeln!(out, "{what}; its ledger is still open in {}", holders.join(", "));
             let last = if current {
-                "still current when it ended: what is mapped stays valid, new opens cannot work".to_owned()
+                "still current when it ended: existing mappings stay valid, new opens fail".to_owned()
             } else {
-                ended(end, now)
+                describe_end(end, now)
             };
             let _ = writeln!(out, "  this export: {last}, {place}, now {generation}");
         }
     }
-    // Not if the slot has another export by now.
+    // If the generation is further ahead, the lease rows belong to a later export of the slot.
     if generation - handle.generation() <= 1 {
-        open_in(out, handle, found, current);
+        list_open_leases(out, handle, found, current);
     }
 }
 
-/// The importers that count the handle's export as open, by their rows in the producer's lease
+/// Lists the importers that have the handle's export open, by their rows in the producer's lease
 /// table.
-fn open_in(out: &mut String, handle: &Handle, found: &Found, is_current: bool) {
+fn list_open_leases(out: &mut String, handle: &Handle, found: &Found, is_current: bool) {
     let mut is_open = false;
     for row in found.lease_rows(handle.slot()).iter().filter(|row| row.is_owned && row.count > 0) {
         let times = if row.count == 1 { "once".to_owned() } else { format!("{} times", row.count) };
@@ -156,48 +162,48 @@ fn open_in(out: &mut String, handle: &Handle, found: &Found, is_current: bool) {
         is_open = true;
     }
     if is_open && !is_current {
-        let size = output::human(handle.length());
+        let size = output::format_bytes(handle.length());
         let _ = writeln!(out, "  held: {size}, until the last process closes it");
     }
 }
 
-fn without_ledger(out: &mut String, handle: &Handle, search: &Search) {
+fn explain_without_ledger(out: &mut String, handle: &Handle, search: &Search) {
     let pid = handle.pid();
     let _ = match search.producer_of(handle) {
         Owner::Ended => writeln!(
             out,
-            "producer gone: pid {pid} ended, and no process that can be looked into has its ledger open: when and why \
-             the memory went is not known any more"
+            "producer gone: pid {pid} ended, and no process that can be inspected has its ledger open: when and why \
+             the memory was freed is no longer known"
         ),
         Owner::Left { .. } => writeln!(
             out,
             "producer gone: pid {pid}{} runs, but gave up the ledger: it called exec, or dropped its exporter",
-            name_of(pid)
+            name_in_parentheses(pid)
         ),
         Owner::Alive { .. } => writeln!(
             out,
-            "unknown: pid {pid}{} runs, and may not be looked into: run as root, or as its user",
-            name_of(pid)
+            "unknown: pid {pid}{} runs, and may not be inspected: run as root, or as its user",
+            name_in_parentheses(pid)
         ),
         Owner::Unknown => writeln!(
             out,
-            "unknown: the producer is pid {pid} of another pid namespace, and nobody here has its ledger open: run \
+            "unknown: the producer is pid {pid} of another pid namespace, and no process here has its ledger open: run \
              this in its container, or on the host as root"
         ),
     };
     if !search.denied.is_empty() {
         out.push_str("  ");
-        out.push_str(&processes::left_out(search));
+        out.push_str(&processes::denied_note(search));
     }
 }
 
-/// How the handle's export ended, if its slot still says so.
-fn ended(end: Option<End>, now: u64) -> String {
+/// Returns how the handle's export ended, if its slot still records that.
+fn describe_end(end: Option<End>, now: u64) -> String {
     let Some(End { time, reason, .. }) = end else {
-        return "ended before the last export of its slot that ended: when and why is not known any more"
+        return "ended before the last export of its slot that ended: when and why is no longer known"
             .to_owned();
     };
-    let when = ago(now, time);
+    let when = format_age(now, time);
     match reason {
         RetireReason::BlockFreed => format!("freed {when}"),
         RetireReason::RegionFreed => format!("freed {when} with its whole region"),
@@ -210,13 +216,14 @@ fn ended(end: Option<End>, now: u64) -> String {
     }
 }
 
-/// The processes that know the handle's producer.
-fn importers(out: &mut String, handle: &Handle, search: &Search) {
+/// Lists the processes that have the producer's ledger open.
+fn list_importers(out: &mut String, handle: &Handle, search: &Search) {
     if let Some(found) = search.by_nonce(handle.nonce())
         && let Owner::Alive { pid: owner } = found.owner
     {
         let others: Vec<_> = found.holders.iter().filter(|&&pid| pid != owner).collect();
-        let list: Vec<_> = others.iter().map(|&&pid| format!("pid {pid}{}", name_of(pid))).collect();
+        let list: Vec<_> =
+            others.iter().map(|&&pid| format!("pid {pid}{}", name_in_parentheses(pid))).collect();
         let _ = match list.as_slice() {
             [] => writeln!(out, "  opened by: no other process has its ledger"),
             list => writeln!(out, "  producer's memory opened by: {}", list.join(", ")),

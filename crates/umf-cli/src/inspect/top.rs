@@ -1,5 +1,5 @@
-//! `umf top`: the processes that use umf, again and again. [`View`] is the picture, which goes to a
-//! terminal or becomes text.
+//! `umf top`: refreshes the list of processes that use umf. [`View`] is rendered to a terminal or
+//! to text.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -18,21 +18,21 @@ use ratatui::{Frame, Terminal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use umf::ipc::inspect::{self, Slot};
 
-use super::processes::{self, Process, ago, last_change};
+use super::processes::{self, Process, format_age, last_change};
 use super::ps;
 use crate::output::{self, Failure};
 
-/// Shows the processes that use umf, their pools and what happened last, and keeps it up to date.
+/// Shows the processes that use umf, their pools and their latest events, and refreshes the view.
 ///
-/// Arrow keys choose a process, q ends. Read from the ledgers that the processes publish, as by umf
-/// ps.
+/// Arrow keys select a process, q quits. Reads the ledgers that the processes publish, as umf ps
+/// does.
 #[derive(Args)]
 pub(crate) struct TopCommand {
-    /// Print one picture as text, and end; so it does where standard output is no terminal
+    /// Print one view as text and exit; the default where standard output is not a terminal
     #[arg(long)]
     once: bool,
 
-    /// Seconds from one look to the next, 0.1 to 3600
+    /// Seconds between two refreshes, 0.1 to 3600
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
     interval: f64,
 }
@@ -43,59 +43,59 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl TopCommand {
-    /// Looks and shows until told to end.
+    /// Refreshes the view until a key or a signal ends it.
     ///
     /// # Errors
-    /// `/proc` cannot be read; the terminal cannot be used.
+    /// `/proc` cannot be read, or the terminal cannot be used.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let mut view = View::default();
-        look(&mut view)?;
+        refresh(&mut view)?;
         if self.once || !std::io::stdout().is_terminal() {
             output::print(&as_text(&view))?;
             return Ok(());
         }
-        show(&mut view, Duration::from_secs_f64(self.interval), look)
+        show(&mut view, Duration::from_secs_f64(self.interval), refresh)
     }
 }
 
-fn look(view: &mut View) -> Result<(), Failure> {
+fn refresh(view: &mut View) -> Result<(), Failure> {
     let search = processes::find()?;
-    view.update(processes::of(&search), processes::left_out(&search), inspect::now());
+    view.update(processes::from_ledgers(&search), processes::denied_note(&search), inspect::now());
     Ok(())
 }
 
-/// Pools that are listed of the chosen process.
-const POOLS: usize = 8;
+/// The most pools that are listed for the selected process.
+const MAX_POOLS: usize = 8;
 
-/// What is shown.
+/// The contents of the screen.
 #[derive(Default)]
 pub(super) struct View {
     processes: Vec<Process>,
-    left_out: String,
+    denied_note: String,
     now: u64,
-    /// The process that is shown in full, by its id.
-    chosen: Option<u32>,
-    /// Misses per second, by process id: of what was published since the look before.
+    /// Id of the process that is shown in detail.
+    selected: Option<u32>,
+    /// Opens and exports per second by process id, between its last two publications.
     rates: HashMap<u32, f64>,
 }
 
 impl View {
-    /// Takes over what was just seen.
-    pub(super) fn update(&mut self, processes: Vec<Process>, left_out: String, now: u64) {
+    /// Replaces the processes with those of a new scan.
+    pub(super) fn update(&mut self, processes: Vec<Process>, denied_note: String, now: u64) {
         self.rates =
             processes.iter().filter_map(|process| Some((process.pid, self.rate(process)?))).collect();
-        if !processes.iter().any(|process| Some(process.pid) == self.chosen) {
-            self.chosen = processes.first().map(|process| process.pid);
+        if !processes.iter().any(|process| Some(process.pid) == self.selected) {
+            self.selected = processes.first().map(|process| process.pid);
         }
-        (self.processes, self.left_out, self.now) = (processes, left_out, now);
+        (self.processes, self.denied_note, self.now) = (processes, denied_note, now);
     }
 
-    /// How many opens and exports the process had a second, so far as it published them.
+    /// Returns the opens and exports per second between the process's last two publications.
     fn rate(&self, now: &Process) -> Option<f64> {
         let before = self.processes.iter().find(|process| process.pid == now.pid)?;
         let time = now.time.checked_sub(before.time)?;
         if time == 0 {
-            // Nothing new: what it was, while it is fresh.
+            // Nothing was published since. Keeps the rate for two seconds.
             return self
                 .rates
                 .get(&now.pid)
@@ -110,27 +110,27 @@ impl View {
         Some(count(now).saturating_sub(count(before)) as f64 * 1e9 / time as f64)
     }
 
-    /// Chooses the process so many further down.
-    pub(super) fn choose(&mut self, step: isize) {
-        let place = self.processes.iter().position(|process| Some(process.pid) == self.chosen).unwrap_or(0);
+    /// Moves the selection by `step` rows.
+    pub(super) fn move_selection(&mut self, step: isize) {
+        let index = self.processes.iter().position(|process| Some(process.pid) == self.selected).unwrap_or(0);
         let last = self.processes.len().saturating_sub(1);
-        let place = place.saturating_add_signed(step).min(last);
-        self.chosen = self.processes.get(place).map(|process| process.pid);
+        let index = index.saturating_add_signed(step).min(last);
+        self.selected = self.processes.get(index).map(|process| process.pid);
     }
 
-    /// Lines that all of it takes.
+    /// Returns the number of lines that the full view takes.
     pub(super) fn height(&self) -> u16 {
-        let lines = 4 + self.processes.len() + self.below() + self.left_out.lines().count();
+        let lines = 4 + self.processes.len() + self.detail_height() + self.denied_note.lines().count();
         u16::try_from(lines).unwrap_or(u16::MAX).min(2000)
     }
 
-    fn chosen(&self) -> Option<&Process> {
-        self.processes.iter().find(|process| Some(process.pid) == self.chosen)
+    fn selected(&self) -> Option<&Process> {
+        self.processes.iter().find(|process| Some(process.pid) == self.selected)
     }
 
-    /// Lines that the chosen process takes below the table.
-    fn below(&self) -> usize {
-        self.chosen().map_or(0, |it| it.pools.len().min(POOLS) + it.slots.get().len() + 5)
+    /// Returns the number of lines of the selected process's details.
+    fn detail_height(&self) -> usize {
+        self.selected().map_or(0, |it| it.pools.len().min(MAX_POOLS) + it.slots.get().len() + 5)
     }
 
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
@@ -138,32 +138,32 @@ impl View {
         let [head, processes, below, notes] = Layout::vertical([
             Constraint::Length(2),
             Constraint::Min(2),
-            Constraint::Length(lines(self.below())),
-            Constraint::Length(lines(self.left_out.lines().count())),
+            Constraint::Length(lines(self.detail_height())),
+            Constraint::Length(lines(self.denied_note.lines().count())),
         ])
         .areas(frame.area());
         self.draw_head(frame, head);
         self.draw_processes(frame, processes);
-        if let Some(process) = self.chosen() {
-            let pools = process.pools.len().min(POOLS);
+        if let Some(process) = self.selected() {
+            let pools = process.pools.len().min(MAX_POOLS);
             let [pools_area, events_area] =
                 Layout::vertical([Constraint::Length(lines(pools + 3)), Constraint::Min(0)]).areas(below);
             draw_pools(frame, pools_area, process);
             self.draw_events(frame, events_area, process);
         }
-        frame.render_widget(Paragraph::new(self.left_out.as_str()), notes);
+        frame.render_widget(Paragraph::new(self.denied_note.as_str()), notes);
     }
 
     fn draw_head(&self, frame: &mut Frame<'_>, area: Rect) {
         let total = |of: fn(&Process) -> u64| self.processes.iter().map(of).fold(0, u64::saturating_add);
         let text = format!(
-            "umf top: {} processes, {} exports, {} open, {} live of {} reserved, {} held, {} fds    q: end",
+            "umf top: {} processes, {} exports, {} open, {} live of {} reserved, {} held, {} fds    q: quit",
             self.processes.len(),
             total(|process| process.exports),
             total(|process| process.importer.entries),
-            output::human(total(Process::live_bytes)),
-            output::human(total(Process::reserved_bytes)),
-            output::human(total(|process| process.held_bytes)),
+            output::format_bytes(total(Process::live_bytes)),
+            output::format_bytes(total(Process::reserved_bytes)),
+            output::format_bytes(total(|process| process.held_bytes)),
             total(Process::fds),
         );
         frame.render_widget(Paragraph::new(text), area);
@@ -175,10 +175,10 @@ impl View {
             "FDS", "/S", "STALE", "EVICTED", "AGE",
         ];
         let widths = [8, 6, 16, 8, 7, 7, 10, 10, 10, 9, 5, 8, 7, 8, 8].map(Constraint::Length);
-        // The chosen one is always among those that there is room for.
-        let room = usize::from(area.height.saturating_sub(1)).max(1);
-        let place = self.processes.iter().position(|process| Some(process.pid) == self.chosen).unwrap_or(0);
-        let first = (place + 1).saturating_sub(room);
+        // Scrolls such that the selected row is visible.
+        let visible_rows = usize::from(area.height.saturating_sub(1)).max(1);
+        let index = self.processes.iter().position(|process| Some(process.pid) == self.selected).unwrap_or(0);
+        let first = (index + 1).saturating_sub(visible_rows);
         let rows = self.processes.iter().skip(first).map(|it| {
             let rate = self.rates.get(&it.pid).map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
             let row = Row::new([
@@ -188,17 +188,17 @@ impl View {
                 it.exports.to_string(),
                 it.importer.entries.to_string(),
                 it.importer.in_use.to_string(),
-                output::human(it.importer.bytes),
-                output::human(it.live_bytes()),
-                output::human(it.reserved_bytes()),
-                output::human(it.held_bytes),
+                output::format_bytes(it.importer.bytes),
+                output::format_bytes(it.live_bytes()),
+                output::format_bytes(it.reserved_bytes()),
+                output::format_bytes(it.held_bytes),
                 it.fds().to_string(),
                 rate,
                 it.importer.stale.to_string(),
                 it.importer.evictions.saturating_add(it.exporter.evictions).to_string(),
                 ps::age(it, self.now),
             ]);
-            if Some(it.pid) == self.chosen {
+            if Some(it.pid) == self.selected {
                 row.style(Style::new().add_modifier(Modifier::REVERSED))
             } else {
                 row
@@ -209,7 +209,7 @@ impl View {
 
     fn draw_events(&self, frame: &mut Frame<'_>, area: Rect, process: &Process) {
         let mut lines = vec![Line::styled("LAST EVENTS", bold())];
-        lines.extend(process.slots.get().iter().map(|slot| Line::raw(told(slot, self.now))));
+        lines.extend(process.slots.get().iter().map(|slot| Line::raw(describe_event(slot, self.now))));
         frame.render_widget(Paragraph::new(lines), area);
     }
 }
@@ -220,37 +220,37 @@ fn bold() -> Style {
 
 fn draw_pools(frame: &mut Frame<'_>, area: Rect, process: &Process) {
     let [title, table] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
-    let more = process.pools_in_all.saturating_sub(process.pools.len().min(POOLS) as u64);
+    let more = process.pools_in_all.saturating_sub(process.pools.len().min(MAX_POOLS) as u64);
     let more = if more == 0 { String::new() } else { format!(", {more} more") };
     let text = format!("{} ({}): {} pools{more}", process.name, process.pid, process.pools_in_all);
     frame.render_widget(Paragraph::new(text), title);
     let heading = ["POOL", "PROVIDER", "BLOCKS", "LIVE", "FREE", "RESERVED", "HELD", "REGIONS"];
     let widths = [32, 16, 10, 10, 10, 10, 10, 8].map(Constraint::Length);
-    let rows = process.pools.iter().take(POOLS).map(|pool| {
+    let rows = process.pools.iter().take(MAX_POOLS).map(|pool| {
         Row::new([
             pool.name.clone(),
             pool.provider.clone(),
             pool.live_blocks.to_string(),
-            output::human(pool.live_bytes),
-            output::human(pool.cached_bytes),
-            output::human(pool.reserved_bytes),
-            output::human(pool.held_bytes),
+            output::format_bytes(pool.live_bytes),
+            output::format_bytes(pool.cached_bytes),
+            output::format_bytes(pool.reserved_bytes),
+            output::format_bytes(pool.held_bytes),
             pool.regions.to_string(),
         ])
     });
     frame.render_widget(Table::new(rows, widths).header(Row::new(heading).style(bold())), table);
 }
 
-/// What happened to a slot last.
-fn told(slot: &Slot, now: u64) -> String {
-    let when = ago(now, last_change(slot));
+/// Describes the last event of a slot.
+fn describe_event(slot: &Slot, now: u64) -> String {
+    let when = format_age(now, last_change(slot));
     let number = slot.number;
     let what = match (slot.content, slot.ended) {
         (Some(content), _) => {
             format!(
                 "export   slot {number}, generation {}, {}",
                 slot.generation,
-                output::human(content.length)
+                output::format_bytes(content.length)
             )
         }
         (None, Some(end)) => {
@@ -261,12 +261,12 @@ fn told(slot: &Slot, now: u64) -> String {
     format!("  {when:>16}  {what}")
 }
 
-/// How long a signal may go unnoticed.
+/// The longest delay between a signal and its effect.
 const TICK: Duration = Duration::from_millis(100);
-/// Columns of a picture that is text.
+/// Columns of a view that is printed as text.
 const COLUMNS: u16 = 140;
 
-/// One picture as text, as long as it needs to be.
+/// Renders a view as text, as long as it needs to be.
 pub(super) fn as_text(view: &View) -> String {
     let mut terminal = match Terminal::new(TestBackend::new(COLUMNS, view.height())) {
         Ok(terminal) => terminal,
@@ -289,49 +289,49 @@ pub(super) fn as_text(view: &View) -> String {
     out
 }
 
-/// The terminal as it was, whatever happens (a panic too: the hook of [`ratatui::try_init`] sees to
-/// that).
-struct Restored;
+/// Guard that restores the terminal on every exit path. On a panic, the hook of
+/// [`ratatui::try_init`] does.
+struct TerminalGuard;
 
-impl Drop for Restored {
+impl Drop for TerminalGuard {
     fn drop(&mut self) {
-        // Nobody is left to tell if the terminal is gone.
+        // A terminal that is gone needs no restoring.
         let _ = ratatui::try_restore();
     }
 }
 
-/// Shows pictures until a key or a signal says to end.
+/// Refreshes and draws the view until a key or a signal ends it.
 pub(super) fn show(
     view: &mut View,
     interval: Duration,
-    look: impl Fn(&mut View) -> Result<(), Failure>,
+    refresh: impl Fn(&mut View) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
-    // Before it is taken over: an error in the middle of that leaves nothing behind either.
-    let _restored = Restored;
+    // Created before the terminal is changed, so that it also restores after a partial change.
+    let _guard = TerminalGuard;
     let mut terminal = ratatui::try_init()?;
     let mut next = Instant::now() + interval;
     loop {
         terminal.draw(|frame| view.draw(frame))?;
         let left = next.saturating_duration_since(Instant::now());
-        if event::poll(left.min(TICK))? && !obey(view, &event::read()?) {
+        if event::poll(left.min(TICK))? && !handle_event(view, &event::read()?) {
             return Ok(());
         }
         if ended.load(Ordering::Relaxed) {
             return Ok(());
         }
         if Instant::now() >= next {
-            look(view)?;
+            refresh(view)?;
             next = Instant::now() + interval;
         }
     }
 }
 
-/// Does what a key says; `false` if that is to end.
-fn obey(view: &mut View, event: &event::Event) -> bool {
+/// Applies a key event. Returns `false` if it quits.
+fn handle_event(view: &mut View, event: &event::Event) -> bool {
     let event::Event::Key(key) = event else { return true };
     if key.kind == KeyEventKind::Release {
         return true;
@@ -339,8 +339,8 @@ fn obey(view: &mut View, event: &event::Event) -> bool {
     match key.code {
         KeyCode::Char('q') | KeyCode::Esc => return false,
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
-        KeyCode::Down | KeyCode::Char('j') => view.choose(1),
-        KeyCode::Up | KeyCode::Char('k') => view.choose(-1),
+        KeyCode::Down | KeyCode::Char('j') => view.move_selection(1),
+        KeyCode::Up | KeyCode::Char('k') => view.move_selection(-1),
         _ => {}
     }
     true
@@ -352,18 +352,19 @@ mod tests {
     use ratatui::crossterm::event::KeyEvent;
 
     #[test]
-    fn keys_end_it_and_others_do_not() {
+    fn only_quit_keys_quit() {
         let mut view = View::default();
-        let mut press = |code, modifiers| obey(&mut view, &event::Event::Key(KeyEvent::new(code, modifiers)));
+        let mut press =
+            |code, modifiers| handle_event(&mut view, &event::Event::Key(KeyEvent::new(code, modifiers)));
         assert!(!press(KeyCode::Char('q'), KeyModifiers::NONE));
         assert!(!press(KeyCode::Char('c'), KeyModifiers::CONTROL));
         assert!(press(KeyCode::Char('c'), KeyModifiers::NONE));
         assert!(press(KeyCode::Down, KeyModifiers::NONE));
-        assert!(obey(&mut view, &event::Event::Resize(10, 10)));
+        assert!(handle_event(&mut view, &event::Event::Resize(10, 10)));
     }
 
     #[test]
-    fn text_of_nothing() {
+    fn empty_view_renders_as_text() {
         let text = as_text(&View::default());
         assert!(text.contains("0 processes") && text.ends_with('\n'), "{text}");
         assert!(!text.contains('\u{1b}'));

@@ -1,4 +1,4 @@
-//! `umf ps`: the processes that use umf.
+//! `umf ps`: lists the processes that use umf.
 
 use std::fmt::Write;
 
@@ -10,12 +10,12 @@ use umf::ipc::inspect::{self, Search};
 use super::processes::{self, Process};
 use crate::output::{self, Failure};
 
-/// Shows the processes that use umf: what they export and have open, their pools and caches.
+/// Lists the processes that use umf: what they export and have open, their pools and caches.
 ///
-/// Read from the ledgers that they publish: no process is stopped or asked. A process appears with
-/// its first export or its first open. Counters are as the process published them last, at its last
-/// export, miss, refusal or free; AGE says how long ago that was. A killed process appears as long
-/// as another has its ledger open.
+/// Reads the ledgers that they publish: no process is stopped or contacted. A process appears with
+/// its first export or its first open. Counters are as of the process's last export, miss, error or
+/// free; AGE tells how long ago that was. A killed process is listed as long as another process has
+/// its ledger open.
 #[derive(Args)]
 pub(crate) struct PsCommand {
     /// Print one JSON document
@@ -24,20 +24,20 @@ pub(crate) struct PsCommand {
 }
 
 impl PsCommand {
-    /// Looks, and prints.
+    /// Scans the ledgers, and prints the list.
     ///
     /// # Errors
-    /// `/proc` cannot be read; standard output cannot be written.
+    /// `/proc` cannot be read, or standard output cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let search = processes::find()?;
-        let processes = processes::of(&search);
+        let processes = processes::from_ledgers(&search);
         let printed = if self.json {
             let mut text =
                 serde_json::to_string_pretty(&document(&search, &processes)).map_err(std::io::Error::from)?;
             text.push('\n');
             text
         } else {
-            table(&processes, inspect::now(), output::colour()) + &processes::left_out(&search)
+            table(&processes, inspect::now(), output::wants_colour()) + &processes::denied_note(&search)
         };
         output::print(&printed)?;
         Ok(())
@@ -61,11 +61,11 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
             it.exports.to_string(),
             it.importer.entries.to_string(),
             it.importer.in_use.to_string(),
-            output::human(it.importer.bytes),
+            output::format_bytes(it.importer.bytes),
             it.pools_in_all.to_string(),
-            output::human(it.live_bytes()),
-            output::human(it.reserved_bytes()),
-            output::human(it.held_bytes),
+            output::format_bytes(it.live_bytes()),
+            output::format_bytes(it.reserved_bytes()),
+            output::format_bytes(it.held_bytes),
             it.fds().to_string(),
             age(it, now),
         ]
@@ -93,9 +93,13 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
     out
 }
 
-/// How old what a process published is.
+/// Formats the age of the counters that a process published.
 pub(super) fn age(process: &Process, now: u64) -> String {
-    if process.time == 0 { "-".to_owned() } else { processes::span(now.saturating_sub(process.time)) }
+    if process.time == 0 {
+        "-".to_owned()
+    } else {
+        processes::format_duration(now.saturating_sub(process.time))
+    }
 }
 
 fn document(search: &Search, processes: &[Process]) -> Value {

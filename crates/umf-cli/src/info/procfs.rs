@@ -1,11 +1,11 @@
-//! Words of the kernel: files in `/proc` and `/sys`, any of which may be absent or refused, and
-//! error numbers.
+//! Files in `/proc` and `/sys`, which may be absent or unreadable; and names and classes of error
+//! numbers.
 
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// The text of a file without the line end, or why it cannot be read.
+/// Reads a file without its last line end.
 ///
 /// # Errors
 /// One short line, "PATH: REASON".
@@ -17,7 +17,7 @@ pub(crate) fn text(path: impl AsRef<Path>) -> Result<String, String> {
     }
 }
 
-/// The number in a file.
+/// Reads the number in a file.
 ///
 /// # Errors
 /// One short line, "PATH: REASON".
@@ -27,7 +27,8 @@ pub(crate) fn number(path: impl AsRef<Path>) -> Result<u64, String> {
     text.trim().parse().map_err(|_| format!("{}: not a number", path.display()))
 }
 
-/// The entries of a folder whose names `wanted` accepts, sorted; none when it cannot be read.
+/// Lists the entries of a folder for which `wanted` holds, sorted. Empty if the folder cannot be
+/// read.
 pub(crate) fn entries(folder: &str, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(read) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = read
@@ -36,7 +37,7 @@ pub(crate) fn entries(folder: &str, wanted: impl Fn(&str) -> bool) -> Vec<PathBu
         .map(|entry| entry.path())
         .collect();
     found.sort_by_key(|path| {
-        // card2 before card10.
+        // Sorts card2 before card10.
         let name = name(path);
         let digits = name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len());
         let number: u64 = name[digits..].parse().unwrap_or(0);
@@ -45,12 +46,12 @@ pub(crate) fn entries(folder: &str, wanted: impl Fn(&str) -> bool) -> Vec<PathBu
     found
 }
 
-/// The last part of a path.
+/// Returns the last component of a path.
 pub(crate) fn name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The value of `key` in a file of `Key: value` lines.
+/// Returns the value of `key` in a file of `Key: value` lines.
 pub(crate) fn field<'text>(text: &'text str, key: &str) -> Option<&'text str> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -58,12 +59,12 @@ pub(crate) fn field<'text>(text: &'text str, key: &str) -> Option<&'text str> {
     })
 }
 
-/// The bytes that a value such as `1024 kB` means.
+/// Parses a value such as `1024 kB` into bytes.
 pub(crate) fn kilobytes(value: &str) -> Option<u64> {
     value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The choice in brackets of a file such as `always [madvise] never`.
+/// Returns the choice in brackets, as in `always [madvise] never`.
 pub(crate) fn chosen(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
@@ -76,7 +77,7 @@ fn reason(error: &std::io::Error) -> String {
     }
 }
 
-/// The symbol of an error number, such as `EPERM`.
+/// Returns the symbol of an error number, such as `EPERM`.
 pub(crate) fn errno_name(errno: Errno) -> String {
     let known = match errno {
         Errno::ACCESS => "EACCES",
@@ -105,19 +106,18 @@ pub(crate) fn errno_name(errno: Errno) -> String {
     known.to_owned()
 }
 
-/// Whether the error says that something ran short just now, so that nothing is known about what
-/// was tried.
-pub(crate) fn ran_short(errno: Errno) -> bool {
+/// Returns whether the error is a temporary lack of a resource, so that a test has no result.
+pub(crate) fn is_temporary_shortage(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::BUSY | Errno::NOBUFS)
 }
 
-/// Whether the error says that this process may not.
-pub(crate) fn refused(errno: Errno) -> bool {
+/// Returns whether the error is a denied permission.
+pub(crate) fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::PERM | Errno::ACCESS)
 }
 
-/// What to do when something ran short.
-pub(crate) fn make_room(errno: Errno) -> &'static str {
+/// Returns the remedy for an error that [`is_temporary_shortage`] classifies.
+pub(crate) fn shortage_remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::MFILE => "Raise the limit of open files (ulimit -n) and run again.",
         Errno::NFILE => "The whole system is out of open files: raise fs.file-max.",

@@ -1,0 +1,171 @@
+//! `umf gc`: removes named shared memory that killed processes left behind.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use clap::Args;
+use rustix::io::Errno;
+
+use super::processes::plain;
+use crate::output::{self, Failure};
+use crate::sys::{ShmLease, ShmObject};
+
+/// The folder of named shared memory (`shm_overview(7)`).
+const FOLDER: &str = "/dev/shm";
+
+/// Shows and removes shared memory that killed processes left behind.
+///
+/// Only named shared memory in /dev/shm can be left behind: all other memory goes with the last
+/// process
+/// that uses it. An object is removed if a umf provider marked it as its own and the kernel grants
+/// a
+/// lease on it, so that no process has it open or mapped.
+#[derive(Args)]
+pub(crate) struct GcCommand {
+    /// Show what would be removed, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl GcCommand {
+    /// Scans `/dev/shm`, and removes what is left over.
+    ///
+    /// # Errors
+    /// An object could not be removed, or standard output cannot be written.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let mut out = String::new();
+        let mut tally = Tally::default();
+        match fs::read_dir(FOLDER) {
+            Ok(entries) => {
+                let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+                paths.sort();
+                paths.iter().for_each(|path| tally.collect(&mut out, path, self.dry_run));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::Message(format!("{FOLDER}: {error}"))),
+        }
+        tally.summarize(&mut out, self.dry_run);
+        output::print(&out)?;
+        match tally.failed {
+            0 => Ok(()),
+            failed => Err(Failure::Message(format!("{failed} of them could not be removed"))),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    removed: u64,
+    bytes: u64,
+    kept: u64,
+    failed: u64,
+    /// Unused objects of unknown origin: the file system does not store the mark.
+    unmarked: u64,
+    marks_missing: bool,
+}
+
+/// What happens to an object in `/dev/shm`.
+enum Verdict {
+    /// No mark of umf: ignored.
+    Foreign,
+    /// The file system does not store marks, so the object may be umf's: kept.
+    Unmarked,
+    /// Marked by umf, and kept for this reason.
+    Kept(String),
+    /// Marked by umf and unused. `maker` names the process that created it.
+    Leftover { maker: String, bytes: u64, lease: ShmLease },
+}
+
+impl Tally {
+    fn collect(&mut self, out: &mut String, path: &Path, dry_run: bool) {
+        // Writing to a String does not fail.
+        let name = plain(&path.display().to_string());
+        match verdict(path) {
+            Verdict::Foreign => {}
+            Verdict::Unmarked => {
+                self.marks_missing = true;
+                self.unmarked += 1;
+            }
+            Verdict::Kept(why) => {
+                self.kept += 1;
+                let _ = writeln!(out, "{name}: stays: {why}");
+            }
+            Verdict::Leftover { maker, bytes, lease } => {
+                let size = output::format_bytes(bytes);
+                let made = format!("{name}: {size}, left by {maker}");
+                if dry_run {
+                    let _ = writeln!(out, "{made}: would be removed");
+                } else if let Err(errno) = lease.remove(path) {
+                    self.failed += 1;
+                    let _ = writeln!(out, "{made}: not removed: {errno}");
+                    return;
+                } else {
+                    let _ = writeln!(out, "{made}: removed");
+                }
+                self.removed += 1;
+                self.bytes = self.bytes.saturating_add(bytes);
+            }
+        }
+    }
+
+    fn summarize(&self, out: &mut String, dry_run: bool) {
+        if self.removed == 0 && self.kept == 0 && self.failed == 0 {
+            out.push_str("killed processes left nothing behind\n");
+        } else {
+            let done = if dry_run { "would be removed" } else { "removed" };
+            let _ = writeln!(
+                out,
+                "{done}: {}, {}; stay: {}",
+                self.removed,
+                output::format_bytes(self.bytes),
+                self.kept
+            );
+        }
+        if self.marks_missing {
+            let _ = writeln!(
+                out,
+                "{} objects in {FOLDER} have no marks, because this kernel stores none there (Linux 6.6, \
+                 CONFIG_TMPFS_XATTR): their owner is unknown, so they stay. List them with ls -l {FOLDER}.",
+                self.unmarked
+            );
+        }
+        out.push_str(
+            "(Checked: named shared memory. Unnamed memory, ledgers and sockets have nothing that could stay: \
+             the kernel frees them with the last process that uses them.)\n",
+        );
+    }
+}
+
+fn verdict(path: &Path) -> Verdict {
+    let object = match ShmObject::open(path) {
+        Ok(Some(object)) => object,
+        // Not a regular file, or a file of another user.
+        Ok(None) | Err(_) => return Verdict::Foreign,
+    };
+    let mark = match object.mark() {
+        Ok(Some(mark)) => mark,
+        Ok(None) => return Verdict::Foreign,
+        Err(Errno::NOTSUP) => return Verdict::Unmarked,
+        Err(_) => return Verdict::Foreign,
+    };
+    let Some(mark) = umf::host::CreatorMark::parse(&mark) else { return Verdict::Foreign };
+    let maker = format!("pid {}", mark.pid());
+    let may_be_alive = mark.may_be_alive();
+    let bytes = object.size();
+    match object.lease() {
+        // The maker neither maps the object nor has it open, so it will never unlink its name.
+        Ok(Some(lease)) if may_be_alive => {
+            Verdict::Leftover { maker: format!("{maker}, which is another program now (exec)"), bytes, lease }
+        }
+        Ok(Some(lease)) => Verdict::Leftover { maker: format!("{maker}, which has ended"), bytes, lease },
+        _ if may_be_alive => {
+            Verdict::Kept(format!("{maker}, which made it, runs (or may, in another pid namespace)"))
+        }
+        Ok(None) => Verdict::Kept(format!("{maker} has ended, but another process has it open or mapped")),
+        Err(errno) => Verdict::Kept(format!(
+            "{maker} has ended, but the kernel does not tell whether another process has it open ({})",
+            crate::info::procfs::errno_name(errno)
+        )),
+    }
+}

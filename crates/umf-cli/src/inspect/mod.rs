@@ -1,0 +1,8 @@
+//! Inspection of running processes through their ledgers: `umf ps`, `umf top` and `umf why`; and
+//! `umf gc`, which removes what killed processes left.
+
+pub(crate) mod gc;
+mod processes;
+pub(crate) mod ps;
+pub(crate) mod top;
+pub(crate) mod why;
