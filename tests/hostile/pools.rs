@@ -12,7 +12,7 @@ use umf::level_zero::{Choice, LevelZeroImport, LevelZeroProvider};
 use umf::pools::ProxyPool;
 use umf::pools::{SlabPool, SlabSettings};
 use umf::{OnFree, Visibility};
-use umf_core::held::HeldStatistics;
+use umf_core::deferred::DeferredStatistics;
 use umf_core::{Error, Import, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_provider_file::{FileImport, FileProvider};
@@ -39,8 +39,8 @@ pub struct MadePool {
 
 impl MadePool {
     /// Waits until the pool holds nothing any more, for at most `timeout`.
-    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.pool.controls().map_or_else(HeldStatistics::default, |controls| controls.drain(timeout))
+    pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
+        self.pool.controls().map_or_else(DeferredStatistics::default, |controls| controls.drain(timeout))
     }
 }
 

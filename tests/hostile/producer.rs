@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use umf::ipc::{self, Export, ExporterSettings};
 use umf::{Address, Exporter, Handle};
 use umf_core::{Error, Layout, Pool, pool};
-use umf_runtime::held;
+use umf_runtime::deferred;
 
 use crate::checker::{Promise, broken};
 use crate::content;
@@ -89,7 +89,7 @@ pub fn run(mut thread: Thread<'_>, end: Instant) {
             945..960 => destroy(&mut thread, pools.swap_remove(chosen)),
             960..970 => {
                 thread.tick(Activity::Drain);
-                held::poll();
+                deferred::poll();
             }
             970..980 => passing_exporter(&mut thread, own),
             980..984 => await_lease_end(&mut thread),

@@ -10,7 +10,7 @@ use umf::host::HostProvider;
 use umf::ipc::{ExporterSettings, ImporterSettings, LimitPolicy};
 use umf::pools::{SlabPool, SlabSettings};
 use umf::{Exchange, Exporter, Importer, Mode};
-use umf_runtime::held;
+use umf_runtime::deferred;
 use umf_tests::{ProcessSnapshot, Rng, machine};
 
 use crate::checker::{Promise, broken};
@@ -263,11 +263,11 @@ fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Rng, end: I
     // does not wait for long.
     for _ in 0..20 {
         state.tick(0, Activity::EndOfWorker);
-        if held::drain(Duration::from_millis(10)).is_empty() {
+        if deferred::drain(Duration::from_millis(10)).is_empty() {
             break;
         }
     }
-    if held::drain(Duration::ZERO).is_empty() {
+    if deferred::drain(Duration::ZERO).is_empty() {
         before.compare(assignment, state);
     } else {
         count(Counter::CensusSkipped);

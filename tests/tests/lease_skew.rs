@@ -19,7 +19,7 @@ use umf::ipc::ExporterSettings;
 use umf::pools::{SlabPool, SlabSettings};
 use umf::{Address, Exporter, Handle, Importer, Mapping, Visibility};
 use umf_core::Layout;
-use umf_runtime::held;
+use umf_runtime::deferred;
 
 /// Rounds of each test, unless the first failure ends it.
 const ROUNDS: u64 = 12_000;
@@ -160,7 +160,7 @@ fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
             free_must_hold(&producer, address, &mapping, round);
             drop(mapping);
             evicted.recv().unwrap();
-            held::poll();
+            deferred::poll();
         }
     });
 }
@@ -186,7 +186,7 @@ fn free_sees_lease_in_new_table_while_importer_gives_up_old_one() {
             free_must_hold(&producer, address, &mapping, round);
             drop(mapping);
             evicted.recv().unwrap();
-            held::poll();
+            deferred::poll();
         }
     });
 }

@@ -7,11 +7,11 @@
 //! | pool, block | [`Pool`] and its abilities: [`pool`] |
 //! | address | [`Address`], which cannot be dereferenced |
 //! | delayed free | [`DeferredFree::free_after`]: freed, and handed out again when a [`Completion`] is ready |
-//! | memory that is freed and still in use | [`held`] |
+//! | memory that is freed and still in use | [`deferred`] |
 //! | a limit that pools share | [`limit`] |
 //! | memory that other processes write, typed | [`View`] of [`Plain`] values: [`view`] |
 //! | settings of a kind, and what makes it of them | [`settings`](mod@settings), [`factory`] |
-//! | lack of memory | [`shortage`]: the application is asked |
+//! | lack of memory | [`out_of_memory`]: the application is asked |
 //! | what a pool holds, and what happened in it | [`statistics`], [`map`], [`history`], [`leaks`] |
 //!
 //! A crate that brings a provider or a pool implements these traits and runs the conformance suite of
@@ -23,18 +23,18 @@ compile_error!("umf runs on 64-bit Linux");
 
 mod address;
 mod completion;
+pub mod deferred;
 mod error;
 pub mod factory;
-pub mod held;
 pub mod history;
 mod layout;
 pub mod leaks;
 pub mod limit;
 pub mod map;
+pub mod out_of_memory;
 pub mod pool;
 pub mod provider;
 pub mod settings;
-pub mod shortage;
 pub mod statistics;
 pub mod view;
 

@@ -9,12 +9,12 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use crate::held::{HeldStatistics, OnFree};
+use crate::deferred::{DeferredStatistics, OnFree};
 use crate::history::PoolHistory;
 use crate::leaks::LeakReport;
 use crate::limit::SharedLimit;
 use crate::map::PoolMap;
-use crate::shortage::OutOfMemory;
+use crate::out_of_memory::OnOutOfMemory;
 use crate::statistics::PoolStatistics;
 use crate::{Address, Completion, Error, Layout, ProviderRef, Region, Result};
 
@@ -154,14 +154,14 @@ pub const fn missing(what: &'static str) -> Error {
 
 /// Blocks that stay in use after their free: importers have them open, or a device works on them.
 ///
-/// Such a block is held (`umf_runtime::held`): its exports are retired at once, it does not count as live,
+/// Such a block is held (`umf_runtime::deferred`): its exports are retired at once, it does not count as live,
 /// freeing it again is an error, and it counts as held and against the pool's limits. It is not handed
 /// out, and its region does not go back to the provider, before [`DeferredFree::reclaim`].
 ///
 /// # Safety
 /// An implementor promises that it calls `umf_runtime::observer::before_free` before a block that
 /// [`DeferredFree::mark_exported`] marked can be handed out again; and that a block for which this
-/// answers with leases, and that `umf_runtime::Upstream::hold` then holds, is not handed out before
+/// answers with leases, and that `umf_runtime::Upstream::defer` then holds, is not handed out before
 /// [`DeferredFree::reclaim`].
 pub unsafe trait DeferredFree: Send + Sync {
     /// Marks the live block at `address` (its start) as exported: its free is announced to
@@ -179,8 +179,8 @@ pub unsafe trait DeferredFree: Send + Sync {
     ///
     /// Does not block. A pool looks at a few completions where a thread needs blocks that it does not
     /// have at hand; at all of them when it is trimmed, when an allocation would fail, in
-    /// `umf_runtime::held::poll` and in [`Controls::drain`]. A pool that is dropped leaves the regions of
-    /// such blocks, and keeps their provider, until a `umf_runtime::held::poll` finds them ready.
+    /// `umf_runtime::deferred::poll` and in [`Controls::drain`]. A pool that is dropped leaves the regions of
+    /// such blocks, and keeps their provider, until a `umf_runtime::deferred::poll` finds them ready.
     ///
     /// # Errors
     /// As [`Pool::free`]: then nothing has changed.
@@ -189,10 +189,10 @@ pub unsafe trait DeferredFree: Send + Sync {
     /// The caller owns the block, and no thread uses it any more once `completion` is ready.
     unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()>;
 
-    /// Takes back what was held (see `umf_runtime::held`). A block that `umf_runtime::Upstream::hold` or
-    /// `umf_runtime::Upstream::hold_until` held may be handed out again. A region whose `umf_runtime::Upstream::free` returned
-    /// `umf_runtime::held::Fate::Held` has gone to the provider and does not count any more.
-    /// `umf_runtime::held::poll` calls this in any thread, once for each.
+    /// Takes back what was held (see `umf_runtime::deferred`). A block that `umf_runtime::Upstream::defer` or
+    /// `umf_runtime::Upstream::defer_until` held may be handed out again. A region whose `umf_runtime::Upstream::free` returned
+    /// `umf_runtime::deferred::FreeOutcome::Deferred` has gone to the provider and does not count any more.
+    /// `umf_runtime::deferred::poll` calls this in any thread, once for each.
     ///
     /// # Errors
     /// For a block: why it cannot be taken back, for instance because it is a region that the provider
@@ -212,11 +212,11 @@ pub trait Controls: Send + Sync {
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64);
 
     /// Sets the callback of an allocation that would fail for lack of memory, also after limits or the
-    /// provider refused: see [`crate::shortage`]. `None`, the default, removes it.
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>);
+    /// provider refused: see [`crate::out_of_memory`]. `None`, the default, removes it.
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>);
 
     /// Waits until the pool holds nothing any more, for at most `timeout`; returns what it still holds.
-    fn drain(&self, timeout: Duration) -> HeldStatistics;
+    fn drain(&self, timeout: Duration) -> DeferredStatistics;
 }
 
 /// Memory ahead of need, and back in idle moments.

@@ -247,7 +247,7 @@ macro_rules! pool_settings {
                 /// What becomes of the contents of a block that is freed while other processes have it
                 /// open. Its address is not used again before they have closed it, either way. Default:
                 /// `Hold`.
-                pub(crate) on_free: $crate::held::OnFree = $crate::held::OnFree::Hold;
+                pub(crate) on_free: $crate::deferred::OnFree = $crate::deferred::OnFree::Hold;
                 /// The most bytes of freed memory that may be held because other processes have it open,
                 /// before allocating fails as [`Error::HeldLimit`](umf_core::Error::HeldLimit); 0 is
                 /// unlimited. What is held counts against the memory limit too. Default: 0.
@@ -257,7 +257,7 @@ macro_rules! pool_settings {
             parts {
                 pub(crate) name: $name = <$name>::from($default_name);
                 pub(crate) shared_limit: Option<$crate::limit::SharedLimitRef> = None;
-                pub(crate) out_of_memory: Option<std::sync::Arc<dyn $crate::shortage::OutOfMemory>> = None;
+                pub(crate) out_of_memory: Option<std::sync::Arc<dyn $crate::out_of_memory::OnOutOfMemory>> = None;
                 $($($parts)*)?
             }
         }
@@ -279,9 +279,9 @@ macro_rules! pool_settings {
             }
 
             /// What is called when an allocation would fail for lack of memory
-            /// ([`umf_core::shortage`]): any closure. Default: none.
+            /// ([`umf_core::out_of_memory`]): any closure. Default: none.
             #[must_use]
-            pub fn out_of_memory(mut self, callback: impl $crate::shortage::OutOfMemory + 'static) -> Self {
+            pub fn out_of_memory(mut self, callback: impl $crate::out_of_memory::OnOutOfMemory + 'static) -> Self {
                 self.out_of_memory = Some(std::sync::Arc::new(callback));
                 self
             }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use umf_os::socket::{Peer, peer, peer_of};
+use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::failpoint;
 
 use crate::id::DomainTag;
@@ -140,7 +140,7 @@ pub(crate) fn probe_with(spare: &mut Option<OwnedFd>, name: &[u8]) -> sys::Resul
         Err(errno) => return Err(errno),
     }
     failpoint!("domain.knocked");
-    if peer_of(socket.as_fd())? != Peer::Trusted {
+    if peer_trust(socket.as_fd())? != PeerTrust::Trusted {
         let (uid, pid) = peer(socket.as_fd())?;
         return Ok(Probe::OtherUser { uid, pid });
     }

@@ -14,7 +14,7 @@ use rustix::net::SocketFlags;
 use umf_ipc::Importer;
 use umf_ipc::fd_socket::Deadline;
 use umf_os::process::random;
-use umf_os::socket::{Peer, peer, peer_of};
+use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::{failpoint, fork};
 
 use crate::channel::{Channel, Home, HomeFds, PeerFiles};
@@ -264,7 +264,7 @@ fn peer_files(fds: &[OwnedFd], packet: &Packet) -> Result<Option<PeerFiles>> {
 /// [`Error::OtherUser`], unless it belongs to this user or to root.
 fn trusted(socket: &OwnedFd) -> Result<i32> {
     let failed = Error::system("getsockopt");
-    let is_trusted = peer_of(socket.as_fd()).map_err(&failed)? == Peer::Trusted;
+    let is_trusted = peer_trust(socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
     let (uid, pid) = peer(socket.as_fd()).map_err(&failed)?;
     if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, mine: sys::effective_uid() }) }
 }

@@ -36,7 +36,7 @@ const fn magic(size: usize) -> u64 {
 /// Maps a file such that forked children do not get the mapping.
 fn map(fd: impl AsFd, size: usize, is_writable: bool) -> Result<SharedMapping> {
     let mut mapping = SharedMapping::new(fd, size, is_writable)?;
-    mapping.keep_from_children()?;
+    mapping.exclude_from_fork()?;
     Ok(mapping)
 }
 
@@ -334,10 +334,10 @@ mod tests {
     fn a_lane_has_one_writer_and_no_holes() {
         let (own, fd) = OwnLane::create(7).unwrap();
         assert!(SharedMapping::new(&fd, LANE, true).is_err());
-        assert_eq!(umf_os::file::punch(&fd, 0, PAGE as u64), Err(Errno::PERM));
+        assert_eq!(umf_os::file::punch_hole(&fd, 0, PAGE as u64), Err(Errno::PERM));
         assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
         assert!(rustix::io::write(&fd, b"x").is_err());
-        own.mapped._mapping.punch(0);
+        own.mapped._mapping.punch_hole(0);
         assert_eq!(own.word(MAGIC).load(Ordering::Relaxed), LANE_MAGIC);
     }
 

@@ -8,7 +8,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use umf_sync::{Lock, fork::Wordless};
+use umf_sync::{Lock, fork::LeafUnindexed};
 
 const FIRST: usize = 256 << 10;
 const CHUNKS: usize = 30;
@@ -45,7 +45,7 @@ struct Free([usize; CLASSES]);
 /// The allocator.
 pub(crate) struct Early {
     chunks: [Chunk; CHUNKS],
-    free: Lock<Free, Wordless>,
+    free: Lock<Free, LeafUnindexed>,
 }
 
 /// The one that there is. Rust's own collections in this library are from it, too.

@@ -8,9 +8,9 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use umf_sync::fork::{self, Entry, Hooks, Outer};
+use umf_sync::fork::{self, ForkGuard, Hooks, Outer};
 use umf_sync::table::Table;
-use umf_sync::{chunks::Zeroed, failpoint};
+use umf_sync::{chunks::Zeroable, failpoint};
 
 use crate::SystemResult as Result;
 use crate::file::{FileIdentity, identity};
@@ -25,7 +25,7 @@ struct Slot {
 }
 
 // SAFETY: zeros are valid atomics, which need no drop.
-unsafe impl Zeroed for Slot {}
+unsafe impl Zeroable for Slot {}
 
 /// Slots of a parent are not used again in a child: 24 bytes for each descriptor that it closed.
 static SLOTS: Table<Slot, 64> = Table::new(1 << 20);
@@ -118,7 +118,7 @@ impl CloseOnFork {
     /// # Errors
     /// Those of `make` and of [`CloseOnFork::new`].
     pub fn make(make: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
-        let _no_fork = Entry::<Outer>::new();
+        let _no_fork = ForkGuard::<Outer>::new();
         Self::new(make()?)
     }
 
@@ -143,7 +143,7 @@ impl AsFd for CloseOnFork {
 impl Drop for CloseOnFork {
     fn drop(&mut self) {
         // A fork finds it open and in the table, or neither.
-        let _no_fork = Entry::<Outer>::new();
+        let _no_fork = ForkGuard::<Outer>::new();
         if self.in_children.belongs_here()
             && let Some(slot) = SLOTS.get(self.in_children.slot)
         {

@@ -130,7 +130,7 @@ pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of `fallocate(2)`.
-pub fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+pub fn punch_hole(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
     use rustix::fs::FallocateFlags;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))

@@ -6,14 +6,14 @@
 //! | a descriptor that is compared with its file before each use | [`CheckedFile`] |
 //! | a descriptor that came from another process | [`ReceivedFd`] |
 //! | a descriptor that forked children close | [`CloseOnFork`] |
-//! | a description of this process alone, and its locks | [`Reopened`], [`Locks`] |
+//! | a description of this process alone, and its locks | [`ReopenedFile`], [`OfdLocks`] |
 //! | shared memory in a file, and mappings of it | [`memfd`], [`SharedMapping`] |
 //! | what the kernel says of a file | [`mod@file`] |
 //! | the peer of a socket | [`socket`] |
-//! | which part of a file an import asks for, checked | [`Part`] |
+//! | which part of a file an import asks for, checked | [`FileRange`] |
 //! | whether a descriptor is a dma-buf | [`is_dma_buf`] |
-//! | available memory, before it is populated | [`Room`] |
-//! | the memory limit of control groups | [`group`] |
+//! | available memory, before it is populated | [`AvailableMemory`] |
+//! | the memory limit of control groups | [`cgroup`] |
 //! | memory for metadata | [`metadata`] |
 //! | environment variables, where the process may read them | [`environment`] |
 //! | ids and limits of this process | [`process`] |
@@ -25,38 +25,38 @@
 //! [`Mapping`], [`metadata`], [`clock`], [`output`], [`stack`] and [`environment::with_variable`] do not use the
 //! global allocator: a pool may be it.
 
+mod available_memory;
 pub mod background;
+pub mod cgroup;
 mod checked_file;
 pub mod clock;
 mod close_on_fork;
 mod dma_buf;
 pub mod environment;
 pub mod file;
-pub mod group;
+mod file_range;
 mod locks;
 mod mapping;
 pub mod memfd;
 mod memory_calls;
 pub mod metadata;
 pub mod output;
-mod part;
 pub mod process;
 mod received;
-mod room;
 pub mod socket;
 pub mod stack;
 
+pub use available_memory::AvailableMemory;
 pub use checked_file::CheckedFile;
 pub use close_on_fork::CloseOnFork;
 pub use dma_buf::is_dma_buf;
 pub use file::FileIdentity;
-pub use locks::{Locks, Reopened};
-pub use mapping::{Mapping, Place, map_error};
+pub use file_range::FileRange;
+pub use locks::{OfdLocks, ReopenedFile};
+pub use mapping::{Mapping, Placement, map_error};
 pub use memfd::SharedMapping;
 pub use memory_calls::page_size;
-pub use part::Part;
 pub use received::ReceivedFd;
-pub use room::Room;
 pub use rustix::fs::SealFlags;
 pub use rustix::io::Errno;
 

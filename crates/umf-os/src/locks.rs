@@ -8,14 +8,14 @@
 //! open the file.
 //!
 //! A descriptor that came by `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and
-//! with it the sender's locks. [`Reopened`] is a description of this process alone.
+//! with it the sender's locks. [`ReopenedFile`] is a description of this process alone.
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use umf_sync::failpoint;
-use umf_sync::fork::{self, Entry, Outer};
+use umf_sync::fork::{self, ForkGuard, Outer};
 
 use crate::SystemResult as Result;
 use crate::file::{self, FileIdentity, identity};
@@ -23,14 +23,14 @@ use crate::file::{self, FileIdentity, identity};
 /// A descriptor whose description belongs to this process alone. Until it is dropped, forks of
 /// this process wait.
 #[derive(Debug)]
-pub struct Reopened {
+pub struct ReopenedFile {
     // Closed before forks go on: fields are dropped in this order. A forked child would keep the
     // locks of the description.
     fd: OwnedFd,
-    _no_fork: Entry<Outer>,
+    _no_fork: ForkGuard<Outer>,
 }
 
-impl Reopened {
+impl ReopenedFile {
     /// Opens the file behind `fd` anew, for reading and writing. `expected` is its identity: the
     /// number may have come to mean another file, if the program closes descriptors that are not
     /// its own.
@@ -45,7 +45,7 @@ impl Reopened {
         write!(rest, "/proc/thread-self/fd/{}", fd.as_raw_fd()).map_err(|_| Errno::NAMETOOLONG)?;
         let length = room - rest.len();
         let path = core::str::from_utf8(&path[..length]).map_err(|_| Errno::INVAL)?;
-        let no_fork = Entry::new();
+        let no_fork = ForkGuard::new();
         let fd = file::open(path, true)?;
         if identity(&fd)? != expected {
             return Err(Errno::STALE);
@@ -54,13 +54,13 @@ impl Reopened {
     }
 
     /// Takes over a description that another process made for this one, and closed on its side.
-    /// `forks` is what [`fork::begun`] said before it was asked for.
+    /// `forks` is what [`fork::sequence`] said before it was asked for.
     ///
     /// # Errors
     /// `EAGAIN` if this process has forked since: the child may have inherited the descriptor.
     pub fn received(fd: OwnedFd, forks: u32) -> Result<Self> {
-        let no_fork = Entry::new();
-        if fork::begun() != forks {
+        let no_fork = ForkGuard::new();
+        if fork::sequence() != forks {
             return Err(Errno::AGAIN);
         }
         Ok(Self { fd, _no_fork: no_fork })
@@ -68,12 +68,12 @@ impl Reopened {
 
     /// The locks of this description.
     #[must_use]
-    pub fn locks(&self) -> Locks<'_> {
-        Locks(self.fd.as_fd())
+    pub fn locks(&self) -> OfdLocks<'_> {
+        OfdLocks(self.fd.as_fd())
     }
 }
 
-impl AsFd for Reopened {
+impl AsFd for ReopenedFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -81,9 +81,9 @@ impl AsFd for Reopened {
 
 /// The locks of an open file description.
 #[derive(Clone, Copy, Debug)]
-pub struct Locks<'f>(BorrowedFd<'f>);
+pub struct OfdLocks<'f>(BorrowedFd<'f>);
 
-impl<'f> Locks<'f> {
+impl<'f> OfdLocks<'f> {
     /// Returns the locks of the description behind `fd`. To take locks, `fd` must be the descriptor
     /// with which this process created the file. To ask for a lock, it must not be taken through
     /// this description.
@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn mapping_keeps_the_lock_until_it_is_unmapped() {
         let (fd, identity) = file();
-        let locks = Locks::of_file(&fd);
-        let reopened = Reopened::of(fd.as_fd(), identity).unwrap();
+        let locks = OfdLocks::of_file(&fd);
+        let reopened = ReopenedFile::of(fd.as_fd(), identity).unwrap();
         let mapping = SharedMapping::at(&reopened, PAGE as u64, PAGE, true).unwrap();
         assert!(reopened.locks().try_write_lock(PAGE as u64).unwrap());
         drop(reopened);
@@ -174,7 +174,7 @@ mod tests {
         assert!(!locks.is_write_locked(0).unwrap());
         assert!(!locks.try_write_lock(PAGE as u64).unwrap());
         // Another description of this same process is another owner.
-        let other = Reopened::of(fd.as_fd(), identity).unwrap();
+        let other = ReopenedFile::of(fd.as_fd(), identity).unwrap();
         assert!(!other.locks().try_write_lock(PAGE as u64).unwrap());
         drop(other);
         assert!(locks.is_write_locked(PAGE as u64).unwrap());
@@ -187,15 +187,15 @@ mod tests {
     #[test]
     fn read_lock_of_a_stranger_does_not_count() {
         let (fd, identity) = file();
-        let stranger = Reopened::of(fd.as_fd(), identity).unwrap();
+        let stranger = ReopenedFile::of(fd.as_fd(), identity).unwrap();
         stranger.locks().control(libc::F_OFD_SETLK, libc::F_RDLCK, 0).unwrap();
-        assert!(!Locks::of_file(&fd).is_write_locked(0).unwrap());
+        assert!(!OfdLocks::of_file(&fd).is_write_locked(0).unwrap());
     }
 
     #[test]
     fn reused_descriptor_number_is_refused() {
         let (fd, _) = file();
         let (_other, expected) = file();
-        assert_eq!(Reopened::of(fd.as_fd(), expected).unwrap_err(), Errno::STALE);
+        assert_eq!(ReopenedFile::of(fd.as_fd(), expected).unwrap_err(), Errno::STALE);
     }
 }

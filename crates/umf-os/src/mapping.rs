@@ -15,14 +15,14 @@ const TRIES: usize = 64;
 
 /// Where a mapping shall lie.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum Placement {
     /// Where the kernel likes.
     Anywhere,
     /// Exactly there, if nothing is mapped there; otherwise `EEXIST`, or on kernels before 4.17 elsewhere.
     At(usize),
 }
 
-impl Place {
+impl Placement {
     /// What `mmap(2)` is to be told.
     #[must_use]
     pub fn hint(self) -> (*mut core::ffi::c_void, MapFlags) {
@@ -97,10 +97,10 @@ impl Mapping {
     pub unsafe fn placed(
         size: usize,
         align: usize,
-        map: impl Fn(Place) -> Result<NonNull<u8>, Errno>,
+        map: impl Fn(Placement) -> Result<NonNull<u8>, Errno>,
     ) -> Result<Self, Errno> {
         // Often right at once: the kernel aligns what can have huge pages.
-        let first = Self { base: map(Place::Anywhere)?, size };
+        let first = Self { base: map(Placement::Anywhere)?, size };
         if first.base.addr().get().is_multiple_of(align) {
             return Ok(first);
         }
@@ -114,7 +114,7 @@ impl Mapping {
             let middle = free.base.addr().get() + (free.size - room) / 2;
             let target = middle.next_multiple_of(align);
             drop(free);
-            match map(Place::At(target)) {
+            match map(Placement::At(target)) {
                 Ok(base) if base.addr().get() == target => return Ok(Self { base, size }),
                 // Before Linux 4.17: something else lies there.
                 Ok(base) => drop(Self { base, size }),
@@ -134,7 +134,7 @@ impl Mapping {
         Self { base, size }
     }
 
-    /// The mapping of a region that [`Mapping::keep`] left.
+    /// The mapping of a region that [`Mapping::leak`] left.
     ///
     /// # Safety
     /// The region is live, was such a mapping, and nobody uses it while this exists unless it is kept again.
@@ -199,7 +199,7 @@ impl Mapping {
     }
 
     /// Leaves the memory mapped, for a region that is to be had back with [`Mapping::of_region`].
-    pub fn keep(self) -> Address {
+    pub fn leak(self) -> Address {
         ManuallyDrop::new(self).address()
     }
 
@@ -220,13 +220,13 @@ impl Mapping {
         }
     }
 
-    /// Unmaps the memory of a region that is freed, or leaves it mapped as [`Mapping::keep`] does.
+    /// Unmaps the memory of a region that is freed, or leaves it mapped as [`Mapping::leak`] does.
     ///
     /// # Errors
     /// [`Error::Native`], if it stays mapped.
-    pub fn unmap_or_keep(self) -> Result<()> {
+    pub fn unmap_or_leak(self) -> Result<()> {
         self.unmap().map_err(|(mapping, error)| {
-            mapping.keep();
+            mapping.leak();
             error
         })
     }
@@ -275,8 +275,8 @@ mod tests {
         const ALIGN: usize = 1 << 24;
         let taken = core::cell::RefCell::new(Vec::new());
         // Before each attempt, another thread gets the addresses that were just free.
-        let map = |place: Place| {
-            if let Place::At(_) = place {
+        let map = |place: Placement| {
+            if let Placement::At(_) = place {
                 taken.borrow_mut().push(Mapping::reserve(SIZE + ALIGN)?);
             }
             let (hint, flags) = place.hint();
@@ -322,7 +322,7 @@ mod tests {
         let file = rustix::fs::memfd_create(c"umf-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let mapping = Mapping::of_file(file.as_fd(), 0, 4096, 4096, true).unwrap();
-        let region = Region::new(mapping.keep(), 4096);
+        let region = Region::new(mapping.leak(), 4096);
         // SAFETY: a mapping of this test's own.
         let mapping = unsafe { Mapping::of_region(&region) }.unwrap();
         assert_eq!((mapping.address(), mapping.size()), (region.base(), 4096));

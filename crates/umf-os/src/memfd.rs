@@ -164,7 +164,7 @@ impl SharedMapping {
     ///
     /// # Errors
     /// Those of `madvise(2)`.
-    pub fn keep_from_children(&mut self) -> Result<()> {
+    pub fn exclude_from_fork(&mut self) -> Result<()> {
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }?;
         self.kept_from_children = Some(umf_sync::fork::generation());
@@ -180,7 +180,7 @@ impl SharedMapping {
 
     /// Makes a hole of the file from `offset` to the end of this writable mapping (`MADV_REMOVE`, `madvise(2)`). What cannot be
     /// given back stays.
-    pub fn punch(&self, offset: usize) {
+    pub fn punch_hole(&self, offset: usize) {
         debug_assert!(offset < self.size, "inside of the mapping");
         let (start, size) = (self.base.as_ptr().wrapping_add(offset), self.size - offset);
         // SAFETY: the range is a part of this mapping, which nothing borrows; the file stays as long.

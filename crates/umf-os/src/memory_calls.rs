@@ -10,7 +10,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use umf_sync::failpoint;
 
-use crate::mapping::Place;
+use crate::mapping::Placement;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -33,7 +33,7 @@ pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
 
 /// Maps `size` bytes of `file` at `offset`, shared with everyone else who maps it.
 pub(crate) fn map_file(
-    place: Place,
+    place: Placement,
     file: BorrowedFd<'_>,
     offset: u64,
     size: usize,

@@ -10,35 +10,35 @@ use crate::process::effective_uid;
 
 /// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub enum PeerTrust {
     /// The user of this process, or root.
     Trusted,
     /// Somebody else.
     Other,
     /// A user whom this user namespace has no number for, as it has none for the user of this process.
-    Nameless,
+    Unmapped,
 }
 
 /// Whether a socket's peer is the user of this process.
 ///
 /// # Errors
 /// What `getsockopt(2)` says.
-pub fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
+pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
     let mine = effective_uid();
     let (theirs, pid) = peer(socket)?;
     if theirs == 0 {
-        return Ok(Peer::Trusted);
+        return Ok(PeerTrust::Trusted);
     }
     if theirs != mine {
-        return Ok(Peer::Other);
+        return Ok(PeerTrust::Other);
     }
     // One number stands for all users without a mapping (`user_namespaces(7)`).
     if mine != overflow_uid() || is_every_uid_mapped() {
-        return Ok(Peer::Trusted);
+        return Ok(PeerTrust::Trusted);
     }
     // The kernel compares users, not numbers: without rights over a process only its own user may send it signals.
     let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
-    Ok(if may_signal { Peer::Trusted } else { Peer::Nameless })
+    Ok(if may_signal { PeerTrust::Trusted } else { PeerTrust::Unmapped })
 }
 
 /// Has the kernel refuse descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux 6.16;
@@ -58,7 +58,7 @@ pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
 ///
 /// # Errors
 /// Those of `ioctl(2)`.
-pub fn unread(socket: BorrowedFd<'_>) -> Result<usize> {
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the call stores a number in `bytes`.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };

@@ -8,15 +8,15 @@ use crate::tracker::{RegionNumber, for_each_pool};
 use umf_core::{Error, Layout, Region, Result};
 
 /// What [`Error::LimitReached`] calls a pool's own limit.
-pub const OWN: &str = "pool memory";
+pub const POOL_LIMIT: &str = "pool memory";
 /// What it calls one that is shared.
-pub const SHARED: &str = "shared memory";
+pub const SHARED_LIMIT: &str = "shared memory";
 
 /// Has pools that share `limit` give back what is free with them, until `bytes` have gone or there is no more; yields how many
 /// bytes went. For pools on their slow path, without any lock.
 pub fn reclaim(limit: &SharedLimit, bytes: u64) -> u64 {
     // What has become ready or was closed meanwhile is free by then.
-    crate::held::poll();
+    crate::deferred::poll();
     let mut went = 0_u64;
     for_each_pool(|pool| {
         let missing = bytes.saturating_sub(went);
@@ -50,26 +50,26 @@ impl Reserved {
     /// Counts `size` bytes that are about to be got.
     ///
     /// # Errors
-    /// [`Error::LimitReached`], with [`SHARED`] or [`OWN`] as the limit's name: nothing is counted.
+    /// [`Error::LimitReached`], with [`SHARED_LIMIT`] or [`POOL_LIMIT`] as the limit's name: nothing is counted.
     pub fn add(&self, size: usize) -> Result<()> {
         let bytes = size as u64;
         if !add_up_to(&self.bytes, bytes, self.limit) {
-            return Err(Error::LimitReached { what: OWN, limit: self.limit, size });
+            return Err(Error::LimitReached { what: POOL_LIMIT, limit: self.limit, size });
         }
         if let Some(shared) = self.shared.as_ref().filter(|shared| !shared.try_add(bytes)) {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return Err(Error::LimitReached { what: SHARED, limit: shared.limit(), size });
+            return Err(Error::LimitReached { what: SHARED_LIMIT, limit: shared.limit(), size });
         }
         self.peak.fetch_max(self.bytes(), Ordering::Relaxed);
         Ok(())
     }
 
     /// A region from `upstream`, counted before its provider is asked, so that no limit is ever passed; to be counted out by
-    /// [`Reserved::region_went`].
+    /// [`Reserved::remove_region`].
     ///
     /// # Errors
     /// Those of [`Reserved::add`] and of [`Upstream::allocate`]: nothing has come, and nothing is counted.
-    pub fn take(&self, upstream: &Upstream, layout: Layout) -> Result<(Region, RegionNumber)> {
+    pub fn allocate_region(&self, upstream: &Upstream, layout: Layout) -> Result<(Region, RegionNumber)> {
         let asked = layout.pad_to(upstream.provider().page_size())?.size();
         self.add(asked)?;
         let got = upstream.allocate(layout).inspect_err(|_| self.remove(asked))?;
@@ -95,7 +95,7 @@ impl Reserved {
     }
 
     /// Counts one region of `size` bytes less.
-    pub fn region_went(&self, size: usize) {
+    pub fn remove_region(&self, size: usize) {
         self.regions.fetch_sub(1, Ordering::Relaxed);
         self.remove(size);
     }
@@ -128,7 +128,7 @@ impl Reserved {
     /// went. For pools, without any lock.
     pub fn reclaim(&self, error: &Error) -> bool {
         match error {
-            Error::LimitReached { what, size, .. } if *what == SHARED => {
+            Error::LimitReached { what, size, .. } if *what == SHARED_LIMIT => {
                 self.shared.as_ref().is_some_and(|shared| reclaim(shared, *size as u64) > 0)
             }
             _ => false,

@@ -8,8 +8,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::Arc;
 
-use crate::held::Joined;
-use crate::visits::Visits;
+use crate::deferred::Joined;
+use crate::epoch::Epoch;
 use umf_core::{Address, Freed, Result};
 use umf_sync::{chunks::Chunks, failpoint};
 
@@ -39,7 +39,7 @@ static PLACES: Chunks<AtomicPtr<Known>> = Chunks::new();
 /// Places from here on were never used.
 static END: AtomicU32 = AtomicU32::new(0);
 /// Threads that walk over them.
-static WALKS: Visits = Visits::new();
+static WALKS: Epoch = Epoch::new();
 
 /// An observer is told what goes, until this is dropped.
 ///
@@ -48,7 +48,7 @@ static WALKS: Visits = Visits::new();
 /// observer is never dropped.)
 #[derive(Debug)]
 #[must_use = "it observes until this is dropped"]
-pub struct Observing {
+pub struct ObserverGuard {
     place: &'static AtomicPtr<Known>,
 }
 
@@ -56,7 +56,7 @@ pub struct Observing {
 ///
 /// # Errors
 /// [`umf_core::Error::OutOfMemory`] if there is no memory to keep it in mind.
-pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
+pub fn register(observer: Arc<dyn ExportObserver>) -> Result<ObserverGuard> {
     let known = Box::into_raw(Box::new(Known(observer)));
     let mut index = 0;
     loop {
@@ -73,13 +73,13 @@ pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
             && place.compare_exchange(none, known, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
             END.fetch_max(index + 1, Ordering::AcqRel);
-            return Ok(Observing { place });
+            return Ok(ObserverGuard { place });
         }
         index += 1;
     }
 }
 
-impl Drop for Observing {
+impl Drop for ObserverGuard {
     fn drop(&mut self) {
         // If another observer was added to take over, a walk that began before may not come to it. Such
         // a walk still finds this one.
@@ -94,7 +94,7 @@ impl Drop for Observing {
 
 /// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
 ///
-/// `Some` if other processes may still use the memory: a block then goes to [`crate::Upstream::hold`].
+/// `Some` if other processes may still use the memory: a block then goes to [`crate::Upstream::defer`].
 #[cold]
 pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
     let mut leases = Joined::default();
@@ -149,17 +149,17 @@ mod tests {
     #[test]
     fn nobody_is_missed_while_others_come_and_go() {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let dead = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
+        let dead = register(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
         let waiting = Arc::new(Waiting::default());
         let last = Arc::new(Counting(AtomicUsize::new(0)));
-        let observing = [observe(waiting.clone()).unwrap(), observe(last.clone()).unwrap()];
+        let observing = [register(waiting.clone()).unwrap(), register(last.clone()).unwrap()];
         drop(dead);
         std::thread::scope(|scope| {
             scope.spawn(|| drop(before_free(Freed::Block { address: Address::from_bits(1 << 40) })));
             while !waiting.inside.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            let new = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
+            let new = register(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
             waiting.go.store(true, Ordering::SeqCst);
             // Waits for the walk.
             drop(new);
@@ -175,8 +175,8 @@ mod tests {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (waiting, old) = (Arc::new(Waiting::default()), Arc::new(Counting(AtomicUsize::new(0))));
         let new = Arc::new(Counting(AtomicUsize::new(0)));
-        let first = observe(waiting.clone()).unwrap();
-        let observing = observe(old.clone()).unwrap();
+        let first = register(waiting.clone()).unwrap();
+        let observing = register(old.clone()).unwrap();
         let added = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| drop(before_free(Freed::Block { address: Address::from_bits(2 << 40) })));
@@ -184,7 +184,7 @@ mod tests {
                 std::thread::yield_now();
             }
             scope.spawn(|| {
-                let successor = observe(new.clone()).unwrap();
+                let successor = register(new.clone()).unwrap();
                 added.store(true, Ordering::SeqCst);
                 drop(observing);
                 drop(successor);

@@ -1,12 +1,12 @@
-//! [`Registry`]: the living pools of one kind, for those who use them without owning them: threads that
+//! [`PoolRegistry`]: the living pools of one kind, for those who use them without owning them: threads that
 //! end, and other pools that ask for memory.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use umf_sync::chunks::Zeroed;
-use umf_sync::fork::{Entry, Outer};
-use umf_sync::visitors::Visitors;
+use umf_sync::chunks::Zeroable;
+use umf_sync::fork::{ForkGuard, Outer};
+use umf_sync::in_flight::InFlight;
 
 use umf_core::Result;
 use umf_sync::table::Table;
@@ -14,21 +14,21 @@ use umf_sync::table::Table;
 #[derive(Debug)]
 struct Place<P> {
     pool: AtomicPtr<P>,
-    visitors: Visitors,
+    in_flight: InFlight,
 }
 
 // SAFETY: all fields are atomics; a zeroed entry is a free one.
-unsafe impl<P> Zeroed for Place<P> {}
+unsafe impl<P> Zeroable for Place<P> {}
 
 /// The living pools of one kind. For a `static`.
 #[derive(Debug)]
-pub struct Registry<P: 'static> {
+pub struct PoolRegistry<P: 'static> {
     entries: Table<Place<P>, 64>,
     /// No entry from here on was ever used.
     end: AtomicU32,
 }
 
-impl<P: Sync> Registry<P> {
+impl<P: Sync> PoolRegistry<P> {
     /// An empty registry with room for `limit` pools.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
@@ -50,7 +50,7 @@ impl<P: Sync> Registry<P> {
     /// [`umf_core::Error::TooMany`] past the limit, [`umf_core::Error::OutOfMemory`].
     ///
     /// # Safety
-    /// The pool stays where it is until [`Registry::leave`] returned.
+    /// The pool stays where it is until [`PoolRegistry::leave`] returned.
     pub unsafe fn enter(&self, pool: NonNull<P>) -> Result<()> {
         let (number, entry) = self.entries.allocate()?;
         entry.pool.store(pool.as_ptr(), Ordering::SeqCst);
@@ -62,31 +62,31 @@ impl<P: Sync> Registry<P> {
     pub fn leave(&self, pool: NonNull<P>) {
         if let Some((number, entry)) = self.find(pool) {
             entry.pool.store(ptr::null_mut(), Ordering::SeqCst);
-            entry.visitors.wait();
+            entry.in_flight.wait();
             self.entries.release(number);
         }
     }
 
     /// Shows a pool, unless it has left. `look` must not drop it.
-    pub fn visit_one<T>(&self, pool: NonNull<P>, look: impl FnOnce(&P) -> T) -> Option<T> {
+    pub fn with<T>(&self, pool: NonNull<P>, look: impl FnOnce(&P) -> T) -> Option<T> {
         let (_, entry) = self.find(pool)?;
         // Before the visit, for which others wait: locks are taken in it.
-        let _no_fork = Entry::<Outer>::new();
-        let _visit = entry.visitors.enter();
+        let _no_fork = ForkGuard::<Outer>::new();
+        let _visit = entry.in_flight.enter();
         let found = entry.pool.load(Ordering::SeqCst);
         // SAFETY: the pool stays until `leave`, which waits for this visitor.
         (found == pool.as_ptr()).then(|| look(unsafe { pool.as_ref() }))
     }
 
     /// Shows every pool that is there, one after the other. `look` drops none.
-    pub fn visit(&self, mut look: impl FnMut(&P)) {
+    pub fn for_each(&self, mut look: impl FnMut(&P)) {
         for (_, entry) in self.entries() {
             if entry.pool.load(Ordering::Relaxed).is_null() {
                 continue;
             }
-            let _no_fork = Entry::<Outer>::new();
+            let _no_fork = ForkGuard::<Outer>::new();
             // Before the pool is looked at: `leave` takes it out before it waits.
-            let _visit = entry.visitors.enter();
+            let _visit = entry.in_flight.enter();
             // SAFETY: as in `visit_one`.
             if let Some(pool) = unsafe { entry.pool.load(Ordering::SeqCst).as_ref() } {
                 look(pool);
@@ -102,13 +102,13 @@ mod tests {
 
     #[test]
     fn a_pool_that_left_is_shown_to_nobody() {
-        static POOLS: Registry<AtomicBool> = Registry::new(8);
+        static POOLS: PoolRegistry<AtomicBool> = PoolRegistry::new(8);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
-                        POOLS.visit(|is_there| assert!(is_there.load(Ordering::Relaxed)));
+                        POOLS.for_each(|is_there| assert!(is_there.load(Ordering::Relaxed)));
                     }
                 });
             }
@@ -119,10 +119,10 @@ mod tests {
                 let pool = AtomicBool::new(true);
                 // SAFETY: stays until it leaves, on the next line but one.
                 unsafe { POOLS.enter(NonNull::from(&pool)) }.unwrap();
-                assert_eq!(POOLS.visit_one(NonNull::from(&pool), |_| 7), Some(7));
+                assert_eq!(POOLS.with(NonNull::from(&pool), |_| 7), Some(7));
                 POOLS.leave(NonNull::from(&pool));
                 pool.store(false, Ordering::Relaxed);
-                assert_eq!(POOLS.visit_one(NonNull::from(&pool), |_| 7), None);
+                assert_eq!(POOLS.with(NonNull::from(&pool), |_| 7), None);
             }
             stop.store(true, Ordering::Relaxed);
             POOLS.leave(NonNull::from(&other));

@@ -2,19 +2,19 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | which parts are free: best fit, joined with their neighbours when they become free | [`Ranges`] |
-//! | which regions are live, and what a provider keeps of each | [`Regions`] |
-//! | both behind one lock | [`Carver`] |
-//! | places for tree nodes that do not move | [`Nodes`] |
+//! | which parts are free: best fit, joined with their neighbours when they become free | [`FreeRanges`] |
+//! | which regions are live, and what a provider keeps of each | [`RegionTable`] |
+//! | both behind one lock | [`Suballocator`] |
+//! | places for tree nodes that do not move | [`NodeArena`] |
 //!
 //! Nothing in here uses the global allocator.
 
-mod carver;
-mod nodes;
-mod ranges;
-mod regions;
+mod free_ranges;
+mod node_arena;
+mod region_table;
+mod suballocator;
 
-pub use carver::Carver;
-pub use nodes::Nodes;
-pub use ranges::Ranges;
-pub use regions::Regions;
+pub use free_ranges::FreeRanges;
+pub use node_arena::NodeArena;
+pub use region_table::RegionTable;
+pub use suballocator::Suballocator;

@@ -12,20 +12,20 @@ use umf_core::{Error, Result};
 /// # Safety
 /// All-zero bytes are a valid value of the type, and it has no drop glue that matters: elements are
 /// never dropped.
-pub unsafe trait Zeroed: Sync {}
+pub unsafe trait Zeroable: Sync {}
 
 // SAFETY: zero is a valid integer, and the atomics have the layout of their integers.
-unsafe impl Zeroed for AtomicU8 {}
+unsafe impl Zeroable for AtomicU8 {}
 // SAFETY: as above.
-unsafe impl Zeroed for AtomicU16 {}
+unsafe impl Zeroable for AtomicU16 {}
 // SAFETY: as above.
-unsafe impl Zeroed for AtomicU32 {}
+unsafe impl Zeroable for AtomicU32 {}
 // SAFETY: as above.
-unsafe impl Zeroed for AtomicU64 {}
+unsafe impl Zeroable for AtomicU64 {}
 // SAFETY: as above.
-unsafe impl Zeroed for AtomicUsize {}
+unsafe impl Zeroable for AtomicUsize {}
 // SAFETY: a null pointer is a valid `AtomicPtr`.
-unsafe impl<T> Zeroed for AtomicPtr<T> {}
+unsafe impl<T> Zeroable for AtomicPtr<T> {}
 
 const COUNT: usize = 26;
 
@@ -34,18 +34,18 @@ const COUNT: usize = 26;
 /// Chunk `k` holds `FIRST << k` elements, so that reading an element costs two loads whatever its
 /// index, and growing is one `mmap`. `FIRST` is a power of two.
 #[derive(Debug)]
-pub struct Chunks<T: Zeroed, const FIRST: usize = 64> {
+pub struct Chunks<T: Zeroable, const FIRST: usize = 64> {
     chunks: [AtomicPtr<T>; COUNT],
     elements: PhantomData<T>,
 }
 
-impl<T: Zeroed, const FIRST: usize> Default for Chunks<T, FIRST> {
+impl<T: Zeroable, const FIRST: usize> Default for Chunks<T, FIRST> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
+impl<T: Zeroable, const FIRST: usize> Chunks<T, FIRST> {
     const SHIFT: u32 = {
         assert!(
             FIRST.is_power_of_two() && FIRST.ilog2() as usize + COUNT <= 40,
@@ -103,7 +103,7 @@ impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
     }
 }
 
-impl<T: Zeroed, const FIRST: usize> Drop for Chunks<T, FIRST> {
+impl<T: Zeroable, const FIRST: usize> Drop for Chunks<T, FIRST> {
     fn drop(&mut self) {
         for (chunk, slot) in self.chunks.iter_mut().enumerate() {
             if let Some(first) = NonNull::new(*slot.get_mut()) {

@@ -8,7 +8,7 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use crate::chunks::{Chunks, Zeroed};
+use crate::chunks::{Chunks, Zeroable};
 use crate::gate::{Gate, Machine, Patience, Word};
 use crate::generation;
 pub use crate::generation::generation;
@@ -16,7 +16,7 @@ use umf_core::{Error, Result};
 
 use crate::{BlockedSignals, failpoint, fence, sys, thread};
 
-/// The gates, by [`Gates::NUMBER`].
+/// The gates, by [`ForkGate::NUMBER`].
 static GATES: [Gate<AtomicUsize>; 2] = [const {
     let [owner, depth, is_closed, openings, others] = [const { AtomicUsize::new(0) }; 5];
     Gate::from_words(owner, depth, is_closed, openings, others)
@@ -28,13 +28,13 @@ static GATES: [Gate<AtomicUsize>; 2] = [const {
 struct Words([AtomicUsize; 2]);
 
 // SAFETY: zeros are valid atomics, which need no drop.
-unsafe impl Zeroed for Words {}
+unsafe impl Zeroable for Words {}
 
 /// By thread index.
 static WORDS: Chunks<Words, 16> = Chunks::new();
 
 /// Which gate a lock passes.
-pub trait Gates {
+pub trait ForkGate {
     #[doc(hidden)]
     const NUMBER: usize;
     /// Whether threads use their own words. Not for locks that are taken to get one.
@@ -60,21 +60,21 @@ pub struct Leaf;
 /// ([`thread::current`] calls `pthread_setspecific(3)`, which may allocate): those of an allocator that
 /// serves that. Signals are blocked inside; costs two system calls and two atomic additions.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wordless;
+pub struct LeafUnindexed;
 
-impl Gates for Outer {
+impl ForkGate for Outer {
     const NUMBER: usize = 0;
     type Signals = ();
     fn signals() {}
 }
 
-impl Gates for Leaf {
+impl ForkGate for Leaf {
     const NUMBER: usize = 1;
     type Signals = ();
     fn signals() {}
 }
 
-impl Gates for Wordless {
+impl ForkGate for LeafUnindexed {
     const NUMBER: usize = 1;
     const BY_WORD: bool = false;
     // A handler that forks would wait for its own thread, which no word tells apart.
@@ -89,7 +89,7 @@ impl Gates for Wordless {
 /// A lock makes one by itself. A section that other threads wait for needs one before it begins, if a
 /// lock is taken inside of the section.
 #[derive(Debug)]
-pub struct Entry<G: Gates = Outer> {
+pub struct ForkGuard<G: ForkGate = Outer> {
     /// The thread's word; `None` for threads that have none.
     word: Option<&'static AtomicUsize>,
     /// Dropped after the gate was left.
@@ -98,7 +98,7 @@ pub struct Entry<G: Gates = Outer> {
     not_send: PhantomData<(G, *const ())>,
 }
 
-impl<G: Gates> Entry<G> {
+impl<G: ForkGate> ForkGuard<G> {
     /// Enters. Waits for a fork that another thread is in, unless the calling thread is inside already.
     #[inline]
     #[must_use]
@@ -113,13 +113,13 @@ impl<G: Gates> Entry<G> {
     }
 }
 
-impl<G: Gates> Default for Entry<G> {
+impl<G: ForkGate> Default for ForkGuard<G> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<G: Gates> Drop for Entry<G> {
+impl<G: ForkGate> Drop for ForkGuard<G> {
     #[inline]
     fn drop(&mut self) {
         match self.word {
@@ -265,7 +265,7 @@ fn open_in_child(gate: usize) {
 }
 
 extern "C" fn prepare() {
-    BEGUN.fetch_add(1, Ordering::Relaxed);
+    SEQUENCE.fetch_add(1, Ordering::Relaxed);
     close(Outer::NUMBER);
     close(Leaf::NUMBER);
     each(|hooks| (hooks.prepare)());
@@ -274,7 +274,7 @@ extern "C" fn prepare() {
 
 extern "C" fn parent() {
     // Again, so that what was read in the middle of the fork differs.
-    BEGUN.fetch_add(1, Ordering::Relaxed);
+    SEQUENCE.fetch_add(1, Ordering::Relaxed);
     each(|hooks| (hooks.parent)());
     open(Leaf::NUMBER);
     open(Outer::NUMBER);
@@ -291,14 +291,14 @@ extern "C" fn child() {
 }
 
 /// How many forks this process began and ended.
-static BEGUN: AtomicU32 = AtomicU32::new(0);
+static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 
 /// A number that differs before and after each fork of this process with `fork(3)`, and while it goes
 /// on.
 #[must_use]
-pub fn begun() -> u32 {
+pub fn sequence() -> u32 {
     generation();
-    BEGUN.load(Ordering::Relaxed)
+    SEQUENCE.load(Ordering::Relaxed)
 }
 
 /// Has a fork close the outer gate before the handlers that another library registered by now
@@ -355,7 +355,7 @@ static HOOKS: [AtomicPtr<Hooks>; MOST_HOOKS] = [const { AtomicPtr::new(core::ptr
 pub fn add_hooks(hooks: &'static Hooks) -> Result<()> {
     generation();
     // No fork finds them between its start and its end.
-    let _no_fork = Entry::<Outer>::new();
+    let _no_fork = ForkGuard::<Outer>::new();
     let hooks = core::ptr::from_ref(hooks).cast_mut();
     for place in &HOOKS {
         match place.compare_exchange(core::ptr::null_mut(), hooks, Ordering::AcqRel, Ordering::Acquire) {
@@ -514,7 +514,7 @@ mod tests {
 
     #[test]
     fn signals_are_blocked_inside_without_a_word() {
-        static WORDLESS: Lock<(), Wordless> = Lock::new(());
+        static WORDLESS: Lock<(), LeafUnindexed> = Lock::new(());
         let is_blocked = || {
             let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
             // SAFETY: `mask` is valid for the write, and written before it is read.

@@ -4,7 +4,7 @@
 //! - [`fork`]: the gates that locks pass, [`fork::generation`], and what a child does first
 //! - [`thread`]: dense thread indices
 //! - [`fence`]: fences of which one side costs nothing
-//! - [`visitors`]: how many threads are inside of something
+//! - [`in_flight`]: how many threads are inside of something
 //! - [`chunks`]: an array that grows without moving its elements
 //! - [`SequenceLock`]: words that change while others read them without a lock
 //! - [`words`]: the words of lock-free protocols, for which those of a model can stand in
@@ -19,6 +19,7 @@ pub mod fence;
 pub mod fork;
 mod gate;
 mod generation;
+pub mod in_flight;
 mod lock;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
@@ -26,15 +27,14 @@ pub mod sequence;
 mod sys;
 pub mod table;
 pub mod thread;
-pub mod visitors;
-mod wiped;
+mod wipe_on_fork;
 mod word;
 pub mod words;
 
 pub use lock::{Lock, LockGuard};
 pub use sequence::SequenceLock;
 pub use sys::BlockedSignals;
-pub use wiped::Wiped;
+pub use wipe_on_fork::WipeOnForkWord;
 
 /// A point at which tests end, stop or delay the process: `failpoint!("ledger.published")`. Compiles
 /// to nothing without the feature `failpoints`.

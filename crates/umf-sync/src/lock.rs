@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::fork::{Entry, Gates, Outer};
+use crate::fork::{ForkGate, ForkGuard, Outer};
 use crate::sys;
 
 const FREE: u32 = 0;
@@ -54,11 +54,11 @@ impl<T, G> Lock<T, G> {
     }
 }
 
-impl<T, G: Gates> Lock<T, G> {
+impl<T, G: ForkGate> Lock<T, G> {
     /// Waits for the lock, and takes it. Waits for ever if the calling thread holds it.
     #[inline]
     pub fn lock(&self) -> LockGuard<'_, T, G> {
-        let entry = Entry::new();
+        let entry = ForkGuard::new();
         if !self.try_take() {
             self.take_contended();
         }
@@ -68,7 +68,7 @@ impl<T, G: Gates> Lock<T, G> {
     /// Takes the lock if it is free. Waits for a fork that another thread is in.
     #[inline]
     pub fn try_lock(&self) -> Option<LockGuard<'_, T, G>> {
-        let entry = Entry::new();
+        let entry = ForkGuard::new();
         self.try_take().then(|| LockGuard { lock: self, _entry: entry })
     }
 
@@ -93,16 +93,16 @@ impl<T, G: Gates> Lock<T, G> {
 
 /// Access to the value of a [`Lock`]. Dropping it releases the lock.
 #[derive(Debug)]
-pub struct LockGuard<'l, T, G: Gates = Outer> {
+pub struct LockGuard<'l, T, G: ForkGate = Outer> {
     lock: &'l Lock<T, G>,
     /// Left after the lock is released. It keeps the guard in its thread.
-    _entry: Entry<G>,
+    _entry: ForkGuard<G>,
 }
 
 // SAFETY: a shared guard gives out `&T` and nothing else.
-unsafe impl<T: Sync, G: Gates> Sync for LockGuard<'_, T, G> {}
+unsafe impl<T: Sync, G: ForkGate> Sync for LockGuard<'_, T, G> {}
 
-impl<T, G: Gates> Deref for LockGuard<'_, T, G> {
+impl<T, G: ForkGate> Deref for LockGuard<'_, T, G> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -111,14 +111,14 @@ impl<T, G: Gates> Deref for LockGuard<'_, T, G> {
     }
 }
 
-impl<T, G: Gates> DerefMut for LockGuard<'_, T, G> {
+impl<T, G: ForkGate> DerefMut for LockGuard<'_, T, G> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the guard exists, so this thread alone holds the lock.
         unsafe { &mut *self.lock.value.get() }
     }
 }
 
-impl<T, G: Gates> Drop for LockGuard<'_, T, G> {
+impl<T, G: ForkGate> Drop for LockGuard<'_, T, G> {
     #[inline]
     fn drop(&mut self) {
         if self.lock.state.swap(FREE, Ordering::Release) == CONTENDED {

@@ -10,7 +10,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::chunks::Zeroed;
+use crate::chunks::Zeroable;
 use crate::words::Number;
 
 /// The *sequence* of words that change together. It is odd while they are being written, or belong to nothing.
@@ -19,7 +19,7 @@ use crate::words::Number;
 pub struct SequenceLock<W = AtomicU64>(W);
 
 // SAFETY: zero is the sequence of words that were never written.
-unsafe impl Zeroed for SequenceLock {}
+unsafe impl Zeroable for SequenceLock {}
 
 impl SequenceLock {
     /// The sequence of words that may be read as they are.

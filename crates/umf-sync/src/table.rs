@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Lock;
-use crate::chunks::{Chunks, Zeroed};
+use crate::chunks::{Chunks, Zeroable};
 
 use umf_core::{Error, Result};
 
@@ -20,14 +20,14 @@ struct Numbers {
 /// Reading by number takes no lock; handing out and taking back take one. A record keeps its memory
 /// (and its old content) when its number is free; its owner marks it as such.
 #[derive(Debug)]
-pub struct Table<T: Zeroed, const FIRST: usize = 4096> {
+pub struct Table<T: Zeroable, const FIRST: usize = 4096> {
     records: Chunks<T, FIRST>,
     links: Chunks<AtomicU32>,
     numbers: Lock<Numbers>,
     limit: u32,
 }
 
-impl<T: Zeroed, const FIRST: usize> Table<T, FIRST> {
+impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
     /// An empty table for up to `limit` records.
     #[must_use]
     pub const fn new(limit: u32) -> Self {

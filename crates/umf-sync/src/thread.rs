@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::panic::catch_unwind;
 
 use crate::chunks::Chunks;
-use crate::fork::{self, Wordless};
+use crate::fork::{self, LeafUnindexed};
 use umf_core::{Error, Result};
 
 use crate::{Lock, word};
@@ -40,14 +40,14 @@ struct Numbers {
     free: u32,
 }
 
-static NUMBERS: Lock<Numbers, Wordless> = Lock::new(Numbers { next: 0, free: NONE });
+static NUMBERS: Lock<Numbers, LeafUnindexed> = Lock::new(Numbers { next: 0, free: NONE });
 /// `next` of the numbers, for those who walk over all threads.
 static END: AtomicU32 = AtomicU32::new(0);
 static LINKS: Chunks<AtomicU32> = Chunks::new();
 
 const HOOKS: usize = 16;
 type Hook = fn(ThreadIndex);
-static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize), Wordless> = Lock::new(([None; HOOKS], 0));
+static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize), LeafUnindexed> = Lock::new(([None; HOOKS], 0));
 
 /// The number of the calling thread.
 ///
@@ -74,7 +74,7 @@ pub(crate) fn known() -> Option<ThreadIndex> {
 /// where there is none. For common paths: it calls nothing.
 #[inline(always)]
 #[must_use]
-pub fn known_life() -> u64 {
+pub fn index_plus_one() -> u64 {
     word::get()
 }
 

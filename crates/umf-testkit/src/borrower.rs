@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use umf_core::Freed;
 use umf_core::{Address, Region};
-use umf_runtime::observer::{self, ExportObserver, Leases, Observing};
+use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 
 /// An observer that has leases on whatever it is told, until it is told otherwise.
 pub struct Borrower {
     book: Arc<Book>,
-    _observing: Observing,
+    _observing: ObserverGuard,
 }
 
 struct Book {
@@ -35,7 +35,7 @@ impl Borrower {
             open: Mutex::default(),
             told: Mutex::default(),
         });
-        let observing = observer::observe(book.clone()).expect("there is memory for one more observer");
+        let observing = observer::register(book.clone()).expect("there is memory for one more observer");
         Arc::new(Self { book, _observing: observing })
     }
 

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use umf_core::Freed;
-use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::shortage::OutOfMemory;
+use umf_core::deferred::{DeferredStatistics, OnFree};
+use umf_core::out_of_memory::OnOutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{
     Address, BlockSpan, Completion, Controls, DeferredFree, Error, Layout, Pool, ProviderRef, Region, Result,
 };
 use umf_runtime::Upstream;
-use umf_runtime::held::Fate;
+use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::observer::before_free;
 use umf_testkit::pool::{self as suite, Make};
 
@@ -80,7 +80,7 @@ impl Faulty {
     fn give_back(&self, region: Region) -> Result<()> {
         // SAFETY: the block that the region was is freed.
         let fate = unsafe { self.upstream.free(region) }?;
-        if fate == Fate::Gone {
+        if fate == FreeOutcome::Freed {
             self.went(region);
         }
         Ok(())
@@ -108,9 +108,9 @@ impl Faulty {
             self.books().held.insert(address.to_bits(), region);
             let held = match (completion, leases) {
                 (Some(completion), leases) => {
-                    self.upstream.hold_until(address, region.size(), completion, leases)
+                    self.upstream.defer_until(address, region.size(), completion, leases)
                 }
-                (None, Some(leases)) => self.upstream.hold(address, region.size(), leases),
+                (None, Some(leases)) => self.upstream.defer(address, region.size(), leases),
                 (None, None) => false,
             };
             if held {
@@ -173,7 +173,7 @@ unsafe impl Pool for Faulty {
         let counted = if self.is(Fault::CountsHeldAsLive) { books.held.len() } else { 0 };
         statistics.live_blocks = (books.live.len() + counted) as u64;
         statistics.live_bytes = books.live.values().map(|(region, _)| region.size() as u64).sum();
-        statistics.held_bytes = self.upstream.held().bytes;
+        statistics.held_bytes = self.upstream.deferred().bytes;
         statistics
     }
 
@@ -214,8 +214,8 @@ unsafe impl DeferredFree for Faulty {
 }
 
 impl Controls for Faulty {
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) {
-        self.upstream.set_out_of_memory(callback);
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
+        self.upstream.set_on_out_of_memory(callback);
     }
 
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
@@ -224,14 +224,14 @@ impl Controls for Faulty {
         self.upstream.set_on_free(on_free, max_held_bytes);
     }
 
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
+    fn drain(&self, timeout: Duration) -> DeferredStatistics {
         self.upstream.drain(if self.is(Fault::DoesNotWait) { Duration::ZERO } else { timeout })
     }
 }
 
 impl Drop for Faulty {
     fn drop(&mut self) {
-        self.upstream.stop_letting_go();
+        self.upstream.stop_reclaiming();
         let books = std::mem::take(&mut *self.books());
         let held = books.held.into_values();
         for (region, exported) in books.live.into_values().chain(held.map(|region| (region, false))) {
@@ -242,7 +242,7 @@ impl Drop for Faulty {
                 continue;
             }
             if exported && let Some(leases) = before_free(Freed::Block { address: region.base() }) {
-                let _ = self.upstream.hold(region.base(), region.size(), leases);
+                let _ = self.upstream.defer(region.base(), region.size(), leases);
             }
             // SAFETY: as above.
             let _ = unsafe { self.upstream.free(region) };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use umf_config::Set;
-use umf_core::held::OnFree;
+use umf_core::deferred::OnFree;
 use umf_core::limit::SharedLimit;
 use umf_core::pool::missing;
 use umf_core::{PoolRequest, Provider, ProviderRef, Visibility};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use umf_core::ProviderRef;
-use umf_core::held::OnFree;
-use umf_core::shortage::OutOfMemory;
+use umf_core::deferred::OnFree;
+use umf_core::out_of_memory::OnOutOfMemory;
 
 use crate::pool::checked;
 use crate::{CheckSettings, Leaks, Poison, Pool, Result};
@@ -142,7 +142,7 @@ impl PoolBuilder {
 
     /// Who is asked when an allocation would fail for lack of memory: any closure. Default: none.
     #[must_use]
-    pub fn on_out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
+    pub fn on_out_of_memory(mut self, callback: impl OnOutOfMemory + 'static) -> Self {
         self.slab = self.slab.out_of_memory(callback);
         self
     }

@@ -25,7 +25,7 @@
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | memory as numbers, arrays and structs, while other processes write it | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
 //! | reserve, automatic release | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
-//! | lack of memory | [`Pool::on_out_of_memory`], [`Shortage`], [`Relief`] |
+//! | lack of memory | [`Pool::on_out_of_memory`], [`OutOfMemoryEvent`], [`OutOfMemoryAction`] |
 //! | what a pool holds, its regions, its history, its leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
 //! | kinds of provider and pool of other crates | [`registry`] |
@@ -97,8 +97,8 @@ pub use pool::Pool;
 pub use process::{exporter, importer, open, open_read_only};
 #[cfg(feature = "config")]
 pub use process::{init, settings, warnings};
-pub use umf_core::held::{HeldStatistics, OnFree};
-pub use umf_core::shortage::{Relief, Shortage};
+pub use umf_core::deferred::{DeferredStatistics, OnFree};
+pub use umf_core::out_of_memory::{OutOfMemoryAction, OutOfMemoryEvent};
 pub use umf_core::statistics::PoolStatistics;
 #[cfg(feature = "bytemuck")]
 pub use umf_core::view::AsPod;
@@ -112,7 +112,7 @@ pub use umf_core::{
 pub use umf_derive::Plain;
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode};
 pub use umf_runtime::checked::{CheckSettings, Leaks, Poison};
-pub use umf_runtime::held::drain;
+pub use umf_runtime::deferred::drain;
 
 /// Registration of what opens memory of other kinds. The feature `config` has kinds here, too.
 #[cfg(not(feature = "config"))]

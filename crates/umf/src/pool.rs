@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf_core::ProviderRef;
-use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::deferred::{DeferredStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::LeakReport;
 use umf_core::map::PoolMap;
+use umf_core::out_of_memory::OnOutOfMemory;
 use umf_core::pool::missing;
-use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{Controls, Inspect, Layout};
 #[cfg(all(feature = "host", any(feature = "slab", not(feature = "config"))))]
@@ -199,19 +199,19 @@ impl Pool {
     }
 
     /// Sets who is asked when an allocation would fail for lack of memory: any closure. It may free blocks, trim this pool and
-    /// others, and says whether to try again; see [`umf_core::shortage`].
+    /// others, and says whether to try again; see [`umf_core::out_of_memory`].
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool asks nobody.
-    pub fn on_out_of_memory(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
-        self.controls()?.set_out_of_memory(Some(Arc::new(callback)));
+    pub fn on_out_of_memory(&self, callback: impl OnOutOfMemory + 'static) -> Result<()> {
+        self.controls()?.set_on_out_of_memory(Some(Arc::new(callback)));
         Ok(())
     }
 
     /// Waits until nobody uses memory any more that was freed here, in another process or until a [`crate::Completion`] is ready, but
     /// no longer than `timeout`; returns what is still held for that reason. Meanwhile it is not handed out again.
-    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.pool.controls().map_or_else(HeldStatistics::default, |controls| controls.drain(timeout))
+    pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
+        self.pool.controls().map_or_else(DeferredStatistics::default, |controls| controls.drain(timeout))
     }
 
     /// Sets what becomes of blocks that are freed while other processes have them open, and how many bytes may be held because

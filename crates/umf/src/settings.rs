@@ -15,7 +15,7 @@ pub use umf_config::{
     Context, Error, Loaded, Loader, Origin, RecognisedVariable, Row, Schema, Set, ValueKind, Warning,
 };
 use umf_config::{KeyTexts, LegacyVariable, Sets, Shape};
-use umf_core::held::OnFree;
+use umf_core::deferred::OnFree;
 #[doc(inline)]
 pub use umf_core::settings::ByteSize;
 use umf_core::settings::{Auto, Milliseconds, TRUSTED, Trusted, refused};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use umf_core::statistics::PoolStatistics;
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_runtime::Upstream;
-use umf_runtime::held::Fate;
+use umf_runtime::deferred::FreeOutcome;
 
 use crate::slab::{Slab, State};
 
@@ -107,14 +107,14 @@ impl Books {
         if let Some(slab) = self.slabs.remove(&key) {
             self.room.remove(&(slab.block_size, key));
         }
-        if fate == Fate::Gone {
-            self.region_went(region);
+        if fate == FreeOutcome::Freed {
+            self.remove_region(region);
         }
         Ok(())
     }
 
     /// The provider has a region back.
-    pub(crate) fn region_went(&mut self, region: Region) {
+    pub(crate) fn remove_region(&mut self, region: Region) {
         self.statistics.regions -= 1;
         self.statistics.reserved_bytes -= region.size() as u64;
     }
@@ -125,7 +125,7 @@ impl Books {
             self.slabs.values().filter(|slab| slab.is_empty()).map(|slab| slab.region).collect();
         let mut went = 0;
         for region in empty {
-            let used = self.statistics.live_bytes + upstream.held().bytes;
+            let used = self.statistics.live_bytes + upstream.deferred().bytes;
             let free = self.statistics.reserved_bytes.saturating_sub(used);
             if free <= keep as u64 {
                 break;

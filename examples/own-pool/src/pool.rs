@@ -49,8 +49,8 @@ impl ClassPool {
         if leases.is_some() || completion.is_some() {
             let size = self.books.lock().slab_at(address)?.block_size;
             let held = match (completion, leases) {
-                (Some(completion), leases) => self.upstream.hold_until(address, size, completion, leases),
-                (None, Some(leases)) => self.upstream.hold(address, size, leases),
+                (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
+                (None, Some(leases)) => self.upstream.defer(address, size, leases),
                 (None, None) => false,
             };
             if held {
@@ -80,9 +80,9 @@ unsafe impl Pool for ClassPool {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
         // Without the lock: what is let go comes back through `reclaim`, and who is asked for memory may free some.
-        self.upstream.relieving(self, layout, || {
+        self.upstream.retry_on_out_of_memory(self, layout, || {
             self.upstream.admit()?;
-            self.upstream.poll_awaited();
+            self.upstream.poll_pending();
             self.books.lock().allocate(&self.upstream, layout)
         })
     }
@@ -105,7 +105,7 @@ unsafe impl Pool for ClassPool {
 
     fn statistics(&self) -> PoolStatistics {
         let mut statistics = self.books.lock().statistics;
-        statistics.held_bytes = self.upstream.held().bytes;
+        statistics.held_bytes = self.upstream.deferred().bytes;
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         statistics
@@ -138,7 +138,7 @@ unsafe impl DeferredFree for ClassPool {
                 self.books.lock().end(&self.upstream, address, State::Leaving).map(drop)
             }
             Freed::Region(region) => {
-                self.books.lock().region_went(region);
+                self.books.lock().remove_region(region);
                 Ok(())
             }
         }
@@ -147,13 +147,13 @@ unsafe impl DeferredFree for ClassPool {
 
 impl Drop for ClassPool {
     fn drop(&mut self) {
-        self.upstream.stop_letting_go();
+        self.upstream.stop_reclaiming();
         let slabs = self.books.lock().take_all();
         for slab in slabs {
             for address in slab.exported().filter(|_| !self.upstream.is_frozen()) {
                 if let Some(leases) = before_free(Freed::Block { address }) {
                     // The region is held when it is freed, as long as one of its blocks is.
-                    let _ = self.upstream.hold(address, slab.block_size, leases);
+                    let _ = self.upstream.defer(address, slab.block_size, leases);
                 }
             }
             // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A provider that

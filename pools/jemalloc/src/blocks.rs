@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use umf_core::{Address, Error, Result};
 use umf_runtime::tracker::{self, GRANULE, OwnerId};
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::table::Table;
 
 use crate::classes::{Class, Classes, QUANTUM};
@@ -48,12 +48,12 @@ pub(crate) struct Granule {
 }
 
 // SAFETY: all fields are atomics, and a zeroed record is a free one.
-unsafe impl Zeroed for Granule {}
+unsafe impl Zeroable for Granule {}
 
 struct Starts([AtomicU8; GRANULE / QUANTUM]);
 
 // SAFETY: as above.
-unsafe impl Zeroed for Starts {}
+unsafe impl Zeroable for Starts {}
 
 /// Where it says that a block begins.
 #[derive(Clone, Copy)]

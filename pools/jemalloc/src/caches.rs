@@ -6,7 +6,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::thread::{self, ThreadIndex};
 
 use crate::je;
@@ -32,7 +32,7 @@ pub(crate) struct Cache {
 }
 
 // SAFETY: all fields are atomics, and a zeroed one has no cache and counted nothing.
-unsafe impl Zeroed for Cache {}
+unsafe impl Zeroable for Cache {}
 
 /// All threads' parts of a pool.
 pub(crate) struct Caches {

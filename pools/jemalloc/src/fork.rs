@@ -8,7 +8,7 @@
 use core::ptr::NonNull;
 
 use umf_core::Result;
-use umf_runtime::registry::Registry;
+use umf_runtime::registry::PoolRegistry;
 use umf_sync::fork::{self, Hooks};
 use umf_sync::thread::{self, ThreadIndex};
 
@@ -29,17 +29,17 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-pub(crate) static POOLS: Registry<JemallocPool> = Registry::new(1 << 14);
+pub(crate) static POOLS: PoolRegistry<JemallocPool> = PoolRegistry::new(1 << 14);
 
-static AT_FORK: Hooks = Hooks { child: || POOLS.visit(|pool| pool.caches.lose_others()), ..Hooks::NONE };
+static AT_FORK: Hooks = Hooks { child: || POOLS.for_each(|pool| pool.caches.lose_others()), ..Hooks::NONE };
 
 /// Enters a pool.
 ///
 /// # Errors
-/// Those of [`Registry::enter`], [`thread::on_exit`] and [`fork::add_hooks`].
+/// Those of [`PoolRegistry::enter`], [`thread::on_exit`] and [`fork::add_hooks`].
 ///
 /// # Safety
-/// As for [`Registry::enter`].
+/// As for [`PoolRegistry::enter`].
 pub(crate) unsafe fn enter(pool: NonNull<JemallocPool>) -> Result<()> {
     thread::on_exit(thread_ends)?;
     fork::add_hooks(&AT_FORK)?;
@@ -50,5 +50,5 @@ pub(crate) unsafe fn enter(pool: NonNull<JemallocPool>) -> Result<()> {
 /// What a thread keeps goes back to the pools that there are.
 fn thread_ends(index: ThreadIndex) {
     je::thread_ends();
-    POOLS.visit(|pool| pool.forget_thread(index));
+    POOLS.for_each(|pool| pool.forget_thread(index));
 }

@@ -24,8 +24,8 @@ impl JemallocPool {
         // Before it can be let go.
         block.hold();
         let held = match (completion, leases) {
-            (Some(completion), leases) => self.upstream.hold_until(address, size, completion, leases),
-            (None, Some(leases)) => self.upstream.hold(address, size, leases),
+            (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
+            (None, Some(leases)) => self.upstream.defer(address, size, leases),
             (None, None) => false,
         };
         if !held {
@@ -49,7 +49,7 @@ impl JemallocPool {
                 Ok(())
             }
             Freed::Region(region) => {
-                self.reserved.region_went(region.size());
+                self.reserved.remove_region(region.size());
                 Ok(())
             }
         }
@@ -63,7 +63,7 @@ impl JemallocPool {
             }
             if let Some(leases) = before_free(Freed::Block { address: block.address }) {
                 // The region is held when it is freed, as long as the block is.
-                let _ = self.upstream.hold(block.address, self.classes.size(block.class), leases);
+                let _ = self.upstream.defer(block.address, self.classes.size(block.class), leases);
             }
         });
     }

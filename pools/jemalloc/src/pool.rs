@@ -8,10 +8,10 @@ use core::time::Duration;
 use std::sync::{Arc, OnceLock};
 
 use umf_core::Freed;
-use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::deferred::{DeferredStatistics, OnFree};
 use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::limit::SharedLimit;
-use umf_core::shortage::OutOfMemory;
+use umf_core::out_of_memory::OnOutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{
     Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
@@ -107,7 +107,7 @@ impl JemallocPool {
         if !is_touchable && je::fills_blocks() {
             return Err(FILLS);
         }
-        upstream.set_out_of_memory(settings.out_of_memory.clone());
+        upstream.set_on_out_of_memory(settings.out_of_memory.clone());
         let classes = Classes::get()?;
         let wanted = match settings.arenas {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(ARENAS) as u32,
@@ -209,8 +209,8 @@ impl JemallocPool {
     pub(crate) fn is_held_at_bound(&self) -> bool {
         let most = self.max_held.load(Ordering::Relaxed);
         most != 0 && {
-            let held = self.upstream.held();
-            held.bytes.saturating_sub(held.awaited_bytes) >= most
+            let held = self.upstream.deferred();
+            held.bytes.saturating_sub(held.pending_bytes) >= most
         }
     }
 
@@ -404,7 +404,7 @@ unsafe impl Pool for JemallocPool {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        self.upstream.relieving(self, layout, || self.allocate_once(layout))
+        self.upstream.retry_on_out_of_memory(self, layout, || self.allocate_once(layout))
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
@@ -426,7 +426,7 @@ unsafe impl Pool for JemallocPool {
         statistics.live_bytes = counts.live_bytes();
         statistics.requested_bytes = statistics.live_bytes;
         statistics.live_blocks = counts.live_blocks();
-        statistics.held_bytes = self.upstream.held().bytes;
+        statistics.held_bytes = self.upstream.deferred().bytes;
         statistics.reserved_bytes = self.reserved.bytes();
         statistics.peak_reserved_bytes = self.reserved.peak();
         statistics.regions = self.reserved.regions();
@@ -476,11 +476,11 @@ impl Controls for JemallocPool {
         self.set_held(on_free, max_held_bytes);
     }
 
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) {
-        self.upstream.set_out_of_memory(callback);
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
+        self.upstream.set_on_out_of_memory(callback);
     }
 
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
+    fn drain(&self, timeout: Duration) -> DeferredStatistics {
         self.upstream.drain(timeout)
     }
 }
@@ -491,7 +491,7 @@ impl ShareLimit for JemallocPool {
             return 0;
         }
         // The pool may be going.
-        crate::fork::POOLS.visit_one(NonNull::from(self), |pool| pool.give(bytes)).unwrap_or(0)
+        crate::fork::POOLS.with(NonNull::from(self), |pool| pool.give(bytes)).unwrap_or(0)
     }
 }
 
@@ -504,7 +504,7 @@ impl Inspect for JemallocPool {
 
 impl Drop for JemallocPool {
     fn drop(&mut self) {
-        self.upstream.stop_letting_go();
+        self.upstream.stop_reclaiming();
         crate::fork::POOLS.leave(NonNull::from(&*self));
         if !self.upstream.is_frozen() {
             self.tell_leaks();

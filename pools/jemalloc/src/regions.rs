@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use umf_core::{Address, AddressSpace, Error, Layout, Region, Result};
 use umf_runtime::Upstream;
-use umf_runtime::held::Fate;
+use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::tracker::{self, GRANULE, RegionNumber};
-use umf_sync::{LockGuard, chunks::Zeroed, fork::Leaf};
+use umf_sync::{LockGuard, chunks::Zeroable, fork::Leaf};
 
 use crate::JemallocPool;
 use crate::hooks::{Arena, Wanted, sweeping};
@@ -47,7 +47,7 @@ pub(crate) struct Record {
 
 // SAFETY: a zeroed record is that of no region; the cell is written before the record is entered, and read by whoever took it
 // out.
-unsafe impl Zeroed for Record {}
+unsafe impl Zeroable for Record {}
 // SAFETY: as above.
 unsafe impl Sync for Record {}
 
@@ -184,7 +184,7 @@ impl JemallocPool {
         let was_at_bound = self.is_held_at_bound();
         // Without any lock: what is let go of meanwhile goes to jemalloc.
         self.upstream.admit()?;
-        if was_at_bound || (is_first && (self.upstream.poll_many_awaited() || self.sweep())) {
+        if was_at_bound || (is_first && (self.upstream.poll_many_pending() || self.sweep())) {
             return Ok(());
         }
         match self.grow(arena, wanted) {
@@ -279,12 +279,12 @@ impl JemallocPool {
 
     fn enter_region(&self, arena: &Arena, ask: usize, need: usize, align: usize) -> Result<()> {
         let (least, align) = (align, align.max(GRANULE));
-        let taken = match self.reserved.take(&self.upstream, Layout::new(ask, align)?) {
+        let taken = match self.reserved.allocate_region(&self.upstream, Layout::new(ask, align)?) {
             Err(Error::BadAlignment { .. }) => {
                 // Aligned by taking more.
                 let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
                 let page = self.upstream.provider().page_size();
-                self.reserved.take(&self.upstream, Layout::new(padded, page.min(GRANULE))?)
+                self.reserved.allocate_region(&self.upstream, Layout::new(padded, page.min(GRANULE))?)
             }
             taken => taken,
         };
@@ -444,8 +444,8 @@ impl JemallocPool {
     /// Hands a region to the provider, and counts that, unless other processes have it open.
     fn return_region(&self, region: Region) -> Result<()> {
         // SAFETY: nothing of the region is in use, or the pool goes; the caller took it out of everyone's reach.
-        if unsafe { self.upstream.free(region)? } == Fate::Gone {
-            self.reserved.region_went(region.size());
+        if unsafe { self.upstream.free(region)? } == FreeOutcome::Freed {
+            self.reserved.remove_region(region.size());
         }
         Ok(())
     }
@@ -538,7 +538,7 @@ impl JemallocPool {
 
     /// Bytes that are neither live nor held.
     pub(crate) fn free_bytes(&self) -> u64 {
-        let used = self.caches.counts().live_bytes() + self.upstream.held().bytes;
+        let used = self.caches.counts().live_bytes() + self.upstream.deferred().bytes;
         self.reserved.bytes().saturating_sub(used)
     }
 }

@@ -5,7 +5,7 @@
 //! jemalloc sees. So regions never touch each other, and what is aligned as a place is aligned as an address.
 
 use umf_core::Result;
-use umf_suballoc::Ranges;
+use umf_suballoc::FreeRanges;
 
 /// Bits of a place below the region's number.
 const BITS: u32 = 44;
@@ -35,16 +35,16 @@ pub(crate) const fn offset_of(place: u64, begin: u64) -> u64 {
 /// What is free.
 pub(crate) struct Room {
     /// Those of `dirty` are taken.
-    ranges: Ranges,
+    ranges: FreeRanges,
     /// What is to be purged before it is free, unless it is needed.
-    dirty: Ranges,
+    dirty: FreeRanges,
     /// Bytes in both.
     pub(crate) free: u64,
 }
 
 impl Room {
     pub(crate) fn new() -> Self {
-        Self { ranges: Ranges::empty(), dirty: Ranges::empty(), free: 0 }
+        Self { ranges: FreeRanges::empty(), dirty: FreeRanges::empty(), free: 0 }
     }
 
     pub(crate) fn add(&mut self, place: u64, size: u64) -> Result<()> {

@@ -151,7 +151,7 @@ fn leased_blocks_keep_their_content_without_their_pool() {
             assert!(bytes.iter().all(|&byte| byte == value), "{address} lost its content");
         }
         borrower.close_all();
-        umf_runtime::held::poll();
+        umf_runtime::deferred::poll();
         assert_eq!(provider.pages.live_regions(), 0);
     }
 }

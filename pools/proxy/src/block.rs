@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use umf_core::{Address, Region};
-use umf_sync::chunks::Zeroed;
+use umf_sync::chunks::Zeroable;
 
 const LIVE: u64 = 1;
 /// With [`LIVE`]: an export names the block. Without: it is freed, and held for other processes.
@@ -20,7 +20,7 @@ pub(crate) struct Block {
 }
 
 // SAFETY: all fields are atomics, and a zeroed record is a free one.
-unsafe impl Zeroed for Block {}
+unsafe impl Zeroable for Block {}
 
 const fn live(region: &Region) -> u64 {
     (region.id().get() << FLAGS) | LIVE

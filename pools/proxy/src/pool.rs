@@ -11,10 +11,10 @@ use umf_core::{
     Address, BlockSpan, Completion, Controls, DeferredFree, Error, Layout, Pool, ProviderRef, Region, Result,
 };
 use umf_runtime::Upstream;
-use umf_runtime::held::Fate;
+use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::limit::Reserved;
 use umf_runtime::observer::before_free;
-use umf_runtime::tracker::{self, Found};
+use umf_runtime::tracker::{self, TrackedRegion};
 use umf_sync::table::Table;
 
 use crate::ProxySettings;
@@ -54,7 +54,7 @@ impl ProxyPool {
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
         let reserved = Reserved::new(settings.memory_limit, settings.shared_limit.clone());
-        upstream.set_out_of_memory(settings.out_of_memory.clone());
+        upstream.set_on_out_of_memory(settings.out_of_memory.clone());
         let pool = Arc::new(Self {
             upstream,
             settings,
@@ -83,17 +83,19 @@ impl ProxyPool {
 
     fn allocate_once(&self, layout: Layout) -> Result<Address> {
         self.upstream.admit()?;
-        self.upstream.poll_awaited();
-        let (region, number) = match self.reserved.take(&self.upstream, layout) {
+        self.upstream.poll_pending();
+        let (region, number) = match self.reserved.allocate_region(&self.upstream, layout) {
             // What nobody uses any more may be what is lacking; or what is free with those who share the limit.
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if self.upstream.poll() > 0 => {
-                self.reserved.take(&self.upstream, layout)?
+                self.reserved.allocate_region(&self.upstream, layout)?
             }
-            Err(error) if self.reserved.reclaim(&error) => self.reserved.take(&self.upstream, layout)?,
+            Err(error) if self.reserved.reclaim(&error) => {
+                self.reserved.allocate_region(&self.upstream, layout)?
+            }
             result => result?,
         };
         if let Err(error) = self.enter(&region, number) {
-            self.reserved.region_went(region.size());
+            self.reserved.remove_region(region.size());
             // SAFETY: nobody has seen the region. If it cannot be taken back, the first error still matters more.
             let _ = unsafe { self.upstream.free(region) };
             return Err(error);
@@ -119,8 +121,8 @@ impl ProxyPool {
             // Before it can be let go.
             block.hold(&found.region);
             let held = match (completion, leases) {
-                (Some(completion), leases) => self.upstream.hold_until(address, size, completion, leases),
-                (None, Some(leases)) => self.upstream.hold(address, size, leases),
+                (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
+                (None, Some(leases)) => self.upstream.defer(address, size, leases),
                 (None, None) => false,
             };
             if held {
@@ -136,18 +138,18 @@ impl ProxyPool {
     }
 
     /// Gives the region of a block back, whose life the caller has taken. After an error the region is found as before.
-    fn give_back(&self, freed: &Found) -> Result<()> {
+    fn give_back(&self, freed: &TrackedRegion) -> Result<()> {
         // SAFETY: the caller owned the block, which is the whole region, and `end` let nobody else through.
         let fate = unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.reenter(freed))?;
         self.blocks.release(freed.span);
-        if fate == Fate::Gone {
-            self.reserved.region_went(freed.region.size());
+        if fate == FreeOutcome::Freed {
+            self.reserved.remove_region(freed.region.size());
         }
         Ok(())
     }
 
     /// Makes a region findable whose provider did not take it back.
-    fn reenter(&self, freed: &Found) {
+    fn reenter(&self, freed: &TrackedRegion) {
         // The tracker may have taken the region out and in again, without its span.
         if let Some(found) = tracker::find(freed.region.base()).filter(|found| found.region == freed.region) {
             let _ = tracker::set_span(found.number, found.region.base(), found.region.size(), freed.span);
@@ -155,7 +157,7 @@ impl ProxyPool {
     }
 
     /// The region and record that hold `address`, if the block is live.
-    fn find(&self, address: Address) -> Result<(Found, &Block)> {
+    fn find(&self, address: Address) -> Result<(TrackedRegion, &Block)> {
         let foreign = Error::ForeignAddress { address, owner: OWNER };
         let found =
             tracker::find(address).filter(|found| found.owner == self.upstream.id()).ok_or(foreign)?;
@@ -163,7 +165,7 @@ impl ProxyPool {
         Ok((found, block.ok_or(Error::NotAllocated { address })?))
     }
 
-    fn find_start(&self, address: Address) -> Result<(Found, &Block)> {
+    fn find_start(&self, address: Address) -> Result<(TrackedRegion, &Block)> {
         let (found, block) = self.find(address)?;
         if found.region.base() == address {
             Ok((found, block))
@@ -185,7 +187,7 @@ unsafe impl Pool for ProxyPool {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        self.upstream.relieving(self, layout, || self.allocate_once(layout))
+        self.upstream.retry_on_out_of_memory(self, layout, || self.allocate_once(layout))
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
@@ -213,7 +215,7 @@ unsafe impl Pool for ProxyPool {
         statistics.reserved_bytes = self.reserved.bytes();
         statistics.peak_reserved_bytes = self.reserved.peak();
         statistics.regions = self.reserved.regions();
-        statistics.held_bytes = self.upstream.held().bytes;
+        statistics.held_bytes = self.upstream.deferred().bytes;
         statistics.allocations = self.allocations.load(Ordering::Relaxed);
         statistics.frees = statistics.allocations.saturating_sub(statistics.live_blocks);
         statistics
@@ -251,7 +253,7 @@ unsafe impl DeferredFree for ProxyPool {
                 self.give_back(&found).inspect_err(|_| block.hold(&found.region))
             }
             Freed::Region(region) => {
-                self.reserved.region_went(region.size());
+                self.reserved.remove_region(region.size());
                 Ok(())
             }
         }
@@ -260,7 +262,7 @@ unsafe impl DeferredFree for ProxyPool {
 
 impl Drop for ProxyPool {
     fn drop(&mut self) {
-        self.upstream.stop_letting_go();
+        self.upstream.stop_reclaiming();
         for number in 1..self.blocks.end() {
             let Some((address, block)) =
                 self.blocks.get(number).and_then(|block| Some((block.address()?, block)))
@@ -275,7 +277,7 @@ impl Drop for ProxyPool {
                 && let Some(leases) = before_free(Freed::Block { address })
             {
                 // The region is held when it is freed, as long as the block is.
-                let _ = self.upstream.hold(address, found.region.size(), leases);
+                let _ = self.upstream.defer(address, found.region.size(), leases);
             }
             // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A
             // provider that refuses keeps the region.

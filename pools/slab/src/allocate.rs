@@ -71,10 +71,10 @@ impl SlabPool {
     #[inline(always)]
     pub(crate) fn allocate_fast(&self, layout: Layout) -> Option<Address> {
         let entry = match self.heaps.classes.small_bin(layout) {
-            Some(place) => self.heaps.enter_fast(thread::known_life())?.heap().bin_at(place).pop()?,
+            Some(place) => self.heaps.enter_fast(thread::index_plus_one())?.heap().bin_at(place).pop()?,
             None => {
                 let class = self.heaps.classes.larger_class(layout)?;
-                let section = self.heaps.enter_fast(thread::known_life())?;
+                let section = self.heaps.enter_fast(thread::index_plus_one())?;
                 let (heap, bin) = (section.heap(), section.heap().bin_at(BinPlace::of(class)));
                 match bin.pop() {
                     Some(entry) => {
@@ -165,10 +165,10 @@ impl SlabPool {
             Ok(unsafe { entry.hand_out() })
         };
         let upstream = &self.back.upstream;
-        let address = upstream.relieving(self, layout, || {
+        let address = upstream.retry_on_out_of_memory(self, layout, || {
             self.apply_policy(0);
             upstream.admit()?;
-            upstream.poll_awaited();
+            upstream.poll_pending();
             let result = allocate();
             if !matches!(result, Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })) {
                 return result;
@@ -207,7 +207,7 @@ impl SlabPool {
                 batches = if self.receive_batch(index, heap) { batches - 1 } else { 0 };
                 continue;
             }
-            if self.back.upstream.poll_many_awaited() {
+            if self.back.upstream.poll_many_pending() {
                 continue;
             }
             let entry = self.cut_block(class, 1)?;
@@ -229,7 +229,7 @@ impl SlabPool {
             if let Some(entry) = found {
                 return Ok(entry);
             }
-            if self.settle_unowned(heap) || self.back.upstream.poll_many_awaited() {
+            if self.settle_unowned(heap) || self.back.upstream.poll_many_pending() {
                 continue;
             }
             if core::mem::take(&mut may_reach) {

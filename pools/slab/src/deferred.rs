@@ -24,7 +24,7 @@ impl SlabPool {
     pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
         let Some(leases) = before_free(Freed::Block { address }) else { return self.put(place, address) };
         let upstream = &self.back.upstream;
-        if !self.defer(place, |size| upstream.hold(address, size, leases)) {
+        if !self.defer(place, |size| upstream.defer(address, size, leases)) {
             return self.put(place, address);
         }
         upstream.poll_some();
@@ -44,13 +44,13 @@ impl SlabPool {
         let leases = if old & EXPORTED != 0 { before_free(Freed::Block { address }) } else { None };
         let is_exported = leases.is_some();
         let upstream = &self.back.upstream;
-        if !self.defer(place, |size| upstream.hold_until(address, size, completion, leases)) {
+        if !self.defer(place, |size| upstream.defer_until(address, size, completion, leases)) {
             return self.put(place, address);
         }
         if is_exported {
             upstream.poll_some();
         } else {
-            upstream.poll_awaited();
+            upstream.poll_pending();
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ impl SlabPool {
             let address = Address::from_bits(span.base().to_bits() + index * span.block());
             if let Some(leases) = before_free(Freed::Block { address }) {
                 // Its region is held when it is freed, as long as this block is.
-                let _ = self.back.upstream.hold(address, size, leases);
+                let _ = self.back.upstream.defer(address, size, leases);
             }
         }
     }

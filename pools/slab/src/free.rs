@@ -43,7 +43,7 @@ impl SlabPool {
     /// error has the span if it is another one.
     #[inline(always)]
     pub(crate) fn free_owned(&self, address: Address) -> Result<(), Option<Found<'_>>> {
-        let word = thread::known_life();
+        let word = thread::index_plus_one();
         let section = self.heaps.enter_fast(word).ok_or(None)?;
         let heap = section.heap();
         if let Some((state, place)) = heap.lookaside.find(address) {

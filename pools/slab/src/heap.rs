@@ -13,7 +13,7 @@ use core::sync::atomic::{
     AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-use umf_sync::chunks::Zeroed;
+use umf_sync::chunks::Zeroable;
 
 use crate::bias::LargeBias;
 use crate::classes::MAX_CLASSES;
@@ -105,7 +105,7 @@ unsafe impl Sync for Heap {}
 // SAFETY: entries point into the pool's metadata, which goes along.
 unsafe impl Send for Heap {}
 // SAFETY: zeros are valid: bins without entries.
-unsafe impl Zeroed for Heap {}
+unsafe impl Zeroable for Heap {}
 
 /// Where the bin of a class is in a heap: bytes from its beginning. Kept instead of the class where
 /// the bin must be found fast.

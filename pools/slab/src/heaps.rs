@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use umf_core::Result;
 use umf_sync::chunks::Chunks;
-use umf_sync::fork::Entry as NoFork;
+use umf_sync::fork::ForkGuard as NoFork;
 use umf_sync::{Lock, thread};
 
 use crate::SlabSettings;
@@ -157,7 +157,7 @@ impl Heaps {
 
     // Sections.
 
-    /// Enters the section of the calling thread, `word` as [`thread::known_life`] returns it, if
+    /// Enters the section of the calling thread, `word` as [`thread::index_plus_one`] returns it, if
     /// the thread is one of the first and the fast paths are allowed.
     #[inline(always)]
     pub(crate) fn enter_fast(&self, word: u64) -> Option<Section<'_>> {

@@ -200,7 +200,7 @@ impl SlabPool {
         statistics.peak_reserved_bytes = back.limits.peak();
         statistics.regions = back.limits.regions();
         statistics.late_double_frees = self.heaps.late();
-        statistics.held_bytes = back.upstream.held().bytes;
+        statistics.held_bytes = back.upstream.deferred().bytes;
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         let (free, longest) = {

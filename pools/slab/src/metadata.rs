@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use umf_core::{Address, Error, Result};
 use umf_runtime::tracker;
 use umf_sync::Lock;
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::table::Table;
 
 use crate::span::{Entry, Kind, Place, Span};
@@ -118,7 +118,7 @@ struct Line(UnsafeCell<[u8; LINE]>);
 // SAFETY: the arena hands each line to one owner at a time, which synchronises access to it.
 unsafe impl Sync for Line {}
 // SAFETY: bytes of zero are valid.
-unsafe impl Zeroed for Line {}
+unsafe impl Zeroable for Line {}
 
 /// A run of lines: its first line, and the logarithm of its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

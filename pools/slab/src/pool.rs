@@ -315,7 +315,7 @@ impl Drop for SlabPool {
         registry::POOLS.leave(NonNull::from(&*self));
         self.policy.end_background();
         self.back.trace.end(|| self.sum_up());
-        self.back.upstream.stop_letting_go();
+        self.back.upstream.stop_reclaiming();
         if self.any_exported.load(Ordering::Relaxed) && !self.is_frozen() {
             self.back.meta.spans().for_each(|(_, span)| self.announce(span));
         }

@@ -20,8 +20,8 @@ use std::thread::Thread;
 use umf_core::Result;
 use umf_core::limit::SharedLimit;
 use umf_os::{background, clock};
-use umf_runtime::held;
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_runtime::deferred;
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::{Lock, fork};
 
 use crate::classes::MAX_CLASSES;
@@ -58,7 +58,7 @@ pub(crate) struct Policy {
 struct Seen([AtomicU64; MAX_CLASSES]);
 
 // SAFETY: zeros are valid integers.
-unsafe impl Zeroed for Seen {}
+unsafe impl Zeroable for Seen {}
 
 /// The calling thread returns memory until this is dropped, and looks again then
 /// ([`SlabPool::look_again`]): a thread that found it at work returned blocks and left.
@@ -323,7 +323,7 @@ impl SlabPool {
             return 0;
         }
         let mut released = 0;
-        registry::POOLS.visit_one(NonNull::from(self), |_| {
+        registry::POOLS.with(NonNull::from(self), |_| {
             let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
             let keep = usize::try_from(keep).unwrap_or(usize::MAX);
             released = self.release_above(keep, self.back.reserve_floor()).unwrap_or(0);
@@ -362,7 +362,7 @@ impl SlabPool {
             self.remove_slabs(chain);
         }
         self.merge_transfer(true);
-        let used = self.live_bytes().saturating_add(self.back.upstream.held().bytes);
+        let used = self.live_bytes().saturating_add(self.back.upstream.deferred().bytes);
         let least = used.saturating_add(keep as u64);
         self.back.return_idle(floor, |_| self.back.limits.bytes() <= least)
     }
@@ -536,7 +536,7 @@ mod purger {
         }
         loop {
             let mut pause = Duration::from_secs(1);
-            registry::POOLS.visit(|pool| {
+            registry::POOLS.for_each(|pool| {
                 if pool.settings.background {
                     pool.purge_unpolled();
                     pause = pause.min(pool.policy.period());
@@ -544,7 +544,7 @@ mod purger {
             });
             // Not while a pool is kept from being dropped: dropping what holds a block may drop its
             // pool.
-            held::poll();
+            deferred::poll();
             {
                 let mut state = STATE.lock();
                 if state.pools == 0 {

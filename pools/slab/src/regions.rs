@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use umf_core::statistics::Gauge;
 use umf_core::{Address, Error, Layout, ProviderRef, Region, Result};
 use umf_runtime::Upstream;
-use umf_runtime::held::Fate;
+use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::limit::Reserved;
 use umf_runtime::tracker::{self, GRANULE, RegionNumber};
 use umf_sync::{Lock, failpoint};
@@ -66,7 +66,7 @@ impl Backend {
     pub(crate) fn new(provider: ProviderRef, settings: &SlabSettings) -> Result<Self> {
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
-        upstream.set_out_of_memory(settings.out_of_memory.clone());
+        upstream.set_on_out_of_memory(settings.out_of_memory.clone());
         Ok(Self {
             upstream,
             meta: Metadata::new()?,
@@ -185,13 +185,14 @@ impl Backend {
         align: usize,
         prepare: impl FnOnce(Region) -> Result<()>,
     ) -> Result<()> {
-        let (region, number) = match self.limits.take(&self.upstream, Layout::new(request, align)?) {
+        let (region, number) = match self.limits.allocate_region(&self.upstream, Layout::new(request, align)?)
+        {
             Err(Error::BadAlignment { .. }) => {
                 // Aligned by taking more.
                 let overflow = Error::SizeOverflow { size: request, align };
                 let padded = request.checked_add(align).ok_or(overflow)?;
                 let align = self.upstream.provider().page_size().min(GRANULE);
-                self.limits.take(&self.upstream, Layout::new(padded, align)?)?
+                self.limits.allocate_region(&self.upstream, Layout::new(padded, align)?)?
             }
             result => result?,
         };
@@ -290,15 +291,15 @@ impl Backend {
         // SAFETY: no block of the region is live, or the pool is dropped; the caller took it out of
         // reach of all other threads.
         match unsafe { self.upstream.free(region)? } {
-            Fate::Gone => self.region_returned(region),
-            Fate::Held => self.trace.region("holds", region),
+            FreeOutcome::Freed => self.region_returned(region),
+            FreeOutcome::Deferred => self.trace.region("holds", region),
         }
         Ok(())
     }
 
     /// Counts that the provider has a region again.
     pub(crate) fn region_returned(&self, region: Region) {
-        self.limits.region_went(region.size());
+        self.limits.remove_region(region.size());
         self.trace.region("gave back", region);
     }
 
@@ -397,7 +398,7 @@ impl Backend {
 
     /// Allocates a block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
-        let (region, number) = self.limits.take(&self.upstream, layout)?;
+        let (region, number) = self.limits.allocate_region(&self.upstream, layout)?;
         let entered = self.meta.allocate_span().and_then(|(span_number, span)| {
             // SAFETY: no other thread knows the number yet.
             unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };

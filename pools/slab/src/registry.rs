@@ -7,8 +7,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use umf_core::{Provider, ProviderRef, Result};
-use umf_runtime::registry::Registry;
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_runtime::registry::PoolRegistry;
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::fork::{self, Hooks};
 use umf_sync::thread::{self, ThreadIndex};
 
@@ -20,17 +20,17 @@ use crate::{SlabPool, SlabSettings};
 const LIMIT: u32 = 1 << 14;
 
 /// All pools that are not being dropped.
-pub(crate) static POOLS: Registry<SlabPool> = Registry::new(LIMIT);
+pub(crate) static POOLS: PoolRegistry<SlabPool> = PoolRegistry::new(LIMIT);
 
-static AT_FORK: Hooks = Hooks { child: || POOLS.visit(SlabPool::abandon_other_threads), ..Hooks::NONE };
+static AT_FORK: Hooks = Hooks { child: || POOLS.for_each(SlabPool::abandon_other_threads), ..Hooks::NONE };
 
 /// Enters a pool.
 ///
 /// # Errors
-/// Those of [`Registry::enter`], [`thread::on_exit`] and [`fork::add_hooks`].
+/// Those of [`PoolRegistry::enter`], [`thread::on_exit`] and [`fork::add_hooks`].
 ///
 /// # Safety
-/// As for [`Registry::enter`].
+/// As for [`PoolRegistry::enter`].
 pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
     thread::on_exit(end_thread)?;
     fork::add_hooks(&AT_FORK)?;
@@ -51,7 +51,7 @@ pub(crate) fn is_thread_ending() -> bool {
 /// Empties the ending thread's heap in every pool.
 fn end_thread(index: ThreadIndex) {
     IS_THREAD_ENDING.set(true);
-    POOLS.visit(|pool| {
+    POOLS.for_each(|pool| {
         if let Some(heap) = pool.heaps.get(index.get()) {
             // First: a batch that comes in after `empty_own` is drained by its sender.
             heap.inbox.end();
@@ -155,4 +155,4 @@ struct Place(UnsafeCell<MaybeUninit<SlabPool>>);
 // exists.
 unsafe impl Sync for Place {}
 // SAFETY: anything is a valid `MaybeUninit`.
-unsafe impl Zeroed for Place {}
+unsafe impl Zeroable for Place {}

@@ -21,9 +21,9 @@ pub(crate) mod model;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 use core::time::Duration;
 
-use umf_sync::Wiped;
+use umf_sync::WipeOnForkWord;
 use umf_sync::fence::{heavy, light};
-use umf_sync::fork::{Entry, Outer};
+use umf_sync::fork::{ForkGuard, Outer};
 
 use crate::heap::Heap;
 
@@ -49,12 +49,12 @@ pub(crate) struct SlowPathFlags {
     fast: AtomicU32,
     flags: AtomicU8,
     /// Over shared memory, which a forked child must not use: a word that is 0 in a child.
-    wiped: Option<Wiped>,
+    wiped: Option<WipeOnForkWord>,
 }
 
 impl SlowPathFlags {
     pub(crate) fn new(flags: u8) -> Self {
-        let wiped = if flags == SHARED { Wiped::new(1).ok() } else { None };
+        let wiped = if flags == SHARED { WipeOnForkWord::new(1).ok() } else { None };
         let flags = Self { fast: AtomicU32::new(FORBIDDEN), flags: AtomicU8::new(flags), wiped };
         flags.allow_fast();
         flags
@@ -216,7 +216,7 @@ impl Drop for Section<'_> {
 pub(crate) struct LockingSection<'a> {
     // Dropped in this order.
     pub(crate) _section: Section<'a>,
-    pub(crate) _no_fork: Entry<Outer>,
+    pub(crate) _no_fork: ForkGuard<Outer>,
 }
 
 impl Heap {

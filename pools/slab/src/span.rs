@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 
 use umf_core::{Address, Region};
 use umf_runtime::tracker::RegionNumber;
-use umf_sync::chunks::Zeroed;
+use umf_sync::chunks::Zeroable;
 
 use crate::central::ListName;
 use crate::classes::Divisor;
@@ -178,7 +178,7 @@ unsafe impl Sync for Span {}
 unsafe impl Send for Span {}
 // SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is
 // free.
-unsafe impl Zeroed for Span {}
+unsafe impl Zeroable for Span {}
 
 /// A block of a span, found from an address.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use umf_core::history::{Event, EventKind};
 use umf_core::leaks::LeakTime;
 use umf_core::map::PieceState;
-use umf_core::shortage::{Relief, Shortage};
+use umf_core::out_of_memory::{OutOfMemoryAction, OutOfMemoryEvent};
 use umf_core::{Address, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{SlabPool, SlabSettings};
@@ -519,15 +519,17 @@ fn shortage_names_the_checked_pool() {
         let first = allocate(&pool, 5000);
         let asked = Arc::new(Mutex::new(0));
         let count = Arc::clone(&asked);
-        pool.controls().unwrap().set_out_of_memory(Some(Arc::new(move |shortage: &Shortage<'_>| {
-            *count.lock().unwrap() += 1;
-            match shortage.attempt {
-                // SAFETY: the test's own block.
-                1 => unsafe { shortage.pool.free(first) }.unwrap(),
-                _ => return Relief::GiveUp,
-            }
-            Relief::Retry
-        })));
+        pool.controls().unwrap().set_on_out_of_memory(Some(Arc::new(
+            move |shortage: &OutOfMemoryEvent<'_>| {
+                *count.lock().unwrap() += 1;
+                match shortage.attempt {
+                    // SAFETY: the test's own block.
+                    1 => unsafe { shortage.pool.free(first) }.unwrap(),
+                    _ => return OutOfMemoryAction::GiveUp,
+                }
+                OutOfMemoryAction::Retry
+            },
+        )));
         provider.fail_after(Some(0));
         assert!(pool.allocate(Layout::new(1 << 30, 1).unwrap()).is_err());
         assert_eq!(*asked.lock().unwrap(), 2);

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use umf_core::shortage::Relief;
+use umf_core::out_of_memory::OutOfMemoryAction;
 use umf_core::{Address, DeferredFree, Error, Layout, Pool, Reserve, ShareLimit};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 use umf_testkit::pool::{Numbers, Random, Token};
@@ -173,7 +173,7 @@ fn out_of_memory_callback_may_free_and_wait() {
         let shelf = Arc::new(Mutex::new(Vec::new()));
         let (from, ready) = (shelf.clone(), token.clone());
         let settings = SlabSettings::new().memory_limit(limit).out_of_memory(
-            move |shortage: &umf_core::shortage::Shortage<'_>| {
+            move |shortage: &umf_core::out_of_memory::OutOfMemoryEvent<'_>| {
                 assert!(
                     matches!(shortage.error, Error::LimitReached { what: "pool memory", .. }),
                     "{shortage:?}"
@@ -182,15 +182,15 @@ fn out_of_memory_callback_may_free_and_wait() {
                 if let Some(address) = from.lock().unwrap().pop() {
                     // SAFETY: no thread uses the block.
                     unsafe { shortage.pool.free(address) }.unwrap();
-                    return Relief::Retry;
+                    return OutOfMemoryAction::Retry;
                 }
                 // A device that comes to its end.
                 ready.be_ready();
                 match shortage.pool.controls().unwrap().drain(std::time::Duration::from_secs(20)).is_empty()
                     && shortage.attempt < 3
                 {
-                    true => Relief::Retry,
-                    false => Relief::GiveUp,
+                    true => OutOfMemoryAction::Retry,
+                    false => OutOfMemoryAction::GiveUp,
                 }
             },
         );

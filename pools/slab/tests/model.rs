@@ -364,7 +364,7 @@ proptest! {
                     }
                 },
                 Step::Poll => {
-                    umf_runtime::held::poll();
+                    umf_runtime::deferred::poll();
                     closed.clear();
                     check_map(&pool, &live)?;
                 }
@@ -437,7 +437,7 @@ proptest! {
             prop_assert!(delayed.iter().all(|(&start, (end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             borrower.close_all();
             tokens.iter().for_each(|token| token.be_ready());
-            umf_runtime::held::poll();
+            umf_runtime::deferred::poll();
         } else {
             borrower.close_all();
             tokens.iter().for_each(|token| token.be_ready());

@@ -77,14 +77,14 @@ fn deferred_free_ends_the_bias() {
         borrower.open(address, size);
         free(pool, address).unwrap();
         borrower.close_all();
-        umf_runtime::held::poll();
+        umf_runtime::deferred::poll();
     };
     let free_after = |pool: &SlabPool, address: Address, _: usize| {
         let ready = Arc::new(Ready(AtomicBool::new(false)));
         // SAFETY: no thread uses the memory of these tests' blocks.
         unsafe { pool.free_after(address, ready.clone()) }.unwrap();
         ready.0.store(true, Ordering::Relaxed);
-        umf_runtime::held::poll();
+        umf_runtime::deferred::poll();
     };
     let free_later: [Free<'_>; 2] = [&free_exported, &free_after];
     for free_later in free_later {

@@ -62,7 +62,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
                 free(pool, address);
                 if step % 3 == 0 {
                     borrower.close(address);
-                    umf_runtime::held::poll();
+                    umf_runtime::deferred::poll();
                 }
             }
             98 => drop(pool.trim(random.below(32 << 20)).unwrap()),
@@ -74,7 +74,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
         }
     }
     borrower.close_all();
-    umf_runtime::held::poll();
+    umf_runtime::deferred::poll();
     live.into_iter().for_each(|address| free(pool, address));
 }
 

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_sys::*;
 use umf_core::{Address, Error, Layout, Region, Result};
-use umf_suballoc::Regions;
+use umf_suballoc::RegionTable;
 
 use crate::builder::CudaMemory;
 use crate::context::Context;
 use crate::driver::{OWNER, error, memory_error};
 use crate::live::{self, Origin};
 
-/// Regions of device memory are whole pages of the device, since opening a part of one shows all of it.
+/// RegionTable of device memory are whole pages of the device, since opening a part of one shows all of it.
 pub(crate) const DEVICE_PAGE: usize = 2 << 20;
 /// Pages of the host.
 const HOST_PAGE: usize = 4096;
@@ -108,12 +108,12 @@ pub(crate) struct Allocated {
     context: Arc<Context>,
     kind: CudaMemory,
     flags: Option<u32>,
-    live: Mutex<Regions<Arc<Raw>>>,
+    live: Mutex<RegionTable<Arc<Raw>>>,
 }
 
 impl Allocated {
     pub(crate) fn new(context: Arc<Context>, kind: CudaMemory, flags: Option<u32>) -> Self {
-        Self { context, kind, flags, live: Mutex::new(Regions::new(OWNER)) }
+        Self { context, kind, flags, live: Mutex::new(RegionTable::new(OWNER)) }
     }
 
     pub(crate) const fn page_size(&self) -> usize {
@@ -124,7 +124,7 @@ impl Allocated {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Regions<Arc<Raw>>> {
+    fn lock(&self) -> MutexGuard<'_, RegionTable<Arc<Raw>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_sys::*;
 use umf_core::{Access, Address, Error, Layout, Region, Result};
-use umf_suballoc::Carver;
+use umf_suballoc::Suballocator;
 
 use crate::allocated::is_gone;
 use crate::context::Context;
@@ -23,7 +23,7 @@ pub(crate) struct Space {
     granularity: usize,
     start: CUdeviceptr,
     size: usize,
-    carver: Carver,
+    suballocator: Suballocator,
     physical: Mutex<HashMap<u64, Physical>>,
 }
 
@@ -87,16 +87,25 @@ impl Space {
             let _current = context.enter()?;
             physical::reserve(&context, size, granularity)?
         };
-        let carver = Carver::new(
+        let suballocator = Suballocator::new(
             start,
             start.saturating_add(size as u64),
             "the range that the CUDA provider reserved",
         );
-        let carver = carver.inspect_err(|_| {
+        let suballocator = suballocator.inspect_err(|_| {
             let _ = physical::give_back(&context, start, size);
         })?;
         let physical = Mutex::default();
-        Ok(Self { context, peers, properties: Wanted(forms), granularity, start, size, carver, physical })
+        Ok(Self {
+            context,
+            peers,
+            properties: Wanted(forms),
+            granularity,
+            start,
+            size,
+            suballocator,
+            physical,
+        })
     }
 
     pub(crate) const fn page_size(&self) -> usize {
@@ -112,7 +121,7 @@ impl Space {
         let size = layout.size().checked_next_multiple_of(self.granularity).ok_or(too_large)?;
         let align = layout.align().max(self.granularity) as u64;
         let _current = self.context.enter()?;
-        self.carver.allocate(size, align, |place| {
+        self.suballocator.allocate(size, align, |place| {
             let base = usize::try_from(place).ok().and_then(Address::new).ok_or(too_large)?;
             let properties = physical::properties(self.context.device(), self.properties.0);
             let made = Physical::make(&self.context, size, &properties)?;
@@ -128,7 +137,7 @@ impl Space {
     }
 
     pub(crate) fn free(&self, region: &Region) -> Result<()> {
-        self.carver.free(region, |place| {
+        self.suballocator.free(region, |place| {
             let Some(made) = self.lock().get(&place).copied() else { return Ok(()) };
             live::remove(Origin::Allocated, region.base());
             // Mappings belong to no context: they can go without.
@@ -157,7 +166,7 @@ impl Space {
 
     /// The physical memory of a live region, and the context that it is in; nothing if it cannot be exported.
     pub(crate) fn physical_of(&self, region: &Region) -> Result<Physical> {
-        let place = self.carver.place_of(region)?;
+        let place = self.suballocator.place_of(region)?;
         if self.properties.0 == CU_MEM_HANDLE_TYPE_NONE {
             return Err(Error::NotSupported {
                 what: "file descriptors of physical memory (use memory kind \"device\")",
@@ -169,14 +178,14 @@ impl Space {
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        self.carver.place_of(region).map(drop)
+        self.suballocator.place_of(region).map(drop)
     }
 }
 
 impl Drop for Space {
     fn drop(&mut self) {
         // Regions that were not freed keep their place: whoever has one may still use it.
-        if self.context.driver().is_inherited() || self.carver.live() > 0 {
+        if self.context.driver().is_inherited() || self.suballocator.live() > 0 {
             return;
         }
         let _current = self.context.enter().ok();

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use umf_core::{Access, Error, HostAccess, Import, ImportRequest, Imported, ProviderKind, Result};
-use umf_os::{Mapping, Part, page_size};
+use umf_os::{FileRange, Mapping, page_size};
 
 use crate::buffer::DmaBuf;
 use crate::mappings;
@@ -45,11 +45,11 @@ unsafe impl Import for DmaBufImport {
         let fd = request.fd.take().ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
         let buffer = DmaBuf::from_fd(fd)?;
         let page = page_size();
-        let Part { offset, size } = Part::of(&request, page, buffer.size())?;
+        let FileRange { offset, size } = FileRange::of(&request, page, buffer.size())?;
         let writable = request.access == Access::ReadWrite;
         let mapping = buffer.map(offset, size, page, writable)?;
         mappings::add(mapping.address(), size, buffer, writable);
-        Ok(Imported::host(mapping.keep(), size, request.access))
+        Ok(Imported::host(mapping.leak(), size, request.access))
     }
 
     fn host_access(&self) -> Option<&dyn HostAccess> {
@@ -64,7 +64,7 @@ unsafe impl Import for DmaBufImport {
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: `import` mapped this much there, and the caller says that nobody uses it any more.
         unsafe { Mapping::from_parts(pointer, imported.size) }.unmap().map_err(|(mapping, error)| {
-            mappings::add(mapping.keep(), imported.size, buffer, !imported.read_only);
+            mappings::add(mapping.leak(), imported.size, buffer, !imported.read_only);
             error
         })
     }

@@ -1,24 +1,24 @@
-//! Regions of a provider: [`BufferPerRegion`] has a buffer for each, [`Suballocated`] has one buffer for all, which is there already.
+//! RegionTable of a provider: [`BufferPerRegion`] has a buffer for each, [`Suballocated`] has one buffer for all, which is there already.
 
 use core::mem::ManuallyDrop;
 
 use umf_core::{Error, Layout, NativeExport, Region, Result};
-use umf_os::{Mapping, Room, page_size};
-use umf_suballoc::{Carver, Regions};
+use umf_os::{AvailableMemory, Mapping, page_size};
+use umf_suballoc::{RegionTable, Suballocator};
 use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;
 use crate::mappings;
 use crate::source::BufferSource;
 
-/// Regions that are each a dma-buf of their own.
+/// RegionTable that are each a dma-buf of their own.
 pub(crate) struct BufferPerRegion {
     source: BufferSource,
     /// Some exporters take pages until none is left, and ask the out-of-memory killer for more.
-    room: Room,
+    room: AvailableMemory,
     /// What buffers are called.
     name: String,
-    regions: Lock<Regions<DmaBuf>>,
+    regions: Lock<RegionTable<DmaBuf>>,
 }
 
 impl core::fmt::Debug for BufferPerRegion {
@@ -29,8 +29,9 @@ impl core::fmt::Debug for BufferPerRegion {
 
 impl BufferPerRegion {
     pub(crate) fn new(source: BufferSource, name: String) -> Self {
-        let room = if source.is_charged_to_cgroup() { Room::find() } else { Room::default() };
-        Self { source, room, name, regions: Lock::new(Regions::new("this dma-buf provider")) }
+        let room =
+            if source.is_charged_to_cgroup() { AvailableMemory::find() } else { AvailableMemory::default() };
+        Self { source, room, name, regions: Lock::new(RegionTable::new("this dma-buf provider")) }
     }
 
     pub(crate) const fn source(&self) -> &BufferSource {
@@ -53,7 +54,7 @@ impl BufferPerRegion {
         let mapping = buffer.map(0, size, align, true)?;
         let region = Region::new(mapping.address(), size);
         self.regions.lock().insert(region, buffer.clone())?;
-        mappings::add(mapping.keep(), size, buffer, true);
+        mappings::add(mapping.leak(), size, buffer, true);
         Ok(region)
     }
 
@@ -65,7 +66,7 @@ impl BufferPerRegion {
         mappings::remove(region.base());
         // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
         let mapping = unsafe { Mapping::of_region(region) };
-        mapping.map_or(Ok(()), Mapping::unmap_or_keep).inspect_err(|_| {
+        mapping.map_or(Ok(()), Mapping::unmap_or_leak).inspect_err(|_| {
             mappings::add(region.base(), region.size(), buffer.clone(), true);
             // The node that the region had is most likely still free.
             let _ = self.regions.lock().insert(*region, buffer);
@@ -89,7 +90,7 @@ pub(crate) struct Suballocated {
     buffer: DmaBuf,
     mapping: ManuallyDrop<Mapping>,
     /// Places are addresses.
-    carver: Carver,
+    suballocator: Suballocator,
 }
 
 impl Suballocated {
@@ -104,25 +105,25 @@ impl Suballocated {
         let align = if size >= 2 << 20 { 2 << 20 } else { page };
         let mapping = buffer.map(0, size, align, true)?;
         let start = mapping.address().to_bits();
-        let carver = Carver::new(start, start + size as u64, "the dma-buf that was given")?;
+        let suballocator = Suballocator::new(start, start + size as u64, "the dma-buf that was given")?;
         mappings::add(mapping.address(), size, buffer.clone(), true);
-        Ok(Self { buffer, mapping: ManuallyDrop::new(mapping), carver })
+        Ok(Self { buffer, mapping: ManuallyDrop::new(mapping), suballocator })
     }
 
     pub(crate) fn allocate(&self, layout: Layout) -> Result<Region> {
-        self.carver.allocate_pages(layout, page_size())
+        self.suballocator.allocate_pages(layout, page_size())
     }
 
     pub(crate) fn free(&self, region: &Region) -> Result<()> {
-        self.carver.free(region, |_| Ok(()))
+        self.suballocator.free(region, |_| Ok(()))
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        self.carver.place_of(region).map(drop)
+        self.suballocator.place_of(region).map(drop)
     }
 
     pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
-        let offset = self.carver.place_of(region)? - self.mapping.address().to_bits();
+        let offset = self.suballocator.place_of(region)? - self.mapping.address().to_bits();
         let mut export = NativeExport::from_fd(self.buffer.checked_fd()?, offset);
         export.isolated = region.size() == self.mapping.size();
         Ok(export)
@@ -132,7 +133,7 @@ impl Suballocated {
 impl Drop for Suballocated {
     fn drop(&mut self) {
         // With regions that were not freed it stays mapped: they may still be in use.
-        if self.carver.live() == 0 {
+        if self.suballocator.live() == 0 {
             mappings::remove(self.mapping.address());
             // SAFETY: dropped once, here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };

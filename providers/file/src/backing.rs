@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use umf_core::{Access, Export, Imported, NativeExport, Region, Result};
 use umf_os::{CheckedFile, Mapping};
-use umf_suballoc::Carver;
+use umf_suballoc::Suballocator;
 use umf_sync::fork;
 
 /// Flags of a mapping that reaches the medium past the page cache.
@@ -21,15 +21,15 @@ pub(crate) struct Backing {
     pub(crate) file: CheckedFile,
     /// Where a region begins in the file is its place, less this.
     pub(crate) origin: u64,
-    pub(crate) carver: Carver,
+    pub(crate) suballocator: Suballocator,
     pub(crate) name: String,
     /// The fork generation in which the file was opened.
     generation: u32,
 }
 
 impl Backing {
-    pub(crate) fn new(file: CheckedFile, origin: u64, carver: Carver, name: String) -> Self {
-        Self { file, origin, carver, name, generation: fork::generation() }
+    pub(crate) fn new(file: CheckedFile, origin: u64, suballocator: Suballocator, name: String) -> Self {
+        Self { file, origin, suballocator, name, generation: fork::generation() }
     }
 
     /// Returns whether this process is a child of the one that opened the file.
@@ -40,7 +40,7 @@ impl Backing {
 
 impl Export for Backing {
     fn export(&self, region: &Region) -> Result<NativeExport> {
-        let place = self.carver.place_of(region)?;
+        let place = self.suballocator.place_of(region)?;
         Ok(NativeExport::from_fd(Arc::clone(self.file.fd()?), place - self.origin))
     }
 
@@ -79,5 +79,5 @@ pub(crate) fn map(
 pub(crate) unsafe fn release(imported: &Imported) -> Result<()> {
     let region = Region::new(imported.base, imported.size);
     // SAFETY: passed on to the caller.
-    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)
+    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)
 }

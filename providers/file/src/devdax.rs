@@ -16,8 +16,8 @@ use umf_core::{
     Access, Error, Export, Import, ImportRequest, Imported, Layout, MemoryKind, Provider, ProviderKind,
     Region, Result, Visibility,
 };
-use umf_os::{CheckedFile, Mapping, Part};
-use umf_suballoc::Carver;
+use umf_os::{CheckedFile, FileRange, Mapping};
+use umf_suballoc::Suballocator;
 
 use crate::backing::{self, Backing, HUGE, SYNCHRONOUS};
 
@@ -55,8 +55,8 @@ impl DevDaxProvider {
         let device = opened.map_err(|error| Error::native("open", error.raw_os_error().unwrap_or(0)))?;
         let mapping = map(device.as_fd(), 0, size, Access::ReadWrite)?;
         let start = mapping.address().to_bits();
-        let carver = Carver::new(start, start + size as u64, OWNER)?;
-        let backing = Backing::new(CheckedFile::new(device.into())?, start, carver, name.into());
+        let suballocator = Suballocator::new(start, start + size as u64, OWNER)?;
+        let backing = Backing::new(CheckedFile::new(device.into())?, start, suballocator, name.into());
         Ok(Arc::new(Self { backing, mapping: ManuallyDrop::new(mapping) }))
     }
 }
@@ -73,14 +73,14 @@ fn map(device: BorrowedFd<'_>, offset: u64, size: usize, access: Access) -> Resu
 impl Drop for DevDaxProvider {
     fn drop(&mut self) {
         // Regions are promised to stay until they are freed.
-        if self.backing.carver.live() == 0 {
+        if self.backing.suballocator.live() == 0 {
             // SAFETY: dropped once, here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
     }
 }
 
-// SAFETY: regions are parts of the device's mapping, and do not overlap, as the carver sees to.
+// SAFETY: regions are parts of the device's mapping, and do not overlap, as the suballocator sees to.
 unsafe impl Provider for DevDaxProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -106,14 +106,14 @@ unsafe impl Provider for DevDaxProvider {
         if self.backing.is_inherited() {
             return Err(Error::Frozen { what: "memory of a DAX device" });
         }
-        self.backing.carver.allocate_pages(layout, HUGE)
+        self.backing.suballocator.allocate_pages(layout, HUGE)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
         if self.backing.is_inherited() {
             return Ok(());
         }
-        self.backing.carver.free(&region, |_| Ok(()))
+        self.backing.suballocator.free(&region, |_| Ok(()))
     }
 
     fn export(&self) -> Option<&dyn Export> {
@@ -127,7 +127,7 @@ unsafe impl Provider for DevDaxProvider {
 
 impl fmt::Debug for DevDaxProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DAX provider {:?}: {:?}", self.backing.name, self.backing.carver)
+        write!(f, "DAX provider {:?}: {:?}", self.backing.name, self.backing.suballocator)
     }
 }
 
@@ -150,9 +150,9 @@ unsafe impl Import for DevDaxImport {
             return Err(refuse("the descriptor is not that of a device"));
         }
         // The kernel refuses what lies beyond the device, whose size is not known here.
-        let Part { offset, size } = Part::of(&request, HUGE, i64::MAX as u64)?;
+        let FileRange { offset, size } = FileRange::of(&request, HUGE, i64::MAX as u64)?;
         let mapping = map(device.as_fd(), offset, size, request.access)?;
-        Ok(Imported::host(mapping.keep(), size, request.access))
+        Ok(Imported::host(mapping.leak(), size, request.access))
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {

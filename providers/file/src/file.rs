@@ -18,8 +18,8 @@ use umf_core::{
     Access, Address, Error, Export, Import, ImportRequest, Imported, Layout, MemoryKind, Provider,
     ProviderKind, Purge, Region, Result, Visibility,
 };
-use umf_os::{CheckedFile, Mapping, Part, page_size};
-use umf_suballoc::Carver;
+use umf_os::{CheckedFile, FileRange, Mapping, page_size};
+use umf_suballoc::Suballocator;
 
 use crate::backing::{self, Backing, HUGE, SYNCHRONOUS};
 
@@ -79,8 +79,8 @@ impl FileProvider {
             Visibility::Shared => MapFlags::SHARED,
         };
         let page = if flags == SYNCHRONOUS { HUGE } else { page_size() };
-        let carver = Carver::new(0, END, OWNER)?;
-        let backing = Backing::new(CheckedFile::new(file.into())?, 0, carver, name.into());
+        let suballocator = Suballocator::new(0, END, OWNER)?;
+        let backing = Backing::new(CheckedFile::new(file.into())?, 0, suballocator, name.into());
         Ok(Arc::new(Self { backing, visibility, flags, page }))
     }
 
@@ -138,7 +138,7 @@ fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
 
 /// Gives a range back to the file system; it then reads as zero. `false` if this file system cannot.
 fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> bool {
-    umf_os::file::punch(file, offset, size as u64).is_ok()
+    umf_os::file::punch_hole(file, offset, size as u64).is_ok()
 }
 
 // SAFETY: regions are mappings of their own, of ranges that no other live region has, and are unmapped by `free` only.
@@ -170,13 +170,13 @@ unsafe impl Provider for FileProvider {
         let layout = layout.pad_to(self.page)?.align_to(self.page)?;
         let (size, align) = (layout.size(), layout.align());
         let file = self.backing.file.fd()?.as_fd();
-        self.backing.carver.allocate(size, self.page as u64, |offset| {
+        self.backing.suballocator.allocate(size, self.page as u64, |offset| {
             reserve(file, offset, size)?;
             let mapped = map(file, offset, size, align, self.flags, Access::ReadWrite);
             if mapped.is_err() {
                 punch(file, offset, size);
             }
-            mapped.map(Mapping::keep)
+            mapped.map(Mapping::leak)
         })
     }
 
@@ -184,9 +184,9 @@ unsafe impl Provider for FileProvider {
         if self.is_frozen() {
             return Ok(());
         }
-        self.backing.carver.free(&region, |offset| {
+        self.backing.suballocator.free(&region, |offset| {
             // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
-            unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)?;
+            unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)?;
             // Where holes cannot be made, the blocks are kept for what comes next.
             if let Ok(file) = self.backing.file.fd() {
                 punch(file.as_fd(), offset, region.size());
@@ -214,7 +214,7 @@ impl Purge for FileProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        let (region, place) = self.backing.carver.holding(base, size, self.page)?;
+        let (region, place) = self.backing.suballocator.holding(base, size, self.page)?;
         let inside = base.offset_from(region.base()).unwrap_or(0);
         if punch(self.backing.file.fd()?.as_fd(), place + inside, size) {
             return Ok(());
@@ -229,7 +229,7 @@ impl Purge for FileProvider {
 
 impl fmt::Debug for FileProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "file provider {:?}: {:?}", self.backing.name, self.backing.carver)
+        write!(f, "file provider {:?}: {:?}", self.backing.name, self.backing.suballocator)
     }
 }
 
@@ -267,9 +267,9 @@ unsafe impl Import for FileImport {
             return Err(refuse("the descriptor is of a memory file without a name, and not sealed"));
         }
         let page = page_size();
-        let Part { offset, size } = Part::of(&request, page, about.len())?;
+        let FileRange { offset, size } = FileRange::of(&request, page, about.len())?;
         let mapping = map(file.as_fd(), offset, size, page, MapFlags::SHARED, request.access)?;
-        Ok(Imported::host(mapping.keep(), size, request.access))
+        Ok(Imported::host(mapping.leak(), size, request.access))
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {

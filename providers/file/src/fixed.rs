@@ -7,7 +7,7 @@ use umf_core::{
     Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
 use umf_os::page_size;
-use umf_suballoc::Carver;
+use umf_suballoc::Suballocator;
 
 const OWNER: &str = "this fixed provider";
 
@@ -36,7 +36,7 @@ const KIND: ProviderKind = match ProviderKind::new("fixed") {
 /// # }
 /// ```
 pub struct FixedProvider {
-    carver: Carver,
+    suballocator: Suballocator,
     name: String,
     page: usize,
 }
@@ -58,18 +58,18 @@ impl FixedProvider {
         let end = start.checked_add(size as u64).ok_or(outside)?;
         let first = start.align_up(page).ok_or(outside)?;
         let last = end.value() & !(page as u64 - 1);
-        let carver = Carver::new(first.value(), last, OWNER)?;
-        Ok(Arc::new(Self { carver, name: name.into(), page }))
+        let suballocator = Suballocator::new(first.value(), last, OWNER)?;
+        Ok(Arc::new(Self { suballocator, name: name.into(), page }))
     }
 
     /// How many regions are live.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.carver.live()
+        self.suballocator.live()
     }
 }
 
-// SAFETY: regions are parts of the memory that `new` was given, and do not overlap, as the carver sees to.
+// SAFETY: regions are parts of the memory that `new` was given, and do not overlap, as the suballocator sees to.
 unsafe impl Provider for FixedProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -92,11 +92,11 @@ unsafe impl Provider for FixedProvider {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
-        self.carver.allocate_pages(layout, self.page)
+        self.suballocator.allocate_pages(layout, self.page)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        self.carver.free(&region, |_| Ok(()))
+        self.suballocator.free(&region, |_| Ok(()))
     }
 
     fn purge(&self) -> Option<&dyn Purge> {
@@ -110,7 +110,7 @@ impl Purge for FixedProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        self.carver.holding(base, size, self.page)?;
+        self.suballocator.holding(base, size, self.page)?;
         let Some(start) = base.as_ptr() else {
             return Err(Error::ForeignAddress { address: base, owner: OWNER });
         };
@@ -122,6 +122,6 @@ impl Purge for FixedProvider {
 
 impl fmt::Debug for FixedProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fixed provider {:?}: {:?}", self.name, self.carver)
+        write!(f, "fixed provider {:?}: {:?}", self.name, self.suballocator)
     }
 }

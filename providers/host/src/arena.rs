@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use umf_core::{Error, Result};
 use umf_os::CheckedFile;
-use umf_suballoc::Ranges;
+use umf_suballoc::FreeRanges;
 use umf_sync::failpoint;
 
 use crate::pages::huge_pages_exhausted;
@@ -18,7 +18,7 @@ use crate::sys;
 /// that costs nothing.
 pub(crate) struct Arena {
     pub(crate) file: Arc<CheckedFile>,
-    pub(crate) ranges: Ranges,
+    pub(crate) ranges: FreeRanges,
     /// Size of its reserved huge pages; `None` for normal ones.
     pub(crate) huge_page: Option<usize>,
 }
@@ -33,7 +33,7 @@ impl Arena {
 
     /// An arena over a file of `size` bytes that has no content yet.
     pub(crate) fn over(file: OwnedFd, size: u64, huge_page: Option<usize>) -> Result<Self> {
-        Ok(Self { file: Arc::new(CheckedFile::new(file)?), ranges: Ranges::new(size)?, huge_page })
+        Ok(Self { file: Arc::new(CheckedFile::new(file)?), ranges: FreeRanges::new(size)?, huge_page })
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Result};
 use umf_os::ReceivedFd;
-use umf_os::{Mapping, Part, map_error, page_size};
+use umf_os::{FileRange, Mapping, map_error, page_size};
 
 use crate::pages;
 use crate::shared::FILE_ALIGN;
@@ -74,7 +74,7 @@ impl HostImport {
             FileSystem::Hugetlbfs(page) if page.is_power_of_two() => page,
             _ => return Err(Error::Untrusted { why: "the file is neither of tmpfs nor of hugetlbfs" }),
         };
-        let Part { offset, size } = Part::of(request, page, file_size)?;
+        let FileRange { offset, size } = FileRange::of(request, page, file_size)?;
         let can_be_huge = size as u64 >= FILE_ALIGN && offset.is_multiple_of(FILE_ALIGN);
         let align = if can_be_huge { page.max(FILE_ALIGN as usize) } else { page };
         let writable = request.access == Access::ReadWrite;
@@ -92,7 +92,7 @@ impl HostImport {
             // Writing the holes to a core dump would give them memory.
             pages::exclude_from_dumps(&mapping);
         }
-        Ok(Imported::host(mapping.keep(), size, request.access))
+        Ok(Imported::host(mapping.leak(), size, request.access))
     }
 }
 
@@ -130,6 +130,6 @@ unsafe impl Import for HostImport {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
         let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: `map` mapped this much there, and the caller says that nobody uses it any more.
-        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_keep()
+        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_leak()
     }
 }

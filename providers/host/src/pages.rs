@@ -5,7 +5,7 @@ use core::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 use umf_core::{Error, Layout, Result};
-use umf_os::{Mapping, Room, page_size};
+use umf_os::{AvailableMemory, Mapping, page_size};
 
 use crate::numa::Numa;
 use crate::sys::{self, MemAdvice};
@@ -106,7 +106,7 @@ pub(crate) struct PagePolicy {
     pub(crate) huge: HugePages,
     pub(crate) numa: Numa,
     /// Make all pages when a region is allocated, if there is room for them.
-    populate: Option<Room>,
+    populate: Option<AvailableMemory>,
     /// Size of a transparent huge page.
     transparent_size: usize,
     /// Collapse into transparent huge pages, as asking for them does nothing here.
@@ -136,7 +136,7 @@ impl PagePolicy {
         Ok(Self {
             huge,
             numa,
-            populate: populate.then(Room::find),
+            populate: populate.then(AvailableMemory::find),
             transparent_size: if transparent { transparent_size() } else { 2 << 20 },
             collapse: transparent && shared && shared_needs_collapse(),
             turn: AtomicU64::new(0),

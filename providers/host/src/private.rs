@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 use umf_core::{Address, Error, Layout, Region, Result};
-use umf_os::{Mapping, Place, map_error, page_size};
-use umf_suballoc::Regions;
+use umf_os::{Mapping, Placement, map_error, page_size};
+use umf_suballoc::RegionTable;
 use umf_sync::Lock;
 
 use crate::pages::{PagePolicy, discard, huge_pages_exhausted};
@@ -12,12 +12,12 @@ use crate::sys;
 /// Where private memory comes from.
 #[derive(Debug)]
 pub(crate) struct PrivateMemory {
-    regions: Lock<Regions<()>>,
+    regions: Lock<RegionTable<()>>,
 }
 
 impl PrivateMemory {
     pub(crate) const fn new() -> Self {
-        Self { regions: Lock::new(Regions::new("this host provider")) }
+        Self { regions: Lock::new(RegionTable::new("this host provider")) }
     }
 
     pub(crate) fn allocate(&self, pages: &PagePolicy, layout: Layout) -> Result<Region> {
@@ -28,7 +28,7 @@ impl PrivateMemory {
         pages.populate(&mapping)?;
         let region = Region::new(mapping.address(), size);
         self.regions.lock().insert(region, ())?;
-        mapping.keep();
+        mapping.leak();
         Ok(region)
     }
 
@@ -55,7 +55,7 @@ impl PrivateMemory {
         self.regions.lock().remove(region)?;
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
-        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap_or_keep());
+        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap_or_leak());
         if unmapped.is_err() {
             // The node that the region had is most likely still free.
             self.regions.lock().insert(*region, ())?;
@@ -89,7 +89,7 @@ impl PrivateMemory {
         let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
         // SAFETY: passed on to the caller.
         let purged = unsafe { discard(&mapping, start, size, lazily) };
-        mapping.keep();
+        mapping.leak();
         purged
     }
 }
@@ -98,7 +98,7 @@ impl PrivateMemory {
 pub(crate) fn normal(size: usize, align: usize) -> Result<Mapping, Errno> {
     // What surely holds an aligned part, trimmed.
     let room = size.checked_add(align.saturating_sub(page_size())).ok_or(Errno::NOMEM)?;
-    let base = sys::map_private(Place::Anywhere, room, None)?;
+    let base = sys::map_private(Placement::Anywhere, room, None)?;
     // SAFETY: it was just mapped, for this.
     Ok(unsafe { Mapping::from_parts(base, room) }.trimmed(size, align))
 }

@@ -255,7 +255,7 @@ impl Properties for HostProvider {
                 // SAFETY: a live region; only asked about, and kept again.
                 let mapping = unsafe { Mapping::of_region(region) }.ok_or(foreign)?;
                 let node = self.pages.node(&mapping);
-                mapping.keep();
+                mapping.leak();
                 Ok(PropertyValue::Number(node))
             }
             _ => Err(Error::NotSupported { what: "this property", owner: "the host provider", native: 0 }),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result};
-use umf_os::{CheckedFile, Mapping, Room, map_error};
-use umf_suballoc::Regions;
+use umf_os::{AvailableMemory, CheckedFile, Mapping, map_error};
+use umf_suballoc::RegionTable;
 use umf_sync::{Lock, failpoint, fork};
 
 use crate::arena::{self, Arena};
@@ -63,7 +63,7 @@ enum RegionBacking {
 }
 
 struct SharedState {
-    regions: Regions<RegionBacking>,
+    regions: RegionTable<RegionBacking>,
     arenas: Vec<Arena>,
 }
 
@@ -127,7 +127,7 @@ impl SharedMemory {
             lowest_fd,
             generation: fork::generation(),
             state: ManuallyDrop::new(Lock::new(SharedState {
-                regions: Regions::new("this host provider"),
+                regions: RegionTable::new("this host provider"),
                 arenas,
             })),
             growth: Lock::new(()),
@@ -149,7 +149,7 @@ impl SharedMemory {
         let (size, align) = pages.region_layout(layout)?;
         // Before there are records of it, which take memory by its size.
         if !pages.populates() {
-            Room::check_machine(size)?;
+            AvailableMemory::check_machine(size)?;
         }
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
         for choice in pages.page_size_choices() {
@@ -180,7 +180,7 @@ impl SharedMemory {
             let region = Region::new(mapping.address(), size);
             let backing = RegionBacking::Arena { arena, offset };
             self.state.lock().regions.insert(region, backing)?;
-            mapping.keep();
+            mapping.leak();
             Ok(region)
         });
         if made.is_err() {
@@ -263,7 +263,7 @@ impl SharedMemory {
         let region = Region::new(mapping.address(), size);
         let backing = RegionBacking::Isolated(file);
         self.state.lock().regions.insert(region, backing)?;
-        mapping.keep();
+        mapping.leak();
         Ok(region)
     }
 
@@ -290,9 +290,9 @@ impl SharedMemory {
             RegionBacking::Isolated(_) => Ok(()),
         };
         let gone = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap_or_keep(),
+            (Ok(()), Some(mapping)) => mapping.unmap_or_leak(),
             (punched, mapping) => {
-                mapping.map(Mapping::keep);
+                mapping.map(Mapping::leak);
                 punched
             }
         };
@@ -413,7 +413,7 @@ fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8
     } else {
         // Not mapped, or locked (`mlock(2)`), or not writable now (`mprotect(2)`).
         file.fd().and_then(|fd| {
-            umf_os::file::punch(fd.as_fd(), offset, size as u64)
+            umf_os::file::punch_hole(fd.as_fd(), offset, size as u64)
                 .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))
         })
     };

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub(crate) use umf_os::process::file_size_limit;
-use umf_os::{Place, page_size};
+use umf_os::{Placement, page_size};
 use umf_sync::failpoint;
 
 use crate::numa::NodeSet;
@@ -34,7 +34,7 @@ fn hugetlb_flags(huge_page: Option<usize>) -> u32 {
 }
 
 /// Maps `size` bytes of zeroed private memory, on huge pages of `huge_page` bytes if given.
-pub(crate) fn map_private(place: Place, size: usize, huge_page: Option<usize>) -> Result<NonNull<u8>> {
+pub(crate) fn map_private(place: Placement, size: usize, huge_page: Option<usize>) -> Result<NonNull<u8>> {
     let (hint, mut flags) = place.hint();
     flags |= MapFlags::PRIVATE;
     if huge_page.is_some() {

@@ -14,7 +14,7 @@ use umf_core::{
     Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider, ProviderKind,
     Region, Result, Transfer, Visibility,
 };
-use umf_suballoc::Regions;
+use umf_suballoc::RegionTable;
 use umf_sync::{Lock, LockGuard};
 
 use crate::builder::LevelZeroBuilder;
@@ -49,7 +49,7 @@ pub struct LevelZeroProvider {
 /// The live regions, and where they are resident.
 #[derive(Debug)]
 pub(crate) struct Records {
-    pub live: Regions<Record>,
+    pub live: RegionTable<Record>,
     pub residents: Vec<ze_device_handle_t>,
 }
 
@@ -110,7 +110,7 @@ impl LevelZeroProvider {
     pub(crate) fn new(parts: Parts) -> Self {
         let import = LevelZeroImport::of(Arc::clone(&parts.engine));
         let probed = Probed::new(parts.handles);
-        let records = Records { live: Regions::new("the Level Zero provider"), residents: Vec::new() };
+        let records = Records { live: RegionTable::new("the Level Zero provider"), residents: Vec::new() };
         Self { parts, records: Lock::new(records), probed, import, gauge: Gauge::new() }
     }
 

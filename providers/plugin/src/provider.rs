@@ -8,7 +8,7 @@ use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider,
     ProviderKind, Purge, Region, Result, Visibility,
 };
-use umf_suballoc::Regions;
+use umf_suballoc::RegionTable;
 use umf_sync::{Lock, fork};
 
 use super::instance::Instance;
@@ -31,7 +31,7 @@ use super::ipc::PluginImport;
 pub struct PluginProvider {
     pub(crate) instance: ManuallyDrop<Arc<Instance>>,
     /// No foreign code runs under the lock, so that a fork can wait for it.
-    pub(crate) regions: Lock<Regions<()>>,
+    pub(crate) regions: Lock<RegionTable<()>>,
     info: ProviderInfo,
     generation: u32,
     import: Option<Arc<PluginImport>>,
@@ -65,7 +65,7 @@ impl PluginProvider {
         let import =
             |size| Arc::new(PluginImport::new(Arc::clone(&instance), info.kind, info.memory_kind, size));
         Arc::new(Self {
-            regions: Lock::new(Regions::new(instance.owner())),
+            regions: Lock::new(RegionTable::new(instance.owner())),
             import: info.handle_size.map(import),
             instance: ManuallyDrop::new(instance),
             info,

@@ -60,7 +60,7 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
             Ok(umf::drain(time).bytes.to_string())
         }
         ("held", []) => {
-            let held = umf_runtime::held::statistics();
+            let held = umf_runtime::deferred::statistics();
             Ok(format!("blocks={} regions={} bytes={}", held.blocks, held.regions, held.bytes))
         }
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use umf_core::Access;
 use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::{Lock, thread};
 
 use crate::boundary::{Failure, Outcome};
@@ -50,7 +50,7 @@ struct Table {
 unsafe impl Sync for Table {}
 // SAFETY: zeros are places where nothing is. What is open at the end is never dropped, as in any
 // `static`.
-unsafe impl Zeroed for Table {}
+unsafe impl Zeroable for Table {}
 
 /// By the thread's number.
 static TABLES: Chunks<Table, 1> = Chunks::new();

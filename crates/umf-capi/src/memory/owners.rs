@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use umf_core::Address;
-use umf_runtime::tracker::{self, Found, OwnerId};
+use umf_runtime::tracker::{self, OwnerId, TrackedRegion};
 use umf_sync::Lock;
 
 use crate::pool::Pool;
@@ -49,7 +49,7 @@ pub(crate) fn pool_at(address: Address) -> *mut Pool {
 
 /// The pool whose memory holds the address, and the region that does.
 #[inline]
-pub(crate) fn find(address: Address) -> Option<(*mut Pool, Found)> {
+pub(crate) fn find(address: Address) -> Option<(*mut Pool, TrackedRegion)> {
     let found = tracker::find(address)?;
     let pool = POOLS.get(found.owner.number() as usize)?.load(Ordering::Acquire);
     if pool.is_null() { first_look(found) } else { Some((pool, found)) }
@@ -57,7 +57,7 @@ pub(crate) fn find(address: Address) -> Option<(*mut Pool, Found)> {
 
 /// The first region of a pool of this library that is asked for.
 #[cold]
-fn first_look(found: Found) -> Option<(*mut Pool, Found)> {
+fn first_look(found: TrackedRegion) -> Option<(*mut Pool, TrackedRegion)> {
     let guard = found.owner.guard()?;
     let pool = core::ptr::from_ref(guard.pool()?).cast::<()>();
     let own = OWN.lock();

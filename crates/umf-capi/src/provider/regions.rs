@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_runtime::Upstream;
-use umf_runtime::tracker::{self, Found, OwnerId};
+use umf_runtime::tracker::{self, OwnerId, TrackedRegion};
 use umf_sync::Lock;
 
 /// What was allocated through one provider handle.
@@ -90,7 +90,7 @@ impl Regions {
     fn part(&self, memory: *mut c_void) -> Result<(Region, usize, usize)> {
         let address = address(memory);
         let foreign = Error::ForeignAddress { address, owner: "this provider" };
-        let Found { region, .. } =
+        let TrackedRegion { region, .. } =
             tracker::find(address).filter(|found| found.owner == self.owner()).ok_or(foreign)?;
         let (start, size) = part_around(&region, address).ok_or(Error::NotAllocated { address })?;
         if offset(&region, address) != Some(start) {

@@ -140,7 +140,8 @@ impl DemoCommand {
         let needs = (ranks * u64::from(self.blocks)).saturating_mul(block);
         let needs =
             needs.saturating_add(ranks * NEEDS.0).saturating_add(plan.opens().saturating_mul(NEEDS.2));
-        let is_there = usize::try_from(needs).is_ok_and(|it| umf_os::Room::find().check(it, "").is_ok());
+        let is_there =
+            usize::try_from(needs).is_ok_and(|it| umf_os::AvailableMemory::find().check(it, "").is_ok());
         if is_there {
             return Ok(plan);
         }

@@ -138,7 +138,7 @@ fn dev_shm() -> Finding {
 
 fn cgroup_memory() -> Finding {
     let question = ask("cgroup_memory", "Shared memory is charged to the cgroup that first touches a page.");
-    match umf_os::group::tightest() {
+    match umf_os::cgroup::tightest() {
         Ok(None) => question.ok("no limit").value(Value::Null),
         Ok(Some((group, limit))) => {
             let used = group.used();

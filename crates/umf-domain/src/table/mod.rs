@@ -159,9 +159,7 @@ impl Table {
     fn map(file: CloseOnFork, size: usize, capacity: u32, tag: DomainTag) -> Result<Self> {
         let mut mapping =
             SharedMapping::new(&file, size, true).map_err(Error::system("mmap of the domain's table"))?;
-        mapping
-            .keep_from_children()
-            .map_err(Error::system("madvise(MADV_DONTFORK) of the domain's table"))?;
+        mapping.exclude_from_fork().map_err(Error::system("madvise(MADV_DONTFORK) of the domain's table"))?;
         failpoint!("domain.table_mapped");
         Ok(Self { mapping, file: Arc::new(file), capacity, tag })
     }

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::thread::{self, ThreadIndex};
 
 use super::pins::PinCell;
@@ -46,7 +46,7 @@ struct Row<V: Known, const BYTES: usize, const RECORDS: usize> {
 }
 
 // SAFETY: null pointers, atomics, and an empty `Chunks`.
-unsafe impl<V: Known, const BYTES: usize, const RECORDS: usize> Zeroed for Row<V, BYTES, RECORDS> {}
+unsafe impl<V: Known, const BYTES: usize, const RECORDS: usize> Zeroable for Row<V, BYTES, RECORDS> {}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -74,7 +74,7 @@ unsafe impl<V: Known, const BYTES: usize> Send for Record<V, BYTES> {}
 // SAFETY: as above.
 unsafe impl<V: Known, const BYTES: usize> Sync for Record<V, BYTES> {}
 // SAFETY: numbers, `false`, and memory that need not be anything.
-unsafe impl<V: Known, const BYTES: usize> Zeroed for Record<V, BYTES> {}
+unsafe impl<V: Known, const BYTES: usize> Zeroable for Record<V, BYTES> {}
 
 /// A value of notes.
 ///

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use std::collections::VecDeque;
 
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::thread::{self, ThreadIndex};
 use umf_sync::{Lock, fence};
 
@@ -46,7 +46,7 @@ struct Row {
 }
 
 // SAFETY: an empty `Chunks` is an array of null pointers.
-unsafe impl Zeroed for Row {}
+unsafe impl Zeroable for Row {}
 
 /// Where one thread counts its uses of one entry: what a hit needs, without a look-up.
 ///

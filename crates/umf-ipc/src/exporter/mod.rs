@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use umf_core::Freed;
 use umf_core::{Address, Region};
-use umf_runtime::observer::{self, ExportObserver, Leases, Observing};
+use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 use umf_sync::Lock;
 
 use crate::Result;
@@ -40,7 +40,7 @@ use state::State;
 #[derive(Debug)]
 pub struct Exporter {
     inner: Arc<Inner>,
-    _observing: Observing,
+    _observing: ObserverGuard,
 }
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Exporter {
     pub fn new(settings: ExporterSettings) -> Result<Self> {
         let inner =
             Arc::new(Inner { settings, state: AtomicPtr::new(core::ptr::null_mut()), making: Lock::new(()) });
-        let observing = observer::observe(Arc::clone(&inner) as _)?;
+        let observing = observer::register(Arc::clone(&inner) as _)?;
         Ok(Self { inner, _observing: observing })
     }
 

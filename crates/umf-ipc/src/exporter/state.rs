@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use umf_core::pool::missing;
 use umf_core::{Address, Region};
 use umf_runtime::observer::Leases;
-use umf_runtime::tracker::{self, Found};
+use umf_runtime::tracker::{self, TrackedRegion};
 use umf_sync::{Lock, failpoint, fork, thread};
 
 use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
@@ -235,7 +235,7 @@ impl State {
         }
     }
 
-    fn export_region(&self, found: &Found, provider: &umf_core::ProviderRef) -> Result<RegionExport> {
+    fn export_region(&self, found: &TrackedRegion, provider: &umf_core::ProviderRef) -> Result<RegionExport> {
         let region = found.region;
         let refuse =
             |why| Error::NotExportable { kind: provider.kind(), name: provider.name().to_owned(), why };

@@ -117,7 +117,7 @@ impl Producer {
         let (number, rows) = self.ledger.lease_table().ok_or(no_table)?;
         let producer = lease::Producer { pid, nonce: self.nonce, slots: self.ledger.capacity(), rows };
         let open = |exchange: &Exchange| {
-            let forks = fork::begun();
+            let forks = fork::sequence();
             let Fetched { fd, is_own, .. } = self.channel.fetch(Wanted::LeaseTable(number), exchange)?;
             ImporterLeases::open(fd, is_own.then_some(forks), producer)
         };

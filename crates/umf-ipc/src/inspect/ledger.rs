@@ -14,7 +14,7 @@ use crate::ledger::layout::{FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, Hea
 use crate::ledger::ring::{Shape, read_last};
 use crate::ledger::statistics::{CACHES, FACTS, POOLS, Statistics};
 use crate::{Handle, protocol};
-use umf_os::Locks;
+use umf_os::OfdLocks;
 
 const WORD: usize = size_of::<u64>();
 /// Slots that are read at a time.
@@ -229,7 +229,7 @@ impl Found {
             return None;
         }
         let table = umf_os::file::reopen(found.as_fd(), true).ok()?;
-        let locks = Locks::of_file(&table);
+        let locks = OfdLocks::of_file(&table);
         let is_sealed = umf_os::memfd::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
         if !is_sealed
             || umf_os::file::size(&table).ok()? != shape.size()

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use umf_core::Address;
 use umf_core::Freed;
-use umf_runtime::held;
-use umf_runtime::observer::{self, ExportObserver, Leases, Observing};
+use umf_runtime::deferred;
+use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 use umf_sync::{Lock, failpoint, fork};
 
 use super::left::{self, Left, One, Range};
@@ -57,12 +57,12 @@ pub(crate) enum Quick {
 
 /// Those of dropped exporters of which something is leased. (Those of a parent process stay where they
 /// are: nothing of them may be touched here.)
-static ALONE: Lock<Vec<(Arc<Exports>, Observing)>> = Lock::new(Vec::new());
+static ALONE: Lock<Vec<(Arc<Exports>, ObserverGuard)>> = Lock::new(Vec::new());
 
 /// Takes out those of which nothing is leased any more. Dropping them waits for frees that go on: not
 /// with a lock.
-fn take_closed() -> Vec<(Arc<Exports>, Observing)> {
-    let is_closed = |(one, _): &mut (Arc<Exports>, Observing)| one.belongs_here() && !one.may_be_leased();
+fn take_closed() -> Vec<(Arc<Exports>, ObserverGuard)> {
+    let is_closed = |(one, _): &mut (Arc<Exports>, ObserverGuard)| one.belongs_here() && !one.may_be_leased();
     ALONE.lock().extract_if(.., is_closed).collect()
 }
 
@@ -198,7 +198,7 @@ impl Exports {
         if !self.may_be_leased() {
             return;
         }
-        let observing = match observer::observe(Arc::clone(self) as _) {
+        let observing = match observer::register(Arc::clone(self) as _) {
             Ok(observing) => observing,
             Err(error) => {
                 tracing::error!(%error, "what is open elsewhere of a dropped exporter is not held when it is freed");
@@ -207,7 +207,7 @@ impl Exports {
         };
         let closed = take_closed();
         ALONE.lock().push((Arc::clone(self), observing));
-        held::after_poll(drop_closed);
+        deferred::after_poll(drop_closed);
         drop(closed);
     }
 

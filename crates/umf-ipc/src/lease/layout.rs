@@ -141,7 +141,7 @@ impl Head {
         let mut mapping = SharedMapping::new(fd, size, true)
             .map_err(|errno| Error::system("mmap of the lease table", errno))?;
         mapping
-            .keep_from_children()
+            .exclude_from_fork()
             .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the lease table", errno))?;
         // Reading a hole must not allocate a huge page of zeros.
         mapping.use_small_pages();

@@ -8,13 +8,13 @@ use std::os::fd::AsFd;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use umf_os::ReceivedFd;
-use umf_sync::{Lock, Wiped, failpoint, fork, thread};
+use umf_sync::{Lock, WipeOnForkWord, failpoint, fork, thread};
 
 use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
 use crate::identity::{self, Nonce};
 use crate::ledger::MAX_SLOTS;
 use crate::{Error, Result, protocol};
-use umf_os::{CloseOnFork, FileIdentity, Reopened, SharedMapping};
+use umf_os::{CloseOnFork, FileIdentity, ReopenedFile, SharedMapping};
 
 /// The most rows that one importer takes of one table: threads share them, each thread the same one
 /// at every open.
@@ -81,7 +81,7 @@ pub(crate) struct ImporterLeases {
     head: Head,
     rows: Lock<Rows>,
     /// 1 in the process that made this, 0 in its forked children.
-    here: Wiped,
+    here: WipeOnForkWord,
     /// What the rows of this importer have in common.
     number: u64,
     /// The process that made it, as [`fork::generation`] counts.
@@ -110,7 +110,7 @@ struct Row {
 
 impl ImporterLeases {
     /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
-    /// `own_since` no other process has the description behind `fd`; it is what [`fork::begun`] said
+    /// `own_since` no other process has the description behind `fd`; it is what [`fork::sequence`] said
     /// before that came.
     pub(crate) fn open(fd: ReceivedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
         let pid = producer.pid;
@@ -155,7 +155,7 @@ impl ImporterLeases {
             file,
             head,
             rows: Lock::default(),
-            here: Wiped::new(1)?,
+            here: WipeOnForkWord::new(1)?,
             number: u64::from_le_bytes(random[..8].try_into().unwrap_or([1; 8])).max(1),
             generation: fork::generation(),
             fd: Some(CloseOnFork::new(fd).map_err(system("fstat of the lease table"))?),
@@ -168,7 +168,7 @@ impl ImporterLeases {
             (Err(_), Some(forks)) => {
                 leases.rows.lock().enough = true;
                 let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?.into_inner();
-                Reopened::received(fd, forks).map_err(system(REOPENING))?
+                ReopenedFile::received(fd, forks).map_err(system(REOPENING))?
             }
             (Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)), None) => {
                 return Err(Error::system(REOPENING, errno));
@@ -182,9 +182,9 @@ impl ImporterLeases {
         Ok(leases)
     }
 
-    fn reopen(&self) -> umf_os::SystemResult<Reopened> {
+    fn reopen(&self) -> umf_os::SystemResult<ReopenedFile> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
-        let reopened = Reopened::of(fd.as_fd(), self.file)?;
+        let reopened = ReopenedFile::of(fd.as_fd(), self.file)?;
         failpoint!("row.opened");
         Ok(reopened)
     }
@@ -266,7 +266,7 @@ impl ImporterLeases {
     /// Locks a row and maps it, zero, through a description that nothing else has. Further rows of
     /// an importer come from the first half alone: whatever number of threads others have, there is
     /// a row left for each other importer.
-    fn take_row(&self, reopened: Reopened, is_first: bool) -> Result<Row> {
+    fn take_row(&self, reopened: ReopenedFile, is_first: bool) -> Result<Row> {
         let shape = self.head.shape();
         let system = |call| move |errno| Error::system(call, errno);
         let end = if is_first { shape.rows } else { shape.rows / 2 };
@@ -278,13 +278,13 @@ impl ImporterLeases {
             self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         }
         // Before anything is counted, and before the height includes it.
-        umf_os::file::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
+        umf_os::file::punch_hole(&reopened, shape.row(number) + ROW_HEADER, shape.words())
             .map_err(system("fallocate of a lease row"))?;
         failpoint!("row.cleared");
         let size = usize::try_from(shape.row_size()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::at(&reopened, shape.row(number), size, true)
             .map_err(system("mmap of a lease row"))?;
-        mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of a lease row"))?;
+        mapping.exclude_from_fork().map_err(system("madvise(MADV_DONTFORK) of a lease row"))?;
         mapping.use_small_pages();
         failpoint!("row.mapped");
         // The mapping keeps the description and its lock.
@@ -302,7 +302,7 @@ impl ImporterLeases {
     }
 
     /// The number of a row below `end`, locked; `None` if all are.
-    fn lock_row(&self, reopened: &Reopened, end: u32) -> umf_os::SystemResult<Option<u32>> {
+    fn lock_row(&self, reopened: &ReopenedFile, end: u32) -> umf_os::SystemResult<Option<u32>> {
         let shape = self.head.shape();
         let lock = |row: u32| {
             reopened.locks().try_write_lock(shape.row(row)).map(|is_locked| is_locked.then_some(row))
@@ -361,7 +361,7 @@ impl Drop for ImporterLeases {
                 continue;
             }
             // Nothing is open any more that is counted there: this is for the memory's sake.
-            row.mapping.punch(ROW_HEADER as usize);
+            row.mapping.punch_hole(ROW_HEADER as usize);
             failpoint!("row.closing");
             self.head.owner(row.number).importer.store(0, Ordering::Relaxed);
             drop(row);

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 use rustix::fs::SealFlags;
-use umf_sync::fork::{Entry, Outer};
+use umf_sync::fork::{ForkGuard, Outer};
 use umf_sync::{Lock, chunks::Chunks, failpoint};
 
 use super::layout::{Head, MAGIC, MARKS, ROW_HEADER, Shape, VERSION};
 use crate::identity::Nonce;
 use crate::{Error, Result, protocol};
-use umf_os::{CheckedFile, Locks, Reopened, SharedMapping};
+use umf_os::{CheckedFile, OfdLocks, ReopenedFile, SharedMapping};
 
 /// How long after the end of an importer a device may still write to what it had open, in
 /// nanoseconds. The kernel unmaps a process's memory, and so drops its locks, before it closes the
@@ -62,14 +62,14 @@ impl LeaseTable {
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",
         })?;
         // No child is forked that has the file open.
-        let _no_fork = Entry::<Outer>::new();
+        let _no_fork = ForkGuard::<Outer>::new();
         let fd = umf_os::memfd::create("umf-leases", shape.size())
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("lease.table_file_made");
         umf_os::file::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         // That the kernel has such locks is found out here, and not at the first free.
-        Locks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
+        OfdLocks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
             call: "fcntl(F_OFD_GETLK) of the lease table",
             errno,
             hint: "; a sandbox or seccomp filter refuses open file description locks: allow F_OFD_GETLK and F_OFD_SETLK",
@@ -122,8 +122,8 @@ impl LeaseTable {
     }
 
     /// A description of the table for one importer, to which it is sent.
-    pub(crate) fn reopen(&self) -> umf_os::SystemResult<Reopened> {
-        Reopened::of(self.checked_fd()?.as_fd(), self.fd.identity())
+    pub(crate) fn reopen(&self) -> umf_os::SystemResult<ReopenedFile> {
+        ReopenedFile::of(self.checked_fd()?.as_fd(), self.fd.identity())
     }
 
     /// How many rows there are, which the ledger says.
@@ -206,7 +206,7 @@ impl LeaseTable {
             .checked_fd()
             .and_then(|fd| SharedMapping::at(fd, shape.row(row) + ROW_HEADER, size, false))
             .and_then(|mut mapping| {
-                mapping.keep_from_children()?;
+                mapping.exclude_from_fork()?;
                 mapping.use_small_pages();
                 Ok(mapping)
             });
@@ -236,7 +236,7 @@ impl LeaseTable {
         let shape = self.head.shape();
         let _clearing = self.clearing.lock();
         let locked = self.checked_fd().and_then(|fd| {
-            let locks = Locks::of_file(fd);
+            let locks = OfdLocks::of_file(fd);
             Ok((fd, locks, locks.try_write_lock(shape.row(row))?))
         });
         let (fd, locks) = match locked {
@@ -250,7 +250,7 @@ impl LeaseTable {
         failpoint!("dead.row_locked");
         // Before the words: a scan that finds them zero finds the change as well.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
-        let cleared = umf_os::file::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
+        let cleared = umf_os::file::punch_hole(fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }

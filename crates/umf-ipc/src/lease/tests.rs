@@ -9,7 +9,7 @@ use super::layout::{MARKS, Owner, ROW_HEADER, Shape};
 use super::*;
 use crate::identity::Nonce;
 use crate::{Error, Result};
-use umf_os::{Locks, SharedMapping};
+use umf_os::{OfdLocks, SharedMapping};
 
 const SLOTS: u32 = 1024;
 
@@ -323,7 +323,7 @@ fn forked_child_keeps_no_row_and_takes_no_lease_back() {
     close(closed);
     close(kept);
     let row = Shape { slots: SLOTS, rows: 64 }.row(0);
-    let locks = Locks::of_file(table.shared_fd());
+    let locks = OfdLocks::of_file(table.shared_fd());
     assert!(locks.is_write_locked(row).unwrap());
     drop(importer);
     assert!(!locks.is_write_locked(row).unwrap(), "the child keeps the row");
@@ -403,7 +403,7 @@ proptest! {
         }
         close(lease);
         drop(kept);
-        umf_os::file::punch(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
+        umf_os::file::punch_hole(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
         let importer = importer(&table);
         let lease = open(&importer, 2);
         prop_assert!(is_leased(&table, 2) && !is_leased(&table, 1));

@@ -13,7 +13,7 @@ use super::layout::{
 };
 use crate::handle::Handle;
 use crate::{Error, Result, protocol};
-use umf_os::{CheckedFile, FileIdentity, Locks, SharedMapping};
+use umf_os::{CheckedFile, FileIdentity, OfdLocks, SharedMapping};
 
 /// Bytes of a ledger with the most slots.
 pub(super) const LARGEST: usize = Areas::new(MAX_SLOTS).size;
@@ -93,7 +93,7 @@ impl LedgerReader {
         // The lock belongs to a description that no descriptor refers to, so any other one may ask.
         let fd = self.fd.get();
         self.header.flags & FLAG_LOCKED != 0
-            && fd.is_ok_and(|fd| Locks::of_file(fd).is_write_locked(LIFE_BYTE) == Ok(false))
+            && fd.is_ok_and(|fd| OfdLocks::of_file(fd).is_write_locked(LIFE_BYTE) == Ok(false))
     }
 
     /// Device and inode of the ledger's file.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::SealFlags;
-use umf_sync::fork::{Entry, Outer};
+use umf_sync::fork::{ForkGuard, Outer};
 use umf_sync::{Lock, chunks::Chunks, failpoint};
 
 use super::layout::{
@@ -17,7 +17,7 @@ use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::protocol::{self, stack};
 use crate::{Error, Result};
-use umf_os::{CheckedFile, Reopened, SharedMapping};
+use umf_os::{CheckedFile, ReopenedFile, SharedMapping};
 
 /// How many slots get their pages at a time: 128 KiB of file.
 const RESERVE: u32 = 1024;
@@ -78,7 +78,7 @@ impl LedgerWriter {
         let nonce = Nonce::random().map_err(|errno| Error::system("getrandom", errno))?;
         let areas = Areas::new(capacity);
         // No child is forked that has the file open.
-        let no_fork = Entry::<Outer>::new();
+        let no_fork = ForkGuard::<Outer>::new();
         let fd = umf_os::memfd::create(MEMFD_NAME, areas.size as u64)
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("ledger.file_made");
@@ -345,11 +345,11 @@ fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
     let map = |fd: &dyn AsFd| -> Result<SharedMapping> {
         let mut mapping = SharedMapping::new(fd.as_fd(), size, true).map_err(system("mmap of the ledger"))?;
         failpoint!("ledger.mapped");
-        mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the ledger"))?;
+        mapping.exclude_from_fork().map_err(system("madvise(MADV_DONTFORK) of the ledger"))?;
         Ok(mapping)
     };
     let identity = umf_os::file::identity(fd).map_err(system("fstat of the ledger"))?;
-    match Reopened::of(fd.as_fd(), identity) {
+    match ReopenedFile::of(fd.as_fd(), identity) {
         Ok(reopened) => {
             let mapping = map(&reopened)?;
             // (Where a sandbox refuses such locks, it is not locked.)

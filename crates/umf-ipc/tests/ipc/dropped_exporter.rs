@@ -10,7 +10,7 @@ use umf_core::{Layout, Pool, Visibility};
 use umf_ipc::{Error, Exporter, ExporterSettings, Importer};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::{HostImport, HostProvider};
-use umf_runtime::held;
+use umf_runtime::deferred;
 
 /// A handle of a dropped exporter names no other process, whatever has the exporter's descriptors by
 /// now.
@@ -69,10 +69,10 @@ fn ledger_of_dropped_exporter_goes_with_last_open() {
             unsafe { pool.free(address) }.unwrap();
         }
         drop(exporter);
-        held::poll();
+        deferred::poll();
         assert!(matches!(error(), Error::Stale { .. }), "open elsewhere: {:?}", error());
         drop(mapping);
-        held::poll();
+        deferred::poll();
         let gone = error();
         assert!(matches!(gone, Error::ProducerGone { .. } | Error::ProducerReplaced { .. }), "{gone:?}");
     }

@@ -10,7 +10,7 @@ use umf_core::{Address, Layout, Pool, Visibility};
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::{HostImport, HostProvider};
-use umf_runtime::held;
+use umf_runtime::deferred;
 
 const SIZE: usize = 4096;
 
@@ -100,7 +100,7 @@ fn many_leases_at_a_time() {
         }
         let open = mappings.iter().flatten().count();
         let is_right = || {
-            held::poll();
+            deferred::poll();
             pool.statistics().held_bytes == (open * SIZE) as u64
         };
         // (Another test's thread may be about to take some back.)

@@ -6,22 +6,22 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use core::time::Duration;
 
 use allocator_api2::alloc::Allocator;
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::thread;
 
-use crate::metadata::{Mapped, Slot};
+use crate::metadata::{Mapped, RingSlot};
 use umf_core::history::{Event, EventKind, PoolHistory};
 use umf_core::{Address, PastFree};
 
 /// The ring of a thread number: of the thread that has it, and of those that had it before.
 struct Ring {
     /// Null until something is written.
-    slots: AtomicPtr<Slot>,
+    slots: AtomicPtr<RingSlot>,
     next: AtomicU64,
 }
 
 // SAFETY: zeros are a ring without memory.
-unsafe impl Zeroed for Ring {}
+unsafe impl Zeroable for Ring {}
 
 /// The latest events.
 pub(super) struct History {
@@ -38,7 +38,7 @@ impl Ring {
     }
 
     /// Its slots, if it has any.
-    fn slots(&self, length: u32) -> &[Slot] {
+    fn slots(&self, length: u32) -> &[RingSlot] {
         let slots = self.slots.load(Ordering::Acquire);
         if slots.is_null() {
             return &[];
@@ -48,10 +48,10 @@ impl Ring {
     }
 
     /// Its slots, which it gets if it has none.
-    fn equip(&self, length: u32) -> Option<&[Slot]> {
+    fn equip(&self, length: u32) -> Option<&[RingSlot]> {
         if self.slots.load(Ordering::Acquire).is_null() {
-            let layout = Layout::array::<Slot>(length as usize).ok()?;
-            let made = Mapped.allocate_zeroed(layout).ok()?.cast::<Slot>();
+            let layout = Layout::array::<RingSlot>(length as usize).ok()?;
+            let made = Mapped.allocate_zeroed(layout).ok()?.cast::<RingSlot>();
             let null = ptr::null_mut();
             let set = self.slots.compare_exchange(null, made.as_ptr(), Ordering::AcqRel, Ordering::Acquire);
             if set.is_err() {
@@ -119,7 +119,7 @@ impl History {
 
 impl Drop for History {
     fn drop(&mut self) {
-        let Ok(layout) = Layout::array::<Slot>(self.length as usize) else { return };
+        let Ok(layout) = Layout::array::<RingSlot>(self.length as usize) else { return };
         for ring in self.rings() {
             if let Some(slots) = NonNull::new(ring.slots.swap(ptr::null_mut(), Ordering::AcqRel)) {
                 // SAFETY: `equip` allocated it so, and nothing refers to the history any more.

@@ -33,7 +33,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::fork;
 
 use crate::tracker::{self, OwnerId};
@@ -106,7 +106,7 @@ struct Place(UnsafeCell<MaybeUninit<Checked>>);
 // SAFETY: the thread that took the number of a place writes it once, before a reference to it exists.
 unsafe impl Sync for Place {}
 // SAFETY: anything is a valid `MaybeUninit`.
-unsafe impl Zeroed for Place {}
+unsafe impl Zeroable for Place {}
 
 static PLACES: Chunks<Place, 1> = Chunks::new();
 static TAKEN: AtomicU32 = AtomicU32::new(0);

@@ -2,7 +2,7 @@
 //!
 //! The pool holds the block as it holds one that a device uses: it was freed with a completion. That
 //! completion is ready once newer blocks have pushed the block out, and wherever everything that is held
-//! is looked at ([`crate::held`]): when the pool is trimmed or drained, and before an allocation fails.
+//! is looked at ([`crate::deferred`]): when the pool is trimmed or drained, and before an allocation fails.
 
 use core::hash::BuildHasherDefault;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use umf_sync::{Lock, LockGuard, fork};
 
 use super::{CheckSettings, poison};
-use crate::held;
+use crate::deferred;
 use crate::metadata::Mapped;
 use umf_core::map::{Piece, PieceState};
 use umf_core::{Address, BlockSpan, Completion, DeferredFree, Progress, Result};
@@ -34,7 +34,7 @@ impl Completion for Wait {
     fn progress(&self) -> Progress {
         match self.state.load(Ordering::Acquire) {
             RELEASED => Progress::Ready,
-            WAITING if held::looks_at_all() => Progress::Ready,
+            WAITING if deferred::is_polling_all() => Progress::Ready,
             _ => Progress::Pending,
         }
     }

@@ -10,7 +10,7 @@ use umf_sync::fork;
 
 use super::{CheckSettings, Checked, Leaks, Poison, Sites, poison};
 use crate::metadata::Mapped;
-use crate::registry::Registry;
+use crate::registry::PoolRegistry;
 use umf_core::history::{EventKind, reason};
 use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::{Address, Error, Pool, Result};
@@ -19,13 +19,13 @@ use umf_os::process::at_exit;
 use umf_os::{background, output};
 
 /// Pools that report leaks at the end of the process.
-static POOLS: Registry<Checked> = Registry::new(1 << 14);
+static POOLS: PoolRegistry<Checked> = PoolRegistry::new(1 << 14);
 
 extern "C" fn end_of_process() {
     let tell = |is_global: bool| {
         // Callbacks are the program's, and nothing may unwind from here.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            POOLS.visit(|pool| {
+            POOLS.for_each(|pool| {
                 if pool.is_global == is_global && pool.process == fork::generation() {
                     pool.tell_leaks(LeakTime::ProcessEnd);
                 }
@@ -35,7 +35,7 @@ extern "C" fn end_of_process() {
     // Nothing is allocated for what may be the global allocator.
     tell(true);
     let mut others = false;
-    POOLS.visit(|pool| others |= !pool.is_global && pool.process == fork::generation());
+    POOLS.for_each(|pool| others |= !pool.is_global && pool.process == fork::generation());
     if !others {
         return;
     }
@@ -48,7 +48,7 @@ extern "C" fn end_of_process() {
 
 impl Checked {
     /// # Safety
-    /// As [`Registry::enter`].
+    /// As [`PoolRegistry::enter`].
     pub(super) unsafe fn watch_end_of_process(&self) -> Result<()> {
         static IS_PREPARED: AtomicBool = AtomicBool::new(false);
         if matches!(self.settings.leaks, Leaks::Off) {

@@ -2,11 +2,11 @@
 //!
 //! [`umf_sync::table::Table`] hands out the indices of [`umf_sync::chunks::Chunks`]. It never gives memory back: what a
 //! lock-free reader found under an index stays readable, and is at worst a record of something newer,
-//! which the reader notices by a generation. [`Slot`] is what a ring of events is made of. [`Mapped`]
+//! which the reader notices by a generation. [`RingSlot`] is what a ring of events is made of. [`Mapped`]
 //! is for ordinary collections.
 
 mod mapped;
 mod ring;
 
 pub use mapped::Mapped;
-pub use ring::{SLOT_WORDS, Slot};
+pub use ring::{RingSlot, SLOT_WORDS};

@@ -9,7 +9,7 @@
 //! Records are never unmapped, and each carries a sequence number: a reader that races with a change either
 //! reads one consistent record or notices, and looks again when no writer is at work.
 
-mod crowd;
+mod overflow;
 mod owner;
 mod page_map;
 mod record;
@@ -17,8 +17,8 @@ mod upstream;
 
 use std::sync::Arc;
 
-use crowd::CROWDS;
-use page_map::{Entry, PageMap, Slot};
+use overflow::OVERFLOW_LISTS;
+use page_map::{Entry, MapSlot, PageMap};
 use record::REGIONS;
 use umf_core::{Address, Completion, Error, Pool, Region, Result};
 use umf_sync::Lock;
@@ -31,7 +31,7 @@ pub use upstream::Upstream;
 
 /// What the tracker knows of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct TrackedRegion {
     /// The innermost region that holds the address.
     pub region: Region,
     /// Who got it from which provider.
@@ -54,7 +54,7 @@ static CHANGES: SequenceLock = SequenceLock::new();
 /// The innermost live region that holds `address`, and what is known of it.
 #[inline]
 #[must_use]
-pub fn find(address: Address) -> Option<Found> {
+pub fn find(address: Address) -> Option<TrackedRegion> {
     let slot = MAP.get(address)?;
     match look(slot, address) {
         None if slot.load() == Entry::Empty => None,
@@ -66,11 +66,11 @@ pub fn find(address: Address) -> Option<Found> {
 
 /// Looks once. What is found is true; `None` may be a change in progress.
 #[inline]
-fn look(slot: &Slot, address: Address) -> Option<Found> {
+fn look(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     let found = match slot.load() {
         Entry::Empty => None,
         Entry::Region { number, span } => REGIONS.get(number)?.read(number, span),
-        Entry::Crowd(number) => CROWDS.get(number)?.find(address),
+        Entry::Overflow(number) => OVERFLOW_LISTS.get(number)?.find(address),
     };
     found.filter(|found| found.region.contains(address))
 }
@@ -78,7 +78,7 @@ fn look(slot: &Slot, address: Address) -> Option<Found> {
 /// Looks when nothing is being changed. Does not wait for a fork, which has the lock but changes nothing: the caller may have locks
 /// that the fork waits for.
 #[cold]
-fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
+fn find_settled(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     const TRIES: usize = 100;
     loop {
         for _ in 0..TRIES {
@@ -110,7 +110,7 @@ pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
     match MAP.get(address)?.load() {
         Entry::Region { number, span } => Some((RegionNumber(number), span)),
         Entry::Empty => None,
-        Entry::Crowd(_) => find(address).map(|found| (found.number, found.span)),
+        Entry::Overflow(_) => find(address).map(|found| (found.number, found.span)),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
 #[inline]
 #[must_use]
 pub fn owner(address: Address) -> Option<OwnerId> {
-    if let Some(slot) = MAP.get_own(address)
+    if let Some(slot) = MAP.get_in_process(address)
         && let Some(number) = slot.alone()
         && let Some(record) = REGIONS.get(number)
         && let Some(owner) = record.owner_around(address)
@@ -136,7 +136,7 @@ pub fn owner(address: Address) -> Option<OwnerId> {
 #[inline]
 #[must_use]
 pub unsafe fn pool_of<'a>(address: Address) -> Option<&'a dyn Pool> {
-    let owner = match MAP.get_own(address).map(Slot::load) {
+    let owner = match MAP.get_in_process(address).map(MapSlot::load) {
         // The region stays as it is as long as the block is live.
         Some(Entry::Region { number, .. }) => REGIONS.get(number)?.owner(),
         _ => owner_of(address),
@@ -191,7 +191,7 @@ pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> R
 #[inline(always)]
 #[must_use]
 pub fn span_below(address: Address, limit: u32) -> Option<u32> {
-    MAP.get_own(address)?.span_below(limit)
+    MAP.get_in_process(address)?.span_below(limit)
 }
 
 /// Adds a region. Called by [`Upstream`]; pools do not call it.
@@ -217,7 +217,7 @@ fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
 }
 
 /// As [`insert`], for a region whose life was taken: it is found, and cannot be freed or exported.
-pub(crate) fn insert_ended(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+pub(crate) fn insert_retired(region: Region, owner: OwnerId) -> Result<RegionNumber> {
     change(|| {
         let number = insert_locked(region, owner)?;
         if let Some(record) = REGIONS.get(number.0) {
@@ -240,7 +240,7 @@ fn remove_locked(number: u32, region: Region) {
         }
     }
     if let Some(record) = REGIONS.get(number) {
-        record.retract();
+        record.withdraw();
         REGIONS.release(number);
     }
 }

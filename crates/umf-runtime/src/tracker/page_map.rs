@@ -3,7 +3,7 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use super::crowd::{self, CROWDS};
+use super::overflow::{self, OVERFLOW_LISTS};
 use umf_core::{Address, AddressSpace, Error, Result};
 
 /// Bytes of address space under one entry of the tracker.
@@ -15,7 +15,7 @@ const ROOT_BITS: u32 = Address::BITS - GRANULE_BITS - LEAF_BITS;
 const LEAF: usize = 1 << LEAF_BITS;
 const ROOT: usize = 1 << ROOT_BITS;
 
-type Leaf = [Slot; LEAF];
+type Leaf = [MapSlot; LEAF];
 type Root = [AtomicPtr<Leaf>; ROOT];
 
 /// What an entry says.
@@ -28,7 +28,7 @@ pub(super) enum Entry {
         span: u32,
     },
     /// Several regions: the number of their list.
-    Crowd(u32),
+    Overflow(u32),
 }
 
 const CROWD: u32 = u32::MAX;
@@ -39,7 +39,7 @@ impl Entry {
         let (number, low) = ((bits >> 32) as u32, bits as u32);
         match number {
             0 => Self::Empty,
-            CROWD => Self::Crowd(low),
+            CROWD => Self::Overflow(low),
             number => Self::Region { number, span: low },
         }
     }
@@ -48,7 +48,7 @@ impl Entry {
         match self {
             Self::Empty => 0,
             Self::Region { number, span } => ((number as u64) << 32) | span as u64,
-            Self::Crowd(number) => ((CROWD as u64) << 32) | number as u64,
+            Self::Overflow(number) => ((CROWD as u64) << 32) | number as u64,
         }
     }
 }
@@ -56,9 +56,9 @@ impl Entry {
 /// One entry of the map. All changes but `set_span_alone` happen under the tracker's writer lock.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Slot(AtomicU64);
+pub(super) struct MapSlot(AtomicU64);
 
-impl Slot {
+impl MapSlot {
     #[inline]
     pub(super) fn load(&self) -> Entry {
         Entry::unpack(self.0.load(Ordering::Acquire))
@@ -96,14 +96,14 @@ impl Slot {
                     }
                 }
                 Entry::Region { number: first, span } => {
-                    let crowd = crowd::gather(first, span, number)?;
-                    if self.exchange(old, Entry::Crowd(crowd)) {
+                    let overflow = overflow::gather(first, span, number)?;
+                    if self.exchange(old, Entry::Overflow(overflow)) {
                         return Ok(());
                     }
                     // The pool of the first region set a span meanwhile.
-                    crowd::dissolve(crowd);
+                    overflow::dissolve(overflow);
                 }
-                Entry::Crowd(crowd) => return crowd::add(crowd, number),
+                Entry::Overflow(overflow) => return overflow::add(overflow, number),
             }
         }
     }
@@ -118,10 +118,10 @@ impl Slot {
                         return;
                     }
                 }
-                Entry::Crowd(crowd) => {
-                    if let Some((last, span)) = crowd::remove(crowd, number) {
+                Entry::Overflow(overflow) => {
+                    if let Some((last, span)) = overflow::remove(overflow, number) {
                         self.0.store(Entry::Region { number: last, span }.pack(), Ordering::Release);
-                        crowd::dissolve(crowd);
+                        overflow::dissolve(overflow);
                     }
                     return;
                 }
@@ -145,10 +145,12 @@ impl Slot {
         }
     }
 
-    /// As [`Slot::set_span_alone`], among several regions too.
+    /// As [`MapSlot::set_span_alone`], among several regions too.
     pub(super) fn set_span(&self, number: u32, span: u32) -> bool {
         match self.load() {
-            Entry::Crowd(crowd) => CROWDS.get(crowd).is_some_and(|crowd| crowd.set_span(number, span)),
+            Entry::Overflow(overflow) => {
+                OVERFLOW_LISTS.get(overflow).is_some_and(|overflow| overflow.set_span(number, span))
+            }
             _ => self.set_span_alone(number, span),
         }
     }
@@ -188,7 +190,7 @@ impl PageMap {
 
     /// The entry of the granule that holds `address`; `None` where nothing was ever tracked.
     #[inline]
-    pub(super) fn get(&self, address: Address) -> Option<&Slot> {
+    pub(super) fn get(&self, address: Address) -> Option<&MapSlot> {
         let (root, leaf) = Self::locate(address);
         let found = NonNull::new(self.root(address.space())?[root].load(Ordering::Acquire))?;
         // SAFETY: published leaves are zero-initialised mappings of this size, never unmapped.
@@ -197,7 +199,7 @@ impl PageMap {
 
     /// As [`PageMap::get`], for addresses of the process's own space alone.
     #[inline(always)]
-    pub(super) fn get_own(&self, address: Address) -> Option<&Slot> {
+    pub(super) fn get_in_process(&self, address: Address) -> Option<&MapSlot> {
         let granule = (address.to_bits() >> GRANULE_BITS) as usize;
         let root = granule >> LEAF_BITS;
         if root >= ROOT {
@@ -209,7 +211,7 @@ impl PageMap {
     }
 
     /// The entry of the granule that holds `address`.
-    pub(super) fn get_or_grow(&self, address: Address) -> Result<&Slot> {
+    pub(super) fn get_or_grow(&self, address: Address) -> Result<&MapSlot> {
         if self.root(address.space()).is_none() {
             grow(&self.others[usize::from(address.space().number())])?;
         }

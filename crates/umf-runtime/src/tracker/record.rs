@@ -3,11 +3,11 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::owner::OwnerId;
-use super::{Found, RegionNumber};
+use super::{RegionNumber, TrackedRegion};
 use umf_core::provider::RegionId;
 use umf_core::{Address, Region};
 use umf_sync::SequenceLock;
-use umf_sync::chunks::Zeroed;
+use umf_sync::chunks::Zeroable;
 use umf_sync::table::Table;
 
 pub(super) static REGIONS: Table<RegionRecord> = Table::new(u32::MAX >> 2);
@@ -28,7 +28,7 @@ pub(super) struct RegionRecord {
 }
 
 // SAFETY: all fields are atomics. (A zeroed record reads as region of size 0, which holds no address.)
-unsafe impl Zeroed for RegionRecord {}
+unsafe impl Zeroable for RegionRecord {}
 
 impl RegionRecord {
     /// Fills the record of a number that was just allocated.
@@ -43,7 +43,7 @@ impl RegionRecord {
     }
 
     /// Marks the record as free.
-    pub(super) fn retract(&self) {
+    pub(super) fn withdraw(&self) {
         self.state.store(0, Ordering::Relaxed);
         self.sequence.withdraw();
     }
@@ -70,7 +70,7 @@ impl RegionRecord {
 
     /// A consistent copy, or `None` if the record is free or being changed.
     #[inline]
-    pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {
+    pub(super) fn read(&self, number: u32, span: u32) -> Option<TrackedRegion> {
         let (owner, base, size, id) = self.sequence.read(|| {
             (
                 self.owner.load(Ordering::Relaxed),
@@ -80,7 +80,12 @@ impl RegionRecord {
             )
         })?;
         let region = Region::with_id(Address::from_bits(base), size as usize, RegionId::from_number(id)?);
-        Some(Found { region, owner: OwnerId::from_number(owner)?, span, number: RegionNumber(number) })
+        Some(TrackedRegion {
+            region,
+            owner: OwnerId::from_number(owner)?,
+            span,
+            number: RegionNumber(number),
+        })
     }
 
     /// Notes an export; `false` if the record is no longer that of a live region `id`. Under the tracker's writer

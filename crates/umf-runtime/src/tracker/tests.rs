@@ -2,7 +2,7 @@ use super::*;
 use crate::observer::Leases;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
-use umf_core::held::OnFree;
+use umf_core::deferred::OnFree;
 use umf_core::{AddressSpace, Completion, Layout, MemoryKind, Progress, Provider, ProviderKind, Visibility};
 
 /// A provider of addresses without memory, in a space of its own, so that tests do not meet.
@@ -209,15 +209,15 @@ fn a_region_that_waits_for_a_completion_counts_as_awaited_and_lost() {
     let blocks = [1, 2].map(|progress| Arc::new(Unfinished(AtomicU64::new(progress))));
     for (offset, block) in [0, 512].into_iter().zip(&blocks) {
         let address = region.base().checked_add(offset).unwrap();
-        assert!(upstream.hold_until(address, 512, block.clone(), None));
+        assert!(upstream.defer_until(address, 512, block.clone(), None));
     }
     let sums = || {
-        let held = upstream.held();
-        (held.blocks, held.regions, held.bytes, held.awaited_bytes, held.lost_bytes)
+        let held = upstream.deferred();
+        (held.blocks, held.regions, held.bytes, held.pending_bytes, held.lost_bytes)
     };
     assert_eq!(sums(), (2, 0, 1024, 1024, 0));
     // SAFETY: no thread uses the region.
-    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Held));
+    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::deferred::FreeOutcome::Deferred));
     assert_eq!(sums(), (0, 1, 1024, 1024, 0));
     upstream.poll();
     assert_eq!(sums(), (0, 1, 1024, 1024, 1024));
@@ -243,15 +243,15 @@ fn held_limit_counts_leased_bytes_and_not_awaited_ones() {
     upstream.set_on_free(OnFree::Hold, 512);
     let region = upstream.allocate(layout(1024, 256)).unwrap().0;
     let completion = Arc::new(Unfinished(AtomicU64::new(1)));
-    assert!(upstream.hold_until(region.base(), 512, completion.clone(), None));
+    assert!(upstream.defer_until(region.base(), 512, completion.clone(), None));
     assert_eq!(upstream.admit(), Ok(()));
     let lease = Arc::new(Lease(AtomicBool::new(true)));
-    assert!(upstream.hold(region.base().checked_add(512).unwrap(), 512, lease.clone()));
+    assert!(upstream.defer(region.base().checked_add(512).unwrap(), 512, lease.clone()));
     assert_eq!(upstream.admit(), Err(Error::HeldLimit { held: 512, limit: 512 }));
     lease.0.store(false, Ordering::Relaxed);
     completion.0.store(0, Ordering::Relaxed);
     // SAFETY: no thread uses the region.
-    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Gone));
+    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::deferred::FreeOutcome::Freed));
     assert_eq!(upstream.admit(), Ok(()));
 }
 

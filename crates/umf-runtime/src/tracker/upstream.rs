@@ -4,14 +4,14 @@ use core::ptr::NonNull;
 use core::time::Duration;
 use std::sync::Arc;
 
-use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::shortage::OutOfMemory;
+use umf_core::deferred::{DeferredStatistics, OnFree};
+use umf_core::out_of_memory::OnOutOfMemory;
 use umf_core::{Controls, ProviderRef};
 
 use super::{OwnerId, RegionNumber, end, find, insert, remove};
-use crate::held::{Fate, Joined, Policy};
+use crate::deferred::{FreeOutcome, Joined, Policy};
 use crate::observer::before_free;
-use crate::shortage::Slot;
+use crate::out_of_memory::CallbackSlot;
 use umf_core::Freed;
 #[cfg(doc)]
 use umf_core::Provider;
@@ -29,7 +29,7 @@ pub struct Upstream {
     provider: ProviderRef,
     generation: u32,
     policy: Policy,
-    slot: Slot,
+    slot: CallbackSlot,
 }
 
 impl Upstream {
@@ -45,7 +45,7 @@ impl Upstream {
             provider,
             generation: fork::generation(),
             policy: Policy::default(),
-            slot: Slot::default(),
+            slot: CallbackSlot::default(),
         })
     }
 
@@ -100,7 +100,7 @@ impl Upstream {
     }
 
     /// Whom to ask when memory is lacking.
-    pub(crate) const fn slot(&self) -> &Slot {
+    pub(crate) const fn slot(&self) -> &CallbackSlot {
         &self.slot
     }
 
@@ -148,7 +148,7 @@ impl Upstream {
     /// Retires the exports of a region, stops tracking it, and frees it, in this order.
     ///
     /// While other processes have it open, or blocks of it that are held, its provider does not get it back
-    /// ([`Fate::Held`]; see [`crate::held`]). It stays tracked meanwhile, and cannot be freed again.
+    /// ([`FreeOutcome::Deferred`]; see [`crate::deferred`]). It stays tracked meanwhile, and cannot be freed again.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from it are still
@@ -158,9 +158,9 @@ impl Upstream {
     ///
     /// # Safety
     /// As [`Provider::free`].
-    pub unsafe fn free(&self, region: Region) -> Result<Fate> {
+    pub unsafe fn free(&self, region: Region) -> Result<FreeOutcome> {
         if self.is_frozen() {
-            return Ok(Fate::Gone);
+            return Ok(FreeOutcome::Freed);
         }
         let number = self.number_of(&region)?;
         let mut users = Joined::default();
@@ -170,7 +170,7 @@ impl Upstream {
             self.claim(&region, &mut users);
         }
         if self.hold_region(region, number, users) {
-            return Ok(Fate::Held);
+            return Ok(FreeOutcome::Deferred);
         }
         remove(number, region);
         failpoint!("upstream.removed");
@@ -182,7 +182,7 @@ impl Upstream {
             // taken out first, because after the provider's free the addresses may be another region's.)
             let _ = insert(region, self.id);
         }
-        freed.map(|()| Fate::Gone)
+        freed.map(|()| FreeOutcome::Freed)
     }
 
     fn retire(&self, number: RegionNumber, region: Region, leases: &mut Joined) -> Result<()> {
@@ -197,7 +197,7 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        self.stop_letting_go();
+        self.stop_reclaiming();
         self.close();
         if self.generation != fork::generation() {
             // Guards of the parent's threads never end here: the record stays used in this child.
@@ -214,11 +214,11 @@ impl Controls for Upstream {
         Self::set_on_free(self, on_free, max_held_bytes);
     }
 
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) {
-        Self::set_out_of_memory(self, callback);
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
+        Self::set_on_out_of_memory(self, callback);
     }
 
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
+    fn drain(&self, timeout: Duration) -> DeferredStatistics {
         Self::drain(self, timeout)
     }
 }

@@ -9,9 +9,9 @@ use super::forks::fork_amid;
 use super::misuse::{is_not_allocated, is_not_live};
 use super::threads::join;
 use super::{Make, Pages, Random, allocate, at, controls, deferred, free, layout, mark_exported, try_free};
-use umf_core::held::OnFree;
+use umf_core::deferred::OnFree;
 use umf_core::{Address, Completion, Error, Pool, Progress, Result};
-use umf_runtime::held;
+use umf_runtime::deferred;
 
 /// What no test here takes as long as.
 const LONG: Duration = Duration::from_secs(20);
@@ -137,7 +137,7 @@ pub fn delayed_blocks_are_not_handed_out(make: Make<'_>) {
             assert!(provider.contains(address, block.size), "the region of a block in use went");
         }
         let left = controls(&*pool).drain(Duration::ZERO);
-        let awaited = (left.bytes, left.awaited_bytes, left.lost_bytes);
+        let awaited = (left.bytes, left.pending_bytes, left.lost_bytes);
         assert_eq!(awaited, (block.size as u64, block.size as u64, 0));
         token.be_ready();
         pool.trim(0).expect("the provider takes everything back");
@@ -196,7 +196,7 @@ pub fn lost_completions_hold_their_blocks(make: Make<'_>) {
             others.into_iter().for_each(|other| free(&*pool, other));
             pool.trim(0).expect("the provider takes everything back");
             let left = controls(&*pool).drain(Duration::from_millis(1));
-            assert_eq!((left.awaited_bytes, left.lost_bytes), (all, all), "{size} bytes");
+            assert_eq!((left.pending_bytes, left.lost_bytes), (all, all), "{size} bytes");
             assert!(provider.contains(address, size));
             token.be_ready();
             assert!(controls(&*pool).drain(LONG).is_empty() && controls(&*pool).drain(LONG).lost_bytes == 0);
@@ -236,13 +236,13 @@ pub fn delayed_blocks_outlive_their_pool(make: Make<'_>) {
                 assert!(is_same, "{size} bytes that may be in use lost their contents");
             }
             assert!(provider.live_bytes() <= (64 << 20), "{others:?}: more is held than may be in use");
-            held::poll();
+            deferred::poll();
         }
         tokens.iter().for_each(|token| token.be_ready());
         let begin = Instant::now();
         while provider.live_regions() != 0 || Arc::strong_count(&provider) != 1 {
             assert!(begin.elapsed() < LONG, "a region that nobody uses stays");
-            held::poll();
+            deferred::poll();
         }
         assert!(tokens.iter().all(|token| Arc::strong_count(token) == 1));
     }
@@ -385,7 +385,7 @@ pub fn threads_keep_off_delayed_blocks(make: Make<'_>) {
                         token.be_ready();
                     }
                     if random.below(200) == 0 {
-                        held::poll();
+                        deferred::poll();
                         pool.trim(random.below(8 << 20)).expect("the provider takes everything back");
                     }
                 }
@@ -417,11 +417,11 @@ pub fn a_child_awaits_nothing_of_its_parent(make: Make<'_>) {
             let (address, token) = (allocate(pool, random.size(15)), Token::new());
             free_after(pool, address, &token);
             token.be_ready();
-            held::poll();
+            deferred::poll();
         }
     };
     fork_amid(traffic, || {
-        if !held::statistics().is_empty() || held::statistics().awaited_bytes != 0 {
+        if !deferred::statistics().is_empty() || deferred::statistics().pending_bytes != 0 {
             return 1;
         }
         for round in 0..200 {

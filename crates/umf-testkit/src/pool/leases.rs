@@ -9,9 +9,9 @@ use super::forks::fork_amid;
 use super::misuse::is_not_allocated;
 use super::threads::join;
 use super::{Make, Pages, Random, allocate, controls, free, layout, mark_exported, try_free};
-use umf_core::held::OnFree;
+use umf_core::deferred::OnFree;
 use umf_core::{Address, Error, Pool};
-use umf_runtime::held;
+use umf_runtime::deferred;
 
 /// What no test here takes as long as.
 const LONG: Duration = Duration::from_secs(20);
@@ -242,7 +242,7 @@ pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
                 "{size} bytes that are open elsewhere went with their pool"
             );
             assert!(provider.live_bytes() <= (32 << 20), "{others:?}: more is held than is open");
-            held::poll();
+            deferred::poll();
             assert!(provider.contains(address, size));
             // Others use the process on: nothing comes to lie there.
             let next = make(Pages::shared().into());
@@ -254,11 +254,11 @@ pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
             // A provider that refuses keeps nothing from being tried again.
             provider.refuse_frees(true);
             borrower.close(address);
-            held::poll();
-            assert!(provider.contains(address, size) && held::statistics().regions > 0);
+            deferred::poll();
+            assert!(provider.contains(address, size) && deferred::statistics().regions > 0);
             provider.refuse_frees(false);
             wait_for("a region that nobody has open stays", || {
-                held::poll();
+                deferred::poll();
                 provider.live_regions() == 0 && Arc::strong_count(&provider) == 1
             });
         }
@@ -292,7 +292,7 @@ pub fn threads_keep_off_leased_blocks(make: Make<'_>) {
                         borrower.close(open.swap_remove(random.below(20)));
                     }
                     if random.below(200) == 0 {
-                        held::poll();
+                        deferred::poll();
                         pool.trim(random.below(8 << 20)).expect("the provider takes everything back");
                     }
                 }
@@ -327,11 +327,11 @@ pub fn a_child_holds_nothing_of_its_parent(make: Make<'_>) {
             let address = allocate(pool, size);
             free_leased(pool, &borrower, address, size);
             borrower.close(address);
-            held::poll();
+            deferred::poll();
         }
     };
     fork_amid(traffic, || {
-        if !held::statistics().is_empty() || pool.statistics().held_bytes != 0 {
+        if !deferred::statistics().is_empty() || pool.statistics().held_bytes != 0 {
             return 1;
         }
         for round in 0..200 {

@@ -132,7 +132,7 @@ impl ExportObserver for Recorder {
 /// A flagged block is announced when it is freed, once, before it is handed out again; an unflagged one is not.
 pub fn exported_blocks_are_announced_once(make: Make<'_>) {
     let recorder = Arc::new(Recorder::default());
-    let _observing = observer::observe(recorder.clone()).expect("there is memory");
+    let _observing = observer::register(recorder.clone()).expect("there is memory");
     for size in [64, 5000, 100_000, 10 << 20] {
         let pool = make(Numbers::new(4096).into());
         // Others had its space before it.

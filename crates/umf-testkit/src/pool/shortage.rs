@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex};
 
 use super::threads::join;
 use super::{Make, Numbers, Random, allocate, controls, free, layout, try_free};
-use umf_core::shortage::{ATTEMPTS, OutOfMemory, Relief, Shortage};
+use umf_core::out_of_memory::{ATTEMPTS, OnOutOfMemory, OutOfMemoryAction, OutOfMemoryEvent};
 use umf_core::{Address, Error, Pool};
 
 const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
-fn ask(pool: &dyn Pool, callback: impl Fn(&Shortage<'_>) -> Relief + Send + Sync + 'static) {
-    controls(pool).set_out_of_memory(Some(Arc::new(callback)));
+fn ask(
+    pool: &dyn Pool,
+    callback: impl Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync + 'static,
+) {
+    controls(pool).set_on_out_of_memory(Some(Arc::new(callback)));
 }
 
 /// Allocates until the pool has no more, from a provider that has no more.
@@ -41,9 +44,9 @@ pub fn who_is_asked_can_help(make: Make<'_>) {
             match from.lock().expect("no thread panics").pop() {
                 Some(address) => free(shortage.pool, address),
                 None if shortage.attempt == 1 => provider.fail_after(None),
-                None => return Relief::GiveUp,
+                None => return OutOfMemoryAction::GiveUp,
             }
-            Relief::Retry
+            OutOfMemoryAction::Retry
         });
         let all = shelf.lock().expect("no thread panics").len() as u64 + 1;
         let wanted = layout(size, 8);
@@ -55,7 +58,7 @@ pub fn who_is_asked_can_help(make: Make<'_>) {
         assert!(seen.iter().zip(1..).all(|(&(_, attempt, ..), expected)| attempt == expected));
         free(&*pool, address);
         free(&*pool, first);
-        controls(&*pool).set_out_of_memory(None);
+        controls(&*pool).set_on_out_of_memory(None);
         shelf.lock().expect("no thread panics").drain(..).for_each(|address| free(&*pool, address));
     }
 }
@@ -63,7 +66,7 @@ pub fn who_is_asked_can_help(make: Make<'_>) {
 /// Who always says "again" is asked a bounded number of times; who gives up, once; and the error is the pool's own.
 pub fn who_cannot_help_is_not_asked_for_ever(make: Make<'_>) {
     for size in SIZES {
-        for (relief, most) in [(Relief::Retry, ATTEMPTS), (Relief::GiveUp, 1)] {
+        for (relief, most) in [(OutOfMemoryAction::Retry, ATTEMPTS), (OutOfMemoryAction::GiveUp, 1)] {
             let provider = Numbers::new(4096);
             let pool = make(provider.clone().into());
             let asked = Arc::new(AtomicU32::new(0));
@@ -101,7 +104,7 @@ pub fn who_is_asked_may_do_anything(make: Make<'_>) {
             assert_eq!(pool.statistics(), shortage.statistics);
             ask(pool, |_| std::panic::resume_unwind(Box::new("who is asked panics")));
             assert!(pool.allocate(layout(64 << 20, 1)).is_err());
-            Relief::Retry
+            OutOfMemoryAction::Retry
         });
         // The second time the other one is asked.
         let refused = pool.allocate(layout(size, 1));
@@ -111,7 +114,7 @@ pub fn who_is_asked_may_do_anything(make: Make<'_>) {
         let address = allocate(&*pool, size);
         free(&*pool, address);
         live.into_iter().for_each(|address| free(&*pool, address));
-        controls(&*pool).set_out_of_memory(None);
+        controls(&*pool).set_on_out_of_memory(None);
         pool.trim(0).expect("the provider takes everything back");
         assert_eq!((provider.live_regions(), pool.statistics().live_blocks), (0, 0));
     }
@@ -120,11 +123,13 @@ pub fn who_is_asked_may_do_anything(make: Make<'_>) {
 /// Frees a block of the shelf.
 struct Shelf(Mutex<Vec<Address>>);
 
-impl OutOfMemory for Shelf {
-    fn out_of_memory(&self, shortage: &Shortage<'_>) -> Relief {
-        let Some(address) = self.0.lock().expect("no thread panics").pop() else { return Relief::GiveUp };
+impl OnOutOfMemory for Shelf {
+    fn out_of_memory(&self, shortage: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction {
+        let Some(address) = self.0.lock().expect("no thread panics").pop() else {
+            return OutOfMemoryAction::GiveUp;
+        };
         free(shortage.pool, address);
-        Relief::Retry
+        OutOfMemoryAction::Retry
     }
 }
 
@@ -133,7 +138,7 @@ pub fn threads_ask_beside_each_other(make: Make<'_>) {
     let provider = Numbers::new(4096);
     let pool = make(provider.clone().into());
     let shelf = Arc::new(Shelf(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
-    controls(&*pool).set_out_of_memory(Some(shelf.clone()));
+    controls(&*pool).set_on_out_of_memory(Some(shelf.clone()));
     provider.fail_after(Some(0));
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -7,10 +7,10 @@ use super::super::borrower::Borrower;
 use super::Make;
 use super::memory::{assert_filled, fill, is_accessible, is_zero};
 use super::process::beside_others;
-use umf_core::held::OnFree;
+use umf_core::deferred::OnFree;
 use umf_core::{Error, Layout, Provider, Region};
 use umf_runtime::Upstream;
-use umf_runtime::held::{self, Fate};
+use umf_runtime::deferred::{self, FreeOutcome};
 use umf_runtime::tracker::{self, RegionNumber};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -21,7 +21,7 @@ fn allocate(upstream: &Upstream, pages: usize) -> (Region, RegionNumber) {
 }
 
 #[track_caller]
-fn free(upstream: &Upstream, region: Region, fate: Fate) {
+fn free(upstream: &Upstream, region: Region, fate: FreeOutcome) {
     // SAFETY: the region is the test's, and not used after.
     assert_eq!(unsafe { upstream.free(region) }, Ok(fate), "{region:?}");
 }
@@ -42,7 +42,7 @@ fn others_keep_off(upstream: &Upstream, borrower: &Borrower) {
             fill(other.base(), other.size(), 9);
         }
     }
-    others.into_iter().for_each(|other| free(upstream, other, Fate::Gone));
+    others.into_iter().for_each(|other| free(upstream, other, FreeOutcome::Freed));
 }
 
 /// A region that is freed while others have it open keeps its place, and its content unless that is to be released.
@@ -58,12 +58,12 @@ pub fn leased_regions_are_held(make: Make<'_>) {
             fill(region.base(), region.size(), 5);
         }
         lend(&borrower, (region, number));
-        free(&upstream, region, Fate::Held);
+        free(&upstream, region, FreeOutcome::Deferred);
         // SAFETY: it is freed: an error is expected.
         let second = unsafe { upstream.free(region) };
         assert_eq!(second, Err(Error::NotAllocated { address: region.base() }));
         assert!(tracker::mark_exported(number, region).is_err());
-        let held = upstream.held();
+        let held = upstream.deferred();
         assert_eq!((held.blocks, held.regions, held.bytes), (0, 1, region.size() as u64));
         others_keep_off(&upstream, &borrower);
         if accessible && (on_free == OnFree::Hold || provider.purge().is_none()) {
@@ -80,7 +80,7 @@ pub fn leased_regions_are_held(make: Make<'_>) {
         let last = allocate(&upstream, 1);
         lend(&borrower, last);
         borrower.close_all();
-        free(&upstream, last.0, Fate::Gone);
+        free(&upstream, last.0, FreeOutcome::Freed);
     }
 }
 
@@ -93,13 +93,13 @@ pub fn the_bound_on_held_regions_is_kept(make: Make<'_>) {
     let limit = one.0.size() as u64;
     upstream.set_on_free(OnFree::Hold, limit);
     lend(&borrower, one);
-    free(&upstream, one.0, Fate::Held);
+    free(&upstream, one.0, FreeOutcome::Deferred);
     let layout = Layout::new(1, 1).expect("a valid layout");
     let refused = upstream.allocate(layout);
     assert_eq!(refused.map(drop), Err(Error::HeldLimit { held: limit, limit }));
     borrower.close_all();
     let next = allocate(&upstream, 1);
-    free(&upstream, next.0, Fate::Gone);
+    free(&upstream, next.0, FreeOutcome::Freed);
 }
 
 /// A held region keeps its provider, though nobody else does any more.
@@ -114,21 +114,21 @@ pub fn held_regions_keep_their_provider(make: Make<'_>) {
         fill(region.0.base(), region.0.size(), 8);
     }
     lend(&borrower, region);
-    free(&upstream, region.0, Fate::Held);
+    free(&upstream, region.0, FreeOutcome::Deferred);
     drop(upstream);
-    held::poll();
+    deferred::poll();
     assert!(weak.upgrade().is_some_and(|provider: Arc<dyn Provider>| !provider.name().is_empty()));
     if accessible {
         assert_filled(region.0.base(), region.0.size(), 8);
     }
     assert_eq!(tracker::find(region.0.base()), None, "it belongs to nobody");
-    assert!(held::statistics().regions > 0);
+    assert!(deferred::statistics().regions > 0);
     borrower.close_all();
     let begin = Instant::now();
     // Somebody else's look may be what lets go.
     while weak.strong_count() > 0 {
         assert!(begin.elapsed() < LONG, "a provider outlives what was held");
-        held::poll();
+        deferred::poll();
         std::thread::yield_now();
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf::settings::{Context, Loader};
-use umf::{Error, Pool, Relief, Shortage};
+use umf::{Error, OutOfMemoryAction, OutOfMemoryEvent, Pool};
 use umf_testkit::pool::Token;
 
 const MIB: usize = 1 << 20;
@@ -150,11 +150,11 @@ fn who_is_asked_makes_room() {
     let pool = Pool::builder().memory_limit(16 << 20).build().unwrap();
     let shelf: Arc<std::sync::Mutex<Vec<umf::Address>>> = Arc::default();
     let from = shelf.clone();
-    let asked = move |shortage: &Shortage<'_>| {
-        let Some(address) = from.lock().unwrap().pop() else { return Relief::GiveUp };
+    let asked = move |shortage: &OutOfMemoryEvent<'_>| {
+        let Some(address) = from.lock().unwrap().pop() else { return OutOfMemoryAction::GiveUp };
         // SAFETY: the block is nobody's.
         unsafe { shortage.pool.free(address) }.unwrap();
-        Relief::Retry
+        OutOfMemoryAction::Retry
     };
     pool.on_out_of_memory(asked).unwrap();
     for _ in 0..40 {

@@ -559,7 +559,7 @@ fn strangers_free_exported_and_deferred_blocks() {
             assert!(!others.iter().any(is_held), "a held block was handed out");
             borrower.close_all();
             token.be_ready();
-            umf_runtime::held::poll();
+            umf_runtime::deferred::poll();
             assert_eq!(pool.statistics().held_bytes, 0);
             free_all(&pool, others);
             assert_unused(&pool);

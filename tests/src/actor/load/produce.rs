@@ -121,7 +121,7 @@ pub(super) fn run(work: &Work<'_>, incarnation: &str, kind: &PoolKind<'_>) -> An
     drop(shared);
     umf::exporter()?.evict_idle();
     umf::importer()?.evict_idle();
-    umf_runtime::held::poll();
+    umf_runtime::deferred::poll();
     let blocks = work.numbers.load(Ordering::Relaxed);
     Ok(format!("blocks={blocks} children_killed={}", killed.into_inner()))
 }
@@ -234,7 +234,7 @@ impl Thread<'_> {
 
     /// Completes the deferred frees of blocks that no process has open.
     fn poll(&mut self) -> Result<(), Failure> {
-        umf_runtime::held::poll();
+        umf_runtime::deferred::poll();
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use umf_sync::{failpoint, fork};
 use super::{REPLY_SIZE, REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
 use crate::transfer::Wanted;
-use umf_os::socket::Peer;
+use umf_os::socket::PeerTrust;
 
 /// What came of a request.
 #[derive(Debug)]
@@ -89,10 +89,10 @@ impl Client {
             Some(connection) => connection,
             None => {
                 let connection = connect(self.nonce, deadline)?;
-                match umf_os::socket::peer_of(connection.as_fd())? {
-                    Peer::Trusted => connection,
-                    Peer::Other => return Ok(Answer::OtherUser),
-                    Peer::Nameless => return Ok(Answer::Nameless),
+                match umf_os::socket::peer_trust(connection.as_fd())? {
+                    PeerTrust::Trusted => connection,
+                    PeerTrust::Other => return Ok(Answer::OtherUser),
+                    PeerTrust::Unmapped => return Ok(Answer::Nameless),
                 }
             }
         };

@@ -18,7 +18,7 @@ use umf_sync::{failpoint, fork};
 use super::{REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
 use crate::{Error, Result};
-use umf_os::{CloseOnFork, Reopened};
+use umf_os::{CloseOnFork, ReopenedFile};
 
 /// A descriptor that this process keeps.
 pub type SharedFd = Arc<dyn AsFd + Send + Sync>;
@@ -37,7 +37,7 @@ pub trait FdSource: Send + Sync {
 #[allow(missing_debug_implementations, reason = "a descriptor of any type")]
 pub enum Outgoing {
     /// Opened for the asker, and closed here once it is sent.
-    Own(Reopened),
+    Own(ReopenedFile),
     /// This process's own.
     Shared(SharedFd),
 }
@@ -207,7 +207,7 @@ impl Serving {
         let Some(connection) = self.connections.get(index) else { return false };
         // A client reads an answer before it asks again. Descriptors in unread answers count against
         // a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
-        if umf_os::socket::unread(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
+        if umf_os::socket::unread_bytes(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
             return false;
         }
         let mut bytes = [0; REQUEST_SIZE + 1];
@@ -247,7 +247,7 @@ const fn shared(fd: SharedFd) -> (Reply, Option<Outgoing>) {
 }
 
 fn is_permitted(connection: BorrowedFd<'_>) -> bool {
-    umf_os::socket::peer_of(connection) == Ok(umf_os::socket::Peer::Trusted)
+    umf_os::socket::peer_trust(connection) == Ok(umf_os::socket::PeerTrust::Trusted)
 }
 
 /// Says no before anything was asked, so that a stranger takes no place from others.

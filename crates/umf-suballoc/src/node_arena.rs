@@ -1,11 +1,11 @@
-//! [`Nodes`]: places for tree nodes that do not move, in metadata mappings.
+//! [`NodeArena`]: places for tree nodes that do not move, in metadata mappings.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use umf_core::{Error, Result};
-use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::chunks::{Chunks, Zeroable};
 
 /// One place: a node, or the number of the next free place.
 union Content<T> {
@@ -17,13 +17,13 @@ union Content<T> {
 struct Place<T>(UnsafeCell<MaybeUninit<Content<T>>>);
 
 // SAFETY: uninitialised is valid for MaybeUninit, and so are zeros; dropping does nothing.
-unsafe impl<T> Zeroed for Place<T> {}
-// SAFETY: places are reached only through `&mut Nodes`, or through the pointers that it gave out, whose use
+unsafe impl<T> Zeroable for Place<T> {}
+// SAFETY: places are reached only through `&mut NodeArena`, or through the pointers that it gave out, whose use
 // is the unsafe business of their holder.
 unsafe impl<T> Sync for Place<T> {}
 
 /// Places for nodes of `T`. Keeps the memory of what was removed for what comes next.
-pub struct Nodes<T> {
+pub struct NodeArena<T> {
     places: Chunks<Place<T>>,
     /// How many places exist.
     capacity: u32,
@@ -35,19 +35,19 @@ pub struct Nodes<T> {
     fresh: u32,
 }
 
-impl<T> Default for Nodes<T> {
+impl<T> Default for NodeArena<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T> core::fmt::Debug for Nodes<T> {
+impl<T> core::fmt::Debug for NodeArena<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{} nodes", self.used)
     }
 }
 
-impl<T> Nodes<T> {
+impl<T> NodeArena<T> {
     /// No places; maps nothing.
     #[must_use]
     pub const fn new() -> Self {
@@ -81,15 +81,15 @@ impl<T> Nodes<T> {
     }
 
     /// Puts a node into a free place, where it stays until removed. `make` gets the number that
-    /// [`Nodes::remove`] wants back.
+    /// [`NodeArena::remove`] wants back.
     ///
     /// # Errors
-    /// As [`Nodes::ensure`].
+    /// As [`NodeArena::ensure`].
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<NonNull<T>> {
         self.ensure(1)?;
         let number = if self.free == 0 { self.fresh } else { self.free - 1 };
         let place = self.places.get_or_grow(number)?.0.get();
-        // SAFETY: `number` is free, so nobody else looks at the place, and `Nodes` is borrowed mutably. A
+        // SAFETY: `number` is free, so nobody else looks at the place, and `NodeArena` is borrowed mutably. A
         // place that was in use before holds the number of the next free one.
         unsafe {
             if self.free == 0 {
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn places_stay_and_are_used_again() {
-        let mut nodes = Nodes::new();
+        let mut nodes = NodeArena::new();
         let placed: Vec<_> =
             (0..1000_u64).map(|value| nodes.insert(|number| (number, value)).unwrap()).collect();
         for (value, placed) in placed.iter().enumerate() {

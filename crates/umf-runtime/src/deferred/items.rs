@@ -1,4 +1,4 @@
-//! What is known of one thing that is held, and of all that one [`crate::Upstream`] holds.
+//! DeferredMemory is known of one thing that is held, and of all that one [`crate::Upstream`] holds.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use crate::observer::Leases;
 use crate::tracker::RegionNumber;
 use umf_core::{Address, Completion, Progress, ProviderRef, Region};
-use umf_sync::chunks::Zeroed;
+use umf_sync::chunks::Zeroable;
 
-/// What is held.
+/// DeferredMemory is held.
 #[derive(Clone, Debug)]
-pub(super) enum What {
+pub(super) enum DeferredMemory {
     /// A block, which its pool took out of everyone's reach.
     Block,
     /// A region on its way to its provider, and its number as long as the tracker knows it.
@@ -45,15 +45,15 @@ impl Users {
 }
 
 fn ask(completion: &dyn Completion) -> Progress {
-    // What has panicked is not known to be done.
+    // DeferredMemory has panicked is not known to be done.
     let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| completion.progress()));
     asked.unwrap_or(Progress::Lost)
 }
 
 /// One thing that is held.
 #[derive(Clone)]
-pub(super) struct Item {
-    pub(super) what: What,
+pub(super) struct DeferredItem {
+    pub(super) what: DeferredMemory,
     pub(super) base: Address,
     pub(super) size: usize,
     /// Its pages were given back, and are to be again.
@@ -65,13 +65,13 @@ pub(super) struct Item {
     pub(super) users: Users,
 }
 
-impl Item {
+impl DeferredItem {
     const fn is_awaited(&self) -> bool {
         self.users.completion.is_some()
     }
 
     pub(super) const fn is_part(&self) -> bool {
-        !matches!(self.what, What::Region(..))
+        !matches!(self.what, DeferredMemory::Region(..))
     }
 
     /// Whether it shares a byte with the region.
@@ -90,7 +90,7 @@ impl Item {
 }
 
 /// An item's place in a list. All of it is guarded by the registry's lock.
-pub(super) struct Slot {
+pub(super) struct DeferredSlot {
     pub(super) next: u32,
     pub(super) prev: u32,
     pub(super) account: u32,
@@ -100,16 +100,16 @@ pub(super) struct Slot {
     pub(super) busy: bool,
     /// Whether `item` holds one.
     pub(super) full: bool,
-    pub(super) item: MaybeUninit<Item>,
+    pub(super) item: MaybeUninit<DeferredItem>,
 }
 
-/// A [`Slot`] in the table of all.
-pub(super) struct Record(pub(super) UnsafeCell<Slot>);
+/// A [`DeferredSlot`] in the table of all.
+pub(super) struct DeferredRecord(pub(super) UnsafeCell<DeferredSlot>);
 
-// SAFETY: the slot is reached through `Registry` alone, of which there is one, behind a lock; items are `Send`.
-unsafe impl Sync for Record {}
+// SAFETY: the slot is reached through `DeferredRegistry` alone, of which there is one, behind a lock; items are `Send`.
+unsafe impl Sync for DeferredRecord {}
 // SAFETY: zeros are valid integers, flags that are not set, and a `MaybeUninit`.
-unsafe impl Zeroed for Record {}
+unsafe impl Zeroable for DeferredRecord {}
 
 /// The items of one upstream, in the order in which they were looked at. Guarded by the registry's lock.
 pub(super) struct List {
@@ -130,27 +130,27 @@ pub(super) struct Account {
     pub(super) blocks: AtomicU64,
     pub(super) regions: AtomicU64,
     /// Bytes that wait for a completion, and those whose completion is lost.
-    pub(super) awaited: AtomicU64,
+    pub(super) pending: AtomicU64,
     pub(super) lost: AtomicU64,
     pub(super) list: UnsafeCell<List>,
 }
 
-// SAFETY: the list is reached through `Registry` alone, as in `Record`; all else is atomic.
+// SAFETY: the list is reached through `DeferredRegistry` alone, as in `DeferredRecord`; all else is atomic.
 unsafe impl Sync for Account {}
 // SAFETY: zeros are an empty list that is open.
-unsafe impl Zeroed for Account {}
+unsafe impl Zeroable for Account {}
 
 impl Account {
     /// Counts an item. Under the registry's lock.
-    pub(super) fn count(&self, item: &Item) {
+    pub(super) fn count(&self, item: &DeferredItem) {
         let counter = match item.what {
-            What::Block => &self.blocks,
-            What::Region(..) => &self.regions,
+            DeferredMemory::Block => &self.blocks,
+            DeferredMemory::Region(..) => &self.regions,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(item.size as u64, Ordering::Relaxed);
         if item.is_awaited() {
-            self.awaited.fetch_add(item.size as u64, Ordering::Relaxed);
+            self.pending.fetch_add(item.size as u64, Ordering::Relaxed);
         }
         if item.lost {
             self.lost.fetch_add(item.size as u64, Ordering::Relaxed);
@@ -158,15 +158,15 @@ impl Account {
     }
 
     /// Counts an item less. Under the registry's lock.
-    pub(super) fn discount(&self, item: &Item) {
+    pub(super) fn discount(&self, item: &DeferredItem) {
         let counter = match item.what {
-            What::Block => &self.blocks,
-            What::Region(..) => &self.regions,
+            DeferredMemory::Block => &self.blocks,
+            DeferredMemory::Region(..) => &self.regions,
         };
         counter.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(item.size as u64, Ordering::Relaxed);
         if item.is_awaited() {
-            self.awaited.fetch_sub(item.size as u64, Ordering::Relaxed);
+            self.pending.fetch_sub(item.size as u64, Ordering::Relaxed);
         }
         if item.lost {
             self.lost.fetch_sub(item.size as u64, Ordering::Relaxed);

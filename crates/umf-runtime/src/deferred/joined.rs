@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::records::Users;
+use super::items::Users;
 use crate::observer::Leases;
 use umf_core::{Address, Completion, Progress};
 

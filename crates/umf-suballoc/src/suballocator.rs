@@ -1,26 +1,26 @@
-//! [`Carver`]: free ranges and live regions, behind one lock that comes through forks.
+//! [`Suballocator`]: free ranges and live regions, behind one lock that comes through forks.
 
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_sync::Lock;
 
-use crate::{Ranges, Regions};
+use crate::{FreeRanges, RegionTable};
 
 struct Parts {
-    ranges: Ranges,
+    ranges: FreeRanges,
     /// The live regions, each with its place.
-    live: Regions<u64>,
+    live: RegionTable<u64>,
 }
 
 /// Carves regions out of places `start..end`: addresses, or offsets in a file. Thread-safe.
 ///
 /// A provider says where a place is in this process when it takes one; two live regions never overlap, neither in places nor,
 /// if the provider keeps that, in addresses.
-pub struct Carver {
+pub struct Suballocator {
     parts: Lock<Parts>,
     owner: &'static str,
 }
 
-impl Carver {
+impl Suballocator {
     /// Carves `start..end`. `owner` stands in errors.
     ///
     /// # Errors
@@ -32,12 +32,12 @@ impl Carver {
                 why: "must hold at least one page",
             });
         }
-        let mut ranges = Ranges::new(end)?;
+        let mut ranges = FreeRanges::new(end)?;
         if start > 0 {
             // What lies before is taken, once and for all.
             ranges.take(start, 1)?;
         }
-        Ok(Self { parts: Lock::new(Parts { ranges, live: Regions::new(owner) }), owner })
+        Ok(Self { parts: Lock::new(Parts { ranges, live: RegionTable::new(owner) }), owner })
     }
 
     /// A region of `size` bytes at a place that is a multiple of `align`, a power of two. `map` says where in this process the
@@ -77,7 +77,7 @@ impl Carver {
         }
     }
 
-    /// A region of whole pages of `page` bytes, for a carver whose places are addresses.
+    /// A region of whole pages of `page` bytes, for a suballocator whose places are addresses.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no free range is long enough; those of [`Layout`].
@@ -101,7 +101,7 @@ impl Carver {
     /// The live region that holds these bytes, whole pages of `page` bytes, and its place.
     ///
     /// # Errors
-    /// As [`Regions::holding`].
+    /// As [`RegionTable::holding`].
     pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, u64)> {
         self.parts.lock().live.holding(address, size, page).map(|(region, place)| (region, *place))
     }
@@ -109,7 +109,7 @@ impl Carver {
     /// Frees a region. `unmap` ends what `map` began, before its place can be taken again; if it fails, the region is as it was.
     ///
     /// # Errors
-    /// As [`Carver::place_of`]; those of `unmap`.
+    /// As [`Suballocator::place_of`]; those of `unmap`.
     pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         // First: once unmapped, another thread may get the same address.
         let place = self.parts.lock().live.remove(region)?;
@@ -129,7 +129,7 @@ impl Carver {
     }
 }
 
-impl core::fmt::Debug for Carver {
+impl core::fmt::Debug for Suballocator {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{} regions of {}", self.live(), self.owner)
     }
@@ -147,28 +147,28 @@ mod tests {
 
     #[test]
     fn regions_are_carved_given_back_and_told_apart() {
-        let carver = Carver::new(1 << 20, 2 << 20, "the test").unwrap();
-        let first = carver.allocate(PAGE, 4096, at).unwrap();
-        let second = carver.allocate(PAGE, 1 << 16, at).unwrap();
+        let suballocator = Suballocator::new(1 << 20, 2 << 20, "the test").unwrap();
+        let first = suballocator.allocate(PAGE, 4096, at).unwrap();
+        let second = suballocator.allocate(PAGE, 1 << 16, at).unwrap();
         assert!(first.base().value() >= 1 << 20 && second.base().is_aligned_to(1 << 16));
-        assert!(matches!(carver.allocate(1 << 20, 1, at), Err(Error::OutOfMemory { .. })));
-        assert_eq!(carver.holding(second.base(), PAGE, PAGE).unwrap().0, second);
-        assert!(carver.holding(second.base(), 2 * PAGE, PAGE).is_err());
-        carver.free(&first, |_| Ok(())).unwrap();
-        assert!(matches!(carver.free(&first, |_| Ok(())), Err(Error::ForeignAddress { .. })));
-        carver.free(&second, |_| Ok(())).unwrap();
+        assert!(matches!(suballocator.allocate(1 << 20, 1, at), Err(Error::OutOfMemory { .. })));
+        assert_eq!(suballocator.holding(second.base(), PAGE, PAGE).unwrap().0, second);
+        assert!(suballocator.holding(second.base(), 2 * PAGE, PAGE).is_err());
+        suballocator.free(&first, |_| Ok(())).unwrap();
+        assert!(matches!(suballocator.free(&first, |_| Ok(())), Err(Error::ForeignAddress { .. })));
+        suballocator.free(&second, |_| Ok(())).unwrap();
         // All of it is one range again.
-        let whole = carver.allocate(1 << 20, 1, at).unwrap();
+        let whole = suballocator.allocate(1 << 20, 1, at).unwrap();
         assert_eq!(whole.base().value(), 1 << 20);
     }
 
     #[test]
     fn a_failure_leaves_everything_as_it_was() {
-        let carver = Carver::new(0, 1 << 20, "the test").unwrap();
+        let suballocator = Suballocator::new(0, 1 << 20, "the test").unwrap();
         let failed = Error::native("mmap", 12);
-        assert_eq!(carver.allocate(1 << 20, 1, |_| Err(failed)).unwrap_err(), failed);
-        let whole = carver.allocate(1 << 20, 1, at).unwrap();
-        assert_eq!(carver.free(&whole, |_| Err(failed)), Err(failed));
-        assert_eq!(carver.place_of(&whole), Ok(0));
+        assert_eq!(suballocator.allocate(1 << 20, 1, |_| Err(failed)).unwrap_err(), failed);
+        let whole = suballocator.allocate(1 << 20, 1, at).unwrap();
+        assert_eq!(suballocator.free(&whole, |_| Err(failed)), Err(failed));
+        assert_eq!(suballocator.place_of(&whole), Ok(0));
     }
 }

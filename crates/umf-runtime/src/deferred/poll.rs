@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 
-use super::records::{Item, What};
+use super::items::{DeferredItem, DeferredMemory};
 use super::registry::{Begun, REGISTRY};
 use super::upstream::purge;
 use crate::tracker::{self, OwnerGuard, OwnerId};
@@ -19,7 +19,7 @@ thread_local! {
 
 /// Whether the calling thread looks at everything that is held, because memory is needed or waited for,
 /// and not at a few items in passing.
-pub(crate) fn looks_at_all() -> bool {
+pub(crate) fn is_polling_all() -> bool {
     LOOKS_AT_ALL.get()
 }
 
@@ -49,7 +49,7 @@ pub(super) fn account(account: u32, most: u32) -> u64 {
     for _ in 0..count {
         let Some(begun) = REGISTRY.lock().begin(account) else { break };
         let listed = Cell::new(begun.number);
-        // What held it is dropped when nobody waits for this look any more: it may be the last that refers to a provider.
+        // DeferredMemory held it is dropped when nobody waits for this look any more: it may be the last that refers to a provider.
         let (bytes, _gone) = Look { account, begun, listed }.settle();
         went += bytes;
     }
@@ -72,7 +72,7 @@ impl Drop for Look {
 
 impl Look {
     /// Lets go of the item if nobody uses it; yields its bytes then, and what is to be dropped.
-    fn settle(&self) -> (u64, Option<Item>) {
+    fn settle(&self) -> (u64, Option<DeferredItem>) {
         let Begun { number, item } = &self.begun;
         let progress = item.users.progress(item.base, item.size);
         let lost = progress == Progress::Lost;
@@ -87,7 +87,7 @@ impl Look {
         }
         let owner = OwnerId::from_number(self.account).and_then(OwnerId::guard);
         if item.purged
-            && matches!(item.what, What::Block)
+            && matches!(item.what, DeferredMemory::Block)
             && let Some(provider) = owner.as_ref().and_then(OwnerGuard::provider)
         {
             // Readers may have brought pages back. (Those of a region go with it.)
@@ -116,17 +116,17 @@ impl Look {
 }
 
 /// Hands the memory to whoever gets it.
-fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
+fn let_go(held: &mut DeferredItem, owner: Option<&OwnerGuard>) -> Result<u64> {
     let size = held.size as u64;
     let pool = owner.and_then(OwnerGuard::pool).and_then(Pool::deferred_free);
     match &mut held.what {
-        What::Block => {
+        DeferredMemory::Block => {
             let gone = Error::NotAllocated { address: held.base };
             // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.
             unsafe { pool.ok_or(gone)?.reclaim(Freed::Block { address: held.base }) }?;
             failpoint!("held.block_returned");
         }
-        What::Region(region, number, provider) => {
+        DeferredMemory::Region(region, number, provider) => {
             let known = number.take();
             if let Some(number) = known {
                 tracker::remove(number, *region);
@@ -136,7 +136,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
             if let Err(error) = unsafe { provider.free(*region) } {
                 // As in `Upstream::free`: what is not found at worst is merely not found.
                 if let (Some(_), Some(owner)) = (known, owner) {
-                    *number = tracker::insert_ended(*region, owner.id()).ok();
+                    *number = tracker::insert_retired(*region, owner.id()).ok();
                 }
                 return Err(error);
             }

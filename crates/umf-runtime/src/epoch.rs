@@ -1,4 +1,4 @@
-//! [`Visits`]: threads look at something without a lock, and whoever has taken it away waits until they are gone.
+//! [`Epoch`]: threads look at something without a lock, and whoever has taken it away waits until they are gone.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -12,7 +12,7 @@ use umf_sync::{chunks::Chunks, fence, fork, thread};
 /// A visitor enters, then loads the pointer to what it looks at; whoever takes that away swaps the pointer, and then waits:
 /// either the visitor loads the new pointer, or it is waited for.
 #[derive(Debug)]
-pub(crate) struct Visits {
+pub(crate) struct Epoch {
     /// By thread: the process that it was last inside in, as [`fork::generation`] counts, and below that a number that is odd
     /// while it is. Written by that thread alone.
     threads: Chunks<AtomicU64>,
@@ -22,7 +22,7 @@ pub(crate) struct Visits {
 
 /// A thread is inside.
 #[derive(Debug)]
-pub(crate) struct Visit<'v> {
+pub(crate) struct ReadSection<'v> {
     word: Word<'v>,
     not_send: PhantomData<*const ()>,
 }
@@ -76,14 +76,14 @@ fn here() -> u64 {
     u64::from(fork::generation()) << 32
 }
 
-impl Visits {
+impl Epoch {
     pub(crate) const fn new() -> Self {
         Self { threads: Chunks::new(), others: AtomicU64::new(0) }
     }
 
     /// What is loaded from here on, and was not taken away before, stays until the visit is dropped.
     #[inline]
-    pub(crate) fn enter(&self) -> Visit<'_> {
+    pub(crate) fn enter(&self) -> ReadSection<'_> {
         let here = here();
         let own = thread::current().and_then(|thread| self.threads.get_or_grow(thread.get()).ok());
         let word = match own {
@@ -106,7 +106,7 @@ impl Visits {
                 Word::Others(&self.others)
             }
         };
-        Visit { word, not_send: PhantomData }
+        ReadSection { word, not_send: PhantomData }
     }
 
     /// Waits until all threads are gone that may have seen what was taken away before. `false`, at once, if the calling thread
@@ -129,7 +129,7 @@ impl Visits {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for ReadSection<'_> {
     fn drop(&mut self) {
         match self.word {
             Word::Own(word, left) => end(word, left),
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn nobody_looks_at_what_is_gone() {
         const GONE: u64 = 0;
-        static VISITS: Visits = Visits::new();
+        static VISITS: Epoch = Epoch::new();
         let place = AtomicPtr::new(Box::into_raw(Box::new(AtomicU64::new(1))));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn two_that_are_inside_do_not_wait_for_each_other() {
-        static VISITS: Visits = Visits::new();
+        static VISITS: Epoch = Epoch::new();
         let (tell, told) = std::sync::mpsc::channel();
         let are_inside = std::sync::Arc::new(std::sync::Barrier::new(2));
         for _ in 0..2 {
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_thread_without_a_number_does_not_wait_for_itself() {
-        static VISITS: Visits = Visits::new();
+        static VISITS: Epoch = Epoch::new();
         static TELL: std::sync::Mutex<Option<std::sync::mpsc::Sender<Option<bool>>>> =
             std::sync::Mutex::new(None);
         struct AtTheEnd;
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_child_does_not_wait_for_threads_that_it_does_not_have() {
-        static VISITS: Visits = Visits::new();
+        static VISITS: Epoch = Epoch::new();
         let (inside, leave) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {

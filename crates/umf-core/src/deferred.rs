@@ -17,7 +17,7 @@ crate::words! {
 /// What is held. A snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct HeldStatistics {
+pub struct DeferredStatistics {
     /// Blocks that their pool does not hand out.
     pub blocks: u64,
     /// Regions that their provider does not get back.
@@ -26,14 +26,14 @@ pub struct HeldStatistics {
     pub bytes: u64,
     /// Of these, bytes in blocks that wait for a [`crate::Completion`], and in regions that hold
     /// such a block of a pool that is gone.
-    pub awaited_bytes: u64,
+    pub pending_bytes: u64,
     /// Of those, bytes of which a completion is [`crate::Progress::Lost`].
     pub lost_bytes: u64,
     /// Bytes that were in use when there was no memory to note that: they are never used again.
     pub unrecorded_bytes: u64,
 }
 
-impl HeldStatistics {
+impl DeferredStatistics {
     /// Whether nothing is held that can still be let go.
     #[must_use]
     pub const fn is_empty(&self) -> bool {

@@ -1,4 +1,4 @@
-//! [`Ranges`]: which parts of a file are free.
+//! [`FreeRanges`]: which parts of a file are free.
 //!
 //! Best fit, lowest offset first, with neighbours joined when they become free. Nothing is written into the
 //! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one for each part
@@ -7,7 +7,7 @@
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::Result;
 
-use crate::nodes::Nodes;
+use crate::node_arena::NodeArena;
 
 struct Free {
     by_offset: RBTreeLink,
@@ -39,28 +39,28 @@ impl<'a> KeyAdapter<'a> for BySize {
 const CANDIDATES: usize = 8;
 
 /// The free ranges of a file, or of several parts that do not touch each other.
-pub struct Ranges {
+pub struct FreeRanges {
     by_offset: RBTree<ByOffset>,
     by_size: RBTree<BySize>,
-    nodes: Nodes<Free>,
+    nodes: NodeArena<Free>,
     taken: u32,
     parts: u32,
 }
 
 // SAFETY: the trees' nodes lie in `nodes`, which moves along, and nobody else points to them.
-unsafe impl Send for Ranges {}
+unsafe impl Send for FreeRanges {}
 
-impl core::fmt::Debug for Ranges {
+impl core::fmt::Debug for FreeRanges {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{} ranges taken", self.taken)
     }
 }
 
-impl Ranges {
+impl FreeRanges {
     /// A file of `size` bytes, all free.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn new(size: u64) -> Result<Self> {
         let mut ranges = Self::empty();
         ranges.add_part(0, size)?;
@@ -73,7 +73,7 @@ impl Ranges {
         Self {
             by_offset: RBTree::new(ByOffset::NEW),
             by_size: RBTree::new(BySize::NEW),
-            nodes: Nodes::new(),
+            nodes: NodeArena::new(),
             taken: 0,
             parts: 0,
         }
@@ -82,7 +82,7 @@ impl Ranges {
     /// Adds a part, all free. It must not touch another: what is free in both would be joined.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn add_part(&mut self, offset: u64, size: u64) -> Result<()> {
         self.parts += 1;
         self.prepare(0).inspect_err(|_| self.parts -= 1)?;
@@ -103,7 +103,7 @@ impl Ranges {
     /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is long enough.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn take(&mut self, size: u64, align: u64) -> Result<Option<u64>> {
         // One range becomes up to two; when everything taken is given back, each may be one of its own.
         self.prepare(1)?;
@@ -118,7 +118,7 @@ impl Ranges {
     /// Notes that a taken range is now two, which are given back each by itself.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn split_taken(&mut self) -> Result<()> {
         self.prepare(1)?;
         self.taken += 1;
@@ -142,10 +142,10 @@ impl Ranges {
         self.taken
     }
 
-    /// For ranges that are in no part: makes sure that [`Ranges::put`] has the memory for `count` in all.
+    /// For ranges that are in no part: makes sure that [`FreeRanges::put`] has the memory for `count` in all.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn reserve(&mut self, count: u32) -> Result<()> {
         self.nodes.ensure(count.saturating_sub(self.nodes.used()))
     }
@@ -171,7 +171,7 @@ impl Ranges {
         neighbours
     }
 
-    /// Takes out the longest range, as an offset and a size: for ranges that [`Ranges::put`] added.
+    /// Takes out the longest range, as an offset and a size: for ranges that [`FreeRanges::put`] added.
     pub fn pop(&mut self) -> Option<(u64, u64)> {
         let longest = self.by_size.back().get().map(|free| (free.offset, free.size))?;
         self.remove(longest.0);
@@ -274,7 +274,7 @@ mod tests {
         /// Against a map of which unit is taken.
         #[test]
         fn agrees_with_a_map(steps in proptest::collection::vec(step(), 1..200)) {
-            let mut ranges = Ranges::new(SIZE).unwrap();
+            let mut ranges = FreeRanges::new(SIZE).unwrap();
             let mut map = [false; SIZE as usize];
             let mut taken: Vec<(u64, u64)> = Vec::new();
             for step in steps {
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn parts_come_and_go() {
-        let mut ranges = Ranges::empty();
+        let mut ranges = FreeRanges::empty();
         assert_eq!(ranges.take(1, 1).unwrap(), None);
         ranges.add_part(100, 10).unwrap();
         ranges.add_part(200, 20).unwrap();
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn ranges_of_no_part_come_and_go() {
-        let mut ranges = Ranges::empty();
+        let mut ranges = FreeRanges::empty();
         ranges.reserve(3).unwrap();
         let capacity = ranges.nodes.capacity();
         assert_eq!([ranges.put(10, 5), ranges.put(30, 10), ranges.put(20, 5)], [0, 0, 0]);
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn best_fit_and_alignment() {
-        let mut ranges = Ranges::new(1 << 30).unwrap();
+        let mut ranges = FreeRanges::new(1 << 30).unwrap();
         assert_eq!(ranges.take(4096, 1 << 21).unwrap(), Some(0));
         assert_eq!(ranges.take(4096, 1 << 21).unwrap(), Some(1 << 21));
         // The hole in between is what fits best.

@@ -1,4 +1,4 @@
-//! [`Wiped`]: a word that is 0 in a forked child.
+//! [`WipeOnForkWord`]: a word that is 0 in a forked child.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,16 +12,16 @@ const PAGE: usize = 4096;
 /// A word that the kernel sets to 0 in every forked child, however it was forked: so one load tells both that something is
 /// allowed, and that this is still the process in which it was.
 #[derive(Debug)]
-pub struct Wiped {
+pub struct WipeOnForkWord {
     word: NonNull<AtomicU32>,
 }
 
 // SAFETY: the word is atomic, and its page belongs to this value.
-unsafe impl Send for Wiped {}
+unsafe impl Send for WipeOnForkWord {}
 // SAFETY: as above.
-unsafe impl Sync for Wiped {}
+unsafe impl Sync for WipeOnForkWord {}
 
-impl Wiped {
+impl WipeOnForkWord {
     /// A word of this value, in a page of its own.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Wiped {
     }
 }
 
-impl Drop for Wiped {
+impl Drop for WipeOnForkWord {
     fn drop(&mut self) {
         // SAFETY: the page is this value's, and no reference into it outlives it.
         unsafe { sys::unmap(self.word.cast(), PAGE) };
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_child_reads_zero() {
-        let wiped = Wiped::new(7).unwrap();
+        let wiped = WipeOnForkWord::new(7).unwrap();
         assert_eq!(wiped.word().load(Ordering::Relaxed), 7);
         // SAFETY: the child reads a word and ends at once.
         let pid = unsafe { libc::fork() };

@@ -9,7 +9,7 @@ use crate::memory_calls;
 
 /// A control group that limits the memory of this process.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub struct Cgroup {
     folder: PathBuf,
     limit: CString,
     used: CString,
@@ -18,20 +18,20 @@ pub struct Group {
 
 /// A file of `/proc` that could not be read.
 #[derive(Debug)]
-pub struct Unreadable {
+pub struct UnreadableFile {
     /// Which.
     pub path: &'static str,
     /// Why.
     pub error: std::io::Error,
 }
 
-impl fmt::Display for Unreadable {
+impl fmt::Display for UnreadableFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path, self.error)
     }
 }
 
-impl std::error::Error for Unreadable {}
+impl std::error::Error for UnreadableFile {}
 
 /// Version 1 writes "none" as a number of pages that fills a signed word.
 const NONE_IN_VERSION_1: u64 = 1 << 62;
@@ -51,7 +51,7 @@ const RECLAIMABLE: [&str; 6] = [
     "total_slab_reclaimable",
 ];
 
-impl Group {
+impl Cgroup {
     /// The group in this folder, if it can limit memory.
     fn of(folder: &Path) -> Option<Self> {
         let (limit, used) = FILES.into_iter().find(|(limit, _)| folder.join(limit).exists())?;
@@ -85,7 +85,7 @@ impl Group {
 
     /// Bytes that it can have beside what it cannot give up, where that can be read; `None` without a limit.
     #[must_use]
-    pub fn room(&self) -> Option<u64> {
+    pub fn available(&self) -> Option<u64> {
         let left = self.limit()?.saturating_sub(self.used()?);
         let mut buffer = [0; 8192];
         let statistics = memory_calls::read_into(&self.statistics, &mut buffer).unwrap_or_default();
@@ -111,9 +111,9 @@ fn reclaimable(statistics: &[u8]) -> u64 {
 ///
 /// # Errors
 /// What could not be read.
-pub fn groups() -> Result<Vec<Group>, Unreadable> {
+pub fn hierarchy() -> Result<Vec<Cgroup>, UnreadableFile> {
     let read = |path| {
-        let bytes = std::fs::read(path).map_err(|error| Unreadable { path, error })?;
+        let bytes = std::fs::read(path).map_err(|error| UnreadableFile { path, error })?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
     let groups: String = read("/proc/self/cgroup")?;
@@ -121,7 +121,7 @@ pub fn groups() -> Result<Vec<Group>, Unreadable> {
     let mut found = Vec::new();
     let folders = [folder_version_2(&groups, &mounts), folder_version_1(&groups, &mounts)];
     for (top, group) in folders.into_iter().flatten() {
-        found.extend(group.ancestors().take_while(|folder| folder.starts_with(&top)).filter_map(Group::of));
+        found.extend(group.ancestors().take_while(|folder| folder.starts_with(&top)).filter_map(Cgroup::of));
     }
     Ok(found)
 }
@@ -129,9 +129,9 @@ pub fn groups() -> Result<Vec<Group>, Unreadable> {
 /// The group with the lowest limit, and that limit in bytes; `None` where nothing is limited.
 ///
 /// # Errors
-/// As [`groups`].
-pub fn tightest() -> Result<Option<(Group, u64)>, Unreadable> {
-    let limited = groups()?.into_iter().filter_map(|group| {
+/// As [`hierarchy`].
+pub fn tightest() -> Result<Option<(Cgroup, u64)>, UnreadableFile> {
+    let limited = hierarchy()?.into_iter().filter_map(|group| {
         let limit = group.limit()?;
         Some((group, limit))
     });

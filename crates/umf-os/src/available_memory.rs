@@ -1,8 +1,8 @@
-//! [`Room`]: whether there is that much memory.
+//! [`AvailableMemory`]: whether there is that much memory.
 
 use umf_core::{Error, Result};
 
-use crate::group::{self, Group};
+use crate::cgroup::{self, Cgroup};
 use crate::memory_calls;
 
 /// What bounds the memory of this process, to be asked before pages are made; by default the machine alone.
@@ -10,16 +10,16 @@ use crate::memory_calls;
 /// Who takes pages until there are none wakes the out-of-memory killer, which ends some process; within a control group one of that
 /// group. A limit, or memory, that is plainly not there is an error instead. (Others may take it between the answer and the pages.)
 #[derive(Clone, Debug, Default)]
-pub struct Room {
-    groups: Box<[Group]>,
+pub struct AvailableMemory {
+    groups: Box<[Cgroup]>,
 }
 
-impl Room {
+impl AvailableMemory {
     /// What bounds this process now. If it is moved to another control group, the old one's limits are what is looked at.
     #[must_use]
     pub fn find() -> Self {
         // Where /proc cannot be read the kernel alone knows of limits.
-        Self { groups: group::groups().unwrap_or_default().into_boxed_slice() }
+        Self { groups: cgroup::hierarchy().unwrap_or_default().into_boxed_slice() }
     }
 
     /// Refuses `size` bytes that are more than all memory and swap of this machine, however they are used. So the kernel does with
@@ -51,7 +51,7 @@ impl Room {
         {
             return Err(Error::OutOfMemory { size, owner, native: 0 });
         }
-        let room = self.groups.iter().filter_map(Group::room).min();
+        let room = self.groups.iter().filter_map(Cgroup::available).min();
         if room.is_some_and(|room| wanted > room.saturating_add(swap)) {
             return Err(Error::OutOfMemory {
                 size,
@@ -69,11 +69,11 @@ mod tests {
 
     #[test]
     fn what_no_machine_has_is_refused_with_its_owner() {
-        let room = Room::find();
+        let room = AvailableMemory::find();
         assert_eq!(room.check(1, "somebody"), Ok(()));
         let refused = room.check(1 << 60, "somebody");
         assert_eq!(refused, Err(Error::OutOfMemory { size: 1 << 60, owner: "somebody", native: 0 }));
-        assert_eq!(Room::check_machine(1 << 20), Ok(()));
-        assert_eq!(Room::check_machine(1 << 60).is_err(), !memory_calls::promises_everything());
+        assert_eq!(AvailableMemory::check_machine(1 << 20), Ok(()));
+        assert_eq!(AvailableMemory::check_machine(1 << 60).is_err(), !memory_calls::promises_everything());
     }
 }

@@ -2,14 +2,14 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::Found;
+use super::TrackedRegion;
 use super::record::REGIONS;
 use umf_core::{Address, Result};
 use umf_sync::SequenceLock;
-use umf_sync::chunks::Zeroed;
+use umf_sync::chunks::Zeroable;
 use umf_sync::table::Table;
 
-pub(super) static CROWDS: Table<Crowd> = Table::new(u32::MAX >> 4);
+pub(super) static OVERFLOW_LISTS: Table<OverflowList> = Table::new(u32::MAX >> 4);
 
 const PLACES: usize = 13;
 
@@ -18,7 +18,7 @@ const PLACES: usize = 13;
 /// A sequence lock, written under the tracker's writer lock. Lists are never unmapped; one that was
 /// taken over by another granule yields regions that do not hold the address that is looked for.
 #[derive(Debug)]
-pub(super) struct Crowd {
+pub(super) struct OverflowList {
     /// Odd while being written.
     sequence: SequenceLock,
     next: AtomicU32,
@@ -27,22 +27,22 @@ pub(super) struct Crowd {
 }
 
 // SAFETY: all fields are atomics.
-unsafe impl Zeroed for Crowd {}
+unsafe impl Zeroable for OverflowList {}
 
 const fn pack(number: u32, span: u32) -> u64 {
     ((number as u64) << 32) | span as u64
 }
 
-impl Crowd {
+impl OverflowList {
     fn write<T>(&self, change: impl FnOnce(&Self) -> T) -> T {
         self.sequence.write(|| change(self))
     }
 
     /// The innermost region that holds `address`; `None` also while the list is being changed.
-    pub(super) fn find(&self, address: Address) -> Option<Found> {
+    pub(super) fn find(&self, address: Address) -> Option<TrackedRegion> {
         // Of two that cover the same range, the one carved from the other came later.
-        let rank = |found: &Found| (found.region.size(), u64::MAX - found.region.id().get());
-        let mut best: Option<Found> = None;
+        let rank = |found: &TrackedRegion| (found.region.size(), u64::MAX - found.region.id().get());
+        let mut best: Option<TrackedRegion> = None;
         let mut list = self;
         loop {
             let whole = list.sequence.read(|| {
@@ -66,7 +66,7 @@ impl Crowd {
                 list = self;
                 continue;
             };
-            match CROWDS.get(next).filter(|_| next != 0) {
+            match OVERFLOW_LISTS.get(next).filter(|_| next != 0) {
                 Some(next) => list = next,
                 None => return best,
             }
@@ -84,7 +84,7 @@ impl Crowd {
                 }
             }
             let next = list.next.load(Ordering::Relaxed);
-            match CROWDS.get(next).filter(|_| next != 0) {
+            match OVERFLOW_LISTS.get(next).filter(|_| next != 0) {
                 Some(next) => list = next,
                 None => return false,
             }
@@ -94,32 +94,32 @@ impl Crowd {
 
 /// A new list of two regions.
 pub(super) fn gather(first: u32, span: u32, second: u32) -> Result<u32> {
-    let (number, crowd) = CROWDS.allocate()?;
-    crowd.write(|crowd| {
-        crowd.next.store(0, Ordering::Relaxed);
-        for place in &crowd.places {
+    let (number, overflow) = OVERFLOW_LISTS.allocate()?;
+    overflow.write(|overflow| {
+        overflow.next.store(0, Ordering::Relaxed);
+        for place in &overflow.places {
             place.store(0, Ordering::Relaxed);
         }
-        crowd.places[0].store(pack(first, span), Ordering::Relaxed);
-        crowd.places[1].store(pack(second, 0), Ordering::Relaxed);
+        overflow.places[0].store(pack(first, span), Ordering::Relaxed);
+        overflow.places[1].store(pack(second, 0), Ordering::Relaxed);
     });
     Ok(number)
 }
 
 /// Adds a region to the list.
-pub(super) fn add(mut crowd: u32, number: u32) -> Result<()> {
+pub(super) fn add(mut overflow: u32, number: u32) -> Result<()> {
     loop {
-        let Some(list) = CROWDS.get(crowd) else { return Ok(()) };
+        let Some(list) = OVERFLOW_LISTS.get(overflow) else { return Ok(()) };
         if let Some(place) = list.places.iter().find(|place| place.load(Ordering::Relaxed) == 0) {
             list.write(|_| place.store(pack(number, 0), Ordering::Relaxed));
             return Ok(());
         }
         let next = list.next.load(Ordering::Relaxed);
         if next != 0 {
-            crowd = next;
+            overflow = next;
             continue;
         }
-        let (more, fresh) = CROWDS.allocate()?;
+        let (more, fresh) = OVERFLOW_LISTS.allocate()?;
         fresh.write(|fresh| {
             fresh.next.store(0, Ordering::Relaxed);
             for place in &fresh.places {
@@ -134,11 +134,11 @@ pub(super) fn add(mut crowd: u32, number: u32) -> Result<()> {
 
 /// Takes a region out of the list. If one is left, yields it with its span, for the caller to put in the
 /// place of the list.
-pub(super) fn remove(crowd: u32, number: u32) -> Option<(u32, u32)> {
+pub(super) fn remove(overflow: u32, number: u32) -> Option<(u32, u32)> {
     let mut left = 0;
     let mut last = None;
-    let mut current = crowd;
-    while let Some(list) = CROWDS.get(current).filter(|_| current != 0) {
+    let mut current = overflow;
+    while let Some(list) = OVERFLOW_LISTS.get(current).filter(|_| current != 0) {
         for place in &list.places {
             let bits = place.load(Ordering::Relaxed);
             if bits == 0 {
@@ -157,9 +157,9 @@ pub(super) fn remove(crowd: u32, number: u32) -> Option<(u32, u32)> {
 }
 
 /// Gives the list's records back, once no entry names it.
-pub(super) fn dissolve(crowd: u32) {
-    let mut current = crowd;
-    while let Some(list) = CROWDS.get(current).filter(|_| current != 0) {
+pub(super) fn dissolve(overflow: u32) {
+    let mut current = overflow;
+    while let Some(list) = OVERFLOW_LISTS.get(current).filter(|_| current != 0) {
         let next = list.next.load(Ordering::Relaxed);
         list.write(|list| {
             list.next.store(0, Ordering::Relaxed);
@@ -167,7 +167,7 @@ pub(super) fn dissolve(crowd: u32) {
                 place.store(0, Ordering::Relaxed);
             }
         });
-        CROWDS.release(current);
+        OVERFLOW_LISTS.release(current);
         current = next;
     }
 }

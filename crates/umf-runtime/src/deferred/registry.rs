@@ -1,17 +1,17 @@
-//! [`Registry`]: the lists of what is held, in metadata of their own.
+//! [`DeferredRegistry`]: the lists of what is held, in metadata of their own.
 //!
 //! Nothing is called, dropped or taken from the global allocator under its lock. An item that somebody looks at stays in
 //! its list, marked as busy; only letting go takes it out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::records::{Account, Item, List, Record, Slot, Users};
-use umf_core::held::HeldStatistics;
+use super::items::{Account, DeferredItem, DeferredRecord, DeferredSlot, List, Users};
+use umf_core::deferred::DeferredStatistics;
 use umf_core::{Region, Result};
 use umf_sync::table::Table;
 use umf_sync::{Lock, chunks::Chunks, fork};
 
-static RECORDS: Table<Record> = Table::new(u32::MAX >> 2);
+static RECORDS: Table<DeferredRecord> = Table::new(u32::MAX >> 2);
 static ACCOUNTS: Chunks<Account> = Chunks::new();
 /// Bytes of items that there was no memory for.
 static UNRECORDED: AtomicU64 = AtomicU64::new(0);
@@ -20,7 +20,7 @@ static UNRECORDED: AtomicU64 = AtomicU64::new(0);
 pub(super) const ORPHANS: u32 = 0;
 
 /// The one value through which slots and lists are reached.
-pub(super) struct Registry {
+pub(super) struct DeferredRegistry {
     /// Accounts from here on were never used.
     end: u32,
     /// The last number of a claim.
@@ -29,30 +29,31 @@ pub(super) struct Registry {
     pub(super) after_poll: Option<fn()>,
 }
 
-pub(super) static REGISTRY: Lock<Registry> = Lock::new(Registry { end: 0, claims: 0, after_poll: None });
+pub(super) static REGISTRY: Lock<DeferredRegistry> =
+    Lock::new(DeferredRegistry { end: 0, claims: 0, after_poll: None });
 
 /// An item that the caller looks at, and what is to be known for that.
 pub(super) struct Begun {
     pub(super) number: u32,
-    pub(super) item: Item,
+    pub(super) item: DeferredItem,
 }
 
-/// What a claim met.
+/// DeferredMemory a claim met.
 pub(super) enum Claimed {
-    /// Numbers of items that were taken out, linked by [`Registry::pop`].
+    /// Numbers of items that were taken out, linked by [`DeferredRegistry::pop`].
     Chain(u32),
     /// Somebody is looking at one of the items: to be tried again.
     Busy,
 }
 
-impl Registry {
+impl DeferredRegistry {
     pub(super) const fn end(&self) -> u32 {
         self.end
     }
 
-    fn slot(&mut self, number: u32) -> Option<&mut Slot> {
+    fn slot(&mut self, number: u32) -> Option<&mut DeferredSlot> {
         let record = RECORDS.get(number).filter(|_| number != 0)?;
-        // SAFETY: there is one `Registry`, and it is borrowed mutably for as long as the reference lives.
+        // SAFETY: there is one `DeferredRegistry`, and it is borrowed mutably for as long as the reference lives.
         Some(unsafe { &mut *record.0.get() })
     }
 
@@ -62,14 +63,14 @@ impl Registry {
         Some(unsafe { &mut *account.list.get() })
     }
 
-    fn item(&mut self, number: u32) -> Option<&mut Item> {
+    fn item(&mut self, number: u32) -> Option<&mut DeferredItem> {
         let slot = self.slot(number).filter(|slot| slot.full)?;
         // SAFETY: `full` says that there is one.
         Some(unsafe { slot.item.assume_init_mut() })
     }
 
     /// Adds an item; gives it back, to be dropped without the lock, if there is no memory.
-    fn insert(&mut self, account: u32, item: Item) -> Result<(), Item> {
+    fn insert(&mut self, account: u32, item: DeferredItem) -> Result<(), DeferredItem> {
         let Ok(accounts) = ACCOUNTS.get_or_grow(account) else { return Err(item) };
         let Ok((number, _)) = RECORDS.allocate() else { return Err(item) };
         self.end = self.end.max(account + 1);
@@ -79,9 +80,9 @@ impl Registry {
     }
 
     /// Puts an item that counts already into a slot and its list.
-    pub(super) fn attach(&mut self, account: u32, number: u32, item: Item) {
+    pub(super) fn attach(&mut self, account: u32, number: u32, item: DeferredItem) {
         if let Some(slot) = self.slot(number) {
-            *slot = Slot {
+            *slot = DeferredSlot {
                 next: 0,
                 prev: 0,
                 account,
@@ -96,7 +97,7 @@ impl Registry {
 
     /// The same with one that was detached and could not be let go: nobody uses it any more, and nobody is asked again. Yields
     /// its users, to be dropped without the lock.
-    pub(super) fn attach_again(&mut self, account: u32, number: u32, mut item: Item) -> Users {
+    pub(super) fn attach_again(&mut self, account: u32, number: u32, mut item: DeferredItem) -> Users {
         let counts = ACCOUNTS.get(account);
         counts.inspect(|counts| counts.discount(&item));
         let users = core::mem::replace(&mut item.users, Users::NONE);
@@ -178,7 +179,7 @@ impl Registry {
     }
 
     /// Takes a busy item out of its list, to let it go. It still counts, and its slot is still its own.
-    pub(super) fn detach(&mut self, number: u32) -> Option<Item> {
+    pub(super) fn detach(&mut self, number: u32) -> Option<DeferredItem> {
         self.unlink(number);
         let slot = self.slot(number).filter(|slot| slot.full)?;
         slot.full = false;
@@ -199,14 +200,14 @@ impl Registry {
     }
 
     /// A detached item has been let go.
-    pub(super) fn forget(&mut self, account: u32, number: u32, item: &Item) {
+    pub(super) fn forget(&mut self, account: u32, number: u32, item: &DeferredItem) {
         if let Some(account) = ACCOUNTS.get(account) {
             account.discount(item);
         }
         RECORDS.release(number);
     }
 
-    /// Ends what [`Registry::begin`] began; `number` is 0 if the item was detached.
+    /// Ends what [`DeferredRegistry::begin`] began; `number` is 0 if the item was detached.
     pub(super) fn end_look(&mut self, account: u32, number: u32) {
         if let Some(slot) = self.slot(number) {
             slot.busy = false;
@@ -245,7 +246,7 @@ impl Registry {
     }
 
     /// The first item of a claimed chain, and the rest of the chain.
-    pub(super) fn pop(&mut self, account: u32, chain: u32) -> Option<(Item, u32)> {
+    pub(super) fn pop(&mut self, account: u32, chain: u32) -> Option<(DeferredItem, u32)> {
         let slot = self.slot(chain).filter(|slot| slot.full)?;
         slot.full = false;
         let next = slot.next;
@@ -287,7 +288,7 @@ impl Registry {
     }
 
     /// The first item of a closed account.
-    pub(super) fn first(&mut self, account: u32) -> Option<(u32, &mut Item)> {
+    pub(super) fn first(&mut self, account: u32) -> Option<(u32, &mut DeferredItem)> {
         let number = self.list(account)?.first;
         Some((number, self.item(number)?))
     }
@@ -316,7 +317,7 @@ impl Registry {
                 account.bytes.store(0, Ordering::Relaxed);
                 account.blocks.store(0, Ordering::Relaxed);
                 account.regions.store(0, Ordering::Relaxed);
-                account.awaited.store(0, Ordering::Relaxed);
+                account.pending.store(0, Ordering::Relaxed);
                 account.lost.store(0, Ordering::Relaxed);
             }
             if let Some(list) = self.list(number) {
@@ -329,7 +330,7 @@ impl Registry {
 
 /// Notes bytes that cannot be recorded, and so are never used again.
 #[cold]
-pub(super) fn lose(item: &Item) {
+pub(super) fn lose(item: &DeferredItem) {
     UNRECORDED.fetch_add(item.size as u64, Ordering::Relaxed);
     tracing::error!(
         address = %item.base,
@@ -342,47 +343,47 @@ pub(super) fn lose(item: &Item) {
 pub(super) fn leased_bytes(account: u32) -> u64 {
     ACCOUNTS.get(account).map_or(0, |account| {
         // In this order: what comes meanwhile is counted too much, not too little.
-        let awaited = account.awaited.load(Ordering::Relaxed);
+        let awaited = account.pending.load(Ordering::Relaxed);
         account.bytes.load(Ordering::Relaxed).saturating_sub(awaited)
     })
 }
 
 /// Bytes of the account that wait for completions. Takes no lock.
-pub(super) fn awaited_bytes(account: u32) -> u64 {
-    ACCOUNTS.get(account).map_or(0, |account| account.awaited.load(Ordering::Relaxed))
+pub(super) fn pending_bytes(account: u32) -> u64 {
+    ACCOUNTS.get(account).map_or(0, |account| account.pending.load(Ordering::Relaxed))
 }
 
-/// What the account holds. Takes no lock.
-pub(super) fn of(account: u32) -> HeldStatistics {
-    let mut held = HeldStatistics::default();
+/// DeferredMemory the account holds. Takes no lock.
+pub(super) fn of(account: u32) -> DeferredStatistics {
+    let mut held = DeferredStatistics::default();
     if let Some(account) = ACCOUNTS.get(account) {
         held.blocks = account.blocks.load(Ordering::Relaxed);
         held.regions = account.regions.load(Ordering::Relaxed);
         held.bytes = account.bytes.load(Ordering::Relaxed);
-        held.awaited_bytes = account.awaited.load(Ordering::Relaxed);
+        held.pending_bytes = account.pending.load(Ordering::Relaxed);
         held.lost_bytes = account.lost.load(Ordering::Relaxed);
     }
     held
 }
 
-/// What all accounts hold.
-pub(super) fn sum() -> HeldStatistics {
+/// DeferredMemory all accounts hold.
+pub(super) fn sum() -> DeferredStatistics {
     // Under the lock, so that what moves to the orphans is counted once.
     let registry = REGISTRY.lock();
-    let mut sum = HeldStatistics::default();
+    let mut sum = DeferredStatistics::default();
     sum.unrecorded_bytes = UNRECORDED.load(Ordering::Relaxed);
     for one in (0..registry.end).map(of) {
         sum.blocks += one.blocks;
         sum.regions += one.regions;
         sum.bytes += one.bytes;
-        sum.awaited_bytes += one.awaited_bytes;
+        sum.pending_bytes += one.pending_bytes;
         sum.lost_bytes += one.lost_bytes;
     }
     sum
 }
 
-/// As [`Registry::insert`], with a fork that is told.
-pub(super) fn insert(account: u32, item: Item) -> Result<(), Item> {
+/// As [`DeferredRegistry::insert`], with a fork that is told.
+pub(super) fn insert(account: u32, item: DeferredItem) -> Result<(), DeferredItem> {
     // (Fails past 32 users of it: a child then keeps its copies of what is held.)
     let _ = fork::add_hooks(&AT_FORK);
     REGISTRY.lock().insert(account, item)

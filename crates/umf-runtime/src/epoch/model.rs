@@ -1,4 +1,4 @@
-//! Visits in loom's model: whoever sees what is taken away is waited for.
+//! Epoch in loom's model: whoever sees what is taken away is waited for.
 
 use std::sync::Arc;
 

@@ -1,16 +1,16 @@
-//! What an [`Upstream`] holds.
+//! DeferredMemory an [`Upstream`] holds.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use super::records::{Item, Users, What};
+use super::items::{DeferredItem, DeferredMemory, Users};
 use super::registry::{self, Claimed, REGISTRY};
 use super::{Joined, poll, wait};
 use crate::Upstream;
 use crate::observer::Leases;
 use crate::tracker::{self, RegionNumber};
-use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::deferred::{DeferredStatistics, OnFree};
 use umf_core::{Address, Completion, Error, Progress, ProviderRef, Region, Result};
 use umf_sync::failpoint;
 
@@ -21,14 +21,14 @@ const FEW: u32 = 4;
 /// And before it takes more memory instead.
 const MANY: u32 = 16;
 
-/// What an upstream does with memory that is freed while it is leased.
+/// DeferredMemory an upstream does with memory that is freed while it is leased.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     release: AtomicBool,
     /// Bytes at which allocating fails; 0: none.
     limit: AtomicU64,
     /// Whether anything was ever held until a completion is ready.
-    has_awaited: AtomicBool,
+    has_pending: AtomicBool,
 }
 
 impl Upstream {
@@ -47,19 +47,19 @@ impl Upstream {
     /// `true`: the block is held. The pool keeps it from everyone until [`umf_core::DeferredFree::reclaim`]. `false`: no process has it open;
     /// it is free.
     #[must_use]
-    pub fn hold(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {
+    pub fn defer(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {
         if !leases.is_leased(address, size) {
             return false;
         }
-        self.keep(What::Block, address, size, Users::lessees(leases), false);
+        self.keep(DeferredMemory::Block, address, size, Users::lessees(leases), false);
         true
     }
 
-    /// As [`Upstream::hold`], for a block that its owner freed with a completion: it is held until that is ready and nobody
+    /// As [`Upstream::defer`], for a block that its owner freed with a completion: it is held until that is ready and nobody
     /// has the block open any more. `leases`: what [`crate::observer::before_free`] answered. Takes no memory from the global
     /// allocator.
     #[must_use]
-    pub fn hold_until(
+    pub fn defer_until(
         &self,
         address: Address,
         size: usize,
@@ -78,30 +78,30 @@ impl Upstream {
         if users.leases.is_some() && users.completion.as_ref().is_some_and(|one| one.yields_to_leases()) {
             users.completion = None;
         }
-        self.policy().has_awaited.store(true, Ordering::Relaxed);
-        self.keep(What::Block, address, size, users, false);
+        self.policy().has_pending.store(true, Ordering::Relaxed);
+        self.keep(DeferredMemory::Block, address, size, users, false);
         true
     }
 
     /// Whether anything waits for a completion. A load, where nothing ever did.
     #[inline]
-    fn awaits(&self) -> bool {
-        self.policy().has_awaited.load(Ordering::Relaxed) && registry::awaited_bytes(self.id().number()) != 0
+    fn has_pending_blocks(&self) -> bool {
+        self.policy().has_pending.load(Ordering::Relaxed) && registry::pending_bytes(self.id().number()) != 0
     }
 
     /// If blocks wait for completions, looks whether a few of them are ready. For pools, on the slow paths of allocating and of
     /// freeing with a completion, and without any lock that [`umf_core::DeferredFree::reclaim`] takes.
     #[inline]
-    pub fn poll_awaited(&self) {
-        if self.awaits() {
+    pub fn poll_pending(&self) {
+        if self.has_pending_blocks() {
             poll::account(self.id().number(), FEW);
         }
     }
 
     /// The same with more of them, before a pool takes more memory instead; whether any went.
     #[must_use]
-    pub fn poll_many_awaited(&self) -> bool {
-        self.awaits() && poll::account(self.id().number(), MANY) > 0
+    pub fn poll_many_pending(&self) -> bool {
+        self.has_pending_blocks() && poll::account(self.id().number(), MANY) > 0
     }
 
     /// Lets go of what this upstream holds and nobody leases any more; returns how many bytes that was.
@@ -144,34 +144,34 @@ impl Upstream {
         }
     }
 
-    /// What this upstream holds. Takes no lock.
+    /// DeferredMemory this upstream holds. Takes no lock.
     #[must_use]
-    pub fn held(&self) -> HeldStatistics {
+    pub fn deferred(&self) -> DeferredStatistics {
         registry::of(self.id().number())
     }
 
     /// Waits until this upstream holds nothing, but no longer than `timeout`; returns what it still holds. See
-    /// [`crate::held::drain`].
-    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
-        wait(timeout, || self.poll(), || self.held())
+    /// [`crate::deferred::drain`].
+    pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
+        wait(timeout, || self.poll(), || self.deferred())
     }
 
     /// From now on [`umf_core::DeferredFree::reclaim`] is not called any more. For pools, first thing when they are dropped: what they
     /// hold goes over to the regions that they free.
-    pub fn stop_letting_go(&self) {
+    pub fn stop_reclaiming(&self) {
         while !REGISTRY.lock().close(self.id().number()) {
             std::thread::yield_now();
         }
     }
 
     /// `lost`: their completion is lost, and the log says so already.
-    fn keep(&self, what: What, base: Address, size: usize, users: Users, lost: bool) {
+    fn keep(&self, what: DeferredMemory, base: Address, size: usize, users: Users, lost: bool) {
         // Work that was given away needs the contents.
         let done = users.completion.is_none();
         // Before anybody can let it go.
         let purged =
             done && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
-        let item = Item { what, base, size, purged, refused: false, lost, users };
+        let item = DeferredItem { what, base, size, purged, refused: false, lost, users };
         let unrecorded = registry::insert(self.id().number(), item).err();
         if let Some(item) = unrecorded {
             registry::lose(&item);
@@ -187,7 +187,7 @@ impl Upstream {
         if users.progress(region.base(), region.size()) == Progress::Ready {
             return false;
         }
-        let what = What::Region(region, Some(number), self.provider().clone());
+        let what = DeferredMemory::Region(region, Some(number), self.provider().clone());
         self.keep(what, region.base(), region.size(), users, lost);
         true
     }
@@ -235,7 +235,7 @@ impl Upstream {
                 return;
             };
             match &mut item.what {
-                What::Region(region, known, _) => match known.take() {
+                DeferredMemory::Region(region, known, _) => match known.take() {
                     Some(known) => {
                         let region = *region;
                         drop(registry);
@@ -246,7 +246,7 @@ impl Upstream {
                     None => registry.orphan(account, number),
                 },
                 // A block of a region that was not freed: neither is ever used again.
-                What::Block => {
+                DeferredMemory::Block => {
                     let item = registry.detach(number);
                     if let Some(item) = &item {
                         registry.forget(account, number, item);

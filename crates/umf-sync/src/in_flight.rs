@@ -1,4 +1,4 @@
-//! [`Visitors`]: a count of threads inside of something, which a forked child begins anew.
+//! [`InFlight`]: a count of threads inside of something, which a forked child begins anew.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,15 +9,15 @@ const COUNT: u64 = u32::MAX as u64;
 
 /// How many threads of this process are inside. Those of a parent process do not count.
 #[derive(Debug, Default)]
-pub struct Visitors(
+pub struct InFlight(
     /// The process, as [`fork::generation`] counts, in the upper half; the count in the lower.
     AtomicU64,
 );
 
 /// A thread is inside until this is dropped.
 #[derive(Debug)]
-pub struct Visit<'v> {
-    visitors: &'v Visitors,
+pub struct InFlightGuard<'v> {
+    in_flight: &'v InFlight,
     process: u64,
     not_send: PhantomData<*const ()>,
 }
@@ -26,7 +26,7 @@ fn process() -> u64 {
     u64::from(fork::generation()) << 32
 }
 
-impl Visitors {
+impl InFlight {
     /// Nobody is inside.
     #[must_use]
     pub const fn new() -> Self {
@@ -36,11 +36,11 @@ impl Visitors {
     /// Goes inside. Sequentially consistent: if a thread takes something away and then [waits](Self::wait), a visitor
     /// that looks for it after this finds it gone, or is waited for.
     #[must_use]
-    pub fn enter(&self) -> Visit<'_> {
+    pub fn enter(&self) -> InFlightGuard<'_> {
         let process = process();
         let add = |word: u64| Some(if word & !COUNT == process { word + 1 } else { process | 1 });
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
-        Visit { visitors: self, process, not_send: PhantomData }
+        InFlightGuard { in_flight: self, process, not_send: PhantomData }
     }
 
     /// Waits until no thread is inside. The calling thread must not be.
@@ -53,11 +53,11 @@ impl Visitors {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         // A child that was forked inside does not count itself.
         if self.process == process() {
-            self.visitors.0.fetch_sub(1, Ordering::SeqCst);
+            self.in_flight.0.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -66,16 +66,16 @@ impl Drop for Visit<'_> {
 mod tests {
     use super::*;
 
-    fn inside(visitors: &Visitors) -> u64 {
-        visitors.0.load(Ordering::SeqCst) & COUNT
+    fn inside(in_flight: &InFlight) -> u64 {
+        in_flight.0.load(Ordering::SeqCst) & COUNT
     }
 
     #[test]
     fn a_child_counts_its_own_threads() {
-        static VISITORS: Visitors = Visitors::new();
-        let outer = VISITORS.enter();
-        let inner = VISITORS.enter();
-        assert_eq!(inside(&VISITORS), 2);
+        static IN_FLIGHT: InFlight = InFlight::new();
+        let outer = IN_FLIGHT.enter();
+        let inner = IN_FLIGHT.enter();
+        assert_eq!(inside(&IN_FLIGHT), 2);
         // SAFETY: the child runs code of this crate, and ends within a bounded time.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -83,11 +83,11 @@ mod tests {
             unsafe { libc::alarm(20) };
             drop(inner);
             drop(outer);
-            VISITORS.wait();
-            let one = VISITORS.enter();
-            let counted = inside(&VISITORS);
+            IN_FLIGHT.wait();
+            let one = IN_FLIGHT.enter();
+            let counted = inside(&IN_FLIGHT);
             drop(one);
-            VISITORS.wait();
+            IN_FLIGHT.wait();
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(counted != 1)) };
         }
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0);
         drop((inner, outer));
-        VISITORS.wait();
-        assert_eq!(inside(&VISITORS), 0);
+        IN_FLIGHT.wait();
+        assert_eq!(inside(&IN_FLIGHT), 0);
     }
 }

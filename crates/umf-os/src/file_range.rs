@@ -1,17 +1,17 @@
-//! [`Part`]: which part of a file an import asks for.
+//! [`FileRange`]: which part of a file an import asks for.
 
 use umf_core::{Error, ImportRequest, Result};
 
 /// Which part of a file an [`ImportRequest`] asks for: whole pages. What it was made of came from another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct FileRange {
     /// Where it begins in the file, in bytes.
     pub offset: u64,
     /// Its size in bytes, not 0.
     pub size: usize,
 }
 
-impl Part {
+impl FileRange {
     /// The part of a file whose pages have `page` bytes (a power of two) and which is `file_size` bytes long.
     ///
     /// # Errors
@@ -41,10 +41,10 @@ mod tests {
     #[test]
     fn parts_are_whole_pages_of_the_file() {
         let part = |offset, size| {
-            Part::of(&ImportRequest::new(None, offset, size, Access::ReadOnly), 4096, 5 * 4096 + 1)
+            FileRange::of(&ImportRequest::new(None, offset, size, Access::ReadOnly), 4096, 5 * 4096 + 1)
         };
-        assert_eq!(part(4096, 1), Ok(Part { offset: 4096, size: 4096 }));
-        assert_eq!(part(0, 5 * 4096), Ok(Part { offset: 0, size: 5 * 4096 }));
+        assert_eq!(part(4096, 1), Ok(FileRange { offset: 4096, size: 4096 }));
+        assert_eq!(part(0, 5 * 4096), Ok(FileRange { offset: 0, size: 5 * 4096 }));
         for (offset, size) in [
             (1, 4096),
             (0, 0),

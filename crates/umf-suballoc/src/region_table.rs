@@ -1,11 +1,11 @@
-//! [`Regions`]: the live regions of a provider, by address.
+//! [`RegionTable`]: the live regions of a provider, by address.
 
 use core::ptr::NonNull;
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::{Address, Error, Region, Result};
 
-use crate::Nodes;
+use crate::NodeArena;
 
 struct Node<T> {
     link: RBTreeLink,
@@ -27,27 +27,27 @@ impl<'a, T> KeyAdapter<'a> for ByBase<T> {
 ///
 /// A freed region is not found, even if another one begins at its address. Dropping this drops the values and leaves the
 /// memory of the regions as it is.
-pub struct Regions<T> {
+pub struct RegionTable<T> {
     /// `None` until the first region: a tree cannot be made in a `const`.
     tree: Option<RBTree<ByBase<T>>>,
-    nodes: Nodes<Node<T>>,
+    nodes: NodeArena<Node<T>>,
     owner: &'static str,
 }
 
 // SAFETY: the tree's nodes lie in `nodes`, which moves along, and nothing else points to them.
-unsafe impl<T: Send> Send for Regions<T> {}
+unsafe impl<T: Send> Send for RegionTable<T> {}
 
-impl<T> core::fmt::Debug for Regions<T> {
+impl<T> core::fmt::Debug for RegionTable<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{} regions of {}", self.count(), self.owner)
     }
 }
 
-impl<T> Regions<T> {
+impl<T> RegionTable<T> {
     /// No regions; maps nothing. `owner` stands in errors.
     #[must_use]
     pub const fn new(owner: &'static str) -> Self {
-        Self { tree: None, nodes: Nodes::new(), owner }
+        Self { tree: None, nodes: NodeArena::new(), owner }
     }
 
     const fn foreign(&self, address: Address) -> Error {
@@ -63,7 +63,7 @@ impl<T> Regions<T> {
     /// Makes sure that `more` regions can be inserted without an error.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn ensure(&mut self, more: u32) -> Result<()> {
         self.nodes.ensure(more)
     }
@@ -71,7 +71,7 @@ impl<T> Regions<T> {
     /// Adds a region, which begins where no other does.
     ///
     /// # Errors
-    /// Those of [`Nodes::ensure`].
+    /// Those of [`NodeArena::ensure`].
     pub fn insert(&mut self, region: Region, value: T) -> Result<()> {
         let node: NonNull<Node<T>> =
             self.nodes.insert(|number| Node { link: RBTreeLink::new(), number, region, value })?;
@@ -96,7 +96,7 @@ impl<T> Regions<T> {
         }
     }
 
-    /// As [`Regions::get`], to change it.
+    /// As [`RegionTable::get`], to change it.
     ///
     /// # Errors
     /// As there.
@@ -149,7 +149,7 @@ impl<T> Regions<T> {
     /// Takes a region out.
     ///
     /// # Errors
-    /// As [`Regions::get`].
+    /// As [`RegionTable::get`].
     pub fn remove(&mut self, region: &Region) -> Result<T> {
         self.get(region)?;
         let address = region.base();
@@ -160,7 +160,7 @@ impl<T> Regions<T> {
     }
 }
 
-impl<T> Drop for Regions<T> {
+impl<T> Drop for RegionTable<T> {
     fn drop(&mut self) {
         let mut pop = || Some(self.tree.as_mut()?.front_mut().remove()?.number);
         while let Some(number) = pop() {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn finds_by_base_and_by_content() {
-        let mut regions = Regions::new("the test");
+        let mut regions = RegionTable::new("the test");
         let all: Vec<Region> = (1..100).map(|i| region(i * 0x3000, 0x2000)).collect();
         for (value, region) in all.iter().enumerate() {
             regions.insert(*region, value).unwrap();
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn overlapping_regions_are_seen() {
-        let mut regions = Regions::new("the test");
+        let mut regions = RegionTable::new("the test");
         assert!(!regions.overlap(&region(0x2000, 0x2000)));
         regions.insert(region(0x2000, 0x2000), ()).unwrap();
         for (base, size) in [(0x2000, 1), (0x3fff, 1), (0x1000, 0x1001), (0x1000, 0x9000)] {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn values_are_dropped_once() {
         let value = std::rc::Rc::new(());
-        let mut regions = Regions::new("the test");
+        let mut regions = RegionTable::new("the test");
         let freed = region(0x1000, 0x1000);
         regions.insert(freed, std::rc::Rc::clone(&value)).unwrap();
         regions.insert(region(0x2000, 0x1000), std::rc::Rc::clone(&value)).unwrap();
