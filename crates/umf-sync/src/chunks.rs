@@ -54,7 +54,7 @@ impl<T: Zeroable, const FIRST: usize> Chunks<T, FIRST> {
         FIRST.ilog2()
     };
 
-    /// An empty array; maps nothing.
+    /// Returns an empty array. Maps nothing.
     #[must_use]
     pub const fn new() -> Self {
         Self { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; COUNT], elements: PhantomData }
@@ -66,10 +66,10 @@ impl<T: Zeroable, const FIRST: usize> Chunks<T, FIRST> {
         (chunk, position - (FIRST << chunk))
     }
 
-    /// The element at `index`, or `None` where the array has not grown to.
+    /// Returns the element at `index`, or `None` past the end.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
-        // The first chunk is what hot paths find things in: no logarithm for it.
+        // Hot paths use the first chunk: without a logarithm.
         let (chunk, offset) =
             if (index as usize) < FIRST { (0, index as usize) } else { Self::locate(index) };
         let first = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
@@ -78,7 +78,7 @@ impl<T: Zeroable, const FIRST: usize> Chunks<T, FIRST> {
         Some(unsafe { first.add(offset).as_ref() })
     }
 
-    /// The element at `index`; grows the array up to it.
+    /// Returns the element at `index`. Grows the array up to it if necessary.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no memory can be mapped, [`Error::TooMany`] past 2^31 elements.
@@ -107,8 +107,8 @@ impl<T: Zeroable, const FIRST: usize> Drop for Chunks<T, FIRST> {
     fn drop(&mut self) {
         for (chunk, slot) in self.chunks.iter_mut().enumerate() {
             if let Some(first) = NonNull::new(*slot.get_mut()) {
-                // SAFETY: `self` goes, so no reference into its chunks is left; the size is the one
-                // that the chunk was mapped with.
+                // SAFETY: `self` is being dropped, so no reference into its chunks is left. The size is
+                // the one that the chunk was mapped with.
                 unsafe { sys::unmap(first.cast(), (FIRST << chunk) * size_of::<T>()) };
             }
         }

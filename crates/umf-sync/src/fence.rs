@@ -1,10 +1,9 @@
-//! Memory fences: one at the price of the cheaper of the machine's two, and one of which one side costs nothing, since the other
-//! side pays for both.
+//! Memory fences: a full fence by the cheapest instruction, and an asymmetric pair.
 //!
-//! Two threads that each write a word and then read the other's need a full fence on both sides, or each may
-//! miss the other's write. Where one side runs a hundred million times a second and the other almost never,
-//! the kernel can fence all running threads for the rare one (`membarrier(2)`, Linux 4.14): about a
-//! microsecond there, and no instruction at all here.
+//! Two threads that each write a word and then read the other's need a full fence on both sides.
+//! Otherwise each may miss the other's write. If one side is hot and the other rare, the rare side
+//! can make the kernel fence all running threads (`membarrier(2)`, Linux 4.14). That costs about a
+//! microsecond there, and no instruction on the hot side.
 
 use core::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
@@ -16,17 +15,17 @@ const REFUSED: u8 = 2;
 
 static ABILITY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// As `fence(Ordering::SeqCst)`: of two threads that each write a word, pass this and then read the other's, one at least reads what
-/// was written.
+/// Fences like `fence(Ordering::SeqCst)`. If two threads each write a word, call this, and read the
+/// other's word, at least one reads the new value.
 ///
-/// On `x86_64` it is an instruction with the `lock` prefix, which orders loads behind stores as `mfence` does (Intel SDM
-/// volume 3, 9.2.3.4; AMD APM volume 2, 7.4.2) in half the time. The compiler moves no access of memory across it. Elsewhere, and
-/// under Miri, it is the fence.
+/// On `x86_64` this is an instruction with the `lock` prefix. It orders loads after stores as
+/// `mfence` does (Intel SDM volume 3, 9.2.3.4; AMD APM volume 2, 7.4.2), in half the time. The
+/// compiler moves no memory access across it. Elsewhere, and under Miri, it is the standard fence.
 #[inline(always)]
 pub fn full() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: adds nothing to a word of this thread's stack; flags count as clobbered, and memory as read and written. Without
-    // `nostack` nothing of the function's own lies below the stack pointer, and the word beside it is not just being written.
+    // SAFETY: adds 0 to a word below the stack pointer of this thread. The assembly clobbers flags
+    // and memory. Without `nostack` the compiler keeps nothing below the stack pointer.
     unsafe {
         core::arch::asm!("lock or dword ptr [rsp - 64], 0");
     }
@@ -34,44 +33,44 @@ pub fn full() {
     fence(Ordering::SeqCst);
 }
 
-/// Whether the kernel fences other threads for [`heavy`]. Asked once per process; where it does not, both sides
-/// have to use [`core::sync::atomic::fence`].
+/// Returns whether the kernel fences other threads for [`heavy`]. The answer is the same during the
+/// life of a process. If it is `false`, both sides have to use [`full`].
 #[must_use]
 pub fn is_usable() -> bool {
     if ABILITY.load(Ordering::Relaxed) == UNKNOWN {
         let ability = if sys::register_barrier() && sys::barrier() { USABLE } else { REFUSED };
-        // All threads have to go by the same answer.
+        // All threads have to use the same answer.
         let _ = ABILITY.compare_exchange(UNKNOWN, ability, Ordering::Relaxed, Ordering::Relaxed);
     }
     ABILITY.load(Ordering::Relaxed) == USABLE
 }
 
-/// The side that costs nothing: what the thread wrote before and reads after keeps its order as seen by a
-/// thread that calls [`heavy`] in between, if [`is_usable`].
+/// Fences on the hot side: a compiler fence. A thread that calls [`heavy`] sees the calling thread's
+/// earlier writes before its later reads, if [`is_usable`].
 #[inline(always)]
 pub fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The side that runs often, where [`heavy`] is the other side: [`light`] if [`is_usable`], else [`full`].
+/// Fences on the hot side of [`heavy`]: [`light`] if [`is_usable`], otherwise [`full`].
 #[inline(always)]
 pub fn light_or_full() {
     if ABILITY.load(Ordering::Relaxed) == USABLE {
         light();
     } else {
-        ask_and_fence();
+        probe_and_fence();
     }
 }
 
-/// The first call in a process asks the kernel. A full fence is right whatever the answer is.
+/// Probes the kernel at the first call in a process. A full fence is correct in either case.
 #[cold]
-fn ask_and_fence() {
+fn probe_and_fence() {
     let _ = is_usable();
     full();
 }
 
-/// The other side: after this, every other thread of the process has passed a full fence, as has this one. (Only this
-/// one, if not [`is_usable`].)
+/// Fences on the rare side: makes all threads of the process pass a full fence, or the calling thread
+/// only if not [`is_usable`].
 pub fn heavy() {
     fence(Ordering::SeqCst);
     if !is_usable() {
@@ -79,8 +78,8 @@ pub fn heavy() {
     }
     // A child may have to register again.
     if !(sys::barrier() || sys::register_barrier() && sys::barrier()) {
-        // The kernel did it before and is not allowed to any more (a seccomp filter of later date). A
-        // processor keeps no store to itself for as long as this.
+        // A seccomp filter that was installed later forbids the call. No processor buffers a store
+        // for as long as this sleep.
         std::thread::sleep(core::time::Duration::from_millis(2));
     }
     fence(Ordering::SeqCst);
@@ -92,7 +91,7 @@ mod tests {
     use core::sync::atomic::AtomicU32;
     use std::sync::Barrier;
 
-    /// Dekker's two flags: never may both threads miss each other.
+    /// Dekker's two flags: at least one thread sees the other's.
     #[test]
     fn of_two_threads_one_sees_the_other() {
         if !is_usable() {

@@ -1,15 +1,16 @@
-//! Fork: how locks survive it, how a child learns that it is one, and what it does first.
+//! Fork handling: the gates that keep locks usable in a child, the generation of a process, and
+//! hooks around each fork.
 //!
-//! - Each [`crate::Lock`] passes a gate, which a fork closes (see `gate.rs` for the rules). No object
-//!   is registered for that.
-//! - State that a child must not use remembers the [`generation`] that it was made in and compares.
+//! - Each [`crate::Lock`] passes a [gate](ForkGate), which a fork closes (`gate.rs` has the protocol).
+//!   Locks are not registered anywhere.
+//! - An object that a child must not use stores the [`generation`] in which it was made and compares.
 //! - [`add_hooks`] adds functions that run before and after each fork.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::chunks::{Chunks, Zeroable};
-use crate::gate::{Gate, Machine, Patience, Word};
+use crate::gate::{Gate, GateWord, Machine, Patience};
 use crate::generation;
 pub use crate::generation::generation;
 use umf_core::{Error, Result};
@@ -22,25 +23,26 @@ static GATES: [Gate<AtomicUsize>; 2] = [const {
     Gate::from_words(owner, depth, is_closed, openings, others)
 }; 2];
 
-/// The words of a thread: how many locks it is inside of, by gate. Only that thread writes there.
+/// The count words of a thread, by gate: the number of locks that it holds or waits for. Only that
+/// thread writes them.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Words([AtomicUsize; 2]);
+struct CountWords([AtomicUsize; 2]);
 
 // SAFETY: zeros are valid atomics, which need no drop.
-unsafe impl Zeroable for Words {}
+unsafe impl Zeroable for CountWords {}
 
 /// By thread index.
-static WORDS: Chunks<Words, 16> = Chunks::new();
+static COUNT_WORDS: Chunks<CountWords, 16> = Chunks::new();
 
-/// Which gate a lock passes.
+/// The fork gate that a lock passes, as a type: [`Outer`], [`Leaf`] or [`LeafUnindexed`].
 pub trait ForkGate {
     #[doc(hidden)]
     const NUMBER: usize;
-    /// Whether threads use their own words. Not for locks that are taken to get one.
+    /// Whether threads use their own count words. False for locks that are acquired to get one.
     #[doc(hidden)]
     const BY_WORD: bool = true;
-    /// What keeps signal handlers away while a thread is inside, if that is needed.
+    /// Blocks signals while a thread is inside, if the gate needs that.
     #[doc(hidden)]
     type Signals: core::fmt::Debug;
     #[doc(hidden)]
@@ -51,14 +53,14 @@ pub trait ForkGate {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outer;
 
-/// The gate of locks that are taken inside of the locks of another library, which has fork handlers
-/// of its own (jemalloc's, in extent hooks). A fork closes it after those handlers ran.
+/// The gate of locks that are acquired while locks of another library with fork handlers are held
+/// (jemalloc's, in extent hooks). A fork closes it after those handlers ran.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Leaf;
 
-/// The leaf gate, for locks that may be taken while the calling thread gets its index
-/// ([`thread::current`] calls `pthread_setspecific(3)`, which may allocate): those of an allocator that
-/// serves that. Signals are blocked inside; costs two system calls and two atomic additions.
+/// The leaf gate for locks that may be acquired while the calling thread gets its index: those of an
+/// allocator that serves [`thread::current`], which calls `pthread_setspecific(3)`. Signals are
+/// blocked while a thread is inside. Costs two system calls and two atomic additions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeafUnindexed;
 
@@ -77,34 +79,37 @@ impl ForkGate for Leaf {
 impl ForkGate for LeafUnindexed {
     const NUMBER: usize = 1;
     const BY_WORD: bool = false;
-    // A handler that forks would wait for its own thread, which no word tells apart.
+    // A signal handler that forks would wait for its own thread: the shared count word does not say
+    // which threads are inside.
     type Signals = BlockedSignals;
     fn signals() -> BlockedSignals {
         BlockedSignals::new()
     }
 }
 
-/// A thread is inside of a gate until this is dropped: no fork happens in another thread.
+/// A scope in which no other thread of this process forks. The calling thread is inside of the gate
+/// `G` until this is dropped.
 ///
-/// A lock makes one by itself. A section that other threads wait for needs one before it begins, if a
-/// lock is taken inside of the section.
+/// A [`Lock`](crate::Lock) has one. A section that other threads wait for, and in which a lock is
+/// acquired, needs one that begins before the section.
 #[derive(Debug)]
 pub struct ForkGuard<G: ForkGate = Outer> {
-    /// The thread's word; `None` for threads that have none.
+    /// The thread's count word; `None` for a thread without an index.
     word: Option<&'static AtomicUsize>,
-    /// Dropped after the gate was left.
+    /// Dropped after the thread has exited the gate.
     _signals: G::Signals,
-    /// The word is the calling thread's.
+    /// The count word is the calling thread's.
     not_send: PhantomData<(G, *const ())>,
 }
 
 impl<G: ForkGate> ForkGuard<G> {
-    /// Enters. Waits for a fork that another thread is in, unless the calling thread is inside already.
+    /// Enters the gate. Waits for a fork that another thread has begun, unless the calling thread is
+    /// already inside.
     #[inline]
     #[must_use]
     pub fn new() -> Self {
         let signals = G::signals();
-        let word = if G::BY_WORD { own_words().map(|words| &words.0[G::NUMBER]) } else { None };
+        let word = if G::BY_WORD { count_words().map(|words| &words.0[G::NUMBER]) } else { None };
         match word {
             Some(word) => GATES[G::NUMBER].enter::<Kernel>(word),
             None => GATES[G::NUMBER].enter_without_word::<Kernel>(),
@@ -130,22 +135,22 @@ impl<G: ForkGate> Drop for ForkGuard<G> {
 }
 
 #[inline]
-fn own_words() -> Option<&'static Words> {
+fn count_words() -> Option<&'static CountWords> {
     let index = thread::current()?.get();
-    match WORDS.get(index) {
+    match COUNT_WORDS.get(index) {
         Some(words) => Some(words),
-        None => WORDS.get_or_grow(index).ok(),
+        None => COUNT_WORDS.get_or_grow(index).ok(),
     }
 }
 
-/// Forgets what an ending thread was inside of, for the next thread with its index.
-pub(crate) fn forget_words(index: u32) {
-    if let Some(words) = WORDS.get(index) {
+/// Resets the count words of an ending thread, for the next thread with its index.
+pub(crate) fn reset_count_words(index: u32) {
+    if let Some(words) = COUNT_WORDS.get(index) {
         words.0.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 }
 
-impl Word for AtomicUsize {
+impl GateWord for AtomicUsize {
     #[inline(always)]
     fn load(&self, order: Ordering) -> usize {
         self.load(order)
@@ -169,7 +174,7 @@ impl Word for AtomicUsize {
     }
 }
 
-/// This machine.
+/// The kernel and processor that the program runs on.
 struct Kernel;
 
 impl Machine for Kernel {
@@ -203,7 +208,7 @@ impl Machine for Kernel {
     }
 }
 
-/// A span of time.
+/// A span of time on the monotonic clock.
 struct Span {
     nanoseconds: u64,
     end: u64,
@@ -217,7 +222,7 @@ impl Span {
 }
 
 impl Patience for Span {
-    /// Longer than a lock is held but for calls of drivers.
+    /// 20 ms: longer than any lock is held, except around driver calls.
     fn start() -> Self {
         Self::of(20_000_000)
     }
@@ -241,19 +246,19 @@ impl Patience for Span {
     }
 }
 
-/// The words of all threads for one gate.
-fn words(gate: usize) -> impl Iterator<Item = &'static AtomicUsize> {
-    (0..thread::end()).filter_map(move |index| Some(&WORDS.get(index)?.0[gate]))
+/// Returns the count words of all threads for one gate.
+fn count_words_of_all(gate: usize) -> impl Iterator<Item = &'static AtomicUsize> {
+    (0..thread::end()).filter_map(move |index| Some(&COUNT_WORDS.get(index)?.0[gate]))
 }
 
-/// The word of the calling thread. A thread without an index has none, and gets none here: a fork may
-/// have interrupted just that.
-fn own_word(gate: usize) -> Option<&'static AtomicUsize> {
-    Some(&WORDS.get(thread::known()?.get())?.0[gate])
+/// Returns the count word of the calling thread; `None` for a thread without an index. Does not
+/// assign an index: a signal handler that forks may have interrupted that.
+fn count_word_if_indexed(gate: usize) -> Option<&'static AtomicUsize> {
+    Some(&COUNT_WORDS.get(thread::known()?.get())?.0[gate])
 }
 
 fn close(gate: usize) {
-    GATES[gate].close::<Kernel, _>(own_word(gate), || words(gate));
+    GATES[gate].close::<Kernel, _>(count_word_if_indexed(gate), || count_words_of_all(gate));
 }
 
 fn open(gate: usize) {
@@ -261,7 +266,7 @@ fn open(gate: usize) {
 }
 
 fn open_in_child(gate: usize) {
-    GATES[gate].open_in_child::<Kernel, _>(own_word(gate), || words(gate));
+    GATES[gate].open_in_child::<Kernel, _>(count_word_if_indexed(gate), || count_words_of_all(gate));
 }
 
 extern "C" fn prepare() {
@@ -273,7 +278,7 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn parent() {
-    // Again, so that what was read in the middle of the fork differs.
+    // A second time, so that a value that was read during the fork differs.
     SEQUENCE.fetch_add(1, Ordering::Relaxed);
     each(|hooks| (hooks.parent)());
     open(Leaf::NUMBER);
@@ -290,20 +295,20 @@ extern "C" fn child() {
     failpoint!("fork.child_ready");
 }
 
-/// How many forks this process began and ended.
+/// Incremented when a fork begins and when it ends.
 static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 
-/// A number that differs before and after each fork of this process with `fork(3)`, and while it goes
-/// on.
+/// Returns a number that changes when a fork of this process by `fork(3)` begins, and when it ends.
+/// Two equal values mean that no fork happened in between.
 #[must_use]
 pub fn sequence() -> u32 {
     generation();
     SEQUENCE.load(Ordering::Relaxed)
 }
 
-/// Has a fork close the outer gate before the handlers that another library registered by now
-/// (`pthread_atfork(3)` runs the latest first). For those whose functions are called inside of locks
-/// with the outer gate.
+/// Makes a fork close the outer gate before it runs the handlers that another library has registered
+/// up to now (`pthread_atfork(3)` runs the latest first). For a library whose functions are called
+/// while locks with the outer gate are held.
 ///
 /// # Errors
 /// [`Error::Native`] if there is no memory for it.
@@ -324,9 +329,10 @@ pub fn close_outer_gate_earlier() -> Result<()> {
     }
 }
 
-/// What a part of the program does when its process forks. No other thread is inside of a lock while
-/// these run, and no function waits: a lock may be taken by what the fork interrupted, if a signal
-/// handler forks, so that functions here use [`crate::Lock::try_lock`].
+/// Functions that run around each fork. No other thread holds a lock meanwhile.
+///
+/// The functions must not wait. If a signal handler forks, the code that it interrupted may hold a
+/// lock; so they use [`crate::Lock::try_lock`].
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
     /// Before the fork.
@@ -338,23 +344,23 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// Does nothing.
+    /// Hooks that do nothing.
     pub const NONE: Self = Self { prepare: || {}, parent: || {}, child: || {} };
 }
 
-/// The most that [`add_hooks`] takes.
+/// The capacity of [`HOOKS`].
 const MOST_HOOKS: usize = 32;
 
 static HOOKS: [AtomicPtr<Hooks>; MOST_HOOKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST_HOOKS];
 
-/// Has each fork from here on run `hooks`, in no particular order among others. Hooks that were added
-/// before are not added again.
+/// Runs `hooks` around each fork from now on, in no particular order. Adding the same hooks again has
+/// no effect.
 ///
 /// # Errors
-/// [`Error::TooMany`] past 32 of them.
+/// [`Error::TooMany`] past 32 hooks.
 pub fn add_hooks(hooks: &'static Hooks) -> Result<()> {
     generation();
-    // No fork finds them between its start and its end.
+    // Otherwise a fork could run `child` without having run `prepare`.
     let _no_fork = ForkGuard::<Outer>::new();
     let hooks = core::ptr::from_ref(hooks).cast_mut();
     for place in &HOOKS {
@@ -376,10 +382,10 @@ fn each(run: impl Fn(&'static Hooks)) {
     }
 }
 
-/// When the program or library that this is part of is loaded: before there are threads, one of which
-/// could have a lock in the middle of another's fork that began without the handlers.
+/// Installs the handlers when the program or library is loaded. Later, a thread could hold a lock
+/// during another thread's fork that began without the handlers.
 ///
-/// A linker that is handed an archive of objects may leave it out; then the first use installs them.
+/// A linker may drop this from an archive of objects. Then the first use installs the handlers.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
@@ -390,37 +396,38 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-/// Keeps the library that `own` is part of loaded, if it is not the program: a thread that has a number
-/// calls into it when it ends, which may be after a `dlclose` (of a plugin, say).
+/// Pins the shared library that contains `code`, unless that is the program itself. A thread with an
+/// index calls into it at thread exit, possibly after a `dlclose` of the library (a plugin).
 ///
-/// Called by the loader, which has its locks: not later, when they might come after locks of umf.
-fn stay_loaded(own: extern "C" fn()) {
+/// Runs when the library is loaded, under the loader's locks. Later, these locks could be acquired
+/// under locks of umf, against the lock order.
+fn stay_loaded(code: extern "C" fn()) {
     let mut info = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: `info` is valid for the write; any address may be asked about.
-    if unsafe { libc::dladdr(own as *const libc::c_void, info.as_mut_ptr()) } == 0 {
+    // SAFETY: `info` is valid for the write; `dladdr` accepts any address.
+    if unsafe { libc::dladdr(code as *const libc::c_void, info.as_mut_ptr()) } == 0 {
         return;
     }
-    // SAFETY: it was found, so `info` was written.
+    // SAFETY: `dladdr` succeeded, so it wrote `info`.
     let info = unsafe { info.assume_init() };
-    // SAFETY: asks for a number. The program headers follow the ELF header, in the first page of the
-    // program.
+    // The program headers follow the ELF header in the first page of the program.
+    // SAFETY: `getauxval` takes a number.
     let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
     let begin = info.dli_fbase.addr();
     if info.dli_fname.is_null() || (begin..begin.saturating_add(sys::PAGE)).contains(&headers) {
         return;
     }
-    // SAFETY: a name that the loader gave; nothing is loaded that is not, so no code runs. The handle
-    // is for ever.
+    // SAFETY: the name comes from the loader. `RTLD_NOLOAD` loads nothing, so no constructor runs. The
+    // handle is leaked on purpose.
     unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
 }
 
-/// Registers the fork handlers and makes the canary page. No thread waits for another one here (as with
-/// `std::sync::Once`): a child that is forked meanwhile does not have that thread.
+/// Registers the fork handlers and makes the canary page. Does not block on another thread, as
+/// `std::sync::Once` would: a child that is forked meanwhile does not have that thread.
 pub(crate) fn install() {
     static INSTALLING: AtomicBool = AtomicBool::new(false);
     if !INSTALLING.swap(true, Ordering::AcqRel) {
-        // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and
-        // release locks. A failure (no memory) leaves forks with locks unhandled, as if never called.
+        // SAFETY: the handlers stay loaded with this crate, and only acquire and release locks. If
+        // there is no memory for them, forks happen without the gate.
         let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     }
     generation::make_canary();

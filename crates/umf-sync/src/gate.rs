@@ -1,57 +1,58 @@
-//! The gate that lets locks survive a fork.
+//! The fork gate: the protocol that lets locks survive a fork.
 //!
-//! A child of a process with several threads has one of them. A lock that another thread held at the
-//! fork stays locked in the child. So a fork must happen at a moment when no other thread is inside
-//! of a lock. Each thread counts the locks that it is inside of, in a word of its own, and looks at the
-//! gate before the first of them. The thread that forks closes the gate, fences all threads
-//! (`membarrier(2)`), and waits until their words are 0. After the fork it opens the gate, in the
-//! parent and in the child.
+//! A forked child has one thread. A lock that another thread held at the fork stays locked in the
+//! child for ever. So a fork must happen while no other thread holds a lock.
 //!
-//! Rules, each with the hang that follows without it:
-//! 1. A thread counts itself, fences, looks at the gate, takes the lock. Inside of a lock it counts
-//!    and does not look: else it waits for the gate, and the gate for it.
-//! 2. The gate names the thread that closed it. That thread passes, and may close it again (`fork` in
-//!    a handler of `pthread_atfork(3)`).
-//! 3. A gate that stays closed for too long opens again, until the slow thread is outside or as much
-//!    time has passed: else a thread in a long call under a lock stops all others, and two threads of
-//!    which the one inside waits for the other one never go on.
-//! 4. A thread that others wait for in other ways passes the gate before it begins that.
-//! 5. A thread that sleeps on a lock is inside. A thread that waits for a condition is not.
+//! Each thread counts the locks that it holds or waits for in its own *count word*. A thread whose
+//! count is above 0 is *inside*. Before its first lock it checks the gate. The forking thread closes
+//! the gate, fences all threads (`membarrier(2)`), and waits until every count word is 0. After the
+//! fork it opens the gate, in the parent and in the child.
 //!
-//! Limits: a thread that forks inside of a lock for which another thread waits (the other one is
-//! inside and cannot leave); two threads that fork inside of locks; a thread without a word that forks
-//! inside of a lock; raw `clone(2)`.
+//! Rules, each with the deadlock that it prevents:
+//! 1. A thread counts itself, fences, checks the gate, then takes the lock. A thread that is already
+//!    inside does not check: it would wait for the gate while the forking thread waits for it.
+//! 2. The gate stores the thread that closed it. That thread passes, and may close the gate again
+//!    (`fork` in a handler of `pthread_atfork(3)`).
+//! 3. A gate that stays closed too long opens again, until the slow thread is outside or the same
+//!    time has passed. Otherwise a long call under a lock stops all other threads, and a thread
+//!    inside that waits for a thread at the gate never leaves.
+//! 4. A thread on which other threads wait by other means (a condition, a counter) passes the gate
+//!    before it begins.
+//! 5. A thread that sleeps on a lock is inside. A thread that waits for a condition is outside.
+//!
+//! Not covered: a thread that forks while it holds a lock that another thread waits for (the waiting
+//! thread is inside and cannot leave); two threads that both fork while they hold locks; a thread
+//! without a count word that forks while it holds a lock; raw `clone(2)`.
 
 use core::sync::atomic::Ordering;
 
-/// A word that threads share.
-pub(crate) trait Word {
+/// An atomic word of a gate.
+pub(crate) trait GateWord {
     fn load(&self, order: Ordering) -> usize;
     fn store(&self, value: usize, order: Ordering);
     fn add(&self, value: usize, order: Ordering) -> usize;
     fn sub(&self, value: usize, order: Ordering) -> usize;
-    /// Replaces `current` by `new` (sequentially consistent); returns what was there.
+    /// Replaces `current` by `new`, sequentially consistent. The error is the value found instead.
     fn replace(&self, current: usize, new: usize) -> Result<(), usize>;
 }
 
-/// What the gate needs of the machine. loom's stands in for it in tests.
+/// The services of the machine that a gate uses. The tests replace it by loom's.
 pub(crate) trait Machine {
-    type Word: Word;
-    /// How long a thread may keep a gate waiting that is closed for the first time.
+    type Word: GateWord;
+    /// The time that the forking thread waits for threads inside.
     type Patience: Patience;
 
-    /// A number of the calling thread, not 0, that it has in a forked child too.
+    /// Returns the id of the calling thread: not 0, and the same in a forked child.
     fn me() -> usize;
-    /// The side of [`Machine::heavy`] that runs at each entry.
+    /// Fences cheaply; pairs with [`Machine::heavy`]. Runs at each entry.
     fn light();
-    /// Has all threads of the process pass a full fence.
+    /// Makes all threads of the process pass a full fence.
     fn heavy();
-    /// Sleeps until the word is woken, unless it has another value than `expected`. May return at
-    /// any time.
+    /// Sleeps on the word unless its value differs from `expected`. May return spuriously.
     fn sleep(word: &Self::Word, expected: usize);
     /// Wakes all threads that sleep on the word.
     fn wake_all(word: &Self::Word);
-    /// Runs `act`, which no signal handler of the calling thread interrupts.
+    /// Runs `act` with the signals of the calling thread blocked.
     fn uninterrupted<T>(act: impl FnOnce() -> T) -> T;
 }
 
@@ -67,27 +68,27 @@ pub(crate) trait Patience: Sized {
     fn pause(&mut self) -> bool;
 }
 
-/// A gate. 0 in `owner` is open.
+/// A gate. It is open if `owner` is 0.
 #[derive(Debug)]
 pub(crate) struct Gate<W> {
-    /// The thread that closed the gate.
+    /// The thread that closed the gate; 0 if it is open.
     owner: W,
-    /// How many forks, each begun inside of the last, it is closed for. Belongs to the owner.
+    /// The number of nested forks that the gate is closed for. Written by the owner alone.
     depth: W,
-    /// 1 once no other thread is inside. Belongs to the owner.
+    /// 1 once no other thread is inside. Written by the owner alone.
     is_closed: W,
-    /// How often the gate was opened. Threads sleep on it.
+    /// The number of times that the gate was opened. Threads sleep on it.
     openings: W,
-    /// How many threads without a word are inside, and how often.
+    /// The count word that threads without one of their own share.
     others: W,
 }
 
-impl<W: Word> Gate<W> {
+impl<W: GateWord> Gate<W> {
     pub(crate) const fn from_words(owner: W, depth: W, is_closed: W, openings: W, others: W) -> Self {
         Self { owner, depth, is_closed, openings, others }
     }
 
-    /// Enters. `mine` is the calling thread's word.
+    /// Enters the gate. `mine` is the count word of the calling thread.
     #[inline(always)]
     pub(crate) fn enter<M: Machine<Word = W>>(&self, mine: &W) {
         let inside = mine.load(Ordering::Relaxed);
@@ -100,7 +101,7 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Leaves.
+    /// Exits the gate.
     #[inline(always)]
     pub(crate) fn exit(&self, mine: &W) {
         mine.store(mine.load(Ordering::Relaxed) - 1, Ordering::Release);
@@ -110,7 +111,7 @@ impl<W: Word> Gate<W> {
     fn enter_closed<M: Machine<Word = W>>(&self, mine: &W) {
         let me = M::me();
         loop {
-            // Before the owner: an opening in between is then seen.
+            // Loaded before `owner`, so that an opening in between ends the sleep below.
             let openings = self.openings.load(Ordering::Acquire);
             let owner = self.owner.load(Ordering::Acquire);
             if owner == 0 || owner == me {
@@ -123,8 +124,8 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Enters without a word. If the thread is inside already, and another one is closing the gate,
-    /// this waits until rule 3 opens it.
+    /// Enters with the shared count word. If the calling thread is already inside and another thread
+    /// is closing the gate, this waits until rule 3 opens it.
     #[cold]
     pub(crate) fn enter_without_word<M: Machine<Word = W>>(&self) {
         let me = M::me();
@@ -141,15 +142,15 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Leaves what [`Gate::enter_without_word`] entered.
+    /// Exits after [`Gate::enter_without_word`].
     #[cold]
     pub(crate) fn exit_without_word(&self) {
         self.others.sub(1, Ordering::Release);
     }
 
-    /// Closes the gate, for a fork by the calling thread. When this returns, no other thread is
-    /// inside. `threads` yields the words of all threads that have one, and `mine` is the calling
-    /// thread's.
+    /// Closes the gate for a fork by the calling thread. When this returns, no other thread is
+    /// inside. `threads` yields the count words of all threads that have one, and `mine` is the
+    /// calling thread's.
     pub(crate) fn close<'w, M, I>(&self, mine: Option<&'w W>, threads: impl Fn() -> I)
     where
         M: Machine<Word = W>,
@@ -158,8 +159,8 @@ impl<W: Word> Gate<W> {
     {
         let me = M::me();
         let depth = self.take::<M>(me, None);
-        // A fork inside of one that waits no more: other libraries' handlers ran since, and may hold
-        // locks for which a thread would wait that this lets in.
+        // A nested fork of a gate that is fully closed does not wait again: fork handlers of other
+        // libraries have run since and may hold locks that a thread let in here would wait for.
         if self.is_closed.load(Ordering::Relaxed) != 0 {
             return;
         }
@@ -184,7 +185,8 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Becomes the gate's owner, for one fork more, or for as many as `depth`. Returns for how many.
+    /// Makes the calling thread the owner of the gate, and sets `depth`: to the given value, or to
+    /// one more than it was. Returns it.
     fn take<M: Machine<Word = W>>(&self, me: usize, depth: Option<usize>) -> usize {
         loop {
             let openings = self.openings.load(Ordering::Acquire);
@@ -214,8 +216,8 @@ impl<W: Word> Gate<W> {
         true
     }
 
-    /// Opens the gate until the slow thread is outside, or the time is over. The next time is twice
-    /// as long.
+    /// Opens the gate until the slow thread is outside or the time is over. Doubles the time for the
+    /// next attempt.
     fn open_a_while<M: Machine<Word = W>>(&self, slow: &W, patience: M::Patience) -> M::Patience {
         self.set_open::<M>();
         let mut patience = patience.double();
@@ -242,8 +244,8 @@ impl<W: Word> Gate<W> {
         });
     }
 
-    /// The same in the child, which has no other thread. The others' words may count an entry that
-    /// was waiting for the gate.
+    /// Ends one [`Gate::close`] in the child, which has one thread. Resets the count words of all
+    /// other threads: they may count an entry that was waiting for the gate.
     pub(crate) fn open_in_child<'w, M, I>(&self, mine: Option<&'w W>, threads: impl Fn() -> I)
     where
         M: Machine<Word = W>,

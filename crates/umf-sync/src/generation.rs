@@ -1,19 +1,19 @@
-//! Generation: a number by which a process knows whether it is a forked child.
+//! The generation of a process: a number that differs between a process and its forked children.
 //!
-//! It lies in a page that the kernel wipes in a child (`MADV_WIPEONFORK`, `madvise(2)`, Linux 4.14).
-//! Where the kernel refuses that, the handler of `fork(3)` in the child does it.
+//! It lies in a page that the kernel zeroes in a child (`MADV_WIPEONFORK`, `madvise(2)`, Linux 4.14).
+//! If the kernel refuses that, the child's handler of `fork(3)` zeroes it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::{fork, sys};
 
-/// A word that the kernel wipes in a child: the generation, or 0 in a child that does not know its own
-/// yet.
+/// The generation in a page that the kernel zeroes in a child. 0 in a child that has not chosen its
+/// generation yet.
 static CANARY: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-/// Whether the kernel wipes it.
+/// Whether the kernel zeroes the page in a child.
 static IS_WIPED: AtomicBool = AtomicBool::new(false);
-/// At least what the canary says, or said in the parent.
+/// At least the value of the canary, in this process or in the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 fn canary() -> Option<&'static AtomicU32> {
@@ -21,34 +21,34 @@ fn canary() -> Option<&'static AtomicU32> {
     NonNull::new(CANARY.load(Ordering::Acquire)).map(|canary| unsafe { canary.as_ref() })
 }
 
-/// A number of this process, not 0, that is larger than those of the processes it was forked from.
+/// Returns the generation of this process: not 0, and larger than that of every ancestor it was
+/// forked from.
 ///
-/// Two loads. Everything that belongs to one process only remembers this number and compares.
-/// A child made by raw `clone` without `CLONE_VM` is noticed as well as one made by `fork(3)`, where the
-/// kernel wipes the page.
+/// Costs two loads. An object that belongs to one process stores the generation and compares. Where
+/// the kernel zeroes the page, this also distinguishes a child of raw `clone` without `CLONE_VM`.
 #[inline]
 pub fn generation() -> u32 {
     match canary().map(|canary| canary.load(Ordering::Relaxed)) {
         Some(generation) if generation != 0 => generation,
-        _ => notice(),
+        _ => choose_generation(),
     }
 }
 
-/// Threads of a child may come here at the same time, and signal handlers in between: none waits for
-/// another.
+/// Sets the generation of a forked child. Lock-free: several threads of the child, and signal
+/// handlers that interrupt them, may run this at the same time.
 #[cold]
-fn notice() -> u32 {
+fn choose_generation() -> u32 {
     let Some(canary) = canary() else {
         fork::install();
         return GENERATION.load(Ordering::Relaxed);
     };
     let new = GENERATION.load(Ordering::Relaxed) + 1;
-    // Before the canary has it: a child forked in between gets a larger one.
+    // Stored before the canary, so that a child that is forked in between gets a larger number.
     GENERATION.fetch_max(new, Ordering::AcqRel);
     canary.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).err().unwrap_or(new)
 }
 
-/// The first thing in a child of `fork(3)`.
+/// Runs first in a child of `fork(3)`.
 pub(crate) fn begin_child() {
     match canary() {
         Some(canary) if !IS_WIPED.load(Ordering::Relaxed) => canary.store(0, Ordering::Relaxed),
@@ -57,7 +57,7 @@ pub(crate) fn begin_child() {
     }
 }
 
-/// Makes the page, if no other thread is first and there is memory for it.
+/// Makes the canary page, unless another thread was first or there is no memory.
 pub(crate) fn make_canary() {
     let Ok(page) = sys::map(sys::PAGE) else { return };
     // SAFETY: the page was mapped above and is not shared yet.

@@ -1,4 +1,7 @@
-//! [`InFlight`]: a count of threads inside of something, which a forked child begins anew.
+//! [`InFlight`]: the number of threads in a section. It restarts at 0 in a forked child.
+//!
+//! A thread that unlinks an object waits until the count is 0 before it frees the object. Entering
+//! is an atomic update of a shared word; for hot paths use an epoch per thread instead.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +10,18 @@ use crate::fork;
 
 const COUNT: u64 = u32::MAX as u64;
 
-/// How many threads of this process are inside. Those of a parent process do not count.
+/// A counter of the threads of this process that are in a section. Threads of the parent process
+/// do not count.
 #[derive(Debug, Default)]
 pub struct InFlight(
-    /// The process, as [`fork::generation`] counts, in the upper half; the count in the lower.
+    /// [`fork::generation`] of the counting process in the upper half, the count in the lower.
     AtomicU64,
 );
 
-/// A thread is inside until this is dropped.
+/// A thread's stay in the section, which ends when this is dropped.
 #[derive(Debug)]
-pub struct InFlightGuard<'v> {
-    in_flight: &'v InFlight,
+pub struct InFlightGuard<'c> {
+    in_flight: &'c InFlight,
     process: u64,
     not_send: PhantomData<*const ()>,
 }
@@ -27,14 +31,15 @@ fn process() -> u64 {
 }
 
 impl InFlight {
-    /// Nobody is inside.
+    /// Returns a counter of 0.
     #[must_use]
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Goes inside. Sequentially consistent: if a thread takes something away and then [waits](Self::wait), a visitor
-    /// that looks for it after this finds it gone, or is waited for.
+    /// Enters the section. The update is sequentially consistent: if another thread unlinks an
+    /// object and then [waits](Self::wait), a thread that loads the link after this call either
+    /// finds the object unlinked or is waited for.
     #[must_use]
     pub fn enter(&self) -> InFlightGuard<'_> {
         let process = process();
@@ -43,7 +48,7 @@ impl InFlight {
         InFlightGuard { in_flight: self, process, not_send: PhantomData }
     }
 
-    /// Waits until no thread is inside. The calling thread must not be.
+    /// Waits until no thread is in the section. The calling thread must not be in it.
     pub fn wait(&self) {
         let process = process();
         let are_inside = |word: u64| word & !COUNT == process && word & COUNT != 0;
@@ -55,7 +60,7 @@ impl InFlight {
 
 impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
-        // A child that was forked inside does not count itself.
+        // A child that was forked in the section has an empty count of its own.
         if self.process == process() {
             self.in_flight.0.fetch_sub(1, Ordering::SeqCst);
         }

@@ -1,16 +1,19 @@
-//! Synchronisation for umf: what needs no allocator and survives a fork.
+//! Synchronisation primitives that need no allocator and survive a fork.
 //!
-//! - [`Lock`]: a lock for a `static` or a field; forks find it free
-//! - [`fork`]: the gates that locks pass, [`fork::generation`], and what a child does first
-//! - [`thread`]: dense thread indices
-//! - [`fence`]: fences of which one side costs nothing
-//! - [`in_flight`]: how many threads are inside of something
-//! - [`chunks`]: an array that grows without moving its elements
-//! - [`SequenceLock`]: words that change while others read them without a lock
-//! - [`words`]: the words of lock-free protocols, for which those of a model can stand in
-//! - [`failpoint!`]: points at which tests kill processes
-//! - [`BlockedSignals`]: signals wait for a moment
-//! - `gate`: how a fork waits until no other thread is inside of a lock, as loom models it
+//! | chapter | content |
+//! |---|---|
+//! | [`Lock`] | a futex lock for a `static` or a field; a forked child finds it free |
+//! | [`fork`] | the gates that locks pass, [`fork::generation`], hooks around a fork |
+//! | `gate` | the protocol of a gate: a fork waits until no other thread holds a lock; modelled in loom |
+//! | [`thread`] | dense thread indices, and hooks at thread exit |
+//! | [`fence`] | asymmetric fences (`membarrier(2)`) |
+//! | [`SequenceLock`] | seqlocks: readers copy a record without a lock and detect a concurrent write |
+//! | [`in_flight`] | a count of the threads in a section, to wait for |
+//! | [`chunks`], [`table`] | arrays and numbered records that grow without moving an element |
+//! | [`words`] | the atomics that protocols are generic over, so that loom's can replace them |
+//! | [`WipeOnForkWord`] | a word that the kernel zeroes in a forked child |
+//! | [`failpoint!`] | points at which tests kill, stop or delay a process |
+//! | [`BlockedSignals`] | a scope in which the calling thread receives no signals |
 
 pub mod chunks;
 #[cfg(feature = "failpoints")]

@@ -1,7 +1,7 @@
 //! [`Lock`]: a mutual exclusion lock that survives a fork and needs no allocator.
 //!
-//! The word follows "Futexes Are Tricky" (Drepper), mutex 3. The [gate](crate::fork) around it makes
-//! a fork happen at a moment when no other thread is inside of a lock.
+//! The word follows "Futexes Are Tricky" (Drepper), mutex 3. The [fork gate](crate::fork) around it
+//! delays a fork until no other thread holds a lock.
 
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
@@ -16,15 +16,15 @@ const TAKEN: u32 = 1;
 /// Taken, and threads may sleep on it.
 const CONTENDED: u32 = 2;
 
-/// How often a thread looks at a taken lock before it sleeps.
+/// How often a thread polls a taken lock before it sleeps.
 const SPINS: u32 = 100;
 
 /// A lock around a `T`, for a `static` or a field. It may be moved while it is free.
 ///
-/// `G` names the gate that the lock passes: [`Outer`], or [`crate::fork::Leaf`] for a lock that is
-/// taken inside of locks of another library which has fork handlers of its own.
+/// `G` is the fork gate that the lock passes: [`Outer`], or [`crate::fork::Leaf`] for a lock that is
+/// acquired while locks of another library with fork handlers are held.
 ///
-/// A lock whose holder panics is free afterwards, without a mark.
+/// A lock is not poisoned: if its holder panics, it is free afterwards.
 #[derive(Debug, Default)]
 pub struct Lock<T, G = Outer> {
     state: AtomicU32,
@@ -32,9 +32,9 @@ pub struct Lock<T, G = Outer> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock hands the value to one thread at a time.
+// SAFETY: the lock gives one thread at a time access to the value.
 unsafe impl<T: Send, G> Send for Lock<T, G> {}
-// SAFETY: as above; a shared `Lock` gives access to `T` only through its guard.
+// SAFETY: a shared `Lock` gives access to `T` only through its guard, to one thread at a time.
 unsafe impl<T: Send, G> Sync for Lock<T, G> {}
 
 impl<T, G> Lock<T, G> {
@@ -55,7 +55,7 @@ impl<T, G> Lock<T, G> {
 }
 
 impl<T, G: ForkGate> Lock<T, G> {
-    /// Waits for the lock, and takes it. Waits for ever if the calling thread holds it.
+    /// Waits for the lock and takes it. Deadlocks if the calling thread holds it.
     #[inline]
     pub fn lock(&self) -> LockGuard<'_, T, G> {
         let entry = ForkGuard::new();
@@ -65,7 +65,8 @@ impl<T, G: ForkGate> Lock<T, G> {
         LockGuard { lock: self, _entry: entry }
     }
 
-    /// Takes the lock if it is free. Waits for a fork that another thread is in.
+    /// Takes the lock if it is free. Does not wait for its holder, but waits for a fork that another
+    /// thread has begun.
     #[inline]
     pub fn try_lock(&self) -> Option<LockGuard<'_, T, G>> {
         let entry = ForkGuard::new();
@@ -95,11 +96,11 @@ impl<T, G: ForkGate> Lock<T, G> {
 #[derive(Debug)]
 pub struct LockGuard<'l, T, G: ForkGate = Outer> {
     lock: &'l Lock<T, G>,
-    /// Left after the lock is released. It keeps the guard in its thread.
+    /// Dropped after the lock is released. Not `Send`, so the guard stays in its thread.
     _entry: ForkGuard<G>,
 }
 
-// SAFETY: a shared guard gives out `&T` and nothing else.
+// SAFETY: a shared guard yields `&T` only.
 unsafe impl<T: Sync, G: ForkGate> Sync for LockGuard<'_, T, G> {}
 
 impl<T, G: ForkGate> Deref for LockGuard<'_, T, G> {
@@ -145,7 +146,7 @@ mod tests {
         });
         assert_eq!(*lock.lock(), 80_000);
         let held = lock.lock();
-        // Twice: a refusal leaves the lock as it is.
+        // Twice: a failed attempt leaves the lock as it is.
         for _ in 0..2 {
             assert!(lock.try_lock().is_none());
         }

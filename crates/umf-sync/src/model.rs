@@ -133,7 +133,7 @@ word!(AtomicU64, u64);
 word!(AtomicPtr<T>, *mut T, T);
 
 impl Number for ModelWord {
-    fn leave(&self, value: u64) {
+    fn store_after_max(&self, value: u64) {
         self.value.swap(value, Ordering::Release);
     }
 

@@ -1,6 +1,7 @@
-//! [`SequenceLock`]: words that change while others read them without a lock.
+//! [`SequenceLock`]: seqlocks. Readers copy a record without a lock, and detect a concurrent write.
 //!
-//! The protocol is generic over the word, so that loom's can stand in (`loom_` tests; in full with `tests/run --loom`).
+//! The protocol is generic over the word, so that loom's can replace it (`loom_` tests; exhaustive
+//! with `tests/run --loom`).
 //!
 //! | | writers | promise |
 //! |---|---|---|
@@ -13,7 +14,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::chunks::Zeroable;
 use crate::words::Number;
 
-/// The *sequence* of words that change together. It is odd while they are being written, or belong to nothing.
+/// The *sequence* of a record. It is odd while the record is being written, and while it is withdrawn.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SequenceLock<W = AtomicU64>(W);
@@ -22,7 +23,7 @@ pub struct SequenceLock<W = AtomicU64>(W);
 unsafe impl Zeroable for SequenceLock {}
 
 impl SequenceLock {
-    /// The sequence of words that may be read as they are.
+    /// Returns the sequence of a record that may be read.
     #[must_use]
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -35,52 +36,54 @@ impl Default for SequenceLock {
     }
 }
 
-/// The sequence of a record that holds what the writer with this ticket wrote. 0 is that of one that was never written.
+/// Returns the sequence of a record after the writer with this ticket has written it. 0 is that of a
+/// record that was never written.
 #[must_use]
 pub const fn stamp_of(ticket: u64) -> u64 {
     ticket.wrapping_mul(2).wrapping_add(2)
 }
 
-/// What [`SequenceLock::settled`] found.
+/// The result of [`SequenceLock::settled`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled<T> {
-    /// It is there.
+    /// The look-up found this.
     Found(T),
-    /// It is not there.
+    /// There is nothing to find.
     Nothing,
-    /// It may be there: something was being changed meanwhile.
+    /// The look-up raced with a write and found nothing: try again.
     Unknown,
 }
 
 impl<W: Number> SequenceLock<W> {
-    /// A sequence in a word.
+    /// Makes a sequence of a word.
     pub const fn over(word: W) -> Self {
         Self(word)
     }
 
-    /// A sequence in a word that lies elsewhere, in a mapping for one.
+    /// Views a word that lies elsewhere, such as in a shared mapping, as a sequence.
     pub const fn of(word: &W) -> &Self {
         // SAFETY: a sequence lock is transparent over its word.
         unsafe { &*core::ptr::from_ref(word).cast() }
     }
 
-    /// Runs `write` with the sequence odd, and leaves it even, and never what it was. By one thread at a time.
+    /// Runs `write` with the sequence odd, and leaves a new even sequence. The caller excludes other
+    /// writers.
     pub fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         let open = self.0.load(Ordering::Relaxed) | 1;
         self.0.store(open, Ordering::Relaxed);
-        // A thread that sees a word from below sees the sequence odd, or later.
+        // A reader that sees a word that `write` stored also sees this odd sequence, or a later one.
         W::fence(Ordering::Release);
         let result = write();
         self.0.store(open.wrapping_add(1), Ordering::Release);
         result
     }
 
-    /// The words belong to nothing from here on.
+    /// Makes the record unreadable until the next [`SequenceLock::write`].
     pub fn withdraw(&self) {
         self.0.fetch_or(1, Ordering::Release);
     }
 
-    /// What `fields` yields, if it was all written by one; `None` if it is being written, or belongs to nothing.
+    /// Reads the record with `fields`. `None` if it is being written or is withdrawn.
     #[inline(always)]
     pub fn read<T>(&self, fields: impl FnOnce() -> T) -> Option<T> {
         self.read_stamped(fields).map(|(_, content)| content)
@@ -94,8 +97,9 @@ impl<W: Number> SequenceLock<W> {
         (before & 1 == 0 && self.0.load(Ordering::Relaxed) == before).then_some((before, content))
     }
 
-    /// Looks once. What is found is true. That nothing is found counts only where nothing was changed meanwhile. (Comparing just
-    /// what was looked at before and after would not do: numbers are used again, so that an entry can change and come back.)
+    /// Runs the look-up `look` once. If it finds nothing, that is [`Settled::Nothing`] only if no write
+    /// overlapped. Comparing the inspected entry before and after would not be enough: numbers are
+    /// reused, so an entry can change and change back (ABA).
     pub fn settled<T>(&self, look: impl FnOnce() -> Option<T>) -> Settled<T> {
         let before = self.0.load(Ordering::Acquire);
         if let Some(found) = look() {
@@ -106,26 +110,28 @@ impl<W: Number> SequenceLock<W> {
         if is_settled { Settled::Nothing } else { Settled::Unknown }
     }
 
-    /// Writes the record that a ticket (below 2^63) leads to, or returns `false`: another writer is in it (it was overtaken by a
-    /// whole round), or a later one was. No thread waits: what was to be written is lost then.
+    /// Writes a record of a ring with the ticket (below 2^63) of the writer. Returns `false` and writes
+    /// nothing if another writer is in the record (it was overtaken by a whole round), or a writer with
+    /// a later ticket was. Does not block.
     ///
-    /// Of the writers that come while one is inside none gets in, whatever they leave in the sequence: the one that is inside
-    /// writes it last.
+    /// While a writer is in the record, every other writer is turned away. The writer in the record
+    /// stores the sequence last.
     pub fn record(&self, ticket: u64, write: impl FnOnce()) -> bool {
         let writing = stamp_of(ticket) - 1;
-        // Acquire: the fields written here come after those of the record's last writer.
+        // Acquire: orders the writes below after those of the record's last writer.
         let before = self.0.fetch_max(writing, Ordering::Acquire);
         if before & 1 == 1 || before > writing {
             return false;
         }
-        // A thread that sees a field of this record also sees that it is being written.
+        // A reader that sees a field stored below also sees the odd sequence.
         W::fence(Ordering::Release);
         write();
-        self.0.leave(stamp_of(ticket));
+        self.0.store_after_max(stamp_of(ticket));
         true
     }
 
-    /// The ticket of a record and what `fields` yields, if it was all written by one.
+    /// Reads a record of a ring: its ticket, and the result of `fields`. `None` if it is being written
+    /// or was never written.
     pub fn read_record<T>(&self, fields: impl FnOnce() -> T) -> Option<(u64, T)> {
         let (stamp, content) = self.read_stamped(fields)?;
         Some((stamp.checked_sub(2)? / 2, content))

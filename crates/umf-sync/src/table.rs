@@ -1,4 +1,5 @@
-//! [`Table`]: records with small numbers that are handed out and taken back.
+//! [`Table`]: numbered records that are allocated and released, and that readers access without a
+//! lock.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,10 +16,10 @@ struct Numbers {
     free: u32,
 }
 
-/// Records by number. Number 0 is never handed out, so that 0 can mean "none".
+/// Records by number. Number 0 is never allocated, so that 0 can mean "none".
 ///
-/// Reading by number takes no lock; handing out and taking back take one. A record keeps its memory
-/// (and its old content) when its number is free; its owner marks it as such.
+/// Reading a record takes no lock; allocating and releasing a number take one. A released record
+/// keeps its memory and its old content. If readers may meet a released record, its owner marks it.
 #[derive(Debug)]
 pub struct Table<T: Zeroable, const FIRST: usize = 4096> {
     records: Chunks<T, FIRST>,

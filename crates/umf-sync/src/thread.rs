@@ -1,9 +1,9 @@
-//! Dense thread numbers, for per-thread state that no lock guards.
+//! Dense thread indices, for per-thread state without a lock.
 //!
-//! Each thread that uses umf gets a small number, which a later thread takes over when it ends. What
-//! is kept per thread (block caches, pins) lies in a table indexed by that number, outside of
-//! thread-local storage: so it can be summed over all threads, it is inherited with the number instead
-//! of being lost, and thread-local storage is one const-initialised word without a destructor.
+//! Each thread that uses umf gets a small index. When the thread ends, a later thread reuses it.
+//! Per-thread state (block caches, pins) lies in a table by that index, outside of thread-local
+//! storage. So it can be summed over all threads, and the next thread with the index inherits it
+//! instead of losing it. Thread-local storage holds one word without a destructor.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::panic::catch_unwind;
@@ -14,12 +14,12 @@ use umf_core::{Error, Result};
 
 use crate::{Lock, word};
 
-/// The number of a living thread: dense, from 0, reused after the thread's end.
+/// The index of a running thread: dense, from 0, reused after the thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadIndex(u32);
 
 impl ThreadIndex {
-    /// The most threads that can have a number at one time.
+    /// The most threads that can have an index at one time.
     pub const LIMIT: u32 = 1 << 16;
 
     /// The number.
@@ -33,7 +33,8 @@ impl ThreadIndex {
 const NONE: u32 = 0;
 const ENDED: u32 = u32::MAX;
 
-// The word: 0 if not asked yet; `u32::MAX` if the thread is ending; otherwise the number plus one.
+// The thread-local word: 0 before the first use, `u32::MAX` while the thread ends, otherwise the index
+// plus one.
 
 struct Numbers {
     next: u32,
@@ -41,7 +42,7 @@ struct Numbers {
 }
 
 static NUMBERS: Lock<Numbers, LeafUnindexed> = Lock::new(Numbers { next: 0, free: NONE });
-/// `next` of the numbers, for those who walk over all threads.
+/// A copy of `Numbers::next` for iterations over all threads, which do not take the lock.
 static END: AtomicU32 = AtomicU32::new(0);
 static LINKS: Chunks<AtomicU32> = Chunks::new();
 
@@ -49,10 +50,10 @@ const HOOKS: usize = 16;
 type Hook = fn(ThreadIndex);
 static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize), LeafUnindexed> = Lock::new(([None; HOOKS], 0));
 
-/// The number of the calling thread.
+/// Returns the index of the calling thread, and assigns one at the first call.
 ///
-/// `None` while the thread is ending (after this crate's pthread key destructor ran) and past
-/// [`ThreadIndex::LIMIT`] threads: callers then take their path without per-thread state.
+/// `None` while the thread ends (after this crate's pthread key destructor ran) and past
+/// [`ThreadIndex::LIMIT`] threads. Callers then work without per-thread state.
 #[inline]
 pub fn current() -> Option<ThreadIndex> {
     match word::get() as u32 {
@@ -62,7 +63,7 @@ pub fn current() -> Option<ThreadIndex> {
     }
 }
 
-/// The number of the calling thread, if it has asked for it before.
+/// Returns the index of the calling thread, if one was assigned before.
 pub(crate) fn known() -> Option<ThreadIndex> {
     match word::get() as u32 {
         NONE | ENDED => None,
@@ -70,20 +71,20 @@ pub(crate) fn known() -> Option<ThreadIndex> {
     }
 }
 
-/// The number of the calling thread plus one, if it has asked for it before ([`current`]); 0 if it has not, and more than any number
-/// where there is none. For common paths: it calls nothing.
+/// Returns the index of the calling thread plus one. 0 if [`current`] has not assigned one yet, and
+/// more than any index if the thread is ending. For hot paths: calls no function.
 #[inline(always)]
 #[must_use]
 pub fn index_plus_one() -> u64 {
     word::get()
 }
 
-/// How many numbers have ever been in use at one time: each index lies below.
+/// Returns an upper bound of all indices that were ever assigned.
 pub fn end() -> u32 {
     END.load(Ordering::SeqCst)
 }
 
-/// Runs `hook` in each thread that had a number, when it ends, while the number is still its own.
+/// Runs `hook` at the exit of each thread that has an index, before the index is released.
 ///
 /// # Errors
 /// [`Error::TooMany`] past 16 hooks.
@@ -103,7 +104,7 @@ pub fn on_exit(hook: fn(ThreadIndex)) -> Result<()> {
 
 #[cold]
 fn enter() -> Option<ThreadIndex> {
-    // With the handlers in place before a lock is taken.
+    // Installs the fork handlers before a lock is acquired.
     fork::generation();
     let key = exit_key()?;
     let number = allocate()?;
@@ -116,8 +117,8 @@ fn enter() -> Option<ThreadIndex> {
     Some(ThreadIndex(number))
 }
 
-/// The key whose destructor runs at the end of each thread. Nobody waits for another thread here: a child forked
-/// meanwhile does not have it.
+/// Returns the key whose destructor runs at thread exit. Lock-free: a child that is forked meanwhile
+/// does not have the thread that it would wait for.
 fn exit_key() -> Option<libc::pthread_key_t> {
     /// The key plus one.
     static KEY: AtomicU64 = AtomicU64::new(0);
@@ -133,7 +134,7 @@ fn exit_key() -> Option<libc::pthread_key_t> {
     match KEY.compare_exchange(0, u64::from(key) + 1, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(key),
         Err(first) => {
-            // SAFETY: another thread was first; nobody uses this key.
+            // SAFETY: another thread was first, so no thread has this key.
             unsafe { libc::pthread_key_delete(key) };
             known(first)
         }
@@ -176,7 +177,7 @@ fn allocate() -> Option<u32> {
 }
 
 fn release(number: u32) {
-    fork::forget_words(number);
+    fork::reset_count_words(number);
     let mut numbers = NUMBERS.lock();
     if let Some(link) = LINKS.get(number) {
         link.store(numbers.free, Ordering::Relaxed);

@@ -9,8 +9,8 @@ use crate::sys;
 
 const PAGE: usize = 4096;
 
-/// A word that the kernel sets to 0 in every forked child, however it was forked: so one load tells both that something is
-/// allowed, and that this is still the process in which it was.
+/// A word that the kernel zeroes in every forked child, also in one of raw `clone(2)`. So one load
+/// checks a flag and whether this is still the process that set it.
 #[derive(Debug)]
 pub struct WipeOnForkWord {
     word: NonNull<AtomicU32>,
@@ -18,14 +18,14 @@ pub struct WipeOnForkWord {
 
 // SAFETY: the word is atomic, and its page belongs to this value.
 unsafe impl Send for WipeOnForkWord {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives access to an atomic only.
 unsafe impl Sync for WipeOnForkWord {}
 
 impl WipeOnForkWord {
-    /// A word of this value, in a page of its own.
+    /// Makes a word with this value, in its own page.
     ///
     /// # Errors
-    /// [`umf_core::Error::OutOfMemory`], or what a kernel says that cannot do it (before Linux 4.14).
+    /// [`umf_core::Error::OutOfMemory`]; [`umf_core::Error::Native`] before Linux 4.14.
     pub fn new(value: u32) -> Result<Self> {
         let page = sys::map(PAGE)?;
         let wiped = Self { word: page.cast() };
@@ -35,7 +35,7 @@ impl WipeOnForkWord {
         Ok(wiped)
     }
 
-    /// The word.
+    /// Returns the word.
     #[must_use]
     pub fn word(&self) -> &AtomicU32 {
         // SAFETY: mapped, aligned to a page, zeroed at first, and there as long as this value.

@@ -1,23 +1,23 @@
-//! [`Word`] and [`Number`]: what lock-free protocols need of the words that they share, so that the atomics of a model checker
-//! (`model`, with the feature of that name) can stand in for those of the machine.
+//! [`Word`] and [`Number`]: the atomics of lock-free protocols as traits. The protocols are generic over
+//! them, so that the model checker's atomics (`model`, a feature) can replace the machine's.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::fence;
 
-/// A word that threads or processes share, with the fences that go with it.
+/// An atomic word that threads or processes share, and the fences of its protocol.
 pub trait Word<V = u64> {
     /// Loads the value.
     fn load(&self, order: Ordering) -> V;
     /// Stores a value.
     fn store(&self, value: V, order: Ordering);
-    /// Replaces `current` by `new`, or returns what is there instead.
+    /// Replaces `current` by `new`, and returns the old value.
     ///
     /// # Errors
-    /// What is there, if it is not `current`.
+    /// The value, if it is not `current`.
     fn compare_exchange(&self, current: V, new: V, success: Ordering, failure: Ordering) -> Result<V, V>;
 
-    /// A fence of this order.
+    /// Fences with this order.
     #[inline(always)]
     fn fence(order: Ordering) {
         match order {
@@ -26,33 +26,34 @@ pub trait Word<V = u64> {
         }
     }
 
-    /// The side of an asymmetric pair of fences that costs little.
+    /// Fences on the hot side of an asymmetric pair.
     #[inline(always)]
     fn light_fence() {
         fence::light_or_full();
     }
 
-    /// The other side.
+    /// Fences on the rare side of the pair.
     fn heavy_fence() {
         fence::heavy();
     }
 
-    /// Lets other threads run, in a loop that waits for them.
+    /// Yields to other threads, in a loop that waits for them.
     fn pause() {
         std::thread::yield_now();
     }
 }
 
-/// A word that holds a number. Each change returns what was there before it.
+/// An atomic integer. Each read-modify-write returns the old value.
 pub trait Number<V = u64>: Word<V> {
-    /// A store with release semantics that comes after every `fetch_max` that read what it replaces, as every store does: nothing
-    /// comes between what those read and what they wrote. (loom 0.7 does not know that, and swaps.)
-    fn leave(&self, value: V);
-    /// The greater of both stays.
+    /// Stores with release ordering. In the modification order the store follows every `fetch_max` that
+    /// read the value it replaces, since a read-modify-write is atomic. loom 0.7 does not model that for
+    /// stores, so its implementation swaps.
+    fn store_after_max(&self, value: V);
+    /// Stores the maximum of both values.
     fn fetch_max(&self, value: V, order: Ordering) -> V;
-    /// The bits of both are there then.
+    /// Stores the bitwise or of both values.
     fn fetch_or(&self, bits: V, order: Ordering) -> V;
-    /// Adds, modulo the size of the word.
+    /// Adds, wrapping around on overflow.
     fn fetch_add(&self, value: V, order: Ordering) -> V;
 }
 
@@ -89,7 +90,7 @@ word!(AtomicPtr<T>, *mut T, T);
 
 impl Number for AtomicU64 {
     #[inline(always)]
-    fn leave(&self, value: u64) {
+    fn store_after_max(&self, value: u64) {
         self.store(value, Ordering::Release);
     }
 

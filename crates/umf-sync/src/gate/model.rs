@@ -1,5 +1,4 @@
-//! The gate in loom's model: when it is closed, no other thread is inside, and no thread waits for
-//! ever.
+//! The fork gate in loom: while it is closed no other thread is inside, and no thread deadlocks.
 
 use core::cell::Cell;
 use std::sync::Arc;
@@ -9,10 +8,9 @@ use loom::sync::atomic::{AtomicUsize, fence};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use super::{Gate, Machine, Ordering, Patience, Word};
+use super::{Gate, GateWord, Machine, Ordering, Patience};
 
-/// A word, with the kernel's queue of the threads that sleep on it: to look at the word and to go to
-/// sleep is one step.
+/// A word with its futex queue: comparing the word and going to sleep is one atomic step.
 struct ModelWord {
     value: AtomicUsize,
     queue: Mutex<()>,
@@ -25,7 +23,7 @@ impl ModelWord {
     }
 }
 
-impl Word for ModelWord {
+impl GateWord for ModelWord {
     fn load(&self, order: Ordering) -> usize {
         self.value.load(order)
     }
