@@ -125,7 +125,7 @@ fn receive(
 fn receive_one(link: &mut Link, views: &mut Vec<(u64, View)>) -> Result<(), Error> {
     let Some(next) = link.probe(TagMatch::ANY)? else {
         std::thread::sleep(Duration::from_millis(1));
-        link.look()?;
+        link.check_alive()?;
         return if views.is_empty() {
             Ok(())
         } else {

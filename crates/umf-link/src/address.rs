@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_travel_as_bytes_and_as_text() {
+    fn addresses_round_trip_as_bytes_and_text() {
         let address = sample();
         assert_eq!(LinkAddress::from_bytes(&address.to_bytes()), Ok(address));
         let text = address.to_string();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_damage_has_its_error() {
+    fn damaged_bytes_have_specific_errors() {
         let good = sample().to_bytes();
         let with = |at: usize, is_summed: bool| {
             let mut bytes = good;
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_addresses_of_their_own() {
+    fn addresses_of_two_names_differ() {
         let [one, same, other] = ["one", "one", "other"].map(|name| LinkAddress::of_name(name).unwrap());
         assert!(one == same && one != other && one.pid() == 0);
         for bad in ["", "a b", "ä", &"x".repeat(65)] {

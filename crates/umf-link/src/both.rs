@@ -13,10 +13,10 @@ use crate::inbox::Inbox;
 use crate::kernel_copy::{self, Direction, Iov};
 use crate::layout;
 use crate::memory::Memory;
-use crate::offer::{self, Offer, PUSH};
+use crate::offer::{self, COPY_BACK, Offer};
 use crate::parts::{Cursor, List, Part};
-use crate::protocol::{self, Claim, Load, MOST_CHUNKS, Word};
-use crate::receive::{Pulled, Receiving, impossible};
+use crate::protocol::{self, ChunkClaim, Load, MAX_CHUNKS, Word};
+use crate::receive::{FetchOutcome, Receiving, impossible};
 use crate::wait::Limit;
 use crate::{Engine, LinkStatistics, Result};
 
@@ -27,7 +27,7 @@ const LEAST_CHUNK: usize = 4096;
 
 /// Whether both sides copy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Both {
+pub(crate) enum BothMode {
     No,
     /// If possible.
     May,
@@ -37,7 +37,7 @@ pub(crate) enum Both {
 
 /// Where the receiver copies from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum From<'m> {
+pub(crate) enum RemoteSource<'m> {
     /// A mapping of the sender's memory, and where the message is in it.
     Mapped(&'m Mapping<'static>, Part),
     /// Memory of the sender.
@@ -47,7 +47,7 @@ pub(crate) enum From<'m> {
 /// Returns the bytes of a chunk: large enough that a claim costs little, small enough that both processes
 /// end at about the same time. The word of claims can count the chunks of any message.
 fn chunk_size(length: usize) -> usize {
-    let least = length.div_ceil(MOST_CHUNKS as usize);
+    let least = length.div_ceil(MAX_CHUNKS as usize);
     (length / 32).clamp(16 << 10, 256 << 10).max(least).next_multiple_of(LEAST_CHUNK)
 }
 
@@ -83,19 +83,19 @@ pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> 
 impl Inbox {
     /// Fetches a message together with its sender, if `both` asks for it. Returns `None` if one process is to
     /// copy it.
-    pub(crate) fn pull_both(
+    pub(crate) fn fetch_both(
         &mut self,
         index: usize,
         (id, offer): (u64, &Offer),
         receiving: &Receiving<'_>,
-        from: From<'_>,
-        both: Both,
-    ) -> Result<Option<Pulled>> {
+        from: RemoteSource<'_>,
+        both: BothMode,
+    ) -> Result<Option<FetchOutcome>> {
         let into = &receiving.into.0;
         let must = match both {
-            Both::No => return Ok(None),
-            Both::May => false,
-            Both::Must => true,
+            BothMode::No => return Ok(None),
+            BothMode::May => false,
+            BothMode::Must => true,
         };
         let refused = |why: &str| if must { Err(impossible(Engine::Both, why)) } else { Ok(None) };
         let (&[part], Some(limit)) = (into.parts(), receiving.limit) else {
@@ -104,7 +104,7 @@ impl Inbox {
         let mut place = part.iov().address;
         let mut announced = None;
         if let Some(memory) = writable_memory(into) {
-            let Some(entry) = self.handles.announce(&self.home, memory)? else {
+            let Some(entry) = self.handles.announce(&self.shared, memory)? else {
                 return refused("too many blocks are announced to peers at the moment");
             };
             place -= memory.base().expose_provenance() as u64;
@@ -114,21 +114,21 @@ impl Inbox {
         let (epoch, channel) = (peer.next_epoch(), Arc::clone(&peer.channel));
         let chunk = chunk_size(offer.length);
         let chunks = offer.length.div_ceil(chunk) as u64;
-        let front = channel.mine.word(layout::front(offer.index));
-        let back = channel.theirs.word(layout::back(offer.index));
+        let front = channel.own_lane.word(layout::front(offer.index));
+        let back = channel.peer_lane.word(layout::back(offer.index));
         front.store(protocol::claims(epoch, 0), Ordering::Relaxed);
         let arguments = [announced.map_or(0, Announced::to_word), place, chunk as u64];
         for (number, value) in arguments.into_iter().enumerate() {
-            channel.mine.word(layout::argument(offer.index, number)).store(value, Ordering::Relaxed);
+            channel.own_lane.word(layout::argument(offer.index, number)).store(value, Ordering::Relaxed);
         }
-        let request = channel.mine.word(layout::request(offer.index));
-        request.store(offer::request(offer.number, PUSH, epoch), Ordering::Release);
+        let request = channel.own_lane.word(layout::request(offer.index));
+        request.store(offer::request(offer.number, COPY_BACK, epoch), Ordering::Release);
         failpoint!("link.push_asked");
         channel.notify();
         // The entry stays while the sender may open it.
         announced.iter().for_each(|entry| self.handles.pin(*entry));
         let copied = claim_and_copy(&channel, from, into, (epoch, chunk, offer.length), front, &back);
-        let done = channel.theirs.word(layout::progress(offer.index));
+        let done = channel.peer_lane.word(layout::progress(offer.index));
         let waited = copied.and_then(|others| match others {
             0 => Ok(true),
             _ if others > chunks => Err(channel.misbehaved("it claims more of a message than there is")),
@@ -146,7 +146,7 @@ impl Inbox {
             Ok(true) => Ok(Some(self.end(index, id, offer, Engine::Both))),
             Ok(false) if channel.is_withdrawn(offer.index, offer.number) => {
                 self.withdrawn(index, id);
-                Ok(Some(Pulled::Late))
+                Ok(Some(FetchOutcome::Late))
             }
             Ok(false) => refused("the peer cannot write to this memory"),
             Err(error) => Err(error),
@@ -156,15 +156,16 @@ impl Inbox {
     /// Ends an attempt: the sender claims nothing more of it, and has copied what it had claimed. It may
     /// still write memory of a pool after a call with a timeout.
     fn close_attempt(&mut self, index: usize, channel: &Channel, offer: &Offer, epoch: u16, limit: Limit) {
-        channel.mine.word(layout::request(offer.index)).store(0, Ordering::Relaxed);
-        let front = channel.mine.word(layout::front(offer.index));
+        channel.own_lane.word(layout::request(offer.index)).store(0, Ordering::Relaxed);
+        let front = channel.own_lane.word(layout::front(offer.index));
         front.store(protocol::all_claimed(epoch), Ordering::Relaxed);
         <AtomicU64 as Word>::fence();
-        let claimed = protocol::claimed(&channel.theirs.word(layout::back(offer.index)), epoch).unwrap_or(0);
+        let claimed =
+            protocol::claimed(&channel.peer_lane.word(layout::back(offer.index)), epoch).unwrap_or(0);
         if !limit.is_none() || claimed == 0 {
             return;
         }
-        let done = channel.theirs.word(layout::progress(offer.index));
+        let done = channel.peer_lane.word(layout::progress(offer.index));
         // An error means that the peer is gone and copies nothing.
         let _ = self.wait(Some(index), &mut Limit::new(None), "the peer's part of a message", |_| {
             Ok((copied_by_peer(done.load(Ordering::Acquire), epoch) >= claimed).then_some(()))
@@ -175,7 +176,7 @@ impl Inbox {
 /// Claims and copies chunks from the front until all are claimed. Returns how many the sender has claimed.
 fn claim_and_copy(
     channel: &Channel,
-    from: From<'_>,
+    from: RemoteSource<'_>,
     into: &List<'_>,
     (epoch, chunk, length): (u16, usize, usize),
     front: &AtomicU64,
@@ -203,16 +204,22 @@ const fn copied_by_peer(progress: u64, epoch: u16) -> u64 {
     if (progress >> 48) as u16 == epoch { progress & FAILED } else { 0 }
 }
 
-fn copy_in(channel: &Channel, from: From<'_>, into: &List<'_>, start: usize, length: usize) -> Result<()> {
+fn copy_in(
+    channel: &Channel,
+    from: RemoteSource<'_>,
+    into: &List<'_>,
+    start: usize,
+    length: usize,
+) -> Result<()> {
     let mut to = into.cursor_at(start);
     match from {
-        From::Mapped(mapping, part) => {
+        RemoteSource::Mapped(mapping, part) => {
             let _time = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
             // SAFETY: a part of the mapping, and the caller's memory, which both have the whole message.
             unsafe { to.copy_in(part.base.wrapping_add(start), length) };
             Ok(())
         }
-        From::Address(range) => {
+        RemoteSource::Address(range) => {
             let remote = [Iov { address: range.address + start as u64, length: length as u64 }];
             // SAFETY: the caller's memory; the pid is that of the peer, whose socket is open.
             unsafe { kernel_copy::copy(channel.pid, Direction::Read, &to.ranges(length), &remote) }
@@ -223,7 +230,7 @@ fn copy_in(channel: &Channel, from: From<'_>, into: &List<'_>, start: usize, len
 
 /// The sender's part of a message that both copy.
 #[derive(Debug)]
-pub(crate) struct Push {
+pub(crate) struct BackCopy {
     chunk: usize,
     /// `None` if the receiver is to copy all of it.
     to: Option<Target>,
@@ -237,7 +244,7 @@ enum Target {
     Address(Iov),
 }
 
-impl Push {
+impl BackCopy {
     /// Reads and checks what the receiver of offer `index` says of its memory.
     pub(crate) fn new(
         channel: &Channel,
@@ -245,10 +252,11 @@ impl Push {
         length: usize,
         statistics: &mut LinkStatistics,
     ) -> Self {
-        let argument = |number| channel.theirs.word(layout::argument(index, number)).load(Ordering::Relaxed);
+        let argument =
+            |number| channel.peer_lane.word(layout::argument(index, number)).load(Ordering::Relaxed);
         let (announced, place) = (Announced::from_word(argument(0)), argument(1));
         let chunk = usize::try_from(argument(2)).unwrap_or(0).max(LEAST_CHUNK);
-        let is_possible = length.div_ceil(chunk) as u64 <= MOST_CHUNKS
+        let is_possible = length.div_ceil(chunk) as u64 <= MAX_CHUNKS
             && place.checked_add(length as u64).is_some_and(|end| usize::try_from(end).is_ok());
         let to = match announced {
             _ if !is_possible => None,
@@ -276,14 +284,14 @@ impl Push {
         statistics: &mut LinkStatistics,
     ) {
         let (Some(to), &[part]) = (&self.to, list.parts()) else { return };
-        let back = channel.mine.word(layout::back(index));
-        let front = channel.theirs.word(layout::front(index));
-        let done = channel.mine.word(layout::progress(index));
+        let back = channel.own_lane.word(layout::back(index));
+        let front = channel.peer_lane.word(layout::front(index));
+        let done = channel.own_lane.word(layout::progress(index));
         let chunks = part.length.div_ceil(self.chunk) as u64;
         let before = *count;
         loop {
             match protocol::claim_back(back, &front, epoch, chunks, *count) {
-                Claim::Chunk(chunk) => {
+                ChunkClaim::Chunk(chunk) => {
                     let start = chunk as usize * self.chunk;
                     let length = self.chunk.min(part.length - start);
                     // Bracketed for each chunk, as the receiver does.
@@ -298,8 +306,8 @@ impl Push {
                     }
                     statistics.pushed.add(length);
                 }
-                Claim::Theirs => {}
-                Claim::None => break,
+                ChunkClaim::Lost => {}
+                ChunkClaim::None => break,
             }
             *count += 1;
             done.store(offer::progress(epoch, *count), Ordering::Release);
@@ -313,7 +321,7 @@ impl Push {
 
 fn open_target(channel: &Channel, announced: Announced, offset: usize, length: usize) -> Option<Target> {
     let handle = handles::read(channel, announced)?;
-    let mapping = channel.home.importer?.open_bytes(handle.as_bytes(), Access::ReadWrite).ok()?;
+    let mapping = channel.shared.importer?.open_bytes(handle.as_bytes(), Access::ReadWrite).ok()?;
     let fits = offset + length <= mapping.len();
     (fits && mapping.is_host_accessible()).then_some(Target::Mapped(mapping, offset))
 }
@@ -345,12 +353,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_of_any_message_can_be_counted() {
+    fn chunk_count_of_any_message_fits() {
         for length in [1, 4096, 1 << 20, 1 << 30, (1 << 42) - 1, 1 << 42, (1 << 42) + 1, 1 << 47, usize::MAX]
         {
             let chunk = chunk_size(length);
             assert!(chunk >= 16 << 10 && chunk.is_multiple_of(4096), "{length}");
-            assert!(length.div_ceil(chunk) as u64 <= MOST_CHUNKS, "{length}");
+            assert!(length.div_ceil(chunk) as u64 <= MAX_CHUNKS, "{length}");
         }
         assert_eq!(chunk_size(1 << 41), 256 << 10, "no larger than needed");
     }

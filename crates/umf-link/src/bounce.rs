@@ -14,13 +14,13 @@ use crate::offer::{self, BOUNCE, Offer};
 use crate::parts::{Cursor, List};
 use crate::protocol::Load;
 use crate::queue::{Abandoned, Abandonments};
-use crate::receive::{LATE, Pulled, Receiving};
+use crate::receive::{FetchOutcome, LATE, Receiving};
 use crate::{Engine, LinkStatistics, Result};
 
 /// A message that this process receives through the bounce area of a peer; one at a time for each peer.
 /// Dropping it leaves the message to other receives.
 #[derive(Debug)]
-pub(crate) struct Bouncing {
+pub(crate) struct BounceReceive {
     peer: usize,
     id: u64,
     offer: Offer,
@@ -30,7 +30,7 @@ pub(crate) struct Bouncing {
     abandonments: Arc<Abandonments>,
 }
 
-impl Drop for Bouncing {
+impl Drop for BounceReceive {
     fn drop(&mut self) {
         self.abandonments.put(Abandoned::Bounce(self.id));
     }
@@ -38,22 +38,22 @@ impl Drop for Bouncing {
 
 impl Inbox {
     /// Asks the sender of a message to fill its bounce area.
-    pub(crate) fn begin_bounce(&mut self, index: usize, id: u64, offer: Offer) -> Result<Bouncing> {
+    pub(crate) fn begin_bounce(&mut self, index: usize, id: u64, offer: Offer) -> Result<BounceReceive> {
         let abandonments = Arc::clone(&self.queue.abandonments);
         let peer = self.peer(index);
         let (epoch, channel) = (peer.next_epoch(), Arc::clone(&peer.channel));
         peer.bouncing = Some(id);
-        channel.mine.word(layout::emptied(offer.index)).store(0, Ordering::Relaxed);
-        let request = channel.mine.word(layout::request(offer.index));
+        channel.own_lane.word(layout::emptied(offer.index)).store(0, Ordering::Relaxed);
+        let request = channel.own_lane.word(layout::request(offer.index));
         request.store(offer::request(offer.number, BOUNCE, epoch), Ordering::Release);
         failpoint!("link.bounce_asked");
         channel.notify();
         self.queue.set_busy(id);
-        Ok(Bouncing { peer: index, id, offer, epoch, count: 0, abandonments })
+        Ok(BounceReceive { peer: index, id, offer, epoch, count: 0, abandonments })
     }
 
     /// Empties the chunks that are filled. Returns `None` if more are to come.
-    pub(crate) fn bounce(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
+    pub(crate) fn bounce(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<FetchOutcome>> {
         let Some(bouncing) = &mut receiving.bouncing else { return Ok(None) };
         let (index, offer) = (bouncing.peer, &bouncing.offer);
         let channel = match self.channel(index) {
@@ -61,11 +61,11 @@ impl Inbox {
             // The peer was removed meanwhile.
             _ => {
                 receiving.bouncing = None;
-                return Ok(Some(Pulled::Withdrawn));
+                return Ok(Some(FetchOutcome::Withdrawn));
             }
         };
         let all = offer.length.div_ceil(CHUNK) as u64;
-        let progress = channel.theirs.word(layout::progress(offer.index)).load(Ordering::Acquire);
+        let progress = channel.peer_lane.word(layout::progress(offer.index)).load(Ordering::Acquire);
         let filled = if (progress >> 48) as u16 == bouncing.epoch { progress & ((1 << 48) - 1) } else { 0 };
         if filled > all || filled > bouncing.count + CHUNKS {
             return Err(channel.misbehaved("it claims to have filled buffers that were not empty"));
@@ -75,12 +75,12 @@ impl Inbox {
             while bouncing.count < filled {
                 let start = bouncing.count as usize * CHUNK;
                 let length = CHUNK.min(offer.length - start);
-                channel.populate_theirs((layout::chunk(bouncing.count), length))?;
-                let from = channel.theirs.bytes(layout::chunk(bouncing.count), length);
+                channel.populate_peer((layout::chunk(bouncing.count), length))?;
+                let from = channel.peer_lane.bytes(layout::chunk(bouncing.count), length);
                 // SAFETY: a chunk that is filled, and the caller's memory, which has the whole message.
                 unsafe { receiving.into.0.cursor_at(start).copy_in(from, length) };
                 bouncing.count += 1;
-                channel.mine.word(layout::emptied(offer.index)).store(bouncing.count, Ordering::Release);
+                channel.own_lane.word(layout::emptied(offer.index)).store(bouncing.count, Ordering::Release);
                 failpoint!("link.emptied");
                 channel.notify();
             }
@@ -98,18 +98,18 @@ impl Inbox {
         }
         let Some(bouncing) = receiving.bouncing.take() else { return Ok(None) };
         self.peer(index).bouncing = None;
-        let pulled = if is_whole {
+        let outcome = if is_whole {
             self.end(index, bouncing.id, &bouncing.offer, Engine::Bounce)
         } else if let Some(end) = end {
-            self.lose(bouncing.id, end);
-            if bouncing.count == 0 { Pulled::Withdrawn } else { Pulled::Late }
+            self.discard(bouncing.id, end);
+            if bouncing.count == 0 { FetchOutcome::Withdrawn } else { FetchOutcome::Late }
         } else {
             let withdrawn = self.withdrawn(index, bouncing.id);
-            if bouncing.count == 0 { withdrawn } else { Pulled::Late }
+            if bouncing.count == 0 { withdrawn } else { FetchOutcome::Late }
         };
-        match pulled {
-            Pulled::Late if receiving.into.0.reduction().is_some() => Err(LATE),
-            pulled => Ok(Some(pulled)),
+        match outcome {
+            FetchOutcome::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+            outcome => Ok(Some(outcome)),
         }
     }
 }
@@ -126,7 +126,7 @@ pub(crate) fn fill(
 ) -> Result<()> {
     let all = list.len().div_ceil(CHUNK) as u64;
     // Acquire: the receiver reads a chunk before it is overwritten.
-    let emptied = channel.theirs.word(layout::emptied(index)).load(Ordering::Acquire);
+    let emptied = channel.peer_lane.word(layout::emptied(index)).load(Ordering::Acquire);
     if emptied > *count {
         return Err(channel.misbehaved("it claims to have emptied buffers that were not filled"));
     }
@@ -134,12 +134,12 @@ pub(crate) fn fill(
         return Ok(());
     }
     let time = list.touch(Access::ReadOnly)?;
-    let done: &AtomicU64 = channel.mine.word(layout::progress(index));
+    let done: &AtomicU64 = channel.own_lane.word(layout::progress(index));
     while *count < all && *count < emptied + CHUNKS {
         let start = *count as usize * CHUNK;
         let length = CHUNK.min(list.len() - start);
         channel.populate((layout::chunk(*count), length))?;
-        let to = channel.mine.bytes(layout::chunk(*count), length);
+        let to = channel.own_lane.bytes(layout::chunk(*count), length);
         // SAFETY: the caller's memory, borrowed by the list; a chunk that the receiver has emptied.
         unsafe { Cursor::at(list.parts(), start).copy_out(to.as_ptr(), length) };
         *count += 1;

@@ -1,4 +1,4 @@
-//! [`Home`], which a process shares with all its peers, and [`Channel`], which it shares with one.
+//! [`InboxShared`], which a process shares with all its peers, and [`Channel`], which it shares with one.
 //!
 //! Both are reference counted: guards that outlive a call ([`crate::View`], [`crate::Lent`],
 //! [`crate::Registration`]) keep what they need. Everything here can be used by several threads.
@@ -14,7 +14,7 @@ use umf_os::process::random;
 use umf_sync::failpoint;
 
 use crate::engines::Engines;
-use crate::layout::{self, Extent, LENDS};
+use crate::layout::{self, Extent, MAX_LENT};
 use crate::protocol::{self, ARMED, ASLEEP, Futex, Load, Offered, Word};
 use crate::registry::Registry;
 use crate::shared_files::{Bell, OwnCatalog, OwnLane, PeerCatalog, PeerLane};
@@ -24,7 +24,7 @@ use crate::{Error, LinkSettings, Result, sys};
 
 /// What all peers of an inbox see of this process: its catalog and its bell.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct InboxShared {
     pub catalog: OwnCatalog,
     pub bell: Bell,
     pub settings: LinkSettings,
@@ -56,7 +56,7 @@ impl Accessor {
     pub(crate) fn is_alive(&self) -> bool {
         match self.channel.upgrade() {
             // A peer that has closed the link is in no call on it.
-            Some(channel) => channel.look().is_ok(),
+            Some(channel) => channel.check_alive().is_ok(),
             None => !sys::has_ended(self.pid),
         }
     }
@@ -68,20 +68,20 @@ impl Accessor {
     }
 }
 
-/// The descriptors of a [`Home`], for peers that connect.
+/// The descriptors of a [`InboxShared`], for peers that connect.
 #[derive(Debug)]
-pub(crate) struct HomeFds {
+pub(crate) struct InboxFds {
     pub catalog: CloseOnFork,
     pub bell: CloseOnFork,
 }
 
-impl Home {
+impl InboxShared {
     /// `job`: the rank of this process and the number of ranks.
     pub(crate) fn create(
         settings: LinkSettings,
         importer: Option<&'static Importer>,
         job: Option<(usize, usize)>,
-    ) -> Result<(Arc<Self>, HomeFds)> {
+    ) -> Result<(Arc<Self>, InboxFds)> {
         let (rank, size) = job.unwrap_or((0, 0));
         let is_crowded = size > sys::processors();
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
@@ -89,10 +89,10 @@ impl Home {
         let (catalog, catalog_fd) = OwnCatalog::create(nonce).map_err(&failed)?;
         let (bell, bell_fd) = Bell::create(is_crowded).map_err(&failed)?;
         let catalog_fd = CloseOnFork::new(catalog_fd).map_err(&failed)?;
-        let fds = HomeFds { catalog: catalog_fd, bell: CloseOnFork::new(bell_fd).map_err(failed)? };
+        let fds = InboxFds { catalog: catalog_fd, bell: CloseOnFork::new(bell_fd).map_err(failed)? };
         let (registry, accessors) = (Mutex::new(Registry::new()), Mutex::default());
-        let home = Self { catalog, bell, settings, importer, rank, is_crowded, registry, accessors };
-        Ok((Arc::new(home), fds))
+        let shared = Self { catalog, bell, settings, importer, rank, is_crowded, registry, accessors };
+        Ok((Arc::new(shared), fds))
     }
 
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -109,12 +109,12 @@ impl Home {
     fn add(&self, channel: &Arc<Channel>) {
         let mut accessors = self.accessors.lock().unwrap_or_else(PoisonError::into_inner);
         accessors.retain(Accessor::is_needed);
-        let (lane, pid) = (Arc::clone(&channel.theirs), channel.pid);
+        let (lane, pid) = (Arc::clone(&channel.peer_lane), channel.pid);
         accessors.push(Accessor { lane, pid, channel: Arc::downgrade(channel) });
     }
 
-    pub(crate) fn is_here(&self) -> bool {
-        self.catalog.is_here()
+    pub(crate) fn is_own_process(&self) -> bool {
+        self.catalog.is_own_process()
     }
 
     /// Populates an extent of the catalog.
@@ -144,19 +144,19 @@ const CLOSED: u8 = 2;
 /// The connection with one peer. The link is closed when the last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    pub home: Arc<Home>,
-    pub mine: OwnLane,
-    pub theirs: Arc<PeerLane>,
-    pub their_catalog: PeerCatalog,
-    pub their_nonce: u128,
+    pub shared: Arc<InboxShared>,
+    pub own_lane: OwnLane,
+    pub peer_lane: Arc<PeerLane>,
+    pub peer_catalog: PeerCatalog,
+    pub peer_nonce: u128,
     pub engines: Engines,
     /// The peer's pid in this pid namespace; 0 if the namespace does not show it.
     pub pid: i32,
     /// Whether kernel copies still work with this peer: a refusal is remembered.
     pub kernel_copies: AtomicBool,
     /// Number of the latest block in each slot for blocks that are handed over.
-    pub lent: [AtomicU32; LENDS],
-    their_bell: Bell,
+    pub lent: [AtomicU32; MAX_LENT],
+    peer_bell: Bell,
     /// Whether the peer reads marked lanes only.
     has_marks: bool,
     /// The peer's latest request to be woken by the socket that was answered.
@@ -168,38 +168,38 @@ pub(crate) struct Channel {
 
 impl Channel {
     pub(crate) fn new(
-        home: &Arc<Home>,
+        shared: &Arc<InboxShared>,
         mine: OwnLane,
         theirs: PeerFiles,
         socket: OwnedFd,
         (pid, base): (i32, u64),
     ) -> Result<Arc<Self>> {
         let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of the socket of a link"))?;
-        let engines = Engines::probe(&mine, (pid, base), &home.settings, home.importer.is_some());
+        let engines = Engines::probe(&mine, (pid, base), &shared.settings, shared.importer.is_some());
         tracing::debug!(pid, %engines, "link established");
         let channel = Arc::new(Self {
-            home: Arc::clone(home),
-            mine,
-            theirs: Arc::new(theirs.lane),
-            their_catalog: theirs.catalog,
-            their_nonce: theirs.nonce,
+            shared: Arc::clone(shared),
+            own_lane: mine,
+            peer_lane: Arc::new(theirs.lane),
+            peer_catalog: theirs.catalog,
+            peer_nonce: theirs.nonce,
             kernel_copies: AtomicBool::new(engines.cma().is_ok()),
             engines,
             pid,
-            lent: [const { AtomicU32::new(0) }; LENDS],
+            lent: [const { AtomicU32::new(0) }; MAX_LENT],
             has_marks: theirs.bell.has_marks(),
-            their_bell: theirs.bell,
+            peer_bell: theirs.bell,
             poked: AtomicU64::new(0),
             state: AtomicU8::new(ALIVE),
             socket,
         });
-        home.add(&channel);
+        shared.add(&channel);
         failpoint!("link.made");
         Ok(channel)
     }
 
     pub(crate) fn settings(&self) -> &LinkSettings {
-        &self.home.settings
+        &self.shared.settings
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
@@ -213,28 +213,28 @@ impl Channel {
     /// Populates an extent of the own lane.
     #[inline]
     pub(crate) fn populate(&self, extent: Extent) -> Result<()> {
-        self.mine.populate(extent).map_err(populating())
+        self.own_lane.populate(extent).map_err(populating())
     }
 
     /// Populates an extent of the peer's lane for reading.
     #[inline]
-    pub(crate) fn populate_theirs(&self, extent: Extent) -> Result<()> {
-        self.theirs.populate(extent).map_err(populating())
+    pub(crate) fn populate_peer(&self, extent: Extent) -> Result<()> {
+        self.peer_lane.populate(extent).map_err(populating())
     }
 
     /// Populates an extent of the peer's catalog for reading.
     #[inline]
     pub(crate) fn populate_catalog(&self, extent: Extent) -> Result<()> {
-        self.their_catalog.populate(extent).map_err(populating())
+        self.peer_catalog.populate(extent).map_err(populating())
     }
 
     /// Wakes the peer if its threads sleep. To be called after a change for which they may wait.
     #[inline(always)]
     pub(crate) fn notify(&self) {
         if self.has_marks {
-            self.their_bell.mark(self.home.rank);
+            self.peer_bell.mark(self.shared.rank);
         }
-        let asks = protocol::rings(self.their_bell.word());
+        let asks = protocol::rings(self.peer_bell.word());
         if asks != 0 {
             self.wake(asks);
         }
@@ -243,10 +243,10 @@ impl Channel {
     #[cold]
     fn wake(&self, asks: u32) {
         if asks & ASLEEP != 0 {
-            sys::wake(self.their_bell.word());
+            sys::wake(self.peer_bell.word());
         }
         if asks & ARMED != 0 {
-            let armed = self.theirs.word(layout::ARMED).load(Ordering::Relaxed);
+            let armed = self.peer_lane.word(layout::ARMED).load(Ordering::Relaxed);
             if self.poked.swap(armed, Ordering::Relaxed) != armed {
                 sys::poke(self.socket());
             }
@@ -257,11 +257,11 @@ impl Channel {
     /// Gives a block back that the peer handed over in slot `index`.
     #[inline]
     pub(crate) fn give_back(&self, index: usize) {
-        Word::turn(self.mine.word(layout::GIVEN_BACK), 1 << index);
+        Word::turn(self.own_lane.word(layout::GIVEN_BACK), 1 << index);
         if self.has_marks {
             return self.notify();
         }
-        let asks = protocol::rings_unfenced(self.their_bell.word());
+        let asks = protocol::rings_unfenced(self.peer_bell.word());
         if asks != 0 {
             self.wake(asks);
         }
@@ -269,8 +269,8 @@ impl Channel {
 
     /// Takes an offer of the peer. Returns `false` if the peer was first to withdraw it.
     pub(crate) fn take(&self, index: usize, number: u32) -> bool {
-        let mine = self.mine.word(layout::taken(index));
-        let is_taken = protocol::take(mine, &self.theirs.word(layout::offered(index)), number);
+        let mine = self.own_lane.word(layout::taken(index));
+        let is_taken = protocol::take(mine, &self.peer_lane.word(layout::offered(index)), number);
         failpoint!("link.taken");
         self.notify();
         is_taken
@@ -278,14 +278,14 @@ impl Channel {
 
     /// Returns whether the peer has withdrawn an offer.
     pub(crate) fn is_withdrawn(&self, index: usize, number: u32) -> bool {
-        let now = self.theirs.word(layout::offered(index)).load(Ordering::Acquire);
+        let now = self.peer_lane.word(layout::offered(index)).load(Ordering::Acquire);
         now != protocol::offered(number, Offered::Open)
     }
 
     /// Withdraws an offer. Returns `false` if the peer was first to take it. Waits for a peer that is
     /// deciding at this moment.
     pub(crate) fn withdraw(&self, index: usize, number: u32) -> bool {
-        if !protocol::withdraw(self.mine.word(layout::offered(index)), number) {
+        if !protocol::withdraw(self.own_lane.word(layout::offered(index)), number) {
             // Its slot was used again, which is done after it was taken.
             return false;
         }
@@ -294,11 +294,11 @@ impl Channel {
         let mut limit = Limit::new(Some(self.settings().handshake));
         loop {
             if let Some(is_withdrawn) =
-                protocol::is_withdrawn(&self.theirs.word(layout::taken(index)), number)
+                protocol::is_withdrawn(&self.peer_lane.word(layout::taken(index)), number)
             {
                 return is_withdrawn;
             }
-            if self.look().is_err() {
+            if self.check_alive().is_err() {
                 return true;
             }
             if limit.is_over(Instant::now()) {
@@ -313,33 +313,33 @@ impl Channel {
     }
 
     /// Tells the peer that this process takes part in no collective any more, and which end caused it.
-    pub(crate) fn give_up(&self, gone: Option<i32>) {
+    pub(crate) fn end_collectives(&self, gone: Option<i32>) {
         let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
-        self.mine.word(layout::GAVE_UP).store(1 << 32 | pid, Ordering::Release);
+        self.own_lane.word(layout::GAVE_UP).store(1 << 32 | pid, Ordering::Release);
         self.notify();
     }
 
-    /// Returns what the peer has told by [`Channel::give_up`]: a pid, or 0.
-    pub(crate) fn has_given_up(&self) -> Option<i32> {
-        let told = self.theirs.word(layout::GAVE_UP).load(Ordering::Acquire);
+    /// Returns what the peer has told by [`Channel::end_collectives`]: a pid, or 0.
+    pub(crate) fn ended_collectives(&self) -> Option<i32> {
+        let told = self.peer_lane.word(layout::GAVE_UP).load(Ordering::Acquire);
         (told != 0).then_some(told as i32)
     }
 
     /// Publishes the processor on which this thread spins. Returns whether it is to yield it, because the
     /// peer may need it.
-    pub(crate) fn gives_way(&self) -> bool {
+    pub(crate) fn should_yield(&self) -> bool {
         let here = sys::processor() as u64 + 1;
-        let mine = self.mine.word(layout::PROCESSOR);
+        let mine = self.own_lane.word(layout::PROCESSOR);
         if mine.load(Ordering::Relaxed) != here {
             mine.store(here, Ordering::Relaxed);
         }
-        self.theirs.word(layout::PROCESSOR).load(Ordering::Relaxed) == here
+        self.peer_lane.word(layout::PROCESSOR).load(Ordering::Relaxed) == here
     }
 
     /// Returns whether the link can be used, by what is known.
     #[inline(always)]
     pub(crate) fn known(&self) -> Result<()> {
-        if !self.mine.is_here() {
+        if !self.own_lane.is_own_process() {
             return Err(Error::Forked);
         }
         match self.state.load(Ordering::Relaxed) {
@@ -351,7 +351,7 @@ impl Channel {
     /// As [`Channel::known`].
     #[inline(always)]
     pub(crate) fn is_known_alive(&self) -> bool {
-        self.mine.is_here() && self.state.load(Ordering::Relaxed) == ALIVE
+        self.own_lane.is_own_process() && self.state.load(Ordering::Relaxed) == ALIVE
     }
 
     #[cold]
@@ -362,11 +362,11 @@ impl Channel {
     /// Returns whether the peer has said that it closed the link.
     #[inline(always)]
     pub(crate) fn has_closed(&self) -> bool {
-        self.theirs.word(layout::CLOSED).load(Ordering::Acquire) != 0
+        self.peer_lane.word(layout::CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// Asks the kernel whether the peer is alive. An end is remembered.
-    pub(crate) fn look(&self) -> Result<()> {
+    pub(crate) fn check_alive(&self) -> Result<()> {
         self.known()?;
         // A child that the peer made by a raw clone may keep its socket open: the pid is asked for, too.
         let is_gone = || sys::has_hung_up(self.socket()) || sys::has_ended(self.pid);
@@ -386,8 +386,8 @@ impl Channel {
     /// Asks the peer to make the socket readable at its next change.
     pub(crate) fn arm(&self) {
         sys::drain(self.socket());
-        self.mine.word(layout::ARMED).fetch_add(1, Ordering::Relaxed);
-        Futex::set(self.home.bell.word(), ARMED);
+        self.own_lane.word(layout::ARMED).fetch_add(1, Ordering::Relaxed);
+        Futex::set(self.shared.bell.word(), ARMED);
         <AtomicU32 as Futex>::fence();
     }
 
@@ -398,7 +398,7 @@ impl Channel {
         what: &'static str,
         is_done: impl Fn() -> bool,
     ) -> Result<()> {
-        let (mut limit, bell) = (Limit::new(timeout), self.home.bell.word());
+        let (mut limit, bell) = (Limit::new(timeout), self.shared.bell.word());
         for _ in 0..2000 {
             if is_done() {
                 return Ok(());
@@ -410,7 +410,7 @@ impl Channel {
             if is_done() {
                 return Ok(());
             }
-            self.look().or_else(|end| if is_done() { Ok(()) } else { Err(end) })?;
+            self.check_alive().or_else(|end| if is_done() { Ok(()) } else { Err(end) })?;
             if limit.is_over(Instant::now()) {
                 return if is_done() { Ok(()) } else { Err(limit.error(what)) };
             }
@@ -422,7 +422,7 @@ impl Channel {
     /// cause.
     pub(crate) fn not_opened(&self, error: umf_ipc::Error) -> Error {
         use umf_ipc::Error as Ipc;
-        match (self.look(), error) {
+        match (self.check_alive(), error) {
             (Err(end), _) => end,
             // The handle may be of another process's memory.
             (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
@@ -436,7 +436,7 @@ impl Channel {
 
     /// Returns the error for a copy that the kernel refuses. A permanent refusal is remembered.
     pub(crate) fn refused(&self, errno: Errno, call: &'static str) -> Error {
-        if let Err(end) = self.look() {
+        if let Err(end) = self.check_alive() {
             return end;
         }
         // The memory of a process goes before its socket is closed.
@@ -452,12 +452,12 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        if self.mine.is_here() {
-            self.mine.word(layout::CLOSED).store(1, Ordering::Release);
+        if self.own_lane.is_own_process() {
+            self.own_lane.word(layout::CLOSED).store(1, Ordering::Release);
             failpoint!("link.closed");
             self.notify();
             failpoint!("link.left");
-            self.home.accessors.lock().unwrap_or_else(PoisonError::into_inner).retain(Accessor::is_needed);
+            self.shared.accessors.lock().unwrap_or_else(PoisonError::into_inner).retain(Accessor::is_needed);
         }
     }
 }
@@ -468,7 +468,7 @@ mod tests {
     use crate::shared_files::OwnLane;
 
     #[test]
-    fn lane_of_a_peer_that_was_killed_in_a_range_is_released() {
+    fn lane_of_peer_killed_in_range_is_released() {
         let (own, fd) = OwnLane::create(1).unwrap();
         own.word(layout::INSIDE).store(5, Ordering::Relaxed);
         let mut child = std::process::Command::new("true").spawn().unwrap();

@@ -17,7 +17,7 @@ use umf_os::process::random;
 use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::{failpoint, fork};
 
-use crate::channel::{Channel, Home, HomeFds, PeerFiles};
+use crate::channel::{Channel, InboxFds, InboxShared, PeerFiles};
 use crate::shared_files::{Bell, OwnLane, PeerCatalog, PeerLane};
 use crate::sys::CloseOnFork;
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
@@ -155,12 +155,12 @@ impl LinkBuilder {
     /// Connects to an endpoint. `None` waits without an end.
     ///
     /// # Errors
-    /// [`Error::OtherMachine`], [`Error::NobodyThere`], [`Error::OtherUser`]; [`Error::TimedOut`] if the
+    /// [`Error::OtherMachine`], [`Error::NotListening`], [`Error::OtherUser`]; [`Error::TimedOut`] if the
     /// connection is not accepted; [`Error::System`]: no descriptors or no shared memory are left. Nothing
     /// stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
-        let (home, fds) = Home::create(self.settings.clone(), self.importer, None)?;
-        match connect(&home, &fds, address, timeout, [0; 4])? {
+        let (shared, fds) = InboxShared::create(self.settings.clone(), self.importer, None)?;
+        match connect(&shared, &fds, address, timeout, [0; 4])? {
             Ok(channel) => Ok(Link::new(channel)),
             Err(_) => Err(odd(address.pid().cast_signed())),
         }
@@ -178,8 +178,8 @@ fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
 
 /// Connects to an endpoint. The inner error is the words of its refusal. `words` says which rank connects.
 pub(crate) fn connect(
-    home: &Arc<Home>,
-    fds: &HomeFds,
+    shared: &Arc<InboxShared>,
+    fds: &InboxFds,
     address: &LinkAddress,
     timeout: Option<Duration>,
     words: [u32; 4],
@@ -188,7 +188,7 @@ pub(crate) fn connect(
         return Err(Error::OtherMachine);
     }
     let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
-    let absent = || Error::NobodyThere { name: address.socket(), pid: address.pid() };
+    let absent = || Error::NotListening { name: address.socket(), pid: address.pid() };
     let failed = |errno| match errno {
         Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
         Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => absent(),
@@ -201,7 +201,7 @@ pub(crate) fn connect(
     let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
     let Made { lane, fd } = Made::new(nonce)?;
     failpoint!("link.lane_made");
-    send(socket.as_fd(), &lane, &fd, (home, fds), (Kind::Hello, words)).map_err(failed)?;
+    send(socket.as_fd(), &lane, &fd, (shared, fds), (Kind::Hello, words)).map_err(failed)?;
     failpoint!("link.proposed");
     let mut bytes = [0; PACKET_SIZE + 1];
     let (length, received) = sys::receive(&socket, &mut bytes, deadline).map_err(failed)?;
@@ -212,7 +212,7 @@ pub(crate) fn connect(
     let welcome = Packet::decode(bytes, Kind::Welcome).filter(|packet| packet.lane == nonce);
     let welcome = welcome.ok_or(odd(pid))?;
     let theirs = peer_files(&received, &welcome)?.ok_or(odd(pid))?;
-    let channel = Channel::new(home, lane, theirs, socket, (pid, welcome.base))?;
+    let channel = Channel::new(shared, lane, theirs, socket, (pid, welcome.base))?;
     if words != [0; 4] {
         let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
         sys::send(channel.socket(), &agreed, &[]).map_err(failed)?;
@@ -239,10 +239,10 @@ fn send(
     socket: BorrowedFd<'_>,
     lane: &OwnLane,
     fd: &OwnedFd,
-    (home, fds): (&Home, &HomeFds),
+    (shared, fds): (&InboxShared, &InboxFds),
     (kind, words): (Kind, [u32; 4]),
 ) -> sys::Result<()> {
-    let packet = Packet { lane: lane.nonce(), catalog: home.catalog.nonce(), base: lane.base(), words };
+    let packet = Packet { lane: lane.nonce(), catalog: shared.catalog.nonce(), base: lane.base(), words };
     sys::send(socket, &packet.encode(kind), &[fd.as_fd(), fds.catalog.as_fd(), fds.bell.as_fd()])
 }
 
@@ -271,16 +271,16 @@ fn trusted(socket: &OwnedFd) -> Result<i32> {
 
 /// A process that has connected and waits for an answer.
 #[derive(Debug)]
-pub(crate) struct Guest {
+pub(crate) struct PendingConnection {
     pub pid: i32,
     pub hello: Packet,
     socket: OwnedFd,
     fds: Vec<OwnedFd>,
 }
 
-impl Guest {
+impl PendingConnection {
     /// Makes a link with it; `None` if it is gone or sent the wrong files.
-    pub(crate) fn welcome(self, home: &Arc<Home>, fds: &HomeFds) -> Result<Option<Arc<Channel>>> {
+    pub(crate) fn welcome(self, shared: &Arc<InboxShared>, fds: &InboxFds) -> Result<Option<Arc<Channel>>> {
         let Self { pid, hello, socket, fds: received } = self;
         let Some(theirs) = peer_files(&received, &hello)? else {
             tracing::warn!(pid, "a process that connected sent the wrong files");
@@ -288,9 +288,9 @@ impl Guest {
         };
         let Made { lane, fd } = Made::new(hello.lane)?;
         // Before the answer, so that no lack of memory ends the link which the peer has by then.
-        let channel = Channel::new(home, lane, theirs, socket, (pid, hello.base))?;
+        let channel = Channel::new(shared, lane, theirs, socket, (pid, hello.base))?;
         failpoint!("link.answering");
-        if send(channel.socket(), &channel.mine, &fd, (home, fds), (Kind::Welcome, [0; 4])).is_err() {
+        if send(channel.socket(), &channel.own_lane, &fd, (shared, fds), (Kind::Welcome, [0; 4])).is_err() {
             tracing::warn!(pid, "a process connected and left");
             return Ok(None);
         }
@@ -311,7 +311,7 @@ pub(crate) fn has_agreed(channel: &Channel) -> bool {
     let (mut bytes, deadline) = ([0; PACKET_SIZE], Deadline::after(channel.settings().handshake));
     let agreed = sys::receive(channel.socket(), &mut bytes, deadline);
     let packet = agreed.ok().and_then(|(length, _)| Packet::decode(&bytes[..length], Kind::Agreed));
-    packet.is_some_and(|packet| packet.lane == channel.mine.nonce())
+    packet.is_some_and(|packet| packet.lane == channel.own_lane.nonce())
 }
 
 /// Where other processes of this user connect. Nothing is left of it when it is dropped or its process is
@@ -367,24 +367,25 @@ impl Endpoint {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let guest = self.guest(left).map_err(|error| match error {
+            let pending = self.pending(left).map_err(|error| match error {
                 Error::TimedOut { .. } => timed_out("a connection", timeout),
                 error => error,
             })?;
-            if guest.hello.words != [0; 4] {
-                tracing::warn!(guest.pid, "a rank of a job connected to an endpoint for links");
-                guest.refuse([1, 0, 0, 0]);
+            if pending.hello.words != [0; 4] {
+                tracing::warn!(pending.pid, "a rank of a job connected to an endpoint for links");
+                pending.refuse([1, 0, 0, 0]);
                 continue;
             }
-            let (home, fds) = Home::create(self.builder.settings.clone(), self.builder.importer, None)?;
-            if let Some(channel) = guest.welcome(&home, &fds)? {
+            let (shared, fds) =
+                InboxShared::create(self.builder.settings.clone(), self.builder.importer, None)?;
+            if let Some(channel) = pending.welcome(&shared, &fds)? {
                 return Ok(Link::new(channel));
             }
         }
     }
 
     /// Waits for a process to connect and to say which one it is.
-    pub(crate) fn guest(&self, timeout: Option<Duration>) -> Result<Guest> {
+    pub(crate) fn pending(&self, timeout: Option<Duration>) -> Result<PendingConnection> {
         if self.process != fork::generation() {
             return Err(Error::Forked);
         }
@@ -397,8 +398,8 @@ impl Endpoint {
             match rustix::net::accept_with(self.listener.as_fd(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {
                     failpoint!("link.accepted");
-                    if let Some(guest) = self.meet(socket, left)? {
-                        return Ok(guest);
+                    if let Some(pending) = self.meet(socket, left)? {
+                        return Ok(pending);
                     }
                 }
                 Err(Errno::AGAIN) => {
@@ -415,7 +416,7 @@ impl Endpoint {
     }
 
     /// Returns `None` for a process with which there is no link.
-    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<Guest>> {
+    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<PendingConnection>> {
         let pid = match trusted(&socket) {
             Ok(pid) => pid,
             Err(error) => {
@@ -428,7 +429,7 @@ impl Endpoint {
         let mut bytes = [0; PACKET_SIZE + 1];
         let why = match sys::receive(&socket, &mut bytes, Deadline::after(wait)) {
             Ok((length, fds)) => match Packet::decode(&bytes[..length], Kind::Hello) {
-                Some(hello) => return Ok(Some(Guest { pid, hello, socket, fds })),
+                Some(hello) => return Ok(Some(PendingConnection { pid, hello, socket, fds })),
                 None => "it sent something else than hello".to_owned(),
             },
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),

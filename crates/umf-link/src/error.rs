@@ -25,7 +25,7 @@ pub enum Error {
         "no process listens at {name:?}: process {pid} has ended, dropped its endpoint or is in another network namespace; \
          get its new address"
     )]
-    NobodyThere {
+    NotListening {
         /// The abstract socket.
         name: String,
         /// The process that made the address, 0 for a name.
@@ -86,7 +86,7 @@ pub enum Error {
     #[error(
         "the request was begun on another link or with a forgotten rank; give it to the link that made it"
     )]
-    OtherLink,
+    WrongLink,
     /// The peer breaks the protocol.
     #[error("peer {pid} breaks the protocol: {what}; drop the link")]
     Misbehaved {
@@ -107,7 +107,7 @@ pub enum Error {
     },
     /// A message that cannot be received as a view. It stays.
     #[error("message {tag:#x} was {is}, and is not {wanted}; receive it with recv (probe returns its form)")]
-    OtherForm {
+    WrongForm {
         /// Its tag.
         tag: u64,
         /// How it came.
@@ -159,7 +159,7 @@ pub enum Error {
     },
     /// A rank that joined with another size of the job.
     #[error("another rank joined a job of {theirs} ranks, this one a job of {mine}; give all the same size")]
-    OtherSize {
+    SizeMismatch {
         /// Its size for the other rank.
         theirs: usize,
         /// Its size for this rank.
@@ -168,7 +168,7 @@ pub enum Error {
     /// An error of the domain in which the ranks of a job find each other.
     #[cfg(feature = "comm")]
     #[error("cannot find the ranks of job {job:?}: {error}")]
-    Meeting {
+    Membership {
         /// The job's name.
         job: String,
         /// Why, and what to do.
@@ -188,7 +188,7 @@ pub enum Error {
     #[error(
         "collectives have ended: one failed on rank {rank}, which has the reason; messages between ranks go on"
     )]
-    GivenUp {
+    CollectivesEnded {
         /// Which.
         rank: usize,
     },
@@ -202,7 +202,7 @@ pub enum Error {
     },
     /// Bytes that are not whole numbers. A message stays.
     #[error("{length} bytes are not numbers of {size} bytes each; send and receive whole numbers")]
-    NotWhole {
+    PartialElement {
         /// How many bytes.
         length: usize,
         /// Of a number.
@@ -225,7 +225,7 @@ pub enum Error {
     #[error(
         "the message was lost while it was combined ({why}): some numbers are combined and others not; begin again from a copy"
     )]
-    Spoilt {
+    PartlyCombined {
         /// How.
         why: &'static str,
     },
@@ -246,7 +246,7 @@ pub enum Error {
     Key(#[from] KeyError),
     /// A key of another process.
     #[error("the peer of this link has not made the key; use it on a link with the process that made it")]
-    OtherKey,
+    ForeignKey,
     /// A key whose range is not registered any more.
     #[error(
         "the range of the key (slot {slot}, generation {generation}) is not registered any more; ask its owner for a new key"
@@ -269,7 +269,7 @@ pub enum Error {
     },
     /// A transfer between memory of different lengths.
     #[error("memory of {remote} and of {local} bytes was given; give both the same length")]
-    Lengths {
+    LengthMismatch {
         /// Of the peer, or of what is received.
         remote: usize,
         /// Of this process.

@@ -9,10 +9,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use umf_core::View;
 use umf_ipc::Importer;
 
-use crate::channel::{Channel, Home, PeerFiles};
+use crate::channel::{Channel, InboxShared, PeerFiles};
 use crate::endpoint::{Kind, Packet};
 use crate::layout::{self, CATALOG, FIRST, FIRST_PAYLOAD, LANE, NEXT, NEXT_PAYLOAD, Ring, slots};
-use crate::offer::{GROWN, LEND, Lend, OFFER, Offer, REQUEST};
+use crate::offer::{BLOCK, BlockRecord, GROWN, OFFER, Offer, REQUEST};
 use crate::protocol::{self, Header, Offered};
 use crate::shared_files::{Bell, OwnCatalog, OwnFile, OwnLane, PeerCatalog, PeerLane};
 use crate::{Destination, Element, Engine, Link, LinkSettings, Memory, Operation, Reduction, Registration};
@@ -30,7 +30,7 @@ pub fn packets(bytes: &[u8]) {
     if let Some(offer) = Offer::decode(&words) {
         assert_eq!(Offer::decode(&offer.encode()), Some(offer));
     }
-    if let Some(lend) = Lend::decode(&words) {
+    if let Some(lend) = BlockRecord::decode(&words) {
         assert_eq!(lend.encode(), *words);
     }
 }
@@ -179,18 +179,19 @@ impl Peer {
             }
             5 => {
                 let words = [u64::from(form & 63), input.number(), 0x200, input.number()];
-                self.words(LEND, &words, &[]);
+                self.words(BLOCK, &words, &[]);
             }
             6..=8 => {
                 let index = usize::from(form & 3);
-                let number = mine.mine.word(layout::offered(index)).load(Ordering::Relaxed) & 0xffff_ffff;
+                let number = mine.own_lane.word(layout::offered(index)).load(Ordering::Relaxed) & 0xffff_ffff;
                 let low = if form & 4 == 0 { number } else { input.number() };
                 let value = low | u64::from(form >> 4 & 3) << 32 | u64::from(form >> 6) << 48;
                 let place = word(input.byte().unwrap_or(0), index);
                 self.lane.word(place).store(value, Ordering::Release);
             }
             9 => {
-                let generation = mine.home.catalog.word(layout::range(form.into()).0).load(Ordering::Relaxed);
+                let generation =
+                    mine.shared.catalog.word(layout::range(form.into()).0).load(Ordering::Relaxed);
                 let direction = u64::from(what / 24 % 3) << 32 | input.number();
                 let place = input.number();
                 let words = [direction, u64::from(form) << 32 | input.number(), generation, place];
@@ -252,8 +253,8 @@ fn drive(
     (settings.spin, settings.handshake) = (Duration::ZERO, Duration::ZERO);
     (settings.timeout, settings.max_unexpected) = (Some(Duration::ZERO), 1 << 16);
     settings.engine = Engine::ALL.get(usize::from(choice >> 1)).copied();
-    let (home, _fds) = Home::create(settings, (choice & 1 == 0).then_some(importer), None).ok()?;
-    let channel = Channel::new(&home, OwnLane::create(7).ok()?.0, files, socket, (0, 0)).ok()?;
+    let (shared, _fds) = InboxShared::create(settings, (choice & 1 == 0).then_some(importer), None).ok()?;
+    let channel = Channel::new(&shared, OwnLane::create(7).ok()?.0, files, socket, (0, 0)).ok()?;
     let mut link = Link::new(Arc::clone(&channel));
     // One poll and not thousands.
     link.inbox.is_crowded = true;

@@ -10,7 +10,7 @@ use umf_ipc::{HANDLE_SIZE, Handle};
 use umf_sync::failpoint;
 
 use crate::Result;
-use crate::channel::{Channel, Home};
+use crate::channel::{Channel, InboxShared};
 use crate::layout::{self, HANDLES};
 use crate::memory::Memory;
 use crate::protocol::Load;
@@ -60,10 +60,14 @@ impl HandleTable {
 
     /// Announces the handle of a memory, unless that was done. Returns `None` if all entries are pinned.
     #[inline]
-    pub(crate) fn announce(&mut self, home: &Home, memory: &Memory<'_>) -> Result<Option<Announced>> {
+    pub(crate) fn announce(
+        &mut self,
+        shared: &InboxShared,
+        memory: &Memory<'_>,
+    ) -> Result<Option<Announced>> {
         let place = match self.latest {
             Some((id, place)) if id == memory.id() => place,
-            _ => match self.place(home, memory)? {
+            _ => match self.place(shared, memory)? {
                 Some(place) => place,
                 None => return Ok(None),
             },
@@ -72,7 +76,7 @@ impl HandleTable {
         Ok(Some(Announced { index: place as u8, generation: self.entries[place].generation }))
     }
 
-    fn place(&mut self, home: &Home, memory: &Memory<'_>) -> Result<Option<usize>> {
+    fn place(&mut self, shared: &InboxShared, memory: &Memory<'_>) -> Result<Option<usize>> {
         if let Some(place) = self.places.get(&memory.id()) {
             return Ok(Some(*place));
         }
@@ -80,7 +84,7 @@ impl HandleTable {
         let mut places = (0..HANDLES).map(|step| (self.next + step) % HANDLES);
         let Some(free) = places.find(|place| self.entries[*place].pins == 0) else { return Ok(None) };
         let extent = layout::handle(free);
-        home.populate(extent)?;
+        shared.populate(extent)?;
         self.next = free + 1;
         let entry = &mut self.entries[free];
         self.places.remove(&entry.id);
@@ -88,10 +92,10 @@ impl HandleTable {
         // An even generation is a whole handle. Messages carry 56 bits of it.
         entry.generation += 2;
         entry.id = memory.id();
-        let word = home.catalog.word(layout::generation(free));
+        let word = shared.catalog.word(layout::generation(free));
         word.store(entry.generation - 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        let to = home.catalog.bytes(extent.0, extent.1);
+        let to = shared.catalog.bytes(extent.0, extent.1);
         // SAFETY: `to` has room for a handle in memory that this thread alone writes.
         unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         word.store(entry.generation, Ordering::Release);
@@ -116,13 +120,13 @@ pub(crate) fn read(channel: &Channel, announced: Announced) -> Option<Handle> {
     let index = usize::from(announced.index);
     let extent = layout::handle(index);
     channel.populate_catalog(extent).ok()?;
-    let word = channel.their_catalog.word(layout::generation(index));
+    let word = channel.peer_catalog.word(layout::generation(index));
     let before = word.load(Ordering::Acquire);
     if before != announced.generation || before & 1 == 1 {
         return None;
     }
     let mut bytes = [0; HANDLE_SIZE];
-    let from = channel.their_catalog.bytes(extent.0, extent.1);
+    let from = channel.peer_catalog.bytes(extent.0, extent.1);
     // SAFETY: both have that many bytes. What the peer wrote is checked below.
     unsafe { core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), HANDLE_SIZE) };
     fence(Ordering::Acquire);

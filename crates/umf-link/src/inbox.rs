@@ -11,15 +11,15 @@ use core::sync::atomic::Ordering;
 
 use umf_core::Access;
 
-use crate::channel::{Channel, Home};
+use crate::channel::{Channel, InboxShared};
 use crate::handles::{HandleTable, KnownHandles};
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
-use crate::offer::{INLINE, LEND, Lend, OFFER, Offer, REQUEST};
+use crate::offer::{BLOCK, BlockRecord, INLINE, OFFER, Offer, REQUEST};
 use crate::parts::List;
 use crate::queue::{Abandoned, Body, Context, Matching, Queue, weight};
 use crate::receive::{Received, Receiving};
 use crate::requests::Requests;
-use crate::ring::{Reader, Record, Writer, unknown_kind};
+use crate::ring::{Reader, RecordHeader, Writer, unknown_kind};
 use crate::send::Outgoing;
 use crate::wait::{FRESH, Spin};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch, sys};
@@ -93,7 +93,7 @@ impl Peer {
     pub(crate) fn check(&mut self) -> Result<()> {
         self.channel.known()?;
         if sys::coarse_milliseconds().wrapping_sub(self.checked) > FRESH {
-            return self.look();
+            return self.check_alive();
         }
         Ok(())
     }
@@ -112,12 +112,12 @@ impl Peer {
     }
 
     #[cold]
-    fn look(&mut self) -> Result<()> {
+    fn check_alive(&mut self) -> Result<()> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
         self.checked = sys::coarse_milliseconds();
-        self.channel.look()
+        self.channel.check_alive()
     }
 }
 
@@ -139,14 +139,14 @@ pub(crate) enum Found {
     /// It is in the queue.
     Queued(u64),
     /// It is a block that is handed over: the next record of this peer, which stays.
-    Next(usize, u64, Lend),
+    Next(usize, u64, BlockRecord),
 }
 
 /// All that one thread sends to and receives from its peers. It is part of [`crate::Link`] and
 /// [`crate::Communicator`], which have its functions.
 #[derive(Debug)]
 pub struct Inbox {
-    pub(crate) home: Arc<Home>,
+    pub(crate) shared: Arc<InboxShared>,
     pub(crate) peers: Vec<Option<Box<Peer>>>,
     pub(crate) queue: Queue,
     pub(crate) handles: HandleTable,
@@ -170,12 +170,12 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(home: Arc<Home>, peers: usize) -> Self {
-        let (timeout, inline_max) = (home.settings.timeout, home.settings.inline_max());
+    pub(crate) fn new(shared: Arc<InboxShared>, peers: usize) -> Self {
+        let (timeout, inline_max) = (shared.settings.timeout, shared.settings.inline_max());
         Self {
-            is_crowded: home.is_crowded,
+            is_crowded: shared.is_crowded,
             unread: vec![0; peers.div_ceil(32)],
-            home,
+            shared,
             peers: (0..peers).map(|_| None).collect(),
             queue: Queue::default(),
             handles: HandleTable::new(),
@@ -248,7 +248,7 @@ impl Inbox {
         for _ in 0..BUDGET {
             let Some(peer) = &mut self.peers[index] else { return Ok(None) };
             let Some(record) = peek(peer)? else { return Ok(None) };
-            let Record { kind, context, tag, length } = record;
+            let RecordHeader { kind, context, tag, length } = record;
             if kind == REQUEST {
                 self.serve(index, length)?;
                 continue;
@@ -275,8 +275,9 @@ impl Inbox {
                         engine: Engine::Inline,
                     })));
                 }
-                (LEND, None) if is_wanted && length == 8 * Lend::WORDS => {
-                    let lend = Lend::decode(&peer.reader.words::<{ Lend::WORDS }>(&peer.channel));
+                (BLOCK, None) if is_wanted && length == 8 * BlockRecord::WORDS => {
+                    let lend =
+                        BlockRecord::decode(&peer.reader.words::<{ BlockRecord::WORDS }>(&peer.channel));
                     let lend = lend.ok_or(peer.channel.misbehaved("it hands over an impossible block"))?;
                     return Ok(Some(Found::Next(index, tag, lend)));
                 }
@@ -352,10 +353,10 @@ impl Inbox {
 
     /// Moves the next record of a peer to the queue.
     #[cold]
-    pub(crate) fn keep(&mut self, index: usize, record: Record, is_wanted: bool) -> Result<u64> {
-        let Record { kind, context, tag, length } = record;
-        let Self { peers, queue, home, announces, .. } = self;
-        let Some(peer) = &mut peers[index] else { return Err(Error::OtherLink) };
+    pub(crate) fn keep(&mut self, index: usize, record: RecordHeader, is_wanted: bool) -> Result<u64> {
+        let RecordHeader { kind, context, tag, length } = record;
+        let Self { peers, queue, shared, announces, .. } = self;
+        let Some(peer) = &mut peers[index] else { return Err(Error::WrongLink) };
         let channel = Arc::clone(&peer.channel);
         let mut slot = None;
         let body = match kind {
@@ -373,9 +374,9 @@ impl Inbox {
                 slot = Some(offer.index);
                 Body::Offered(Box::new(offer))
             }
-            LEND => {
+            BLOCK => {
                 let words = peer.reader.read_words(&channel, length)?;
-                let lend = Lend::decode(&words);
+                let lend = BlockRecord::decode(&words);
                 let lend = lend.ok_or(channel.misbehaved("it hands over an impossible block"))?;
                 slot = Some(OFFERS + lend.index);
                 Body::Lent(lend)
@@ -399,9 +400,9 @@ impl Inbox {
         if let Some(slot) = slot {
             peer.offers[slot] = id;
         }
-        if !*announces && queue.bytes() > home.settings.max_unexpected {
+        if !*announces && queue.bytes() > shared.settings.max_unexpected {
             *announces = true;
-            home.catalog.word(ANNOUNCE_ONLY).store(1, Ordering::Relaxed);
+            shared.catalog.word(ANNOUNCE_ONLY).store(1, Ordering::Relaxed);
             tracing::debug!(bytes = queue.bytes(), "peers are asked to announce messages only");
         }
         Ok(id)
@@ -409,9 +410,9 @@ impl Inbox {
 
     /// Lets peers send data again when enough of it was received.
     pub(crate) fn relax(&mut self) {
-        if self.announces && self.queue.bytes() <= self.home.settings.max_unexpected / 2 {
+        if self.announces && self.queue.bytes() <= self.shared.settings.max_unexpected / 2 {
             self.announces = false;
-            self.home.catalog.word(ANNOUNCE_ONLY).store(0, Ordering::Relaxed);
+            self.shared.catalog.word(ANNOUNCE_ONLY).store(0, Ordering::Relaxed);
             for peer in self.peers.iter_mut().flatten() {
                 peer.overrun = 0;
                 // A sender with `engine = inline` waits for it.
@@ -425,12 +426,12 @@ impl Inbox {
     /// that use that peer.
     pub(crate) fn progress(&mut self) -> bool {
         self.sweep();
-        if self.home.is_crowded {
+        if self.shared.is_crowded {
             for (word, lanes) in self.unread.iter_mut().enumerate() {
-                *lanes |= self.home.bell.take_marks(word);
+                *lanes |= self.shared.bell.take_marks(word);
             }
         } else {
-            self.look_everywhere();
+            self.mark_all_unread();
         }
         // One record of each lane in turn, so that the queue has messages of busy senders alternately.
         for round in 0..BUDGET {
@@ -455,7 +456,7 @@ impl Inbox {
     }
 
     /// Makes the next [`Inbox::progress`] read all lanes.
-    pub(crate) fn look_everywhere(&mut self) {
+    pub(crate) fn mark_all_unread(&mut self) {
         let mut left = self.peers.len();
         for lanes in &mut self.unread {
             *lanes = if left < 32 { (1 << left) - 1 } else { u32::MAX };
@@ -467,7 +468,7 @@ impl Inbox {
     pub(crate) fn drain(&mut self) {
         const TURNS: usize = ((Ring::Small.slots() + Ring::Large.slots()) as usize).div_ceil(BUDGET);
         // A peer that was killed may have marked nothing. One that is not gone may send without an end.
-        self.look_everywhere();
+        self.mark_all_unread();
         let _is_left = (0..=TURNS).all(|_| self.progress());
     }
 
@@ -514,22 +515,22 @@ impl Inbox {
                 Some(receive) => self.queue.assigned(receive),
                 None => self.queue.find(&receiving.matching),
             };
-            let pulled = if receiving.bouncing.is_some() {
+            let outcome = if receiving.bouncing.is_some() {
                 self.bounce(receiving)?
             } else if let Some(id) = known {
-                self.take_or_lose(id, receiving)?
+                self.take_or_discard(id, receiving)?
             } else {
                 let wanted = Wanted { matching: receiving.matching, posted, into: Some(&receiving.into.0) };
                 match self.poll(&wanted)? {
                     None => return Ok(None),
-                    Some(Found::Whole(received)) => Some(crate::receive::Pulled::Received(received)),
-                    Some(Found::Queued(id)) => self.take_or_lose(id, receiving)?,
+                    Some(Found::Whole(received)) => Some(crate::receive::FetchOutcome::Received(received)),
+                    Some(Found::Queued(id)) => self.take_or_discard(id, receiving)?,
                     Some(Found::Next(..)) => continue,
                 }
             };
-            match pulled {
+            match outcome {
                 None => return Ok(None),
-                Some(crate::receive::Pulled::Received(received)) => {
+                Some(crate::receive::FetchOutcome::Received(received)) => {
                     if let Some(ticket) = receiving.posted.take() {
                         self.queue.cancel(ticket.id);
                     }
@@ -578,7 +579,7 @@ impl Inbox {
 
 /// Returns the next record of a peer, if it has come.
 #[inline]
-fn peek(peer: &mut Peer) -> Result<Option<Record>> {
+fn peek(peer: &mut Peer) -> Result<Option<RecordHeader>> {
     if let Some(error) = &peer.broken {
         return Err(error.clone());
     }

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_mapped_is_an_error() {
+    fn copy_of_unmapped_memory_fails() {
         let mut to = vec![0_u8; 8192];
         // SAFETY: a vector of this test.
         assert!(unsafe { copy(own_pid(), Direction::Read, &[of(&to)], &[iov(4096, 8192)]) }.is_err());
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn small_gaps_are_covered_and_large_ones_are_not() {
+    fn small_gaps_are_read_and_large_ones_are_not() {
         let remote = [iov(1000, 10), iov(1010, 10), iov(1100, 5), iov(1105 + GAP, 5), iov(900, 3)];
         let local = [iov(50_000, 33)];
         let (mine, theirs) = cover_gaps(&local, &remote, WASTE).unwrap();
@@ -275,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn any_part_of_a_list_is_found(lengths in prop::collection::vec(0..20_u64, 0..10), from in 0..100_u64, length in 0..100_u64) {
+        fn part_of_list_is_found_at_any_offset(lengths in prop::collection::vec(0..20_u64, 0..10), from in 0..100_u64, length in 0..100_u64) {
             let list: Vec<Iov> = lengths.iter().enumerate().map(|(number, length)| iov(1000 * number as u64, *length)).collect();
             let all = bytes(&list);
             let from = from.min(all.len() as u64);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_damage_has_its_error() {
+    fn damaged_bytes_have_specific_errors() {
         let good = sample().to_bytes();
         let with = |at: usize, value: u8, is_summed: bool| {
             let mut bytes = good;

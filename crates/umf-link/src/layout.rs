@@ -31,7 +31,7 @@ pub(crate) const MAX_INLINE: usize = 32 << 10;
 /// that its receiver wants can be stuck behind others that it does not want yet.
 pub(crate) const OFFERS: usize = 4096;
 /// Blocks that a process has handed over to one peer and that were not given back yet.
-pub(crate) const LENDS: usize = u64::BITS as usize;
+pub(crate) const MAX_LENT: usize = u64::BITS as usize;
 /// Entries of the handle table of a process.
 pub(crate) const HANDLES: usize = 256;
 /// Ranges that a process has registered.
@@ -43,7 +43,7 @@ pub(crate) const CHUNK: usize = 32 << 10;
 pub(crate) const REQUESTS: u64 = 4;
 pub(crate) const REQUEST_BYTES: usize = 16 << 10;
 /// Most ranges that an offer describes.
-pub(crate) const MOST_RANGES: usize = 1024;
+pub(crate) const MAX_RANGES: usize = 1024;
 
 // First page of lanes and catalogs.
 pub(crate) const MAGIC: usize = 0;
@@ -252,7 +252,7 @@ const _: () = assert!(slots(Ring::Large.longest()) + Ring::Large.quarter() < Rin
 const _: () = assert!(slots(Ring::Small.longest()) + 1 + Ring::Small.quarter() < Ring::Small.slots());
 const _: () = assert!(Ring::Small.offset() + Ring::Small.size() == PAGE);
 const _: () = assert!(OFFER.is_multiple_of(PAGE) && GENERATION + 8 * HANDLES == PAGE);
-const _: () = assert!(RANGE_SIZE.is_multiple_of(64) && OFFERS <= 1 << 12 && HANDLES > LENDS);
+const _: () = assert!(RANGE_SIZE.is_multiple_of(64) && OFFERS <= 1 << 12 && HANDLES > MAX_LENT);
 
 #[cfg(test)]
 mod tests {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_numbers_stay_inside() {
+    fn offsets_of_hostile_numbers_stay_in_bounds() {
         for number in [u64::MAX, 1 << 63] {
             let index = number as usize;
             assert!(Ring::Small.slot(number) + SLOT <= PAGE && Ring::Large.slot(number) + SLOT <= LANE);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_records() {
+    fn record_takes_expected_slots() {
         assert_eq!([0, 1, 240, 241, 488, 489].map(slots), [1, 1, 1, 2, 2, 3]);
     }
 }

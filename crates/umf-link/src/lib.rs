@@ -18,8 +18,8 @@
 //! comm       reduce                 ranks and collectives; reductions
 //! ```
 //!
-//! The feature `comm`, on by default, has ranks and collectives. `docs/link.md` has the layouts, and what is
-//! promised against whom.
+//! The feature `comm`, on by default, has ranks and collectives. `docs/link.md` has the layouts, the
+//! promises and the threat model.
 
 #![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "some of it is for ranks alone"))]
 
@@ -44,7 +44,6 @@ mod link;
 mod memory;
 mod offer;
 mod parts;
-mod places;
 mod protocol;
 mod queue;
 mod receive;
@@ -56,6 +55,7 @@ mod ring;
 mod send;
 mod settings;
 mod shared_files;
+mod spans;
 mod statistics;
 mod sys;
 mod tag;
@@ -72,13 +72,13 @@ pub use inbox::Inbox;
 pub use key::{KEY_SIZE, KeyError, RemoteAccess, RemoteKey};
 pub use link::Link;
 pub use memory::Memory;
-pub use parts::{Destination, Portion, Source};
-pub use places::{Places, Span};
+pub use parts::{Destination, MemoryPart, Source};
 pub use receive::{Probed, Received, RecvRequest};
 pub use reduce::{Element, Number, Operation, Reduction};
 pub use registry::Registration;
 pub use send::{Lent, SendRequest};
 pub use settings::{Engine, LinkSettings};
+pub use spans::{Span, Spans};
 pub use statistics::{Carried, LinkStatistics};
 pub use tag::TagMatch;
 pub use view::View;

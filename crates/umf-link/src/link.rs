@@ -10,12 +10,12 @@ use crate::engines::Engines;
 use crate::inbox::{Inbox, from};
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::parts::{Destination, Source};
-use crate::places::Places;
 use crate::queue::{Context, Matching};
 use crate::receive::{Probed, Received, Receiving, RecvRequest};
 use crate::registry::Registration;
 use crate::remote::Direct;
 use crate::send::{Lent, SendRequest};
+use crate::spans::Spans;
 use crate::view::View;
 use crate::wait::{EAGER, Limit};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
@@ -40,7 +40,7 @@ pub struct Link<I = Inbox> {
 
 impl Link {
     pub(crate) fn new(channel: Arc<Channel>) -> Self {
-        let mut inbox = Inbox::new(Arc::clone(&channel.home), 1);
+        let mut inbox = Inbox::new(Arc::clone(&channel.shared), 1);
         inbox.insert(0, channel);
         Self { inbox, index: 0 }
     }
@@ -53,7 +53,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     }
 
     fn channel(&self) -> Result<&Arc<Channel>> {
-        self.inbox.borrow().channel(self.index).ok_or(Error::OtherLink)
+        self.inbox.borrow().channel(self.index).ok_or(Error::WrongLink)
     }
 
     fn matching(&self, wanted: impl Into<TagMatch>) -> Matching {
@@ -87,7 +87,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// Returns whether a message was sent. Does not wait.
     ///
     /// # Errors
-    /// As [`Link::send`]; [`Error::OtherLink`].
+    /// As [`Link::send`]; [`Error::WrongLink`].
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         let (inbox, _) = self.parts();
         inbox.check_here()?;
@@ -98,7 +98,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// Waits until a message was sent.
     ///
     /// # Errors
-    /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn. [`Error::OtherLink`].
+    /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn. [`Error::WrongLink`].
     pub fn wait_send(&mut self, request: SendRequest<'_>) -> Result<()> {
         self.parts().0.finish(&mut [request], &mut [])
     }
@@ -121,7 +121,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// # Errors
     /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: no message is lost, but memory of a pool
     /// into which a longer message was being received may be written by a stopped peer once more;
-    /// [`Error::Truncated`], [`Error::NotWhole`], [`Error::EngineImpossible`]: the message stays;
+    /// [`Error::Truncated`], [`Error::PartialElement`], [`Error::EngineImpossible`]: the message stays;
     /// [`Error::Forked`], [`Error::Misbehaved`].
     #[inline]
     pub fn recv<'d>(
@@ -154,7 +154,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// Returns what was received, if it was. Does not wait.
     ///
     /// # Errors
-    /// As [`Link::recv`]; [`Error::OtherLink`].
+    /// As [`Link::recv`]; [`Error::WrongLink`].
     pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
         self.parts().0.test_recv(request)
     }
@@ -162,7 +162,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// Waits for the message of a posted receive.
     ///
     /// # Errors
-    /// As [`Link::recv`]; [`Error::OtherLink`].
+    /// As [`Link::recv`]; [`Error::WrongLink`].
     pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
         self.parts().0.wait_recv(&mut request)
     }
@@ -170,7 +170,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// Waits for all of these at once: none keeps another from making progress, here or in a peer.
     ///
     /// # Errors
-    /// As [`Link::send`] and [`Link::recv`]; what is not done stays begun. [`Error::OtherLink`].
+    /// As [`Link::send`] and [`Link::recv`]; what is not done stays begun. [`Error::WrongLink`].
     pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
         self.parts().0.finish(sends, receives)
     }
@@ -197,7 +197,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// memory back.
     ///
     /// # Errors
-    /// As [`Link::recv`]; [`Error::OtherForm`] if the first message that matches was sent as a copy, and
+    /// As [`Link::recv`]; [`Error::WrongForm`] if the first message that matches was sent as a copy, and
     /// [`Error::Open`]: the message stays.
     #[inline]
     pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
@@ -237,7 +237,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         access: RemoteAccess,
     ) -> Result<Registration<'d>> {
         // SAFETY: by this function's contract.
-        unsafe { Registration::new(&self.inbox.borrow().home, range.into().0, access) }
+        unsafe { Registration::new(&self.inbox.borrow().shared, range.into().0, access) }
     }
 
     /// As [`Link::register`], for memory that peers may read.
@@ -249,7 +249,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// As there.
     pub unsafe fn register_source<'d>(&self, range: impl Into<Source<'d>>) -> Result<Registration<'d>> {
         // SAFETY: by this function's contract.
-        unsafe { Registration::new(&self.inbox.borrow().home, range.into().0, RemoteAccess::Get) }
+        unsafe { Registration::new(&self.inbox.borrow().shared, range.into().0, RemoteAccess::Get) }
     }
 
     /// Registers a range while `run` runs. Peers may reach it by the key until then.
@@ -290,23 +290,23 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         Ok(done)
     }
 
-    /// Copies out of a range that the peer has registered. Returns the engine that copied. `places` is an
+    /// Copies out of a range that the peer has registered. Returns the engine that copied. `spans` is an
     /// offset in the range, or pieces of it. The peer need not do anything, unless the engine is
     /// [`Engine::Bounce`]: then it copies itself, in calls that wait.
     ///
     /// # Errors
-    /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`], [`Error::Lengths`],
-    /// [`Error::OtherKey`], [`Error::NotCombined`], [`Error::EngineImpossible`], [`Error::PeerGone`],
+    /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`], [`Error::LengthMismatch`],
+    /// [`Error::ForeignKey`], [`Error::NotCombined`], [`Error::EngineImpossible`], [`Error::PeerGone`],
     /// [`Error::Closed`], [`Error::Forked`], [`Error::Misbehaved`], [`Error::Memory`],
     /// [`Error::TimedOut`]. A part of it may have been copied then.
     pub fn get<'p, 'd>(
         &mut self,
         key: &RemoteKey,
-        places: impl Into<Places<'p>>,
+        spans: impl Into<Spans<'p>>,
         into: impl Into<Destination<'d>>,
     ) -> Result<Engine> {
         let (inbox, index) = self.parts();
-        inbox.transfer(index, Direct::Get, key, places.into(), &into.into().0)
+        inbox.transfer(index, Direct::Get, key, spans.into(), &into.into().0)
     }
 
     /// Copies into a range that the peer has registered; as [`Link::get`]. The bytes are there when it
@@ -317,23 +317,23 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     pub fn put<'p, 'd>(
         &mut self,
         key: &RemoteKey,
-        places: impl Into<Places<'p>>,
+        spans: impl Into<Spans<'p>>,
         source: impl Into<Source<'d>>,
     ) -> Result<Engine> {
         let (inbox, index) = self.parts();
-        inbox.transfer(index, Direct::Put, key, places.into(), &source.into().0)
+        inbox.transfer(index, Direct::Put, key, spans.into(), &source.into().0)
     }
 
     /// Reads what has come and answers requests of peers, without waiting. For programs without calls that
     /// wait, together with [`Link::event_fd`].
     ///
     /// # Errors
-    /// As [`Link::look`].
+    /// As [`Link::check_alive`].
     pub fn progress(&mut self) -> Result<()> {
         let (inbox, index) = self.parts();
         inbox.check_here()?;
         inbox.progress();
-        inbox.peers[index].as_mut().map_or(Err(Error::OtherLink), |peer| peer.check())
+        inbox.peers[index].as_mut().map_or(Err(Error::WrongLink), |peer| peer.check())
     }
 
     /// Sets how long calls may wait from now on; `None` waits until the peer is gone.
@@ -373,8 +373,8 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     ///
     /// # Errors
     /// [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`].
-    pub fn look(&self) -> Result<()> {
-        self.channel()?.look()
+    pub fn check_alive(&self) -> Result<()> {
+        self.channel()?.check_alive()
     }
 
     /// Returns a descriptor to poll: readable when the peer has done something since [`Link::arm`], and when
@@ -392,7 +392,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// have come before: try once more after this and before polling.
     ///
     /// # Errors
-    /// As [`Link::look`].
+    /// As [`Link::check_alive`].
     pub fn arm(&self) -> Result<()> {
         let channel = self.channel()?;
         channel.known()?;
@@ -405,7 +405,7 @@ impl Inbox {
     /// Returns whether this process has the inbox: a forked child has not.
     #[inline]
     pub(crate) fn check_here(&self) -> Result<()> {
-        if self.home.is_here() { Ok(()) } else { Err(Error::Forked) }
+        if self.shared.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }
 
     fn recv_slow(&mut self, index: usize, wanted: TagMatch, into: Destination<'_>) -> Result<Received> {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use umf_core::{HostAccess, View};
 use umf_ipc::{HANDLE_SIZE, Handle};
 
-use crate::parts::Portion;
+use crate::parts::MemoryPart;
 use crate::{Error, Result};
 
 /// Exported memory of this process, and its handle: what is sent from it or received into it can be mapped
@@ -67,8 +67,8 @@ impl<'m> Memory<'m> {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
-    pub fn part(&self, offset: usize, length: usize) -> Result<Portion<'_>> {
-        Portion::new(self, offset, length)
+    pub fn part(&self, offset: usize, length: usize) -> Result<MemoryPart<'_>> {
+        MemoryPart::new(self, offset, length)
     }
 
     /// Returns the memory, which other processes may write at any time.

@@ -3,12 +3,12 @@
 use crate::Engine;
 use crate::handles::Announced;
 use crate::kernel_copy::Iov;
-use crate::layout::{LENDS, MOST_RANGES, OFFERS};
+use crate::layout::{MAX_LENT, MAX_RANGES, OFFERS};
 
 /// Kinds of records.
 pub(crate) const INLINE: u8 = 1;
 pub(crate) const OFFER: u8 = 2;
-pub(crate) const LEND: u8 = 3;
+pub(crate) const BLOCK: u8 = 3;
 /// The next record is in the large ring.
 pub(crate) const GROWN: u8 = 4;
 /// A request to the owner of a registered range.
@@ -16,7 +16,7 @@ pub(crate) const REQUEST: u8 = 5;
 
 /// Requests of the receiver of an offer to its sender.
 pub(crate) const BOUNCE: u8 = 1;
-pub(crate) const PUSH: u8 = 2;
+pub(crate) const COPY_BACK: u8 = 2;
 
 /// Returns the word that asks for something of message `number` in attempt `epoch`.
 pub(crate) const fn request(number: u32, code: u8, epoch: u16) -> u64 {
@@ -29,14 +29,14 @@ pub(crate) const fn progress(epoch: u16, count: u64) -> u64 {
 }
 
 /// Most bytes of a message: a process has fewer.
-pub(crate) const MOST: u64 = 1 << 47;
+pub(crate) const MAX_LENGTH: u64 = 1 << 47;
 
 const HAS_RANGES: u64 = 1;
-const ATTENDED: u64 = 2;
+const AWAITED: u64 = 2;
 
 /// Where the bytes of a message are in its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ranges {
+pub(crate) enum SourceRanges {
     /// Not described: they go through bounce buffers.
     None,
     /// In one piece.
@@ -45,7 +45,7 @@ pub(crate) enum Ranges {
     Many(Vec<Iov>),
 }
 
-impl Ranges {
+impl SourceRanges {
     pub(crate) fn as_slice(&self) -> &[Iov] {
         match self {
             Self::None => &[],
@@ -70,8 +70,8 @@ pub(crate) struct Offer {
     /// Whether the kernel may read `ranges`.
     pub by_address: bool,
     /// Whether its sender waits for it, and does at once what is asked of it.
-    pub attended: bool,
-    pub ranges: Ranges,
+    pub awaited: bool,
+    pub ranges: SourceRanges,
 }
 
 const fn code(engine: Option<Engine>) -> u64 {
@@ -87,8 +87,8 @@ impl Offer {
         let ranges = self.ranges.as_slice();
         let mut flags = code(self.engine) << 4;
         flags |= if self.by_address { HAS_RANGES } else { 0 };
-        flags |= if self.attended { ATTENDED } else { 0 };
-        let count = ranges.len().min(MOST_RANGES) as u64;
+        flags |= if self.awaited { AWAITED } else { 0 };
+        let count = ranges.len().min(MAX_RANGES) as u64;
         let mut words = vec![
             u64::from(self.number) | (self.index as u64) << 32 | flags << 44 | count << 52,
             self.length as u64,
@@ -117,19 +117,20 @@ impl Offer {
             0 => None,
             code => Some(*Engine::ALL.get(usize::from(code) - 1)?),
         };
-        let is_range = |range: &Iov| range.length < MOST && range.address.checked_add(range.length).is_some();
+        let is_range =
+            |range: &Iov| range.length < MAX_LENGTH && range.address.checked_add(range.length).is_some();
         let ranges = match (count, rest) {
-            (0, []) => Ranges::None,
-            (1, &[address]) => Ranges::One(Iov { address, length }),
-            (2..=MOST_RANGES, rest) if rest.len() == 2 * count => Ranges::Many(
+            (0, []) => SourceRanges::None,
+            (1, &[address]) => SourceRanges::One(Iov { address, length }),
+            (2..=MAX_RANGES, rest) if rest.len() == 2 * count => SourceRanges::Many(
                 rest.chunks_exact(2).map(|pair| Iov { address: pair[0], length: pair[1] }).collect(),
             ),
             _ => return None,
         };
         let add = |sum: u64, range: &Iov| if is_range(range) { sum.checked_add(range.length) } else { None };
         let sum = ranges.as_slice().iter().try_fold(0, add)?;
-        let is_whole = ranges == Ranges::None || sum == length;
-        if number == 0 || index >= OFFERS || length >= MOST || !is_whole {
+        let is_whole = ranges == SourceRanges::None || sum == length;
+        if number == 0 || index >= OFFERS || length >= MAX_LENGTH || !is_whole {
             return None;
         }
         Some(Self {
@@ -140,7 +141,7 @@ impl Offer {
             announced: Announced::from_word(announced),
             offset,
             by_address: u64::from(flags) & HAS_RANGES != 0,
-            attended: u64::from(flags) & ATTENDED != 0,
+            awaited: u64::from(flags) & AWAITED != 0,
             ranges,
         })
     }
@@ -148,7 +149,7 @@ impl Offer {
 
 /// A block that is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lend {
+pub(crate) struct BlockRecord {
     /// Its slot.
     pub index: usize,
     pub length: usize,
@@ -157,7 +158,7 @@ pub(crate) struct Lend {
     pub offset: u64,
 }
 
-impl Lend {
+impl BlockRecord {
     pub(crate) const WORDS: usize = 4;
 
     pub(crate) const fn encode(&self) -> [u64; Self::WORDS] {
@@ -169,7 +170,7 @@ impl Lend {
     pub(crate) fn decode(words: &[u64]) -> Option<Self> {
         let &[index, length, announced, offset] = words else { return None };
         let announced = Announced::from_word(announced)?;
-        let is_it = index < LENDS as u64 && length < MOST;
+        let is_it = index < MAX_LENT as u64 && length < MAX_LENGTH;
         is_it.then_some(Self { index: index as usize, length: length as usize, announced, offset })
     }
 }
@@ -183,9 +184,11 @@ mod tests {
     fn offers_round_trip() {
         let one = Iov { address: 0x7000, length: 100 };
         let other = Iov { address: 0x9000, length: 28 };
-        for (length, ranges) in
-            [(7, Ranges::None), (100, Ranges::One(one)), (128, Ranges::Many(vec![one, other]))]
-        {
+        for (length, ranges) in [
+            (7, SourceRanges::None),
+            (100, SourceRanges::One(one)),
+            (128, SourceRanges::Many(vec![one, other])),
+        ] {
             let offer = Offer {
                 index: OFFERS - 1,
                 number: u32::MAX,
@@ -194,7 +197,7 @@ mod tests {
                 announced: Announced::from_word(0x1205),
                 offset: 77,
                 by_address: true,
-                attended: length == 7,
+                awaited: length == 7,
                 ranges,
             };
             let words = offer.encode();
@@ -203,9 +206,9 @@ mod tests {
             assert_eq!(Offer::decode(&words[..3]), None);
         }
         let announced = Announced::from_word(0x1205).unwrap();
-        let lend = Lend { index: LENDS - 1, length: 5, announced, offset: 9 };
-        assert_eq!(Lend::decode(&lend.encode()), Some(lend));
-        assert_eq!(Lend::decode(&[LENDS as u64, 5, 0x1205, 9]), None);
+        let lend = BlockRecord { index: MAX_LENT - 1, length: 5, announced, offset: 9 };
+        assert_eq!(BlockRecord::decode(&lend.encode()), Some(lend));
+        assert_eq!(BlockRecord::decode(&[MAX_LENT as u64, 5, 0x1205, 9]), None);
     }
 
     proptest! {
@@ -218,11 +221,11 @@ mod tests {
             if let Some(first) = words.first_mut() {
                 *first = *first & 0x000f_ffff_ffff_ffff | count << 52;
             }
-            let _ = Lend::decode(&words);
+            let _ = BlockRecord::decode(&words);
             if let Some(offer) = Offer::decode(&words) {
                 prop_assert!(offer.index < OFFERS);
                 let sum: u64 = offer.ranges.as_slice().iter().map(|range| range.length).sum();
-                prop_assert!(offer.ranges == Ranges::None || sum == offer.length as u64);
+                prop_assert!(offer.ranges == SourceRanges::None || sum == offer.length as u64);
                 prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
             }
         }

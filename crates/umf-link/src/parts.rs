@@ -243,7 +243,7 @@ impl<'d> Destination<'d> {
     /// [`crate::Engine::Mapped`]). After an error some numbers may be combined and others not.
     ///
     /// # Errors
-    /// [`Error::NotWhole`] if any part of it is not whole numbers.
+    /// [`Error::PartialElement`] if any part of it is not whole numbers.
     ///
     /// # Examples
     /// ```
@@ -256,7 +256,7 @@ impl<'d> Destination<'d> {
     pub fn combined(mut self, reduction: Reduction) -> Result<Self> {
         let size = reduction.element().size();
         match self.0.parts().iter().find(|part| !part.length.is_multiple_of(size)) {
-            Some(part) => Err(Error::NotWhole { length: part.length, size }),
+            Some(part) => Err(Error::PartialElement { length: part.length, size }),
             None => {
                 self.0.reduction = Some(reduction);
                 Ok(self)
@@ -274,13 +274,13 @@ impl<'d> Destination<'d> {
 
 /// A part of [`Memory`], by [`Memory::part`].
 #[derive(Clone, Copy, Debug)]
-pub struct Portion<'d> {
+pub struct MemoryPart<'d> {
     memory: &'d Memory<'d>,
     base: *mut u8,
     length: usize,
 }
 
-impl<'d> Portion<'d> {
+impl<'d> MemoryPart<'d> {
     pub(crate) fn new(memory: &'d Memory<'d>, offset: usize, length: usize) -> Result<Self> {
         let size = memory.len();
         if offset > size || length > size - offset {
@@ -479,9 +479,9 @@ macro_rules! shared_memory {
             }
         }
 
-        impl<'d> From<Portion<'d>> for $made<'d> {
+        impl<'d> From<MemoryPart<'d>> for $made<'d> {
             #[inline]
-            fn from(portion: Portion<'d>) -> Self {
+            fn from(portion: MemoryPart<'d>) -> Self {
                 Self(List::one(portion.base, portion.length, Some(portion.memory)))
             }
         }
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn any_part_of_a_list_is_copied() {
+    fn cursor_copies_any_part_of_list() {
         let bytes: Vec<u8> = (0..100).collect();
         let list = Source::list(bytes.chunks(7).rev());
         let expected: Vec<u8> = bytes.chunks(7).rev().flatten().copied().collect();

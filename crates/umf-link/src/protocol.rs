@@ -103,7 +103,7 @@ impl Futex for AtomicU32 {
 
 /// The header of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct SlotHeader {
     /// The kind of record; 0 in its further slots.
     pub kind: u8,
     /// Bytes of payload.
@@ -118,7 +118,7 @@ const fn sequence(number: u64) -> u64 {
     number.wrapping_add(1) & 0xffff_ffff
 }
 
-const fn pack(number: u64, header: Header) -> u64 {
+const fn pack(number: u64, header: SlotHeader) -> u64 {
     sequence(number)
         | (header.kind as u64) << 32
         | (header.length as u64) << 40
@@ -127,7 +127,7 @@ const fn pack(number: u64, header: Header) -> u64 {
 
 /// Makes the record in slot `number` visible, with everything that was written before.
 #[inline(always)]
-pub(crate) fn announce<W: Word>(word: &W, number: u64, header: Header) {
+pub(crate) fn announce<W: Word>(word: &W, number: u64, header: SlotHeader) {
     word.store(pack(number, header), Ordering::Release);
 }
 
@@ -135,16 +135,16 @@ pub(crate) fn announce<W: Word>(word: &W, number: u64, header: Header) {
 /// header.
 #[inline]
 pub(crate) fn go_on<W: Word>(word: &W, number: u64) {
-    word.store(pack(number, Header { kind: 0, length: 0, context: 0 }), Ordering::Relaxed);
+    word.store(pack(number, SlotHeader { kind: 0, length: 0, context: 0 }), Ordering::Relaxed);
 }
 
 /// Returns the header in slot `number`, if the slot was announced.
 #[inline(always)]
-pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<Header> {
+pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<SlotHeader> {
     let header = word.load(Ordering::Acquire);
     let is_new = header & 0xffff_ffff == sequence(number);
     let (kind, length) = ((header >> 32) as u8, (header >> 40) as u16);
-    is_new.then_some(Header { kind, length, context: (header >> 56) as u8 })
+    is_new.then_some(SlotHeader { kind, length, context: (header >> 56) as u8 })
 }
 
 /// Returns whether `slots` more fit into a ring of `size` after `sent` were used. `known` is the
@@ -321,7 +321,7 @@ const fn slot_of(placed: u64) -> Option<(usize, u32)> {
 const COUNT: u64 = (1 << 24) - 1;
 
 /// The most chunks of a message.
-pub(crate) const MOST_CHUNKS: u64 = COUNT - 1;
+pub(crate) const MAX_CHUNKS: u64 = COUNT - 1;
 
 /// Returns the word for `count` chunks that were claimed in an attempt.
 pub(crate) const fn claims(epoch: u16, count: u64) -> u64 {
@@ -362,24 +362,30 @@ pub(crate) fn claim_front<W: Word>(
 
 /// The result of [`claim_back`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum ChunkClaim {
     /// The sender copies this chunk.
     Chunk(u64),
     /// The receiver claimed the same chunk first. It counts as copied, and is the last one.
-    Theirs,
+    Lost,
     /// All chunks are claimed.
     None,
 }
 
 /// Claims the next of `chunks` for the sender, which has claimed `mine` from the back.
-pub(crate) fn claim_back<W: Word>(back: &W, front: &impl Load, epoch: u16, chunks: u64, mine: u64) -> Claim {
+pub(crate) fn claim_back<W: Word>(
+    back: &W,
+    front: &impl Load,
+    epoch: u16,
+    chunks: u64,
+    mine: u64,
+) -> ChunkClaim {
     let is_free = |count: u64| claimed(front, epoch).is_some_and(|front| front + count <= chunks);
     if !is_free(mine + 1) {
-        return Claim::None;
+        return ChunkClaim::None;
     }
     back.store(claims(epoch, mine + 1), Ordering::Relaxed);
     W::fence();
-    if is_free(mine + 1) { Claim::Chunk(chunks - 1 - mine) } else { Claim::Theirs }
+    if is_free(mine + 1) { ChunkClaim::Chunk(chunks - 1 - mine) } else { ChunkClaim::Lost }
 }
 
 /// Enters the registered range in slot `slot`. Its registration does not end until [`leave`].

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::TagMatch;
-use crate::offer::{Lend, Offer};
+use crate::offer::{BlockRecord, Offer};
 
 /// The context of a message: a receive in one context takes no message of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ pub(crate) enum Body {
     /// Where its sender has it.
     Offered(Box<Offer>),
     /// A block that was handed over.
-    Lent(Lend),
+    Lent(BlockRecord),
 }
 
 impl Body {
@@ -71,7 +71,7 @@ impl Body {
 
 /// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum MessageState {
     Free,
     /// It belongs to this posted receive.
     Assigned(u64),
@@ -87,7 +87,7 @@ pub(crate) struct Message {
     pub peer: usize,
     pub tag: u64,
     context: Context,
-    state: State,
+    state: MessageState,
     pub body: Body,
 }
 
@@ -174,18 +174,18 @@ impl Queue {
         self.next += 1;
         self.bytes += body.weight();
         let id = self.next;
-        self.messages.push_back(Message { id, peer, tag, context, state: State::Free, body });
+        self.messages.push_back(Message { id, peer, tag, context, state: MessageState::Free, body });
         self.assign(self.messages.len() - 1);
         id
     }
 
     /// Gives a free message to the first posted receive that takes it.
-    fn assign(&mut self, place: usize) {
-        let Message { id, peer, tag, context, .. } = self.messages[place];
+    fn assign(&mut self, position: usize) {
+        let Message { id, peer, tag, context, .. } = self.messages[position];
         let mut open = self.posted.iter_mut().filter(|posted| posted.message.is_none());
         if let Some(posted) = open.find(|posted| posted.matching.takes(peer, tag, context)) {
             posted.message = Some(id);
-            self.messages[place].state = State::Assigned(posted.id);
+            self.messages[position].state = MessageState::Assigned(posted.id);
         }
     }
 
@@ -209,71 +209,72 @@ impl Queue {
     }
 
     fn give(&mut self, message: u64, receive: u64) {
-        if let (Some(place), Some(posted)) = (self.place(message), self.posted_place(receive)) {
-            self.messages[place].state = State::Assigned(receive);
+        if let (Some(position), Some(posted)) = (self.position(message), self.posted_index(receive)) {
+            self.messages[position].state = MessageState::Assigned(receive);
             self.posted[posted].message = Some(message);
         }
     }
 
-    fn posted_place(&self, id: u64) -> Option<usize> {
+    fn posted_index(&self, id: u64) -> Option<usize> {
         self.posted.binary_search_by_key(&id, |posted| posted.id).ok()
     }
 
     /// Removes a posted receive. Its message, if it has one, is free again.
     pub(crate) fn cancel(&mut self, receive: u64) {
-        let Some(posted) = self.posted_place(receive).and_then(|place| self.posted.remove(place)) else {
+        let Some(posted) = self.posted_index(receive).and_then(|position| self.posted.remove(position))
+        else {
             return;
         };
-        if let Some(place) = posted.message.and_then(|message| self.place(message)) {
-            self.messages[place].state = State::Free;
-            self.assign(place);
+        if let Some(position) = posted.message.and_then(|message| self.position(message)) {
+            self.messages[position].state = MessageState::Free;
+            self.assign(position);
         }
     }
 
     /// Returns the message of a posted receive.
     pub(crate) fn assigned(&self, receive: u64) -> Option<u64> {
-        self.posted[self.posted_place(receive)?].message
+        self.posted[self.posted_index(receive)?].message
     }
 
     /// Returns the first free message that a receive takes.
     pub(crate) fn find(&self, matching: &Matching) -> Option<u64> {
         let takes = |message: &&Message| {
-            message.state == State::Free && matching.takes(message.peer, message.tag, message.context)
+            message.state == MessageState::Free && matching.takes(message.peer, message.tag, message.context)
         };
         self.messages.iter().find(takes).map(|message| message.id)
     }
 
-    fn place(&self, id: u64) -> Option<usize> {
+    fn position(&self, id: u64) -> Option<usize> {
         // Ids ascend.
         self.messages.binary_search_by_key(&id, |message| message.id).ok()
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<&Message> {
-        self.messages.get(self.place(id)?)
+        self.messages.get(self.position(id)?)
     }
 
     /// Marks a message as being copied.
     pub(crate) fn set_busy(&mut self, id: u64) {
-        if let Some(place) = self.place(id) {
-            self.messages[place].state = State::Busy;
+        if let Some(position) = self.position(id) {
+            self.messages[position].state = MessageState::Busy;
         }
     }
 
     /// Ends that: the message belongs to the posted receive that has it, or is free again.
     pub(crate) fn release(&mut self, id: u64) {
-        let Some(place) = self.place(id) else { return };
+        let Some(position) = self.position(id) else { return };
         match self.posted.iter().find(|posted| posted.message == Some(id)) {
-            Some(posted) => self.messages[place].state = State::Assigned(posted.id),
+            Some(posted) => self.messages[position].state = MessageState::Assigned(posted.id),
             None => {
-                self.messages[place].state = State::Free;
-                self.assign(place);
+                self.messages[position].state = MessageState::Free;
+                self.assign(position);
             }
         }
     }
 
     /// Removes a message. A posted receive that had it is open again.
     pub(crate) fn remove(&mut self, id: u64) -> Option<Message> {
-        let message = self.messages.remove(self.place(id)?)?;
+        let message = self.messages.remove(self.position(id)?)?;
         self.bytes -= message.body.weight();
         if let Some(posted) = self.posted.iter_mut().find(|posted| posted.message == Some(id)) {
             posted.message = None;
@@ -332,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_and_receives_meet_in_order(steps in prop::collection::vec((0..5_u8, 0..6_u64, 0..3_u64, 0..4_u64), 1..150)) {
+        fn queue_matches_in_order(steps in prop::collection::vec((0..5_u8, 0..6_u64, 0..3_u64, 0..4_u64), 1..150)) {
             let (mut queue, mut model) = (Queue::default(), Model::default());
             let mut tickets: Vec<Ticket> = Vec::new();
             for (step, kind, peer, tag) in steps {
@@ -390,7 +391,7 @@ mod tests {
         }
 
         #[test]
-        fn masks_select_bits(tag in any::<u64>(), wanted in any::<u64>(), mask in any::<u64>()) {
+        fn tag_mask_selects_bits(tag in any::<u64>(), wanted in any::<u64>(), mask in any::<u64>()) {
             prop_assert_eq!(TagMatch::masked(wanted, mask).fits(tag), tag & mask == wanted & mask);
         }
     }

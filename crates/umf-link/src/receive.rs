@@ -6,14 +6,14 @@ use std::sync::Arc;
 use umf_core::Access;
 use umf_ipc::Mapping;
 
-use crate::both::{self, Both, From};
-use crate::bounce::Bouncing;
-use crate::channel::{Channel, Home};
+use crate::both::{self, BothMode, RemoteSource};
+use crate::bounce::BounceReceive;
+use crate::channel::{Channel, InboxShared};
 use crate::handles::Announced;
 use crate::inbox::Inbox;
 use crate::kernel_copy::{self, Direction, Iov, part_of};
 use crate::layout;
-use crate::offer::{Offer, Ranges};
+use crate::offer::{Offer, SourceRanges};
 use crate::parts::{Cursor, Destination, List, Part};
 use crate::queue::{Body, Matching, Ticket};
 use crate::wait::Limit;
@@ -51,7 +51,7 @@ pub struct Probed {
 /// request, and at no other time. Dropping it cancels the receive; its message goes to another one.
 #[derive(Debug)]
 pub struct RecvRequest<'d> {
-    home: Arc<Home>,
+    shared: Arc<InboxShared>,
     pub(crate) receiving: Receiving<'d>,
     pub(crate) received: Option<Received>,
 }
@@ -62,7 +62,7 @@ impl<'d> RecvRequest<'d> {
         // So that messages of dropped receives come before later ones.
         inbox.sweep();
         receiving.posted = Some(inbox.queue.post(matching));
-        Self { home: Arc::clone(&inbox.home), receiving, received: None }
+        Self { shared: Arc::clone(&inbox.shared), receiving, received: None }
     }
 
     /// Returns what was received, if it was.
@@ -72,10 +72,10 @@ impl<'d> RecvRequest<'d> {
     }
 
     pub(crate) fn check(&self, inbox: &Inbox) -> Result<()> {
-        if !inbox.home.is_here() {
+        if !inbox.shared.is_own_process() {
             return Err(Error::Forked);
         }
-        if Arc::ptr_eq(&self.home, &inbox.home) { Ok(()) } else { Err(Error::OtherLink) }
+        if Arc::ptr_eq(&self.shared, &inbox.shared) { Ok(()) } else { Err(Error::WrongLink) }
     }
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Receiving<'d> {
     pub into: Destination<'d>,
     /// How long its caller waits, if it does: then the sender may write its memory, too.
     pub limit: Option<Limit>,
-    pub bouncing: Option<Bouncing>,
+    pub bouncing: Option<BounceReceive>,
     pub posted: Option<Ticket>,
     /// Whether it is of a collective: there `engine = both` is a preference.
     pub is_collective: bool,
@@ -101,7 +101,7 @@ impl<'d> Receiving<'d> {
 
 /// The result of fetching a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pulled {
+pub(crate) enum FetchOutcome {
     Received(Received),
     /// Its sender withdrew it before anything was written.
     Withdrawn,
@@ -112,7 +112,7 @@ pub(crate) enum Pulled {
 }
 
 /// The error for numbers that were combined with a message that its sender then withdrew.
-pub(crate) const LATE: Error = Error::Spoilt { why: "its sender withdrew it" };
+pub(crate) const LATE: Error = Error::PartlyCombined { why: "its sender withdrew it" };
 
 pub(crate) fn impossible(engine: Engine, why: impl Into<String>) -> Error {
     Error::EngineImpossible { engine, why: why.into() }
@@ -120,9 +120,11 @@ pub(crate) fn impossible(engine: Engine, why: impl Into<String>) -> Error {
 
 /// Passes on an error after which no other engine may be tried; the inner error is of an engine that
 /// could not do it.
-fn or_other_engine(pulled: Result<Pulled>) -> Result<Result<Pulled>> {
-    match pulled {
-        Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. } | Error::Spoilt { .. }) => {
+fn or_other_engine(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>> {
+    match outcome {
+        Err(error)
+            if error.is_final() || matches!(error, Error::TimedOut { .. } | Error::PartlyCombined { .. }) =>
+        {
             Err(error)
         }
         Err(error) => {
@@ -136,18 +138,22 @@ fn or_other_engine(pulled: Result<Pulled>) -> Result<Result<Pulled>> {
 impl Inbox {
     /// As [`Inbox::take`]. A receive from any peer passes over a message whose sender is gone, so that
     /// others get their turn: the end of that peer is reported by itself.
-    pub(crate) fn take_or_lose(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
+    pub(crate) fn take_or_discard(
+        &mut self,
+        id: u64,
+        receiving: &mut Receiving<'_>,
+    ) -> Result<Option<FetchOutcome>> {
         match self.take(id, receiving) {
             Err(error) if error.is_final() && receiving.matching.peer.is_none() => {
-                self.lose(id, error);
-                Ok(Some(Pulled::Withdrawn))
+                self.discard(id, error);
+                Ok(Some(FetchOutcome::Withdrawn))
             }
             taken => taken,
         }
     }
 
     /// Removes a message of a peer that can never be used again.
-    pub(crate) fn lose(&mut self, id: u64, error: Error) {
+    pub(crate) fn discard(&mut self, id: u64, error: Error) {
         let Some(message) = self.queue.remove(id) else { return };
         tracing::debug!(%error, tag = message.tag, "a message is lost");
         if let (Some(peer), Error::Misbehaved { .. }) = (&mut self.peers[message.peer], &error) {
@@ -156,15 +162,15 @@ impl Inbox {
     }
 
     /// Receives a message of the queue. Returns `None` if that takes time.
-    fn take(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
-        let Some(message) = self.queue.get(id) else { return Ok(Some(Pulled::Withdrawn)) };
+    fn take(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<FetchOutcome>> {
+        let Some(message) = self.queue.get(id) else { return Ok(Some(FetchOutcome::Withdrawn)) };
         let (index, tag, length) = (message.peer, message.tag, message.body.len());
         let (into, capacity) = (&receiving.into.0, receiving.into.len());
         if length > capacity {
             return Err(Error::Truncated { length, capacity });
         }
         if let Some(reduction) = into.reduction().filter(|_| !into.is_whole(length)) {
-            return Err(Error::NotWhole { length, size: reduction.element().size() });
+            return Err(Error::PartialElement { length, size: reduction.element().size() });
         }
         let engine = match &message.body {
             Body::Kept(bytes) => {
@@ -184,31 +190,37 @@ impl Inbox {
             }
             Body::Offered(offer) => {
                 let offer = (**offer).clone();
-                return match self.pull(index, id, &offer, receiving)? {
-                    Pulled::Bounce if self.peer(index).bouncing.is_some() => Ok(None),
-                    Pulled::Bounce => {
+                return match self.fetch(index, id, &offer, receiving)? {
+                    FetchOutcome::Bounce if self.peer(index).bouncing.is_some() => Ok(None),
+                    FetchOutcome::Bounce => {
                         receiving.bouncing = Some(self.begin_bounce(index, id, offer)?);
-                        Ok(Some(Pulled::Bounce))
+                        Ok(Some(FetchOutcome::Bounce))
                     }
-                    Pulled::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+                    FetchOutcome::Late if receiving.into.0.reduction().is_some() => Err(LATE),
                     done => Ok(Some(done)),
                 };
             }
         };
         self.queue.remove(id);
         self.peer(index).statistics.add_received(engine, length);
-        Ok(Some(Pulled::Received(Received { from: index, tag, length, engine })))
+        Ok(Some(FetchOutcome::Received(Received { from: index, tag, length, engine })))
     }
 
     /// Fetches a message that fits the memory of a receive.
-    fn pull(&mut self, index: usize, id: u64, offer: &Offer, receiving: &Receiving<'_>) -> Result<Pulled> {
+    fn fetch(
+        &mut self,
+        index: usize,
+        id: u64,
+        offer: &Offer,
+        receiving: &Receiving<'_>,
+    ) -> Result<FetchOutcome> {
         let channel = Arc::clone(&self.peer(index).channel);
-        channel.populate_theirs(layout::offer_line(offer.index))?;
+        channel.populate_peer(layout::offer_line(offer.index))?;
         if channel.is_withdrawn(offer.index, offer.number) {
             return Ok(self.withdrawn(index, id));
         }
         channel.populate(layout::accept_line(offer.index))?;
-        let mine = self.home.settings.engine.filter(|_| offer.length > self.inline_max);
+        let mine = self.shared.settings.engine.filter(|_| offer.length > self.inline_max);
         let forced = match (mine, offer.engine) {
             (Some(mine), Some(theirs)) if mine != theirs => {
                 return Err(impossible(mine, format!("the peer is set to {theirs}")));
@@ -220,7 +232,7 @@ impl Inbox {
         let may_read = matches!(forced, None | Some(Engine::Cma | Engine::Both));
         let mut refusal = None;
         if may_map && offer.announced.is_some() {
-            match or_other_engine(self.pull_mapped(index, id, offer, receiving, both))? {
+            match or_other_engine(self.fetch_mapped(index, id, offer, receiving, both))? {
                 Ok(done) => return Ok(done),
                 Err(error) => {
                     self.peer(index).statistics.refused_mapped += 1;
@@ -230,10 +242,10 @@ impl Inbox {
         }
         let is_faster = channel.engines.prefers_cma(offer.length, offer.ranges.as_slice().len());
         // A sender that does not wait fills bounce buffers at its next call only.
-        let is_best = forced.is_some() || is_faster || !offer.attended || !matches!(both, Both::No);
-        let is_described = offer.by_address && offer.ranges != Ranges::None;
+        let is_best = forced.is_some() || is_faster || !offer.awaited || !matches!(both, BothMode::No);
+        let is_described = offer.by_address && offer.ranges != SourceRanges::None;
         if may_read && is_best && is_described && channel.kernel_copies.load(Ordering::Relaxed) {
-            match or_other_engine(self.pull_kernel(index, id, offer, receiving, both))? {
+            match or_other_engine(self.fetch_kernel(index, id, offer, receiving, both))? {
                 Ok(done) => return Ok(done),
                 Err(error) => {
                     self.peer(index).statistics.refused_cma += 1;
@@ -242,24 +254,29 @@ impl Inbox {
             }
         }
         match forced {
-            None | Some(Engine::Bounce) => Ok(Pulled::Bounce),
+            None | Some(Engine::Bounce) => Ok(FetchOutcome::Bounce),
             Some(engine) => Err(not_possible(&channel, engine, offer, refusal)),
         }
     }
 
     /// Returns whether both sides are to copy a message.
-    fn wants_both(&self, offer: &Offer, receiving: &Receiving<'_>, forced: Option<Engine>) -> Result<Both> {
+    fn wants_both(
+        &self,
+        offer: &Offer,
+        receiving: &Receiving<'_>,
+        forced: Option<Engine>,
+    ) -> Result<BothMode> {
         // A sender cannot combine.
         if receiving.into.0.reduction().is_some() {
-            return Ok(Both::No);
+            return Ok(BothMode::No);
         }
-        let is_long = offer.length >= self.home.settings.both_min;
+        let is_long = offer.length >= self.shared.settings.both_min;
         match (forced, both::obstacle(offer, &receiving.into.0, receiving.limit)) {
-            (Some(Engine::Both), None) if !receiving.is_collective => Ok(Both::Must),
-            (Some(Engine::Both), None) => Ok(Both::May),
+            (Some(Engine::Both), None) if !receiving.is_collective => Ok(BothMode::Must),
+            (Some(Engine::Both), None) => Ok(BothMode::May),
             (Some(Engine::Both), Some(why)) if !receiving.is_collective => Err(impossible(Engine::Both, why)),
-            (None, None) if is_long => Ok(Both::May),
-            _ => Ok(Both::No),
+            (None, None) if is_long => Ok(BothMode::May),
+            _ => Ok(BothMode::No),
         }
     }
 
@@ -272,7 +289,7 @@ impl Inbox {
         offset: u64,
     ) -> Result<(Mapping<'static>, usize)> {
         let why = |why: &str| impossible(Engine::Mapped, why);
-        let known = announced.zip(self.home.importer);
+        let known = announced.zip(self.shared.importer);
         let (announced, importer) = known.ok_or_else(|| why("this process's link has no importer"))?;
         let peer = self.peer(index);
         let handle = peer.handles.get(&peer.channel, announced);
@@ -286,21 +303,21 @@ impl Inbox {
         Ok((mapping, usize::try_from(offset).unwrap_or(usize::MAX)))
     }
 
-    fn pull_mapped(
+    fn fetch_mapped(
         &mut self,
         index: usize,
         id: u64,
         offer: &Offer,
         receiving: &Receiving<'_>,
-        both: Both,
-    ) -> Result<Pulled> {
+        both: BothMode,
+    ) -> Result<FetchOutcome> {
         let into = &receiving.into.0;
         let (mapping, offset) = self.open(index, offer.announced, offer.offset)?;
         let channel = Arc::clone(&self.peer(index).channel);
         let parts = parts_in(&mapping, offset, offer).ok_or(outside(&channel))?;
         if let &[part] = &parts[..]
             && let Some(done) =
-                self.pull_both(index, (id, offer), receiving, From::Mapped(&mapping, part), both)?
+                self.fetch_both(index, (id, offer), receiving, RemoteSource::Mapped(&mapping, part), both)?
         {
             return Ok(done);
         }
@@ -314,17 +331,18 @@ impl Inbox {
         Ok(self.end(index, id, offer, Engine::Mapped))
     }
 
-    fn pull_kernel(
+    fn fetch_kernel(
         &mut self,
         index: usize,
         id: u64,
         offer: &Offer,
         receiving: &Receiving<'_>,
-        both: Both,
-    ) -> Result<Pulled> {
+        both: BothMode,
+    ) -> Result<FetchOutcome> {
         let into = &receiving.into.0;
         if let &[range] = offer.ranges.as_slice()
-            && let Some(done) = self.pull_both(index, (id, offer), receiving, From::Address(range), both)?
+            && let Some(done) =
+                self.fetch_both(index, (id, offer), receiving, RemoteSource::Address(range), both)?
         {
             return Ok(done);
         }
@@ -360,7 +378,7 @@ impl Inbox {
                 return Err(match channel.refused(errno, "process_vm_readv") {
                     // Nothing was combined: another engine may do it.
                     error if at == 0 || error.is_final() => error,
-                    _ => Error::Spoilt { why: "the memory of its sender cannot be read any more" },
+                    _ => Error::PartlyCombined { why: "the memory of its sender cannot be read any more" },
                 });
             }
             // SAFETY: the caller's memory, which has all of the message; the stage is whole numbers.
@@ -371,24 +389,24 @@ impl Inbox {
     }
 
     /// Ends a message that was copied: it is received, unless its sender was first to withdraw it.
-    pub(crate) fn end(&mut self, index: usize, id: u64, offer: &Offer, engine: Engine) -> Pulled {
+    pub(crate) fn end(&mut self, index: usize, id: u64, offer: &Offer, engine: Engine) -> FetchOutcome {
         // First of all, because the sender waits for it.
         let is_taken = self.peer(index).channel.take(offer.index, offer.number);
         let tag = self.queue.remove(id).map_or(0, |message| message.tag);
         let statistics = &mut self.peer(index).statistics;
         if !is_taken {
             statistics.withdrawn += 1;
-            return Pulled::Late;
+            return FetchOutcome::Late;
         }
         statistics.add_received(engine, offer.length);
-        Pulled::Received(Received { from: index, tag, length: offer.length, engine })
+        FetchOutcome::Received(Received { from: index, tag, length: offer.length, engine })
     }
 
     /// Removes a message that its sender has withdrawn.
-    pub(crate) fn withdrawn(&mut self, index: usize, id: u64) -> Pulled {
+    pub(crate) fn withdrawn(&mut self, index: usize, id: u64) -> FetchOutcome {
         self.queue.remove(id);
         self.peer(index).statistics.withdrawn += 1;
-        Pulled::Withdrawn
+        FetchOutcome::Withdrawn
     }
 
     /// Returns a message of the queue as a probe reports it.
@@ -425,7 +443,7 @@ fn part_in(mapping: &Mapping<'static>, offset: usize, length: usize) -> Option<P
 
 /// Returns where a message is in a mapping; `None` if it reaches outside.
 fn parts_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Vec<Part>> {
-    let Ranges::Many(many) = &offer.ranges else {
+    let SourceRanges::Many(many) = &offer.ranges else {
         return part_in(mapping, offset, offer.length).map(|part| vec![part]);
     };
     let first = many.first()?.address;
@@ -448,7 +466,7 @@ fn not_possible(channel: &Channel, engine: Engine, offer: &Offer, refusal: Optio
         None => match channel.engines.cma() {
             Err(why) => why.to_owned(),
             Ok(_) if !offer.by_address => "the peer's settings do not offer its memory".to_owned(),
-            Ok(_) if offer.ranges == Ranges::None => "the list has more than 1024 entries".to_owned(),
+            Ok(_) if offer.ranges == SourceRanges::None => "the list has more than 1024 entries".to_owned(),
             Ok(_) => "the kernel has refused it before".to_owned(),
         },
     };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use umf_ipc::HANDLE_SIZE;
 use umf_sync::failpoint;
 
-use crate::channel::Home;
+use crate::channel::InboxShared;
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::layout::{self, RANGES};
 use crate::parts::List;
@@ -59,7 +59,7 @@ impl Registry {
 #[derive(Debug)]
 #[must_use = "a registration ends when it is dropped"]
 pub struct Registration<'d> {
-    home: Arc<Home>,
+    shared: Arc<InboxShared>,
     key: RemoteKey,
     has_ended: bool,
     memory: PhantomData<&'d mut [u8]>,
@@ -69,36 +69,40 @@ impl<'d> Registration<'d> {
     /// # Safety
     /// The registration is dropped or ended before the memory of `list` is used otherwise than as memory
     /// that another process reads and, if it may `put`, writes. So it is not forgotten.
-    pub(crate) unsafe fn new(home: &Arc<Home>, list: List<'d>, access: RemoteAccess) -> Result<Self> {
-        if !home.is_here() {
+    pub(crate) unsafe fn new(
+        shared: &Arc<InboxShared>,
+        list: List<'d>,
+        access: RemoteAccess,
+    ) -> Result<Self> {
+        if !shared.is_own_process() {
             return Err(Error::Forked);
         }
         let [part] = *list.parts() else { return Err(Error::NotOnePiece { pieces: list.parts().len() }) };
         if list.reduction().is_some() {
             return Err(Error::NotCombined);
         }
-        let accessors = home.accessors();
-        let mut registry = home.registry();
+        let accessors = shared.accessors();
+        let mut registry = shared.registry();
         let is_free = |slot: &usize| {
             registry.ranges.get(*slot).is_none_or(Option::is_none)
                 && !accessors.iter().any(|peer| peer.is_inside(*slot))
         };
         let slot = (0..RANGES).find(is_free).ok_or(Error::TooManyRanges { most: RANGES })?;
-        home.populate(layout::range(slot))?;
+        shared.populate(layout::range(slot))?;
         registry.generation += 1;
         let generation = registry.generation;
         let (mut flags, mut offset) = (access as u64, 0);
         if let Some(memory) = list.memory() {
             flags |= HAS_HANDLE | if memory.handle().is_read_only() { READ_ONLY } else { 0 };
             offset = part.base.addr() - memory.base().addr();
-            let to = home.catalog.bytes(layout::range_handle(slot), HANDLE_SIZE);
+            let to = shared.catalog.bytes(layout::range_handle(slot), HANDLE_SIZE);
             // SAFETY: `to` has room for a handle; the lock is held, and no other process writes it.
             unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         }
         let length = part.length as u64;
         let words = [part.iov().address, length, flags, offset as u64];
         for (number, value) in words.into_iter().enumerate() {
-            home.catalog.word(layout::range_word(slot, number)).store(value, Ordering::Relaxed);
+            shared.catalog.word(layout::range_word(slot, number)).store(value, Ordering::Relaxed);
         }
         // SAFETY: only the lifetime differs. By this function's contract the memory is there until the
         // range is taken out of the registry, which dropping does.
@@ -107,11 +111,11 @@ impl<'d> Registration<'d> {
             registry.ranges.resize_with(slot + 1, || None);
         }
         registry.ranges[slot] = Some(Registered { generation, access, list });
-        home.catalog.word(layout::range(slot).0).store(generation, Ordering::Release);
+        shared.catalog.word(layout::range(slot).0).store(generation, Ordering::Release);
         drop(registry);
         failpoint!("link.registered");
-        let key = RemoteKey { access, slot, generation, length, nonce: home.catalog.nonce() };
-        Ok(Self { home: Arc::clone(home), key, has_ended: false, memory: PhantomData })
+        let key = RemoteKey { access, slot, generation, length, nonce: shared.catalog.nonce() };
+        Ok(Self { shared: Arc::clone(shared), key, has_ended: false, memory: PhantomData })
     }
 
     /// Returns what peers need.
@@ -125,12 +129,12 @@ impl<'d> Registration<'d> {
     /// # Errors
     /// [`Error::TimedOut`]: a peer has not finished a copy that it had begun; no other one begins.
     pub fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
-        if self.has_ended || !self.home.is_here() {
+        if self.has_ended || !self.shared.is_own_process() {
             return Ok(());
         }
-        let (slot, word) = (self.key.slot, self.home.catalog.word(layout::range(self.key.slot).0));
+        let (slot, word) = (self.key.slot, self.shared.catalog.word(layout::range(self.key.slot).0));
         // Under the lock, so that no request for it is carried out.
-        let mut registry = self.home.registry();
+        let mut registry = self.shared.registry();
         // After an error the slot may be another registration's.
         if registry.find(slot, self.key.generation).is_some() {
             registry.ranges[slot] = None;
@@ -139,14 +143,14 @@ impl<'d> Registration<'d> {
         }
         drop(registry);
         let mut limit = Limit::new(timeout);
-        for peer in self.home.accessors() {
+        for peer in self.shared.accessors() {
             while peer.is_inside(slot) && peer.is_alive() {
-                let seen = protocol::fall_asleep(self.home.bell.word());
+                let seen = protocol::fall_asleep(self.shared.bell.word());
                 if limit.is_over(Instant::now()) {
                     return Err(limit.error("the peer's last copy"));
                 }
                 if peer.is_inside(slot) {
-                    sys::sleep(self.home.bell.word(), seen, limit.at_most(SLICE));
+                    sys::sleep(self.shared.bell.word(), seen, limit.at_most(SLICE));
                 }
             }
         }
@@ -157,7 +161,7 @@ impl<'d> Registration<'d> {
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        let timeout = self.home.settings.timeout;
+        let timeout = self.shared.settings.timeout;
         if let Err(error) = self.end(timeout) {
             tracing::warn!(%error, key = ?self.key, "a peer still copies in a range that was registered");
         }

@@ -16,10 +16,10 @@ use crate::kernel_copy::{self, Direction, Iov};
 use crate::key::{KeyError, RemoteAccess, RemoteKey};
 use crate::layout;
 use crate::parts::{Cursor, List};
-use crate::places::{Places, Spans};
 use crate::protocol::{self, Load};
 use crate::receive::impossible;
 use crate::registry::{HAS_HANDLE, READ_ONLY};
+use crate::spans::{CheckedSpans, Spans};
 use crate::{Engine, Error, Result};
 
 /// The direction of a transfer, as the process that asks sees it.
@@ -49,14 +49,14 @@ impl Direct {
 pub(crate) struct Transfer<'t> {
     pub direction: Direct,
     pub key: RemoteKey,
-    pub spans: Spans,
+    pub spans: CheckedSpans,
     pub local: &'t List<'t>,
 }
 
 impl Transfer<'_> {
     /// Returns whether the range is registered, as its owner says.
     pub(crate) fn is_current(&self, channel: &Channel) -> bool {
-        let word = channel.their_catalog.word(layout::range(self.key.slot).0);
+        let word = channel.peer_catalog.word(layout::range(self.key.slot).0);
         word.load(Ordering::Acquire) == self.key.generation
     }
 
@@ -79,15 +79,15 @@ struct Inside<'c> {
 impl<'c> Inside<'c> {
     fn enter(channel: &'c Channel, transfer: &'c Transfer<'c>) -> Option<Self> {
         let RemoteKey { slot, generation, .. } = transfer.key;
-        let current = channel.their_catalog.word(layout::range(slot).0);
-        let is_in = protocol::enter(channel.mine.word(layout::INSIDE), &current, slot, generation);
+        let current = channel.peer_catalog.word(layout::range(slot).0);
+        let is_in = protocol::enter(channel.own_lane.word(layout::INSIDE), &current, slot, generation);
         is_in.then_some(Self { channel, transfer })
     }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        protocol::leave(self.channel.mine.word(layout::INSIDE));
+        protocol::leave(self.channel.own_lane.word(layout::INSIDE));
         failpoint!("link.range_left");
         // An owner that ends the registration waits for this.
         if !self.transfer.is_current(self.channel) {
@@ -105,24 +105,24 @@ struct Location {
 }
 
 impl Inbox {
-    /// Copies between places of a registered range of a peer and local memory of the same length.
+    /// Copies between spans of a registered range of a peer and local memory of the same length.
     pub(crate) fn transfer(
         &mut self,
         index: usize,
         direction: Direct,
         key: &RemoteKey,
-        places: Places<'_>,
+        spans: Spans<'_>,
         local: &List<'_>,
     ) -> Result<Engine> {
         self.peer(index).check_open()?;
         let channel = Arc::clone(&self.peer(index).channel);
-        if key.nonce != channel.their_nonce {
-            return Err(Error::OtherKey);
+        if key.nonce != channel.peer_nonce {
+            return Err(Error::ForeignKey);
         }
         if local.reduction().is_some() {
             return Err(Error::NotCombined);
         }
-        let spans = places.within(key.len(), local.len())?;
+        let spans = spans.within(key.len(), local.len())?;
         let transfer = Transfer { direction, key: *key, spans, local };
         if !direction.is_allowed(key.access) {
             return Err(transfer.not_allowed());
@@ -166,7 +166,7 @@ impl Inbox {
         let _inside = Inside::enter(channel, transfer).ok_or_else(|| transfer.expired())?;
         failpoint!("link.range_entered");
         let word =
-            |number| channel.their_catalog.word(layout::range_word(key.slot, number)).load(Ordering::Relaxed);
+            |number| channel.peer_catalog.word(layout::range_word(key.slot, number)).load(Ordering::Relaxed);
         let [address, length, flags, offset] = [0, 1, 2, 3].map(word);
         if length != key.length {
             return Err(KeyError::Field { field: "length" }.into());
@@ -177,7 +177,7 @@ impl Inbox {
         let location = Location { address, flags, offset };
         let mut why = "the range is not memory of an exportable pool (Memory)".to_owned();
         if flags & HAS_HANDLE != 0 && matches!(forced, None | Some(Engine::Mapped)) {
-            match by_mapping(channel, transfer, location) {
+            match mapped_carries_messages(channel, transfer, location) {
                 Ok(()) => return Ok(Ok(Engine::Mapped)),
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => {
@@ -206,11 +206,11 @@ impl Inbox {
     }
 }
 
-fn by_mapping(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> Result<()> {
+fn mapped_carries_messages(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> Result<()> {
     let why = |why: &str| impossible(Engine::Mapped, why);
-    let importer = channel.home.importer.ok_or_else(|| why("this process's link has no importer"))?;
+    let importer = channel.shared.importer.ok_or_else(|| why("this process's link has no importer"))?;
     let mut bytes = [0; HANDLE_SIZE];
-    let from = channel.their_catalog.bytes(layout::range_handle(transfer.key.slot), HANDLE_SIZE);
+    let from = channel.peer_catalog.bytes(layout::range_handle(transfer.key.slot), HANDLE_SIZE);
     // SAFETY: both have that many bytes. What the peer wrote is checked by the importer.
     unsafe { core::ptr::copy(from, bytes.as_mut_ptr(), HANDLE_SIZE) };
     let access = if location.flags & READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
@@ -231,7 +231,7 @@ fn by_mapping(channel: &Channel, transfer: &Transfer<'_>, location: Location) ->
     for span in transfer.spans.as_slice() {
         let at = base.wrapping_add(start + span.offset);
         match transfer.direction {
-            // SAFETY: `Places::within` has checked that the span is in the range, which is in the mapping
+            // SAFETY: `Spans::within` has checked that the span is in the range, which is in the mapping
             // by the check above; the caller's memory has as many bytes as all spans.
             Direct::Get => unsafe { local.copy_in(at, span.length) },
             // SAFETY: as above; the mapping can be written.

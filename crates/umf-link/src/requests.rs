@@ -74,7 +74,7 @@ impl Inbox {
     /// and requests that were made are carried out when the owner reads them.
     pub(crate) fn transfer_by_requests(&mut self, index: usize, transfer: &Transfer<'_>) -> Result<()> {
         let channel = Arc::clone(&self.peer(index).channel);
-        channel.populate_theirs(ANSWERS)?;
+        channel.populate_peer(ANSWERS)?;
         let time = transfer.local.touch(transfer.direction.local())?;
         let spans = transfer.spans.as_slice();
         let mut next = Piece::default();
@@ -89,14 +89,14 @@ impl Inbox {
             let is_current = transfer.is_current(&channel);
             while peer.requests.answered < peer.requests.made {
                 let number = peer.requests.answered;
-                let answer = channel.theirs.word(layout::answer(number)).load(Ordering::Acquire);
+                let answer = channel.peer_lane.word(layout::answer(number)).load(Ordering::Acquire);
                 if answer as u32 != number as u32 || answer >> 32 == 0 {
                     break;
                 }
                 let (start, length) = core::mem::take(&mut open[(number % REQUESTS) as usize]);
                 match answer >> 32 {
                     DONE if transfer.direction == Direct::Get => {
-                        let from = channel.theirs.bytes(layout::answer_bytes(number), length);
+                        let from = channel.peer_lane.bytes(layout::answer_bytes(number), length);
                         let mut to = Cursor::at(transfer.local.parts(), start);
                         // SAFETY: bytes of the lane, and the caller's memory from there on.
                         unsafe { to.copy_in(from, length) };
@@ -180,7 +180,7 @@ impl Inbox {
             let bytes = (word(1) as u32) as usize;
             self.peer(index).statistics.served.add(bytes);
         }
-        channel.mine.word(layout::answer(number)).store(number | status << 32, Ordering::Release);
+        channel.own_lane.word(layout::answer(number)).store(number | status << 32, Ordering::Release);
         failpoint!("link.served");
         channel.notify();
         Ok(())
@@ -199,7 +199,7 @@ impl Inbox {
             _ => return NOT_ALLOWED,
         };
         let (slot, length) = ((slot >> 32) as usize, slot as u32 as usize);
-        let registry = self.home.registry();
+        let registry = self.shared.registry();
         let Some(range) = registry.find(slot, generation) else { return EXPIRED };
         if !direction.is_allowed(range.access) {
             return NOT_ALLOWED;
@@ -212,7 +212,7 @@ impl Inbox {
         let access = if direction == Direct::Get { Access::ReadOnly } else { Access::ReadWrite };
         let Ok(time) = range.list.touch(access) else { return FAILED };
         let mut here = Cursor::at(range.list.parts(), offset);
-        let answer = channel.mine.bytes(layout::answer_bytes(number), length);
+        let answer = channel.own_lane.bytes(layout::answer_bytes(number), length);
         match direction {
             // SAFETY: in the range by the check above. The range is there while it is in the registry, whose
             // lock is held. The answer has room for `length` bytes.

@@ -8,7 +8,7 @@ use umf_sync::failpoint;
 use crate::channel::Channel;
 use crate::layout::{self, FIRST, FIRST_PAYLOAD, LARGE_RING, NEXT, NEXT_PAYLOAD, Ring};
 use crate::offer::{GROWN, INLINE};
-use crate::protocol::{self, Header, Load};
+use crate::protocol::{self, Load, SlotHeader};
 use crate::queue::Context;
 use crate::{Error, Result};
 
@@ -49,7 +49,7 @@ impl Writer {
 
     #[inline]
     fn has_slots(&mut self, channel: &Channel, slots: u64) -> Result<bool> {
-        let words = (&channel.theirs.word(layout::CONSUMED), channel.mine.word(layout::WANTS_ROOM));
+        let words = (&channel.peer_lane.word(layout::CONSUMED), channel.own_lane.word(layout::WANTS_ROOM));
         protocol::room(words, &mut self.consumed, self.sent, slots, self.ring.slots())
             .ok_or(channel.misbehaved("it claims to have consumed more than was sent"))
     }
@@ -81,7 +81,7 @@ impl Writer {
         length: usize,
         mut fill: impl FnMut(*mut u8, usize),
     ) {
-        let (lane, ring, first) = (&channel.mine, self.ring, self.sent);
+        let (lane, ring, first) = (&channel.own_lane, self.ring, self.sent);
         let at = ring.slot(first);
         lane.word(at + 8).store(tag, Ordering::Relaxed);
         let count = length.min(FIRST_PAYLOAD);
@@ -96,7 +96,7 @@ impl Writer {
             left -= count;
             number += 1;
         }
-        let header = Header { kind, length: length as u16, context: context as u8 };
+        let header = SlotHeader { kind, length: length as u16, context: context as u8 };
         protocol::announce(lane.word(at), first, header);
         self.sent = number;
         failpoint!("link.sent");
@@ -117,7 +117,7 @@ impl Writer {
 
 /// A record that is next in a ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
+pub(crate) struct RecordHeader {
     pub kind: u8,
     pub context: Context,
     pub tag: u64,
@@ -143,20 +143,20 @@ impl Reader {
     #[inline]
     pub(crate) fn spin_for_inline(&self, channel: &Channel, times: u32) -> Option<(u64, usize)> {
         let at = self.ring.slot(self.next);
-        let word = channel.theirs.word(at);
+        let word = channel.peer_lane.word(at);
         let header = (0..times).find_map(|_| protocol::arrived(&word, self.next))?;
         let length = usize::from(header.length);
         let is_it = header.kind == INLINE && header.context == Context::Messages as u8;
-        let tag = channel.theirs.word(at + 8).load(Ordering::Relaxed);
+        let tag = channel.peer_lane.word(at + 8).load(Ordering::Relaxed);
         (is_it && length <= self.ring.longest()).then_some((tag, length))
     }
 
     /// Returns the record that is next, if it has come.
     #[inline]
-    pub(crate) fn peek(&mut self, channel: &Channel) -> Result<Option<Record>> {
+    pub(crate) fn peek(&mut self, channel: &Channel) -> Result<Option<RecordHeader>> {
         loop {
             let at = self.ring.slot(self.next);
-            let Some(header) = protocol::arrived(&channel.theirs.word(at), self.next) else {
+            let Some(header) = protocol::arrived(&channel.peer_lane.word(at), self.next) else {
                 return Ok(None);
             };
             let length = usize::from(header.length);
@@ -169,13 +169,13 @@ impl Reader {
                 return Err(channel.misbehaved("a record is longer than its ring allows"));
             }
             if header.kind != GROWN {
-                let tag = channel.theirs.word(at + 8).load(Ordering::Relaxed);
-                return Ok(Some(Record { kind: header.kind, context, tag, length }));
+                let tag = channel.peer_lane.word(at + 8).load(Ordering::Relaxed);
+                return Ok(Some(RecordHeader { kind: header.kind, context, tag, length }));
             }
             if self.ring == Ring::Large {
                 return Err(channel.misbehaved("its large ring announces another one"));
             }
-            channel.populate_theirs(LARGE_RING)?;
+            channel.populate_peer(LARGE_RING)?;
             self.next += 1;
             self.ring = Ring::Large;
         }
@@ -186,13 +186,13 @@ impl Reader {
     pub(crate) fn words<const COUNT: usize>(&self, channel: &Channel) -> [u64; COUNT] {
         const { assert!(COUNT * 8 <= FIRST_PAYLOAD) };
         let at = self.ring.slot(self.next) + FIRST;
-        core::array::from_fn(|number| channel.theirs.word(at + 8 * number).load(Ordering::Relaxed))
+        core::array::from_fn(|number| channel.peer_lane.word(at + 8 * number).load(Ordering::Relaxed))
     }
 
     /// Consumes the next record, of this length. `copy` is called with its bytes, piece by piece.
     #[inline]
     pub(crate) fn read(&mut self, channel: &Channel, length: usize, mut copy: impl FnMut(*const u8, usize)) {
-        let (lane, ring) = (&channel.theirs, self.ring);
+        let (lane, ring) = (&channel.peer_lane, self.ring);
         let count = length.min(FIRST_PAYLOAD);
         copy(lane.bytes(ring.slot(self.next) + FIRST, count), count);
         let mut left = length - count;
@@ -234,8 +234,8 @@ impl Reader {
 
     #[cold]
     fn publish(&mut self, channel: &Channel) {
-        let consumed = channel.mine.word(layout::CONSUMED);
-        let is_wanted = protocol::release(consumed, &channel.theirs.word(layout::WANTS_ROOM), self.next);
+        let consumed = channel.own_lane.word(layout::CONSUMED);
+        let is_wanted = protocol::release(consumed, &channel.peer_lane.word(layout::WANTS_ROOM), self.next);
         self.published = self.next;
         failpoint!("link.consumed");
         if is_wanted {

@@ -10,14 +10,14 @@ use std::time::Duration;
 use umf_core::Access;
 use umf_sync::failpoint;
 
-use crate::both::Push;
+use crate::both::BackCopy;
 use crate::bounce;
 use crate::channel::Channel;
 use crate::handles::Announced;
 use crate::inbox::{Inbox, Peer};
 use crate::kernel_copy::Iov;
-use crate::layout::{self, ANNOUNCE_ONLY, LENDS, MOST_RANGES, OFFERS};
-use crate::offer::{BOUNCE, INLINE, LEND, Lend, OFFER, Offer, PUSH, Ranges};
+use crate::layout::{self, ANNOUNCE_ONLY, MAX_LENT, MAX_RANGES, OFFERS};
+use crate::offer::{BLOCK, BOUNCE, BlockRecord, COPY_BACK, INLINE, OFFER, Offer, SourceRanges};
 use crate::parts::{Cursor, List, Source};
 use crate::protocol::{self, Load, Offered, Verdict};
 use crate::queue::Context;
@@ -38,13 +38,13 @@ impl SendRequest<'_> {
     /// Returns whether the message was sent.
     #[must_use]
     pub const fn is_done(&self) -> bool {
-        matches!(self.sending.state, State::Done)
+        matches!(self.sending.state, SendState::Done)
     }
 }
 
 impl Drop for SendRequest<'_> {
     fn drop(&mut self) {
-        if self.channel.mine.is_here() {
+        if self.channel.own_lane.is_own_process() {
             self.sending.withdraw(&self.channel);
         }
     }
@@ -66,10 +66,11 @@ impl Lent<'_> {
     /// Returns whether the peer has given the memory back: no view of it is left.
     #[must_use]
     pub fn is_back(&self) -> bool {
-        let bits = || self.channel.theirs.word(layout::GIVEN_BACK).load(Ordering::Acquire);
+        let bits = || self.channel.peer_lane.word(layout::GIVEN_BACK).load(Ordering::Acquire);
         // A slot is used again only when its memory is back.
         let is_latest = self.channel.lent[self.slot].load(Ordering::Relaxed) == self.number;
-        self.channel.mine.is_here() && (!is_latest || (bits() >> self.slot & 1 == 1) != self.before)
+        self.channel.own_lane.is_own_process()
+            && (!is_latest || (bits() >> self.slot & 1 == 1) != self.before)
     }
 
     /// Waits until the peer has given the memory back; `None` waits until then or until the peer is gone.
@@ -91,22 +92,22 @@ pub(crate) struct Sending<'d> {
     context: Context,
     source: Source<'d>,
     /// Whether its caller waits for it.
-    attended: bool,
-    state: State,
+    awaited: bool,
+    state: SendState,
 }
 
 #[derive(Debug)]
-enum State {
+enum SendState {
     New,
     /// It waits in the backlog of its peer for room in the lane.
     Queued(Arc<AtomicU64>),
-    Offered(Place, Attempt),
+    Offered(OfferSlot, Attempt),
     Done,
 }
 
 /// An offer for which the lane had no room. Later messages wait behind it.
 #[derive(Debug)]
-struct Queued {
+struct BacklogEntry {
     tag: u64,
     context: Context,
     offer: Offer,
@@ -116,16 +117,16 @@ struct Queued {
 
 /// The slot of an offer, and the number of its message.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct OfferSlot {
     index: usize,
     number: u32,
 }
 
-impl Place {
+impl OfferSlot {
     /// Returns whether the message was neither taken nor withdrawn.
     fn is_open(self, channel: &Channel) -> bool {
-        let offered = channel.mine.word(layout::offered(self.index)).load(Ordering::Relaxed);
-        let taken = channel.theirs.word(layout::taken(self.index)).load(Ordering::Acquire);
+        let offered = channel.own_lane.word(layout::offered(self.index)).load(Ordering::Relaxed);
+        let taken = channel.peer_lane.word(layout::taken(self.index)).load(Ordering::Acquire);
         offered == protocol::offered(self.number, Offered::Open)
             && taken != protocol::taken(self.number, Verdict::Taken)
     }
@@ -138,18 +139,18 @@ struct Attempt {
     epoch: u16,
     /// Chunks that were filled or copied.
     count: u64,
-    push: Option<Push>,
+    push: Option<BackCopy>,
 }
 
 impl Attempt {
     fn serve(
         &mut self,
         channel: &Channel,
-        place: Place,
+        place: OfferSlot,
         list: &List<'_>,
         statistics: &mut LinkStatistics,
     ) -> Result<()> {
-        let request = channel.theirs.word(layout::request(place.index)).load(Ordering::Acquire);
+        let request = channel.peer_lane.word(layout::request(place.index)).load(Ordering::Acquire);
         let epoch = (request >> 48) as u16;
         if request as u32 != place.number || epoch == 0 {
             return Ok(());
@@ -159,10 +160,10 @@ impl Attempt {
         }
         match (request >> 32) as u8 {
             BOUNCE => bounce::fill(channel, place.index, epoch, &mut self.count, list, statistics),
-            PUSH => {
+            COPY_BACK => {
                 let push = &mut self.push;
                 let push =
-                    push.get_or_insert_with(|| Push::new(channel, place.index, list.len(), statistics));
+                    push.get_or_insert_with(|| BackCopy::new(channel, place.index, list.len(), statistics));
                 push.run(channel, place.index, epoch, &mut self.count, list, statistics);
                 Ok(())
             }
@@ -172,26 +173,26 @@ impl Attempt {
 }
 
 impl<'d> Sending<'d> {
-    pub(crate) const fn new(tag: u64, context: Context, source: Source<'d>, attended: bool) -> Self {
-        Self { tag, context, source, attended, state: State::New }
+    pub(crate) const fn new(tag: u64, context: Context, source: Source<'d>, awaited: bool) -> Self {
+        Self { tag, context, source, awaited, state: SendState::New }
     }
 
     /// Withdraws the message. Returns `false` if it was received or is in a ring.
     fn withdraw(&mut self, channel: &Channel) -> bool {
-        match core::mem::replace(&mut self.state, State::Done) {
-            State::New => true,
-            State::Done => false,
-            State::Queued(placing) => {
+        match core::mem::replace(&mut self.state, SendState::Done) {
+            SendState::New => true,
+            SendState::Done => false,
+            SendState::Queued(placing) => {
                 protocol::cancel(&*placing).is_none_or(|(index, number)| channel.withdraw(index, number))
             }
-            State::Offered(place, _) => channel.withdraw(place.index, place.number),
+            SendState::Offered(place, _) => channel.withdraw(place.index, place.number),
         }
     }
 }
 
 /// A slot of an offer or of a block.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct OutgoingSlot {
     place: Option<u32>,
     announced: Option<Announced>,
 }
@@ -199,9 +200,9 @@ struct Slot {
 /// What was offered and handed over to one peer. No other process can write it.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    offers: Vec<Slot>,
-    backlog: VecDeque<Queued>,
-    lends: [Slot; LENDS],
+    offers: Vec<OutgoingSlot>,
+    backlog: VecDeque<BacklogEntry>,
+    lends: [OutgoingSlot; MAX_LENT],
     next_lend: usize,
     number: u32,
     /// Bits of blocks that were given back, as they were read last.
@@ -215,7 +216,7 @@ impl Outgoing {
         Self {
             offers: Vec::new(),
             backlog: VecDeque::new(),
-            lends: [Slot { place: None, announced: None }; LENDS],
+            lends: [OutgoingSlot { place: None, announced: None }; MAX_LENT],
             next_lend: 0,
             number: 0,
             given_back: 0,
@@ -236,11 +237,11 @@ impl Outgoing {
 
     /// Frees the slots whose messages are taken, withdrawn or given back. Returns what they had pinned.
     fn free(&mut self, channel: &Channel) -> Vec<Announced> {
-        self.given_back = channel.theirs.word(layout::GIVEN_BACK).load(Ordering::Acquire);
+        self.given_back = channel.peer_lane.word(layout::GIVEN_BACK).load(Ordering::Acquire);
         let is_away = |slot: usize, given_back: u64, bits: u64| (given_back ^ bits) >> slot & 1 == 0;
         let mut unpinned = Vec::new();
         for (index, slot) in self.offers.iter_mut().enumerate() {
-            if slot.place.is_some_and(|number| !Place { index, number }.is_open(channel)) {
+            if slot.place.is_some_and(|number| !OfferSlot { index, number }.is_open(channel)) {
                 unpinned.extend(core::mem::take(slot).announced);
             }
         }
@@ -256,12 +257,12 @@ impl Outgoing {
     /// former message had pinned.
     fn free_offer(&mut self, channel: &Channel) -> Option<(usize, Option<Announced>)> {
         for (index, slot) in self.offers.iter_mut().enumerate() {
-            if slot.place.is_none_or(|number| !Place { index, number }.is_open(channel)) {
+            if slot.place.is_none_or(|number| !OfferSlot { index, number }.is_open(channel)) {
                 return Some((index, core::mem::take(slot).announced));
             }
         }
         let count = self.offers.len();
-        self.offers.resize((count + 1).min(OFFERS), Slot::default());
+        self.offers.resize((count + 1).min(OFFERS), OutgoingSlot::default());
         (count < OFFERS).then_some((count, None))
     }
 }
@@ -286,7 +287,7 @@ impl Inbox {
         let sent =
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending));
         let Err(error) = sent else { return Ok(()) };
-        let is_new = matches!(sending.state, State::New);
+        let is_new = matches!(sending.state, SendState::New);
         let peer = self.peer(index);
         if !sending.withdraw(&peer.channel) {
             return Ok(());
@@ -306,15 +307,15 @@ impl Inbox {
         self.peer(index).check_open()?;
         self.flush(index)?;
         let mut sending = Sending::new(tag, context, source, false);
-        if self.home.settings.engine == Some(Engine::Inline) {
+        if self.shared.settings.engine == Some(Engine::Inline) {
             // The data has no other place: this waits for room.
             let mut limit = Limit::new(self.timeout);
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending))?;
-        } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, State::New) {
+        } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, SendState::New) {
             let offer = self.describe(&sending.source.0, false)?;
             let placing = Arc::<AtomicU64>::default();
-            sending.state = State::Queued(Arc::clone(&placing));
-            self.peer(index).outgoing.backlog.push_back(Queued { tag, context, offer, placing });
+            sending.state = SendState::Queued(Arc::clone(&placing));
+            self.peer(index).outgoing.backlog.push_back(BacklogEntry { tag, context, offer, placing });
         }
         Ok(SendRequest { channel: Arc::clone(&self.peer(index).channel), peer: index, sending })
     }
@@ -322,7 +323,7 @@ impl Inbox {
     /// Places offers of the backlog of a peer for which there is room now.
     pub(crate) fn flush(&mut self, index: usize) -> Result<()> {
         while let Some(mut queued) = self.peer(index).outgoing.backlog.pop_front() {
-            let Queued { tag, context, offer, placing } = &mut queued;
+            let BacklogEntry { tag, context, offer, placing } = &mut queued;
             let placed = self.place(index, (*tag, *context), offer, Some(placing));
             if matches!(placed, Ok(Some(_))) {
                 continue;
@@ -354,44 +355,44 @@ impl Inbox {
         request.channel.known()?;
         let channel = self.peers.get(request.peer).and_then(|peer| peer.as_ref()).map(|peer| &peer.channel);
         let is_own = channel.is_some_and(|channel| Arc::ptr_eq(channel, &request.channel));
-        if is_own { Ok(()) } else { Err(Error::OtherLink) }
+        if is_own { Ok(()) } else { Err(Error::WrongLink) }
     }
 
     /// Makes what progress is possible without waiting. Returns `Some` when the message was sent.
     pub(crate) fn poll_send(&mut self, index: usize, sending: &mut Sending<'_>) -> Result<Option<()>> {
         self.flush(index)?;
-        if matches!(sending.state, State::New) {
+        if matches!(sending.state, SendState::New) {
             let (tag, list) = ((sending.tag, sending.context), &sending.source.0);
             if !self.peer(index).outgoing.backlog.is_empty() {
                 return Ok(None);
             }
             let is_short = list.len() <= self.inline_max;
-            let is_inline = self.home.settings.engine == Some(Engine::Inline);
+            let is_inline = self.shared.settings.engine == Some(Engine::Inline);
             if is_short && self.peer(index).send_inline(tag, list)? {
-                sending.state = State::Done;
+                sending.state = SendState::Done;
             } else if is_short && (is_inline || !self.peer(index).announces()) {
                 return Ok(None);
             } else {
-                let mut offer = self.describe(list, sending.attended)?;
+                let mut offer = self.describe(list, sending.awaited)?;
                 let placed = self.place(index, tag, &mut offer, None);
                 let Ok(Some(place)) = placed else {
                     offer.announced.iter().for_each(|announced| self.handles.unpin(*announced));
                     return placed.map(|_| None);
                 };
-                sending.state = State::Offered(place, Attempt::default());
+                sending.state = SendState::Offered(place, Attempt::default());
             }
         }
-        if let State::Queued(placing) = &sending.state {
+        if let SendState::Queued(placing) = &sending.state {
             let Some((index, number)) = protocol::placed(&**placing) else { return Ok(None) };
-            sending.state = State::Offered(Place { index, number }, Attempt::default());
+            sending.state = SendState::Offered(OfferSlot { index, number }, Attempt::default());
         }
-        if let State::Offered(place, attempt) = &mut sending.state {
+        if let SendState::Offered(place, attempt) = &mut sending.state {
             let peer = self.peer(index);
             if place.is_open(&peer.channel) {
                 attempt.serve(&peer.channel, *place, &sending.source.0, &mut peer.statistics)?;
                 return Ok(None);
             }
-            sending.state = State::Done;
+            sending.state = SendState::Done;
         }
         Ok(Some(()))
     }
@@ -407,7 +408,7 @@ impl Inbox {
 
     /// Announces a handle, if need be after a look at the messages of all peers.
     fn announce(&mut self, memory: &crate::Memory<'_>) -> Result<Option<Announced>> {
-        if let Some(announced) = self.handles.announce(&self.home, memory)? {
+        if let Some(announced) = self.handles.announce(&self.shared, memory)? {
             return Ok(Some(announced));
         }
         for index in 0..self.peers.len() {
@@ -415,13 +416,13 @@ impl Inbox {
                 self.unpin(index);
             }
         }
-        self.handles.announce(&self.home, memory)
+        self.handles.announce(&self.shared, memory)
     }
 
     /// Describes a message for its receiver. Its handle is pinned.
-    fn describe(&mut self, list: &List<'_>, attended: bool) -> Result<Offer> {
+    fn describe(&mut self, list: &List<'_>, awaited: bool) -> Result<Offer> {
         // A short message finds no room in the ring: any engine may carry it.
-        let engine = self.home.settings.engine.filter(|_| list.len() > self.inline_max);
+        let engine = self.shared.settings.engine.filter(|_| list.len() > self.inline_max);
         let parts = list.parts();
         let refused = |engine, why: &str| Err(impossible(engine, why));
         match engine {
@@ -429,21 +430,22 @@ impl Inbox {
             Some(Engine::Mapped) if list.memory().is_none() => {
                 return refused(Engine::Mapped, "it is not sent from memory of an exportable pool (Memory)");
             }
-            Some(engine) if engine != Engine::Bounce && parts.len() > MOST_RANGES => {
+            Some(engine) if engine != Engine::Bounce && parts.len() > MAX_RANGES => {
                 return refused(engine, "the list has more than 1024 entries");
             }
             _ => {}
         }
         let by_address = matches!(engine, None | Some(Engine::Cma | Engine::Both));
         let may_map = matches!(engine, None | Some(Engine::Mapped | Engine::Both));
-        let is_described = (by_address || may_map) && parts.len() <= MOST_RANGES;
+        let is_described = (by_address || may_map) && parts.len() <= MAX_RANGES;
         let ranges = match parts {
-            _ if !is_described => Ranges::None,
+            _ if !is_described => SourceRanges::None,
             // Memory of a pool is found by its handle.
-            [one] => {
-                Ranges::One(Iov { address: if by_address { one.iov().address } else { 0 }, ..one.iov() })
-            }
-            many => Ranges::Many(many.iter().map(|part| part.iov()).collect()),
+            [one] => SourceRanges::One(Iov {
+                address: if by_address { one.iov().address } else { 0 },
+                ..one.iov()
+            }),
+            many => SourceRanges::Many(many.iter().map(|part| part.iov()).collect()),
         };
         let memory = list.memory().filter(|_| may_map && is_described);
         let announced = memory.map(|memory| self.announce(memory)).transpose()?.flatten();
@@ -453,7 +455,7 @@ impl Inbox {
             _ => 0,
         };
         let (index, number, length) = (0, 0, list.len());
-        Ok(Offer { index, number, length, engine, announced, offset, by_address, attended, ranges })
+        Ok(Offer { index, number, length, engine, announced, offset, by_address, awaited, ranges })
     }
 
     /// Offers a message. Returns `None` if there is no room now, or if it was cancelled in the backlog.
@@ -463,7 +465,7 @@ impl Inbox {
         (tag, context): (u64, Context),
         offer: &mut Offer,
         placing: Option<&AtomicU64>,
-    ) -> Result<Option<Place>> {
+    ) -> Result<Option<OfferSlot>> {
         let peer = self.peer(index);
         let channel = Arc::clone(&peer.channel);
         if !peer.writer.has_room(&channel, 8 * Offer::words(offer.ranges.as_slice().len()))? {
@@ -472,17 +474,18 @@ impl Inbox {
         let Some((slot, unpinned)) = peer.outgoing.free_offer(&channel) else { return Ok(None) };
         unpinned.into_iter().for_each(|announced| self.handles.unpin(announced));
         channel.populate(layout::offer_line(slot))?;
-        channel.populate_theirs(layout::accept_line(slot))?;
+        channel.populate_peer(layout::accept_line(slot))?;
         let peer = self.peer(index);
-        let place = Place { index: slot, number: peer.outgoing.next_number() };
+        let place = OfferSlot { index: slot, number: peer.outgoing.next_number() };
         // What was said of an earlier message may look like progress of this one.
         for word in [layout::progress(slot), layout::back(slot)] {
-            channel.mine.word(word).store(0, Ordering::Relaxed);
+            channel.own_lane.word(word).store(0, Ordering::Relaxed);
         }
         let offered = protocol::offered(place.number, Offered::Open);
-        channel.mine.word(layout::offered(slot)).store(offered, Ordering::Relaxed);
+        channel.own_lane.word(layout::offered(slot)).store(offered, Ordering::Relaxed);
         if placing.is_none_or(|placing| protocol::place(placing, slot, place.number)) {
-            peer.outgoing.offers[slot] = Slot { place: Some(place.number), announced: offer.announced };
+            peer.outgoing.offers[slot] =
+                OutgoingSlot { place: Some(place.number), announced: offer.announced };
             (offer.index, offer.number) = (slot, place.number);
             peer.writer.write_words(&channel, (OFFER, context), tag, &offer.encode());
             failpoint!("link.offered");
@@ -525,20 +528,20 @@ impl Inbox {
         (tag, context): (u64, Context),
         (memory, offset, length): (&crate::Memory<'_>, u64, usize),
     ) -> Result<Option<Lent<'d>>> {
-        let Self { peers, handles, home, .. } = self;
-        let Some(peer) = &mut peers[index] else { return Err(Error::OtherLink) };
+        let Self { peers, handles, shared, .. } = self;
+        let Some(peer) = &mut peers[index] else { return Err(Error::WrongLink) };
         let Peer { channel, outgoing, writer, statistics, .. } = &mut **peer;
-        if !outgoing.backlog.is_empty() || !writer.has_room(channel, 8 * Lend::WORDS)? {
+        if !outgoing.backlog.is_empty() || !writer.has_room(channel, 8 * BlockRecord::WORDS)? {
             return Ok(None);
         }
         let slot = outgoing.next_lend;
         if outgoing.lends[slot].place.is_some() {
             if (outgoing.given_back ^ outgoing.lent_bits) >> slot & 1 == 0 {
-                outgoing.given_back = channel.theirs.word(layout::GIVEN_BACK).load(Ordering::Acquire);
+                outgoing.given_back = channel.peer_lane.word(layout::GIVEN_BACK).load(Ordering::Acquire);
             }
             if (outgoing.given_back ^ outgoing.lent_bits) >> slot & 1 == 0 {
                 // Another slot may be free: the order in which blocks come back is the peer's.
-                outgoing.next_lend = (slot + 1) % LENDS;
+                outgoing.next_lend = (slot + 1) % MAX_LENT;
                 self.unpin(index);
                 let lends = &self.peer(index).outgoing.lends;
                 let Some(free) = lends.iter().position(|slot| slot.place.is_none()) else { return Ok(None) };
@@ -549,7 +552,7 @@ impl Inbox {
                 handles.unpin(announced);
             }
         }
-        let announced = match handles.announce(home, memory)? {
+        let announced = match handles.announce(shared, memory)? {
             Some(announced) => announced,
             None => match self.announce(memory)? {
                 Some(_) => return self.lend(index, (tag, context), (memory, offset, length)),
@@ -558,16 +561,16 @@ impl Inbox {
         };
         handles.pin(announced);
         let number = outgoing.next_number();
-        outgoing.lends[slot] = Slot { place: Some(number), announced: Some(announced) };
-        outgoing.next_lend = (slot + 1) % LENDS;
+        outgoing.lends[slot] = OutgoingSlot { place: Some(number), announced: Some(announced) };
+        outgoing.next_lend = (slot + 1) % MAX_LENT;
         // The block is back when the peer turns the bit.
         let before = outgoing.given_back >> slot & 1 == 1;
         outgoing.lent_bits = outgoing.lent_bits & !(1 << slot) | u64::from(before) << slot;
         channel.lent[slot].store(number, Ordering::Relaxed);
-        let words = Lend { index: slot, length, announced, offset }.encode();
-        writer.write(channel, (LEND, context), tag, 8 * Lend::WORDS, |to, _| {
+        let words = BlockRecord { index: slot, length, announced, offset }.encode();
+        writer.write(channel, (BLOCK, context), tag, 8 * BlockRecord::WORDS, |to, _| {
             // SAFETY: the record is one slot, in which `write` has room for it.
-            unsafe { to.cast::<[u64; Lend::WORDS]>().write_unaligned(words) };
+            unsafe { to.cast::<[u64; BlockRecord::WORDS]>().write_unaligned(words) };
         });
         failpoint!("link.lent");
         statistics.sent.add(length);
@@ -581,13 +584,13 @@ impl Peer {
     #[inline]
     pub(crate) fn check_open(&mut self) -> Result<()> {
         self.check()?;
-        if self.channel.has_closed() { self.channel.look() } else { Ok(()) }
+        if self.channel.has_closed() { self.channel.check_alive() } else { Ok(()) }
     }
 
     /// Returns whether the peer asks for announcements instead of data.
     #[inline]
     fn announces(&self) -> bool {
-        self.channel.their_catalog.word(ANNOUNCE_ONLY).load(Ordering::Relaxed) != 0
+        self.channel.peer_catalog.word(ANNOUNCE_ONLY).load(Ordering::Relaxed) != 0
     }
 
     /// As [`Peer::send_inline`]; leaves errors to that.

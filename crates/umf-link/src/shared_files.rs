@@ -133,7 +133,7 @@ impl<const SIZE: usize> OwnFile<SIZE> {
 
     /// Returns whether this process has it mapped: a forked child has not.
     #[inline(always)]
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_own_process(&self) -> bool {
         self.process == umf_sync::fork::generation()
     }
 
@@ -309,7 +309,7 @@ mod tests {
     use crate::layout::{CONSUMED, LARGE_RING, offer_line};
 
     #[test]
-    fn only_a_sealed_file_of_its_kind_is_adopted() {
+    fn only_sealed_file_of_right_kind_is_mapped() {
         let (own, fd) = OwnLane::create(7).unwrap();
         let theirs = PeerLane::adopt(&fd, 7).unwrap().unwrap();
         own.word(CONSUMED).store(9, Ordering::Relaxed);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_has_one_writer_and_no_holes() {
+    fn lane_is_read_only_for_peer_and_cannot_be_punched() {
         let (own, fd) = OwnLane::create(7).unwrap();
         assert!(SharedMapping::new(&fd, LANE, true).is_err());
         assert_eq!(umf_os::file::punch_hole(&fd, 0, PAGE as u64), Err(Errno::PERM));

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_free_when_no_socket_has_it() {
+    fn unbound_name_is_free() {
         let name = format!("umf-link-test-free-{}", std::process::id());
         let holder = new_socket().unwrap();
         listen(&holder, name.as_bytes()).unwrap();

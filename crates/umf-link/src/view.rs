@@ -9,7 +9,7 @@ use umf_sync::failpoint;
 
 use crate::channel::Channel;
 use crate::inbox::{Found, Inbox, Wanted};
-use crate::offer::Lend;
+use crate::offer::BlockRecord;
 use crate::queue::{Body, Matching};
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ pub struct View {
     mapping: Option<Mapping<'static>>,
     offset: usize,
     tag: u64,
-    lend: Lend,
+    lend: BlockRecord,
     channel: Arc<Channel>,
 }
 
@@ -91,7 +91,7 @@ impl Drop for View {
     fn drop(&mut self) {
         // The lease ends before the peer learns of it.
         self.mapping = None;
-        if self.channel.mine.is_here() {
+        if self.channel.own_lane.is_own_process() {
             self.channel.give_back(self.lend.index);
             failpoint!("link.given_back");
         }
@@ -130,7 +130,7 @@ impl Inbox {
                 // The record stays until it is open.
                 let view = self.view(index, tag, lend)?;
                 let peer = self.peer(index);
-                peer.reader.read(&peer.channel, 8 * Lend::WORDS, |_, _| {});
+                peer.reader.read(&peer.channel, 8 * BlockRecord::WORDS, |_, _| {});
                 peer.statistics.viewed.add(lend.length);
                 return Ok(Some(view));
             }
@@ -140,7 +140,7 @@ impl Inbox {
         };
         let (id, index, tag) = (message.id, message.peer, message.tag);
         let Body::Lent(lend) = message.body else {
-            return Err(Error::OtherForm { tag, is: "sent as a copy", wanted: "memory that is handed over" });
+            return Err(Error::WrongForm { tag, is: "sent as a copy", wanted: "memory that is handed over" });
         };
         let view = self.view(index, tag, lend)?;
         self.queue.remove(id);
@@ -149,7 +149,7 @@ impl Inbox {
     }
 
     #[inline]
-    fn view(&mut self, index: usize, tag: u64, lend: Lend) -> Result<View> {
+    fn view(&mut self, index: usize, tag: u64, lend: BlockRecord) -> Result<View> {
         let (mapping, offset) = self.open(index, Some(lend.announced), lend.offset)?;
         let channel = Arc::clone(&self.peer(index).channel);
         if offset.checked_add(lend.length).is_none_or(|end| end > mapping.len()) {

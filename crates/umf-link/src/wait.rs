@@ -171,8 +171,8 @@ impl Spinning {
         Self { start, end: start.checked_add(length), yielded: None, busy }
     }
 
-    /// Returns whether the wait is to sleep now. If not, yields the processor if `gives_way` says so.
-    fn is_over(&mut self, now: Instant, gives_way: impl FnOnce() -> bool, spin: &mut Spin) -> bool {
+    /// Returns whether the wait is to sleep now. If not, yields the processor if `should_yield` says so.
+    fn is_over(&mut self, now: Instant, should_yield: impl FnOnce() -> bool, spin: &mut Spin) -> bool {
         if let Some(yielded) = self.yielded.take() {
             let time = now.saturating_duration_since(yielded);
             let is_busy = time > self.busy;
@@ -184,7 +184,7 @@ impl Spinning {
         if self.end.is_some_and(|end| now >= end) {
             return true;
         }
-        if gives_way() {
+        if should_yield() {
             self.yielded = Some(now);
             std::thread::yield_now();
         }
@@ -220,7 +220,7 @@ impl Inbox {
         what: &'static str,
         poll: &mut impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
-        let most = self.home.settings.spin;
+        let most = self.shared.settings.spin;
         let mut spinning = Spinning::new(Instant::now(), self.spin.length(most), self.is_crowded);
         loop {
             for _ in 0..self.spin.polls(self.is_crowded, BATCH) {
@@ -239,14 +239,14 @@ impl Inbox {
                 return poll(self)?.ok_or(end);
             }
             let mut spin = self.spin;
-            let is_over = spinning.is_over(now, || self.gives_way(watched), &mut spin);
+            let is_over = spinning.is_over(now, || self.should_yield(watched), &mut spin);
             self.spin = spin;
             if is_over {
                 break;
             }
         }
-        let home = std::sync::Arc::clone(&self.home);
-        let bell = home.bell.word();
+        let shared = std::sync::Arc::clone(&self.shared);
+        let bell = shared.bell.word();
         loop {
             let seen = protocol::fall_asleep(bell);
             failpoint!("link.asleep");
@@ -257,7 +257,7 @@ impl Inbox {
             // No bell rings for what has come already.
             if !is_any_left && sys::sleep(bell, seen, limit.at_most(SLICE)) {
                 // A peer that was killed may have marked nothing.
-                self.look_everywhere();
+                self.mark_all_unread();
             }
             if let Some(found) = poll(self)? {
                 self.spin.slept(spinning.start.elapsed(), most);
@@ -283,7 +283,7 @@ impl Inbox {
         let peer = watched.and_then(|index| self.peers[index].as_mut());
         // The end of the peer is reported as that, whatever the time.
         let state = match peer {
-            Some(peer) if is_over => peer.channel.look(),
+            Some(peer) if is_over => peer.channel.check_alive(),
             Some(peer) => peer.check(),
             None => Ok(()),
         };
@@ -291,7 +291,7 @@ impl Inbox {
     }
 
     /// Returns whether a thread that spins is to yield its processor.
-    fn gives_way(&self, watched: Option<usize>) -> bool {
+    fn should_yield(&self, watched: Option<usize>) -> bool {
         // All yield then, and need not be told of each other's processors.
         if self.is_crowded {
             return true;
@@ -300,7 +300,7 @@ impl Inbox {
         let peers = all.filter(|(index, _)| watched.is_none_or(|watched| watched == *index));
         // Each is told where this thread runs.
         let shared = peers.filter_map(|(_, peer)| peer.as_ref());
-        shared.fold(false, |any, peer| peer.channel.gives_way() | any)
+        shared.fold(false, |any, peer| peer.channel.should_yield() | any)
     }
 }
 
@@ -366,14 +366,14 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_processor_is_left_to_others() {
+    fn busy_processor_ends_spinning() {
         let (mut spin, now) = (Spin::default(), Instant::now());
         spin.slept(us(10), MOST);
         let mut crowded = Spinning::new(now, MOST, true);
         let mut spinning = Spinning::new(now, MOST, false);
         // Kept, then yielded for 50 us and for 51.
-        for (after, gives_way) in [(400, false), (500, true), (550, true)] {
-            assert!(!spinning.is_over(now + us(after), || gives_way, &mut spin));
+        for (after, should_yield) in [(400, false), (500, true), (550, true)] {
+            assert!(!spinning.is_over(now + us(after), || should_yield, &mut spin));
         }
         assert!(!crowded.is_over(now, || true, &mut spin));
         assert!(!crowded.is_over(now + us(500), || true, &mut spin));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_share_processors_spin_while_yields_return_at_once() {
+    fn crowded_ranks_spin_while_yields_return_immediately() {
         let mut spin = Spin::default();
         assert_eq!((spin.polls(false, EAGER), spin.polls(true, EAGER)), (EAGER, 1));
         for _ in 0..QUIET_YIELDS {
@@ -415,15 +415,15 @@ mod tests {
 
     /// However slow the machine is: no wait takes an hour.
     #[test]
-    fn an_inbox_learns_from_its_waits() {
+    fn inbox_adapts_spin_time_to_waits() {
         let settings = LinkSettings { spin: HOUR, ..LinkSettings::default() };
         let [mut link, _peer] = LinkBuilder::new().settings(settings).pair();
         let inbox = &mut link.inbox;
         let first = Spin::default().length(HOUR);
-        let home = std::sync::Arc::clone(&inbox.home);
+        let shared = std::sync::Arc::clone(&inbox.shared);
         let mut has_slept = false;
         let comes_while_asleep = |_: &mut Inbox| {
-            let is_asleep = protocol::Futex::load(home.bell.word()) & protocol::ASLEEP != 0;
+            let is_asleep = protocol::Futex::load(shared.bell.word()) & protocol::ASLEEP != 0;
             Ok(core::mem::replace(&mut has_slept, is_asleep).then_some(()))
         };
         inbox.wait(Some(0), &mut Limit::new(None), "a test", comes_while_asleep).unwrap();
@@ -453,19 +453,19 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_bound_to_one_processor_spins_too() {
+    fn thread_bound_to_one_processor_has_default_spin() {
         let default = LinkSettings::default().spin;
         assert_eq!(default.is_zero(), sys::processors() == 1);
         assert_eq!(bound(|| LinkSettings::default().spin), default);
     }
 
     #[test]
-    fn the_processor_of_the_peer_is_yielded() {
+    fn thread_on_processor_of_peer_yields() {
         bound(|| {
             let [one, other] = LinkBuilder::new().pair();
             // The other one has not published where it runs.
-            assert!(!one.inbox.gives_way(Some(0)));
-            assert!(other.inbox.gives_way(Some(0)) && one.inbox.gives_way(None));
+            assert!(!one.inbox.should_yield(Some(0)));
+            assert!(other.inbox.should_yield(Some(0)) && one.inbox.should_yield(None));
         });
     }
 }

@@ -37,9 +37,9 @@ use std::time::Duration;
 #[doc(inline)]
 pub use umf_link::{
     ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, Inbox,
-    KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory, Places,
-    Portion, Probed, Received, RecvRequest, Registration, RemoteAccess, RemoteKey, SendRequest, Source, Span,
-    TagMatch, View,
+    KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory,
+    MemoryPart, Probed, Received, RecvRequest, Registration, RemoteAccess, RemoteKey, SendRequest, Source,
+    Span, Spans, TagMatch, View,
 };
 
 #[cfg(feature = "comm")]

@@ -61,7 +61,7 @@ pub(crate) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<
             Ok(format!("back={back} away={away}"))
         }
         ("link-look", [name]) => all.link(name).and_then(|link| {
-            link.look()?;
+            link.check_alive()?;
             Ok(String::new())
         }),
         ("link-engines", [name]) => all.link(name).map(|link| link.engines().to_string()),
@@ -148,7 +148,7 @@ fn child_is_refused(all: &mut Links, name: &str) -> Answer {
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let refused = [
-            link.look(),
+            link.check_alive(),
             link.send(0, &[1]),
             link.progress(),
             link.probe(TagMatch::ANY).map(drop),

@@ -119,7 +119,7 @@ fn await_survivor(survivor: &mut Actor, command: &str) {
         Outcome::Answer(Err(failure)) => {
             // The kernel refuses copies from an exiting process before its pidfd becomes readable. A
             // forced engine is then impossible.
-            let known = ["PeerGone", "Closed", "TimedOut", "NobodyThere", "Unknown", "EngineImpossible"];
+            let known = ["PeerGone", "Closed", "TimedOut", "NotListening", "Unknown", "EngineImpossible"];
             assert!(known.contains(&failure.variant.as_str()), "{command}: {failure}");
         }
         other => panic!("{command}: {other:?}"),

@@ -55,7 +55,9 @@ fn two_processes_exchange_messages_and_nothing_is_left() {
 fn a_name_is_enough() {
     let (mut one, mut other) = (actor!(), actor!());
     let name = format!("test-{}", one.pid());
-    assert!(other.fails(&format!("link-connect name:{name} 100 -> link"), "NobodyThere").contains("listens"));
+    assert!(
+        other.fails(&format!("link-connect name:{name} 100 -> link"), "NotListening").contains("listens")
+    );
     one.ok(&format!("link-bind end named {name}"));
     other.fails(&format!("link-bind end named {name}"), "NameTaken");
     one.send("link-accept end 30000 -> link");

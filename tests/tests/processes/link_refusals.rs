@@ -112,7 +112,7 @@ fn addresses_that_lead_nowhere() {
     let why = one.fails(&format!("link-connect {address} 50 -> link"), "TimedOut");
     assert!(why.contains("50 ms"), "nobody accepts: {why}");
     one.ok("link-unbind end");
-    let why = one.fails(&format!("link-connect {address} 50 -> link"), "NobodyThere");
+    let why = one.fails(&format!("link-connect {address} 50 -> link"), "NotListening");
     assert!(why.contains(&one.pid().to_string()), "{why}");
     // From another boot.
     let address: umf::link::LinkAddress = address.parse().unwrap();

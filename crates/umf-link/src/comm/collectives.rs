@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::group::{Group, given_up, share};
+use super::algorithms::{Collective, given_up, share};
 use super::{Communicator, PAUSES, Shortage, TRY};
 use crate::parts::{Destination, Source};
 use crate::wait::Limit;
@@ -73,7 +73,7 @@ impl Communicator {
     }
 
     /// Runs one collective with all ranks. An error ends collectives for good.
-    fn together(&mut self, run: impl FnOnce(Group<'_>) -> Result<()>) -> Result<()> {
+    fn together(&mut self, run: impl FnOnce(Collective<'_>) -> Result<()>) -> Result<()> {
         let mut limit = Limit::new(self.inbox.timeout);
         self.check_here()?;
         self.members.broken.clone().map_or(Ok(()), Err)?;
@@ -83,7 +83,7 @@ impl Communicator {
             self.number += 1;
             self.members.has_begun = true;
             let Self { me, size, number, inbox, .. } = self;
-            run(Group { inbox, me: *me, size: *size, number: *number, limit })
+            run(Collective { inbox, me: *me, size: *size, number: *number, limit })
         });
         done.map_err(|error| self.members.end_collectives(&self.inbox, error))
     }
@@ -124,7 +124,7 @@ impl Communicator {
     /// one piece, and have the same length, which is a multiple of the number of ranks.
     ///
     /// # Errors
-    /// [`Error::NotDivisible`], [`Error::Lengths`]; as [`Communicator::allreduce`].
+    /// [`Error::NotDivisible`], [`Error::LengthMismatch`]; as [`Communicator::allreduce`].
     pub fn alltoall<'s, 'd>(
         &mut self,
         outgoing: impl Into<Source<'s>>,
@@ -136,7 +136,7 @@ impl Communicator {
             return Err(Error::NotOnePiece { pieces });
         }
         if incoming.len() != length {
-            return Err(Error::Lengths { remote: incoming.len(), local: length });
+            return Err(Error::LengthMismatch { remote: incoming.len(), local: length });
         }
         if !length.is_multiple_of(self.size) {
             return Err(Error::NotDivisible { length, ranks: self.size });
@@ -182,10 +182,10 @@ impl Communicator {
     /// rank, without a copy.
     ///
     /// # Errors
-    /// [`Error::NotWhole`], [`Error::NotOnePiece`], [`Error::BadRank`]: nothing was done. After all others
+    /// [`Error::PartialElement`], [`Error::NotOnePiece`], [`Error::BadRank`]: nothing was done. After all others
     /// there are no collectives of this communicator any more, on all ranks: each gets an error as soon as
     /// it waits for one that has one. The memory then has any content, and ranks that do not know yet may
-    /// still write it. [`Error::PeerGone`]: a rank ended; [`Error::Closed`], [`Error::GivenUp`];
+    /// still write it. [`Error::PeerGone`]: a rank ended; [`Error::Closed`], [`Error::CollectivesEnded`];
     /// [`Error::Mismatch`]: ranks called different things; [`Error::TimedOut`]; as [`Communicator::link`].
     pub fn allreduce<'d>(&mut self, memory: impl Into<Destination<'d>>, reduction: Reduction) -> Result<()> {
         let memory = memory.into().combined(reduction)?.in_one_piece()?;

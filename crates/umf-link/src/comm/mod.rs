@@ -1,8 +1,8 @@
 //! [`Communicator`]: the ranks of a job on this machine.
 
+mod algorithms;
 mod collectives;
-mod group;
-mod meeting;
+mod membership;
 mod messages;
 mod ranks;
 mod tag;
@@ -14,8 +14,8 @@ use crate::channel::Channel;
 use crate::inbox::Inbox;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkBuilder, Result, protocol, sys};
-use group::given_up;
-use ranks::{Met, Ranks};
+use algorithms::given_up;
+use ranks::{AcceptedLink, Ranks};
 
 /// Longest try to link a rank.
 const TRY: Duration = Duration::from_secs(1);
@@ -97,7 +97,7 @@ struct Members {
     /// The latest process of each rank whose end was reported by a receive from any rank.
     reported: Vec<Option<i32>>,
     /// Links with processes that replaced others which are not forgotten yet.
-    spare: Vec<Met>,
+    spare: Vec<AcceptedLink>,
     /// Why there are no collectives any more.
     broken: Option<Error>,
     /// Whether a collective was begun.
@@ -109,11 +109,11 @@ impl LinkBuilder {
     ///
     /// # Errors
     /// [`Error::BadName`]: a job has 1 to 32 letters, digits and `._:/+=@-`; [`Error::BadRank`];
-    /// [`Error::RankTaken`]; [`Error::OtherSize`]; [`Error::Meeting`]; [`Error::System`]: no descriptors, no
+    /// [`Error::RankTaken`]; [`Error::SizeMismatch`]; [`Error::Membership`]; [`Error::System`]: no descriptors, no
     /// shared memory or no threads are left.
     pub fn join(&self, job: &str, rank: usize, size: usize) -> Result<Communicator> {
-        let (ranks, home) = Ranks::join(self, job, rank, size)?;
-        let inbox = Inbox::new(home, size);
+        let (ranks, shared) = Ranks::join(self, job, rank, size)?;
+        let inbox = Inbox::new(shared, size);
         let members = Members {
             pids: vec![0; size],
             reported: vec![None; size],
@@ -136,7 +136,7 @@ impl Members {
             // A process that replaced another one knows nothing of earlier collectives.
             self.end_collectives(inbox, Error::PeerGone { pid: before.cast_signed() });
         } else if let (Some(error), Some(channel)) = (&self.broken, inbox.channel(rank)) {
-            channel.give_up(gone(error));
+            channel.end_collectives(gone(error));
         }
     }
 
@@ -163,7 +163,7 @@ impl Members {
             error => error,
         };
         for peer in inbox.peers.iter().flatten() {
-            peer.channel.give_up(gone(&error));
+            peer.channel.end_collectives(gone(&error));
         }
         self.broken = Some(error.clone());
         error
@@ -217,7 +217,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::BadRank`]; [`Error::PeerGone`] or [`Error::Closed`] if the rank had joined and is gone;
-    /// [`Error::RankAbsent`]; [`Error::OtherSize`]; [`Error::Forked`]; [`Error::System`]: no descriptors or
+    /// [`Error::RankAbsent`]; [`Error::SizeMismatch`]; [`Error::Forked`]; [`Error::System`]: no descriptors or
     /// no shared memory are left.
     pub fn link(&mut self, rank: usize) -> Result<Link<&mut Inbox>> {
         self.check(rank)?;
@@ -251,7 +251,7 @@ impl Communicator {
     /// Sleeps until a link comes, at most for a pause, which gets longer.
     fn pause(&mut self, pause: &mut Duration, limit: &mut Limit) {
         self.inbox.progress();
-        let bell = self.inbox.home.bell.word();
+        let bell = self.inbox.shared.bell.word();
         let seen = protocol::fall_asleep(bell);
         if !self.ranks.has_news() {
             sys::sleep(bell, seen, limit.at_most(*pause));
@@ -272,7 +272,7 @@ impl Communicator {
     pub fn forget(&mut self, rank: usize) -> Result<()> {
         self.check(rank)?;
         let channel = self.inbox.remove(rank);
-        let end = channel.as_ref().and_then(|channel| channel.look().err());
+        let end = channel.as_ref().and_then(|channel| channel.check_alive().err());
         self.members.reported[rank] = None;
         self.ranks.forget(rank, channel.map(|channel| channel.pid.unsigned_abs()));
         if let Some(end) = end
@@ -298,7 +298,7 @@ impl Communicator {
     }
 
     fn check_here(&self) -> Result<()> {
-        if self.ranks.is_here() { Ok(()) } else { Err(Error::Forked) }
+        if self.ranks.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }
 
     fn take_in(&mut self) {

@@ -12,20 +12,20 @@ use std::time::Duration;
 use umf_os::background;
 use umf_sync::{failpoint, fork};
 
-use super::meeting::{Meeting, Member};
-use crate::channel::{Channel, Home, HomeFds};
-use crate::endpoint::{self, Endpoint, Guest};
+use super::membership::{Member, Membership};
+use crate::channel::{Channel, InboxFds, InboxShared};
+use crate::endpoint::{self, Endpoint, PendingConnection};
 use crate::{Error, LinkAddress, LinkBuilder, Result, sys};
 
 /// Words of a refusal: connect later, or the size of the job is another one.
-const LATER: [u32; 4] = [1, 0, 0, 0];
+const CONNECT_LATER: [u32; 4] = [1, 0, 0, 0];
 const OTHER_SIZE: u32 = 2;
 /// Pause of the thread after an error, which may pass (no descriptors).
-const PAUSE: Duration = Duration::from_millis(20);
+const ERROR_DELAY: Duration = Duration::from_millis(20);
 
 /// How a rank is linked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Way {
+enum LinkState {
     #[default]
     None,
     /// This rank connects.
@@ -35,35 +35,35 @@ enum Way {
 }
 
 /// A link that another rank has made.
-pub(super) type Met = (usize, Arc<Channel>);
+pub(super) type AcceptedLink = (usize, Arc<Channel>);
 
 #[derive(Debug)]
-struct State {
-    ways: Vec<Way>,
+struct RanksState {
+    link_states: Vec<LinkState>,
     /// How many links there were with each rank.
     links: Vec<u32>,
-    met: Vec<Met>,
+    accepted: Vec<AcceptedLink>,
     is_closed: bool,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct RanksShared {
     // Dropped first: a rank that leaves says so before it stops listening.
-    meeting: Meeting,
+    membership: Membership,
     endpoint: Endpoint,
-    home: Arc<Home>,
-    fds: HomeFds,
-    me: usize,
+    shared: Arc<InboxShared>,
+    fds: InboxFds,
+    own_rank: usize,
     size: usize,
-    state: Mutex<State>,
-    /// Whether something was put into `met`; then the bell is rung.
+    state: Mutex<RanksState>,
+    /// Whether something was put into `accepted`; then the bell is rung.
     has_news: AtomicBool,
 }
 
 /// The ranks of a job.
 #[derive(Debug)]
 pub(super) struct Ranks {
-    inner: ManuallyDrop<Arc<Inner>>,
+    inner: ManuallyDrop<Arc<RanksShared>>,
     thread: ManuallyDrop<background::Thread>,
     job: String,
     /// Incarnations that are not waited for: those that had ended when this rank joined, and those that
@@ -84,17 +84,27 @@ impl Ranks {
     pub(super) fn join(
         builder: &LinkBuilder,
         job: &str,
-        me: usize,
+        own_rank: usize,
         size: usize,
-    ) -> Result<(Self, Arc<Home>)> {
-        let meeting = Meeting::join(job, me, size, is_gone)?;
-        let (home, fds) = Home::create(builder.settings.clone(), builder.importer, Some((me, size)))?;
+    ) -> Result<(Self, Arc<InboxShared>)> {
+        let membership = Membership::join(job, own_rank, size, is_gone)?;
+        let (shared, fds) =
+            InboxShared::create(builder.settings.clone(), builder.importer, Some((own_rank, size)))?;
         let endpoint = Endpoint::listen(builder.clone(), LinkAddress::unique()?)?;
         let address = endpoint.address().to_bytes();
-        let (ways, links) = (vec![Way::None; size], vec![0; size]);
-        let state = Mutex::new(State { ways, links, met: Vec::new(), is_closed: false });
-        let (shared, has_news) = (Arc::clone(&home), AtomicBool::new(false));
-        let inner = Arc::new(Inner { endpoint, home: shared, fds, me, size, state, has_news, meeting });
+        let (link_states, links) = (vec![LinkState::None; size], vec![0; size]);
+        let state = Mutex::new(RanksState { link_states, links, accepted: Vec::new(), is_closed: false });
+        let (inbox_shared, has_news) = (Arc::clone(&shared), AtomicBool::new(false));
+        let inner = Arc::new(RanksShared {
+            endpoint,
+            shared: inbox_shared,
+            fds,
+            own_rank,
+            size,
+            state,
+            has_news,
+            membership,
+        });
         let serving = Arc::clone(&inner);
         let thread =
             background::spawn(c"umf-ranks", 256 << 10, move || serving.serve()).map_err(|error| {
@@ -103,7 +113,7 @@ impl Ranks {
             })?;
         let ended = |rank| {
             let member =
-                inner.meeting.member(rank).filter(|member| member.has_left || is_gone(&member.address));
+                inner.membership.member(rank).filter(|member| member.has_left || is_gone(&member.address));
             member.map_or(0, |member| member.incarnation)
         };
         let stale = (0..size).map(ended).collect();
@@ -115,17 +125,17 @@ impl Ranks {
             process: fork::generation(),
         };
         // Last: others learn of this rank when nothing can keep it from joining any more.
-        ranks.inner.meeting.publish(&address)?;
-        Ok((ranks, home))
+        ranks.inner.membership.publish(&address)?;
+        Ok((ranks, shared))
     }
 
     /// Returns whether they are this process's and not its parent's.
-    pub(super) fn is_here(&self) -> bool {
+    pub(super) fn is_own_process(&self) -> bool {
         self.process == fork::generation()
     }
 
     pub(super) fn changes(&self) -> u32 {
-        self.inner.meeting.changes()
+        self.inner.membership.changes()
     }
 
     /// Returns whether [`Ranks::take`] has something.
@@ -134,17 +144,17 @@ impl Ranks {
     }
 
     /// Takes the links that other ranks have made.
-    pub(super) fn take(&self) -> Vec<Met> {
+    pub(super) fn take(&self) -> Vec<AcceptedLink> {
         if !self.inner.has_news.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        core::mem::take(&mut self.inner.state().met)
+        core::mem::take(&mut self.inner.state().accepted)
     }
 
     /// Lets another link be made with a rank. The process that was the rank is not waited for any more, if
     /// it was linked as `pid` or has ended.
     pub(super) fn forget(&mut self, rank: usize, pid: Option<u32>) {
-        self.inner.state().ways[rank] = Way::None;
+        self.inner.state().link_states[rank] = LinkState::None;
         let Some(member) = self.member(rank) else { return };
         let is_it = pid == Some(member.pid.unsigned_abs());
         if is_it || member.has_left || is_gone(&member.address) {
@@ -154,7 +164,7 @@ impl Ranks {
 
     /// Marks a rank as linked, whose link was kept aside.
     pub(super) fn keep(&self, rank: usize, pid: u32) {
-        self.inner.state().ways[rank] = Way::Linked(pid);
+        self.inner.state().link_states[rank] = LinkState::Linked(pid);
     }
 
     pub(super) fn absent(&self, rank: usize, milliseconds: u64) -> Error {
@@ -162,17 +172,17 @@ impl Ranks {
     }
 
     fn member(&self, rank: usize) -> Option<Member> {
-        self.inner.meeting.member(rank).filter(|member| member.incarnation != self.stale[rank])
+        self.inner.membership.member(rank).filter(|member| member.incarnation != self.stale[rank])
     }
 
-    /// Returns how the process that is a rank has ended, if it has, and no link with it is on its way.
+    /// Returns how the process that is a rank has ended, if it has, and no link with it is being made.
     pub(super) fn end(&self, rank: usize) -> Option<Error> {
         let member = self.member(rank)?;
         if !member.has_left && !is_gone(&member.address) {
             return None;
         }
         // Looked at last: after this it begins no link.
-        let is_coming = matches!(self.inner.state().ways[rank], Way::Linked(_));
+        let is_coming = matches!(self.inner.state().link_states[rank], LinkState::Linked(_));
         let pid = member.pid;
         let end = if member.has_left { Error::Closed { pid } } else { Error::PeerGone { pid } };
         (!is_coming).then_some(end)
@@ -182,7 +192,7 @@ impl Ranks {
     /// be reached now, or makes the link itself: then it comes by [`Ranks::take`].
     ///
     /// # Errors
-    /// That of [`Ranks::end`]; [`Error::OtherSize`]; [`Error::System`].
+    /// That of [`Ranks::end`]; [`Error::SizeMismatch`]; [`Error::System`].
     pub(super) fn call(&self, rank: usize, patience: Duration) -> Result<Option<Arc<Channel>>> {
         let inner = &**self.inner;
         let Some(member) = self.member(rank) else { return Ok(None) };
@@ -191,23 +201,23 @@ impl Ranks {
         }
         let links = {
             let mut state = inner.state();
-            if matches!(state.ways[rank], Way::Linked(_)) {
+            if matches!(state.link_states[rank], LinkState::Linked(_)) {
                 return Ok(None);
             }
-            state.ways[rank] = Way::Connecting;
+            state.link_states[rank] = LinkState::Connecting;
             state.links[rank]
         };
         failpoint!("link.rank_calling");
         let called = inner.connect(&member, patience, links);
         let mut state = inner.state();
-        let way = &mut state.ways[rank];
+        let link_state = &mut state.link_states[rank];
         match &called {
             Ok(Some(channel)) => {
-                *way = Way::Linked(channel.pid.unsigned_abs());
+                *link_state = LinkState::Linked(channel.pid.unsigned_abs());
                 state.links[rank] += 1;
             }
             // Unless the rank has connected meanwhile.
-            _ if *way == Way::Connecting => *way = Way::None,
+            _ if *link_state == LinkState::Connecting => *link_state = LinkState::None,
             _ => {}
         }
         drop(state);
@@ -218,19 +228,19 @@ impl Ranks {
     }
 }
 
-impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RanksShared {
+    fn state(&self) -> MutexGuard<'_, RanksState> {
         // No code panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn connect(&self, member: &Member, patience: Duration, links: u32) -> Result<Option<Arc<Channel>>> {
         let Ok(address) = LinkAddress::from_bytes(&member.address) else { return Ok(None) };
-        let words = [1, self.me as u32, self.size as u32, links];
-        match endpoint::connect(&self.home, &self.fds, &address, Some(patience), words) {
+        let words = [1, self.own_rank as u32, self.size as u32, links];
+        match endpoint::connect(&self.shared, &self.fds, &address, Some(patience), words) {
             Ok(Ok(channel)) => Ok(Some(channel)),
             Ok(Err([OTHER_SIZE, theirs, ..])) => {
-                Err(Error::OtherSize { theirs: theirs as usize, mine: self.size })
+                Err(Error::SizeMismatch { theirs: theirs as usize, mine: self.size })
             }
             Ok(Err(_)) => Ok(None),
             Err(error @ Error::System { .. }) => Err(error),
@@ -243,46 +253,46 @@ impl Inner {
 
     fn serve(&self) {
         loop {
-            let guest = self.endpoint.guest(None);
+            let pending = self.endpoint.pending(None);
             if self.state().is_closed {
                 return;
             }
-            match guest {
-                Ok(guest) => self.welcome(guest),
+            match pending {
+                Ok(pending) => self.welcome(pending),
                 Err(error) => {
                     tracing::warn!(%error, "a rank cannot be accepted");
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(ERROR_DELAY);
                 }
             }
         }
     }
 
-    fn welcome(&self, guest: Guest) {
-        let pid = guest.pid.unsigned_abs();
-        let [is_rank, rank, size, links] = guest.hello.words;
+    fn welcome(&self, pending: PendingConnection) {
+        let pid = pending.pid.unsigned_abs();
+        let [is_rank, rank, size, links] = pending.hello.words;
         let (rank, size) = (rank as usize, size as usize);
-        if is_rank != 1 || size != self.size || rank >= size || rank == self.me {
-            return guest.refuse([OTHER_SIZE, self.size as u32, 0, 0]);
+        if is_rank != 1 || size != self.size || rank >= size || rank == self.own_rank {
+            return pending.refuse([OTHER_SIZE, self.size as u32, 0, 0]);
         }
         let is_mine = {
             let mut state = self.state();
             let had = state.links[rank];
-            let way = &mut state.ways[rank];
-            let is_mine = match *way {
-                Way::None => true,
-                Way::Connecting => rank < self.me,
+            let link_state = &mut state.link_states[rank];
+            let is_mine = match *link_state {
+                LinkState::None => true,
+                LinkState::Connecting => rank < self.own_rank,
                 // Another process in its place; or it has dropped a link that this rank has not dropped.
-                Way::Linked(other) => other != pid || links >= had,
+                LinkState::Linked(other) => other != pid || links >= had,
             };
             if is_mine {
-                *way = Way::Linked(pid);
+                *link_state = LinkState::Linked(pid);
             }
             is_mine
         };
         if !is_mine {
-            return guest.refuse(LATER);
+            return pending.refuse(CONNECT_LATER);
         }
-        let channel = match guest.welcome(&self.home, &self.fds) {
+        let channel = match pending.welcome(&self.shared, &self.fds) {
             Ok(channel) => channel.filter(|channel| endpoint::has_agreed(channel)),
             Err(error) => {
                 tracing::warn!(%error, rank, "a rank cannot be accepted");
@@ -291,23 +301,23 @@ impl Inner {
         };
         let mut state = self.state();
         let Some(channel) = channel else {
-            if state.ways[rank] == Way::Linked(pid) {
-                state.ways[rank] = Way::None;
+            if state.link_states[rank] == LinkState::Linked(pid) {
+                state.link_states[rank] = LinkState::None;
             }
             return;
         };
         state.links[rank] += 1;
-        state.met.push((rank, channel));
+        state.accepted.push((rank, channel));
         drop(state);
         failpoint!("link.rank_met");
         self.has_news.store(true, Ordering::Release);
-        self.home.bell.ring();
+        self.shared.bell.ring();
     }
 }
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        if !self.is_here() {
+        if !self.is_own_process() {
             // The thread runs in the parent and may hold the lock: nothing of it is touched.
             return;
         }

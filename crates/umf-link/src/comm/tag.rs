@@ -1,10 +1,10 @@
-//! [`Tag`]: the collective and the step of a message.
+//! [`CollectiveTag`]: the collective and the step of a message.
 
 use crate::TagMatch;
 
 /// A kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CollectiveKind {
     Barrier = 1,
     Broadcast,
     Reduce,
@@ -17,10 +17,10 @@ pub(super) enum Kind {
 
 /// Kind (8 bits), reduction (8), step (8) and number of the collective (40).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tag(u64);
+pub(super) struct CollectiveTag(u64);
 
-impl Tag {
-    pub(super) const fn new(kind: Kind, code: u8, number: u64) -> Self {
+impl CollectiveTag {
+    pub(super) const fn new(kind: CollectiveKind, code: u8, number: u64) -> Self {
         Self((kind as u64) << 56 | (code as u64) << 48 | number & ((1 << 40) - 1))
     }
 
@@ -43,12 +43,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_collective_matches_and_another_step_does_not() {
-        let tag = Tag::new(Kind::AllReduce, 79, 5).step(3);
-        assert!(tag.any_kind().fits(Tag::new(Kind::Barrier, 0, 5).step(3).value()));
+    fn tag_mask_ignores_collective_and_not_step() {
+        let tag = CollectiveTag::new(CollectiveKind::AllReduce, 79, 5).step(3);
+        assert!(tag.any_kind().fits(CollectiveTag::new(CollectiveKind::Barrier, 0, 5).step(3).value()));
         assert!(!tag.any_kind().fits(tag.step(2).value()));
-        assert!(!tag.any_kind().fits(Tag::new(Kind::AllReduce, 79, 6).step(3).value()));
-        assert_ne!(tag.value(), Tag::new(Kind::AllReduce, 78, 5).step(3).value());
+        assert!(!tag.any_kind().fits(CollectiveTag::new(CollectiveKind::AllReduce, 79, 6).step(3).value()));
+        assert_ne!(tag.value(), CollectiveTag::new(CollectiveKind::AllReduce, 78, 5).step(3).value());
         assert_eq!(tag.step(4).step(3), tag);
     }
 }

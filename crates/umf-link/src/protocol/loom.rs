@@ -155,7 +155,7 @@ struct Ring {
 
 /// Each message arrives once, whole and in order. Loom fails if all threads sleep.
 #[test]
-fn loom_messages_arrive_and_nobody_sleeps_through() {
+fn loom_message_wakes_sleeping_receiver() {
     const MESSAGES: u64 = 2;
     let reached = Reached::default();
     let in_model = reached.clone();
@@ -177,7 +177,7 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
                     ring.sender.wait(poll, || reached.reach("the sender sleeps"));
                     let (header, payload) = &ring.slots[0];
                     payload.store(number + 10, Ordering::Relaxed);
-                    announce(header, number, Header { kind: 1, length: 8, context: 3 });
+                    announce(header, number, SlotHeader { kind: 1, length: 8, context: 3 });
                     ring.receiver.ring();
                 }
             })
@@ -186,7 +186,7 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
             let (header, payload) = &ring.slots[0];
             let found =
                 ring.receiver.wait(|| arrived(header, number), || in_model.reach("the receiver sleeps"));
-            assert_eq!(found, Header { kind: 1, length: 8, context: 3 });
+            assert_eq!(found, SlotHeader { kind: 1, length: 8, context: 3 });
             assert_eq!(payload.load(Ordering::Relaxed), number + 10, "whole, and not overwritten");
             if release(&ring.consumed, &ring.wants, number + 1) {
                 ring.sender.ring();
@@ -201,7 +201,7 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
 
 /// A receiver that reads marked lanes only sleeps through no message of two senders.
 #[test]
-fn loom_a_marked_lane_is_read_before_its_reader_sleeps() {
+fn loom_marked_lane_is_read_before_sleep() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -211,7 +211,7 @@ fn loom_a_marked_lane_is_read_before_its_reader_sleeps() {
             let inbox = Arc::clone(&inbox);
             thread::spawn(move || {
                 let (lanes, marks, bell) = &*inbox;
-                announce(&lanes[lane], 0, Header { kind: 1, length: 8, context: 0 });
+                announce(&lanes[lane], 0, SlotHeader { kind: 1, length: 8, context: 0 });
                 mark(marks, lane as u32);
                 bell.ring();
             })
@@ -234,7 +234,7 @@ fn loom_a_marked_lane_is_read_before_its_reader_sleeps() {
 
 /// A message is taken and withdrawn at the same time: both processes see the same result.
 #[test]
-fn loom_both_agree_what_became_of_a_message() {
+fn loom_take_and_withdraw_agree() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -262,7 +262,7 @@ fn loom_both_agree_what_became_of_a_message() {
 
 /// The slot of a withdrawn message is used again while its receiver tries to take it.
 #[test]
-fn loom_a_descriptor_is_used_again() {
+fn loom_offer_slot_is_reused_after_take_or_withdraw() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -290,7 +290,7 @@ fn loom_a_descriptor_is_used_again() {
 /// An offer of a backlog is placed by the thread of its inbox while another thread drops its request: it is
 /// cancelled and gets no slot, or it is withdrawn there.
 #[test]
-fn loom_an_offer_is_placed_or_cancelled() {
+fn loom_backlog_offer_is_placed_or_cancelled() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -350,9 +350,9 @@ fn copy_from_the_back<const COUNT: usize>(
     let mut mine = 0;
     loop {
         match claim_back(back, front, 3, COUNT as u64, mine) {
-            Claim::Chunk(chunk) => copied.copy(chunk),
-            Claim::Theirs => reached.reach("both claimed it"),
-            Claim::None => break,
+            ChunkClaim::Chunk(chunk) => copied.copy(chunk),
+            ChunkClaim::Lost => reached.reach("both claimed it"),
+            ChunkClaim::None => break,
         }
         mine += 1;
         progress.store(mine, Ordering::Release);
@@ -361,7 +361,7 @@ fn copy_from_the_back<const COUNT: usize>(
 
 /// Each chunk is copied, the receiver learns when, and the sender copies nothing afterwards.
 #[test]
-fn loom_each_chunk_is_copied() {
+fn loom_each_chunk_is_claimed() {
     const ALL: u64 = 3;
     let reached = Reached::default();
     let in_model = reached.clone();
@@ -402,7 +402,7 @@ fn loom_each_chunk_is_copied() {
 /// A receiver that ends an attempt waits for the sender's claimed chunks. The sender copies nothing
 /// afterwards.
 #[test]
-fn loom_no_copies_for_a_receiver_that_gave_up() {
+fn loom_sender_claims_no_chunk_after_attempt_ends() {
     const ALL: u64 = 2;
     let reached = Reached::default();
     let in_model = reached.clone();
@@ -429,7 +429,7 @@ fn loom_no_copies_for_a_receiver_that_gave_up() {
 
 /// After the end of a registration, no peer copies in its range.
 #[test]
-fn loom_nobody_copies_in_a_range_that_has_expired() {
+fn loom_expired_range_is_not_entered() {
     const SLOT: usize = 1;
     let reached = Reached::default();
     let in_model = reached.clone();
@@ -465,7 +465,7 @@ fn loom_nobody_copies_in_a_range_that_has_expired() {
 
 /// A thread that sleeps until a block is back is woken when the peer gives it back.
 #[test]
-fn loom_who_waits_for_memory_is_woken() {
+fn loom_block_return_wakes_sleeping_owner() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {

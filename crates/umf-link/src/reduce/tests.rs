@@ -130,7 +130,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn as_arithmetic_has_it(pairs in prop::collection::vec((any::<u64>(), any::<u64>()), 0..70)) {
+    fn kernels_match_scalar_arithmetic(pairs in prop::collection::vec((any::<u64>(), any::<u64>()), 0..70)) {
         for operation in Operation::ALL {
             check::<i8>(operation, &pairs)?;
             check::<i16>(operation, &pairs)?;
@@ -147,7 +147,7 @@ proptest! {
 }
 
 #[test]
-fn each_has_a_code_of_its_own() {
+fn codes_of_elements_and_operations_differ() {
     let mut codes = Vec::new();
     for operation in Operation::ALL {
         for element in Element::ALL {

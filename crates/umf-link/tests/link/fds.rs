@@ -32,11 +32,11 @@ impl Drop for All {
     }
 }
 
-/// Who waits for a rank goes on waiting where it cannot be looked for just now. (The only test of its process, since the limit is the
-/// whole process's.)
+/// Without descriptors the end of a rank cannot be checked. A thread that waits for the rank goes on
+/// waiting. The test runs in a process of its own, because the limit is the process's.
 #[test]
-fn a_look_that_cannot_be_made_is_none() {
-    if ran_alone("fds::a_look_that_cannot_be_made_is_none") {
+fn liveness_check_without_fds_keeps_waiting() {
+    if ran_alone("fds::liveness_check_without_fds_keeps_waiting") {
         return;
     }
     const LONG: Option<Duration> = Some(Duration::from_secs(10));

@@ -92,7 +92,7 @@ fn content(length: usize, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn sizes_of_all_kinds_arrive_whole() {
+fn messages_of_all_sizes_arrive_whole() {
     let (mut one, mut receiver) = pair();
     let sizes = [0, 1, 8, 239, 240, 241, 488, 489, 4096, 4097, 32_768, 65_537, 1 << 20, (3 << 20) + 7];
     let peer = std::thread::spawn(move || {
@@ -148,30 +148,30 @@ fn by(engine: Engine, from_memory: bool, into_memory: bool) {
 }
 
 #[test]
-fn by_bounce_buffers() {
+fn bounce_carries_messages() {
     by(Engine::Bounce, false, false);
     by(Engine::Bounce, true, true);
 }
 
 #[test]
-fn by_the_kernel() {
+fn cma_carries_messages() {
     by(Engine::Cma, false, false);
     by(Engine::Cma, true, true);
 }
 
 #[test]
-fn by_mapping() {
+fn mapped_carries_messages() {
     by(Engine::Mapped, true, false);
     by(Engine::Mapped, true, true);
 }
 
 #[test]
-fn by_both_sides() {
+fn both_carries_messages() {
     by(Engine::Both, true, true);
 }
 
 #[test]
-fn an_engine_that_cannot_is_refused_and_the_message_stays() {
+fn impossible_engine_is_refused_and_message_stays() {
     let (mut one, mut other) = pair_with([forced(Engine::Mapped), LinkSettings::default()]);
     let bytes = content(100_000, 1);
     let refused = one.send(1, &bytes).unwrap_err();
@@ -188,13 +188,13 @@ fn an_engine_that_cannot_is_refused_and_the_message_stays() {
         assert!(two.probe(1).unwrap().is_some(), "it stays");
         assert!(matches!(sender.join().unwrap(), Err(Error::TimedOut { .. })));
     });
-    assert!(matches!(one.look(), Ok(())));
+    assert!(matches!(one.check_alive(), Ok(())));
     other.set_timeout(Some(Duration::from_millis(1)));
     assert!(matches!(other.recv(1, &mut [0; 8]), Err(Error::TimedOut { .. })));
 }
 
 #[test]
-fn tags_select_and_order_holds() {
+fn receive_matches_tag_in_sending_order() {
     let (mut one, mut other) = pair();
     for (tag, value) in [(1, 10), (2, 20), (1, 11), (3, 30), (2, 21)] {
         one.send(tag, &[value]).unwrap();
@@ -214,7 +214,7 @@ fn tags_select_and_order_holds() {
 }
 
 #[test]
-fn a_message_that_is_too_long_stays() {
+fn truncated_message_stays_in_queue() {
     let (mut one, mut other) = pair();
     let bytes = content(300_000, 4);
     std::thread::scope(|scope| {
@@ -236,7 +236,7 @@ fn a_message_that_is_too_long_stays() {
 
 /// Beyond the bound, senders keep the data: nothing is lost, and a message behind it can be received.
 #[test]
-fn unexpected_data_is_bounded_and_headers_are_not() {
+fn unexpected_data_is_bounded_by_max_unexpected() {
     for length in [1000, 0] {
         assert_bounded(length);
     }
@@ -307,7 +307,7 @@ fn posted_receives_get_messages_in_order() {
 }
 
 #[test]
-fn a_full_ring_holds_the_sender_back() {
+fn full_ring_blocks_sender() {
     let (mut one, mut other) = pair();
     one.set_timeout(Some(Duration::from_millis(20)));
     let mut count = 0_u64;
@@ -329,7 +329,7 @@ fn a_full_ring_holds_the_sender_back() {
 }
 
 #[test]
-fn a_send_that_times_out_is_withdrawn() {
+fn timed_out_send_is_withdrawn() {
     let (mut one, mut other) = pair();
     one.set_timeout(Some(Duration::from_millis(20)));
     let bytes = content(1 << 20, 3);
@@ -343,7 +343,7 @@ fn a_send_that_times_out_is_withdrawn() {
 }
 
 #[test]
-fn memory_is_handed_over_and_comes_back() {
+fn handed_over_block_returns_when_view_is_dropped() {
     let (mut one, mut other) = pair();
     let memory = memory(1 << 20);
     memory.slice().copy_from(&content(1 << 20, 8)[..]);
@@ -377,12 +377,12 @@ fn memory_is_handed_over_and_comes_back() {
     assert_eq!(other.recv(1, &mut into).unwrap().engine, Engine::Mapped);
     assert!(lent[0].is_back() && !lent[1].is_back());
     one.send(5, b"inline").unwrap();
-    assert!(matches!(other.recv_view(5), Err(Error::OtherForm { tag: 5, .. })));
+    assert!(matches!(other.recv_view(5), Err(Error::WrongForm { tag: 5, .. })));
     assert_eq!(other.recv(5, &mut into).unwrap().length, 6);
 }
 
 #[test]
-fn more_blocks_than_the_handle_table_has_entries() {
+fn handle_table_entries_are_reused() {
     let (mut one, mut other) = pair();
     let blocks: Vec<_> = (0..300).map(|_| memory(4096)).collect();
     for round in 0..3 {
@@ -399,7 +399,7 @@ fn more_blocks_than_the_handle_table_has_entries() {
 }
 
 #[test]
-fn lists_on_both_sides() {
+fn lists_are_sent_and_received() {
     for engine in [None, Some(Engine::Cma), Some(Engine::Bounce), Some(Engine::Mapped)] {
         let settings = || engine.map_or_else(LinkSettings::default, forced);
         let (mut one, mut other) = pair_with([settings(), settings()]);
@@ -436,7 +436,7 @@ fn lists_on_both_sides() {
 }
 
 #[test]
-fn both_send_at_the_same_time() {
+fn concurrent_exchange_completes() {
     for engine in [None, Some(Engine::Bounce)] {
         let settings = || engine.map_or_else(LinkSettings::default, forced);
         let (mut one, mut other) = pair_with([settings(), settings()]);
@@ -456,7 +456,7 @@ fn both_send_at_the_same_time() {
 }
 
 #[test]
-fn closing_is_reported_after_what_was_sent() {
+fn closed_is_reported_after_last_message() {
     let (mut one, mut other) = pair();
     one.send(1, b"last words").unwrap();
     drop(one);
@@ -467,7 +467,7 @@ fn closing_is_reported_after_what_was_sent() {
 }
 
 #[test]
-fn the_event_fd_reports_messages_and_the_end() {
+fn event_fd_reports_messages_and_closing() {
     let (mut one, mut other) = pair();
     let readable = |link: &Link| {
         use std::os::fd::AsRawFd;
@@ -486,22 +486,22 @@ fn the_event_fd_reports_messages_and_the_end() {
     other.arm().unwrap();
     drop(one);
     assert!(readable(&other));
-    assert!(matches!(other.look(), Err(Error::Closed { .. })));
+    assert!(matches!(other.check_alive(), Err(Error::Closed { .. })));
 }
 
 #[test]
-fn names_are_found_and_taken() {
+fn named_endpoint_is_found_and_exclusive() {
     let name = format!("test-{}", std::process::id());
     let endpoint = LinkBuilder::new().named(&name).unwrap();
     assert!(matches!(LinkBuilder::new().named(&name), Err(Error::NameTaken { .. })));
     let address = umf_link::LinkAddress::of_name(&name).unwrap();
     assert_eq!(address.socket(), endpoint.address().socket());
     assert!(matches!(endpoint.accept(Some(Duration::ZERO)), Err(Error::TimedOut { .. })));
-    let nobody = LinkBuilder::new().connect(&address, Some(Duration::from_millis(50)));
-    assert!(matches!(nobody, Err(Error::TimedOut { .. })), "nobody accepts");
+    let connected = LinkBuilder::new().connect(&address, Some(Duration::from_millis(50)));
+    assert!(matches!(connected, Err(Error::TimedOut { .. })), "the endpoint does not accept");
     drop(endpoint);
-    let nobody = LinkBuilder::new().connect(&address, SECOND);
-    assert!(matches!(nobody, Err(Error::NobodyThere { .. })));
+    let connected = LinkBuilder::new().connect(&address, SECOND);
+    assert!(matches!(connected, Err(Error::NotListening { .. })));
     for bad in ["", "a b", &"x".repeat(65)] {
         assert!(matches!(LinkBuilder::new().named(bad), Err(Error::BadName { .. })));
     }

@@ -30,8 +30,8 @@ fn with_memory<T>(more: u64, call: impl FnOnce() -> T) -> T {
 /// The other ranks do not learn of a rank that could not join. (The only test of its process, since the limit
 /// is the whole process's.)
 #[test]
-fn a_rank_that_cannot_join_was_never_there() {
-    if ran_alone("threads::a_rank_that_cannot_join_was_never_there") {
+fn failed_join_publishes_nothing() {
+    if ran_alone("threads::failed_join_publishes_nothing") {
         return;
     }
     let name = format!("threads-{}", std::process::id());
@@ -45,7 +45,7 @@ fn a_rank_that_cannot_join_was_never_there() {
             Ok(next) => break next,
             Err(error) => error,
         };
-        assert!(matches!(&refused, Error::System { .. } | Error::Meeting { .. }), "{refused}");
+        assert!(matches!(&refused, Error::System { .. } | Error::Membership { .. }), "{refused}");
         failures += 1;
         let absent = first.send(1, 0, &[1]).unwrap_err();
         assert!(matches!(absent, Error::RankAbsent { rank: 1, .. }), "{absent}");
@@ -66,8 +66,8 @@ fn open() -> (usize, usize) {
 }
 
 #[test]
-fn link_for_which_memory_is_short_leaves_nothing() {
-    if ran_alone("threads::link_for_which_memory_is_short_leaves_nothing") {
+fn link_that_fails_for_lack_of_memory_leaks_nothing() {
+    if ran_alone("threads::link_that_fails_for_lack_of_memory_leaks_nothing") {
         return;
     }
     let name = format!("short-{}", std::process::id());

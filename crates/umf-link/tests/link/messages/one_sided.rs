@@ -1,4 +1,4 @@
-//! Ranges that are registered, and `put` and `get` on them.
+//! Registered ranges, `put` and `get`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn serving<R: Send>(owner: &mut Link, ask: impl FnOnce() -> R + Send) -> R {
 }
 
 #[test]
-fn each_engine_puts_and_gets() {
+fn each_engine_carries_put_and_get() {
     const SIZE: usize = 300_000;
     for (engine, is_pool) in [
         (None, true),
@@ -68,7 +68,7 @@ fn each_engine_puts_and_gets() {
         let first = content(SIZE, 3);
         shared.slice().copy_from(&first);
         private.copy_from_slice(&first);
-        // SAFETY: ended below, before anybody looks at the vector.
+        // SAFETY: the registration ends below, before the vector is read or dropped.
         let mut range = unsafe {
             if is_pool {
                 owner.register(shared, RemoteAccess::GetPut)
@@ -111,7 +111,7 @@ fn each_engine_puts_and_gets() {
 }
 
 #[test]
-fn what_a_key_does_not_grant_is_refused() {
+fn transfer_beyond_key_is_refused() {
     for settings in [LinkSettings::default(), forced(Engine::Bounce)] {
         let (mut owner, mut other) = pair_with([LinkSettings::default(), settings]);
         let range = leaked(memory(10_000));
@@ -137,10 +137,10 @@ fn what_a_key_does_not_grant_is_refused() {
         assert!(matches!(refused[1], Error::NotAllowed { what: "get", .. }));
         assert!(matches!(refused[2], Error::OutOfBounds { offset: 9_901, length: 100, size: 10_000 }));
         assert!(matches!(refused[3], Error::OutOfBounds { .. }));
-        assert!(matches!(refused[4], Error::Lengths { remote: 99, local: 100 }));
-        assert!(matches!(owner.get(&reads.key(), 0, &mut into), Err(Error::OtherKey)), "its own");
+        assert!(matches!(refused[4], Error::LengthMismatch { remote: 99, local: 100 }));
+        assert!(matches!(owner.get(&reads.key(), 0, &mut into), Err(Error::ForeignKey)), "its own");
         let (mut third, _fourth) = pair();
-        assert!(matches!(third.get(&reads.key(), 0, &mut into), Err(Error::OtherKey)));
+        assert!(matches!(third.get(&reads.key(), 0, &mut into), Err(Error::ForeignKey)));
         let key = reads.key();
         drop((reads, writes));
         assert!(matches!(other.get(&key, 0, &mut into), Err(Error::Expired { .. })));
@@ -161,7 +161,7 @@ fn forged(key: RemoteKey, change: impl FnOnce(&mut [u8; KEY_SIZE])) -> RemoteKey
 }
 
 #[test]
-fn an_owner_that_copies_checks_forged_keys() {
+fn owner_refuses_forged_keys() {
     let (mut owner, mut other) = pair_with([LinkSettings::default(), forced(Engine::Bounce)]);
     let block = leaked(memory(30_000));
     let before = content(30_000, 5);
@@ -191,7 +191,7 @@ fn an_owner_that_copies_checks_forged_keys() {
 }
 
 #[test]
-fn both_put_at_the_same_time() {
+fn concurrent_puts_complete() {
     let (mut one, mut other) = pair_with([forced(Engine::Bounce), forced(Engine::Bounce)]);
     let run = |link: &mut Link, mine: u64, theirs: u64| {
         let mut board = vec![0; 150_000];
@@ -212,7 +212,7 @@ fn both_put_at_the_same_time() {
 }
 
 #[test]
-fn a_transfer_that_times_out_may_be_carried_out_later() {
+fn timed_out_put_may_complete_later() {
     let (mut owner, mut other) = pair_with([LinkSettings::default(), forced(Engine::Bounce)]);
     let range = leaked(memory(100_000));
     range.slice().copy_from(&[0; 100_000][..]);
@@ -240,9 +240,9 @@ fn a_transfer_that_times_out_may_be_carried_out_later() {
     assert!(!bytes_of(range).contains(&9));
 }
 
-/// Registrations that end while the peer copies: once one has ended nobody writes there any more.
+/// Registrations end while the peer copies. After the end of one, its range is not written.
 #[test]
-fn no_peer_writes_after_the_end_of_a_registration() {
+fn ended_registration_is_not_written() {
     for settings in [LinkSettings::default(), forced(Engine::Cma), forced(Engine::Bounce)] {
         let (mut owner, other) = pair_with([LinkSettings::default(), settings.clone()]);
         if settings.engine == Some(Engine::Cma) && other.engines().cma().is_err() {
@@ -291,7 +291,7 @@ fn no_peer_writes_after_the_end_of_a_registration() {
 }
 
 #[test]
-fn slots_for_ranges_are_bounded_and_come_back() {
+fn range_slots_are_bounded_and_reused() {
     let (owner, mut other) = pair();
     let block = leaked(memory(4096));
     let all: Vec<_> = (0..1024).map(|_| register(&owner, block, RemoteAccess::Get)).collect();
@@ -313,7 +313,7 @@ fn slots_for_ranges_are_bounded_and_come_back() {
         owner.register(umf_link::Destination::list([&mut bytes[..4], &mut list[5..]]), RemoteAccess::Get)
     };
     assert!(matches!(refused, Err(Error::NotOnePiece { pieces: 2 })));
-    // Of who is gone nobody waits.
+    // The end of a registration does not wait for a peer that is gone.
     drop(other);
     drop(again);
 }
@@ -348,9 +348,10 @@ impl Counting {
     }
 }
 
-/// Memory that devices use, too: whoever has to know is told whenever this process touches it, and not otherwise.
+/// Memory that devices use too: each CPU access is bracketed by `HostAccess::begin` and `end`, and
+/// nothing else is.
 #[test]
-fn copies_of_memory_that_devices_use_are_bracketed() {
+fn copies_of_device_memory_are_bracketed_by_cpu_access() {
     let counting: &'static Counting = Box::leak(Box::default());
     let device = leaked(memory(100_000).with_host_access(Some(counting)));
     let bytes = content(100_000, 3);

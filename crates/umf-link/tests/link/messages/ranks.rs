@@ -38,7 +38,7 @@ fn ranks<T: Send>(
 }
 
 #[test]
-fn each_sends_to_each_and_receives_from_any() {
+fn recv_any_receives_from_all_ranks() {
     ranks(4, &LinkSettings::default(), |comm| {
         let me = comm.rank();
         let others = (0..4).filter(|rank| *rank != me);
@@ -79,7 +79,7 @@ fn each_sends_to_each_and_receives_from_any() {
 }
 
 #[test]
-fn a_receive_from_any_rank_takes_turns() {
+fn recv_any_is_fair() {
     let sent = std::sync::Barrier::new(3);
     ranks(3, &LinkSettings::default(), |comm| {
         // All are linked.
@@ -109,7 +109,7 @@ fn a_receive_from_any_rank_takes_turns() {
 }
 
 #[test]
-fn posted_receives_from_any_rank_and_from_one() {
+fn posted_receives_from_any_and_one_rank_match_in_order() {
     ranks(3, &LinkSettings::default(), |comm| {
         let long = content(100_000, 3);
         if comm.rank() > 0 {
@@ -142,7 +142,7 @@ fn posted_receives_from_any_rank_and_from_one() {
 }
 
 #[test]
-fn what_any_rank_has_sent_is_probed() {
+fn probe_finds_message_of_any_rank() {
     ranks(3, &LinkSettings::default(), |comm| {
         if comm.rank() > 0 {
             let bytes = vec![1_u8; comm.rank()];
@@ -161,9 +161,9 @@ fn what_any_rank_has_sent_is_probed() {
     });
 }
 
-/// Who takes no part any more says so even where a ring is full.
+/// A rank that ends its collectives announces that outside of the rings.
 #[test]
-fn a_rank_that_gave_up_is_told_of_past_a_full_ring() {
+fn collectives_ended_is_seen_past_full_ring() {
     ranks(2, &LinkSettings::default(), |comm| {
         comm.barrier().unwrap();
         if comm.rank() == 0 {
@@ -177,7 +177,7 @@ fn a_rank_that_gave_up_is_told_of_past_a_full_ring() {
         }
         std::thread::sleep(Duration::from_millis(300));
         let over = comm.barrier().unwrap_err();
-        assert!(matches!(over, Error::GivenUp { rank: 0 }), "{over}");
+        assert!(matches!(over, Error::CollectivesEnded { rank: 0 }), "{over}");
         comm.send(0, 2, &[]).unwrap();
     });
 }
@@ -295,26 +295,26 @@ fn collectives(size: usize, settings: &LinkSettings, is_pool: fn(usize) -> bool)
 }
 
 #[test]
-fn collectives_of_memory_of_pools() {
+fn collectives_of_pool_memory() {
     for size in [1, 2, 3] {
         collectives(size, &LinkSettings::default(), |_| true);
     }
 }
 
 #[test]
-fn collectives_of_other_memory() {
+fn collectives_of_private_memory() {
     collectives(2, &LinkSettings::default(), |_| false);
     collectives(3, &forced(Engine::Bounce), |_| false);
 }
 
 #[test]
-fn collectives_where_some_have_memory_of_pools() {
+fn collectives_of_mixed_memory() {
     collectives(2, &LinkSettings::default(), |rank| rank == 1);
     collectives(3, &LinkSettings::default(), |rank| rank != 1);
 }
 
 #[test]
-fn every_operation_of_every_kind_of_numbers() {
+fn allreduce_supports_all_operations_and_elements() {
     ranks(2, &LinkSettings::default(), |comm| {
         let me = comm.rank();
         for operation in Operation::ALL {
@@ -343,7 +343,7 @@ fn every_operation_of_every_kind_of_numbers() {
 }
 
 #[test]
-fn ranks_that_call_different_things_are_told() {
+fn different_collectives_are_mismatch() {
     let sum = Reduction::of::<f64>(Operation::Sum).unwrap();
     let max = Reduction::of::<f64>(Operation::Max).unwrap();
     for case in 0..4 {
@@ -366,7 +366,7 @@ fn ranks_that_call_different_things_are_told() {
         assert!(results.iter().any(|(result, _)| is_mismatch(result)), "{case} {results:?}");
         for (result, again) in &results {
             let is_told = is_mismatch(result)
-                || matches!(result, Err(Error::GivenUp { .. }))
+                || matches!(result, Err(Error::CollectivesEnded { .. }))
                 || case == 3 && result.is_ok();
             assert!(is_told && again.is_err(), "{case} {results:?}");
         }
@@ -374,7 +374,7 @@ fn ranks_that_call_different_things_are_told() {
 }
 
 #[test]
-fn what_is_wrong_with_a_job() {
+fn invalid_jobs_are_refused() {
     let name = format!("wrong-{}", std::process::id());
     for (rank, size) in [(2, 2), (0, 0), (0, 5000)] {
         assert!(
@@ -397,7 +397,7 @@ fn what_is_wrong_with_a_job() {
     assert!(matches!(first.barrier(), Err(Error::RankAbsent { .. })), "collectives are over");
     first.set_timeout(SECOND);
     let refused = Communicator::join(&name, 1, 3).unwrap_err();
-    assert!(matches!(refused, Error::OtherSize { theirs: 2, mine: 3 }), "{refused}");
+    assert!(matches!(refused, Error::SizeMismatch { theirs: 2, mine: 3 }), "{refused}");
     // The rank is free, and messages go on.
     let mut other = Communicator::join(&name, 1, 2).unwrap();
     other.set_timeout(SECOND);
@@ -405,9 +405,9 @@ fn what_is_wrong_with_a_job() {
     let mut byte = [0];
     assert_eq!(first.recv_any(7, &mut byte).unwrap().from, 1);
     let told = other.barrier().unwrap_err();
-    assert!(matches!(told, Error::GivenUp { rank: 0 }), "{told}");
+    assert!(matches!(told, Error::CollectivesEnded { rank: 0 }), "{told}");
     drop(other);
-    assert!(matches!(first.recv_any(7, &mut byte), Err(Error::Closed { .. })), "it is told once");
+    assert!(matches!(first.recv_any(7, &mut byte), Err(Error::Closed { .. })), "the end is reported once");
     let mut third = Communicator::join(&name, 1, 2).unwrap();
     third.set_timeout(SECOND);
     first.forget(1).unwrap();
@@ -417,9 +417,10 @@ fn what_is_wrong_with_a_job() {
     });
 }
 
-/// A rank that was there and went, before anybody had a link with it: all that wait for it are told, and a process in its place is met.
+/// A rank leaves before another rank is linked with it. Ranks that wait for it get `Closed`, and a
+/// process that replaces it is linked.
 #[test]
-fn a_rank_that_went_before_it_met_anybody() {
+fn rank_that_left_unlinked_is_closed_and_replaceable() {
     let name = format!("unmet-{}", std::process::id());
     let join = |rank| {
         let mut comm = Communicator::join(&name, rank, 3).unwrap();
@@ -439,10 +440,13 @@ fn a_rank_that_went_before_it_met_anybody() {
         assert_eq!(comm.recv(1, 0, &mut byte).unwrap_err(), closed);
         assert_eq!(comm.recv_any(0, &mut byte).unwrap_err(), closed);
         comm.set_timeout(Some(Duration::from_millis(50)));
-        assert!(matches!(comm.recv_any(0, &mut byte), Err(Error::TimedOut { .. })), "it is told once");
+        assert!(
+            matches!(comm.recv_any(0, &mut byte), Err(Error::TimedOut { .. })),
+            "the end is reported once"
+        );
         comm.set_timeout(SECOND);
     }
-    // Who forgets it waits for another one.
+    // After `forget` a call waits for the next process of the rank.
     first.forget(1).unwrap();
     first.set_timeout(Some(Duration::from_millis(50)));
     assert!(matches!(first.send(1, 0, &[1]), Err(Error::RankAbsent { rank: 1, milliseconds: 50, .. })));
@@ -458,7 +462,7 @@ fn a_rank_that_went_before_it_met_anybody() {
 
 /// What a rank sent before it went is received first, also where its link is not taken in yet.
 #[test]
-fn what_came_before_the_end_is_received_first() {
+fn messages_before_closing_are_received_first() {
     for round in 0..20 {
         let name = format!("late-{round}-{}", std::process::id());
         let mut stays = Communicator::join(&name, 0, 2).unwrap();
@@ -467,7 +471,7 @@ fn what_came_before_the_end_is_received_first() {
         goes.set_timeout(SECOND);
         goes.send(0, 1, &[round]).unwrap();
         drop(goes);
-        // Long enough that it looks after those whom it has not met.
+        // Long enough for a check of the ranks that are not linked.
         std::thread::sleep(Duration::from_millis(u64::from(round) * 3));
         let mut byte = [0];
         assert_eq!(stays.recv_any(1, &mut byte).unwrap().from, 1);
@@ -524,7 +528,7 @@ fn collectives_while_peers_announce_only() {
 
 /// The scenarios of `models/inbox_cycles.py`: requests and sends in a cycle, while peers announce only.
 #[test]
-fn ranks_in_a_cycle_do_not_block_each_other() {
+fn cyclic_sends_do_not_deadlock() {
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Ask,
@@ -591,7 +595,7 @@ fn ranks_in_a_cycle_do_not_block_each_other() {
 
 /// The end of each process that is a rank is reported, whether it was linked or not.
 #[test]
-fn ends_of_processes_that_replace_each_other() {
+fn ends_of_replaced_ranks_are_reported() {
     let job = format!("replace-{}", std::process::id());
     let join = |rank| {
         let mut comm = Communicator::join(&job, rank, 3).unwrap();
@@ -618,7 +622,7 @@ fn ends_of_processes_that_replace_each_other() {
 }
 
 #[test]
-fn finishing_a_receive_from_any_rank_ends_when_all_are_gone() {
+fn finish_of_receive_from_any_fails_when_all_ranks_are_gone() {
     let job = format!("finish-{}", std::process::id());
     let mut comms: Vec<_> = (0..3).map(|rank| Communicator::join(&job, rank, 3).unwrap()).collect();
     let [mut first, mut second, third] = [0; 3].map(|_| comms.remove(0));

@@ -56,7 +56,7 @@ fn by(engine: Option<Engine>, carried: Engine, is_pool: bool) {
 }
 
 #[test]
-fn by_every_engine() {
+fn each_engine_combines() {
     by(None, Engine::Inline, false);
     by(Some(Engine::Bounce), Engine::Bounce, false);
     by(Some(Engine::Cma), Engine::Cma, false);
@@ -68,13 +68,13 @@ fn by_every_engine() {
 }
 
 #[test]
-fn what_is_not_whole_numbers_is_refused_and_stays() {
+fn partial_element_is_refused_and_message_stays() {
     let (mut one, mut other) = pair();
     let mut numbers = [1.0_f32; 4];
     let refused = Destination::from(&mut [0_u8; 7][..]).combined(sum()).unwrap_err();
-    assert!(matches!(refused, Error::NotWhole { length: 7, size: 4 }), "{refused}");
+    assert!(matches!(refused, Error::PartialElement { length: 7, size: 4 }), "{refused}");
     one.send(1, &[0; 6]).unwrap();
-    assert!(matches!(other.recv(1, sums(&mut numbers)), Err(Error::NotWhole { length: 6, size: 4 })));
+    assert!(matches!(other.recv(1, sums(&mut numbers)), Err(Error::PartialElement { length: 6, size: 4 })));
     one.send(2, &[0; 20]).unwrap();
     assert!(matches!(other.recv(2, sums(&mut numbers)), Err(Error::Truncated { length: 20, capacity: 16 })));
     one.send(3, &[1.5_f32, 2.5][..]).unwrap();
@@ -84,7 +84,7 @@ fn what_is_not_whole_numbers_is_refused_and_stays() {
 }
 
 #[test]
-fn numbers_that_lie_in_two_entries_of_a_list() {
+fn number_split_over_list_entries_is_combined() {
     let (mut one, mut other) = pair();
     let (theirs, mut mine) = (floats(5000, 3), floats(5000, 4));
     let expected: Vec<f32> = mine.iter().zip(&theirs).map(|(one, other)| one + other).collect();
@@ -110,7 +110,7 @@ fn numbers_that_lie_in_two_entries_of_a_list() {
 }
 
 #[test]
-fn a_message_that_goes_away_in_the_midst_spoils_what_it_is_combined_with() {
+fn message_lost_while_combined_is_partly_combined() {
     for is_combined in [true, false] {
         let (mut one, mut other) = pair_with([forced(Engine::Bounce), forced(Engine::Bounce)]);
         let (theirs, mut mine) = (floats(1 << 18, 1), floats(1 << 18, 2));
@@ -125,7 +125,7 @@ fn a_message_that_goes_away_in_the_midst_spoils_what_it_is_combined_with() {
         drop(sending);
         let after = other.test_recv(&mut receiving);
         if is_combined {
-            assert!(matches!(after, Err(Error::Spoilt { .. })), "{after:?}");
+            assert!(matches!(after, Err(Error::PartlyCombined { .. })), "{after:?}");
         } else {
             assert_eq!(after.unwrap(), None, "the next one is received instead");
         }

@@ -219,7 +219,7 @@ fn many_sends_are_received_in_reverse_order() {
 }
 
 #[test]
-fn messages_of_one_sender_are_in_order_whatever_their_form() {
+fn messages_of_one_sender_match_in_order_of_all_forms() {
     for settings in [LinkSettings::default(), announcing()] {
         let (mut one, mut other) = pair_with([LinkSettings::default(), settings]);
         let block = super::memory(4096);

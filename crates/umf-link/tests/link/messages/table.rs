@@ -1,4 +1,5 @@
-//! Which engine carries what, and who is told where one that the settings name cannot: it is obeyed or refused, never replaced.
+//! The engine of each combination of source and destination. An engine that the settings name is used
+//! or refused, and never replaced.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -195,7 +196,7 @@ impl Drop for Ends<'_> {
 }
 
 #[test]
-fn an_engine_is_obeyed_or_refused() {
+fn forced_engine_is_used_or_refused() {
     let mut room = Room::new();
     let (_, other) = pair_with([LinkSettings::default(), LinkSettings::default()]);
     let reads = other.engines().cma().is_ok();
@@ -239,7 +240,7 @@ fn an_engine_is_obeyed_or_refused() {
 
 /// The sender copies its part, whatever both copy out of and into.
 #[test]
-fn both_sides_copy() {
+fn both_engine_copies_from_both_sides() {
     const LONG: usize = 4 << 20;
     let (mut one, mut other) = pair_with([forced(Engine::Both), forced(Engine::Both)]);
     if let Err(why) = other.engines().cma() {
@@ -276,7 +277,7 @@ fn both_sides_copy() {
 
 /// What an engine is named for is longer: a short message goes however it can when the ring is full.
 #[test]
-fn a_named_engine_does_not_refuse_short_messages() {
+fn forced_engine_accepts_short_messages() {
     for engine in [Engine::Mapped, Engine::Cma, Engine::Both, Engine::Bounce, Engine::Inline] {
         let (mut one, mut other) = pair_with([forced(engine), forced(engine)]);
         let numbers: Vec<[u8; 2]> = (0..300_u16).map(u16::to_ne_bytes).collect();

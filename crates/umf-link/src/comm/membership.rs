@@ -1,4 +1,4 @@
-//! [`Meeting`]: where the ranks of a job find each other.
+//! [`Membership`]: where the ranks of a job find each other.
 //!
 //! All ranks register for one object of the job's domain. It lives as long as one of them does, and
 //! has a slot for each rank, written by the process that is the rank. A rank is alive as long as a
@@ -34,19 +34,19 @@ use crate::address::check_name;
 use crate::{Error, Result};
 
 /// The most ranks of a job: as many as a domain has processes.
-const MOST_RANKS: usize = 1024;
+const MAX_RANKS: usize = 1024;
 /// Longest name of a job.
-const LONGEST_NAME: usize = 32;
+const MAX_NAME: usize = 32;
 /// How long joining may wait for processes of the domain, which are slow on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Objects of the domain. There is one, and another one while dead ranks are not noticed yet.
-const OBJECTS: u32 = 8;
+const MAX_OBJECTS: u32 = 8;
 const KIND: u32 = u32::from_le_bytes(*b"RNK1");
-const HEADER: usize = 4096;
-const SLOT: usize = 192;
+const HEADER_SIZE: usize = 4096;
+const SLOT_SIZE: usize = 192;
 /// That of each job, since memory that is not touched costs nothing.
-const OBJECT: usize = HEADER + MOST_RANKS * SLOT;
+const OBJECT_SIZE: usize = HEADER_SIZE + MAX_RANKS * SLOT_SIZE;
 
 /// Words of the header.
 const CHANGES: usize = 0;
@@ -56,16 +56,16 @@ const SIZE: usize = 1;
 const WORDS: usize = 17;
 
 /// How often a slot is looked at that changes meanwhile.
-const TRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 /// How long a slot may stay half written until its publisher counts as stalled.
-const STALLED: Duration = Duration::from_millis(20);
-const PAUSE: Duration = Duration::from_millis(1);
+const STALL_TIMEOUT: Duration = Duration::from_millis(20);
+const RETRY_DELAY: Duration = Duration::from_millis(1);
 
 /// Where the ranks of a job find each other: a shared object of a domain with a slot for each rank.
 ///
 /// Dropping it says that the rank left, if this process published it.
 #[derive(Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct Membership {
     job: String,
     rank: usize,
     size: usize,
@@ -86,13 +86,13 @@ pub(crate) struct Member {
     pub pid: i32,
     /// Another process of the same rank has another one.
     pub incarnation: u64,
-    /// Whether it left the job (its `Meeting` was dropped).
+    /// Whether it left the job (its `Membership` was dropped).
     pub has_left: bool,
 }
 
 /// Of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum SlotState {
     Empty,
     Publishing,
     Here,
@@ -101,22 +101,22 @@ enum State {
 
 /// The first word of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Claim(u64);
+struct SlotClaim(u64);
 
-impl Claim {
+impl SlotClaim {
     const STATE: u64 = 3;
     const SHIFT: u32 = 2;
 
-    const fn state(self) -> State {
+    const fn state(self) -> SlotState {
         match self.0 & Self::STATE {
-            0 => State::Empty,
-            1 => State::Publishing,
-            2 => State::Here,
-            _ => State::Left,
+            0 => SlotState::Empty,
+            1 => SlotState::Publishing,
+            2 => SlotState::Here,
+            _ => SlotState::Left,
         }
     }
 
-    const fn with(self, state: State) -> Self {
+    const fn with(self, state: SlotState) -> Self {
         Self(self.0 & !Self::STATE | state as u64)
     }
 
@@ -126,26 +126,26 @@ impl Claim {
 
     /// Returns the claim of the next publisher.
     fn next(self) -> Self {
-        Self(next_incarnation(self.incarnation()) << Self::SHIFT).with(State::Publishing)
+        Self(next_incarnation(self.incarnation()) << Self::SHIFT).with(SlotState::Publishing)
     }
 }
 
 /// Never 0, which is that of a slot without a process.
 fn next_incarnation(incarnation: u64) -> u64 {
-    (incarnation.wrapping_add(1) & u64::MAX >> Claim::SHIFT).max(1)
+    (incarnation.wrapping_add(1) & u64::MAX >> SlotClaim::SHIFT).max(1)
 }
 
-struct Slot<'m> {
+struct RankSlot<'m> {
     claim: &'m AtomicU64,
     words: [&'m AtomicU64; WORDS],
 }
 
-impl Slot<'_> {
-    fn claim(&self) -> Claim {
-        Claim(self.claim.load(Ordering::Acquire))
+impl RankSlot<'_> {
+    fn claim(&self) -> SlotClaim {
+        SlotClaim(self.claim.load(Ordering::Acquire))
     }
 
-    fn replace(&self, claim: Claim, by: Claim) -> bool {
+    fn replace(&self, claim: SlotClaim, by: SlotClaim) -> bool {
         self.claim.compare_exchange(claim.0, by.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -164,7 +164,7 @@ impl Slot<'_> {
     }
 
     /// Writes pid and address; `false` if the slot is claimed by another publisher.
-    fn write(&self, claim: Claim, pid: u32, address: &[u8; 64]) -> bool {
+    fn write(&self, claim: SlotClaim, pid: u32, address: &[u8; 64]) -> bool {
         let value = |part: usize| match part.checked_sub(1) {
             None => pid,
             Some(part) => u32::from_le_bytes(from_fn(|at| address[part * 4 + at])),
@@ -173,7 +173,7 @@ impl Slot<'_> {
         self.words.iter().enumerate().all(|(part, word)| {
             let value = tag | u64::from(value(part));
             // Only a stalled publisher changes it meanwhile, once, or a process that scribbles.
-            (0..TRIES).any(|_| {
+            (0..MAX_ATTEMPTS).any(|_| {
                 let current = word.load(Ordering::Acquire);
                 // After the load: where another publisher wrote the word, its claim is seen.
                 self.claim() == claim
@@ -183,32 +183,32 @@ impl Slot<'_> {
     }
 
     /// Waits while the slot has this claim, until its publisher counts as stalled.
-    fn wait(&self, claim: Claim) {
+    fn wait(&self, claim: SlotClaim) {
         let began = Instant::now();
-        while self.claim() == claim && began.elapsed() < STALLED {
-            std::thread::sleep(PAUSE);
+        while self.claim() == claim && began.elapsed() < STALL_TIMEOUT {
+            std::thread::sleep(RETRY_DELAY);
         }
     }
 }
 
-impl Meeting {
+impl Membership {
     /// Joins the domain of the job and checks its size. Publishes nothing yet.
     ///
     /// `is_gone` says whether no process listens at an address any more.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::BadRank`], [`Error::OtherSize`], [`Error::Meeting`].
+    /// [`Error::BadName`], [`Error::BadRank`], [`Error::SizeMismatch`], [`Error::Membership`].
     pub(crate) fn join(job: &str, rank: usize, size: usize, is_gone: fn(&[u8; 64]) -> bool) -> Result<Self> {
-        check_name(job, LONGEST_NAME)?;
-        if rank >= size || size > MOST_RANKS {
+        check_name(job, MAX_NAME)?;
+        if rank >= size || size > MAX_RANKS {
             return Err(Error::BadRank { rank, size });
         }
-        let failed = |error| Error::Meeting { job: job.to_owned(), error };
+        let failed = |error| Error::Membership { job: job.to_owned(), error };
         let mut settings = DomainSettings::default();
-        (settings.timeout, settings.max_objects) = (PATIENCE, OBJECTS);
+        (settings.timeout, settings.max_objects) = (JOIN_TIMEOUT, MAX_OBJECTS);
         let domain = Domain::join(&format!("umf-link/{job}"), settings).map_err(failed)?;
-        let object = domain.find_or_create(OBJECT, KIND).map_err(failed)?;
-        let meeting = Self {
+        let object = domain.find_or_create(OBJECT_SIZE, KIND).map_err(failed)?;
+        let membership = Self {
             job: job.to_owned(),
             rank,
             size,
@@ -217,14 +217,14 @@ impl Meeting {
             published: AtomicU64::new(0),
             process: fork::generation(),
         };
-        let (Some(stored), Some(_)) = (meeting.header(SIZE), meeting.slot(size - 1)) else {
+        let (Some(stored), Some(_)) = (membership.header(SIZE), membership.slot(size - 1)) else {
             let what = "the object on which the ranks meet is too small";
             return Err(failed(umf_domain::Error::Misbehaved { domain: domain.name().to_owned(), what }));
         };
         let theirs = stored.compare_exchange(0, size as u32, Ordering::Relaxed, Ordering::Relaxed);
         match theirs.map_or_else(|theirs| theirs as usize, |_| size) {
-            same if same == size => Ok(meeting),
-            theirs => Err(Error::OtherSize { theirs, mine: size }),
+            same if same == size => Ok(membership),
+            theirs => Err(Error::SizeMismatch { theirs, mine: size }),
         }
     }
 
@@ -234,20 +234,20 @@ impl Meeting {
     /// # Errors
     /// [`Error::RankTaken`] if a living process is that rank; [`Error::Forked`].
     pub(crate) fn publish(&self, address: &[u8; 64]) -> Result<()> {
-        if !self.belongs_here() {
+        if !self.is_own_process() {
             return Err(Error::Forked);
         }
         let mut owner = 0;
         let slot = self.slot(self.rank).ok_or(Error::BadRank { rank: self.rank, size: self.size })?;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let found = slot.claim();
-            if found.state() == State::Publishing {
+            if found.state() == SlotState::Publishing {
                 slot.wait(found);
                 if slot.claim() != found {
                     continue;
                 }
             }
-            if found.state() == State::Here
+            if found.state() == SlotState::Here
                 && let Some((pid, theirs)) = slot.read(found.incarnation())
             {
                 owner = pid;
@@ -256,7 +256,7 @@ impl Meeting {
                 }
             }
             let claim = found.next();
-            let here = claim.with(State::Here);
+            let here = claim.with(SlotState::Here);
             if !slot.replace(found, claim) {
                 continue;
             }
@@ -274,12 +274,12 @@ impl Meeting {
     /// Returns the process that is a rank, or was it last. It may have ended.
     pub(crate) fn member(&self, rank: usize) -> Option<Member> {
         let slot = self.slot(rank)?;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let claim = slot.claim();
             let has_left = match claim.state() {
-                State::Here => false,
-                State::Left => true,
-                State::Empty | State::Publishing => return None,
+                SlotState::Here => false,
+                SlotState::Left => true,
+                SlotState::Empty | SlotState::Publishing => return None,
             };
             let incarnation = claim.incarnation();
             if let Some((pid, address)) = slot.read(incarnation) {
@@ -294,7 +294,7 @@ impl Meeting {
         self.header(CHANGES).map_or(0, |changes| changes.load(Ordering::Acquire))
     }
 
-    fn belongs_here(&self) -> bool {
+    fn is_own_process(&self) -> bool {
         self.process == fork::generation()
     }
 
@@ -302,7 +302,7 @@ impl Meeting {
     /// the name for a moment.
     fn is_alive(&self, address: &[u8; 64]) -> bool {
         !(self.is_gone)(address) && {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_DELAY);
             !(self.is_gone)(address)
         }
     }
@@ -319,26 +319,26 @@ impl Meeting {
     }
 
     /// The slot of a rank of the job.
-    fn slot(&self, rank: usize) -> Option<Slot<'_>> {
+    fn slot(&self, rank: usize) -> Option<RankSlot<'_>> {
         let all = self.object.view::<u64>().ok()?;
-        let first = (rank < self.size).then_some((HEADER + rank * SLOT) / 8)?;
+        let first = (rank < self.size).then_some((HEADER_SIZE + rank * SLOT_SIZE) / 8)?;
         let claim = all.atomic(first)?;
         let mut words = [claim; WORDS];
         for (at, word) in words.iter_mut().enumerate() {
             *word = all.atomic(first + 1 + at)?;
         }
-        Some(Slot { claim, words })
+        Some(RankSlot { claim, words })
     }
 }
 
-impl Drop for Meeting {
+impl Drop for Membership {
     fn drop(&mut self) {
-        let here = Claim(self.published.load(Ordering::Relaxed));
-        if here.0 == 0 || !self.belongs_here() {
+        let here = SlotClaim(self.published.load(Ordering::Relaxed));
+        if here.0 == 0 || !self.is_own_process() {
             return;
         }
         // Unless another process has taken this one for ended.
-        if self.slot(self.rank).is_some_and(|slot| slot.replace(here, here.with(State::Left))) {
+        if self.slot(self.rank).is_some_and(|slot| slot.replace(here, here.with(SlotState::Left))) {
             failpoint!("link.rank_left");
             self.announce();
         }
@@ -376,22 +376,22 @@ mod tests {
         format!("{name}-{}", std::process::id())
     }
 
-    fn join(job: &str, rank: usize, size: usize) -> Meeting {
-        Meeting::join(job, rank, size, is_gone).unwrap()
+    fn join(job: &str, rank: usize, size: usize) -> Membership {
+        Membership::join(job, rank, size, is_gone).unwrap()
     }
 
     const LONG: Duration = Duration::from_secs(60);
 
     /// Waits until the changes are not `seen`.
-    fn wait(meeting: &Meeting, seen: u32) {
+    fn wait(membership: &Membership, seen: u32) {
         let end = Instant::now() + LONG;
-        while meeting.changes() == seen && Instant::now() < end {
-            std::thread::sleep(PAUSE);
+        while membership.changes() == seen && Instant::now() < end {
+            std::thread::sleep(RETRY_DELAY);
         }
     }
 
     #[test]
-    fn published_rank_is_found_and_its_leave_is_seen() {
+    fn published_rank_is_found_and_its_leaving_is_seen() {
         let job = job("found");
         let (first, second) = (join(&job, 0, 2), join(&job, 1, 2));
         assert_eq!((first.member(0), first.member(1), first.member(2)), (None, None, None));
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_that_publish_at_once_wins() {
+    fn one_of_concurrent_publishers_wins() {
         let job = job("race");
         let all: Vec<_> = (0..4).map(|number| listen(&format!("race-{number}"))).collect();
         let meet = Barrier::new(all.len());
@@ -452,9 +452,9 @@ mod tests {
                 let publish = |address: [u8; 64]| {
                     let (meet, job, witness) = (&meet, &job, &witness);
                     move || {
-                        let meeting = join(job, 0, 2);
+                        let membership = join(job, 0, 2);
                         meet.wait();
-                        let result = meeting.publish(&address);
+                        let result = membership.publish(&address);
                         meet.wait();
                         match &result {
                             Ok(()) => assert_eq!(witness.member(0).unwrap().address, address),
@@ -486,14 +486,14 @@ mod tests {
         assert_eq!(member.address, address);
         // It goes on.
         assert!(!slot.write(stalled, 1, &[1; 64]));
-        assert!(!slot.replace(stalled, stalled.with(State::Here)));
+        assert!(!slot.replace(stalled, stalled.with(SlotState::Here)));
         assert_eq!(second.member(0), Some(member));
     }
 
     #[test]
     fn word_of_stalled_publisher_is_replaced() {
-        let meeting = join(&job("words"), 0, 1);
-        let slot = meeting.slot(0).unwrap();
+        let membership = join(&job("words"), 0, 1);
+        let slot = membership.slot(0).unwrap();
         let stalled = slot.claim().next();
         let claim = stalled.next();
         assert!(slot.replace(slot.claim(), claim));
@@ -510,13 +510,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_names_are_checked() {
+    fn invalid_sizes_and_names_are_refused() {
         let job = job("checked");
         let _meeting = join(&job, 0, 3);
-        let fails = |job: &str, rank, size| Meeting::join(job, rank, size, is_gone).unwrap_err();
-        assert_eq!(fails(&job, 0, 4), Error::OtherSize { theirs: 3, mine: 4 });
-        assert_eq!(fails(&job, 0, MOST_RANKS), Error::OtherSize { theirs: 3, mine: MOST_RANKS });
-        for (rank, size) in [(3, 3), (0, 0), (0, MOST_RANKS + 1), (usize::MAX, 3)] {
+        let fails = |job: &str, rank, size| Membership::join(job, rank, size, is_gone).unwrap_err();
+        assert_eq!(fails(&job, 0, 4), Error::SizeMismatch { theirs: 3, mine: 4 });
+        assert_eq!(fails(&job, 0, MAX_RANKS), Error::SizeMismatch { theirs: 3, mine: MAX_RANKS });
+        for (rank, size) in [(3, 3), (0, 0), (0, MAX_RANKS + 1), (usize::MAX, 3)] {
             assert_eq!(fails(&job, rank, size), Error::BadRank { rank, size });
         }
         for name in ["", "a b", "\u{e4}", &"j".repeat(33)] {
@@ -527,10 +527,10 @@ mod tests {
         let _object = domain.find_or_create(1, KIND).unwrap();
         let text = fails(&small, 0, 1).to_string();
         assert!(text.contains(&small) && text.contains("too small"), "{text}");
-        let last = join(&format!("{:j<32}", std::process::id()), MOST_RANKS - 1, MOST_RANKS);
+        let last = join(&format!("{:j<32}", std::process::id()), MAX_RANKS - 1, MAX_RANKS);
         let (_socket, address) = listen("checked");
         last.publish(&address).unwrap();
-        assert_eq!(last.member(MOST_RANKS - 1).map(|member| member.address), Some(address));
+        assert_eq!(last.member(MAX_RANKS - 1).map(|member| member.address), Some(address));
     }
 
     /// Forks, and runs `child` there.
@@ -557,10 +557,10 @@ mod tests {
     #[test]
     fn killed_process_is_replaced_in_any_state() {
         let job = job("killed");
-        let meeting = join(&job, 0, 2);
+        let membership = join(&job, 0, 2);
         let mut last = 0;
         for is_done in [true, false, true] {
-            let seen = meeting.changes();
+            let seen = membership.changes();
             let pid = fork(|| {
                 let other = join(&job, 1, 2);
                 let (_socket, address) = listen("killed");
@@ -573,14 +573,14 @@ mod tests {
                 }
                 std::thread::sleep(LONG);
             });
-            wait(&meeting, seen);
-            let before = meeting.member(1);
+            wait(&membership, seen);
+            let before = membership.member(1);
             assert_eq!(before.is_some(), is_done);
             end(pid, libc::SIGKILL);
             let (_socket, address) = listen("killed-other");
             let other = join(&job, 1, 2);
             other.publish(&address).unwrap();
-            let member = meeting.member(1).unwrap();
+            let member = membership.member(1).unwrap();
             assert_eq!(member.address, address);
             assert!(member.incarnation > last);
             last = member.incarnation;
@@ -606,17 +606,17 @@ mod tests {
 
     /// A process of the same user writes anything anywhere, meanwhile and between calls.
     #[test]
-    fn scribbling_is_survived() {
+    fn overwritten_words_do_no_harm() {
         let job = job("scribbling");
-        let meeting = join(&job, 1, 3);
+        let membership = join(&job, 1, 3);
         let (_socket, address) = listen("scribbling");
-        let view = meeting.object.view::<u64>().unwrap();
+        let view = membership.object.view::<u64>().unwrap();
         let mut state = 1_u64;
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             state ^ state >> 29
         };
-        let slots = HEADER / 8..(HEADER + 3 * SLOT) / 8;
+        let slots = HEADER_SIZE / 8..(HEADER_SIZE + 3 * SLOT_SIZE) / 8;
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (is_over, slots) = (&is_over, slots.clone());
@@ -631,9 +631,9 @@ mod tests {
             });
             for _ in 0..20 {
                 for rank in 0..4 {
-                    let _ = meeting.member(rank);
+                    let _ = membership.member(rank);
                 }
-                let _ = meeting.publish(&address);
+                let _ = membership.publish(&address);
             }
             is_over.store(true, Ordering::Relaxed);
         });
@@ -642,12 +642,12 @@ mod tests {
                 view.set(word, if round % 3 == 0 { u64::MAX << (next() % 64) } else { next() }).unwrap();
             }
             for rank in 0..4 {
-                let _ = meeting.member(rank);
+                let _ = membership.member(rank);
             }
-            if let Ok(()) = meeting.publish(&address) {
-                assert_eq!(meeting.member(1).map(|member| member.address), Some(address));
+            if let Ok(()) = membership.publish(&address) {
+                assert_eq!(membership.member(1).map(|member| member.address), Some(address));
             }
-            let _ = Meeting::join(&job, 0, 3, is_gone).map(drop);
+            let _ = Membership::join(&job, 0, 3, is_gone).map(drop);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Places`]: which bytes of a registered range a transfer concerns.
+//! [`Spans`]: the bytes of a registered range that a one-sided transfer reads or writes.
 
 use crate::{Error, Result};
 
@@ -11,58 +11,59 @@ pub struct Span {
     pub length: usize,
 }
 
-/// Which bytes of a registered range a transfer concerns: those from an offset on, as many as the local
-/// memory has, or a list of pieces whose lengths add up to that.
+/// The bytes of a registered range that a transfer reads or writes.
 ///
-/// Made from a `usize`, a [`Span`] or a slice of those. Adjacent pieces count as one.
+/// Made from a `usize`, a [`Span`] or a slice of spans. A `usize` is an offset, from which the transfer
+/// has the length of the local memory. Otherwise the lengths of the spans must add up to it. Adjacent
+/// spans are merged.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'p>(Form<'p>);
+pub struct Spans<'s>(Form<'s>);
 
 #[derive(Clone, Copy, Debug)]
-enum Form<'p> {
+enum Form<'s> {
     From(usize),
     One(Span),
-    Many(&'p [Span]),
+    Many(&'s [Span]),
 }
 
-impl From<usize> for Places<'_> {
+impl From<usize> for Spans<'_> {
     fn from(offset: usize) -> Self {
         Self(Form::From(offset))
     }
 }
 
-impl From<Span> for Places<'_> {
+impl From<Span> for Spans<'_> {
     fn from(span: Span) -> Self {
         Self(Form::One(span))
     }
 }
 
-impl<'p> From<&'p [Span]> for Places<'p> {
-    fn from(spans: &'p [Span]) -> Self {
+impl<'s> From<&'s [Span]> for Spans<'s> {
+    fn from(spans: &'s [Span]) -> Self {
         Self(Form::Many(spans))
     }
 }
 
-impl<'p, const COUNT: usize> From<&'p [Span; COUNT]> for Places<'p> {
-    fn from(spans: &'p [Span; COUNT]) -> Self {
+impl<'s, const COUNT: usize> From<&'s [Span; COUNT]> for Spans<'s> {
+    fn from(spans: &'s [Span; COUNT]) -> Self {
         Self(Form::Many(spans))
     }
 }
 
-impl<'p> From<&'p Vec<Span>> for Places<'p> {
-    fn from(spans: &'p Vec<Span>) -> Self {
+impl<'s> From<&'s Vec<Span>> for Spans<'s> {
+    fn from(spans: &'s Vec<Span>) -> Self {
         Self(Form::Many(spans))
     }
 }
 
-/// Pieces in a range, none adjacent to the next.
+/// Spans that lie in a range. Adjacent ones are merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Spans {
+pub(crate) enum CheckedSpans {
     One(Span),
     Many(Vec<Span>),
 }
 
-impl Spans {
+impl CheckedSpans {
     pub(crate) fn as_slice(&self) -> &[Span] {
         match self {
             Self::One(one) => core::slice::from_ref(one),
@@ -71,9 +72,9 @@ impl Spans {
     }
 }
 
-impl Places<'_> {
-    /// Returns the pieces, checked against a range of `size` bytes and `local` bytes of memory.
-    pub(crate) fn within(self, size: usize, local: usize) -> Result<Spans> {
+impl Spans<'_> {
+    /// Returns the spans, checked against a range of `size` bytes and `local` bytes of memory.
+    pub(crate) fn within(self, size: usize, local: usize) -> Result<CheckedSpans> {
         let inside = |span: Span| {
             let fits = span.offset.checked_add(span.length).is_some_and(|end| end <= size);
             if fits {
@@ -83,8 +84,8 @@ impl Places<'_> {
             }
         };
         let spans = match self.0 {
-            Form::From(offset) => return Ok(Spans::One(inside(Span { offset, length: local })?)),
-            Form::One(span) => Spans::One(inside(span)?),
+            Form::From(offset) => return Ok(CheckedSpans::One(inside(Span { offset, length: local })?)),
+            Form::One(span) => CheckedSpans::One(inside(span)?),
             Form::Many(spans) => {
                 let mut merged: Vec<Span> = Vec::with_capacity(spans.len());
                 for span in spans {
@@ -96,14 +97,14 @@ impl Places<'_> {
                     }
                 }
                 match merged[..] {
-                    [] => Spans::One(Span { offset: 0, length: 0 }),
-                    [one] => Spans::One(one),
-                    _ => Spans::Many(merged),
+                    [] => CheckedSpans::One(Span { offset: 0, length: 0 }),
+                    [one] => CheckedSpans::One(one),
+                    _ => CheckedSpans::Many(merged),
                 }
             }
         };
         let remote = spans.as_slice().iter().fold(0_usize, |sum, span| sum.saturating_add(span.length));
-        if remote == local { Ok(spans) } else { Err(Error::Lengths { remote, local }) }
+        if remote == local { Ok(spans) } else { Err(Error::LengthMismatch { remote, local }) }
     }
 }
 
@@ -119,15 +120,15 @@ mod tests {
     #[test]
     fn adjacent_pieces_are_merged() {
         let pieces = [span(0, 10), span(10, 5), span(15, 0), span(20, 5), span(25, 5), span(3, 1)];
-        let merged = Places::from(&pieces).within(100, 26).unwrap();
+        let merged = Spans::from(&pieces).within(100, 26).unwrap();
         assert_eq!(merged.as_slice(), [span(0, 15), span(20, 10), span(3, 1)]);
-        assert_eq!(Places::from(&pieces[..2]).within(15, 15).unwrap(), Spans::One(span(0, 15)));
-        assert_eq!(Places::from(7).within(10, 3).unwrap(), Spans::One(span(7, 3)));
+        assert_eq!(Spans::from(&pieces[..2]).within(15, 15).unwrap(), CheckedSpans::One(span(0, 15)));
+        assert_eq!(Spans::from(7).within(10, 3).unwrap(), CheckedSpans::One(span(7, 3)));
     }
 
     #[test]
     fn pieces_outside_are_refused() {
-        let outside = |places: Places<'_>, local| places.within(100, local).unwrap_err();
+        let outside = |places: Spans<'_>, local| places.within(100, local).unwrap_err();
         assert_eq!(outside(90.into(), 11), Error::OutOfBounds { offset: 90, length: 11, size: 100 });
         for piece in [span(usize::MAX, 1), span(1, usize::MAX), span(101, 0)] {
             assert!(
@@ -135,18 +136,18 @@ mod tests {
                 "{piece:?}"
             );
         }
-        assert_eq!(outside(span(0, 5).into(), 6), Error::Lengths { remote: 5, local: 6 });
+        assert_eq!(outside(span(0, 5).into(), 6), Error::LengthMismatch { remote: 5, local: 6 });
     }
 
     proptest! {
         #[test]
-        fn merging_changes_no_byte(pieces in prop::collection::vec((0..64_usize, 0..20_usize), 0..20)) {
+        fn merging_keeps_all_bytes(pieces in prop::collection::vec((0..64_usize, 0..20_usize), 0..20)) {
             let pieces: Vec<Span> = pieces.into_iter().map(|(offset, length)| span(offset, length)).collect();
             let bytes = |spans: &[Span]| -> Vec<usize> {
                 spans.iter().flat_map(|span| span.offset..span.offset + span.length).collect()
             };
             let all = bytes(&pieces);
-            let merged = Places::from(&pieces).within(84, all.len()).unwrap();
+            let merged = Spans::from(&pieces).within(84, all.len()).unwrap();
             prop_assert_eq!(bytes(merged.as_slice()), all);
             let touching = |pair: &[Span]| pair[0].offset + pair[0].length == pair[1].offset;
             prop_assert!(!merged.as_slice().windows(2).any(touching));

@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use umf_core::Access;
 
-use super::tag::{Kind, Tag};
+use super::tag::{CollectiveKind, CollectiveTag};
 use crate::inbox::{Inbox, from};
 use crate::parts::{Destination, List, Source};
 use crate::queue::Context;
@@ -57,32 +57,32 @@ fn portion<'d>(list: &List<'d>, part: &Range<usize>) -> Result<List<'d>> {
 /// Returns why a rank takes part in no collective any more, if that is so. What it sent before may have
 /// come at the same time.
 pub(super) fn given_up(inbox: &Inbox, rank: usize) -> Option<Error> {
-    match inbox.channel(rank)?.has_given_up()? {
-        0 => Some(Error::GivenUp { rank }),
+    match inbox.channel(rank)?.ended_collectives()? {
+        0 => Some(Error::CollectivesEnded { rank }),
         pid => Some(Error::PeerGone { pid }),
     }
 }
 
 /// A message that is to come from a rank.
-struct Coming<'d> {
+struct Incoming<'d> {
     from: usize,
-    tag: Tag,
+    tag: CollectiveTag,
     length: usize,
     receiving: Receiving<'d>,
-    is_here: bool,
+    has_arrived: bool,
 }
 
-impl<'d> Coming<'d> {
-    fn new(from_rank: usize, tag: Tag, into: Destination<'d>) -> Self {
+impl<'d> Incoming<'d> {
+    fn new(from_rank: usize, tag: CollectiveTag, into: Destination<'d>) -> Self {
         let length = into.len();
         let matching = from(Some(from_rank), tag.any_kind(), Context::Collectives);
         let mut receiving = Receiving::new(matching, into, None);
         receiving.is_collective = true;
-        Self { from: from_rank, tag, length, receiving, is_here: false }
+        Self { from: from_rank, tag, length, receiving, has_arrived: false }
     }
 
-    /// As [`Coming::new`], where this rank sends nothing meanwhile: it may wait for the sender's part.
-    fn alone(from_rank: usize, tag: Tag, into: Destination<'d>, limit: Limit) -> Self {
+    /// As [`Incoming::new`], where this rank sends nothing meanwhile: it may wait for the sender's part.
+    fn alone(from_rank: usize, tag: CollectiveTag, into: Destination<'d>, limit: Limit) -> Self {
         let mut coming = Self::new(from_rank, tag, into);
         coming.receiving.limit = Some(limit);
         coming
@@ -99,7 +99,7 @@ impl<'d> Coming<'d> {
 
     fn attempt(&mut self, inbox: &mut Inbox) -> Result<Option<Received>> {
         inbox.attempt(&mut self.receiving).map_err(|error| match error {
-            Error::Truncated { .. } | Error::NotWhole { .. } => {
+            Error::Truncated { .. } | Error::PartialElement { .. } => {
                 Error::Mismatch { rank: self.from, what: OTHER_LENGTH }
             }
             error => error,
@@ -108,7 +108,7 @@ impl<'d> Coming<'d> {
 
     /// Returns whether the message was received.
     fn poll(&mut self, inbox: &mut Inbox) -> Result<bool> {
-        if self.is_here {
+        if self.has_arrived {
             return Ok(true);
         }
         let mut received = self.attempt(inbox)?;
@@ -121,20 +121,20 @@ impl<'d> Coming<'d> {
         }
         if let Some(received) = received {
             self.check(received)?;
-            self.is_here = true;
+            self.has_arrived = true;
         }
-        Ok(self.is_here)
+        Ok(self.has_arrived)
     }
 }
 
 /// Returns why a rank takes no part any more: it is gone, or its collectives failed.
 fn end(inbox: &mut Inbox, rank: usize) -> Option<Error> {
-    let gone = inbox.peers[rank].as_mut().map_or(Some(Error::OtherLink), |peer| peer.check().err());
+    let gone = inbox.peers[rank].as_mut().map_or(Some(Error::WrongLink), |peer| peer.check().err());
     gone.or_else(|| given_up(inbox, rank))
 }
 
 /// The ranks during one collective.
-pub(super) struct Group<'c> {
+pub(super) struct Collective<'c> {
     pub inbox: &'c mut Inbox,
     pub me: usize,
     pub size: usize,
@@ -143,9 +143,9 @@ pub(super) struct Group<'c> {
     pub limit: Limit,
 }
 
-impl Group<'_> {
-    const fn tag(&self, kind: Kind, code: u8) -> Tag {
-        Tag::new(kind, code, self.number)
+impl Collective<'_> {
+    const fn tag(&self, kind: CollectiveKind, code: u8) -> CollectiveTag {
+        CollectiveTag::new(kind, code, self.number)
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -153,14 +153,14 @@ impl Group<'_> {
         (0..self.size).filter(move |rank| *rank != me)
     }
 
-    fn start<'d>(&mut self, to: usize, tag: Tag, list: List<'d>) -> Result<SendRequest<'d>> {
+    fn start<'d>(&mut self, to: usize, tag: CollectiveTag, list: List<'d>) -> Result<SendRequest<'d>> {
         self.inbox.start_send(to, (tag.value(), Context::Collectives), Source(list))
     }
 
     fn start_all<'d>(
         &mut self,
         ranks: impl Iterator<Item = usize>,
-        tag: Tag,
+        tag: CollectiveTag,
         list: impl Fn(usize) -> Result<List<'d>>,
     ) -> Result<Vec<SendRequest<'d>>> {
         ranks.map(|to| self.start(to, tag, list(to)?)).collect()
@@ -170,7 +170,7 @@ impl Group<'_> {
     fn finish(
         &mut self,
         going: &mut [SendRequest<'_>],
-        coming: &mut [Coming<'_>],
+        coming: &mut [Incoming<'_>],
         in_order: bool,
     ) -> Result<()> {
         self.inbox.wait(None, &mut self.limit, "a collective", |inbox| {
@@ -186,9 +186,9 @@ impl Group<'_> {
                 is_done &= is_sent;
             }
             for message in &mut *coming {
-                let is_here = message.poll(inbox)?;
-                is_done &= is_here;
-                if in_order && !is_here {
+                let has_arrived = message.poll(inbox)?;
+                is_done &= has_arrived;
+                if in_order && !has_arrived {
                     break;
                 }
             }
@@ -204,7 +204,7 @@ impl Group<'_> {
     }
 
     pub(super) fn barrier(mut self) -> Result<()> {
-        let tag = self.tag(Kind::Barrier, 0);
+        let tag = self.tag(CollectiveKind::Barrier, 0);
         if self.inbox.is_crowded {
             // With shared processors the number of sleeps counts, not that of rounds.
             return self.reduce_on_tree(tag, &mut [], None);
@@ -214,21 +214,26 @@ impl Group<'_> {
             let (to, source) =
                 ((self.me + distance) % self.size, (self.me + self.size - distance) % self.size);
             let going = self.start(to, tag.step(number), Source::from(&[]).0)?;
-            let coming = Coming::new(source, tag.step(number), Destination::from(&mut []));
+            let coming = Incoming::new(source, tag.step(number), Destination::from(&mut []));
             self.finish(&mut [going], &mut [coming], false)?;
         }
         Ok(())
     }
 
     /// Combines `values` of all ranks over the tree. All have the result afterwards.
-    fn reduce_on_tree(&mut self, tag: Tag, values: &mut [u8], reduction: Option<&Reduction>) -> Result<()> {
+    fn reduce_on_tree(
+        &mut self,
+        tag: CollectiveTag,
+        values: &mut [u8],
+        reduction: Option<&Reduction>,
+    ) -> Result<()> {
         let (above, below) = self.tree();
         let length = values.len();
         let mut others = vec![0; below.len() * length];
         let mut chunks = others.chunks_exact_mut(length.max(1));
         let mut coming: Vec<_> = below
             .clone()
-            .map(|rank| Coming::new(rank, tag, Destination::from(chunks.next().unwrap_or_default())))
+            .map(|rank| Incoming::new(rank, tag, Destination::from(chunks.next().unwrap_or_default())))
             .collect();
         self.finish(&mut [], &mut coming, false)?;
         drop(coming);
@@ -241,7 +246,7 @@ impl Group<'_> {
         if let Some(above) = above {
             let going = self.start(above, tag, Source::from(&*values).0)?;
             self.finish(&mut [going], &mut [], false)?;
-            let coming = Coming::new(above, tag.step(1), Destination::from(&mut *values));
+            let coming = Incoming::new(above, tag.step(1), Destination::from(&mut *values));
             self.finish(&mut [], &mut [coming], false)?;
         }
         let values = &*values;
@@ -250,7 +255,7 @@ impl Group<'_> {
     }
 
     pub(super) fn bcast(mut self, root: usize, memory: &List<'_>) -> Result<()> {
-        let tag = self.tag(Kind::Broadcast, 0);
+        let tag = self.tag(CollectiveKind::Broadcast, 0);
         let is_short = memory.len() <= self.inbox.inline_max && self.size > 2;
         if !is_short {
             // All ranks fetch from the root at once, which copies a part of each where `both` is possible.
@@ -258,7 +263,7 @@ impl Group<'_> {
                 let mut going = self.start_all(self.others(), tag, |_| Ok(memory.clone()))?;
                 return self.finish(&mut going, &mut [], false);
             }
-            let coming = Coming::alone(root, tag, Destination(memory.clone()), self.limit);
+            let coming = Incoming::alone(root, tag, Destination(memory.clone()), self.limit);
             return self.finish(&mut [], &mut [coming], false);
         }
         // A binomial tree: the parent of a rank has its lowest set bit cleared.
@@ -268,7 +273,7 @@ impl Group<'_> {
         let lowest =
             if relative == 0 { self.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
-            let coming = Coming::new(real(relative - lowest), tag, Destination(memory.clone()));
+            let coming = Incoming::new(real(relative - lowest), tag, Destination(memory.clone()));
             self.finish(&mut [], &mut [coming], false)?;
         }
         let steps = (0..lowest.trailing_zeros()).rev().map(|bit| relative + (1 << bit));
@@ -278,7 +283,7 @@ impl Group<'_> {
     }
 
     pub(super) fn reduce(mut self, root: usize, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
-        let tag = self.tag(Kind::Reduce, reduction.code());
+        let tag = self.tag(CollectiveKind::Reduce, reduction.code());
         let [own] = *memory.parts() else { return Err(Error::NotOnePiece { pieces: memory.parts().len() }) };
         let relative = (self.me + self.size - root) % self.size;
         let size = self.size;
@@ -303,7 +308,7 @@ impl Group<'_> {
             Destination::from(&mut values[..]).combined(*reduction)?.0
         };
         for child in children {
-            let coming = Coming::new(child, tag, Destination(into.clone()));
+            let coming = Incoming::new(child, tag, Destination(into.clone()));
             self.finish(&mut [], &mut [coming], false)?;
         }
         if relative != 0 {
@@ -314,7 +319,7 @@ impl Group<'_> {
     }
 
     pub(super) fn allgather(mut self, memory: &List<'_>) -> Result<()> {
-        let tag = self.tag(Kind::AllGather, 0);
+        let tag = self.tag(CollectiveKind::AllGather, 0);
         let all: Vec<usize> = (0..self.size).collect();
         let (length, size) = (memory.len(), self.size);
         self.give(tag, memory, &all, |rank| share(length, rank, size))
@@ -322,7 +327,7 @@ impl Group<'_> {
 
     /// Sends block `i` of `outgoing` to rank `i`; block `i` of `incoming` comes from rank `i`.
     pub(super) fn alltoall(mut self, outgoing: &List<'_>, incoming: &List<'_>) -> Result<()> {
-        let tag = self.tag(Kind::AllToAll, 0);
+        let tag = self.tag(CollectiveKind::AllToAll, 0);
         let block = outgoing.len() / self.size;
         let part = |rank: usize| rank * block..(rank + 1) * block;
         let (from_own, to_own) = (portion(outgoing, &part(self.me))?, portion(incoming, &part(self.me))?);
@@ -333,13 +338,13 @@ impl Group<'_> {
         let (mine, theirs) = (from_own.parts()[0], to_own.parts()[0]);
         // SAFETY: blocks of the caller's memory, of the same length.
         unsafe { core::ptr::copy(mine.base, theirs.base, block) };
-        let coming = |rank| Ok(Coming::new(rank, tag, Destination(portion(incoming, &part(rank))?)));
+        let coming = |rank| Ok(Incoming::new(rank, tag, Destination(portion(incoming, &part(rank))?)));
         let mut coming = ranks.map(coming).collect::<Result<Vec<_>>>()?;
         self.finish(&mut going, &mut coming, false)
     }
 
     pub(super) fn reduce_scatter(mut self, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
-        let tag = self.tag(Kind::ReduceScatter, reduction.code());
+        let tag = self.tag(CollectiveKind::ReduceScatter, reduction.code());
         let all: Vec<usize> = (0..self.size).collect();
         let (width, size) = (reduction.element().size(), self.size);
         let elements = memory.len() / width;
@@ -352,7 +357,7 @@ impl Group<'_> {
     /// Each of `ranks` combines its part of the memory of all ranks into its own.
     fn collect(
         &mut self,
-        tag: Tag,
+        tag: CollectiveTag,
         memory: &List<'_>,
         ranks: &[usize],
         part: impl Fn(usize) -> Range<usize>,
@@ -363,7 +368,7 @@ impl Group<'_> {
         let mut coming = Vec::with_capacity(self.size);
         if ranks.contains(&me) {
             for rank in self.others() {
-                coming.push(Coming::new(rank, tag, Destination(portion(memory, &part(me))?)));
+                coming.push(Incoming::new(rank, tag, Destination(portion(memory, &part(me))?)));
             }
         }
         // In order, so that rounding is always the same.
@@ -373,7 +378,7 @@ impl Group<'_> {
     /// Each of `ranks` gives its part of its memory to all.
     fn give(
         &mut self,
-        tag: Tag,
+        tag: CollectiveTag,
         memory: &List<'_>,
         ranks: &[usize],
         part: impl Fn(usize) -> Range<usize>,
@@ -383,7 +388,8 @@ impl Group<'_> {
         if ranks.contains(&me) {
             going = self.start_all(self.others(), tag, |_| portion(memory, &part(me)))?;
         }
-        let coming = |rank: &usize| Ok(Coming::new(*rank, tag, Destination(portion(memory, &part(*rank))?)));
+        let coming =
+            |rank: &usize| Ok(Incoming::new(*rank, tag, Destination(portion(memory, &part(*rank))?)));
         let others = ranks.iter().filter(|rank| **rank != me);
         let mut coming = others.map(coming).collect::<Result<Vec<_>>>()?;
         self.finish(&mut going, &mut coming, false)
@@ -396,7 +402,7 @@ impl Group<'_> {
         if memory.len() <= SHORT {
             return self.allreduce_short(memory, reduction);
         }
-        let tag = self.tag(Kind::AllReduce, reduction.code());
+        let tag = self.tag(CollectiveKind::AllReduce, reduction.code());
         // Kept until all ranks have combined their parts.
         let word = (memory.len() as u64).to_le_bytes();
         let (_lent, mut going) = self.show(tag, memory, &word)?;
@@ -415,7 +421,7 @@ impl Group<'_> {
 
     /// Combines over the tree, or by recursive doubling. The order of combining is the same everywhere.
     fn allreduce_short(&mut self, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
-        let tag = self.tag(Kind::AllReduceShort, reduction.code());
+        let tag = self.tag(CollectiveKind::AllReduceShort, reduction.code());
         let length = memory.len();
         let [own] = *memory.parts() else { return Err(Error::NotOnePiece { pieces: memory.parts().len() }) };
         let mut values = vec![0; length];
@@ -432,13 +438,18 @@ impl Group<'_> {
     }
 
     /// Combines `values` of a power of two of ranks: in each step, of twice as many.
-    fn reduce_by_doubling(&mut self, tag: Tag, values: &mut Vec<u8>, reduction: &Reduction) -> Result<()> {
+    fn reduce_by_doubling(
+        &mut self,
+        tag: CollectiveTag,
+        values: &mut Vec<u8>,
+        reduction: &Reduction,
+    ) -> Result<()> {
         let length = values.len();
         let mut other = vec![0; length];
         for (number, distance) in doublings(self.size) {
             let (peer, step) = (self.me ^ distance, tag.step(number));
             let going = self.start(peer, step, Source::from(&values[..]).0)?;
-            let coming = Coming::new(peer, step, Destination::from(&mut other[..]));
+            let coming = Incoming::new(peer, step, Destination::from(&mut other[..]));
             self.finish(&mut [going], &mut [coming], false)?;
             if peer < self.me {
                 core::mem::swap(values, &mut other);
@@ -452,7 +463,7 @@ impl Group<'_> {
     /// Hands the memory over to all ranks, or begins to send its length if it is not of a pool.
     fn show<'d>(
         &mut self,
-        tag: Tag,
+        tag: CollectiveTag,
         memory: &List<'d>,
         length: &'d [u8; 8],
     ) -> Result<(Vec<Lent<'d>>, Vec<SendRequest<'d>>)> {
@@ -467,11 +478,16 @@ impl Group<'_> {
 
     /// Maps what the other ranks show, in the order of ranks; `None` if some of it cannot be mapped.
     /// `going` makes progress meanwhile, since other ranks may wait for it.
-    fn see(&mut self, tag: Tag, length: usize, going: &mut [SendRequest<'_>]) -> Result<Option<Vec<View>>> {
+    fn see(
+        &mut self,
+        tag: CollectiveTag,
+        length: usize,
+        going: &mut [SendRequest<'_>],
+    ) -> Result<Option<Vec<View>>> {
         let mut views = Vec::with_capacity(self.size);
         let mut is_whole = true;
         let others = self.others();
-        let Group { inbox, limit, .. } = self;
+        let Collective { inbox, limit, .. } = self;
         for rank in others {
             let mut serve = |inbox: &mut Inbox| {
                 going.iter_mut().try_for_each(|request| inbox.test_send(request).map(drop))
@@ -492,7 +508,7 @@ impl Group<'_> {
                 Shown::Unopened { tag, length } => (*tag, *length as u64),
                 Shown::Copy { tag: is } if *is == tag.value() => {
                     let mut word = [0; 8];
-                    let mut coming = Coming::new(rank, tag, Destination::from(&mut word));
+                    let mut coming = Incoming::new(rank, tag, Destination::from(&mut word));
                     inbox.wait(Some(rank), limit, "a collective", |inbox| {
                         serve(inbox)?;
                         Ok(coming.poll(inbox)?.then_some(()))
@@ -544,7 +560,7 @@ impl Group<'_> {
     }
 
     /// Exchanges whether each rank has combined its part. Returns the ranks that have not.
-    fn agree(&mut self, tag: Tag, is_done: bool) -> Result<Vec<usize>> {
+    fn agree(&mut self, tag: CollectiveTag, is_done: bool) -> Result<Vec<usize>> {
         let mine = [u8::from(is_done)];
         let mut flags = vec![0_u8; self.size];
         flags[self.me] = mine[0];
@@ -552,7 +568,7 @@ impl Group<'_> {
         let me = self.me;
         let others = flags.chunks_mut(1).enumerate().filter(|(rank, _)| *rank != me);
         let mut coming: Vec<_> =
-            others.map(|(rank, flag)| Coming::new(rank, tag, Destination::from(flag))).collect();
+            others.map(|(rank, flag)| Incoming::new(rank, tag, Destination::from(flag))).collect();
         self.finish(&mut going, &mut coming, false)?;
         drop(coming);
         Ok((0..self.size).filter(|rank| flags[*rank] == 0).collect())
