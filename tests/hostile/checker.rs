@@ -8,7 +8,7 @@ use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use umf::Handle;
-use umf::ipc::inspect::{self, Found};
+use umf::ipc::inspect::{self, FoundLedger};
 
 use crate::shared;
 
@@ -166,7 +166,7 @@ fn describe_slot(handle: &Handle) -> String {
     }
 }
 
-fn describe_ledger(found: &Found, handle: &Handle, now: u64) -> String {
+fn describe_ledger(found: &FoundLedger, handle: &Handle, now: u64) -> String {
     let slot = found.ledger.slot(handle.slot());
     let generation = slot.map(|slot| slot.generation);
     let mut text = format!(

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use umf_core::{Plain, View};
-use umf_ipc::fd_socket::{FdSource, Outgoing, SharedFd};
+use umf_ipc::fd_socket::{FdSource, OutgoingFd, SharedFd};
 
 use crate::participant::Participant;
 use crate::sys::SharedMapping;
@@ -209,7 +209,7 @@ impl FdSource for ServedFds {
     }
 
     /// A domain has no leases.
-    fn lease_table(&self) -> Option<Outgoing> {
+    fn lease_table(&self) -> Option<OutgoingFd> {
         None
     }
 

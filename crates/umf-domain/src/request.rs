@@ -106,7 +106,7 @@ pub(crate) fn request_fd<T>(
                     None => misbehaved = Some("it sent another file than it was asked for"),
                 },
                 Ok(Answer::Stale(_)) => {}
-                Ok(Answer::NotPermitted | Answer::OtherUser | Answer::Nameless) => {
+                Ok(Answer::NotPermitted | Answer::OtherUser | Answer::UnmappedUser) => {
                     misbehaved = Some("it refuses its own user")
                 }
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),

@@ -71,12 +71,12 @@ pub enum Error {
         now: u64,
     },
     /// No allowed way leads to the producer's fd.
-    #[error("not permitted to get memory of producer {pid}:{}", Refusals(.refusals))]
+    #[error("not permitted to get memory of producer {pid}:{}", FailedAttempts(.attempts))]
     NotPermitted {
         /// The process id.
         pid: u32,
         /// What was tried and what it said, in this order.
-        refusals: Vec<Refusal>,
+        attempts: Vec<FailedAttempt>,
     },
     /// Nobody here can open this kind of memory.
     #[error(
@@ -226,7 +226,7 @@ impl Error {
 
 /// One way that was tried, and what it said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct FailedAttempt {
     /// The way.
     pub mode: Mode,
     /// What happened.
@@ -235,12 +235,12 @@ pub struct Refusal {
     pub remedy: &'static str,
 }
 
-struct Refusals<'a>(&'a [Refusal]);
+struct FailedAttempts<'a>(&'a [FailedAttempt]);
 
-impl fmt::Display for Refusals<'_> {
+impl fmt::Display for FailedAttempts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for refusal in self.0 {
-            write!(f, " {}: {} (remedy: {});", refusal.mode, refusal.reason, refusal.remedy)?;
+        for attempt in self.0 {
+            write!(f, " {}: {} (remedy: {});", attempt.mode, attempt.reason, attempt.remedy)?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ pub mod transfer;
 pub mod fd_socket {
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
-    pub use crate::transfer::socket::server::{FdSource, Outgoing, Server, SharedFd};
+    pub use crate::transfer::socket::server::{FdSource, OutgoingFd, Server, SharedFd};
 }
 
 /// What fuzz targets drive: the decoders of what comes over the sockets of producers.
@@ -59,7 +59,7 @@ pub mod system {
 }
 
 pub use cache::{CacheStatistics, LimitPolicy};
-pub use error::{Error, Refusal, Result};
+pub use error::{Error, FailedAttempt, Result};
 pub use exporter::{Export, Exporter, ExporterSettings, Ptracer};
 pub use handle::{DecodeError, Handle, SIZE as HANDLE_SIZE};
 pub use identity::{BootId, Nonce};

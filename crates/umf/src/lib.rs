@@ -125,8 +125,8 @@ pub mod ipc {
     #[doc(inline)]
     pub use umf_ipc::{
         BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
-        HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy, Mapping, Mode, Nonce,
-        Ptracer, Refusal, Result, fd_socket, inspect,
+        FailedAttempt, HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy,
+        Mapping, Mode, Nonce, Ptracer, Result, fd_socket, inspect,
     };
 }
 

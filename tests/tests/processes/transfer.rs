@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use umf::host::HostImport;
 use umf::ipc::Nonce;
 use umf::ipc::fd_socket::{Answer, Deadline, Request, receive};
-use umf::ipc::inspect::Owner;
+use umf::ipc::inspect::OwnerStatus;
 use umf::{Exchange, Handle, Importer};
 use umf_testkit::Ends;
 use umf_tests::{Actor, ProcessSnapshot, spawn};
@@ -252,7 +252,8 @@ fn producer_without_main_thread_is_opened_and_listed() {
         opens(&mut importer, &handles);
         let found = umf::ipc::inspect::find().unwrap();
         let is_listed = found.by_nonce(handles[0].nonce()).is_some_and(|found| {
-            found.owner == Owner::Alive { pid: producer.pid() } && found.holders.contains(&producer.pid())
+            found.owner == OwnerStatus::Alive { pid: producer.pid() }
+                && found.holders.contains(&producer.pid())
         });
         assert!(is_listed, "mode {mode}: {found:?}");
         let message = in_mode("pidfd").fails(&format!("open {} -> m", handles[0]), "NotPermitted");

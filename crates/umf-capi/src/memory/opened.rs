@@ -147,7 +147,7 @@ pub(super) unsafe fn open_again(
 ) -> Option<usize> {
     let table = own_table()?;
     let (mut address, mut place) = (0, 0);
-    let is_open = importer.open_again(bytes, Access::ReadWrite, |base, length| {
+    let is_open = importer.open_cached(bytes, Access::ReadWrite, |base, length| {
         address = usize::try_from(base.value()).ok()?.checked_add(usize::try_from(offset).ok()?)?;
         if offset >= length as u64 || address <= TAKEN {
             return None;

@@ -201,9 +201,9 @@ fn open(handle: &Handle, mode: &str) -> OpenResult {
     let importer = Importer::builder().import(Arc::new(HostImport::new())).exchange(exchange).build();
     match importer.and_then(|importer| importer.open(handle).map(drop)) {
         Ok(()) => Ok(()),
-        Err(umf::ipc::Error::NotPermitted { mut refusals, .. }) if refusals.len() == 1 => {
-            let refusal = refusals.remove(0);
-            Err(OpenError { reason: refusal.reason, remedy: Some(refusal.remedy.to_owned()) })
+        Err(umf::ipc::Error::NotPermitted { mut attempts, .. }) if attempts.len() == 1 => {
+            let attempt = attempts.remove(0);
+            Err(OpenError { reason: attempt.reason, remedy: Some(attempt.remedy.to_owned()) })
         }
         Err(error) => Err(OpenError { reason: error.to_string(), remedy: None }),
     }

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 use umf::ipc::CacheStatistics;
-use umf::ipc::inspect::{Found, Owner, PoolFigures, Search, Slot, Statistics};
+use umf::ipc::inspect::{FoundLedger, OwnerStatus, PoolFigures, Search, Slot, Statistics};
 
 use crate::output::Failure;
 use crate::sys;
@@ -13,7 +13,7 @@ pub(super) struct Process {
     /// Process id in this pid namespace, or else the id in its own.
     pub pid: u32,
     #[serde(rename = "state", serialize_with = "state")]
-    pub owner: Owner,
+    pub owner: OwnerStatus,
     pub name: String,
     /// User id at the time when it created its first ledger.
     pub uid: u32,
@@ -53,7 +53,7 @@ impl Process {
         sum(self.pools.iter().map(|pool| pool.reserved_bytes))
     }
 
-    fn new(found: &Found) -> Self {
+    fn new(found: &FoundLedger) -> Self {
         let identity = found.ledger.identity();
         Self {
             pid: found.owner.pid().unwrap_or(identity.pid),
@@ -74,8 +74,8 @@ impl Process {
         }
     }
 
-    fn add(&mut self, found: &Found, pools_time: &mut u64) {
-        if matches!(found.owner, Owner::Alive { .. }) {
+    fn add(&mut self, found: &FoundLedger, pools_time: &mut u64) {
+        if matches!(found.owner, OwnerStatus::Alive { .. }) {
             // A process may have dropped one exporter and created another.
             self.owner = found.owner;
         }
@@ -131,16 +131,16 @@ pub(super) fn last_change(slot: &Slot) -> u64 {
     slot.exported.or(slot.ended.map(|end| end.time)).unwrap_or(0)
 }
 
-const fn state_of(owner: Owner) -> &'static str {
+const fn state_of(owner: OwnerStatus) -> &'static str {
     match owner {
-        Owner::Alive { .. } => "runs",
-        Owner::Left { .. } => "left",
-        Owner::Ended => "ended",
-        Owner::Unknown => "?",
+        OwnerStatus::Alive { .. } => "runs",
+        OwnerStatus::Detached { .. } => "left",
+        OwnerStatus::Ended => "ended",
+        OwnerStatus::Unknown => "?",
     }
 }
 
-fn state<S: Serializer>(owner: &Owner, serializer: S) -> Result<S::Ok, S::Error> {
+fn state<S: Serializer>(owner: &OwnerStatus, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(state_of(*owner))
 }
 
@@ -159,11 +159,11 @@ pub(super) fn find() -> Result<Search, Failure> {
 
 /// Merges ledgers into processes, ordered by process id. Running processes come first.
 pub(super) fn from_ledgers(search: &Search) -> Vec<Process> {
-    let key = |found: &Found| {
+    let key = |found: &FoundLedger| {
         let identity = found.ledger.identity();
         (identity.pid, identity.pid_namespace, identity.start_time, identity.pidfs_inode)
     };
-    let mut found: Vec<&Found> = search.found.iter().collect();
+    let mut found: Vec<&FoundLedger> = search.found.iter().collect();
     found.sort_by_key(|found| key(found));
     let groups = found.chunk_by(|one, other| key(one) == key(other));
     let mut processes: Vec<Process> = groups
@@ -179,12 +179,12 @@ pub(super) fn from_ledgers(search: &Search) -> Vec<Process> {
             process
         })
         .collect();
-    processes.sort_by_key(|process| (!matches!(process.owner, Owner::Alive { .. }), process.pid));
+    processes.sort_by_key(|process| (!matches!(process.owner, OwnerStatus::Alive { .. }), process.pid));
     processes
 }
 
 /// Reads the name of a running process whose ledger has none.
-fn read_name(owner: Owner) -> String {
+fn read_name(owner: OwnerStatus) -> String {
     let name =
         owner.pid().and_then(|pid| std::fs::read(format!("/proc/{pid}/comm")).ok()).unwrap_or_default();
     plain(String::from_utf8_lossy(&name).trim_end())

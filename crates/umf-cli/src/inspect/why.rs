@@ -5,7 +5,7 @@ use std::io::Read;
 
 use clap::Args;
 use umf::Handle;
-use umf::ipc::inspect::{self, End, Found, Owner, RetireReason, Search};
+use umf::ipc::inspect::{self, ExportEnd, FoundLedger, OwnerStatus, RetireReason, Search};
 
 use super::processes::{self, format_age};
 use crate::output::{self, Failure};
@@ -81,7 +81,7 @@ fn name_in_parentheses(pid: u32) -> String {
     if name.is_empty() { String::new() } else { format!(" ({name})") }
 }
 
-fn explain_from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
+fn explain_from_ledger(out: &mut String, handle: &Handle, found: &FoundLedger, now: u64) {
     let slot = found.ledger.slot(handle.slot());
     let generation = slot.map_or(0, |slot| slot.generation);
     let current = generation == handle.generation();
@@ -108,20 +108,20 @@ fn explain_from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u6
         return;
     }
     match found.owner {
-        Owner::Alive { .. } if current => {
+        OwnerStatus::Alive { .. } if current => {
             let when =
                 slot.and_then(|slot| slot.exported).map_or(String::new(), |time| format_age(now, time) + " ");
             let _ = writeln!(out, "current: exported {when}by pid {pid}{name}, {place}");
         }
-        Owner::Alive { .. } => {
+        OwnerStatus::Alive { .. } => {
             let how = describe_end(end, now);
             let _ = writeln!(out, "stale: {how}, {place}, now {generation}");
             let _ = writeln!(out, "  producer: pid {pid}{name} runs; get a new handle from it");
         }
-        Owner::Ended | Owner::Left { .. } | Owner::Unknown => {
+        OwnerStatus::Ended | OwnerStatus::Detached { .. } | OwnerStatus::Unknown => {
             let what = match found.owner {
-                Owner::Ended => format!("producer gone: pid {pid}{name} ended"),
-                Owner::Left { .. } => {
+                OwnerStatus::Ended => format!("producer gone: pid {pid}{name} ended"),
+                OwnerStatus::Detached { .. } => {
                     format!("producer gone: pid {pid}{name} runs, but called exec or dropped its exporter")
                 }
                 _ => {
@@ -150,7 +150,7 @@ fn explain_from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u6
 
 /// Lists the importers that have the handle's export open, by their rows in the producer's lease
 /// table.
-fn list_open_leases(out: &mut String, handle: &Handle, found: &Found, is_current: bool) {
+fn list_open_leases(out: &mut String, handle: &Handle, found: &FoundLedger, is_current: bool) {
     let mut is_open = false;
     for row in found.lease_rows(handle.slot()).iter().filter(|row| row.is_owned && row.count > 0) {
         let times = if row.count == 1 { "once".to_owned() } else { format!("{} times", row.count) };
@@ -170,22 +170,22 @@ fn list_open_leases(out: &mut String, handle: &Handle, found: &Found, is_current
 fn explain_without_ledger(out: &mut String, handle: &Handle, search: &Search) {
     let pid = handle.pid();
     let _ = match search.producer_of(handle) {
-        Owner::Ended => writeln!(
+        OwnerStatus::Ended => writeln!(
             out,
             "producer gone: pid {pid} ended, and no process that can be inspected has its ledger open: when and why \
              the memory was freed is no longer known"
         ),
-        Owner::Left { .. } => writeln!(
+        OwnerStatus::Detached { .. } => writeln!(
             out,
             "producer gone: pid {pid}{} runs, but gave up the ledger: it called exec, or dropped its exporter",
             name_in_parentheses(pid)
         ),
-        Owner::Alive { .. } => writeln!(
+        OwnerStatus::Alive { .. } => writeln!(
             out,
             "unknown: pid {pid}{} runs, and may not be inspected: run as root, or as its user",
             name_in_parentheses(pid)
         ),
-        Owner::Unknown => writeln!(
+        OwnerStatus::Unknown => writeln!(
             out,
             "unknown: the producer is pid {pid} of another pid namespace, and no process here has its ledger open: run \
              this in its container, or on the host as root"
@@ -198,8 +198,8 @@ fn explain_without_ledger(out: &mut String, handle: &Handle, search: &Search) {
 }
 
 /// Returns how the handle's export ended, if its slot still records that.
-fn describe_end(end: Option<End>, now: u64) -> String {
-    let Some(End { time, reason, .. }) = end else {
+fn describe_end(end: Option<ExportEnd>, now: u64) -> String {
+    let Some(ExportEnd { time, reason, .. }) = end else {
         return "ended before the last export of its slot that ended: when and why is no longer known"
             .to_owned();
     };
@@ -219,7 +219,7 @@ fn describe_end(end: Option<End>, now: u64) -> String {
 /// Lists the processes that have the producer's ledger open.
 fn list_importers(out: &mut String, handle: &Handle, search: &Search) {
     if let Some(found) = search.by_nonce(handle.nonce())
-        && let Owner::Alive { pid: owner } = found.owner
+        && let OwnerStatus::Alive { pid: owner } = found.owner
     {
         let others: Vec<_> = found.holders.iter().filter(|&&pid| pid != owner).collect();
         let list: Vec<_> =

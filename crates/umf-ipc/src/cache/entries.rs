@@ -16,7 +16,7 @@ pub(crate) trait Cached {
     /// Runs under the lock of the shard, so that nobody looks for the entry and misses it before this is done. Returns
     /// how many pins end with the entry. Must be quick; what takes time belongs into `drop`, which runs later,
     /// outside of the lock.
-    fn unlinked(&self) -> u64 {
+    fn on_unlink(&self) -> u64 {
         0
     }
 
@@ -74,26 +74,26 @@ pub(crate) struct Cache<K, V> {
     /// How many entries, and how many bytes, there are when dead ones are looked for next.
     sweep_at: [AtomicU64; 2],
     /// Keys that are being made, so that each is made once.
-    making: Lock<Making<K>>,
+    in_flight: Lock<InFlight<K>>,
 }
 
 /// Who makes what.
 #[derive(Debug)]
-struct Making<K> {
-    turns: HashMap<K, Arc<Mutex<()>>>,
+struct InFlight<K> {
+    key_locks: HashMap<K, Arc<Mutex<()>>>,
     /// The process, as [`fork::generation`] counts.
     generation: u32,
 }
 
-impl<K> Making<K> {
-    fn turns(&mut self) -> &mut HashMap<K, Arc<Mutex<()>>> {
+impl<K> InFlight<K> {
+    fn key_locks(&mut self) -> &mut HashMap<K, Arc<Mutex<()>>> {
         let generation = fork::generation();
         if self.generation != generation {
             // Of the parent's threads, which are not here to end their turns.
-            core::mem::forget(core::mem::take(&mut self.turns));
+            core::mem::forget(core::mem::take(&mut self.key_locks));
             self.generation = generation;
         }
-        &mut self.turns
+        &mut self.key_locks
     }
 }
 
@@ -113,7 +113,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Pinned<'_, K, V> {
     pub(crate) fn into_pin(self) -> Pin {
         let number = self.entry.number;
         self.cache.pins.pin(number);
-        Pin::of_number(number)
+        Pin::without_cell(number)
     }
 }
 
@@ -124,25 +124,25 @@ impl<K: Hash + Eq + Clone, V: Cached> Drop for Pinned<'_, K, V> {
 }
 
 /// Room for one entry, given back when dropped unused.
-struct Room<'c, K: Hash + Eq + Clone, V: Cached> {
+struct Reservation<'c, K: Hash + Eq + Clone, V: Cached> {
     cache: &'c Cache<K, V>,
     bytes: u64,
 }
 
-impl<K: Hash + Eq + Clone, V: Cached> Drop for Room<'_, K, V> {
+impl<K: Hash + Eq + Clone, V: Cached> Drop for Reservation<'_, K, V> {
     fn drop(&mut self) {
         self.cache.shrink(self.bytes);
     }
 }
 
 /// How far an eviction looks in each shard before a soft limit gives way.
-const LOOK: usize = 32;
+const SOFT_SCAN: usize = 32;
 
 /// How often an eviction under a hard limit looks through all shards before it locks them together.
-const HARD_LOOKS: u32 = 4;
+const HARD_SCANS: u32 = 4;
 
 /// So many entries and bytes may be dead, or as many as were alive, before they are looked for.
-const DEAD: [u64; 2] = [16, 64 << 20];
+const SWEEP_SLACK: [u64; 2] = [16, 64 << 20];
 
 impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     /// An empty cache of `shards` (a power of two) shards.
@@ -158,8 +158,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             limits,
             counters: Counters::default(),
             next_stamp: AtomicU64::new(1),
-            sweep_at: DEAD.map(AtomicU64::new),
-            making: Lock::new(Making { turns: HashMap::new(), generation: fork::generation() }),
+            sweep_at: SWEEP_SLACK.map(AtomicU64::new),
+            in_flight: Lock::new(InFlight { key_locks: HashMap::new(), generation: fork::generation() }),
         }
     }
 
@@ -200,7 +200,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     }
 
     /// The entry, made by `make` if there is none, by one thread only. `bytes` counts against the limits.
-    pub(crate) fn get_or_make(
+    pub(crate) fn get_or_insert_with(
         &self,
         key: &K,
         bytes: u64,
@@ -210,9 +210,9 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             Counters::count(&self.counters.table_hits);
             return Ok(found);
         }
-        let turn = Arc::clone(self.making.lock().turns().entry(key.clone()).or_default());
+        let key_lock = Arc::clone(self.in_flight.lock().key_locks().entry(key.clone()).or_default());
         let result = {
-            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let _key_lock = key_lock.lock().unwrap_or_else(PoisonError::into_inner);
             match self.get(key) {
                 Some(found) => {
                     Counters::count(&self.counters.table_hits);
@@ -221,20 +221,20 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
                 None => self.make(key, bytes, make),
             }
         };
-        let mut making = self.making.lock();
-        drop(turn);
+        let mut in_flight = self.in_flight.lock();
+        drop(key_lock);
         // Only the map has it: nobody waits for a turn.
-        if making.turns().get(key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
-            making.turns().remove(key);
+        if in_flight.key_locks().get(key).is_some_and(|key_lock| Arc::strong_count(key_lock) == 1) {
+            in_flight.key_locks().remove(key);
         }
-        drop(making);
+        drop(in_flight);
         result
     }
 
     fn make(&self, key: &K, bytes: u64, make: impl FnOnce() -> Result<V>) -> Result<Pinned<'_, K, V>> {
         Counters::count(&self.counters.misses);
         self.sweep();
-        let room = self.make_room(bytes)?;
+        let reservation = self.reserve(bytes)?;
         // Before the value, which is to leave the cache in one way only: unlinked.
         let number = self.pins.allocate()?;
         let value = make().inspect_err(|_| self.pins.release(number))?;
@@ -254,7 +254,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         shard.table.insert_unique(hash, Arc::clone(&entry), |entry| self.hasher.hash_one(&entry.key));
         shard.order.push_front(Arc::clone(&entry));
         failpoint!("cache.inserted");
-        core::mem::forget(room);
+        core::mem::forget(reservation);
         Ok(Pinned { cache: self, entry })
     }
 
@@ -269,7 +269,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             return;
         }
         self.evict_idle(|entry| entry.value.is_dead());
-        for ((size, at), dead) in sizes().into_iter().zip(&self.sweep_at).zip(DEAD).rev() {
+        for ((size, at), dead) in sizes().into_iter().zip(&self.sweep_at).zip(SWEEP_SLACK).rev() {
             at.store(size.saturating_mul(2).saturating_add(dead), Ordering::Relaxed);
         }
     }
@@ -280,15 +280,15 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     }
 
     /// Counts one more entry and evicts idle ones until it fits.
-    fn make_room(&self, bytes: u64) -> Result<Room<'_, K, V>> {
+    fn reserve(&self, bytes: u64) -> Result<Reservation<'_, K, V>> {
         let limits = &self.limits;
         self.counters.entries.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let room = Room { cache: self, bytes };
+        let reservation = Reservation { cache: self, bytes };
         if limits.bytes != 0 && bytes > limits.bytes {
             // It will never fit, whatever goes.
             return match limits.policy {
-                LimitPolicy::Soft => Ok(room),
+                LimitPolicy::Soft => Ok(reservation),
                 LimitPolicy::Hard => Err(Error::LimitReached {
                     what: limits.what,
                     limit: limits.bytes,
@@ -303,23 +303,23 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             let too_large = limits.bytes != 0 && held > limits.bytes;
             (too_many, too_large)
         };
-        let mut looks = 0;
+        let mut scans = 0;
         loop {
             if is_over() == (false, false) {
-                return Ok(room);
+                return Ok(reservation);
             }
             let hard = limits.policy == LimitPolicy::Hard;
             if self.evict_one(hard) {
-                looks = 0;
+                scans = 0;
                 continue;
             }
             if !hard {
-                return Ok(room);
+                return Ok(reservation);
             }
             // Threads that close one entry and use another meanwhile can hide each idle one from a look
             // that goes from shard to shard.
-            looks += 1;
-            if looks < HARD_LOOKS {
+            scans += 1;
+            if scans < HARD_SCANS {
                 std::thread::yield_now();
                 continue;
             }
@@ -327,12 +327,12 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             let mut shards: Vec<_> = self.shards.iter().map(Lock::lock).collect();
             let (too_many, too_large) = is_over();
             if !too_many && !too_large {
-                return Ok(room);
+                return Ok(reservation);
             }
             let evicted = shards.iter_mut().find_map(|shard| self.evict_from(shard, true));
             if evicted.is_none() {
                 // With the locks held, so that of several threads that come here only as many fail as must.
-                drop(room);
+                drop(reservation);
                 let limit = if too_many { limits.entries } else { limits.bytes };
                 return Err(Error::LimitReached { what: limits.what, limit, setting: limits.setting });
             }
@@ -354,10 +354,10 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     /// The same in one shard; yields the entry, which is to be dropped outside of the lock.
     fn evict_from(&self, shard: &mut Shard<K, V>, thorough: bool) -> Option<Arc<Entry<K, V>>> {
         // Twice round: the first time heeds and clears the marks of use, the second time idle is enough.
-        let round = if thorough { shard.table.len() } else { shard.table.len().min(LOOK) };
+        let round = if thorough { shard.table.len() } else { shard.table.len().min(SOFT_SCAN) };
         for look in 0..2 * round {
             let entry = shard.order.pop_back()?;
-            let spared = self.pins.take_touched(entry.number) && look < round;
+            let spared = self.pins.take_referenced(entry.number) && look < round;
             if !spared && self.close(&entry) {
                 self.unlink(shard, &entry);
                 Counters::count(&self.counters.evictions);
@@ -380,7 +380,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             found.remove();
         }
         failpoint!("cache.unlinking");
-        for _ in 0..entry.value.unlinked() {
+        for _ in 0..entry.value.on_unlink() {
             self.pins.unpin(entry.number);
         }
         self.pins.release(entry.number);

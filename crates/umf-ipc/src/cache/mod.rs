@@ -16,7 +16,7 @@ mod memo;
 mod pins;
 
 pub(crate) use entries::{Cache, Cached, Entry, Pinned};
-pub(crate) use memo::{Known, Memo, Note};
+pub(crate) use memo::{Memo, MemoEntry, MemoValue};
 pub(crate) use pins::{Pin, Pins};
 
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -21,13 +21,13 @@ use crate::{Result, protocol};
 /// store and a load, an eviction a `membarrier(2)`.
 #[derive(Debug)]
 pub(crate) struct Pins {
-    rows: Chunks<Row>,
+    by_thread: Chunks<ThreadCounts>,
     /// Of threads without a number.
-    shared: Row,
+    shared: ThreadCounts,
     /// By number: the stamp of the entry that has it, 0 while it must not be pinned.
     stamps: Chunks<AtomicU64>,
     /// By number: used since the LRU looked last.
-    touched: Chunks<AtomicU8>,
+    referenced: Chunks<AtomicU8>,
     numbers: Lock<Numbers>,
 }
 
@@ -41,12 +41,12 @@ struct Numbers {
 
 /// What one thread writes.
 #[derive(Debug)]
-struct Row {
+struct ThreadCounts {
     counts: Chunks<AtomicU64>,
 }
 
 // SAFETY: an empty `Chunks` is an array of null pointers.
-unsafe impl Zeroable for Row {}
+unsafe impl Zeroable for ThreadCounts {}
 
 /// Where one thread counts its uses of one entry: what a hit needs, without a look-up.
 ///
@@ -56,7 +56,7 @@ pub(crate) struct PinCell {
     pub number: u32,
     count: NonNull<AtomicU64>,
     stamp: NonNull<AtomicU64>,
-    touched: NonNull<AtomicU8>,
+    referenced: NonNull<AtomicU8>,
 }
 
 impl PinCell {
@@ -67,13 +67,13 @@ impl PinCell {
     #[inline]
     pub(crate) unsafe fn pin_stamped(&self, stamp: u64) -> bool {
         // SAFETY: the words stay as long as the pins, which exist.
-        let (count, current, touched) =
-            unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.touched.as_ref()) };
+        let (count, current, referenced) =
+            unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.referenced.as_ref()) };
         if !protocol::pin(count, current, stamp) {
             return false;
         }
-        if touched.load(Ordering::Relaxed) == 0 {
-            touched.store(1, Ordering::Relaxed);
+        if referenced.load(Ordering::Relaxed) == 0 {
+            referenced.store(1, Ordering::Relaxed);
         }
         true
     }
@@ -95,7 +95,7 @@ impl Pin {
         Self { number: cell.number, thread: thread.get(), count: cell.count }
     }
 
-    pub(crate) const fn of_number(number: u32) -> Self {
+    pub(crate) const fn without_cell(number: u32) -> Self {
         Self { number, thread: u32::MAX, count: NonNull::dangling() }
     }
 }
@@ -103,10 +103,10 @@ impl Pin {
 impl Pins {
     pub(crate) const fn new() -> Self {
         Self {
-            rows: Chunks::new(),
-            shared: Row { counts: Chunks::new() },
+            by_thread: Chunks::new(),
+            shared: ThreadCounts { counts: Chunks::new() },
             stamps: Chunks::new(),
-            touched: Chunks::new(),
+            referenced: Chunks::new(),
             numbers: Lock::new(Numbers { next: 0, free: Vec::new(), pinned: VecDeque::new() }),
         }
     }
@@ -129,7 +129,7 @@ impl Pins {
         let number = numbers.next;
         // What unpinning may need must exist: it cannot fail.
         self.stamps.get_or_grow(number)?;
-        self.touched.get_or_grow(number)?;
+        self.referenced.get_or_grow(number)?;
         self.shared.counts.get_or_grow(number)?;
         numbers.next += 1;
         Ok(number)
@@ -163,12 +163,12 @@ impl Pins {
     /// no memory.
     pub(crate) fn cell(&self, number: u32) -> Option<(ThreadIndex, PinCell)> {
         let thread = thread::current()?;
-        let row = self.rows.get_or_grow(thread.get()).ok()?;
+        let row = self.by_thread.get_or_grow(thread.get()).ok()?;
         let cell = PinCell {
             number,
             count: NonNull::from(row.counts.get_or_grow(number).ok()?),
             stamp: NonNull::from(self.stamps.get(number)?),
-            touched: NonNull::from(self.touched.get(number)?),
+            referenced: NonNull::from(self.referenced.get(number)?),
         };
         Some((thread, cell))
     }
@@ -216,16 +216,17 @@ impl Pins {
     /// The number of pins. Exact only while nobody pins: with the stamp at 0, under the shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
         fence::full();
-        let count = |row: &Row| row.counts.get(number).map_or(0, |count| count.load(Ordering::Acquire));
-        let rows = (0..thread::end()).filter_map(|thread| self.rows.get(thread));
-        rows.map(count).fold(count(&self.shared), u64::wrapping_add)
+        let count =
+            |row: &ThreadCounts| row.counts.get(number).map_or(0, |count| count.load(Ordering::Acquire));
+        let by_thread = (0..thread::end()).filter_map(|thread| self.by_thread.get(thread));
+        by_thread.map(count).fold(count(&self.shared), u64::wrapping_add)
     }
 
     /// Whether the entry was used since the last call.
-    pub(crate) fn take_touched(&self, number: u32) -> bool {
-        self.touched.get(number).is_some_and(|touched| {
-            touched.load(Ordering::Relaxed) != 0 && {
-                touched.store(0, Ordering::Relaxed);
+    pub(crate) fn take_referenced(&self, number: u32) -> bool {
+        self.referenced.get(number).is_some_and(|referenced| {
+            referenced.load(Ordering::Relaxed) != 0 && {
+                referenced.store(0, Ordering::Relaxed);
                 true
             }
         })
@@ -235,7 +236,7 @@ impl Pins {
 impl Drop for Pins {
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
-        for row in (0..thread::end()).filter_map(|thread| self.rows.get(thread)) {
+        for row in (0..thread::end()).filter_map(|thread| self.by_thread.get(thread)) {
             // SAFETY: nobody else has the pins any more; each row is dropped once, and its memory is not looked at
             // again before it is unmapped.
             unsafe { core::ptr::drop_in_place(core::ptr::from_ref(row).cast_mut()) };

@@ -41,7 +41,7 @@ fn limits(entries: u64, bytes: u64, policy: LimitPolicy) -> Limits {
 fn idle_entries_go_in_order_of_use_and_used_ones_stay() {
     let live = Arc::default();
     let cache = Cache::new(limits(3, 0, LimitPolicy::Soft), 1);
-    let make = |key: u64| cache.get_or_make(&key, 1, || Ok(Counted::new(key, &live)));
+    let make = |key: u64| cache.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live)));
     let held = make(1).unwrap();
     for key in 2..=3 {
         drop(make(key).unwrap());
@@ -69,7 +69,7 @@ fn marks_of_use_do_not_keep_idle_entries_past_a_limit() {
     for (entries, shards) in [(1, 1), (2, 2), (40, 1), (64, 4)] {
         let cache = Cache::new(limits(entries, 0, LimitPolicy::Soft), shards);
         for key in 0..4 * entries {
-            let pinned = cache.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
+            let pinned = cache.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
             let (number, stamp) = (pinned.entry().number(), pinned.entry().stamp());
             assert!(stamped(cache.pins(), number, stamp), "a hit, which leaves its mark");
             cache.pins().unpin(number);
@@ -94,7 +94,7 @@ fn without_limits_dead_entries_are_no_more_than_others() {
     let cache: Cache<u64, Mortal> = Cache::new(limits(0, 0, LimitPolicy::Soft), 4);
     let make = |key: u64, bytes: u64| {
         let told = Arc::new(AtomicUsize::new(0));
-        let pinned = cache.get_or_make(&key, bytes, || Ok(Mortal(Arc::clone(&told)))).unwrap();
+        let pinned = cache.get_or_insert_with(&key, bytes, || Ok(Mortal(Arc::clone(&told)))).unwrap();
         (told, pinned)
     };
     let alive: Vec<_> = (0..10).map(|key| make(key, 1)).collect();
@@ -118,25 +118,26 @@ fn without_limits_dead_entries_are_no_more_than_others() {
 fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
     let live = Arc::default();
     let soft = Cache::new(limits(2, 0, LimitPolicy::Soft), 4);
-    let held: Vec<_> =
-        (0..10_u64).map(|key| soft.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap()).collect();
+    let held: Vec<_> = (0..10_u64)
+        .map(|key| soft.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live))).unwrap())
+        .collect();
     assert_eq!(soft.statistics().entries, 10);
     drop(held);
     for key in 10..20 {
-        drop(soft.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap());
+        drop(soft.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live))).unwrap());
     }
     assert!(soft.statistics().entries <= 2, "{:?}", soft.statistics());
 
     let hard = Cache::new(limits(2, 0, LimitPolicy::Hard), 4);
-    let first = hard.get_or_make(&1_u64, 1, || Ok(Counted::new(1, &live))).unwrap();
-    let second = hard.get_or_make(&2, 1, || Ok(Counted::new(2, &live))).unwrap();
+    let first = hard.get_or_insert_with(&1_u64, 1, || Ok(Counted::new(1, &live))).unwrap();
+    let second = hard.get_or_insert_with(&2, 1, || Ok(Counted::new(2, &live))).unwrap();
     for _ in 0..3 {
-        let refused = hard.get_or_make(&3, 1, || Ok(Counted::new(3, &live))).map(drop);
+        let refused = hard.get_or_insert_with(&3, 1, || Ok(Counted::new(3, &live))).map(drop);
         assert!(matches!(refused, Err(Error::LimitReached { limit: 2, .. })), "{refused:?}");
     }
-    assert_eq!(hard.statistics().entries, 2, "a refusal leaves nothing behind");
+    assert_eq!(hard.statistics().entries, 2, "a failed insertion leaves nothing behind");
     drop(first);
-    drop(hard.get_or_make(&3, 1, || Ok(Counted::new(3, &live))).unwrap());
+    drop(hard.get_or_insert_with(&3, 1, || Ok(Counted::new(3, &live))).unwrap());
     drop(second);
 }
 
@@ -153,7 +154,7 @@ fn hard_limit_is_reached_only_if_all_entries_are_in_use() {
                 let mut held = None;
                 for round in 0..20_000 {
                     let key = (round * 7 + thread * 5) % (4 * THREADS);
-                    held = Some(cache.get_or_make(&key, 1, || Ok(key)).unwrap());
+                    held = Some(cache.get_or_insert_with(&key, 1, || Ok(key)).unwrap());
                 }
                 drop(held);
             });
@@ -167,7 +168,7 @@ fn hard_limit_is_reached_only_if_all_entries_are_in_use() {
 fn failing_to_make_leaves_nothing() {
     let cache: Cache<u64, ()> = Cache::new(limits(0, 0, LimitPolicy::Soft), 2);
     for _ in 0..100 {
-        assert!(cache.get_or_make(&1, 10, || Err(Error::ReadOnly)).is_err());
+        assert!(cache.get_or_insert_with(&1, 10, || Err(Error::ReadOnly)).is_err());
     }
     let statistics = cache.statistics();
     assert_eq!((statistics.entries, statistics.bytes, statistics.misses), (0, 0, 100));
@@ -177,20 +178,20 @@ fn failing_to_make_leaves_nothing() {
 fn byte_limits_count_bytes() {
     let cache = Cache::new(limits(0, 1000, LimitPolicy::Soft), 2);
     for key in 0..50_u64 {
-        drop(cache.get_or_make(&key, 300, || Ok(())).unwrap());
+        drop(cache.get_or_insert_with(&key, 300, || Ok(())).unwrap());
         assert!(cache.statistics().bytes <= 1000);
     }
-    drop(cache.get_or_make(&99, 5000, || Ok(())).unwrap());
+    drop(cache.get_or_insert_with(&99, 5000, || Ok(())).unwrap());
     assert_eq!(
         cache.statistics().entries,
         4,
         "what can never fit is let in when it is soft, and drives nobody out"
     );
-    drop(cache.get_or_make(&100, 300, || Ok(())).unwrap());
+    drop(cache.get_or_insert_with(&100, 300, || Ok(())).unwrap());
     assert!(cache.statistics().bytes <= 1000);
     let hard = Cache::new(limits(0, 1000, LimitPolicy::Hard), 2);
-    drop(hard.get_or_make(&1_u64, 900, || Ok(())).unwrap());
-    assert!(hard.get_or_make(&2, 5000, || Ok(())).is_err());
+    drop(hard.get_or_insert_with(&1_u64, 900, || Ok(())).unwrap());
+    assert!(hard.get_or_insert_with(&2, 5000, || Ok(())).is_err());
     assert_eq!(hard.statistics().entries, 1);
 }
 
@@ -203,7 +204,7 @@ fn each_key_is_made_once_however_many_ask() {
             scope.spawn(|| {
                 for key in 0..200_u64 {
                     let pinned = cache
-                        .get_or_make(&key, 1, || {
+                        .get_or_insert_with(&key, 1, || {
                             made.fetch_add(1, Ordering::Relaxed);
                             std::thread::yield_now();
                             Ok(key)
@@ -254,7 +255,7 @@ fn stamped_pins_race_with_eviction_and_never_hold_what_is_gone() {
             round += 1;
             let alive = Arc::new(AtomicUsize::new(1));
             let value = Alive(Arc::clone(&alive));
-            let pinned = cache.get_or_make(&round, 1, || Ok(value)).unwrap();
+            let pinned = cache.get_or_insert_with(&round, 1, || Ok(value)).unwrap();
             let note = (pinned.entry().number(), pinned.entry().stamp(), alive);
             let mut known = known.lock().unwrap();
             known.push(note);
@@ -294,7 +295,7 @@ fn pins_are_summed_over_threads() {
 struct Double(u64);
 
 // SAFETY: a number.
-unsafe impl Known for Double {}
+unsafe impl MemoValue for Double {}
 
 #[test]
 fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
@@ -302,7 +303,8 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
     let pins = Pins::new();
     let number = pins.allocate().unwrap();
     let bytes = |seed: u64| -> [u8; 256] { core::array::from_fn(|index| (seed as usize * 31 + index) as u8) };
-    let note = |key: u64| Note { key, pin: pins.cell(number).unwrap().1, stamp: 1, value: Double(key * 2) };
+    let note =
+        |key: u64| MemoEntry { key, pin: pins.cell(number).unwrap().1, stamp: 1, value: Double(key * 2) };
     assert!(memo.current().is_none());
     let mine = memo.current_or_new().unwrap();
     assert!(mine.by_bytes(1, &bytes(1)).is_none() && mine.by_bytes(1, &[0; 256]).is_none());
@@ -343,7 +345,7 @@ proptest! {
         for (key, operation) in operations {
             match operation {
                 0 | 1 => {
-                    let pinned = cache.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
+                    let pinned = cache.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
                     prop_assert_eq!(pinned.entry().value.0, key);
                     if let Some(place) = model.iter().position(|&known| known == key) {
                         model.remove(place);
@@ -384,7 +386,7 @@ struct Seen<'t> {
 }
 
 impl Cached for Seen<'_> {
-    fn unlinked(&self) -> u64 {
+    fn on_unlink(&self) -> u64 {
         self.told.fetch_add(1, Ordering::Relaxed);
         0
     }
@@ -400,12 +402,12 @@ fn what_was_made_leaves_by_being_unlinked() {
     };
     // A value that cannot be made keeps no number.
     for _ in 0..3 {
-        assert!(cache.get_or_make(&1, 1, || Err(Error::ReadOnly)).is_err());
+        assert!(cache.get_or_insert_with(&1, 1, || Err(Error::ReadOnly)).is_err());
     }
     assert_eq!(cache.pins().allocate().ok(), Some(0));
-    drop(cache.get_or_make(&2, 1, make).unwrap());
+    drop(cache.get_or_insert_with(&2, 1, make).unwrap());
     cache.pins().exhaust();
-    assert!(matches!(cache.get_or_make(&3, 1, make), Err(Error::Memory(_))));
+    assert!(matches!(cache.get_or_insert_with(&3, 1, make), Err(Error::Memory(_))));
     assert_eq!(cache.statistics().entries, 1);
     assert_eq!(cache.evict_idle(|entry| entry.value.made.load(Ordering::Relaxed) > 0), 1);
     assert_eq!(told.load(Ordering::Relaxed), made.load(Ordering::Relaxed), "each that was made");

@@ -22,7 +22,7 @@ use crate::cache::{CacheStatistics, LimitPolicy, Pin};
 use crate::handle::Handle;
 use crate::identity::Nonce;
 use crate::transfer::Exchange;
-use state::State;
+use state::ExporterState;
 
 /// Makes memory visible to other processes, and keeps one native export per region in a bounded cache.
 ///
@@ -39,16 +39,16 @@ use state::State;
 ///   the parent's memory.
 #[derive(Debug)]
 pub struct Exporter {
-    inner: Arc<Inner>,
+    inner: Arc<ExporterInner>,
     _observing: ObserverGuard,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct ExporterInner {
     settings: ExporterSettings,
     /// Made by the first export, in each process: null until then. Replaced states are those of a parent
     /// process; they are leaked, because nothing of them may be touched here.
-    state: AtomicPtr<State>,
+    state: AtomicPtr<ExporterState>,
     making: Lock<()>,
 }
 
@@ -58,8 +58,11 @@ impl Exporter {
     /// # Errors
     /// [`crate::Error::Memory`] if there is no memory to be told of what is freed.
     pub fn new(settings: ExporterSettings) -> Result<Self> {
-        let inner =
-            Arc::new(Inner { settings, state: AtomicPtr::new(core::ptr::null_mut()), making: Lock::new(()) });
+        let inner = Arc::new(ExporterInner {
+            settings,
+            state: AtomicPtr::new(core::ptr::null_mut()),
+            making: Lock::new(()),
+        });
         let observing = observer::register(Arc::clone(&inner) as _)?;
         Ok(Self { inner, _observing: observing })
     }
@@ -119,7 +122,7 @@ impl Exporter {
     #[inline]
     fn export(&self, address: Address, len: Option<usize>) -> Result<Export<'_>> {
         if let Some(state) = self.inner.current()
-            && let Some((bytes, pin)) = state.hit(address)
+            && let Some((bytes, pin)) = state.find_memoized(address)
         {
             return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
         }
@@ -127,7 +130,7 @@ impl Exporter {
     }
 
     fn export_kept(&self, address: Address, len: Option<usize>) -> Result<Handle> {
-        match self.inner.current().and_then(|state| state.kept(address)) {
+        match self.inner.current().and_then(|state| state.kept_handle(address)) {
             Some(handle) => Ok(handle),
             None => Ok(self.export(address, len)?.keep()),
         }
@@ -142,24 +145,24 @@ impl Exporter {
     /// The nonce that handles of this exporter carry, once something was exported.
     #[must_use]
     pub fn nonce(&self) -> Option<Nonce> {
-        self.inner.current().map(State::nonce)
+        self.inner.current().map(ExporterState::nonce)
     }
 
     /// What the cache of native exports holds and has done.
     #[must_use]
     pub fn statistics(&self) -> CacheStatistics {
-        self.inner.current().map_or_else(CacheStatistics::default, State::statistics)
+        self.inner.current().map_or_else(CacheStatistics::default, ExporterState::statistics)
     }
 
     /// Whether this process answers on a socket (the exchange mode `socket`).
     #[must_use]
     pub fn is_served(&self) -> bool {
-        self.inner.current().is_some_and(State::is_served)
+        self.inner.current().is_some_and(ExporterState::is_served)
     }
 
     /// Retires the exports of regions that nobody holds, and returns how many regions there were.
     pub fn evict_idle(&self) -> usize {
-        self.inner.current().map_or(0, State::evict_idle)
+        self.inner.current().map_or(0, ExporterState::evict_idle)
     }
 }
 
@@ -173,19 +176,19 @@ impl Drop for Exporter {
     }
 }
 
-impl Inner {
+impl ExporterInner {
     /// The state, if it was made, and in this process.
     #[inline]
-    fn current(&self) -> Option<&State> {
+    fn current(&self) -> Option<&ExporterState> {
         let state = NonNull::new(self.state.load(Ordering::Acquire))?;
         // SAFETY: a published state is freed only when `self` is dropped.
         let state = unsafe { state.as_ref() };
-        state.belongs_here().then_some(state)
+        state.is_of_this_process().then_some(state)
     }
 
     /// The state; made if this is the first export of this process, which is that of `first`.
     #[cold]
-    fn state(&self, first: Address) -> Result<&State> {
+    fn state(&self, first: Address) -> Result<&ExporterState> {
         let _making = self.making.lock();
         if let Some(state) = self.current() {
             return Ok(state);
@@ -193,14 +196,14 @@ impl Inner {
         let procfs = umf_runtime::tracker::find(first)
             .and_then(|found| found.owner.guard())
             .and_then(|owner| owner.provider()?.export().map(umf_core::Export::fd_opens_through_procfs));
-        let state = State::new(&self.settings, procfs.unwrap_or(true))?;
+        let state = ExporterState::new(&self.settings, procfs.unwrap_or(true))?;
         // The old one is a parent's, or null.
         self.state.store(Arc::into_raw(state).cast_mut(), Ordering::Release);
         self.current().ok_or(crate::Error::Memory(umf_core::Error::Frozen { what: "the exporter" }))
     }
 }
 
-impl ExportObserver for Inner {
+impl ExportObserver for ExporterInner {
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
         let state = self.current()?;
         match freed {
@@ -210,7 +213,7 @@ impl ExportObserver for Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ExporterInner {
     fn drop(&mut self) {
         let state = *self.state.get_mut();
         if state.is_null() {
@@ -218,7 +221,7 @@ impl Drop for Inner {
         }
         // SAFETY: the pointer came from Arc::into_raw and is taken back once.
         let state = unsafe { Arc::from_raw(state) };
-        if !state.belongs_here() {
+        if !state.is_of_this_process() {
             // A parent's: its ledger is not mapped here, its thread does not run here.
             core::mem::forget(state);
         }
@@ -227,7 +230,7 @@ impl Drop for Inner {
 
 /// The region that an address belongs to, and what of it is exported.
 #[derive(Clone, Copy, Debug)]
-struct Target {
+struct ExportTarget {
     region: Region,
     start: Address,
     size: usize,
@@ -236,7 +239,7 @@ struct Target {
     is_region: bool,
 }
 
-impl Target {
+impl ExportTarget {
     /// A region as a whole.
     const fn whole(region: Region) -> Self {
         let size = region.size();
@@ -247,7 +250,7 @@ impl Target {
 /// An export in use. Dropping it gives the use back (what other libraries call "put"); the handle's bytes may
 /// be copied out and outlive it.
 pub struct Export<'e> {
-    state: &'e State,
+    state: &'e ExporterState,
     /// Where the block begins.
     address: Address,
     handle: Handle,
@@ -262,7 +265,7 @@ unsafe impl Sync for Export<'_> {}
 impl<'e> Export<'e> {
     /// Takes over a pin on the handle's region.
     #[inline]
-    const fn new(state: &'e State, address: Address, handle: Handle, pin: Pin) -> Self {
+    const fn new(state: &'e ExporterState, address: Address, handle: Handle, pin: Pin) -> Self {
         Self { state, address, handle, pin }
     }
 

@@ -11,7 +11,7 @@ use umf_sync::{Lock, failpoint};
 
 use crate::cache::Cached;
 use crate::handle::Handle;
-use crate::lease::{Exported, Exports};
+use crate::lease::{ExportTable, ExportedRange};
 use crate::ledger::RetireReason;
 use umf_os::FileIdentity;
 
@@ -65,14 +65,14 @@ pub(super) struct RegionExport {
     /// `Some` until dropped. Others hold it as long as something of the region is open elsewhere.
     pub native: Option<Arc<NativeGuard>>,
     pub opens_through_procfs: bool,
-    pub exports: Arc<Exports>,
+    pub exports: Arc<ExportTable>,
     /// The slot of the region as a whole.
     pub slot: u32,
     pub generation: u64,
     /// Why its exports end as it leaves the cache: it is evicted, unless this says otherwise by then.
-    pub leaving: Lock<RetireReason>,
+    pub retire_reason: Lock<RetireReason>,
     pub blocks: Lock<Blocks>,
-    pub closing: Arc<Closing>,
+    pub pending_unexports: Arc<PendingUnexports>,
 }
 
 /// Exports in one region, by the block's address.
@@ -88,7 +88,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// The export of the block at this address, if it has not ended.
-    pub(super) fn get_mut(&mut self, address: u64, exports: &Exports) -> Option<&mut BlockExport> {
+    pub(super) fn get_mut(&mut self, address: u64, exports: &ExportTable) -> Option<&mut BlockExport> {
         let block = self.by_address.get_mut(&address)?;
         exports.ledger.is_current(block.slot, block.generation).then_some(block)
     }
@@ -97,7 +97,7 @@ impl Blocks {
     ///
     /// # Errors
     /// [`umf_core::Error::OutOfMemory`] if there is none.
-    pub(super) fn reserve(&mut self, exports: &Exports) -> umf_core::Result<()> {
+    pub(super) fn reserve(&mut self, exports: &ExportTable) -> umf_core::Result<()> {
         if self.by_address.len() >= self.enough {
             self.by_address.retain(|_, block| exports.ledger.is_current(block.slot, block.generation));
             self.enough = (self.by_address.len() * 2).max(64);
@@ -131,19 +131,19 @@ pub(super) struct BlockExport {
 
 impl BlockExport {
     /// What it is, if it is of the block at `base`.
-    pub(super) fn exported(&self, base: Address) -> Exported {
+    pub(super) fn exported(&self, base: Address) -> ExportedRange {
         let (slot, generation, size) = (self.slot, self.generation, self.handle.length() as usize);
         let (is_region, is_device) = (self.handle.is_region(), self.handle.may_be_imported_by_device());
-        Exported { slot, generation, base, size, is_region, is_device }
+        ExportedRange { slot, generation, base, size, is_region, is_device }
     }
 }
 
 /// Regions whose native export left the cache and is not yet back with its provider. Whoever frees such a region, or
 /// exports it again, waits for that.
 #[derive(Debug, Default)]
-pub(super) struct Closing(Lock<Vec<u64>>);
+pub(super) struct PendingUnexports(Lock<Vec<u64>>);
 
-impl Closing {
+impl PendingUnexports {
     pub(super) fn wait_for(&self, region: u64) {
         while self.0.lock().contains(&region) {
             std::thread::yield_now();
@@ -153,14 +153,14 @@ impl Closing {
 
 impl Cached for RegionExport {
     /// Retires everything that the region exports: from here on nothing of it opens.
-    fn unlinked(&self) -> u64 {
-        self.closing.0.lock().push(self.region.id().get());
+    fn on_unlink(&self) -> u64 {
+        self.pending_unexports.0.lock().push(self.region.id().get());
         // Until all are retired: who frees one meanwhile, and found this before it left the cache, must not miss it.
         let mut blocks = self.blocks.lock();
         blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
         // The region first: then importers see that all of it is gone.
-        let whole = Exported {
+        let whole = ExportedRange {
             slot: self.slot,
             generation: self.generation,
             base: self.region.base(),
@@ -168,7 +168,7 @@ impl Cached for RegionExport {
             is_region: true,
             is_device: !self.opens_through_procfs,
         };
-        let reason = *self.leaving.lock();
+        let reason = *self.retire_reason.lock();
         self.exports.retire(&whole, native, reason);
         let mut kept = 0;
         for (address, block) in blocks.by_address.drain() {
@@ -185,9 +185,9 @@ impl Drop for RegionExport {
     fn drop(&mut self) {
         // Back with the provider, unless somebody has it open: then the region is not freed either.
         drop(self.native.take());
-        let mut closing = self.closing.0.lock();
-        if let Some(place) = closing.iter().position(|&region| region == self.region.id().get()) {
-            closing.swap_remove(place);
+        let mut pending_unexports = self.pending_unexports.0.lock();
+        if let Some(place) = pending_unexports.iter().position(|&region| region == self.region.id().get()) {
+            pending_unexports.swap_remove(place);
         }
     }
 }

@@ -11,16 +11,16 @@ use umf_runtime::observer::Leases;
 use umf_runtime::tracker::{self, TrackedRegion};
 use umf_sync::{Lock, failpoint, fork, thread};
 
-use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
-use super::{Export, ExporterSettings, Target};
-use crate::cache::{Cache, CacheStatistics, Entry, Known, Limits, Memo, Note, Pin};
+use super::region_export::{BlockExport, Blocks, NativeGuard, PendingUnexports, RegionExport};
+use super::{Export, ExportTarget, ExporterSettings};
+use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, MemoEntry, MemoValue, Pin};
 use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
-use crate::lease::{Exported, Exports, Quick};
-use crate::ledger::{Figures, RetireReason, SlotContent};
-use crate::transfer::socket::server::{FdSource, Outgoing, Server, SharedFd};
+use crate::lease::{ExportTable, ExportedRange, RetireOutcome};
+use crate::ledger::{PublishedCounters, RetireReason, SlotContent};
+use crate::transfer::socket::server::{FdSource, OutgoingFd, Server, SharedFd};
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ type RegionEntry = Entry<u64, RegionExport>;
 
 /// An export that a thread made or looked up, by the block's address.
 #[derive(Clone, Copy, Debug)]
-struct KnownExport {
+struct MemoizedExport {
     slot: u32,
     generation: u64,
     /// The generation in the ledger.
@@ -41,17 +41,17 @@ struct KnownExport {
 }
 
 // SAFETY: it points to an atomic.
-unsafe impl Known for KnownExport {}
+unsafe impl MemoValue for MemoizedExport {}
 
 /// All that the exporter has in one process.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ExporterState {
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
-    exports: Arc<Exports>,
+    exports: Arc<ExportTable>,
     cache: Cache<u64, RegionExport>,
-    closing: Arc<Closing>,
-    memo: Memo<KnownExport>,
+    pending_unexports: Arc<PendingUnexports>,
+    memo: Memo<MemoizedExport>,
     server: Lock<Option<Server>>,
     served: bool,
     fd_limit: u64,
@@ -60,11 +60,11 @@ pub(crate) struct State {
     key: [u8; 16],
 }
 
-impl State {
+impl ExporterState {
     /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
-        let exports = Exports::new(settings.slots, served)?;
+        let exports = ExportTable::new(settings.slots, served)?;
         let set = match settings.ptracer {
             super::Ptracer::None => Ok(()),
             super::Ptracer::Any => umf_os::process::set_ptracer(None),
@@ -89,7 +89,7 @@ impl State {
             generation: fork::generation(),
             exports,
             cache: Cache::new(limits, 8),
-            closing: Arc::default(),
+            pending_unexports: Arc::default(),
             memo: Memo::new(),
             server: Lock::new(None),
             served,
@@ -98,7 +98,8 @@ impl State {
             key: umf_os::process::random().map_err(|errno| Error::system("getrandom", errno))?,
         });
         if let Some(listener) = listener {
-            let source = Source { exports: Arc::clone(&state.exports), state: Arc::downgrade(&state) };
+            let source =
+                ExporterFdSource { exports: Arc::clone(&state.exports), state: Arc::downgrade(&state) };
             *state.server.lock() = Some(Server::serve(listener, state.nonce(), Arc::new(source))?);
         }
         tracing::debug!(nonce = %state.nonce(), served, "ledger made");
@@ -107,7 +108,7 @@ impl State {
 
     /// Whether this process made it.
     #[inline]
-    pub(super) fn belongs_here(&self) -> bool {
+    pub(super) fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
 
@@ -127,7 +128,7 @@ impl State {
     /// The handle of a block that this thread exported before and that was not freed since, with a pin on its region.
     /// Borrowed, so that the 256 bytes are copied once, to where the caller wants them.
     #[inline]
-    pub(super) fn hit(&self, address: Address) -> Option<(&[u8; HANDLE_SIZE], Pin)> {
+    pub(super) fn find_memoized(&self, address: Address) -> Option<(&[u8; HANDLE_SIZE], Pin)> {
         let memo = self.memo.current()?;
         let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
         // SAFETY: the note was made in this thread's table for the pins of this state.
@@ -147,7 +148,7 @@ impl State {
     fn remember(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
         let Some(memo) = self.memo.current_or_new() else { return };
         let Some((_, pin)) = self.cache.pins().cell(entry.number()) else { return };
-        let value = KnownExport {
+        let value = MemoizedExport {
             slot: block.slot,
             generation: block.generation,
             word: self.exports.ledger.generation_word(block.slot),
@@ -155,7 +156,7 @@ impl State {
             is_kept: block.kept,
             is_device: block.handle.may_be_imported_by_device(),
         };
-        let note = Note { key: address.to_bits(), pin, stamp: entry.stamp(), value };
+        let note = MemoEntry { key: address.to_bits(), pin, stamp: entry.stamp(), value };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }
 
@@ -175,16 +176,19 @@ impl State {
                 let block = pool.block_at(address)?;
                 let requested = requested.unwrap_or(block.size).clamp(1, block.size.max(1));
                 let (start, size) = (block.address, block.size);
-                Target { region: found.region, start, size, requested, is_region: false }
+                ExportTarget { region: found.region, start, size, requested, is_region: false }
             }
-            None => Target::whole(found.region),
+            None => ExportTarget::whole(found.region),
         };
         loop {
-            let pinned =
-                self.cache.get_or_make(&found.region.id().get(), found.region.size() as u64, || {
+            let pinned = self.cache.get_or_insert_with(
+                &found.region.id().get(),
+                found.region.size() as u64,
+                || {
                     let provider = owner.provider().ok_or(Error::NotTracked { address })?;
                     self.export_region(&found, provider)
-                })?;
+                },
+            )?;
             let entry = pinned.entry();
             // From here on the observer finds the entry when the region is freed.
             if let Err(error) = tracker::mark_exported(found.number, found.region) {
@@ -218,7 +222,7 @@ impl State {
                         blocks.remove(key);
                         // Nobody has seen its handle.
                         if self.exports.ledger.retire(slot.0, slot.1) {
-                            self.exports.ledger.give_back(slot.0);
+                            self.exports.ledger.free_slot(slot.0);
                         }
                         return Err(error.into());
                     }
@@ -229,7 +233,7 @@ impl State {
                 self.remember(entry, target.start, block);
             }
             drop(blocks);
-            self.exports.ledger.publish_statistics(true, || self.figures());
+            self.exports.ledger.publish_statistics(true, || self.counters());
             failpoint!("export.ready");
             return Ok(Export::new(self, target.start, handle, pinned.into_pin()));
         }
@@ -250,7 +254,7 @@ impl State {
             self.cache.evict_idle(|_| true);
         }
         // One native export of a region at a time.
-        self.closing.wait_for(region.id().get());
+        self.pending_unexports.wait_for(region.id().get());
         let native = match self.exports.native_of(region.id().get()) {
             // Evicted while others had it open, and so still with the others.
             Some(native) => native,
@@ -268,7 +272,7 @@ impl State {
                 Arc::new(native)
             }
         };
-        let slot = self.exports.take()?;
+        let slot = self.exports.allocate_slot()?;
         let mut export = RegionExport {
             region,
             kind: provider.kind(),
@@ -277,17 +281,18 @@ impl State {
             exports: Arc::clone(&self.exports),
             slot,
             generation: self.exports.ledger.next_generation(slot),
-            leaving: Lock::new(RetireReason::Evicted),
+            retire_reason: Lock::new(RetireReason::Evicted),
             blocks: Lock::new(Blocks::default()),
-            closing: Arc::clone(&self.closing),
+            pending_unexports: Arc::clone(&self.pending_unexports),
         };
-        export.generation = self.exports.ledger.publish(slot, &content(&export, &Target::whole(region)));
+        export.generation =
+            self.exports.ledger.publish(slot, &content(&export, &ExportTarget::whole(region)));
         Ok(export)
     }
 
-    fn publish(&self, entry: &RegionEntry, target: &Target) -> Result<BlockExport> {
+    fn publish(&self, entry: &RegionEntry, target: &ExportTarget) -> Result<BlockExport> {
         let export = &entry.value;
-        let slot = self.exports.take()?;
+        let slot = self.exports.allocate_slot()?;
         let generation = self.exports.ledger.publish(slot, &content(export, target));
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
@@ -296,7 +301,7 @@ impl State {
     /// Takes over a use of the handle's block until the block is freed: `false` if it is not wanted, because the block has
     /// such a use already or was freed.
     pub(super) fn keep(&self, address: Address, handle: &Handle) -> bool {
-        if !self.belongs_here() {
+        if !self.is_of_this_process() {
             // A parent's: its locks are taken for ever here, and its blocks are not freed here.
             return false;
         }
@@ -318,7 +323,7 @@ impl State {
     }
 
     /// The handle of a block that this thread found to be kept before and that was not freed since.
-    pub(super) fn kept(&self, address: Address) -> Option<Handle> {
+    pub(super) fn kept_handle(&self, address: Address) -> Option<Handle> {
         let memo = self.memo.current()?;
         let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
@@ -362,10 +367,16 @@ impl State {
     }
 
     /// What the ledger publishes about this exporter.
-    fn figures(&self) -> Figures {
-        let (leases, held_bytes) = self.exports.left();
+    fn counters(&self) -> PublishedCounters {
+        let (leases, held_bytes) = self.exports.deferred_size();
         let importers = self.exports.leases.importers() as u64;
-        Figures { exporter: Some(self.statistics()), leases, held_bytes, importers, ..Figures::default() }
+        PublishedCounters {
+            exporter: Some(self.statistics()),
+            leases,
+            held_bytes,
+            importers,
+            ..PublishedCounters::default()
+        }
     }
 
     /// Retires everything and stops the socket. The exporter is being dropped.
@@ -373,7 +384,7 @@ impl State {
         let mut regions = Vec::new();
         self.cache.for_each(|entry| regions.push(entry.value.region));
         for region in regions {
-            self.end_region(&region, RetireReason::ExporterDropped);
+            self.remove_region(&region, RetireReason::ExporterDropped);
         }
         self.exports.outlive_exporter();
         let server = self.server.lock().take();
@@ -398,10 +409,10 @@ fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
 
 // Retiring: the end of exports, before their memory goes.
 
-impl State {
+impl ExporterState {
     /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
     pub(super) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
-        if !self.retire_known(address) {
+        if !self.retire_block_fast(address) {
             let found = tracker::find(address)?;
             self.cache.peek(&found.region.id().get(), |entry| {
                 let block = entry.value.blocks.lock().remove(address.to_bits());
@@ -414,33 +425,34 @@ impl State {
         }
         // Or an earlier export of it, evicted meanwhile.
         let leases = self.leases(address, 1);
-        self.exports.ledger.publish_statistics(false, || self.figures());
+        self.exports.ledger.publish_statistics(false, || self.counters());
         leases
     }
 
     /// Retires a block that this thread exported until it is freed: without a look into any table if no process has it open.
     /// `false` if that is not known of it.
-    fn retire_known(&self, address: Address) -> bool {
+    fn retire_block_fast(&self, address: Address) -> bool {
         let known = || {
             let memo = self.memo.current()?;
             let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
             note.value.is_kept.then_some((memo, bytes, *note))
         };
         let Some((memo, bytes, note)) = known() else { return false };
-        let KnownExport { slot, generation, region, is_device, .. } = note.value;
-        match self.exports.retire_closed(slot, generation, is_device) {
-            Quick::Nothing => return false,
-            Quick::Done => {}
-            Quick::Ended(scan) => {
+        let MemoizedExport { slot, generation, region, is_device, .. } = note.value;
+        match self.exports.retire_fast(slot, generation, is_device) {
+            RetireOutcome::NotCurrent => return false,
+            RetireOutcome::Reclaimed => {}
+            RetireOutcome::Leased(scan) => {
                 // By what the note says, and not by the region's table: a thread that sees there that
                 // the export has ended may take it out, and the region may leave the cache.
                 let handle = Handle::from_known(bytes);
                 let (size, is_region) = (handle.length() as usize, handle.is_region());
-                let export = Exported { slot, generation, base: address, size, is_region, is_device };
-                let settle =
-                    |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, scan, region, native);
-                if self.cache.peek(&region, |entry| settle(entry.value.native.as_ref())).is_none() {
-                    settle(None);
+                let export = ExportedRange { slot, generation, base: address, size, is_region, is_device };
+                let reclaim_or_defer = |native: Option<&Arc<NativeGuard>>| {
+                    self.exports.reclaim_or_defer(&export, scan, region, native)
+                };
+                if self.cache.peek(&region, |entry| reclaim_or_defer(entry.value.native.as_ref())).is_none() {
+                    reclaim_or_defer(None);
                 }
             }
         }
@@ -449,32 +461,32 @@ impl State {
     }
 
     fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
-        let leased = self.exports.may_be_leased() && self.exports.is_leased(base, size);
+        let leased = self.exports.has_pending() && self.exports.is_leased(base, size);
         leased.then(|| Arc::clone(&self.exports) as _)
     }
 
     /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back,
     /// unless something of it is open elsewhere.
     pub(super) fn retire_region(&self, region: &Region) -> Option<Arc<dyn Leases>> {
-        self.end_region(region, RetireReason::RegionFreed);
+        self.remove_region(region, RetireReason::RegionFreed);
         self.leases(region.base(), region.size())
     }
 
-    fn end_region(&self, region: &Region, reason: RetireReason) {
+    fn remove_region(&self, region: &Region, reason: RetireReason) {
         let id = region.id().get();
-        self.cache.peek(&id, |entry| *entry.value.leaving.lock() = reason);
+        self.cache.peek(&id, |entry| *entry.value.retire_reason.lock() = reason);
         drop(self.cache.remove(&id));
         // Another thread may have evicted it, or may be looking at it, and drop it a little later.
-        self.closing.wait_for(id);
-        self.exports.ledger.publish_statistics(false, || self.figures());
+        self.pending_unexports.wait_for(id);
+        self.exports.ledger.publish_statistics(false, || self.counters());
     }
 }
 
 // What other processes are told of an export: in its ledger slot, in its handle, over the socket.
 
-impl State {
+impl ExporterState {
     /// The handle of an export with this slot and generation.
-    fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
+    fn encode(&self, export: &RegionExport, target: &ExportTarget, slot: u32, generation: u64) -> Handle {
         let identity = self.exports.ledger.identity();
         let native = export.native.as_ref().and_then(|native| native.native.as_ref());
         let flag = |condition, flag| if condition { flag } else { 0 };
@@ -512,7 +524,7 @@ impl State {
 }
 
 /// What the ledger says of an export.
-fn content(export: &RegionExport, target: &Target) -> SlotContent {
+fn content(export: &RegionExport, target: &ExportTarget) -> SlotContent {
     let guard = export.native.as_ref();
     let identity = guard.and_then(|guard| guard.identity);
     let native = guard.and_then(|guard| guard.native.as_ref());
@@ -532,22 +544,22 @@ fn content(export: &RegionExport, target: &Target) -> SlotContent {
 }
 
 /// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
-struct Source {
-    exports: Arc<Exports>,
-    state: Weak<State>,
+struct ExporterFdSource {
+    exports: Arc<ExportTable>,
+    state: Weak<ExporterState>,
 }
 
-impl FdSource for Source {
+impl FdSource for ExporterFdSource {
     fn ledger(&self) -> Option<SharedFd> {
         Some(Arc::clone(self.exports.ledger.checked_fd().ok()?) as SharedFd)
     }
 
-    fn lease_table(&self) -> Option<Outgoing> {
+    fn lease_table(&self) -> Option<OutgoingFd> {
         let leases = &self.exports.leases;
         match leases.reopen() {
-            Ok(own) => Some(Outgoing::Own(own)),
+            Ok(own) => Some(OutgoingFd::Exclusive(own)),
             // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
-            Err(_) => leases.checked_fd().ok().map(|fd| Outgoing::Shared(Arc::clone(fd) as SharedFd)),
+            Err(_) => leases.checked_fd().ok().map(|fd| OutgoingFd::Shared(Arc::clone(fd) as SharedFd)),
         }
     }
 

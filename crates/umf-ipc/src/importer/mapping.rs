@@ -7,20 +7,20 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use umf_core::{Access, Address, CpuAccess, HostAccess, Plain, ReadView, Transfer, View};
 use umf_sync::{failpoint, thread};
 
-use super::Inner;
+use super::ImporterInner;
 use super::region::ImportedRegion;
-use crate::cache::{Known, Pin};
+use crate::cache::{MemoValue, Pin};
 use crate::lease::Lease;
 use crate::{Error, Result, protocol};
 
-/// A flag of [`Place`]: the CPU may touch the memory.
+/// A flag of [`OpenBlock`]: the CPU may touch the memory.
 pub(super) const HOST_ACCESSIBLE: u64 = 1;
-/// A flag of [`Place`]: writing is refused.
+/// A flag of [`OpenBlock`]: writing is refused.
 pub(super) const READ_ONLY: u64 = 2;
 
 /// Where a mapping is and how its validity is read. Pointers are into what the pinned entry keeps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct OpenBlock {
     /// `None` where leases are off.
     pub lease: Option<Lease>,
     pub base: Address,
@@ -31,7 +31,7 @@ pub(super) struct Place {
     /// [`HOST_ACCESSIBLE`], [`READ_ONLY`]. One word, so that no padding is copied at each open.
     pub flags: u64,
     /// Whose importer is told when the CPU touches the memory, or copies what it must not touch; `None` where neither is so.
-    pub told: Option<NonNull<ImportedRegion>>,
+    pub access_region: Option<NonNull<ImportedRegion>>,
     /// The producer's, for messages.
     pub pid: u32,
     /// Of the ledger, for messages.
@@ -39,7 +39,7 @@ pub(super) struct Place {
 }
 
 // SAFETY: it points to atomics, and to a region that any thread may look at.
-unsafe impl Known for Place {}
+unsafe impl MemoValue for OpenBlock {}
 
 /// A block (or region) of another process, open in this one. Dropping it closes it; the region stays mapped in the
 /// importer's cache until it is evicted.
@@ -50,9 +50,9 @@ unsafe impl Known for Place {}
 /// Another process may write the memory at any time, so there is no `&[u8]` of it: use
 /// [`Mapping::read`], [`Mapping::write`], or the volatile slice with its copies, atomics and typed access.
 pub struct Mapping<'i> {
-    importer: &'i Inner,
+    importer: &'i ImporterInner,
     pin: Pin,
-    place: Place,
+    block: OpenBlock,
 }
 
 // SAFETY: what it points to are atomics, and a region that any thread may look at, which stay as long as the pin, which any
@@ -62,21 +62,21 @@ unsafe impl Send for Mapping<'_> {}
 unsafe impl Sync for Mapping<'_> {}
 
 impl<'i> Mapping<'i> {
-    /// Takes over the pin and the lease `place.lease`.
+    /// Takes over the pin and the lease `block.lease`.
     ///
     /// # Safety
-    /// Pin and lease are the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
-    /// say; `place.word` is the address of a generation in the ledger that the entry keeps mapped; `place.told` is the entry's
+    /// Pin and lease are the caller's; the entry's region has `block.base .. + block.length`, accessible as the flags
+    /// say; `block.word` is the address of a generation in the ledger that the entry keeps mapped; `block.access_region` is the entry's
     /// value.
     #[inline]
-    pub(super) const unsafe fn new(importer: &'i Inner, pin: Pin, place: Place) -> Self {
-        Self { importer, pin, place }
+    pub(super) const unsafe fn new(importer: &'i ImporterInner, pin: Pin, block: OpenBlock) -> Self {
+        Self { importer, pin, block }
     }
 
     /// Where the block is in this process.
     #[must_use]
     pub const fn address(&self) -> Address {
-        self.place.base
+        self.block.base
     }
 
     /// Its size in bytes, never 0: what the producer asked its pool for ([`crate::Handle::requested`]). If
@@ -84,25 +84,25 @@ impl<'i> Mapping<'i> {
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {
-        self.place.length
+        self.block.length
     }
 
     /// Whether writing is refused.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
-        self.place.flags & READ_ONLY != 0
+        self.block.flags & READ_ONLY != 0
     }
 
     /// Whether the CPU may touch the memory.
     #[must_use]
     pub const fn is_host_accessible(&self) -> bool {
-        self.place.flags & HOST_ACCESSIBLE != 0
+        self.block.flags & HOST_ACCESSIBLE != 0
     }
 
     #[inline]
     pub(super) fn generation_now(&self) -> u64 {
         // SAFETY: by `new`'s contract the word is in a mapped ledger, which the pin keeps.
-        let word = unsafe { self.place.word.as_ref() };
+        let word = unsafe { self.block.word.as_ref() };
         word.load(Ordering::Acquire)
     }
 
@@ -110,22 +110,22 @@ impl<'i> Mapping<'i> {
     #[inline]
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.generation_now() == self.place.generation
+        self.generation_now() == self.block.generation
     }
 
     /// [`Mapping::is_current`], ordered after the lease that was just counted.
     #[inline]
     pub(super) fn is_current_since_lease(&self) -> bool {
         // SAFETY: as in `generation_now`.
-        protocol::is_current(unsafe { self.place.word.as_ref() }, self.place.generation)
+        protocol::is_current(unsafe { self.block.word.as_ref() }, self.block.generation)
     }
 
     fn check(&self) -> Result<()> {
         let now = self.generation_now();
-        if now == self.place.generation {
+        if now == self.block.generation {
             return Ok(());
         }
-        let Place { pid, slot, generation, .. } = self.place;
+        let OpenBlock { pid, slot, generation, .. } = self.block;
         Err(Error::Stale { pid, slot, generation, now })
     }
 
@@ -148,7 +148,7 @@ impl<'i> Mapping<'i> {
     pub fn with<R>(&self, use_it: impl FnOnce(View<'_>) -> R) -> Result<R> {
         let memory = self.view()?;
         self.check()?;
-        let result = self.touching(0, self.len(), Access::ReadWrite, || use_it(memory))?;
+        let result = self.with_cpu_access(0, self.len(), Access::ReadWrite, || use_it(memory))?;
         // What was read is older than the generation that is looked at now.
         fence(Ordering::Acquire);
         self.check()?;
@@ -190,7 +190,7 @@ impl<'i> Mapping<'i> {
         }
         // SAFETY: by `new`'s contract the range is mapped and may be written as long as the pin lasts,
         // which is as long as `self`.
-        let bytes = unsafe { View::<u8>::new(self.pointer()?, self.place.length) }?;
+        let bytes = unsafe { View::<u8>::new(self.pointer()?, self.block.length) }?;
         Ok(bytes.cast()?)
     }
 
@@ -200,19 +200,19 @@ impl<'i> Mapping<'i> {
     /// As [`Mapping::view`], except [`Error::ReadOnly`].
     pub fn read_view<T: Plain>(&self) -> Result<ReadView<'_, T>> {
         // SAFETY: as in `view`, for reading.
-        let bytes = unsafe { ReadView::<u8>::new(self.pointer()?, self.place.length) }?;
+        let bytes = unsafe { ReadView::<u8>::new(self.pointer()?, self.block.length) }?;
         Ok(bytes.cast()?)
     }
 
     fn pointer(&self) -> Result<*mut u8> {
-        let pointer = self.place.base.as_ptr().filter(|_| self.is_host_accessible());
+        let pointer = self.block.base.as_ptr().filter(|_| self.is_host_accessible());
         pointer.ok_or(Error::NotHostAccessible)
     }
 
     /// The end of a range, if it is inside.
     fn end_of(&self, offset: usize, length: usize) -> Result<usize> {
-        let out_of_bounds = Error::OutOfBounds { offset, length, size: self.place.length };
-        offset.checked_add(length).filter(|&end| end <= self.place.length).ok_or(out_of_bounds)
+        let out_of_bounds = Error::OutOfBounds { offset, length, size: self.block.length };
+        offset.checked_add(length).filter(|&end| end <= self.block.length).ok_or(out_of_bounds)
     }
 
     /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it too. (One [`Mapping::read`] or
@@ -227,12 +227,12 @@ impl<'i> Mapping<'i> {
         self.pointer()?;
         // SAFETY: the memory is open as long as the mapping is borrowed, may be touched as asked, and shows itself as volatile memory
         // alone.
-        Ok(unsafe { CpuAccess::begin(self.host_access(), self.place.base, self.place.length, access) }?)
+        Ok(unsafe { CpuAccess::begin(self.host_access(), self.block.base, self.block.length, access) }?)
     }
 
     fn region(&self) -> Option<&ImportedRegion> {
         // SAFETY: by `new`'s contract it is the value of the entry, which the pin keeps and which does not change.
-        self.place.told.map(|region| unsafe { region.as_ref() })
+        self.block.access_region.map(|region| unsafe { region.as_ref() })
     }
 
     fn host_access(&self) -> Option<&dyn HostAccess> {
@@ -240,20 +240,26 @@ impl<'i> Mapping<'i> {
     }
 
     /// Who copies the memory, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
-    fn by_device(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
+    fn device_copy(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
         if self.is_host_accessible() {
             return Ok(None);
         }
         let transfer = self.region().and_then(|region| region.import.transfer());
         let transfer = transfer.ok_or(Error::NotHostAccessible)?;
         self.end_of(offset, length)?;
-        Ok(Some((transfer, self.place.base.checked_add(offset as u64).unwrap_or(self.place.base))))
+        Ok(Some((transfer, self.block.base.checked_add(offset as u64).unwrap_or(self.block.base))))
     }
 
     /// Does something within the time that the importer of the memory wants to hear of, if it does.
-    fn touching<R>(&self, offset: usize, length: usize, access: Access, it: impl FnOnce() -> R) -> Result<R> {
+    fn with_cpu_access<R>(
+        &self,
+        offset: usize,
+        length: usize,
+        access: Access,
+        it: impl FnOnce() -> R,
+    ) -> Result<R> {
         let Some(ability) = self.host_access() else { return Ok(it()) };
-        let base = self.place.base.checked_add(offset as u64).unwrap_or(self.place.base);
+        let base = self.block.base.checked_add(offset as u64).unwrap_or(self.block.base);
         // SAFETY: a part of the mapping, as the callers have checked, as in `cpu_access`.
         let time = unsafe { CpuAccess::begin(Some(ability), base, length, access) }?;
         let done = it();
@@ -268,13 +274,13 @@ impl<'i> Mapping<'i> {
     /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::Memory`] if a driver refuses; [`Error::NotHostAccessible`] for
     /// memory that the CPU must not touch and nobody copies.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        if let Some((transfer, from)) = self.by_device(offset, into.len())? {
+        if let Some((transfer, from)) = self.device_copy(offset, into.len())? {
             // SAFETY: a part of the mapping, which is open as long as `self`.
             return Ok(unsafe { transfer.read(from, into) }?);
         }
         let end = self.end_of(offset, into.len())?;
         let part = self.read_view()?.range(offset..end).unwrap_or_else(ReadView::empty);
-        self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))?;
+        self.with_cpu_access(offset, into.len(), Access::ReadOnly, || part.copy_to(into))?;
         Ok(())
     }
 
@@ -287,7 +293,7 @@ impl<'i> Mapping<'i> {
         if self.is_read_only() {
             return Err(Error::ReadOnly);
         }
-        if let Some((transfer, to)) = self.by_device(offset, from.len())? {
+        if let Some((transfer, to)) = self.device_copy(offset, from.len())? {
             // SAFETY: a part of the mapping, which is open as long as `self`; device memory has no references into it.
             return Ok(unsafe { transfer.write(to, from) }?);
         }
@@ -296,7 +302,7 @@ impl<'i> Mapping<'i> {
         if from.is_empty() {
             return Ok(());
         }
-        self.touching(offset, from.len(), Access::ReadWrite, || part.copy_from(from))?;
+        self.with_cpu_access(offset, from.len(), Access::ReadWrite, || part.copy_from(from))?;
         Ok(())
     }
 }
@@ -305,9 +311,9 @@ impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
         failpoint!("lease.closing");
-        if let Some(lease) = self.place.lease {
+        if let Some(lease) = self.block.lease {
             // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's rows.
-            unsafe { lease.give_back() };
+            unsafe { lease.release() };
         }
         self.importer.pins().give_back(self.pin, thread::current());
         failpoint!("lease.given_back");
@@ -317,8 +323,8 @@ impl Drop for Mapping<'_> {
 impl fmt::Debug for Mapping<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
-            .field("address", &self.place.base)
-            .field("length", &self.place.length)
+            .field("address", &self.block.base)
+            .field("length", &self.block.length)
             .field("current", &self.is_current())
             .field("read_only", &self.is_read_only())
             .finish_non_exhaustive()

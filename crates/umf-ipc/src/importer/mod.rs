@@ -1,10 +1,10 @@
 //! The consumer's side: opening handles, and keeping mappings in a bounded cache.
 
-mod board;
 mod mapping;
 mod open;
 mod producer;
 mod region;
+mod statistics_ledger;
 
 pub use mapping::Mapping;
 pub use umf_core::Access;
@@ -22,10 +22,10 @@ use crate::cache::{Cache, CacheStatistics, LimitPolicy, Limits, Memo};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
 use crate::transfer::Exchange;
-use board::Board;
-use mapping::Place;
+use mapping::OpenBlock;
 use producer::Producer;
-use region::{ImportedRegion, Key, KnownWindow};
+use region::{ImportedRegion, Key, MemoizedWindow};
+use statistics_ledger::StatisticsLedger;
 
 /// Opens handles of other processes (and of this one). Needs no pool and no provider, only somebody who can
 /// [`Import`] each kind of memory.
@@ -38,22 +38,22 @@ use region::{ImportedRegion, Key, KnownWindow};
 /// stay valid, and the importer works on with a cache of its own.
 #[derive(Debug)]
 pub struct Importer {
-    inner: Box<Inner>,
+    inner: Box<ImporterInner>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct ImporterInner {
     settings: ImporterSettings,
     imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
     cache: Cache<Key, ImportedRegion>,
     /// By access: handles that were opened.
-    memo: [Memo<Place>; 2],
+    memo: [Memo<OpenBlock>; 2],
     /// By access: windows that handles were opened in.
-    windows: [Memo<KnownWindow, { region::NAME }, 64>; 2],
+    windows: [Memo<MemoizedWindow, { region::WINDOW_KEY_SIZE }, 64>; 2],
     producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
-    board: Board,
+    statistics_ledger: StatisticsLedger,
 }
 
-impl core::fmt::Debug for Inner {
+impl core::fmt::Debug for ImporterInner {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Importer")
             .field("settings", &self.settings)
@@ -69,7 +69,7 @@ impl Importer {
         ImporterBuilder::default()
     }
 
-    fn new(inner: Inner) -> Result<Self> {
+    fn new(inner: ImporterInner) -> Result<Self> {
         Ok(Self { inner: Box::new(inner) })
     }
 
@@ -111,7 +111,7 @@ impl Importer {
     /// place: [`Importer::open_bytes`] finds out. For those who keep mappings in tables of their own, on common paths.
     #[inline(always)]
     #[must_use]
-    pub fn open_again<'i, 'p>(
+    pub fn open_cached<'i, 'p>(
         &'i self,
         bytes: &[u8; crate::HANDLE_SIZE],
         access: Access,
@@ -120,7 +120,7 @@ impl Importer {
     where
         'i: 'p,
     {
-        self.inner.open_known_in(bytes, access, place)
+        self.inner.open_fast_into(bytes, access, place)
     }
 
     /// Lets the importer open one more kind of memory. Replaces what opened that kind before; mappings that are
@@ -268,13 +268,13 @@ impl ImporterBuilder {
             what: "opened mappings",
             setting: "UMF_MAX_OPENED_IPC_HANDLES, UMF_IPC_MAX_OPENED_BYTES",
         };
-        Importer::new(Inner {
+        Importer::new(ImporterInner {
             cache: Cache::new(limits, self.settings.shards.clamp(1, 1024)),
             memo: [const { Memo::new() }; 2],
             windows: [const { Memo::new() }; 2],
             producers: Lock::new(HashMap::new()),
             imports: Lock::new(self.imports),
-            board: Board::default(),
+            statistics_ledger: StatisticsLedger::default(),
             settings: self.settings,
         })
     }

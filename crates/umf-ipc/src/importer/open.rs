@@ -8,42 +8,42 @@ use std::sync::Arc;
 use umf_core::{Access, Address};
 use umf_sync::failpoint;
 
-use super::Inner;
-use super::mapping::{HOST_ACCESSIBLE, Mapping, Place, READ_ONLY};
+use super::ImporterInner;
+use super::mapping::{HOST_ACCESSIBLE, Mapping, OpenBlock, READ_ONLY};
 use super::producer::Producer;
-use super::region::{Extent, Held, ImportedRegion, Key, Window};
-use crate::cache::{CacheStatistics, Memo, Note, Pin};
+use super::region::{Extent, ImportedRegion, Key, PinnedMapping, Window};
+use crate::cache::{CacheStatistics, Memo, MemoEntry, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
-use crate::ledger::Figures;
+use crate::ledger::PublishedCounters;
 use crate::{Error, Result, protocol};
 
 /// Producers without an open region that are remembered beyond this number are forgotten, and found again when
 /// they are needed.
 const IDLE_PRODUCERS: usize = 64;
 
-impl Inner {
+impl ImporterInner {
     #[inline]
     pub(super) fn open(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
-        match self.open_known(handle.as_bytes(), access) {
+        match self.open_fast(handle.as_bytes(), access) {
             Some(mapping) => Ok(mapping),
-            None => self.open_anew(handle, access),
+            None => self.open_slow(handle, access),
         }
     }
 
     #[inline]
     pub(super) fn open_bytes(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
-        match self.open_known(bytes, access) {
+        match self.open_fast(bytes, access) {
             Some(mapping) => Ok(mapping),
-            None => self.open_anew(&Handle::from_bytes(bytes)?, access),
+            None => self.open_slow(&Handle::from_bytes(bytes)?, access),
         }
     }
 
     /// Opens what this thread opened before.
     #[inline]
-    fn open_known(&self, bytes: &[u8; SIZE], access: Access) -> Option<Mapping<'_>> {
+    fn open_fast(&self, bytes: &[u8; SIZE], access: Access) -> Option<Mapping<'_>> {
         let mut mapping = MaybeUninit::uninit();
-        let is_open = self.open_known_in(bytes, access, |_, _| Some(&mut mapping));
+        let is_open = self.open_fast_into(bytes, access, |_, _| Some(&mut mapping));
         // SAFETY: it was written if there is one.
         is_open.then(|| unsafe { mapping.assume_init() })
     }
@@ -51,7 +51,7 @@ impl Inner {
     /// The same, into the place that `place` yields for the address and length of the block: the mapping is written there at once, and
     /// not moved. Says whether there is one.
     #[inline(always)]
-    pub(super) fn open_known_in<'i, 'p>(
+    pub(super) fn open_fast_into<'i, 'p>(
         &'i self,
         bytes: &[u8; SIZE],
         access: Access,
@@ -78,7 +78,7 @@ impl Inner {
             }
             if let Some(lease) = known.lease {
                 // SAFETY: as above.
-                protocol::lease(unsafe { lease.word().as_ref() });
+                protocol::count_lease(unsafe { lease.word().as_ref() });
                 failpoint!("lease.counted_again");
             }
             // SAFETY: as above.
@@ -94,10 +94,10 @@ impl Inner {
     }
 
     #[cold]
-    fn open_anew(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
-        let opened = self.retry_without_idle(|| self.open_checked(handle, access));
+    fn open_slow(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
+        let opened = self.retry_after_eviction(|| self.open_checked(handle, access));
         if opened.is_err() {
-            self.board.refused();
+            self.statistics_ledger.note_refused();
         }
         match &opened {
             Ok(_) => {}
@@ -119,7 +119,10 @@ impl Inner {
             }
             Err(error) => tracing::debug!(?handle, %error, "open failed"),
         }
-        self.board.publish(|| Figures { importer: Some(self.statistics()), ..Figures::default() });
+        self.statistics_ledger.publish(|| PublishedCounters {
+            importer: Some(self.statistics()),
+            ..PublishedCounters::default()
+        });
         opened
     }
 
@@ -130,8 +133,8 @@ impl Inner {
         if access == Access::ReadWrite && handle.is_read_only() {
             return Err(Error::ReadOnly);
         }
-        if let Some(held) = self.known_window(handle, access) {
-            return self.finish(handle, access, held);
+        if let Some(pinned_mapping) = self.known_window(handle, access) {
+            return self.finish(handle, access, pinned_mapping);
         }
         let window = self.window_size(handle)?;
         let producer = self.producer(handle)?;
@@ -145,20 +148,25 @@ impl Inner {
             },
             None => self.open_region(&producer, handle, access)?,
         };
-        let held = Held::new(self, pinned);
-        self.remember_window(handle, access, &held);
-        self.finish(handle, access, held)
+        let pinned_mapping = PinnedMapping::new(self, pinned);
+        self.remember_window(handle, access, &pinned_mapping);
+        self.finish(handle, access, pinned_mapping)
     }
 
     /// Opens what a handle names in a mapping that holds it.
-    fn finish<'i>(&'i self, handle: &Handle, access: Access, held: Held<'i>) -> Result<Mapping<'i>> {
-        let region = held.region();
+    fn finish<'i>(
+        &'i self,
+        handle: &Handle,
+        access: Access,
+        pinned_mapping: PinnedMapping<'i>,
+    ) -> Result<Mapping<'i>> {
+        let region = pinned_mapping.region();
         // The mapping's own producer: another object for the same process may go at any time.
         let producer = &region.producer;
         let content = producer.content(handle)?;
         region.note(content.region_slot, content.region_generation);
         let imported = &region.imported;
-        let place = held.place(handle).filter(|place| {
+        let place = pinned_mapping.place(handle).filter(|place| {
             let end = place.checked_add(handle.length());
             end.is_some_and(|end| end <= imported.size as u64)
         });
@@ -170,28 +178,28 @@ impl Inner {
         let is_read_only = imported.read_only || access == Access::ReadOnly;
         let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
             | if is_read_only { READ_ONLY } else { 0 };
-        let is_told = region.import.host_access().is_some() || region.import.transfer().is_some();
-        let told = is_told.then(|| NonNull::from(region));
+        let needs_region = region.import.host_access().is_some() || region.import.transfer().is_some();
+        let access_region = needs_region.then(|| NonNull::from(region));
         let lease = if self.settings.leases {
             Some(producer.lease(handle.slot(), &self.settings.exchange)?)
         } else {
             None
         };
-        let (stamp, number) = (held.stamp, held.number);
-        let place = Place {
+        let (stamp, number) = (pinned_mapping.stamp, pinned_mapping.number);
+        let block = OpenBlock {
             lease,
             base,
             length,
             generation: handle.generation(),
             word,
             flags,
-            told,
+            access_region,
             pid: handle.pid(),
             slot: handle.slot(),
         };
-        // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot, and `told` the
+        // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot, and `access_region` the
         // entry's value.
-        let mapping = unsafe { Mapping::new(self, held.into_pin(), place) };
+        let mapping = unsafe { Mapping::new(self, pinned_mapping.into_pin(), block) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current_since_lease() {
             failpoint!("lease.too_late");
@@ -202,7 +210,7 @@ impl Inner {
             && let Some((_, pin)) = self.cache.pins().cell(number)
         {
             let key = u64::from(handle.slot()) << 32 | u64::from(number);
-            let note = Note { key, pin, stamp, value: place };
+            let note = MemoEntry { key, pin, stamp, value: block };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
         }
         failpoint!("import.opened");
@@ -214,7 +222,7 @@ impl Inner {
         if let Some(producer) = self.producers.lock().get(&handle.producer()) {
             return Ok(Arc::clone(producer));
         }
-        let found = Arc::new(Producer::contact(handle, &self.settings.exchange, self.settings.open_timeout)?);
+        let found = Arc::new(Producer::connect(handle, &self.settings.exchange, self.settings.open_timeout)?);
         let mut forgotten = Vec::new();
         let mut producers = self.producers.lock();
         // Those that nobody uses any more: ended ones always, others when they are many.
@@ -251,14 +259,14 @@ impl Inner {
             keep
         });
         if self.producers.lock().is_empty() {
-            self.board.take_down();
+            self.statistics_ledger.close();
         }
         evicted
     }
 
     pub(super) fn statistics(&self) -> CacheStatistics {
-        let fds =
-            self.producers.lock().values().map(|producer| producer.fds()).sum::<u64>() + self.board.fds();
+        let fds = self.producers.lock().values().map(|producer| producer.fds()).sum::<u64>()
+            + self.statistics_ledger.fds();
         let hits = self.memo.iter().map(Memo::hits).sum();
         CacheStatistics { fds, hits, ..self.cache.statistics() }
     }

@@ -11,8 +11,8 @@ use crate::handle::Handle;
 use crate::identity::Nonce;
 use crate::lease::{self, ImporterLeases, Lease};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
-use crate::protocol::place::{self, Vacant};
-use crate::transfer::{Channel, Exchange, Fetched, Mode, Wanted};
+use crate::protocol::lazy::{self, Vacant};
+use crate::transfer::{Exchange, FdChannel, Fetched, Mode, RemoteFd};
 use crate::{Error, Result};
 use umf_os::FileIdentity;
 
@@ -30,7 +30,7 @@ fn file_of(handle: &Handle) -> FileIdentity {
 /// A producer that was found, with its ledger mapped.
 #[derive(Debug)]
 pub(super) struct Producer {
-    channel: Channel,
+    channel: FdChannel,
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
@@ -38,7 +38,7 @@ pub(super) struct Producer {
     /// last few.
     without_windows: Lock<Vec<FileIdentity>>,
     /// Whether there is any.
-    some_without: AtomicBool,
+    any_without_windows: AtomicBool,
     /// Null, or a box, made by whoever opens something first. One that a parent of this process made is replaced and leaked:
     /// mappings that were open at the fork know it still.
     leases: AtomicPtr<ImporterLeases>,
@@ -46,9 +46,9 @@ pub(super) struct Producer {
 
 impl Producer {
     /// Finds the producer of a handle and maps its ledger.
-    pub(super) fn contact(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
-        let channel = Channel::new(handle, timeout)?;
-        let fetched = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange);
+    pub(super) fn connect(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
+        let channel = FdChannel::new(handle, timeout)?;
+        let fetched = channel.fetch(RemoteFd::Ledger(handle.ledger_fd()), exchange);
         let opened = fetched.and_then(|Fetched { fd, mode, .. }| Ok((LedgerReader::open(fd, handle)?, mode)));
         let (ledger, mode) = opened.map_err(|error| match error {
             // A process that ended meanwhile explains everything else. If it is the same process and
@@ -66,7 +66,7 @@ impl Producer {
             ledger_fd: handle.ledger_fd(),
             nonce: handle.nonce(),
             without_windows: Lock::new(Vec::new()),
-            some_without: AtomicBool::new(false),
+            any_without_windows: AtomicBool::new(false),
             leases: AtomicPtr::new(ptr::null_mut()),
         })
     }
@@ -91,7 +91,7 @@ impl Producer {
     /// This process's leases, if its lease table was opened.
     fn leases(&self) -> core::result::Result<&ImporterLeases, Vacant<ImporterLeases>> {
         // SAFETY: what is published goes when `self` does, or never.
-        let found = place::find(&self.leases, |leases| unsafe { leases.as_ref() }.belongs_here());
+        let found = lazy::get_valid(&self.leases, |leases| unsafe { leases.as_ref() }.is_of_this_process());
         // SAFETY: as above.
         found.map(|leases| unsafe { leases.as_ref() })
     }
@@ -99,8 +99,8 @@ impl Producer {
     /// Counts an open of the export in `slot`.
     pub(super) fn lease(&self, slot: u32, exchange: &Exchange) -> Result<Lease> {
         match self.leases() {
-            Ok(leases) => leases.take(slot),
-            Err(vacant) => self.open_lease_table(vacant, exchange)?.take(slot),
+            Ok(leases) => leases.acquire(slot),
+            Err(vacant) => self.open_lease_table(vacant, exchange)?.acquire(slot),
         }
     }
 
@@ -115,11 +115,12 @@ impl Producer {
         let pid = self.pid();
         let no_table = Error::Misbehaved { pid, what: "its ledger names no lease table" };
         let (number, rows) = self.ledger.lease_table().ok_or(no_table)?;
-        let producer = lease::Producer { pid, nonce: self.nonce, slots: self.ledger.capacity(), rows };
+        let producer = lease::LeaseTableId { pid, nonce: self.nonce, slots: self.ledger.capacity(), rows };
         let open = |exchange: &Exchange| {
             let forks = fork::sequence();
-            let Fetched { fd, is_own, .. } = self.channel.fetch(Wanted::LeaseTable(number), exchange)?;
-            ImporterLeases::open(fd, is_own.then_some(forks), producer)
+            let Fetched { fd, is_exclusive, .. } =
+                self.channel.fetch(RemoteFd::LeaseTable(number), exchange)?;
+            ImporterLeases::open(fd, is_exclusive.then_some(forks), producer)
         };
         let is_refused = |opened: &Result<ImporterLeases>| {
             matches!(opened, Err(Error::System { call: lease::REOPENING, .. }))
@@ -142,7 +143,7 @@ impl Producer {
         let leases = opened?;
         failpoint!("lease.table_checked");
         let leases = NonNull::from(Box::leak(Box::new(leases)));
-        let there = match place::fill(&self.leases, vacant, leases) {
+        let there = match lazy::install(&self.leases, vacant, leases) {
             Ok(()) => leases,
             Err(first) => {
                 // SAFETY: made above, and no other thread has seen it.
@@ -157,7 +158,7 @@ impl Producer {
 
     /// Whether a handle's file may be mapped by windows, as far as is known.
     pub(super) fn has_windows(&self, handle: &Handle) -> bool {
-        if !self.some_without.load(Ordering::Relaxed) {
+        if !self.any_without_windows.load(Ordering::Relaxed) {
             return true;
         }
         // A fork may have left it taken for ever; then the file is asked again.
@@ -166,13 +167,13 @@ impl Producer {
     }
 
     /// A handle's file has no windows.
-    pub(super) fn forget_windows(&self, handle: &Handle) {
+    pub(super) fn note_no_windows(&self, handle: &Handle) {
         if let Some(mut files) = self.without_windows.try_lock() {
             if files.len() == FILES_WITHOUT_WINDOWS {
                 files.remove(0);
             }
             files.push(file_of(handle));
-            self.some_without.store(true, Ordering::Relaxed);
+            self.any_without_windows.store(true, Ordering::Relaxed);
         }
     }
 
@@ -217,7 +218,7 @@ impl Producer {
         };
         let (device, inode) = handle.data_identity();
         let expected = FileIdentity { device, inode };
-        let wanted = Wanted::Data {
+        let wanted = RemoteFd::Data {
             fd: number,
             slot: handle.slot(),
             generation: handle.generation(),
@@ -229,26 +230,28 @@ impl Producer {
         self.slot(handle)?;
         let fd = match fetched {
             Ok(fetched) => fetched.fd,
-            Err(error @ Error::OtherObject { .. }) => return Err(self.explain(error, exchange)),
+            Err(error @ Error::OtherObject { .. }) => return Err(self.gone_if_replaced(error, exchange)),
             Err(error) => return Err(error),
         };
         let identity =
             umf_os::file::identity(&fd).map_err(|errno| Error::system("statx of the fetched fd", errno))?;
         if identity != expected {
             let evidence = "its device and inode differ";
-            return Err(self.explain(Error::OtherObject { pid: self.pid(), fd: number, evidence }, exchange));
+            return Err(
+                self.gone_if_replaced(Error::OtherObject { pid: self.pid(), fd: number, evidence }, exchange)
+            );
         }
         Ok(Some(fd))
     }
 
     /// Whether another object behind the fd means another program in the process: `exec` closes the ledger too.
-    fn explain(&self, error: Error, exchange: &Exchange) -> Error {
+    fn gone_if_replaced(&self, error: Error, exchange: &Exchange) -> Error {
         if self.has_ledger(exchange) { error } else { Error::ProducerGone { pid: self.pid() } }
     }
 
     /// Whether the process still has its ledger open.
     fn has_ledger(&self, exchange: &Exchange) -> bool {
-        let ledger = self.channel.fetch(Wanted::Ledger(self.ledger_fd), exchange);
+        let ledger = self.channel.fetch(RemoteFd::Ledger(self.ledger_fd), exchange);
         ledger.is_ok_and(|fetched| {
             umf_os::file::identity(fetched.fd).is_ok_and(|found| found == self.ledger.identity())
         })
@@ -257,7 +260,7 @@ impl Producer {
     /// That what a driver has brought over by itself, if it had to, was the producer's: drivers know a process by its number alone,
     /// which another may have by now, or another program in it. Asked when the driver is done: then it was the producer's when the
     /// driver looked.
-    pub(super) fn check_brought_over(&self, handle: &Handle, exchange: &Exchange) -> Result<()> {
+    pub(super) fn check_driver_import(&self, handle: &Handle, exchange: &Exchange) -> Result<()> {
         if handle.data_fd().is_some() || (!self.has_ended() && self.has_ledger(exchange)) {
             return Ok(());
         }
@@ -269,7 +272,7 @@ impl Drop for Producer {
     fn drop(&mut self) {
         let Some(table) = NonNull::new(*self.leases.get_mut()) else { return };
         // SAFETY: a published table goes here.
-        if unsafe { table.as_ref() }.belongs_here() {
+        if unsafe { table.as_ref() }.is_of_this_process() {
             // SAFETY: it came from a box, and nobody has a lease there, or the cache's entry would keep `self`.
             drop(unsafe { Box::from_raw(table.as_ptr()) });
         }

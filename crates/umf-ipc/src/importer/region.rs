@@ -1,5 +1,5 @@
 //! What is mapped of a producer: a region by itself, or the window of its file that many regions lie
-//! in. The importer's cache keeps these; each open holds a pin on one ([`Held`]).
+//! in. The importer's cache keeps these; each open holds a pin on one ([`PinnedMapping`]).
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use umf_core::{Access, Import, ImportRequest, Imported};
 use umf_os::ReceivedFd;
 use umf_sync::{failpoint, thread};
 
-use super::Inner;
+use super::ImporterInner;
 use super::producer::Producer;
-use crate::cache::{Cached, Known, Note, Pin, Pinned};
+use crate::cache::{Cached, MemoEntry, MemoValue, Pin, Pinned};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
 use crate::{Error, Result};
@@ -38,16 +38,16 @@ pub(super) enum Extent {
 }
 
 /// How many regions of a window are remembered.
-const RECENT: usize = 16;
+const RECENT_REGIONS: usize = 16;
 
 /// The regions that were opened in a mapping most recently. A word has the region's own slot in the
 /// ledger (high half) and the low half of its generation there. 0 stands for none.
 #[derive(Debug, Default)]
-struct Recent([AtomicU64; RECENT]);
+struct RecentRegions([AtomicU64; RECENT_REGIONS]);
 
-impl Recent {
+impl RecentRegions {
     fn add(&self, slot: u32, generation: u64) {
-        let word = &self.0[slot as usize % RECENT];
+        let word = &self.0[slot as usize % RECENT_REGIONS];
         let region = u64::from(slot) << 32 | u64::from(generation as u32);
         // Most opens find their region here, and write nothing that threads share.
         if word.load(Ordering::Relaxed) != region {
@@ -67,12 +67,12 @@ pub(super) struct ImportedRegion {
     pub producer: Arc<Producer>,
     pub imported: Imported,
     pub import: Arc<dyn Import>,
-    recent: Recent,
+    recent: RecentRegions,
 }
 
 impl ImportedRegion {
     pub(super) fn new(producer: &Arc<Producer>, imported: Imported, import: Arc<dyn Import>) -> Self {
-        Self { producer: Arc::clone(producer), imported, import, recent: Recent::default() }
+        Self { producer: Arc::clone(producer), imported, import, recent: RecentRegions::default() }
     }
 
     /// Notes that something of a region is opened here: by its own slot in the ledger, and its
@@ -147,7 +147,7 @@ impl Window {
 
 pub(super) type PinnedRegion<'i> = Pinned<'i, Key, ImportedRegion>;
 
-impl Inner {
+impl ImporterInner {
     /// How large the windows are in which memory of a handle's kind is mapped, if it is. Not, if there is a limit on
     /// mapped bytes of which they would take much.
     pub(super) fn window_size(&self, handle: &Handle) -> Result<Option<u64>> {
@@ -158,14 +158,14 @@ impl Inner {
         Ok(import.window().filter(|&size| limit == 0 || limit / WINDOWS_IN_LIMIT >= size))
     }
 
-    fn importing(&self, handle: &Handle) -> Result<Arc<dyn Import>> {
+    fn import_for(&self, handle: &Handle) -> Result<Arc<dyn Import>> {
         let kind = handle.provider_kind();
         self.imports.lock().get(&kind).cloned().ok_or(Error::UnknownProvider { kind })
     }
 
     /// Runs `open`, and if there was no memory or address space, once more after all idle mappings
     /// are closed.
-    pub(super) fn retry_without_idle<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+    pub(super) fn retry_after_eviction<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         match open() {
             Err(error) if error.is_out_of_memory() && self.cache.evict_idle(|_| true) > 0 => open(),
             other => other,
@@ -180,8 +180,8 @@ impl Inner {
         access: Access,
     ) -> Result<PinnedRegion<'_>> {
         let key = Key { producer: handle.producer(), extent: Extent::Region(handle.region_id()), access };
-        self.cache.get_or_make(&key, handle.region_size(), || {
-            let import = self.importing(handle)?;
+        self.cache.get_or_insert_with(&key, handle.region_size(), || {
+            let import = self.import_for(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
             let size = usize::try_from(handle.region_size()).unwrap_or(usize::MAX);
             let mut request =
@@ -194,15 +194,15 @@ impl Inner {
             let imported = match import.import(request) {
                 Ok(imported) => imported,
                 Err(error) => {
-                    producer.check_brought_over(handle, &self.settings.exchange)?;
+                    producer.check_driver_import(handle, &self.settings.exchange)?;
                     return Err(error.into());
                 }
             };
             failpoint!("import.mapped");
             // From here on it is released if it cannot be used.
             let opened = ImportedRegion::new(producer, imported, import);
-            producer.check_brought_over(handle, &self.settings.exchange)?;
-            self.board.opened();
+            producer.check_driver_import(handle, &self.settings.exchange)?;
+            self.statistics_ledger.note_opened();
             Ok(opened)
         })
     }
@@ -218,7 +218,7 @@ impl Inner {
         let key = Key { producer: handle.producer(), extent: window.extent(handle), access };
         let has_none = Cell::new(false);
         let map = || {
-            let import = self.importing(handle)?;
+            let import = self.import_for(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
             let end = fd.as_ref().and_then(|fd| import.window_file(std::os::fd::AsFd::as_fd(fd)));
             let size =
@@ -233,15 +233,15 @@ impl Inner {
             failpoint!("window.fetched");
             let imported = import.import(request)?;
             failpoint!("window.mapped");
-            self.board.opened();
+            self.statistics_ledger.note_opened();
             Ok(ImportedRegion::new(producer, imported, import))
         };
         // Idle windows take address space that this one may need.
-        let opened = self.cache.get_or_make(&key, window.size, || self.retry_without_idle(map));
+        let opened = self.cache.get_or_insert_with(&key, window.size, || self.retry_after_eviction(map));
         // A window may be more than RLIMIT_AS or strict accounting of memory lets this process map, and a region not.
         let is_too_large = matches!(opened, Err(Error::Memory(umf_core::Error::OutOfMemory { .. })));
         if has_none.get() || is_too_large {
-            producer.forget_windows(handle);
+            producer.note_no_windows(handle);
             return Ok(None);
         }
         let needed = handle.data_offset() - window.start + handle.region_size();
@@ -251,8 +251,8 @@ impl Inner {
 }
 
 /// A pin on an entry of the importer's cache.
-pub(super) struct Held<'i> {
-    importer: &'i Inner,
+pub(super) struct PinnedMapping<'i> {
+    importer: &'i ImporterInner,
     /// `None` once another owner gives it back.
     pin: Option<Pin>,
     pub number: u32,
@@ -265,7 +265,7 @@ pub(super) struct Held<'i> {
 
 /// A window that a thread used last for a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KnownWindow {
+pub(super) struct MemoizedWindow {
     /// In the entry that has the note's stamp.
     region: NonNull<ImportedRegion>,
     /// Where it begins in the file.
@@ -274,10 +274,10 @@ pub(super) struct KnownWindow {
 }
 
 // SAFETY: it points to a region that any thread may look at.
-unsafe impl Known for KnownWindow {}
+unsafe impl MemoValue for MemoizedWindow {}
 
-impl<'i> Held<'i> {
-    pub(super) fn new(importer: &'i Inner, pinned: PinnedRegion<'i>) -> Self {
+impl<'i> PinnedMapping<'i> {
+    pub(super) fn new(importer: &'i ImporterInner, pinned: PinnedRegion<'i>) -> Self {
         let entry = pinned.entry();
         let start = match entry.key().extent {
             Extent::Region(_) => None,
@@ -307,7 +307,7 @@ impl<'i> Held<'i> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for PinnedMapping<'_> {
     fn drop(&mut self) {
         if let Some(pin) = self.pin.take() {
             self.importer.pins().give_back(pin, thread::current());
@@ -315,17 +315,17 @@ impl Drop for Held<'_> {
     }
 }
 
-impl Inner {
+impl ImporterInner {
     /// The window that this thread opened a handle of the same file in last, if the handle's region lies in it. Found
     /// without a lock.
-    pub(super) fn known_window(&self, handle: &Handle, access: Access) -> Option<Held<'_>> {
+    pub(super) fn known_window(&self, handle: &Handle, access: Access) -> Option<PinnedMapping<'_>> {
         if handle.is_isolated() {
             return None;
         }
         let memo = self.windows[access as usize].current()?;
-        let name = name(handle);
-        let note = memo.by_bytes(hash(&name), &name)?;
-        let KnownWindow { region, start, size } = note.value;
+        let key = window_key(handle);
+        let note = memo.by_bytes(hash(&key), &key)?;
+        let MemoizedWindow { region, start, size } = note.value;
         let inside = handle.data_offset().checked_sub(start)?.checked_add(handle.region_size())?;
         if inside > size {
             return None;
@@ -336,29 +336,29 @@ impl Inner {
         }
         let pin = Some(Pin::new(memo.thread(), note.pin));
         let (number, stamp) = (note.pin.number, note.stamp);
-        Some(Held { importer: self, pin, number, stamp, region, start: Some(start) })
+        Some(PinnedMapping { importer: self, pin, number, stamp, region, start: Some(start) })
     }
 
-    pub(super) fn remember_window(&self, handle: &Handle, access: Access, held: &Held<'_>) {
+    pub(super) fn remember_window(&self, handle: &Handle, access: Access, held: &PinnedMapping<'_>) {
         if let Some(start) = held.start
             && let Some(memo) = self.windows[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(held.number)
         {
-            let name = name(handle);
+            let key = window_key(handle);
             let size = held.region().imported.size as u64;
-            let value = KnownWindow { region: held.region, start, size };
-            let note = Note { key: hash(&name), pin, stamp: held.stamp, value };
-            memo.store(hash(&name), &name, note);
+            let value = MemoizedWindow { region: held.region, start, size };
+            let note = MemoEntry { key: hash(&key), pin, stamp: held.stamp, value };
+            memo.store(hash(&key), &key, note);
         }
     }
 }
 
 /// Bytes of a window's name.
-pub(super) const NAME: usize = 72;
+pub(super) const WINDOW_KEY_SIZE: usize = 72;
 
 /// What is the same in all handles whose regions may lie in one window.
-fn name(handle: &Handle) -> [u8; NAME] {
-    let mut name = [0; NAME];
+fn window_key(handle: &Handle) -> [u8; WINDOW_KEY_SIZE] {
+    let mut name = [0; WINDOW_KEY_SIZE];
     let (device, inode) = handle.data_identity();
     let producer = handle.producer();
     name[0..8].copy_from_slice(&u64::from(producer.pid).to_le_bytes());
@@ -372,7 +372,7 @@ fn name(handle: &Handle) -> [u8; NAME] {
     name
 }
 
-fn hash(name: &[u8; NAME]) -> u64 {
+fn hash(name: &[u8; WINDOW_KEY_SIZE]) -> u64 {
     let word = |at: usize| name[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
     word(16) ^ word(64)
 }
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn recent_regions_are_those_opened_last_of_each_place() {
-        let recent = Recent::default();
+        let recent = RecentRegions::default();
         assert!(!recent.any(|_, _| true), "none was opened");
         for slot in 0..100 {
             recent.add(slot, u64::from(slot) + (7 << 32));

@@ -1,4 +1,4 @@
-//! [`find`]: all ledgers that processes have open; and [`Owner`]: whether the process that made one is
+//! [`find`]: all ledgers that processes have open; and [`OwnerStatus`]: whether the process that made one is
 //! still there.
 
 use std::collections::HashMap;
@@ -12,18 +12,18 @@ use rustix::io::Errno;
 
 use super::ledger::Ledger;
 use crate::identity::Nonce;
-use crate::ledger::layout::{Identity, MEMFD_NAME};
+use crate::ledger::layout::{MEMFD_NAME, OwnerIdentity};
 use crate::{Handle, identity};
 use umf_os::FileIdentity;
 
 /// A ledger, and who has it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Found {
+pub struct FoundLedger {
     /// Its content.
     pub ledger: Ledger,
     /// What became of the process that made it.
-    pub owner: Owner,
+    pub owner: OwnerStatus,
     /// The processes that have it open, its owner among them, by rising process id. Those that only look are not.
     pub holders: Vec<u32>,
 }
@@ -33,11 +33,11 @@ pub struct Found {
 #[non_exhaustive]
 pub struct Search {
     /// Every ledger once, by the process id of its owner.
-    pub found: Vec<Found>,
+    pub found: Vec<FoundLedger>,
     /// Processes whose files this one may not look at: of other users, or not dumpable.
     pub denied: Vec<u32>,
     /// Processes that were looked into.
-    pub looked_into: Vec<u32>,
+    pub inspected: Vec<u32>,
     /// Files that are called as ledgers are, and could not be opened (no fds left) or are none that this version can read.
     pub unreadable: usize,
 }
@@ -45,18 +45,18 @@ pub struct Search {
 impl Search {
     /// The ledger with this nonce.
     #[must_use]
-    pub fn by_nonce(&self, nonce: Nonce) -> Option<&Found> {
+    pub fn by_nonce(&self, nonce: Nonce) -> Option<&FoundLedger> {
         self.found.iter().find(|found| found.ledger.identity().nonce == nonce)
     }
 
     /// What became of the producer of a handle, as far as can be told without its ledger.
     #[must_use]
-    pub fn producer_of(&self, handle: &Handle) -> Owner {
-        let identity = Identity::of(handle);
-        let looked_into = |pid| self.looked_into.binary_search(&pid).is_ok();
+    pub fn producer_of(&self, handle: &Handle) -> OwnerStatus {
+        let identity = OwnerIdentity::of(handle);
+        let inspected = |pid| self.inspected.binary_search(&pid).is_ok();
         match self.by_nonce(handle.nonce()) {
             Some(found) => found.owner,
-            None => Owner::of(&identity, &[], looked_into),
+            None => OwnerStatus::of(&identity, &[], inspected),
         }
     }
 }
@@ -81,7 +81,7 @@ pub fn find() -> io::Result<Search> {
         match look_into(pid, &mut files) {
             Ok(unopened) => {
                 search.unreadable += unopened;
-                search.looked_into.push(pid);
+                search.inspected.push(pid);
             }
             // The kernel's own threads have no files.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => {
@@ -91,7 +91,7 @@ pub fn find() -> io::Result<Search> {
             Err(_) => {}
         }
     }
-    search.looked_into.sort_unstable();
+    search.inspected.sort_unstable();
     search.denied.sort_unstable();
     for (_, (file, mut holders)) in files {
         holders.sort_unstable();
@@ -100,14 +100,14 @@ pub fn find() -> io::Result<Search> {
             search.unreadable += 1;
             continue;
         };
-        let looked_into = |pid| search.looked_into.binary_search(&pid).is_ok();
-        let owner = Owner::of(ledger.identity(), &holders, looked_into);
-        search.found.push(Found { ledger, owner, holders });
+        let inspected = |pid| search.inspected.binary_search(&pid).is_ok();
+        let owner = OwnerStatus::of(ledger.identity(), &holders, inspected);
+        search.found.push(FoundLedger { ledger, owner, holders });
     }
     // Two files with one nonce: one of them is a forgery, and the owner's own goes first.
-    search
-        .found
-        .sort_by_key(|found| (found.ledger.identity().nonce, !matches!(found.owner, Owner::Alive { .. })));
+    search.found.sort_by_key(|found| {
+        (found.ledger.identity().nonce, !matches!(found.owner, OwnerStatus::Alive { .. }))
+    });
     search.found.dedup_by_key(|found| found.ledger.identity().nonce);
     search.found.sort_by_key(|found| found.ledger.identity().pid);
     Ok(search)
@@ -185,14 +185,14 @@ fn is_kernel_thread(pid: u32) -> bool {
 
 /// What became of the process that made a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum OwnerStatus {
     /// It runs, and has the ledger.
     Alive {
         /// Its process id here.
         pid: u32,
     },
     /// It runs and has the ledger no more: it called exec, or dropped what the ledger was of.
-    Left {
+    Detached {
         /// Its process id here.
         pid: u32,
     },
@@ -202,18 +202,18 @@ pub enum Owner {
     Unknown,
 }
 
-impl Owner {
+impl OwnerStatus {
     /// Its process id, if it runs.
     #[must_use]
     pub const fn pid(self) -> Option<u32> {
         match self {
-            Self::Alive { pid } | Self::Left { pid } => Some(pid),
+            Self::Alive { pid } | Self::Detached { pid } => Some(pid),
             Self::Ended | Self::Unknown => None,
         }
     }
 
-    /// Of a ledger that the `holders` have open. `looked_into` says whether all fds of a process were seen.
-    pub(super) fn of(owner: &Identity, holders: &[u32], looked_into: impl Fn(u32) -> bool) -> Self {
+    /// Of a ledger that the `holders` have open. `inspected` says whether all fds of a process were seen.
+    pub(super) fn of(owner: &OwnerIdentity, holders: &[u32], inspected: impl Fn(u32) -> bool) -> Self {
         let here = identity::pid_namespace();
         if here != 0 && owner.pid_namespace != 0 && owner.pid_namespace != here {
             let holder = holders.iter().find(|&&pid| is_in_namespace(pid, owner));
@@ -222,16 +222,16 @@ impl Owner {
         let pid = owner.pid;
         if !is_still(pid, owner) {
             Self::Ended
-        } else if holders.contains(&pid) || !looked_into(pid) {
+        } else if holders.contains(&pid) || !inspected(pid) {
             Self::Alive { pid }
         } else {
-            Self::Left { pid }
+            Self::Detached { pid }
         }
     }
 }
 
 /// Whether this number is still that process.
-fn is_still(pid: u32, owner: &Identity) -> bool {
+fn is_still(pid: u32, owner: &OwnerIdentity) -> bool {
     match umf_os::process::pidfd_open(pid) {
         Ok(pidfd) => {
             if umf_os::process::has_ended(pidfd.as_fd()) {
@@ -248,12 +248,12 @@ fn is_still(pid: u32, owner: &Identity) -> bool {
     }
 }
 
-fn started_then(pid: u32, owner: &Identity) -> bool {
+fn started_then(pid: u32, owner: &OwnerIdentity) -> bool {
     identity::start_time(pid).is_some_and(|time| owner.start_time == 0 || time == owner.start_time)
 }
 
 /// Whether a process is the owner, by the number that it has in its own pid namespace.
-fn is_in_namespace(pid: u32, owner: &Identity) -> bool {
+fn is_in_namespace(pid: u32, owner: &OwnerIdentity) -> bool {
     let namespace = fs::metadata(format!("/proc/{pid}/ns/pid"))
         .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use rustix::fs::SealFlags;
 
-use super::{Found, Owner};
+use super::{FoundLedger, OwnerStatus};
 use crate::lease::layout as lease;
-use crate::ledger::layout::{FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, HeaderContent, Identity, Slot};
-use crate::ledger::ring::{Shape, read_last};
-use crate::ledger::statistics::{CACHES, FACTS, POOLS, Statistics};
+use crate::ledger::layout::{
+    FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, LedgerHeader, OwnerIdentity, ParsedHeader, Slot,
+};
+use crate::ledger::ring::{RingShape, read_last};
+use crate::ledger::statistics::{CACHES, FIXED_WORDS, POOLS, Statistics};
 use crate::{Handle, protocol};
 use umf_os::OfdLocks;
 
@@ -20,7 +22,7 @@ const WORD: usize = size_of::<u64>();
 /// Slots that are read at a time.
 const CHUNK: u32 = 1024;
 
-impl Identity {
+impl OwnerIdentity {
     /// Who a handle says that its producer is; it does not tell the user.
     pub(super) fn of(handle: &Handle) -> Self {
         Self {
@@ -39,7 +41,7 @@ impl Identity {
 pub struct Ledger {
     source: Source,
     size: u64,
-    header: HeaderContent,
+    header: ParsedHeader,
 }
 
 #[derive(Clone)]
@@ -101,13 +103,13 @@ impl Ledger {
     }
 
     fn new(source: Source, size: u64) -> Option<Self> {
-        let header = HeaderContent::parse(&source.read(0)?, size).ok()?;
+        let header = ParsedHeader::parse(&source.read(0)?, size).ok()?;
         Some(Self { source, size, header })
     }
 
     /// Whose it says that it is.
     #[must_use]
-    pub const fn identity(&self) -> &Identity {
+    pub const fn identity(&self) -> &OwnerIdentity {
         &self.header.owner
     }
 
@@ -137,7 +139,7 @@ impl Ledger {
     /// How many slots have been used so far.
     #[must_use]
     pub fn used(&self) -> u32 {
-        let used: Option<[u8; 4]> = self.source.read(offset_of!(Header, slots_used));
+        let used: Option<[u8; 4]> = self.source.read(offset_of!(LedgerHeader, slots_used));
         used.map_or(0, u32::from_le_bytes).min(self.capacity())
     }
 
@@ -158,7 +160,7 @@ impl Ledger {
     fn read_slots(&self, first: u32, count: u32) -> Option<Vec<Slot>> {
         let offset = HEADER_SIZE as u64 + u64::from(first) * (Slot::WORDS * WORD) as u64;
         let all = || self.source.words(offset, count as usize * Slot::WORDS);
-        let (before, content, after) = protocol::settled(all, all, fence);
+        let (before, content, after) = protocol::read_stable(all, all, fence);
         let [before, content, after] = [before?, content?, after?];
         let [before, content, after] = [&before, &content, &after].map(|read| read.chunks_exact(Slot::WORDS));
         let slots = before.zip(content).zip(after).zip(first..);
@@ -172,14 +174,14 @@ impl Ledger {
         if area == 0 {
             return None;
         }
-        let facts = self.source.words(area, FACTS)?;
-        let caches = self.last_record(area, FACTS, CACHES);
-        let pools = self.last_record(area, FACTS + CACHES.size(), POOLS);
+        let facts = self.source.words(area, FIXED_WORDS)?;
+        let caches = self.last_record(area, FIXED_WORDS, CACHES);
+        let pools = self.last_record(area, FIXED_WORDS + CACHES.size(), POOLS);
         Statistics::decode(&facts, caches.as_deref(), pools.as_deref())
     }
 
     /// The last record of the ring that begins at word `from` of the area at byte `area`.
-    fn last_record(&self, area: u64, from: usize, shape: Shape) -> Option<Vec<u64>> {
+    fn last_record(&self, area: u64, from: usize, shape: RingShape) -> Option<Vec<u64>> {
         let (_, fields) = read_last(shape, |at, count| {
             let offset = area.checked_add((from + at) as u64 * WORD as u64)?;
             let end = offset.checked_add(count as u64 * WORD as u64)?;
@@ -208,7 +210,7 @@ pub struct LeaseRow {
     pub count: u64,
 }
 
-impl Found {
+impl FoundLedger {
     /// The rows of the owner's lease table, with what they count of a slot. Empty if the owner has
     /// none, has ended, or may not be looked into. What another process writes there is copied and
     /// not believed.
@@ -218,9 +220,9 @@ impl Found {
     }
 
     fn read_lease_rows(&self, slot: u32) -> Option<Vec<LeaseRow>> {
-        let Owner::Alive { pid } = self.owner else { return None };
+        let OwnerStatus::Alive { pid } = self.owner else { return None };
         let (number, rows) = self.ledger.lease_table()?;
-        let shape = lease::Shape { slots: self.ledger.capacity(), rows: rows.min(lease::MAX_ROWS) };
+        let shape = lease::TableShape { slots: self.ledger.capacity(), rows: rows.min(lease::MAX_ROWS) };
         let found = umf_os::file::open_path(&format!("/proc/{pid}/fd/{number}")).ok()?;
         let identity = umf_os::file::identity(&found).ok()?;
         let is_memory =
@@ -242,17 +244,18 @@ impl Found {
             umf_os::file::read_at(&table, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
         };
         let half = |offset: u64| word(offset).map(|word| word as u32);
-        if word(0)? != lease::MAGIC || half(offset_of!(lease::Header, version) as u64)? != lease::VERSION {
+        if word(0)? != lease::MAGIC || half(offset_of!(lease::TableHeader, version) as u64)? != lease::VERSION
+        {
             return None;
         }
-        let height = half(offset_of!(lease::Header, height) as u64)?.min(shape.rows);
+        let height = half(offset_of!(lease::TableHeader, height) as u64)?.min(shape.rows);
         let rows = (0..height).filter_map(|number| {
-            let owner = shape.owners() + u64::from(number) * size_of::<lease::Owner>() as u64;
+            let owner = shape.owners() + u64::from(number) * size_of::<lease::RowOwner>() as u64;
             let row = LeaseRow {
                 number,
-                importer: word(owner + offset_of!(lease::Owner, importer) as u64)?,
-                pid: half(owner + offset_of!(lease::Owner, pid) as u64)?,
-                uid: half(owner + offset_of!(lease::Owner, uid) as u64)?,
+                importer: word(owner + offset_of!(lease::RowOwner, importer) as u64)?,
+                pid: half(owner + offset_of!(lease::RowOwner, pid) as u64)?,
+                uid: half(owner + offset_of!(lease::RowOwner, uid) as u64)?,
                 is_owned: locks.is_write_locked(shape.row(number)).ok()?,
                 // (To read a hole allocates nothing, as to map it would.)
                 count: word(shape.row(number) + lease::ROW_HEADER + u64::from(slot) * 8)?,

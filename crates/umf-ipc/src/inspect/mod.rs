@@ -8,9 +8,9 @@
 mod find;
 mod ledger;
 
-pub use crate::ledger::layout::{End, Identity, RetireReason, Slot, SlotContent};
+pub use crate::ledger::layout::{ExportEnd, OwnerIdentity, RetireReason, Slot, SlotContent};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
-pub use find::{Found, Owner, Search, find};
+pub use find::{FoundLedger, OwnerStatus, Search, find};
 pub use ledger::{LeaseRow, Ledger};
 
 /// Now, on the clock that ends and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::CacheStatistics;
-use crate::ledger::{Figures, LedgerWriter};
+use crate::ledger::{LedgerWriter, PublishedCounters};
 use proptest::prelude::*;
 
 fn content(region_id: u64) -> SlotContent {
@@ -27,7 +27,7 @@ fn bytes(ledger: &LedgerWriter) -> Vec<u8> {
     bytes
 }
 
-fn of(ledger: &LedgerWriter) -> Found {
+fn of(ledger: &LedgerWriter) -> FoundLedger {
     let found = find().unwrap().by_nonce(ledger.nonce()).cloned();
     found.unwrap_or_else(|| panic!("this process's own ledger is found"))
 }
@@ -35,13 +35,16 @@ fn of(ledger: &LedgerWriter) -> Found {
 #[test]
 fn what_a_process_writes_is_found() {
     let ledger = LedgerWriter::new(100, true).unwrap();
-    let slot = ledger.take(|_, _| Ok(())).unwrap();
+    let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
     let generation = ledger.publish(slot, &content(5));
     let cache = CacheStatistics { misses: 77, ..CacheStatistics::default() };
-    assert!(ledger.publish_statistics(true, || Figures { exporter: Some(cache), ..Figures::default() }));
+    assert!(ledger.publish_statistics(true, || PublishedCounters {
+        exporter: Some(cache),
+        ..PublishedCounters::default()
+    }));
     let found = of(&ledger);
     let pid = std::process::id();
-    assert_eq!((found.owner, found.holders.as_slice()), (Owner::Alive { pid }, [pid].as_slice()));
+    assert_eq!((found.owner, found.holders.as_slice()), (OwnerStatus::Alive { pid }, [pid].as_slice()));
     let view = found.ledger.clone();
     assert_eq!((view.identity().pid, view.is_served(), view.is_importers()), (pid, true, false));
     assert_eq!((view.capacity(), view.used()), (100, 1));
@@ -57,7 +60,7 @@ fn what_a_process_writes_is_found() {
     assert_eq!(seen.ended, None);
     assert!((statistics.started..=now()).contains(&seen.exported.unwrap()));
     assert_eq!(view.slot(1), None);
-    ledger.end(slot, generation, RetireReason::BlockFreed);
+    ledger.retire_with_reason(slot, generation, RetireReason::BlockFreed);
     let dead = view.slot(slot).unwrap();
     assert_eq!((dead.generation, dead.content, dead.exported), (2, None, None));
     let end = dead.ended.unwrap();
@@ -66,7 +69,7 @@ fn what_a_process_writes_is_found() {
     // It stays when the slot is used again, until the next export in it ends.
     let generation = ledger.publish(slot, &content(6));
     assert_eq!(view.slot(slot).unwrap().ended, Some(end));
-    ledger.end(slot, generation, RetireReason::Evicted);
+    ledger.retire_with_reason(slot, generation, RetireReason::Evicted);
     let next = view.slot(slot).unwrap().ended.unwrap();
     assert_eq!((next.generation, next.reason), (generation, RetireReason::Evicted));
     assert_eq!(view.slots().count(), 1);
@@ -79,25 +82,25 @@ fn what_a_process_writes_is_found() {
 
 #[test]
 fn an_importers_ledger_is_small_and_has_no_slots() {
-    let ledger = LedgerWriter::of_importer().unwrap();
+    let ledger = LedgerWriter::for_importer().unwrap();
     let view = of(&ledger).ledger;
     assert!(view.is_importers() && view.capacity() == 0 && view.slot(0).is_none());
     assert!(umf_os::file::size(ledger.shared_fd()).unwrap() < 64 << 10);
-    assert!(matches!(ledger.take(|_, _| Ok(())), Err(crate::Error::LimitReached { .. })));
+    assert!(matches!(ledger.allocate_slot(|_, _| Ok(())), Err(crate::Error::LimitReached { .. })));
 }
 
 /// Publishing is paid for: a burst is seen to its end, a storm is not published each time.
 #[test]
 fn publishing_is_bounded_and_a_burst_is_seen_whole() {
-    let ledger = LedgerWriter::of_importer().unwrap();
+    let ledger = LedgerWriter::for_importer().unwrap();
     let view = of(&ledger).ledger;
-    let figures = |misses| {
+    let counters = |misses| {
         let cache = CacheStatistics { misses, ..CacheStatistics::default() };
-        Figures { importer: Some(cache), ..Figures::default() }
+        PublishedCounters { importer: Some(cache), ..PublishedCounters::default() }
     };
     for round in 1..=5 {
         ledger.note_change();
-        assert!(ledger.publish_statistics(false, || figures(round)));
+        assert!(ledger.publish_statistics(false, || counters(round)));
         assert!(ledger.publish_statistics(false, || panic!("nothing changed since")));
         assert_eq!(view.statistics().unwrap().importer.unwrap().misses, round);
     }
@@ -107,7 +110,7 @@ fn publishing_is_bounded_and_a_burst_is_seen_whole() {
         ledger.note_change();
         published += u64::from(ledger.publish_statistics(false, || {
             std::thread::sleep(std::time::Duration::from_micros(500));
-            figures(round)
+            counters(round)
         }));
     }
     assert!(published > 0 && published < storm / 2, "{published}");
@@ -133,17 +136,22 @@ fn a_ledger_of_a_number_that_is_another_process_now() {
     let view = of(&ledger).ledger;
     let own = std::process::id();
     let identity = *view.identity();
-    let owner = |identity: &Identity, holders: &[u32], looked: bool| Owner::of(identity, holders, |_| looked);
-    assert_eq!(owner(&identity, &[own], true), Owner::Alive { pid: own });
-    assert_eq!(owner(&identity, &[], false), Owner::Alive { pid: own });
-    assert_eq!(owner(&identity, &[1], true), Owner::Left { pid: own });
-    let other =
-        Identity { pidfs_inode: identity.pidfs_inode + 1, start_time: identity.start_time + 1, ..identity };
-    assert_eq!(owner(&other, &[own], true), Owner::Ended);
-    assert_eq!(owner(&Identity { pid: u32::MAX, ..identity }, &[own], true), Owner::Ended);
-    let elsewhere = Identity { pid_namespace: 1, ..identity };
-    assert_eq!(owner(&elsewhere, &[own], true), Owner::Unknown);
-    assert_eq!(Owner::Unknown.pid(), None);
+    let owner = |identity: &OwnerIdentity, holders: &[u32], looked: bool| {
+        OwnerStatus::of(identity, holders, |_| looked)
+    };
+    assert_eq!(owner(&identity, &[own], true), OwnerStatus::Alive { pid: own });
+    assert_eq!(owner(&identity, &[], false), OwnerStatus::Alive { pid: own });
+    assert_eq!(owner(&identity, &[1], true), OwnerStatus::Detached { pid: own });
+    let other = OwnerIdentity {
+        pidfs_inode: identity.pidfs_inode + 1,
+        start_time: identity.start_time + 1,
+        ..identity
+    };
+    assert_eq!(owner(&other, &[own], true), OwnerStatus::Ended);
+    assert_eq!(owner(&OwnerIdentity { pid: u32::MAX, ..identity }, &[own], true), OwnerStatus::Ended);
+    let elsewhere = OwnerIdentity { pid_namespace: 1, ..identity };
+    assert_eq!(owner(&elsewhere, &[own], true), OwnerStatus::Unknown);
+    assert_eq!(OwnerStatus::Unknown.pid(), None);
 }
 
 fn look_at_all(view: &Ledger) {
@@ -164,9 +172,9 @@ proptest! {
     ) {
         let ledger = LedgerWriter::new(32, false).unwrap();
         for _ in 0..20 {
-            let slot = ledger.take(|_, _| Ok(())).unwrap();
+            let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
             ledger.publish(slot, &content(5));
-            ledger.publish_statistics(false, Figures::default);
+            ledger.publish_statistics(false, PublishedCounters::default);
         }
         let mut bytes = bytes(&ledger);
         look_at_all(&Ledger::from_bytes(&bytes).unwrap());

@@ -20,37 +20,37 @@ pub(crate) const ROW_HEADER: u64 = ALIGN;
 const MAX_WORDS: u64 = crate::ledger::MAX_SLOTS as u64 * 8;
 /// The most rows.
 pub(crate) const MAX_ROWS: u32 = 4096;
-/// Bits of a slot's marks. Row `n` has bit `n % MARKS`.
-pub(crate) const MARKS: u32 = 64;
+/// Bits of a slot's marks. Row `n` has bit `n % BITMAP_BITS`.
+pub(crate) const BITMAP_BITS: u32 = 64;
 
 /// The first part, a field that is written often to a cache line. The fields before `height` are
 /// written before the table's descriptor is known to any other process, and again with each export.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Header {
+pub(crate) struct TableHeader {
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub rows: AtomicU32,
     pub nonce: [AtomicU64; 2],
     pub slots: AtomicU32,
-    pub height: Line<AtomicU32>,
-    pub search: Line<AtomicU32>,
-    pub events: Line<AtomicU64>,
-    pub dead: Line<AtomicU32>,
+    pub height: CacheAligned<AtomicU32>,
+    pub search: CacheAligned<AtomicU32>,
+    pub events: CacheAligned<AtomicU64>,
+    pub dead: CacheAligned<AtomicU32>,
     /// How often a row was cleared whose importer had ended.
-    pub cleared: Line<AtomicU64>,
+    pub cleared: CacheAligned<AtomicU64>,
 }
 
 /// A cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Line<T>(pub T);
+pub(crate) struct CacheAligned<T>(pub T);
 
 /// The importer that owns a row, for people. Zeros if the row was given back: importers try such
 /// rows first.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Owner {
+pub(crate) struct RowOwner {
     /// A random number that all rows of one importer have in common.
     pub importer: AtomicU64,
     /// Its process id in its own pid namespace.
@@ -63,17 +63,17 @@ pub(crate) struct Owner {
     pub since: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Owner>() == 64 && size_of::<Header>() <= ALIGN as usize);
+const _: () = assert!(size_of::<RowOwner>() == 64 && size_of::<TableHeader>() <= ALIGN as usize);
 
 /// Where the parts of a table are. This follows from the numbers of slots and rows alone, so that
 /// nothing in the table has to be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct TableShape {
     pub slots: u32,
     pub rows: u32,
 }
 
-impl Shape {
+impl TableShape {
     /// The table of a ledger with so many slots, as large as a file of `limit` bytes can be. `None`
     /// if it would have fewer than four rows.
     pub(crate) fn within(slots: u32, limit: u64) -> Option<Self> {
@@ -91,8 +91,8 @@ impl Shape {
         ALIGN
     }
 
-    pub(crate) const fn marks(self) -> u64 {
-        (self.owners() + self.rows as u64 * size_of::<Owner>() as u64).next_multiple_of(ALIGN)
+    pub(crate) const fn bitmaps(self) -> u64 {
+        (self.owners() + self.rows as u64 * size_of::<RowOwner>() as u64).next_multiple_of(ALIGN)
     }
 
     /// Bytes of a row's words, and of the marks.
@@ -102,7 +102,7 @@ impl Shape {
 
     /// Where the rows begin: the size of the part that both sides map.
     pub(crate) const fn head(self) -> u64 {
-        self.marks() + self.words()
+        self.bitmaps() + self.words()
     }
 
     /// Bytes of a row, its header included.
@@ -121,22 +121,22 @@ impl Shape {
 }
 
 /// The bit of a row in a slot's marks.
-pub(crate) const fn mark(row: u32) -> u64 {
-    1 << (row % MARKS)
+pub(crate) const fn row_bit(row: u32) -> u64 {
+    1 << (row % BITMAP_BITS)
 }
 
 /// Header, owners and marks of a table, mapped. Any process that can open the table writes there:
 /// each word is read once.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct HeaderMapping {
     mapping: SharedMapping,
-    shape: Shape,
+    shape: TableShape,
 }
 
-impl Head {
+impl HeaderMapping {
     /// Maps the head of a table of this shape, which the file is known to have. Forked children do
     /// not get it.
-    pub(crate) fn new(fd: impl AsFd, shape: Shape) -> Result<Self> {
+    pub(crate) fn new(fd: impl AsFd, shape: TableShape) -> Result<Self> {
         let size = usize::try_from(shape.head()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::new(fd, size, true)
             .map_err(|errno| Error::system("mmap of the lease table", errno))?;
@@ -148,28 +148,28 @@ impl Head {
         Ok(Self { mapping, shape })
     }
 
-    pub(crate) const fn shape(&self) -> Shape {
+    pub(crate) const fn shape(&self) -> TableShape {
         self.shape
     }
 
-    pub(crate) fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &TableHeader {
         // SAFETY: the head of a table begins with a header; fields are atomics.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
     /// The owner of a row, as it describes itself.
-    pub(crate) fn owner(&self, row: u32) -> &Owner {
+    pub(crate) fn owner(&self, row: u32) -> &RowOwner {
         assert!(row < self.shape.rows, "a row of this table");
-        let offset = self.shape.owners() as usize + row as usize * size_of::<Owner>();
+        let offset = self.shape.owners() as usize + row as usize * size_of::<RowOwner>();
         // SAFETY: the head has `rows` owners there; fields are atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
 
     /// The marks of a slot: the rows in which it was opened.
     #[inline]
-    pub(crate) fn marks(&self, slot: u32) -> &AtomicU64 {
+    pub(crate) fn opened_rows(&self, slot: u32) -> &AtomicU64 {
         assert!(slot < self.shape.slots, "a slot of this table");
-        let offset = self.shape.marks() as usize + slot as usize * 8;
+        let offset = self.shape.bitmaps() as usize + slot as usize * 8;
         // SAFETY: the head has `slots` words there.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
@@ -186,21 +186,23 @@ mod tests {
 
     #[test]
     fn parts_do_not_overlap_and_fit_the_limit() {
-        assert_eq!(Shape { slots: crate::ledger::MAX_SLOTS, rows: 4 }.words(), MAX_WORDS);
+        assert_eq!(TableShape { slots: crate::ledger::MAX_SLOTS, rows: 4 }.words(), MAX_WORDS);
         for slots in [1, 1024, crate::ledger::MAX_SLOTS] {
             let mut before = 0;
             for bits in 12..48 {
                 let limit = 1 << bits;
-                let Some(shape) = Shape::within(slots, limit) else {
+                let Some(shape) = TableShape::within(slots, limit) else {
                     assert_eq!(before, 0);
                     continue;
                 };
                 assert!(
                     shape.size() <= limit && (4..=MAX_ROWS).contains(&shape.rows) && shape.rows >= before
                 );
-                assert!(shape.head() > shape.marks() && shape.marks() > shape.owners());
-                assert!(shape.owners() + u64::from(shape.rows) * size_of::<Owner>() as u64 <= shape.marks());
-                assert!(shape.marks() + u64::from(shape.slots) * 8 <= shape.row(0));
+                assert!(shape.head() > shape.bitmaps() && shape.bitmaps() > shape.owners());
+                assert!(
+                    shape.owners() + u64::from(shape.rows) * size_of::<RowOwner>() as u64 <= shape.bitmaps()
+                );
+                assert!(shape.bitmaps() + u64::from(shape.slots) * 8 <= shape.row(0));
                 assert_eq!(shape.row(shape.rows), shape.size());
                 before = shape.rows;
             }

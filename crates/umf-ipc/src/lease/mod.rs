@@ -22,14 +22,14 @@
 //! than that memory is still in use. `docs/leases.md` has the protocol step by step; `tests/models`
 //! explores its interleavings.
 
-mod exports;
+mod deferred;
+mod export_table;
 pub(crate) mod layout;
-mod left;
 mod rows;
 mod table;
 
-pub(crate) use exports::{Exported, Exports, Quick};
-pub(crate) use rows::{ImporterLeases, Lease, Producer, REOPENING};
+pub(crate) use export_table::{ExportTable, ExportedRange, RetireOutcome};
+pub(crate) use rows::{ImporterLeases, Lease, LeaseTableId, REOPENING};
 pub(crate) use table::{LeaseTable, Scan};
 
 #[cfg(test)]

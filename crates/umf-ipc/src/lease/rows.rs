@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use umf_os::ReceivedFd;
 use umf_sync::{Lock, WipeOnForkWord, failpoint, fork, thread};
 
-use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
+use super::layout::{HeaderMapping, MAGIC, MAX_ROWS, ROW_HEADER, TableShape, VERSION, row_bit};
 use crate::identity::{self, Nonce};
 use crate::ledger::MAX_SLOTS;
 use crate::{Error, Result, protocol};
@@ -18,15 +18,15 @@ use umf_os::{CloseOnFork, FileIdentity, ReopenedFile, SharedMapping};
 
 /// The most rows that one importer takes of one table: threads share them, each thread the same one
 /// at every open.
-const MOST_ROWS: usize = 8;
+const MAX_ROWS_PER_IMPORTER: usize = 8;
 /// How many rows of importers that have ended are tried before a row is taken that was never used.
-const DEAD_TRIED: u32 = 4;
+const DEAD_ROWS_TRIED: u32 = 4;
 /// What fails where an importer can open no file through `/proc`.
 pub(crate) const REOPENING: &str = "opening the lease table anew through /proc/thread-self/fd";
-const WITHOUT_PROC: &str = "; mount /proc here, or set UMF_IPC_EXCHANGE=socket in both processes with /proc in the \
+const HINT_WITHOUT_PROC: &str = "; mount /proc is_owner, or set UMF_IPC_EXCHANGE=socket in both processes with /proc in the \
                             producer's, or ipc.leases = \"off\" to open without leases";
 /// How much of a row gets its memory at a time, in bytes.
-const STEP: usize = 4096;
+const POPULATE_SIZE: usize = 4096;
 
 /// A count of one open in a row, which is taken back there by whatever thread closes.
 ///
@@ -36,7 +36,7 @@ const STEP: usize = 4096;
 pub(crate) struct Lease {
     word: NonNull<AtomicU64>,
     /// 0 in forked children, where `word` is not mapped.
-    here: NonNull<AtomicU32>,
+    is_owner: NonNull<AtomicU32>,
 }
 
 impl Lease {
@@ -51,18 +51,18 @@ impl Lease {
     /// # Safety
     /// The lease was counted and not taken back yet, and its [`ImporterLeases`] exists.
     #[inline]
-    pub(crate) unsafe fn give_back(self) {
+    pub(crate) unsafe fn release(self) {
         // SAFETY: the caller says that it exists; in a forked child it is leaked, and this word with it.
-        if unsafe { self.here.as_ref() }.load(Ordering::Relaxed) != 0 {
+        if unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0 {
             // SAFETY: as above, and this is the process that has the row mapped.
-            protocol::give_back(unsafe { self.word.as_ref() });
+            protocol::release_lease(unsafe { self.word.as_ref() });
         }
     }
 }
 
 /// How to find the lease table of a producer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Producer {
+pub(crate) struct LeaseTableId {
     pub pid: u32,
     pub nonce: Nonce,
     /// Numbers that the producer's ledger has, which importers cannot write.
@@ -78,41 +78,41 @@ pub(crate) struct ImporterLeases {
     /// For further rows. `None` if its description keeps the lock of the first one.
     fd: Option<CloseOnFork>,
     file: FileIdentity,
-    head: Head,
-    rows: Lock<Rows>,
+    head: HeaderMapping,
+    rows: Lock<LockedRows>,
     /// 1 in the process that made this, 0 in its forked children.
-    here: WipeOnForkWord,
+    is_owner: WipeOnForkWord,
     /// What the rows of this importer have in common.
-    number: u64,
+    importer_id: u64,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
 }
 
 #[derive(Debug, Default)]
-struct Rows {
-    taken: Vec<Row>,
+struct LockedRows {
+    taken: Vec<LockedRow>,
     /// By the number of a thread, modulo the most rows: one more than the index of its row, 0
     /// before its first open.
-    of_threads: [u8; MOST_ROWS],
+    by_thread: [u8; MAX_ROWS_PER_IMPORTER],
     /// No more rows can be had.
-    enough: bool,
+    is_exhausted: bool,
 }
 
 /// A locked row.
 #[derive(Debug)]
-struct Row {
+struct LockedRow {
     number: u32,
     /// Header and words. Unmapping it drops the lock.
     mapping: SharedMapping,
-    /// Bit per [`STEP`] bytes of words: they have memory.
+    /// Bit per [`POPULATE_SIZE`] bytes of words: they have memory.
     populated: Box<[u64]>,
 }
 
 impl ImporterLeases {
     /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
-    /// `own_since` no other process has the description behind `fd`; it is what [`fork::sequence`] said
+    /// `exclusive_since` no other process has the description behind `fd`; it is what [`fork::sequence`] said
     /// before that came.
-    pub(crate) fn open(fd: ReceivedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
+    pub(crate) fn open(fd: ReceivedFd, exclusive_since: Option<u32>, producer: LeaseTableId) -> Result<Self> {
         let pid = producer.pid;
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
@@ -130,13 +130,13 @@ impl ImporterLeases {
         if producer.slots > MAX_SLOTS {
             return Err(misbehaved("its ledger has more slots than one can have"));
         }
-        let shape = Shape { slots: producer.slots, rows: producer.rows.min(MAX_ROWS) };
+        let shape = TableShape { slots: producer.slots, rows: producer.rows.min(MAX_ROWS) };
         let size = umf_os::file::size(&fd).map_err(system("fstat of the lease table"))?;
         if shape.rows == 0 || size != shape.size() {
             return Err(misbehaved("its lease table has another size than its ledger says"));
         }
         let file = umf_os::file::identity(&fd).map_err(system("fstat of the lease table"))?;
-        let head = Head::new(&fd, shape)?;
+        let head = HeaderMapping::new(&fd, shape)?;
         failpoint!("lease.table_opened");
         let header = head.header();
         let nonce = [0, 1].map(|half: usize| header.nonce[half].load(Ordering::Relaxed));
@@ -155,18 +155,18 @@ impl ImporterLeases {
             file,
             head,
             rows: Lock::default(),
-            here: WipeOnForkWord::new(1)?,
-            number: u64::from_le_bytes(random[..8].try_into().unwrap_or([1; 8])).max(1),
+            is_owner: WipeOnForkWord::new(1)?,
+            importer_id: u64::from_le_bytes(random[..8].try_into().unwrap_or([1; 8])).max(1),
             generation: fork::generation(),
             fd: Some(CloseOnFork::new(fd).map_err(system("fstat of the lease table"))?),
         };
         // The first row now: an importer without any opens nothing.
-        let reopened = match (leases.reopen(), own_since) {
+        let reopened = match (leases.reopen(), exclusive_since) {
             (Ok(reopened), _) => reopened,
             // No `/proc` here. A description that was made for this importer serves as well, for
             // one row.
             (Err(_), Some(forks)) => {
-                leases.rows.lock().enough = true;
+                leases.rows.lock().is_exhausted = true;
                 let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?.into_inner();
                 ReopenedFile::received(fd, forks).map_err(system(REOPENING))?
             }
@@ -174,7 +174,7 @@ impl ImporterLeases {
                 return Err(Error::system(REOPENING, errno));
             }
             (Err(errno), None) => {
-                return Err(Error::System { call: REOPENING, errno, hint: WITHOUT_PROC });
+                return Err(Error::System { call: REOPENING, errno, hint: HINT_WITHOUT_PROC });
             }
         };
         let row = leases.take_row(reopened, true)?;
@@ -191,7 +191,7 @@ impl ImporterLeases {
 
     /// Whether it was made in this process, and not in one that this is a forked child of.
     #[inline]
-    pub(crate) fn belongs_here(&self) -> bool {
+    pub(crate) fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
 
@@ -209,7 +209,7 @@ impl ImporterLeases {
     /// As if its process was killed: the kernel drops the locks of its rows, and nothing is
     /// cleared.
     #[cfg(test)]
-    pub(super) fn die(self) {
+    pub(super) fn simulate_kill(self) {
         drop(core::mem::take(&mut *self.rows.lock()));
         core::mem::forget(self);
     }
@@ -219,54 +219,54 @@ impl ImporterLeases {
     ///
     /// # Errors
     /// [`Error::System`] if there is no memory for the word.
-    pub(crate) fn take(&self, slot: u32) -> Result<Lease> {
+    pub(crate) fn acquire(&self, slot: u32) -> Result<Lease> {
         let mut rows = self.rows.lock();
         let index = self.row_of_thread(&mut rows);
         let row = &mut rows.taken[index];
         let word = row.word(slot)?;
-        if protocol::mark(self.head.marks(slot), mark(row.number)) {
+        if protocol::set_opened_bit(self.head.opened_rows(slot), row_bit(row.number)) {
             failpoint!("lease.marked");
         }
         // SAFETY: the row is mapped as long as `self`, and has memory there.
-        protocol::lease(unsafe { word.as_ref() });
+        protocol::count_lease(unsafe { word.as_ref() });
         failpoint!("lease.counted");
-        Ok(Lease { word, here: NonNull::from(self.here.word()) })
+        Ok(Lease { word, is_owner: NonNull::from(self.is_owner.word()) })
     }
 
     /// The index of the calling thread's row: one of a few, so that threads that open the same
     /// export at the same time seldom write the same cache line. The first thread has the first
     /// row, and with one thread there is no other.
-    fn row_of_thread(&self, rows: &mut Rows) -> usize {
-        let thread = thread::current().map_or(0, |thread| thread.get() as usize % MOST_ROWS);
-        if let Some(known) = rows.of_threads[thread].checked_sub(1) {
+    fn row_of_thread(&self, rows: &mut LockedRows) -> usize {
+        let thread = thread::current().map_or(0, |thread| thread.get() as usize % MAX_ROWS_PER_IMPORTER);
+        if let Some(known) = rows.by_thread[thread].checked_sub(1) {
             return usize::from(known);
         }
-        let is_first = rows.of_threads.iter().all(|&row| row == 0);
-        if !is_first && !rows.enough {
+        let is_first = rows.by_thread.iter().all(|&row| row == 0);
+        if !is_first && !rows.is_exhausted {
             match self.add_row() {
                 Ok(row) => rows.taken.push(row),
                 Err(error) => {
                     tracing::debug!(%error, pid = self.pid, "threads share lease rows");
-                    rows.enough = true;
+                    rows.is_exhausted = true;
                 }
             }
         }
-        let others = rows.of_threads.iter().filter(|&&row| row != 0).count();
+        let others = rows.by_thread.iter().filter(|&&row| row != 0).count();
         let index = others % rows.taken.len();
-        rows.of_threads[thread] = index as u8 + 1;
+        rows.by_thread[thread] = index as u8 + 1;
         index
     }
 
     #[cold]
-    fn add_row(&self) -> Result<Row> {
+    fn add_row(&self) -> Result<LockedRow> {
         let reopened = self.reopen().map_err(|errno| Error::system("opening the lease table anew", errno))?;
         self.take_row(reopened, false)
     }
 
-    /// Locks a row and maps it, zero, through a description that nothing else has. Further rows of
+    /// OfdLocks a row and maps it, zero, through a description that nothing else has. Further rows of
     /// an importer come from the first half alone: whatever number of threads others have, there is
     /// a row left for each other importer.
-    fn take_row(&self, reopened: ReopenedFile, is_first: bool) -> Result<Row> {
+    fn take_row(&self, reopened: ReopenedFile, is_first: bool) -> Result<LockedRow> {
         let shape = self.head.shape();
         let system = |call| move |errno| Error::system(call, errno);
         let end = if is_first { shape.rows } else { shape.rows / 2 };
@@ -290,15 +290,15 @@ impl ImporterLeases {
         // The mapping keeps the description and its lock.
         drop(reopened);
         failpoint!("row.ready");
-        owner.importer.store(self.number, Ordering::Relaxed);
+        owner.importer.store(self.importer_id, Ordering::Relaxed);
         owner.pid.store(umf_os::process::pid(), Ordering::Relaxed);
         owner.uid.store(umf_os::process::effective_uid(), Ordering::Relaxed);
         owner.pid_namespace.store(identity::pid_namespace(), Ordering::Relaxed);
         owner.since.store(umf_os::clock::boot(), Ordering::Relaxed);
         self.head.header().height.0.fetch_max(number + 1, Ordering::SeqCst);
         failpoint!("row.raised");
-        let steps = usize::try_from(shape.words()).unwrap_or(usize::MAX).div_ceil(STEP);
-        Ok(Row { number, mapping, populated: vec![0; steps.div_ceil(64)].into() })
+        let steps = usize::try_from(shape.words()).unwrap_or(usize::MAX).div_ceil(POPULATE_SIZE);
+        Ok(LockedRow { number, mapping, populated: vec![0; steps.div_ceil(64)].into() })
     }
 
     /// The number of a row below `end`, locked; `None` if all are.
@@ -312,9 +312,9 @@ impl ImporterLeases {
         // First those that were given back: without a system call for each that is in use.
         let given_back = (0..used).filter(is_given_back);
         // Then those of importers that were killed, a few at a time and each time others.
-        let start = self.head.header().search.0.fetch_add(DEAD_TRIED, Ordering::Relaxed) % used.max(1);
+        let start = self.head.header().search.0.fetch_add(DEAD_ROWS_TRIED, Ordering::Relaxed) % used.max(1);
         let others = (start..used).chain(0..start);
-        let dead = others.clone().take(DEAD_TRIED as usize);
+        let dead = others.clone().take(DEAD_ROWS_TRIED as usize);
         // (Twice: a row that its producer is just clearing is locked for a moment.)
         for row in given_back.chain(dead).chain(used..end).chain(others.clone()).chain(others) {
             if let Some(row) = lock(row)? {
@@ -326,10 +326,10 @@ impl ImporterLeases {
     }
 }
 
-impl Row {
+impl LockedRow {
     /// The word of a slot, which the row has; writing it cannot fault.
     fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
-        let part = slot as usize * 8 / STEP;
+        let part = slot as usize * 8 / POPULATE_SIZE;
         let words = ROW_HEADER as usize;
         let (bits, bit) = (part / 64, 1 << (part % 64));
         if self.populated[bits] & bit == 0 {
@@ -355,7 +355,7 @@ impl Drop for ImporterLeases {
         }
         let rows = core::mem::take(&mut *self.rows.lock());
         for row in rows.taken {
-            if !self.belongs_here() {
+            if !self.is_of_this_process() {
                 // The parent's: not mapped here.
                 core::mem::forget(row);
                 continue;

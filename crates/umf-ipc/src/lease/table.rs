@@ -10,7 +10,7 @@ use rustix::fs::SealFlags;
 use umf_sync::fork::{ForkGuard, Outer};
 use umf_sync::{Lock, chunks::Chunks, failpoint};
 
-use super::layout::{Head, MAGIC, MARKS, ROW_HEADER, Shape, VERSION};
+use super::layout::{BITMAP_BITS, HeaderMapping, MAGIC, ROW_HEADER, TableShape, VERSION};
 use crate::identity::Nonce;
 use crate::{Error, Result, protocol};
 use umf_os::{CheckedFile, OfdLocks, ReopenedFile, SharedMapping};
@@ -25,7 +25,7 @@ const DEVICE_GRACE: u64 = 100_000_000;
 pub(crate) struct LeaseTable {
     fd: CheckedFile,
     nonce: Nonce,
-    head: Head,
+    head: HeaderMapping,
     /// By row: where its words are mapped, once they were read.
     rows: Chunks<AtomicPtr<AtomicU64>>,
     mappings: Lock<Vec<SharedMapping>>,
@@ -43,7 +43,7 @@ pub(crate) struct LeaseTable {
 /// lease of it any more, so a scan goes on where it stopped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scan {
-    marks: u64,
+    opened_rows: u64,
     height: u32,
     row: u32,
 }
@@ -56,7 +56,7 @@ impl LeaseTable {
 
     /// Creates a table of at most `limit` bytes.
     pub(super) fn within(slots: u32, nonce: Nonce, limit: u64) -> Result<Self> {
-        let shape = Shape::within(slots, limit).ok_or(Error::System {
+        let shape = TableShape::within(slots, limit).ok_or(Error::System {
             call: "ftruncate of the lease table",
             errno: rustix::io::Errno::FBIG,
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",
@@ -66,7 +66,7 @@ impl LeaseTable {
         let fd = umf_os::memfd::create("umf-leases", shape.size())
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("lease.table_file_made");
-        umf_os::file::reserve(&fd, 0, shape.marks())
+        umf_os::file::reserve(&fd, 0, shape.bitmaps())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         // That the kernel has such locks is found out here, and not at the first free.
         OfdLocks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
@@ -74,7 +74,7 @@ impl LeaseTable {
             errno,
             hint: "; a sandbox or seccomp filter refuses open file description locks: allow F_OFD_GETLK and F_OFD_SETLK",
         })?;
-        let head = Head::new(&fd, shape)?;
+        let head = HeaderMapping::new(&fd, shape)?;
         failpoint!("lease.table_mapped");
         umf_os::memfd::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
@@ -133,7 +133,7 @@ impl LeaseTable {
 
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
-        let marks = self.head.shape().marks() + u64::from(first) * 8;
+        let marks = self.head.shape().bitmaps() + u64::from(first) * 8;
         self.checked_fd()
             .and_then(|fd| umf_os::file::reserve(fd, marks, u64::from(count) * 8))
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
@@ -144,9 +144,9 @@ impl LeaseTable {
     /// Starts a scan for leases of a retired slot. Returns `None` if the slot was never opened.
     #[inline]
     pub(crate) fn scan(&self, slot: u32) -> Option<Scan> {
-        match self.head.marks(slot).load(Ordering::SeqCst) {
+        match self.head.opened_rows(slot).load(Ordering::SeqCst) {
             0 => None,
-            marks => Some(Scan { marks, height: self.head.height(), row: 0 }),
+            opened_rows => Some(Scan { opened_rows, height: self.head.height(), row: 0 }),
         }
     }
 
@@ -154,17 +154,17 @@ impl LeaseTable {
     /// is complete, and the slot can be used again.
     pub(crate) fn is_leased(&self, slot: u32, scan: &mut Scan) -> bool {
         while scan.row < scan.height {
-            let Some(row) = next_marked(scan) else { break };
+            let Some(row) = next_opened(scan) else { break };
             scan.row = row;
             match self.word(row, slot) {
                 Some(word) if word.load(Ordering::SeqCst) == 0 => {}
-                Some(_) if self.clear_dead(row) => {}
+                Some(_) if self.clear_dead_row(row) => {}
                 // Leased, or not to be read now.
                 _ => return true,
             }
             scan.row += 1;
         }
-        protocol::clear_marks(self.head.marks(slot));
+        protocol::clear_opened_rows(self.head.opened_rows(slot));
         false
     }
 
@@ -232,7 +232,7 @@ impl LeaseTable {
     /// Clears a row that no living importer owns, under its lock. `false` if it has an owner, or
     /// got one meanwhile.
     #[cold]
-    fn clear_dead(&self, row: u32) -> bool {
+    fn clear_dead_row(&self, row: u32) -> bool {
         let shape = self.head.shape();
         let _clearing = self.clearing.lock();
         let locked = self.checked_fd().and_then(|fd| {
@@ -275,9 +275,9 @@ impl LeaseTable {
 }
 
 /// The first row from `scan.row` on whose bit is set, if it is below the height.
-fn next_marked(scan: &Scan) -> Option<u32> {
+fn next_opened(scan: &Scan) -> Option<u32> {
     // Rotated, so that bit 0 is that of `scan.row`.
-    let bits = scan.marks.rotate_right(scan.row % MARKS);
+    let bits = scan.opened_rows.rotate_right(scan.row % BITMAP_BITS);
     let row = scan.row.checked_add(bits.trailing_zeros())?;
     (bits != 0 && row < scan.height).then_some(row)
 }
@@ -290,13 +290,14 @@ mod tests {
     fn scan_visits_every_row_whose_bit_is_set() {
         for marks in [1, 1 << 63, 0b1010, u64::MAX, 1 << 7 | 1 << 40] {
             for height in [0, 1, 5, 64, 65, 200] {
-                let mut scan = Scan { marks, height, row: 0 };
+                let mut scan = Scan { opened_rows: marks, height, row: 0 };
                 let mut visited = Vec::new();
-                while let Some(row) = next_marked(&scan) {
+                while let Some(row) = next_opened(&scan) {
                     visited.push(row);
                     scan.row = row + 1;
                 }
-                let expected: Vec<u32> = (0..height).filter(|row| marks >> (row % MARKS) & 1 == 1).collect();
+                let expected: Vec<u32> =
+                    (0..height).filter(|row| marks >> (row % BITMAP_BITS) & 1 == 1).collect();
                 assert_eq!(visited, expected, "{marks:#x} {height}");
             }
         }

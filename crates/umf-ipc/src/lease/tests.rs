@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 
-use super::layout::{MARKS, Owner, ROW_HEADER, Shape};
+use super::layout::{BITMAP_BITS, ROW_HEADER, RowOwner, TableShape};
 use super::*;
 use crate::identity::Nonce;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ fn nonce() -> Nonce {
 
 /// A table with this many rows.
 fn small_table(rows: u32) -> LeaseTable {
-    let table = LeaseTable::within(SLOTS, nonce(), Shape { slots: SLOTS, rows }.size()).unwrap();
+    let table = LeaseTable::within(SLOTS, nonce(), TableShape { slots: SLOTS, rows }.size()).unwrap();
     assert_eq!(table.rows(), rows);
     table.reserve(0, SLOTS).unwrap();
     table
@@ -33,8 +33,8 @@ fn fd(table: &LeaseTable) -> OwnedFd {
     table.shared_fd().as_fd().try_clone_to_owned().unwrap()
 }
 
-fn producer(table: &LeaseTable) -> Producer {
-    Producer { pid: std::process::id(), nonce: nonce(), slots: SLOTS, rows: table.rows() }
+fn producer(table: &LeaseTable) -> LeaseTableId {
+    LeaseTableId { pid: std::process::id(), nonce: nonce(), slots: SLOTS, rows: table.rows() }
 }
 
 fn try_importer(table: &LeaseTable) -> Result<ImporterLeases> {
@@ -46,7 +46,7 @@ fn importer(table: &LeaseTable) -> ImporterLeases {
 }
 
 fn open(importer: &ImporterLeases, slot: u32) -> Lease {
-    importer.take(slot).unwrap()
+    importer.acquire(slot).unwrap()
 }
 
 fn is_leased(table: &LeaseTable, slot: u32) -> bool {
@@ -55,7 +55,7 @@ fn is_leased(table: &LeaseTable, slot: u32) -> bool {
 
 fn close(lease: Lease) {
     // SAFETY: tests take a lease back once, while its importer exists.
-    unsafe { lease.give_back() };
+    unsafe { lease.release() };
 }
 
 /// A lease on its way to another thread, as a mapping takes it.
@@ -163,7 +163,7 @@ fn row_of_a_killed_importer_is_cleared_and_taken_again() {
         open(&killed, 1);
         open(&killed, 2);
         assert!(is_leased(&table, 2), "round {round}");
-        killed.die();
+        killed.simulate_kill();
         // Every other time the producer does not look before the next importer comes.
         if round % 2 == 0 {
             assert!(!is_leased(&table, 2));
@@ -185,8 +185,8 @@ fn row_of_a_killed_importer_is_cleared_and_taken_again() {
 #[test]
 fn device_memory_of_a_killed_importer_is_held_for_a_moment() {
     for is_device in [false, true] {
-        let exports = Exports::new(SLOTS, false).unwrap();
-        let slot = exports.take().unwrap();
+        let exports = ExportTable::new(SLOTS, false).unwrap();
+        let slot = exports.allocate_slot().unwrap();
         let content = crate::ledger::SlotContent {
             offset: 0,
             length: 4096,
@@ -204,26 +204,27 @@ fn device_memory_of_a_killed_importer_is_held_for_a_moment() {
         let nonce = exports.ledger.nonce();
         let fd = exports.leases.shared_fd().as_fd().try_clone_to_owned().unwrap();
         let slots = exports.ledger.capacity();
-        let producer = Producer { pid: 1, nonce, slots, rows: exports.leases.rows() };
+        let producer = LeaseTableId { pid: 1, nonce, slots, rows: exports.leases.rows() };
         let importer = ImporterLeases::open(fd.into(), None, producer).unwrap();
         open(&importer, slot);
-        importer.die();
+        importer.simulate_kill();
         let begun = std::time::Instant::now();
         let base = umf_core::Address::from_bits(1 << 20);
         let is_open = || umf_runtime::observer::Leases::is_leased(&*exports, base, 4096);
-        match exports.retire_closed(slot, generation, is_device) {
-            Quick::Ended(scan) => {
+        match exports.retire_fast(slot, generation, is_device) {
+            RetireOutcome::Leased(scan) => {
                 assert!(is_device);
-                let export = Exported { slot, generation, base, size: 4096, is_region: false, is_device };
-                exports.settle(&export, scan, 1, None);
+                let export =
+                    ExportedRange { slot, generation, base, size: 4096, is_region: false, is_device };
+                exports.reclaim_or_defer(&export, scan, 1, None);
             }
-            other => assert!(matches!(other, Quick::Done) && !is_device, "{other:?}"),
+            other => assert!(matches!(other, RetireOutcome::Reclaimed) && !is_device, "{other:?}"),
         }
         assert!(!is_device || is_open() || begun.elapsed().as_millis() >= 100);
         while is_open() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert_eq!(exports.take().unwrap(), slot, "the slot was given back");
+        assert_eq!(exports.allocate_slot().unwrap(), slot, "the slot was given back");
     }
 }
 
@@ -282,7 +283,7 @@ fn threads_leave_rows_to_other_importers() {
 fn marks_say_which_rows_to_look_at() {
     let table = small_table(128);
     let head = head(&table);
-    let marks_at = Shape { slots: SLOTS, rows: 128 }.marks() as usize;
+    let marks_at = TableShape { slots: SLOTS, rows: 128 }.bitmaps() as usize;
     let mark = |slot: u32| head.words(marks_at + slot as usize * 8, 1)[0].load(Ordering::SeqCst);
     let importer = importer(&table);
     assert_eq!(mark(4), 0);
@@ -291,7 +292,7 @@ fn marks_say_which_rows_to_look_at() {
     assert!(!is_leased(&table, 4));
     assert_eq!((mark(4), mark(5)), (0, 0));
     // More rows than marks have bits.
-    let importers: Vec<_> = (0..=MARKS).map(|_| self::importer(&table)).collect();
+    let importers: Vec<_> = (0..=BITMAP_BITS).map(|_| self::importer(&table)).collect();
     let leases: Vec<_> = importers.iter().map(|importer| open(importer, 6)).collect();
     for lease in leases {
         assert!(is_leased(&table, 6));
@@ -322,7 +323,7 @@ fn forked_child_keeps_no_row_and_takes_no_lease_back() {
     assert!(is_leased(&table, 5));
     close(closed);
     close(kept);
-    let row = Shape { slots: SLOTS, rows: 64 }.row(0);
+    let row = TableShape { slots: SLOTS, rows: 64 }.row(0);
     let locks = OfdLocks::of_file(table.shared_fd());
     assert!(locks.is_write_locked(row).unwrap());
     drop(importer);
@@ -335,26 +336,26 @@ fn forked_child_keeps_no_row_and_takes_no_lease_back() {
 }
 
 fn head(table: &LeaseTable) -> SharedMapping {
-    let size = Shape { slots: SLOTS, rows: table.rows() }.row(table.rows().min(8));
+    let size = TableShape { slots: SLOTS, rows: table.rows() }.row(table.rows().min(8));
     SharedMapping::new(table.shared_fd().as_fd(), usize::try_from(size).unwrap(), true).unwrap()
 }
 
 #[test]
 fn what_is_no_lease_table_is_refused() {
     let table = table();
-    let is_refused = |fd: OwnedFd, producer: Producer| {
+    let is_refused = |fd: OwnedFd, producer: LeaseTableId| {
         assert!(matches!(ImporterLeases::open(fd.into(), None, producer), Err(Error::Misbehaved { .. })));
     };
     let good = producer(&table);
-    is_refused(fd(&table), Producer { nonce: Nonce::from_bytes([2; 16]), ..good });
+    is_refused(fd(&table), LeaseTableId { nonce: Nonce::from_bytes([2; 16]), ..good });
     for slots in [SLOTS * 64, crate::ledger::MAX_SLOTS + 1, 1 << 24, u32::MAX] {
-        is_refused(fd(&table), Producer { slots, ..good });
+        is_refused(fd(&table), LeaseTableId { slots, ..good });
     }
     for rows in [0, 1, good.rows / 2] {
-        is_refused(fd(&table), Producer { rows, ..good });
+        is_refused(fd(&table), LeaseTableId { rows, ..good });
     }
     is_refused(
-        umf_os::memfd::create("no-table", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(),
+        umf_os::memfd::create("no-table", TableShape { slots: SLOTS, rows: good.rows }.size()).unwrap(),
         good,
     );
     is_refused(std::fs::File::open("/dev/null").unwrap().into(), good);
@@ -372,7 +373,7 @@ proptest! {
         words in prop::collection::vec((0_usize..1 << 14, any::<u64>(), 0_u32..8), 1..400),
     ) {
         let table = small_table(256);
-        let shape = Shape { slots: SLOTS, rows: 256 };
+        let shape = TableShape { slots: SLOTS, rows: 256 };
         let head = head(&table);
         let kept = importer(&table);
         let lease = open(&kept, 1);
@@ -380,8 +381,8 @@ proptest! {
             let offset = match kind {
                 // Height, search, events, dead, cleared.
                 0 => 64 + place % 5 * 64,
-                1 | 2 => shape.owners() as usize + place % 256 * size_of::<Owner>() + place / 256 % 3 * 8,
-                3 => shape.marks() as usize + place % 64 * 8,
+                1 | 2 => shape.owners() as usize + place % 256 * size_of::<RowOwner>() + place / 256 % 3 * 8,
+                3 => shape.bitmaps() as usize + place % 64 * 8,
                 _ => (shape.row((place % 8) as u32) + ROW_HEADER) as usize + place / 8 % 64 * 8,
             };
             let value = match wild % 3 {
@@ -461,7 +462,7 @@ proptest! {
                 }
                 Step::Close { .. } => {}
                 Step::Kill { importer } => {
-                    std::mem::replace(&mut importers[importer], self::importer(&table)).die();
+                    std::mem::replace(&mut importers[importer], self::importer(&table)).simulate_kill();
                     model.retain(|(of, _, _)| *of != importer);
                 }
                 Step::Leave { importer } if model.iter().all(|(of, _, _)| *of != importer) => {

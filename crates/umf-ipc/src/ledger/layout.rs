@@ -1,7 +1,7 @@
 //! What lies where in the ledger, and the only place that packs and parses it. `docs/ledger.md` has
 //! the same tables with words.
 //!
-//! What is read was written by another process: [`HeaderContent::parse`] checks what decides where
+//! What is read was written by another process: [`ParsedHeader::parse`] checks what decides where
 //! anything is; the rest are numbers that may be anything.
 
 use core::mem::offset_of;
@@ -23,7 +23,7 @@ pub(crate) const FLAG_IMPORTER: u32 = 2;
 /// A flag: the producer holds the write lock of the ledger's first byte as long as it lives.
 pub(crate) const FLAG_LOCKED: u32 = 4;
 /// The byte whose lock that is.
-pub(crate) const LIFE_BYTE: u64 = 0;
+pub(crate) const LIVENESS_BYTE: u64 = 0;
 /// Where slots begin, in bytes.
 pub(crate) const HEADER_SIZE: usize = 4096;
 /// The most exports that a process can have at one time (512 MiB of sparse file).
@@ -36,7 +36,7 @@ const SLOT: usize = size_of::<SlotWords>();
 /// The first page. Written before the ledger's fd is known to anyone, but for `slots_used`.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Header {
+pub(crate) struct LedgerHeader {
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub header_size: AtomicU32,
@@ -76,7 +76,7 @@ pub(crate) struct SlotWords {
     /// When it was exported, in nanoseconds of `CLOCK_BOOTTIME`.
     pub exported: AtomicU64,
     /// The generation of the slot's last export that has ended, and when and why that ended:
-    /// [`End::word`]. They stay when the slot is used again, until the next export in it ends. Only
+    /// [`ExportEnd::word`]. They stay when the slot is used again, until the next export in it ends. Only
     /// the thread that retired that export writes them, before it gives the slot back.
     pub ended_generation: AtomicU64,
     pub ended: AtomicU64,
@@ -85,7 +85,7 @@ pub(crate) struct SlotWords {
 /// Words of a slot's content.
 const CONTENT: usize = 10;
 
-const _: () = assert!(SLOT == 128 && size_of::<Header>() <= HEADER_SIZE);
+const _: () = assert!(SLOT == 128 && size_of::<LedgerHeader>() <= HEADER_SIZE);
 const _: () = assert!(offset_of!(SlotWords, generation) == 0);
 
 /// What a slot says of its export.
@@ -187,7 +187,7 @@ pub enum RetireReason {
 /// When and why an export ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct End {
+pub struct ExportEnd {
     /// The generation that the slot had while the export existed.
     pub generation: u64,
     /// When it ended, in nanoseconds of `CLOCK_BOOTTIME`, as its producer says.
@@ -196,7 +196,7 @@ pub struct End {
     pub reason: RetireReason,
 }
 
-impl End {
+impl ExportEnd {
     /// Bits of the reason in [`SlotWords::ended`], below those of the time.
     const REASON: u32 = 3;
 
@@ -240,7 +240,7 @@ pub struct Slot {
     /// When it was exported, in nanoseconds of `CLOCK_BOOTTIME`, while it exists.
     pub exported: Option<u64>,
     /// The last export in this slot that has ended.
-    pub ended: Option<End>,
+    pub ended: Option<ExportEnd>,
 }
 
 impl Slot {
@@ -263,7 +263,7 @@ impl Slot {
             generation,
             content: is_whole.then(|| SlotContent::from_words(content)),
             exported: is_whole.then(|| words[EXPORTED_AT]),
-            ended: is_settled.then(|| End::parse(*ended_generation, *ended)).flatten(),
+            ended: is_settled.then(|| ExportEnd::parse(*ended_generation, *ended)).flatten(),
         })
     }
 }
@@ -271,7 +271,7 @@ impl Slot {
 /// The process that a ledger names as its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Identity {
+pub struct OwnerIdentity {
     /// What handles of this ledger carry.
     pub nonce: Nonce,
     /// Its process id in its own pid namespace.
@@ -288,8 +288,8 @@ pub struct Identity {
 
 /// A header whose numbers fit together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeaderContent {
-    pub owner: Identity,
+pub(crate) struct ParsedHeader {
+    pub owner: OwnerIdentity,
     pub boot_id: BootId,
     /// At most [`MAX_SLOTS`], and no more than the file has.
     pub capacity: u32,
@@ -301,62 +301,62 @@ pub(crate) struct HeaderContent {
 
 /// Why something is no ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unfit {
+pub(crate) enum HeaderError {
     Magic,
     Version,
     Capacity,
 }
 
-impl HeaderContent {
+impl ParsedHeader {
     /// Bytes of a header that are looked at.
-    pub(crate) const SIZE: usize = size_of::<Header>();
+    pub(crate) const SIZE: usize = size_of::<LedgerHeader>();
 
     /// Parses the header of a file of `size` bytes.
-    pub(crate) fn parse(header: &[u8; Self::SIZE], size: u64) -> Result<Self, Unfit> {
+    pub(crate) fn parse(header: &[u8; Self::SIZE], size: u64) -> Result<Self, HeaderError> {
         let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
         let half = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default());
         let bytes = |at: usize| header[at..at + 16].try_into().unwrap_or([0; 16]);
-        if word(offset_of!(Header, magic)) != MAGIC {
-            return Err(Unfit::Magic);
+        if word(offset_of!(LedgerHeader, magic)) != MAGIC {
+            return Err(HeaderError::Magic);
         }
-        if half(offset_of!(Header, version)) != VERSION
-            || half(offset_of!(Header, header_size)) as usize != HEADER_SIZE
-            || half(offset_of!(Header, slot_size)) as usize != SLOT
+        if half(offset_of!(LedgerHeader, version)) != VERSION
+            || half(offset_of!(LedgerHeader, header_size)) as usize != HEADER_SIZE
+            || half(offset_of!(LedgerHeader, slot_size)) as usize != SLOT
         {
-            return Err(Unfit::Version);
+            return Err(HeaderError::Version);
         }
-        let capacity = half(offset_of!(Header, slot_capacity));
+        let capacity = half(offset_of!(LedgerHeader, slot_capacity));
         if capacity > MAX_SLOTS || (HEADER_SIZE + capacity as usize * SLOT) as u64 > size {
-            return Err(Unfit::Capacity);
+            return Err(HeaderError::Capacity);
         }
-        let table = half(offset_of!(Header, lease_table_fd)).cast_signed();
-        let owner = Identity {
-            nonce: Nonce::from_bytes(bytes(offset_of!(Header, nonce))),
-            pid: half(offset_of!(Header, pid)),
-            uid: half(offset_of!(Header, uid)),
-            pid_namespace: word(offset_of!(Header, pid_namespace)),
-            pidfs_inode: word(offset_of!(Header, pidfs_inode)),
-            start_time: word(offset_of!(Header, start_time)),
+        let table = half(offset_of!(LedgerHeader, lease_table_fd)).cast_signed();
+        let owner = OwnerIdentity {
+            nonce: Nonce::from_bytes(bytes(offset_of!(LedgerHeader, nonce))),
+            pid: half(offset_of!(LedgerHeader, pid)),
+            uid: half(offset_of!(LedgerHeader, uid)),
+            pid_namespace: word(offset_of!(LedgerHeader, pid_namespace)),
+            pidfs_inode: word(offset_of!(LedgerHeader, pidfs_inode)),
+            start_time: word(offset_of!(LedgerHeader, start_time)),
         };
         Ok(Self {
             owner,
-            boot_id: BootId::from_bytes(bytes(offset_of!(Header, boot_id))),
+            boot_id: BootId::from_bytes(bytes(offset_of!(LedgerHeader, boot_id))),
             capacity,
-            flags: half(offset_of!(Header, flags)),
-            lease_table: (table >= 0).then(|| (table, half(offset_of!(Header, lease_table_rows)))),
-            statistics: word(offset_of!(Header, statistics_offset)),
+            flags: half(offset_of!(LedgerHeader, flags)),
+            lease_table: (table >= 0).then(|| (table, half(offset_of!(LedgerHeader, lease_table_rows)))),
+            statistics: word(offset_of!(LedgerHeader, statistics_offset)),
         })
     }
 }
 
 /// Where the parts of a ledger with a number of slots are, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Areas {
+pub(crate) struct LedgerLayout {
     pub statistics: usize,
     pub size: usize,
 }
 
-impl Areas {
+impl LedgerLayout {
     pub(crate) const fn new(slots: u32) -> Self {
         let statistics = (HEADER_SIZE + slots as usize * SLOT).next_multiple_of(PAGE);
         Self { statistics, size: (statistics + statistics::SIZE * WORD).next_multiple_of(PAGE) }
@@ -383,17 +383,17 @@ mod tests {
     #[test]
     fn areas_do_not_overlap_and_fit() {
         for limit in (0..2 << 20).step_by(1000).chain([u64::MAX]) {
-            let Some(slots) = Areas::fit(MAX_SLOTS, limit) else {
+            let Some(slots) = LedgerLayout::fit(MAX_SLOTS, limit) else {
                 assert!(limit < 200_000);
                 continue;
             };
-            let areas = Areas::new(slots);
+            let areas = LedgerLayout::new(slots);
             assert!(slots <= MAX_SLOTS && areas.size as u64 <= limit, "{limit}");
             assert!(areas.statistics >= HEADER_SIZE + slots as usize * SLOT);
             assert!(areas.size >= areas.statistics + statistics::SIZE * WORD);
         }
-        assert_eq!(Areas::fit(100, u64::MAX), Some(100));
-        assert_eq!(Areas::fit(u32::MAX, u64::MAX), Some(MAX_SLOTS));
+        assert_eq!(LedgerLayout::fit(100, u64::MAX), Some(100));
+        assert_eq!(LedgerLayout::fit(u32::MAX, u64::MAX), Some(MAX_SLOTS));
     }
 
     #[test]
@@ -408,18 +408,18 @@ mod tests {
         let (generation, time) = (13, 1 << 60);
         for reason in reasons {
             assert_eq!(
-                End::parse(generation, End::word(time, reason)),
-                Some(End { generation, time, reason })
+                ExportEnd::parse(generation, ExportEnd::word(time, reason)),
+                Some(ExportEnd { generation, time, reason })
             );
         }
-        assert_eq!(End::parse(0, u64::MAX), None);
+        assert_eq!(ExportEnd::parse(0, u64::MAX), None);
     }
 
     #[test]
     fn fields_are_where_the_documentation_says() {
-        assert_eq!((offset_of!(Header, nonce), offset_of!(Header, boot_id)), (16, 32));
-        assert_eq!((offset_of!(Header, pid), offset_of!(Header, slots_used)), (48, 88));
-        assert_eq!(offset_of!(Header, statistics_offset), 104);
+        assert_eq!((offset_of!(LedgerHeader, nonce), offset_of!(LedgerHeader, boot_id)), (16, 32));
+        assert_eq!((offset_of!(LedgerHeader, pid), offset_of!(LedgerHeader, slots_used)), (48, 88));
+        assert_eq!(offset_of!(LedgerHeader, statistics_offset), 104);
         assert_eq!((offset_of!(SlotWords, content), offset_of!(SlotWords, exported)), (24, 104));
         assert_eq!((offset_of!(SlotWords, ended_generation), offset_of!(SlotWords, ended)), (112, 120));
     }

@@ -16,7 +16,7 @@ mod writer;
 
 pub(crate) use layout::{MAX_SLOTS, RetireReason, SlotContent};
 pub(crate) use reader::{LedgerReader, SlotReader};
-pub(crate) use statistics::Figures;
+pub(crate) use statistics::PublishedCounters;
 pub(crate) use writer::LedgerWriter;
 
 #[cfg(test)]

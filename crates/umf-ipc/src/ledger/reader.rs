@@ -8,21 +8,21 @@ use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use super::layout::{
-    Areas, FLAG_LOCKED, HEADER_SIZE, Header, HeaderContent, LIFE_BYTE, MAX_SLOTS, SlotContent, SlotWords,
-    Unfit,
+    FLAG_LOCKED, HEADER_SIZE, HeaderError, LIVENESS_BYTE, LedgerHeader, LedgerLayout, MAX_SLOTS,
+    ParsedHeader, SlotContent, SlotWords,
 };
 use crate::handle::Handle;
 use crate::{Error, Result, protocol};
 use umf_os::{CheckedFile, FileIdentity, OfdLocks, SharedMapping};
 
 /// Bytes of a ledger with the most slots.
-pub(super) const LARGEST: usize = Areas::new(MAX_SLOTS).size;
+pub(super) const MAX_SIZE: usize = LedgerLayout::new(MAX_SLOTS).size;
 
 /// A ledger mapped read-only, its header checked.
 #[derive(Debug)]
 pub(crate) struct LedgerReader {
     mapping: SharedMapping,
-    header: HeaderContent,
+    header: ParsedHeader,
     /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
     fd: CheckedFile,
 }
@@ -52,19 +52,21 @@ impl LedgerReader {
         if size < HEADER_SIZE + size_of::<SlotWords>() {
             return Err(other("its ledger fd is too small for a ledger"));
         }
-        if size > LARGEST {
+        if size > MAX_SIZE {
             return Err(other("its ledger fd is too large for a ledger"));
         }
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
         failpoint!("ledger.opened");
-        let mut header = [0; HeaderContent::SIZE];
+        let mut header = [0; ParsedHeader::SIZE];
         umf_os::file::read_at(&fd, &mut header, 0).map_err(system("pread of the ledger"))?;
-        let header = HeaderContent::parse(&header, size as u64).map_err(|unfit| match unfit {
-            Unfit::Magic => other("its ledger fd is no ledger"),
-            Unfit::Version => {
+        let header = ParsedHeader::parse(&header, size as u64).map_err(|unfit| match unfit {
+            HeaderError::Magic => other("its ledger fd is no ledger"),
+            HeaderError::Version => {
                 Error::Misbehaved { pid, what: "its ledger has another version than its handle" }
             }
-            Unfit::Capacity => Error::Misbehaved { pid, what: "its ledger has fewer slots than it says" },
+            HeaderError::Capacity => {
+                Error::Misbehaved { pid, what: "its ledger has fewer slots than it says" }
+            }
         })?;
         if header.owner.nonce != handle.nonce() {
             return Err(other("its ledger has another nonce"));
@@ -93,7 +95,7 @@ impl LedgerReader {
         // The lock belongs to a description that no descriptor refers to, so any other one may ask.
         let fd = self.fd.get();
         self.header.flags & FLAG_LOCKED != 0
-            && fd.is_ok_and(|fd| OfdLocks::of_file(fd).is_write_locked(LIFE_BYTE) == Ok(false))
+            && fd.is_ok_and(|fd| OfdLocks::of_file(fd).is_write_locked(LIVENESS_BYTE) == Ok(false))
     }
 
     /// Device and inode of the ledger's file.
@@ -104,7 +106,7 @@ impl LedgerReader {
     /// A slot, if the ledger has it and it has been used.
     pub(crate) fn slot(&self, number: u32) -> Option<SlotReader<'_>> {
         // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields are atomics.
-        let header: &Header = unsafe { self.mapping.base().cast().as_ref() };
+        let header: &LedgerHeader = unsafe { self.mapping.base().cast().as_ref() };
         // Slots beyond that are holes in the file, which reading would fill.
         let used = header.slots_used.load(Ordering::Acquire).min(self.capacity());
         if number >= used {

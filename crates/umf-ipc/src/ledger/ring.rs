@@ -10,20 +10,20 @@ use umf_sync::sequence::{SequenceLock, stamp_of};
 
 use crate::protocol;
 
-/// Words before the first record: see [`Shape`] and the constants below.
+/// Words before the first record: see [`RingShape`] and the constants below.
 pub(crate) const RING_HEADER: usize = 16;
 /// Word of the header: how many tickets were drawn. In a cache line of its own.
 const HEAD: usize = 8;
 
 /// How large a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RingShape {
     pub records: usize,
     /// Words per record; the first is its stamp.
     pub words: usize,
 }
 
-impl Shape {
+impl RingShape {
     /// Words that a ring takes, rounded up to whole cache lines.
     pub(crate) const fn size(self) -> usize {
         (RING_HEADER + self.records * self.words).next_multiple_of(8)
@@ -34,12 +34,12 @@ impl Shape {
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'m> {
     words: &'m [AtomicU64],
-    shape: Shape,
+    shape: RingShape,
 }
 
 impl<'m> Ring<'m> {
     /// A ring in `words`, which are `shape.size()` zeros or were a ring of this shape before.
-    pub(crate) fn new(words: &'m [AtomicU64], shape: Shape) -> Option<Self> {
+    pub(crate) fn new(words: &'m [AtomicU64], shape: RingShape) -> Option<Self> {
         (words.len() >= shape.size() && shape.records > 0 && shape.words > 1).then_some(Self { words, shape })
     }
 
@@ -72,16 +72,16 @@ impl fmt::Debug for Ring<'_> {
 /// without the stamp. `read(from, count)` yields `count` words, from word `from` of the ring on.
 /// `None` if there is no such ring, or no record in it that is whole.
 pub(crate) fn read_last(
-    shape: Shape,
+    shape: RingShape,
     read: impl Fn(usize, usize) -> Option<Vec<u64>>,
 ) -> Option<(u64, Vec<u64>)> {
-    let Shape { records, words } = shape;
+    let RingShape { records, words } = shape;
     let header = read(0, RING_HEADER)?;
     if header[..2] != [words as u64, records as u64] {
         return None;
     }
     let all = || read(RING_HEADER, records * words);
-    let (before, content, after) = protocol::settled(all, all, core::sync::atomic::fence);
+    let (before, content, after) = protocol::read_stable(all, all, core::sync::atomic::fence);
     let (before, content, after) = (before?, content?, after?);
     let whole = content.chunks_exact(words).enumerate().filter_map(|(place, fields)| {
         let (stamp, again) = (before[place * words], after[place * words]);
@@ -98,13 +98,13 @@ mod tests {
     use core::sync::atomic::AtomicBool;
     use proptest::prelude::*;
 
-    const SHAPE: Shape = Shape { records: 4, words: 3 };
+    const SHAPE: RingShape = RingShape { records: 4, words: 3 };
 
-    fn memory(shape: Shape) -> Vec<AtomicU64> {
+    fn memory(shape: RingShape) -> Vec<AtomicU64> {
         (0..shape.size()).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn last(words: &[AtomicU64], shape: Shape) -> Option<(u64, Vec<u64>)> {
+    fn last(words: &[AtomicU64], shape: RingShape) -> Option<(u64, Vec<u64>)> {
         read_last(shape, |from, count| {
             let part = words.get(from..from.checked_add(count)?)?;
             Some(part.iter().map(|word| word.load(Ordering::Relaxed)).collect())
@@ -126,7 +126,7 @@ mod tests {
             push(ring, value);
             assert_eq!(last(&memory, SHAPE), Some((value, vec![value, value])));
         }
-        assert_eq!(last(&memory, Shape { records: 3, ..SHAPE }), None, "of another shape");
+        assert_eq!(last(&memory, RingShape { records: 3, ..SHAPE }), None, "of another shape");
         assert!(Ring::new(&memory[1..], SHAPE).is_none());
     }
 
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn threads_write_and_a_reader_sees_whole_records() {
-        let shape = Shape { records: 8, words: 6 };
+        let shape = RingShape { records: 8, words: 6 };
         let memory = memory(shape);
         let ring = Ring::new(&memory, shape).unwrap();
         ring.write_header();

@@ -6,30 +6,31 @@ use umf_core::statistics::PoolStatistics;
 use umf_core::{Pool, ProviderKind};
 use umf_runtime::tracker;
 
-use super::ring::{Ring, Shape};
+use super::ring::{Ring, RingShape};
 use crate::CacheStatistics;
 
 /// Words before the two rings: version, words per pool, the process's name, when the ledger was made.
-pub(crate) const FACTS: usize = 8;
+pub(crate) const FIXED_WORDS: usize = 8;
 pub(crate) const VERSION: u64 = 1;
 /// The counters of both caches and of leases, twice.
-pub(crate) const CACHES: Shape = Shape { records: 2, words: 32 };
+pub(crate) const CACHES: RingShape = RingShape { records: 2, words: 32 };
 /// The most pools that are listed.
-pub(crate) const MOST_POOLS: usize = 64;
+pub(crate) const MAX_LISTED_POOLS: usize = 64;
 const POOLS_HEADER: usize = 7;
 const POOL: usize = 12;
 const NAME: usize = 4;
 /// Figures of the pools, twice.
-pub(crate) const POOLS: Shape = Shape { records: 2, words: 1 + POOLS_HEADER + MOST_POOLS * POOL };
+pub(crate) const POOLS: RingShape =
+    RingShape { records: 2, words: 1 + POOLS_HEADER + MAX_LISTED_POOLS * POOL };
 /// Words of the whole.
-pub(crate) const SIZE: usize = FACTS + CACHES.size() + POOLS.size();
+pub(crate) const SIZE: usize = FIXED_WORDS + CACHES.size() + POOLS.size();
 
 const EXPORTER: u64 = 1;
 const IMPORTER: u64 = 2;
 
 /// What an exporter or importer counts, to be published.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct PublishedCounters {
     pub exporter: Option<CacheStatistics>,
     pub importer: Option<CacheStatistics>,
     /// Leases that other processes have on memory of this one.
@@ -51,13 +52,13 @@ pub(crate) struct StatisticsArea<'m> {
 impl<'m> StatisticsArea<'m> {
     /// In `words`, which are [`SIZE`] zeros or were such an area before.
     pub(crate) fn new(words: &'m [AtomicU64]) -> Option<Self> {
-        let (facts, rest) = words.split_at_checked(FACTS)?;
+        let (facts, rest) = words.split_at_checked(FIXED_WORDS)?;
         let (caches, rest) = rest.split_at_checked(CACHES.size())?;
         Some(Self { facts, caches: Ring::new(caches, CACHES)?, pools: Ring::new(rest, POOLS)? })
     }
 
     /// What does not change: before anybody reads.
-    pub(crate) fn write_facts(self, name: &str, started: u64) {
+    pub(crate) fn write_fixed(self, name: &str, started: u64) {
         store(&self.facts[0..1], [VERSION]);
         store(&self.facts[1..2], [POOL as u64]);
         store(&self.facts[2..4], text::<2>(name));
@@ -66,15 +67,15 @@ impl<'m> StatisticsArea<'m> {
         self.pools.write_header();
     }
 
-    pub(crate) fn write_caches(self, time: u64, figures: &Figures) {
+    pub(crate) fn write_caches(self, time: u64, counters: &PublishedCounters) {
         let flag = |there, flag| if there { flag } else { 0 };
         self.caches.write(|words| {
             let flags =
-                flag(figures.exporter.is_some(), EXPORTER) | flag(figures.importer.is_some(), IMPORTER);
+                flag(counters.exporter.is_some(), EXPORTER) | flag(counters.importer.is_some(), IMPORTER);
             store(&words[..2], [time, flags]);
-            store(&words[2..11], figures.exporter.unwrap_or_default().words());
-            store(&words[11..20], figures.importer.unwrap_or_default().words());
-            store(&words[20..23], [figures.leases, figures.held_bytes, figures.importers]);
+            store(&words[2..11], counters.exporter.unwrap_or_default().words());
+            store(&words[11..20], counters.importer.unwrap_or_default().words());
+            store(&words[20..23], [counters.leases, counters.held_bytes, counters.importers]);
         });
     }
 
@@ -103,10 +104,10 @@ fn store_pool(words: &[AtomicU64], pool: &dyn Pool) {
     let it = pool.statistics();
     store(&words[..NAME], text::<NAME>(pool.name()));
     store(&words[NAME..NAME + 2], words_of::<2>(&pool.provider().kind().to_bytes()));
-    store(&words[NAME + 2..], figures(&it));
+    store(&words[NAME + 2..], pool_counters(&it));
 }
 
-fn figures(it: &PoolStatistics) -> [u64; 6] {
+fn pool_counters(it: &PoolStatistics) -> [u64; 6] {
     [it.live_bytes, it.live_blocks, it.cached_bytes, it.reserved_bytes, it.held_bytes, it.regions]
 }
 
@@ -194,7 +195,7 @@ pub struct PoolFigures {
 impl Statistics {
     /// From the area's constant words, and the last records of both rings, of whatever length and content.
     pub(crate) fn decode(facts: &[u64], caches: Option<&[u64]>, pools: Option<&[u64]>) -> Option<Self> {
-        let facts: &[u64; FACTS] = facts.try_into().ok()?;
+        let facts: &[u64; FIXED_WORDS] = facts.try_into().ok()?;
         if facts[0] != VERSION || facts[1] != POOL as u64 {
             return None;
         }
@@ -247,12 +248,13 @@ mod tests {
 
     fn read(words: &[AtomicU64]) -> Option<Statistics> {
         let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        let ring = |from: usize, shape: Shape| {
+        let ring = |from: usize, shape: RingShape| {
             read_last(shape, |at, count| words.get(from + at..from + at + count).map(<[u64]>::to_vec))
         };
         let last = |record: Option<(u64, Vec<u64>)>| record.map(|(_, fields)| fields);
-        let (caches, pools) = (last(ring(FACTS, CACHES)), last(ring(FACTS + CACHES.size(), POOLS)));
-        Statistics::decode(&words[..FACTS], caches.as_deref(), pools.as_deref())
+        let (caches, pools) =
+            (last(ring(FIXED_WORDS, CACHES)), last(ring(FIXED_WORDS + CACHES.size(), POOLS)));
+        Statistics::decode(&words[..FIXED_WORDS], caches.as_deref(), pools.as_deref())
     }
 
     #[test]
@@ -261,7 +263,7 @@ mod tests {
         assert_eq!(read(&words), None);
         assert!(StatisticsArea::new(&words[1..]).is_none());
         let area = StatisticsArea::new(&words).unwrap();
-        area.write_facts("a-name-of-more-than-16-bytes", 55);
+        area.write_fixed("a-name-of-more-than-16-bytes", 55);
         let found = read(&words).unwrap();
         assert_eq!((found.name.as_str(), found.started, found.time), ("a-name-of-more-t", 55, 0));
         let cache = CacheStatistics {
@@ -277,9 +279,14 @@ mod tests {
         };
         for time in 100..103 {
             let importer = Some(cache).filter(|_| time == 102);
-            let figures =
-                Figures { exporter: Some(cache), importer, leases: 10, held_bytes: 11, importers: 12 };
-            area.write_caches(time, &figures);
+            let counters = PublishedCounters {
+                exporter: Some(cache),
+                importer,
+                leases: 10,
+                held_bytes: 11,
+                importers: 12,
+            };
+            area.write_caches(time, &counters);
             let found = read(&words).unwrap();
             assert_eq!((found.time, found.exporter, found.importer), (time, Some(cache), importer));
             assert_eq!((found.leases, found.held_bytes, found.importers), (10, 11, 12));
@@ -294,7 +301,7 @@ mod tests {
         let address = pool.allocate(umf_core::Layout::new(100, 8).unwrap()).unwrap();
         let words: Vec<AtomicU64> = (0..SIZE).map(|_| AtomicU64::new(0)).collect();
         let area = StatisticsArea::new(&words).unwrap();
-        area.write_facts("test", 1);
+        area.write_fixed("test", 1);
         area.write_pools(77);
         let found = read(&words).unwrap();
         assert_eq!(found.pools_time, 77);
@@ -315,7 +322,8 @@ mod tests {
         let mut it = PoolStatistics::default();
         (it.live_bytes, it.live_blocks, it.cached_bytes) = (1, 2, 3);
         (it.reserved_bytes, it.held_bytes, it.regions) = (4, 5, 6);
-        let words = [text::<NAME>("a pool").as_slice(), &words_of::<2>(b"host"), &figures(&it)].concat();
+        let words =
+            [text::<NAME>("a pool").as_slice(), &words_of::<2>(b"host"), &pool_counters(&it)].concat();
         let expected = PoolFigures {
             name: "a pool".to_owned(),
             provider: "host".to_owned(),
@@ -349,7 +357,7 @@ mod tests {
             let mut pools = pools;
             pools[2] = listed;
             if let Some(found) = Statistics::decode(&facts, Some(&caches), Some(&pools)) {
-                prop_assert!(found.pools.len() <= MOST_POOLS);
+                prop_assert!(found.pools.len() <= MAX_LISTED_POOLS);
                 prop_assert!(!found.name.chars().any(char::is_control));
             }
         }

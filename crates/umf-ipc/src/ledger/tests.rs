@@ -1,4 +1,4 @@
-use super::layout::Header;
+use super::layout::LedgerHeader;
 use super::*;
 use crate::handle::{Fields, Handle};
 use crate::identity::Nonce;
@@ -62,14 +62,14 @@ fn publish_check_retire() {
     let ledger = LedgerWriter::new(100, false).unwrap();
     let reader = reader(&ledger);
     assert!(reader.slot(0).is_none(), "slots that were never used are not looked at");
-    let slot = ledger.take(|_, _| Ok(())).unwrap();
+    let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
     assert_eq!(ledger.next_generation(slot), 1);
     assert_eq!(ledger.publish(slot, &content(1)), 1);
     assert_eq!(reader.slot(slot).unwrap().read(1), Ok(content(1)));
     ledger.retire(slot, 1);
     assert_eq!(reader.slot(slot).unwrap().read(1), Err(2));
-    ledger.give_back(slot);
-    assert_eq!(ledger.take(|_, _| Ok(())).unwrap(), slot);
+    ledger.free_slot(slot);
+    assert_eq!(ledger.allocate_slot(|_, _| Ok(())).unwrap(), slot);
     assert_eq!(ledger.publish(slot, &content(2)), 3);
     assert_eq!(reader.slot(slot).unwrap().read(1), Err(3));
     assert_eq!(reader.slot(slot).unwrap().read(3), Ok(content(2)));
@@ -82,21 +82,21 @@ fn publish_check_retire() {
 #[test]
 fn slots_run_out_with_an_error_and_come_back() {
     let ledger = LedgerWriter::new(2000, false).unwrap();
-    let slots: Vec<u32> = (0..2000).map(|_| ledger.take(|_, _| Ok(())).unwrap()).collect();
-    assert!(matches!(ledger.take(|_, _| Ok(())), Err(Error::LimitReached { limit: 2000, .. })));
+    let slots: Vec<u32> = (0..2000).map(|_| ledger.allocate_slot(|_, _| Ok(())).unwrap()).collect();
+    assert!(matches!(ledger.allocate_slot(|_, _| Ok(())), Err(Error::LimitReached { limit: 2000, .. })));
     for slot in &slots {
         let generation = ledger.publish(*slot, &content(u64::from(*slot)));
         ledger.retire(*slot, generation);
-        ledger.give_back(*slot);
+        ledger.free_slot(*slot);
     }
-    assert!(ledger.take(|_, _| Ok(())).is_ok());
+    assert!(ledger.allocate_slot(|_, _| Ok(())).is_ok());
 }
 
 #[test]
 fn readers_see_an_export_whole_or_not_at_all() {
     let ledger = LedgerWriter::new(4, false).unwrap();
     let reader = reader(&ledger);
-    let slot = ledger.take(|_, _| Ok(())).unwrap();
+    let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
     let seen = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -151,13 +151,13 @@ fn what_is_no_ledger_is_refused() {
     let mut header = [0; 4096];
     rustix::io::pread(ledger.shared_fd(), &mut header, 0).unwrap();
     // One that would take more addresses than any ledger.
-    let large = umf_os::memfd::create("test", reader::LARGEST as u64 + 4096).unwrap();
+    let large = umf_os::memfd::create("test", reader::MAX_SIZE as u64 + 4096).unwrap();
     rustix::io::pwrite(&large, &header, 0).unwrap();
     umf_os::memfd::add_seals(large.as_fd(), seals).unwrap();
     assert!(matches!(open(large), Err(Error::ProducerReplaced { .. })));
     // One that claims more slots than its file has.
     let liar = umf_os::memfd::create("test", 8192).unwrap();
-    let capacity = std::mem::offset_of!(Header, slot_capacity);
+    let capacity = std::mem::offset_of!(LedgerHeader, slot_capacity);
     header[capacity..capacity + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
     rustix::io::pwrite(&liar, &header, 0).unwrap();
     umf_os::memfd::add_seals(liar.as_fd(), seals).unwrap();

@@ -10,10 +10,10 @@ use umf_sync::fork::{ForkGuard, Outer};
 use umf_sync::{Lock, chunks::Chunks, failpoint};
 
 use super::layout::{
-    Areas, End, FLAG_IMPORTER, FLAG_LOCKED, FLAG_SERVED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, MEMFD_NAME,
-    RetireReason, SlotContent, SlotWords, VERSION,
+    ExportEnd, FLAG_IMPORTER, FLAG_LOCKED, FLAG_SERVED, HEADER_SIZE, LIVENESS_BYTE, LedgerHeader,
+    LedgerLayout, MAGIC, MEMFD_NAME, RetireReason, SlotContent, SlotWords, VERSION,
 };
-use super::statistics::{self, Figures, StatisticsArea};
+use super::statistics::{self, PublishedCounters, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::protocol::{self, stack};
 use crate::{Error, Result};
@@ -30,9 +30,9 @@ pub(crate) struct LedgerWriter {
     nonce: Nonce,
     identity: ProcessIdentity,
     capacity: u32,
-    areas: Areas,
+    areas: LedgerLayout,
     /// Slots that were never used. Whoever takes any slot has the lock.
-    unused: Lock<Unused>,
+    unused: Lock<UnusedSlots>,
     /// The slot that was given back last, and by slot the one before: see [`stack`].
     free: AtomicU32,
     links: Chunks<AtomicU32>,
@@ -41,16 +41,16 @@ pub(crate) struct LedgerWriter {
     /// When statistics were published last.
     published: AtomicU64,
     /// Until when the time that publishing took is paid for; `u64::MAX` while somebody publishes.
-    paid: AtomicU64,
+    throttled_until: AtomicU64,
 }
 
 /// A process spends at most one part in so many of its time on publishing statistics...
-const SHARE: u64 = 50;
+const SHARE_DIVISOR: u64 = 50;
 /// ...but for what it may spend in advance, so that a few events in a row are all seen: so many nanoseconds' share.
-const ADVANCE: u64 = 100_000_000;
+const BURST: u64 = 100_000_000;
 
 #[derive(Debug)]
-struct Unused {
+struct UnusedSlots {
     next: u32,
     reserved: u32,
 }
@@ -59,16 +59,17 @@ impl LedgerWriter {
     /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells importers
     /// that this process answers on its socket.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
-        let capacity = Areas::fit(slots, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
-        Self::make(capacity, u32::from(served) * FLAG_SERVED)
+        let capacity =
+            LedgerLayout::fit(slots, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
+        Self::create(capacity, u32::from(served) * FLAG_SERVED)
     }
 
     /// The ledger of an importer: no slots, and statistics.
-    pub(crate) fn of_importer() -> Result<Self> {
-        Self::make(Areas::fit(0, umf_os::process::file_size_limit()), FLAG_IMPORTER)
+    pub(crate) fn for_importer() -> Result<Self> {
+        Self::create(LedgerLayout::fit(0, umf_os::process::file_size_limit()), FLAG_IMPORTER)
     }
 
-    fn make(capacity: Option<u32>, flags: u32) -> Result<Self> {
+    fn create(capacity: Option<u32>, flags: u32) -> Result<Self> {
         let capacity = capacity.ok_or(Error::System {
             call: "ftruncate of the ledger",
             errno: rustix::io::Errno::FBIG,
@@ -76,7 +77,7 @@ impl LedgerWriter {
         })?;
         let identity = ProcessIdentity::current();
         let nonce = Nonce::random().map_err(|errno| Error::system("getrandom", errno))?;
-        let areas = Areas::new(capacity);
+        let areas = LedgerLayout::new(capacity);
         // No child is forked that has the file open.
         let no_fork = ForkGuard::<Outer>::new();
         let fd = umf_os::memfd::create(MEMFD_NAME, areas.size as u64)
@@ -102,16 +103,16 @@ impl LedgerWriter {
             identity,
             capacity,
             areas,
-            unused: Lock::new(Unused { next: 0, reserved: 0 }),
+            unused: Lock::new(UnusedSlots { next: 0, reserved: 0 }),
             free: AtomicU32::new(0),
             links: Chunks::new(),
             changed: AtomicU64::new(0),
             published: AtomicU64::new(0),
-            paid: AtomicU64::new(0),
+            throttled_until: AtomicU64::new(0),
         };
         drop(no_fork);
         if let Some(statistics) = ledger.statistics() {
-            statistics.write_facts(&process_name(), umf_os::clock::boot());
+            statistics.write_fixed(&process_name(), umf_os::clock::boot());
         }
         ledger.write_header(flags | (u32::from(is_locked) * FLAG_LOCKED));
         failpoint!("ledger.made");
@@ -141,14 +142,14 @@ impl LedgerWriter {
         header.magic.store(MAGIC, Ordering::Release);
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &LedgerHeader {
         // SAFETY: the mapping is at least a header long, page aligned, lives as long as `self`, and the fields are
         // atomics, so that others reading them at the same time is fine.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
     fn slot(&self, number: u32) -> &SlotWords {
-        assert!(number < self.capacity, "slot numbers come from take()");
+        assert!(number < self.capacity, "slot numbers come from allocate_slot()");
         let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
         // SAFETY: `number < capacity`, and the mapping has the header and `capacity` slots; fields are atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
@@ -182,13 +183,13 @@ impl LedgerWriter {
     }
 
     /// Tells importers where the lease table is. Before any other process knows the ledger.
-    pub(crate) fn name_lease_table(&self, fd: RawFd, rows: u32) {
+    pub(crate) fn publish_lease_table(&self, fd: RawFd, rows: u32) {
         self.header().lease_table_rows.store(rows, Ordering::Relaxed);
         self.header().lease_table_fd.store(fd.cast_unsigned(), Ordering::Release);
     }
 
     /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for the first time.
-    pub(crate) fn take(&self, reserve: impl FnOnce(u32, u32) -> Result<()>) -> Result<u32> {
+    pub(crate) fn allocate_slot(&self, reserve: impl FnOnce(u32, u32) -> Result<()>) -> Result<u32> {
         let mut slots = self.unused.lock();
         if let Some(slot) = stack::pop(&self.free, |slot| self.links.get(slot)) {
             return Ok(slot);
@@ -221,14 +222,14 @@ impl LedgerWriter {
     }
 
     /// Gives back a slot whose export was retired (or that was never published).
-    pub(crate) fn give_back(&self, number: u32) {
+    pub(crate) fn free_slot(&self, number: u32) {
         if let Some(link) = self.links.get(number) {
             stack::push(&self.free, number, link);
         }
         failpoint!("ledger.slot_given_back");
     }
 
-    /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
+    /// Makes an export visible in a slot that [`LedgerWriter::allocate_slot`] gave, and returns its generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
         let generation = protocol::publish(&slot.generation, || {
@@ -260,12 +261,12 @@ impl LedgerWriter {
     }
 
     /// As [`LedgerWriter::retire`], and leaves in the slot when and why.
-    pub(crate) fn end(&self, number: u32, generation: u64, reason: RetireReason) -> bool {
+    pub(crate) fn retire_with_reason(&self, number: u32, generation: u64, reason: RetireReason) -> bool {
         let retired = self.retire(number, generation);
         if retired {
             // Only this thread writes that: the slot is given back later, by this thread.
             let slot = self.slot(number);
-            slot.ended.store(End::word(self.note_change(), reason), Ordering::Relaxed);
+            slot.ended.store(ExportEnd::word(self.note_change(), reason), Ordering::Relaxed);
             slot.ended_generation.store(generation, Ordering::Release);
         }
         retired
@@ -308,32 +309,40 @@ impl LedgerWriter {
     }
 
     /// Publishes statistics if something changed since it was done last, and not too often: call it
-    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `figures` is asked for only if they are published. With
+    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `counters` is asked for only if they are published. With
     /// `pools` those of the process's pools as well: not where a lock of a pool may be held, as in observers. Returns
     /// whether what changed is published.
-    pub(crate) fn publish_statistics(&self, pools: bool, figures: impl FnOnce() -> Figures) -> bool {
+    pub(crate) fn publish_statistics(
+        &self,
+        pools: bool,
+        counters: impl FnOnce() -> PublishedCounters,
+    ) -> bool {
         let time = self.changed.load(Ordering::Relaxed);
-        let paid = self.paid.load(Ordering::Relaxed);
+        let throttled_until = self.throttled_until.load(Ordering::Relaxed);
         if time <= self.published.load(Ordering::Relaxed) {
             return true;
         }
-        if paid > time.saturating_add(ADVANCE) {
+        if throttled_until > time.saturating_add(BURST) {
             return false;
         }
         // Whoever gets here first publishes; others meanwhile need not.
-        if self.paid.compare_exchange(paid, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if self
+            .throttled_until
+            .compare_exchange(throttled_until, u64::MAX, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
             return false;
         }
         let begun = umf_os::clock::boot();
         self.published.store(begun, Ordering::Relaxed);
         if let Some(area) = self.statistics() {
-            area.write_caches(begun, &figures());
+            area.write_caches(begun, &counters());
             if pools {
                 area.write_pools(begun);
             }
         }
-        let price = umf_os::clock::boot().saturating_sub(begun).saturating_mul(SHARE).min(ADVANCE);
-        self.paid.store(paid.max(begun).saturating_add(price), Ordering::Release);
+        let backoff = umf_os::clock::boot().saturating_sub(begun).saturating_mul(SHARE_DIVISOR).min(BURST);
+        self.throttled_until.store(throttled_until.max(begun).saturating_add(backoff), Ordering::Release);
         true
     }
 }
@@ -353,7 +362,7 @@ fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
         Ok(reopened) => {
             let mapping = map(&reopened)?;
             // (Where a sandbox refuses such locks, it is not locked.)
-            let is_locked = reopened.locks().try_write_lock(LIFE_BYTE) == Ok(true);
+            let is_locked = reopened.locks().try_write_lock(LIVENESS_BYTE) == Ok(true);
             failpoint!("ledger.locked");
             Ok((mapping, is_locked))
         }

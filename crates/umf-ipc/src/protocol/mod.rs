@@ -5,12 +5,12 @@
 //! |---|---|---|
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
-//! | [`mark`], [`lease`], [`is_current`]; [`retire`], [`clear_marks`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
+//! | [`set_opened_bit`], [`count_lease`], [`is_current`]; [`retire`], [`clear_opened_rows`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
 //! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
-//! | [`place`] | threads that make what they all need | all have the same one, and no other is left |
-//! | [`SequenceLock::record`](umf_sync::SequenceLock::record), [`settled`] | threads that write a ring and readers of it | a record is seen whole or not at all; no thread waits |
+//! | [`lazy`] | threads that make what they all need | all have the same one, and no other is left |
+//! | [`SequenceLock::record`](umf_sync::SequenceLock::record), [`read_stable`] | threads that write a ring and readers of it | a record is seen whole or not at all; no thread waits |
 
-pub(crate) mod place;
+pub(crate) mod lazy;
 pub(crate) mod stack;
 
 use core::sync::atomic::Ordering;
@@ -37,11 +37,11 @@ pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
 /// This addition, the load in [`is_current`], the change in [`retire`] and the loads of a scan are
 /// `SeqCst`. Either the addition precedes the scan's load, or the retirement the importer's load.
 #[inline]
-pub(crate) fn lease<W: Number>(word: &W) {
+pub(crate) fn count_lease<W: Number>(word: &W) {
     word.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Whether an export has this generation, after [`lease`]. (An Acquire load could pass the addition on ARM.)
+/// Whether an export has this generation, after [`count_lease`]. (An Acquire load could pass the addition on ARM.)
 #[inline]
 pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
     generation.load(Ordering::SeqCst) == expected
@@ -49,17 +49,17 @@ pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
 
 /// Takes a lease back, in the word in which it was counted.
 #[inline]
-pub(crate) fn give_back<W: Number>(word: &W) {
+pub(crate) fn release_lease<W: Number>(word: &W) {
     // Release: what was done with the memory happens before the producer sees the lease gone.
     word.fetch_add(u64::MAX, Ordering::Release);
 }
 
-/// Sets a row's bit in the marks of a slot, if it is not set. Comes before [`lease`], and after the importer has seen the
+/// Sets a row's bit in the marks of a slot, if it is not set. Comes before [`count_lease`], and after the importer has seen the
 /// generation that it opens. Returns whether there was something to do.
 ///
-/// The producer clears the marks of a retired export ([`clear_marks`]) before it publishes another in its slot: an importer
+/// The producer clears the marks of a retired export ([`clear_opened_rows`]) before it publishes another in its slot: an importer
 /// that has seen the new generation does not see the old marks.
-pub(crate) fn mark<W: Number>(marks: &W, bit: u64) -> bool {
+pub(crate) fn set_opened_bit<W: Number>(marks: &W, bit: u64) -> bool {
     let is_missing = marks.load(Ordering::SeqCst) & bit == 0;
     if is_missing {
         marks.fetch_or(bit, Ordering::SeqCst);
@@ -69,7 +69,7 @@ pub(crate) fn mark<W: Number>(marks: &W, bit: u64) -> bool {
 
 /// Clears the marks of a slot whose export was retired and found not leased, before the slot is used again. (An importer that
 /// sets its bit meanwhile does so for a handle that it will find stale.)
-pub(crate) fn clear_marks<W: Word>(marks: &W) {
+pub(crate) fn clear_opened_rows<W: Word>(marks: &W) {
     marks.store(0, Ordering::SeqCst);
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnc
 
 /// Reads stamps, then fields, then stamps again. What has the same even stamp on both sides was whole in between, since no
 /// ticket is drawn twice. All are read as they come (from a file, for one): `fence` keeps the three apart.
-pub(crate) fn settled<S, T>(
+pub(crate) fn read_stable<S, T>(
     stamps: impl Fn() -> S,
     fields: impl FnOnce() -> T,
     fence: impl Fn(Ordering),

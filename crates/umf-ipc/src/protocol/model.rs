@@ -36,7 +36,7 @@ fn words<const COUNT: usize>(values: [u64; COUNT]) -> Arc<[ModelWord; COUNT]> {
 #[derive(Debug)]
 struct Memory {
     accesses: UnsafeCell<()>,
-    is_gone: AtomicBool,
+    is_reclaimed: AtomicBool,
 }
 
 // SAFETY: the cell holds nothing; loom fails where it is used by two at the same time.
@@ -44,7 +44,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new() -> Self {
-        Self { accesses: UnsafeCell::new(()), is_gone: AtomicBool::new(false) }
+        Self { accesses: UnsafeCell::new(()), is_reclaimed: AtomicBool::new(false) }
     }
 
     fn make(&self) {
@@ -53,11 +53,11 @@ impl Memory {
 
     fn use_it(&self) {
         self.accesses.with(|_| ());
-        assert!(!self.is_gone.load(Ordering::Relaxed), "in use and gone");
+        assert!(!self.is_reclaimed.load(Ordering::Relaxed), "in use and gone");
     }
 
-    fn take_away(&self) {
+    fn reclaim(&self) {
         self.accesses.with_mut(|_| ());
-        self.is_gone.store(true, Ordering::Relaxed);
+        self.is_reclaimed.store(true, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Channel`]: the importer's way to one producer's fds.
+//! [`FdChannel`]: the importer's way to one producer's fds.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
@@ -11,7 +11,7 @@ use umf_sync::{Lock, failpoint, fork};
 
 use super::socket::client::{Answer, Client};
 use super::{Exchange, Mode, diagnosis};
-use crate::error::Refusal;
+use crate::error::FailedAttempt;
 use crate::handle::Handle;
 use crate::identity::{self, Nonce};
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use umf_os::{CheckedFile, FileIdentity};
 
 /// Which fd of the producer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wanted {
+pub(crate) enum RemoteFd {
     /// Its ledger, under this number.
     Ledger(RawFd),
     /// Its lease table, under this number.
@@ -28,7 +28,7 @@ pub(crate) enum Wanted {
     Data { fd: RawFd, slot: u32, generation: u64, identity: FileIdentity, opens_through_procfs: bool },
 }
 
-impl Wanted {
+impl RemoteFd {
     const fn number(self) -> RawFd {
         match self {
             Self::Ledger(fd) | Self::LeaseTable(fd) | Self::Data { fd, .. } => fd,
@@ -39,7 +39,7 @@ impl Wanted {
 /// One producer, held by a pidfd where that is possible, so that its pid cannot come to mean another process
 /// unnoticed.
 #[derive(Debug)]
-pub(crate) struct Channel {
+pub(crate) struct FdChannel {
     pid: u32,
     pidfd: core::result::Result<CheckedFile, Errno>,
     same_pid_namespace: bool,
@@ -62,17 +62,17 @@ pub(crate) struct Fetched {
     pub fd: ReceivedFd,
     pub mode: Mode,
     /// The producer opened it for this process, which alone has its description.
-    pub is_own: bool,
+    pub is_exclusive: bool,
 }
 
 enum Failure {
     /// This way is closed; another may work.
-    Refused(Refusal),
+    Refused(FailedAttempt),
     /// No way can work.
     Final(Error),
 }
 
-impl Channel {
+impl FdChannel {
     /// Prepares to talk to the producer of `handle`.
     pub(crate) fn new(handle: &Handle, timeout: Duration) -> Result<Self> {
         let pid = handle.pid();
@@ -138,15 +138,15 @@ impl Channel {
         self.generation != fork::generation()
     }
 
-    fn ask(&self, wanted: Wanted) -> core::result::Result<Answer, Errno> {
-        let answer = self.ask_kept_or_new(wanted);
+    fn ask(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
+        let answer = self.request_over_connection(wanted);
         if answer.is_ok() {
             self.answered.store(true, Ordering::Relaxed);
         }
         answer
     }
 
-    fn ask_kept_or_new(&self, wanted: Wanted) -> core::result::Result<Answer, Errno> {
+    fn request_over_connection(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
         let kept = if self.is_inherited() { None } else { self.client.try_lock() };
         match kept {
             Some(mut client) => client.ask(wanted, self.timeout),
@@ -159,10 +159,10 @@ impl Channel {
     ///
     /// Whether it is the right file is for the caller to check: by identity and by what the ledger says
     /// afterwards.
-    pub(crate) fn fetch(&self, wanted: Wanted, exchange: &Exchange) -> Result<Fetched> {
-        let mut refusals = Vec::new();
+    pub(crate) fn fetch(&self, wanted: RemoteFd, exchange: &Exchange) -> Result<Fetched> {
+        let mut attempts = Vec::new();
         if exchange.modes().is_empty() {
-            refusals.extend(Mode::ALL.map(|mode| Refusal {
+            attempts.extend(Mode::ALL.map(|mode| FailedAttempt {
                 mode,
                 reason: "the importer's exchange order is empty, so that no mode is allowed".to_owned(),
                 remedy: "Exchange::Auto, or name a mode",
@@ -175,14 +175,14 @@ impl Channel {
                 Mode::Socket => self.by_socket(wanted),
             };
             match fetched {
-                Ok((fd, is_own)) => {
+                Ok((fd, is_exclusive)) => {
                     tracing::debug!(pid = self.pid, %mode, "fetched an fd");
-                    return Ok(Fetched { fd, mode, is_own });
+                    return Ok(Fetched { fd, mode, is_exclusive });
                 }
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Refused(refusal)) => {
-                    tracing::debug!(pid = self.pid, %mode, reason = refusal.reason, "exchange mode refused");
-                    refusals.push(refusal);
+                Err(Failure::Refused(attempt)) => {
+                    tracing::debug!(pid = self.pid, %mode, reason = attempt.reason, "exchange mode refused");
+                    attempts.push(attempt);
                 }
             }
         }
@@ -190,11 +190,11 @@ impl Channel {
             // What is left of an ended process refuses everybody: its death is the reason.
             return Err(Error::ProducerGone { pid: self.pid });
         }
-        Err(Error::NotPermitted { pid: self.pid, refusals })
+        Err(Error::NotPermitted { pid: self.pid, attempts })
     }
 
     fn other_namespace(mode: Mode) -> Failure {
-        Failure::Refused(Refusal {
+        Failure::Refused(FailedAttempt {
             mode,
             reason: "the producer is in another pid namespace, where its pid means another process"
                 .to_owned(),
@@ -202,20 +202,20 @@ impl Channel {
         })
     }
 
-    fn closed(&self, wanted: Wanted) -> Failure {
+    fn closed(&self, wanted: RemoteFd) -> Failure {
         if self.has_ended() {
             return Failure::Final(Error::ProducerGone { pid: self.pid });
         }
         Failure::Final(match wanted {
             // A ledger's fd is open as long as the process image that made it lives.
-            Wanted::Ledger(_) | Wanted::LeaseTable(_) => Error::ProducerGone { pid: self.pid },
-            Wanted::Data { fd, .. } => {
+            RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => Error::ProducerGone { pid: self.pid },
+            RemoteFd::Data { fd, .. } => {
                 Error::OtherObject { pid: self.pid, fd, evidence: "no such fd is open there any more" }
             }
         })
     }
 
-    fn by_pidfd(&self, wanted: Wanted) -> core::result::Result<ReceivedFd, Failure> {
+    fn by_pidfd(&self, wanted: RemoteFd) -> core::result::Result<ReceivedFd, Failure> {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Pidfd));
         }
@@ -229,7 +229,7 @@ impl Channel {
             Errno::SRCH | Errno::BADF
                 if !self.has_ended_by_pidfd() && umf_os::process::fds_of_other_thread(self.pid).is_some() =>
             {
-                Failure::Refused(Refusal {
+                Failure::Refused(FailedAttempt {
                     mode: Mode::Pidfd,
                     reason: "the producer's main thread has exited, and pidfd_getfd asks that thread"
                         .to_owned(),
@@ -243,19 +243,19 @@ impl Channel {
         })
     }
 
-    fn by_procfs(&self, wanted: Wanted) -> core::result::Result<ReceivedFd, Failure> {
+    fn by_procfs(&self, wanted: RemoteFd) -> core::result::Result<ReceivedFd, Failure> {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Procfs));
         }
-        if let Wanted::Data { opens_through_procfs: false, .. } = wanted {
-            return Err(Failure::Refused(Refusal {
+        if let RemoteFd::Data { opens_through_procfs: false, .. } = wanted {
+            return Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Procfs,
                 reason: "this kind of memory (a dma-buf) cannot be opened through /proc".to_owned(),
                 remedy: "use pidfd or socket",
             }));
         }
         if !umf_os::process::sees_itself_in_proc() {
-            return Err(Failure::Refused(Refusal {
+            return Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Procfs,
                 reason: "no /proc of this pid namespace is mounted at /proc".to_owned(),
                 remedy: "mount -t proc proc /proc, or use pidfd or socket",
@@ -273,14 +273,14 @@ impl Channel {
             found = umf_os::file::open_path(&path);
         }
         let failed = |errno| match errno {
-            Errno::NOENT => self.not_in_proc().map_or_else(|| self.closed(wanted), Failure::Refused),
+            Errno::NOENT => self.hidden_in_proc().map_or_else(|| self.closed(wanted), Failure::Refused),
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
                 Failure::Final(Error::system("open in /proc", errno))
             }
             Errno::ACCESS | Errno::PERM => {
                 Failure::Refused(diagnosis::refused(Mode::Procfs, self.pid, errno))
             }
-            errno => Failure::Refused(Refusal {
+            errno => Failure::Refused(FailedAttempt {
                 mode: Mode::Procfs,
                 reason: format!("opening {path}: {errno}"),
                 remedy: "use pidfd or socket",
@@ -288,7 +288,7 @@ impl Channel {
         };
         let found = found.map_err(failed)?;
         failpoint!("found.in_procfs");
-        let judged = self.judge(found.as_fd(), wanted);
+        let judged = self.check_openable(found.as_fd(), wanted);
         // The path went by number. If the process is still there, the number has meant it all the time.
         if self.has_ended_by_pidfd() {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
@@ -301,12 +301,12 @@ impl Channel {
     }
 
     /// Whether what was found through `/proc` may be opened.
-    fn judge(&self, found: BorrowedFd<'_>, wanted: Wanted) -> core::result::Result<(), Failure> {
+    fn check_openable(&self, found: BorrowedFd<'_>, wanted: RemoteFd) -> core::result::Result<(), Failure> {
         let system = |errno| Failure::Final(Error::system("statx of a file in /proc", errno));
         let identity = umf_os::file::identity(found).map_err(system)?;
         let is_regular = umf_os::file::is_regular(found).map_err(system)?;
         match wanted {
-            Wanted::Ledger(_) | Wanted::LeaseTable(_) => {
+            RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => {
                 let memfds = umf_os::memfd::device()
                     .map_err(|errno| Failure::Final(Error::system("memfd_create", errno)))?;
                 if !is_regular || memfds.is_some_and(|device| device != identity.device) {
@@ -314,13 +314,13 @@ impl Channel {
                     return Err(Failure::Final(Error::ProducerReplaced { pid: self.pid, evidence }));
                 }
             }
-            Wanted::Data { fd, identity: expected, .. } => {
+            RemoteFd::Data { fd, identity: expected, .. } => {
                 if identity != expected {
                     let evidence = "its device and inode differ";
                     return Err(Failure::Final(Error::OtherObject { pid: self.pid, fd, evidence }));
                 }
                 if !is_regular {
-                    return Err(Failure::Refused(Refusal {
+                    return Err(Failure::Refused(FailedAttempt {
                         mode: Mode::Procfs,
                         reason: "the memory is behind a device, which opening through /proc would open again"
                             .to_owned(),
@@ -333,19 +333,19 @@ impl Channel {
     }
 
     /// Why `/proc` has nothing about a producer that lives.
-    fn not_in_proc(&self) -> Option<Refusal> {
+    fn hidden_in_proc(&self) -> Option<FailedAttempt> {
         // In this order: what is not there because the process ended meanwhile is no such case.
         let is_hidden = !Path::new(&format!("/proc/{}", self.pid)).exists() && self.is_alive_by_pidfd();
-        is_hidden.then(|| Refusal {
+        is_hidden.then(|| FailedAttempt {
             mode: Mode::Procfs,
             reason: format!("/proc/{} is not there, though the producer lives", self.pid),
             remedy: "mount /proc without hidepid, or use pidfd or socket",
         })
     }
 
-    fn by_socket(&self, wanted: Wanted) -> core::result::Result<(ReceivedFd, bool), Failure> {
+    fn by_socket(&self, wanted: RemoteFd) -> core::result::Result<(ReceivedFd, bool), Failure> {
         if !self.served {
-            return Err(Failure::Refused(Refusal {
+            return Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Socket,
                 reason: "the producer does not answer on a socket; it decided so at its first export"
                     .to_owned(),
@@ -354,22 +354,22 @@ impl Channel {
         }
         let gone = || Failure::Final(Error::ProducerGone { pid: self.pid });
         match self.ask(wanted) {
-            Ok(Answer::Fd { fd, is_own }) => Ok((fd, is_own)),
+            Ok(Answer::Fd { fd, is_exclusive }) => Ok((fd, is_exclusive)),
             // No slot in use has this generation: the producer lost the descriptor.
             Ok(Answer::Stale(0)) => Err(self.closed(wanted)),
             Ok(Answer::Stale(now)) => {
                 let (slot, generation) = match wanted {
-                    Wanted::Ledger(_) | Wanted::LeaseTable(_) => return Err(gone()),
-                    Wanted::Data { slot, generation, .. } => (slot, generation),
+                    RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => return Err(gone()),
+                    RemoteFd::Data { slot, generation, .. } => (slot, generation),
                 };
                 Err(Failure::Final(Error::Stale { pid: self.pid, slot, generation, now }))
             }
-            Ok(Answer::NotPermitted) => Err(Failure::Refused(Refusal {
+            Ok(Answer::NotPermitted) => Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Socket,
                 reason: format!("the producer does not serve uid {}", umf_os::process::effective_uid()),
                 remedy: "run both as the same user",
             })),
-            Ok(Answer::OtherUser) => Err(Failure::Refused(Refusal {
+            Ok(Answer::OtherUser) => Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Socket,
                 reason: format!(
                     "the producer's socket belongs to another user than uid {}",
@@ -377,7 +377,7 @@ impl Channel {
                 ),
                 remedy: "run both as the same user",
             })),
-            Ok(Answer::Nameless) => Err(Failure::Refused(Refusal {
+            Ok(Answer::UnmappedUser) => Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Socket,
                 reason: "this user namespace has no number for the user of this process, so that the producer's user \
                          cannot be told from others"
@@ -387,7 +387,7 @@ impl Channel {
             Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
             Err(Errno::CONNREFUSED | Errno::NOENT) => Err(self.not_listening()),
             // Twice, the second time by somebody who listened.
-            Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended_by_pidfd() => Err(Failure::Refused(Refusal {
+            Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended_by_pidfd() => Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Socket,
                 reason:
                     "the producer closed the connection before it answered: it is ending, or has many others \
@@ -418,7 +418,7 @@ impl Channel {
             "nobody listens on the producer's socket in this network namespace: it is in another one, or has called \
              exec since"
         };
-        Failure::Refused(Refusal {
+        Failure::Refused(FailedAttempt {
             mode: Mode::Socket,
             reason: reason.to_owned(),
             remedy: "run both in one network namespace; get a new handle if the producer ended or called exec",

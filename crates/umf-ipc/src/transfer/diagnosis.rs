@@ -6,12 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use rustix::io::Errno;
 
 use super::Mode;
-use crate::error::Refusal;
+use crate::error::FailedAttempt;
 
 /// Explains a refused `pidfd_getfd` or open of `/proc/<pid>/fd/<n>`.
-pub(super) fn refused(mode: Mode, pid: u32, errno: Errno) -> Refusal {
+pub(super) fn refused(mode: Mode, pid: u32, errno: Errno) -> FailedAttempt {
     let (reason, remedy) = cause(mode, pid, errno);
-    Refusal { mode, reason, remedy }
+    FailedAttempt { mode, reason, remedy }
 }
 
 fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {

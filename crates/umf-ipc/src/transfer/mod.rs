@@ -12,7 +12,7 @@ mod channel;
 mod diagnosis;
 pub(crate) mod socket;
 
-pub(crate) use channel::{Channel, Fetched, Wanted};
+pub(crate) use channel::{FdChannel, Fetched, RemoteFd};
 pub(crate) use diagnosis::yama_scope;
 
 use core::fmt;

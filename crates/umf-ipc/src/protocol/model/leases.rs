@@ -2,7 +2,8 @@
 //! rows with leases, pins on entries of a cache.
 
 use super::super::{
-    clear_marks, close, give_back, is_current, lease, mark, pin, publish, read, retire, unpin,
+    clear_opened_rows, close, count_lease, is_current, pin, publish, read, release_lease, retire,
+    set_opened_bit, unpin,
 };
 use super::*;
 
@@ -25,26 +26,26 @@ fn loom_open_export_is_not_used_again() {
             let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
             thread::spawn(move || {
                 let [word, generation] = &*words;
-                lease(word);
+                count_lease(word);
                 if is_current(generation, 1) {
                     memory.use_it();
                     reached.reach("opened");
                 } else {
                     reached.reach("refused");
                 }
-                give_back(word);
+                release_lease(word);
             })
         };
         let [word, generation] = &*words;
         assert!(retire(generation, 1));
         let is_leased = look(word) != 0;
         if !is_leased {
-            memory.take_away();
+            memory.reclaim();
         }
         importer.join().unwrap();
         in_model.reach(if is_leased { "held" } else { "used again" });
         assert_eq!(look(word), 0, "a refused or closed open leaves nothing");
-        memory.take_away();
+        memory.reclaim();
     });
     reached.check(["held", "opened", "refused", "used again"]);
 }
@@ -61,19 +62,19 @@ fn loom_threads_count_in_one_word() {
             .map(|_| {
                 let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
                 thread::spawn(move || {
-                    lease(&words[0]);
+                    count_lease(&words[0]);
                     if is_current(&words[1], 1) {
                         memory.use_it();
                         reached.reach("opened");
                     }
-                    give_back(&words[0]);
+                    release_lease(&words[0]);
                 })
             })
             .collect();
         assert!(retire(&words[1], 1));
         let count = look(&words[0]);
         if count == 0 {
-            memory.take_away();
+            memory.reclaim();
         }
         in_model.reach(["used again", "held by one", "held by two"][count as usize]);
         for importer in importers {
@@ -96,18 +97,18 @@ fn loom_lease_closed_by_another_thread_leaves_the_others() {
         let importer = {
             let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
             thread::spawn(move || {
-                lease(&words[0]);
+                count_lease(&words[0]);
                 let other = if is_current(&words[1], 1) {
                     reached.reach("closed by another thread");
                     let words = Arc::clone(&words);
-                    Some(thread::spawn(move || give_back(&words[0])))
+                    Some(thread::spawn(move || release_lease(&words[0])))
                 } else {
                     reached.reach("refused");
-                    give_back(&words[0]);
+                    release_lease(&words[0]);
                     None
                 };
                 memory.use_it();
-                give_back(&words[0]);
+                release_lease(&words[0]);
                 if let Some(other) = other {
                     other.join().unwrap();
                 }
@@ -116,7 +117,7 @@ fn loom_lease_closed_by_another_thread_leaves_the_others() {
         assert!(retire(&words[1], 1));
         let is_leased = look(&words[0]) != 0;
         if !is_leased {
-            memory.take_away();
+            memory.reclaim();
         }
         in_model.reach(if is_leased { "held" } else { "used again" });
         importer.join().unwrap();
@@ -140,22 +141,22 @@ fn loom_first_open_in_a_new_row_is_seen() {
             thread::spawn(move || {
                 let [height, marks, word, generation] = &*words;
                 height.fetch_max(1, Ordering::SeqCst);
-                mark(marks, 1);
-                lease(word);
+                set_opened_bit(marks, 1);
+                count_lease(word);
                 if is_current(generation, 1) {
                     memory.use_it();
                     reached.reach("opened");
                 } else {
                     reached.reach("refused");
                 }
-                give_back(word);
+                release_lease(word);
             })
         };
         let [height, marks, word, generation] = &*words;
         assert!(retire(generation, 1));
         let is_leased = look(marks) != 0 && look(height) != 0 && look(word) != 0;
         if !is_leased {
-            memory.take_away();
+            memory.reclaim();
         }
         in_model.reach(if is_leased { "held" } else { "used again" });
         importer.join().unwrap();
@@ -167,10 +168,10 @@ fn loom_first_open_in_a_new_row_is_seen() {
 
 /// Opens an export in the row with this bit; `false` if it is not current.
 fn open(marks: &ModelWord, row: &ModelWord, bit: u64, generation: &ModelWord, expected: u64) -> bool {
-    mark(marks, bit);
-    lease(row);
+    set_opened_bit(marks, bit);
+    count_lease(row);
     is_current(generation, expected) || {
-        give_back(row);
+        release_lease(row);
         false
     }
 }
@@ -181,7 +182,7 @@ fn is_leased(marks: &ModelWord, rows: &[ModelWord]) -> bool {
     let mut rows = rows.iter().enumerate().filter(|(row, _)| marked >> row & 1 != 0);
     let is_leased = rows.any(|(_, row)| row.load(Ordering::SeqCst) != 0);
     if !is_leased {
-        clear_marks(marks);
+        clear_opened_rows(marks);
     }
     is_leased
 }
@@ -202,7 +203,7 @@ fn loom_a_mark_says_where_to_look() {
                     let [generation, marks, rows @ ..] = &*words;
                     if open(marks, &rows[me], 1 << me, generation, 1) {
                         memory.use_it();
-                        give_back(&rows[me]);
+                        release_lease(&rows[me]);
                         reached.reach("opened");
                     } else {
                         reached.reach("refused");
@@ -215,7 +216,7 @@ fn loom_a_mark_says_where_to_look() {
         if is_leased(marks, rows) {
             in_model.reach("held");
         } else {
-            memory.take_away();
+            memory.reclaim();
             in_model.reach("used again");
         }
         for importer in importers {
@@ -240,12 +241,12 @@ fn loom_a_mark_is_of_one_export() {
                 let [generation, marks, row] = &*words;
                 if open(marks, row, 1, generation, 1) {
                     reached.reach("the first is open");
-                    give_back(row);
+                    release_lease(row);
                 }
                 if read(generation, 3, || ()).is_ok() {
                     if open(marks, row, 1, generation, 3) {
                         memory.use_it();
-                        give_back(row);
+                        release_lease(row);
                         reached.reach("the second is open");
                     } else {
                         reached.reach("the second is refused");
@@ -263,7 +264,7 @@ fn loom_a_mark_is_of_one_export() {
             if is_leased(marks, rows) {
                 in_model.reach("the second is held");
             } else {
-                memory.take_away();
+                memory.reclaim();
                 in_model.reach("the second is used again");
             }
         }
@@ -310,7 +311,7 @@ fn loom_what_is_pinned_is_not_closed() {
             })
             .collect();
         if close(&*stamp, 7, || sum(&*counts)) {
-            entry.take_away();
+            entry.reclaim();
             in_model.reach("closed");
         } else {
             in_model.reach("stays open");
@@ -338,7 +339,7 @@ fn loom_a_pin_taken_back_elsewhere_counts() {
             let reached = in_model.clone();
             thread::spawn(move || {
                 if close(&*stamp, 7, || sum(&*counts)) {
-                    entry.take_away();
+                    entry.reclaim();
                     reached.reach("closed");
                 } else {
                     assert_eq!(stamp.load(Ordering::Relaxed), 7, "it can be used again");
@@ -394,29 +395,29 @@ fn loom_lease_is_counted_only_while_the_entry_is_pinned() {
         let user = {
             let (words, entry, reached) = (Arc::clone(&words), Arc::clone(&entry), in_model.clone());
             thread::spawn(move || {
-                let [count, stamp, lease, generation] = &*words;
+                let [count, stamp, count_lease, generation] = &*words;
                 if !pin(count, stamp, 7) {
                     reached.reach("evicted");
                     return;
                 }
                 entry.use_it();
-                super::super::lease(lease);
+                super::super::count_lease(count_lease);
                 reached.reach(if is_current(generation, 1) { "opened" } else { "retired" });
                 entry.use_it();
-                give_back(lease);
+                release_lease(count_lease);
                 unpin(count);
             })
         };
-        let [count, stamp, lease, generation] = &*words;
+        let [count, stamp, count_lease, generation] = &*words;
         retire(generation, 1);
         if close(stamp, 7, || sum(core::slice::from_ref(count))) {
-            entry.take_away();
+            entry.reclaim();
             in_model.reach("closed");
         } else {
             in_model.reach("stays open");
         }
         user.join().unwrap();
-        let left = (count.load(Ordering::Relaxed), lease.load(Ordering::Relaxed));
+        let left = (count.load(Ordering::Relaxed), count_lease.load(Ordering::Relaxed));
         assert_eq!(left, (0, 0), "a refused open leaves nothing");
     });
     reached.check(["closed", "evicted", "opened", "retired", "stays open"]);

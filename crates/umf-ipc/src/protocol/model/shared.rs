@@ -7,9 +7,9 @@ use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
 use umf_sync::sequence::{SequenceLock, stamp_of};
 
-use super::super::place::{fill, find};
+use super::super::lazy::{get_valid, install};
 use super::super::stack::{pop, push};
-use super::super::{publish, read, retire, settled};
+use super::super::{publish, read, read_stable, retire};
 use super::*;
 
 // Slots of the ledger: exports that come and go.
@@ -102,7 +102,7 @@ fn loom_an_export_ends_once() {
             let is_mine = retire(generation, 1);
             if is_mine {
                 // No other process has it: it is published anew at once.
-                slot.take_away();
+                slot.reclaim();
                 assert_eq!(publish(generation, || ()), 3);
             }
             is_mine
@@ -157,7 +157,7 @@ fn loom_a_record_is_seen_whole() {
             })
             .collect();
         let [stamp, one, other] = &*record_words;
-        let (before, fields, after) = settled(
+        let (before, fields, after) = read_stable(
             || stamp.load(Ordering::Relaxed),
             || (one.load(Ordering::Relaxed), other.load(Ordering::Relaxed)),
             fence,
@@ -244,13 +244,13 @@ fn loom_what_is_given_back_is_taken_once() {
 
 #[derive(Debug)]
 struct Table {
-    belongs_here: bool,
+    is_of_this_process: bool,
     memory: Memory,
 }
 
 #[derive(Debug)]
 struct Shared {
-    place: ModelWord<AtomicPtr<Table>>,
+    pointer: ModelWord<AtomicPtr<Table>>,
     /// Tables that were made here, and those of them that are gone.
     made: AtomicUsize,
     gone: AtomicUsize,
@@ -258,8 +258,8 @@ struct Shared {
 
 impl Shared {
     fn new(before: *mut Table) -> Self {
-        let place = ModelWord::over(AtomicPtr::new(before));
-        Self { place, made: AtomicUsize::new(0), gone: AtomicUsize::new(0) }
+        let pointer = ModelWord::over(AtomicPtr::new(before));
+        Self { pointer, made: AtomicUsize::new(0), gone: AtomicUsize::new(0) }
     }
 
     fn drop_table(&self, table: NonNull<Table>) {
@@ -268,18 +268,18 @@ impl Shared {
         self.gone.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The table, made if there is none, as `Producer::lease` does. Yields how it was come by, too.
+    /// The table, made if there is none, as `Producer::count_lease` does. Yields how it was come by, too.
     fn use_it(&self) -> (NonNull<Table>, &'static str) {
         // SAFETY: what lies there stays as long as this.
-        let belongs_here = |table: NonNull<Table>| unsafe { table.as_ref() }.belongs_here;
-        let (table, how) = match find(&self.place, belongs_here) {
+        let is_of_this_process = |table: NonNull<Table>| unsafe { table.as_ref() }.is_of_this_process;
+        let (table, how) = match get_valid(&self.pointer, is_of_this_process) {
             Ok(table) => (table, "found"),
             Err(vacant) => {
-                let new = Table { belongs_here: true, memory: Memory::new() };
+                let new = Table { is_of_this_process: true, memory: Memory::new() };
                 new.memory.make();
                 self.made.fetch_add(1, Ordering::Relaxed);
                 let new = NonNull::from(Box::leak(Box::new(new)));
-                match fill(&self.place, vacant, new) {
+                match install(&self.pointer, vacant, new) {
                     Ok(()) => (new, "made"),
                     Err(first) => {
                         self.drop_table(new);
@@ -295,7 +295,7 @@ impl Shared {
 
     /// The last user takes it away.
     fn end(&self) {
-        self.drop_table(NonNull::new(self.place.load(Ordering::Acquire)).unwrap());
+        self.drop_table(NonNull::new(self.pointer.load(Ordering::Acquire)).unwrap());
         assert_eq!(
             self.made.load(Ordering::Relaxed),
             self.gone.load(Ordering::Relaxed),
@@ -312,7 +312,7 @@ fn loom_what_the_first_user_makes_is_all_there_is() {
     for is_in_child in [false, true] {
         let in_model = reached.clone();
         model(move || {
-            let mut parents = Table { belongs_here: false, memory: Memory::new() };
+            let mut parents = Table { is_of_this_process: false, memory: Memory::new() };
             let before = if is_in_child { &raw mut parents } else { core::ptr::null_mut() };
             let shared = Arc::new(Shared::new(before));
             let threads: Vec<_> = (0..2)

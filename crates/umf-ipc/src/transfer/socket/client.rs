@@ -16,7 +16,7 @@ use umf_sync::{failpoint, fork};
 
 use super::{REPLY_SIZE, REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
-use crate::transfer::Wanted;
+use crate::transfer::RemoteFd;
 use umf_os::socket::PeerTrust;
 
 /// What came of a request.
@@ -27,7 +27,7 @@ pub enum Answer {
         /// The descriptor.
         fd: ReceivedFd,
         /// It was opened for this process, which alone has its description.
-        is_own: bool,
+        is_exclusive: bool,
     },
     /// The slot has this generation now.
     Stale(u64),
@@ -36,7 +36,7 @@ pub enum Answer {
     /// The socket belongs to another user.
     OtherUser,
     /// This process cannot tell whose socket it is.
-    Nameless,
+    UnmappedUser,
     /// What it did.
     Misbehaved(&'static str),
 }
@@ -70,21 +70,21 @@ impl Client {
 
     /// Asks for an fd; connects, or connects again, where needed. All of it takes no longer than `timeout`, whatever
     /// signals come.
-    pub(crate) fn ask(&mut self, wanted: Wanted, timeout: Duration) -> Result<Answer, Errno> {
+    pub(crate) fn ask(&mut self, wanted: RemoteFd, timeout: Duration) -> Result<Answer, Errno> {
         if self.generation != fork::generation() {
             self.connection = None;
             self.generation = fork::generation();
         }
         let deadline = Deadline::after(timeout);
-        match self.ask_once(wanted, deadline) {
+        match self.request_once(wanted, deadline) {
             // The producer closes idle connections to make room: once more with a new one. If it is ending, nobody
             // listens any more.
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.ask_once(wanted, deadline),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.request_once(wanted, deadline),
             other => other,
         }
     }
 
-    fn ask_once(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Answer, Errno> {
+    fn request_once(&mut self, wanted: RemoteFd, deadline: Deadline) -> Result<Answer, Errno> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
@@ -92,14 +92,14 @@ impl Client {
                 match umf_os::socket::peer_trust(connection.as_fd())? {
                     PeerTrust::Trusted => connection,
                     PeerTrust::Other => return Ok(Answer::OtherUser),
-                    PeerTrust::Unmapped => return Ok(Answer::Nameless),
+                    PeerTrust::Unmapped => return Ok(Answer::UnmappedUser),
                 }
             }
         };
         let request = match wanted {
-            Wanted::Ledger(_) => Request::Ledger,
-            Wanted::Data { slot, generation, .. } => Request::Data { slot, generation },
-            Wanted::LeaseTable(_) => Request::LeaseTable,
+            RemoteFd::Ledger(_) => Request::Ledger,
+            RemoteFd::Data { slot, generation, .. } => Request::Data { slot, generation },
+            RemoteFd::LeaseTable(_) => Request::LeaseTable,
         };
         let request = request.encode(self.nonce);
         failpoint!("socket.connected");
@@ -213,8 +213,8 @@ pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno
         return Err(Errno::CONNRESET);
     }
     match (Reply::decode(&bytes[..received.bytes]), fds.len()) {
-        (Some(Reply::Ok { is_own }), 1) => {
-            Ok(fds.pop().map_or(Answer::Misbehaved("it sent no fd"), |fd| Answer::Fd { fd, is_own }))
+        (Some(Reply::Ok { is_exclusive }), 1) => {
+            Ok(fds.pop().map_or(Answer::Misbehaved("it sent no fd"), |fd| Answer::Fd { fd, is_exclusive }))
         }
         // The kernel drops fds for which the receiver has no room.
         (Some(Reply::Ok { .. }), 0) if received.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),

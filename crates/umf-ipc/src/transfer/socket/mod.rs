@@ -80,7 +80,7 @@ impl Request {
 enum Reply {
     Ok {
         /// The fd was opened for the asker, which alone has its description.
-        is_own: bool,
+        is_exclusive: bool,
     },
     /// The slot has this generation now.
     Stale(u64),
@@ -91,7 +91,7 @@ enum Reply {
 impl Reply {
     fn encode(self) -> [u8; REPLY_SIZE] {
         let (status, value): (u32, u64) = match self {
-            Self::Ok { is_own } => (0, u64::from(is_own)),
+            Self::Ok { is_exclusive } => (0, u64::from(is_exclusive)),
             Self::Stale(now) => (1, now),
             Self::NotPermitted => (2, 0),
             Self::BadRequest => (3, 0),
@@ -110,7 +110,7 @@ impl Reply {
         }
         let value = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
         match u32::from_le_bytes(bytes[4..8].try_into().ok()?) {
-            0 if value <= 1 => Some(Self::Ok { is_own: value == 1 }),
+            0 if value <= 1 => Some(Self::Ok { is_exclusive: value == 1 }),
             1 => Some(Self::Stale(value)),
             2 => Some(Self::NotPermitted),
             3 => Some(Self::BadRequest),
@@ -150,8 +150,8 @@ mod tests {
             assert_eq!(Request::decode(&request.encode(nonce), Nonce::from_bytes([6; 16])), None);
         }
         for reply in [
-            Reply::Ok { is_own: false },
-            Reply::Ok { is_own: true },
+            Reply::Ok { is_exclusive: false },
+            Reply::Ok { is_exclusive: true },
             Reply::Stale(12),
             Reply::NotPermitted,
             Reply::BadRequest,

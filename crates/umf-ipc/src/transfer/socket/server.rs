@@ -28,24 +28,24 @@ pub trait FdSource: Send + Sync {
     /// The ledger, or what stands in its place; `None` if its descriptor is another file's by now.
     fn ledger(&self) -> Option<SharedFd>;
     /// The lease table, opened anew for the asker if that is possible; `None` if there is no table.
-    fn lease_table(&self) -> Option<Outgoing>;
+    fn lease_table(&self) -> Option<OutgoingFd>;
     /// The fd behind a current export, or the generation that its slot has now.
     fn data(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64>;
 }
 
 /// A descriptor that goes to an asker.
 #[allow(missing_debug_implementations, reason = "a descriptor of any type")]
-pub enum Outgoing {
+pub enum OutgoingFd {
     /// Opened for the asker, and closed here once it is sent.
-    Own(ReopenedFile),
+    Exclusive(ReopenedFile),
     /// This process's own.
     Shared(SharedFd),
 }
 
-impl AsFd for Outgoing {
+impl AsFd for OutgoingFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Own(fd) => fd.as_fd(),
+            Self::Exclusive(fd) => fd.as_fd(),
             Self::Shared(fd) => fd.as_fd(),
         }
     }
@@ -88,7 +88,8 @@ impl Server {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = CloseOnFork::make(|| rustix::event::eventfd(0, flags));
         let wake = Arc::new(wake.map_err(|errno| Error::system("eventfd", errno))?);
-        let serving = Serving { listener, nonce, source, wake: Arc::clone(&wake), connections: Vec::new() };
+        let serving =
+            ServerThread { listener, nonce, source, wake: Arc::clone(&wake), connections: Vec::new() };
         let thread =
             background::spawn(c"umf-fd-server", 256 << 10, move || serving.run()).map_err(|error| {
                 Error::System {
@@ -119,7 +120,7 @@ impl Drop for Server {
     }
 }
 
-struct Serving {
+struct ServerThread {
     listener: CloseOnFork,
     nonce: Nonce,
     source: Arc<dyn FdSource>,
@@ -128,7 +129,7 @@ struct Serving {
     connections: Vec<CloseOnFork>,
 }
 
-impl Serving {
+impl ServerThread {
     fn run(mut self) {
         self.serve();
     }
@@ -225,8 +226,8 @@ impl Serving {
             },
             Some(Request::LeaseTable) => match self.source.lease_table() {
                 // Its description is the asker's alone once this process has closed it, below.
-                Some(table @ Outgoing::Own(_)) => (Reply::Ok { is_own: true }, Some(table)),
-                Some(table) => (Reply::Ok { is_own: false }, Some(table)),
+                Some(table @ OutgoingFd::Exclusive(_)) => (Reply::Ok { is_exclusive: true }, Some(table)),
+                Some(table) => (Reply::Ok { is_exclusive: false }, Some(table)),
                 None => (Reply::BadRequest, None),
             },
             Some(Request::Data { slot, generation }) => match self.source.data(slot, generation) {
@@ -242,8 +243,8 @@ impl Serving {
 }
 
 /// The answer with a descriptor that this process keeps.
-const fn shared(fd: SharedFd) -> (Reply, Option<Outgoing>) {
-    (Reply::Ok { is_own: false }, Some(Outgoing::Shared(fd)))
+const fn shared(fd: SharedFd) -> (Reply, Option<OutgoingFd>) {
+    (Reply::Ok { is_exclusive: false }, Some(OutgoingFd::Shared(fd)))
 }
 
 fn is_permitted(connection: BorrowedFd<'_>) -> bool {

@@ -15,27 +15,26 @@ pub(crate) struct Vacant<T>(*mut T);
 
 /// What lies there, if it is of use.
 #[inline]
-pub(crate) fn find<T>(
-    place: &impl Word<*mut T>,
-    is_of_use: impl FnOnce(NonNull<T>) -> bool,
+pub(crate) fn get_valid<T>(
+    lazy: &impl Word<*mut T>,
+    is_valid: impl FnOnce(NonNull<T>) -> bool,
 ) -> Result<NonNull<T>, Vacant<T>> {
-    let seen = place.load(Ordering::Acquire);
+    let seen = lazy.load(Ordering::Acquire);
     match NonNull::new(seen) {
-        Some(found) if is_of_use(found) => Ok(found),
+        Some(found) if is_valid(found) => Ok(found),
         _ => Err(Vacant(seen)),
     }
 }
 
 /// Puts `new` there, if what was found still is. Otherwise another thread was faster: what it put there is the error, and
 /// `new` is still the caller's.
-pub(crate) fn fill<T>(
-    place: &impl Word<*mut T>,
+pub(crate) fn install<T>(
+    lazy: &impl Word<*mut T>,
     vacant: Vacant<T>,
     new: NonNull<T>,
 ) -> Result<(), Option<NonNull<T>>> {
     // Both orders: a thread that finds it finds it whole.
-    place
-        .compare_exchange(vacant.0, new.as_ptr(), Ordering::AcqRel, Ordering::Acquire)
+    lazy.compare_exchange(vacant.0, new.as_ptr(), Ordering::AcqRel, Ordering::Acquire)
         .map(drop)
         .map_err(NonNull::new)
 }

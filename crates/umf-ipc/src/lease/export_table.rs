@@ -1,15 +1,14 @@
-//! [`Exports`]: what a producer exports, and which retired exports are still open elsewhere.
+//! [`ExportTable`]: what a producer exports, and which retired exports are still open elsewhere.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use umf_core::Address;
 use umf_core::Freed;
-use umf_runtime::deferred;
 use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 use umf_sync::{Lock, failpoint, fork};
 
-use super::left::{self, Left, One, Range};
+use super::deferred::{self, AddressRange, DeferredExport, DeferredExports};
 use super::{LeaseTable, Scan};
 use crate::Result;
 use crate::exporter::NativeGuard;
@@ -18,22 +17,22 @@ use crate::ledger::{LedgerWriter, RetireReason};
 /// The ledger and the lease table of one producer. It lives as long as the exporter, and after that
 /// as long as retired exports are leased.
 #[derive(Debug)]
-pub(crate) struct Exports {
+pub(crate) struct ExportTable {
     pub(crate) ledger: LedgerWriter,
     pub(crate) leases: LeaseTable,
-    left: Lock<Left>,
+    left: Lock<DeferredExports>,
     /// How many there are in `left`, and native exports on their way back.
     count: AtomicUsize,
     /// The exporter was dropped.
     is_orphan: AtomicBool,
-    me: Weak<Self>,
+    weak_self: Weak<Self>,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
 }
 
 /// An export: its slot, and the memory that it names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Exported {
+pub(crate) struct ExportedRange {
     pub slot: u32,
     pub generation: u64,
     pub base: Address,
@@ -44,86 +43,92 @@ pub(crate) struct Exported {
     pub is_device: bool,
 }
 
-/// What [`Exports::retire_closed`] did.
+/// What [`ExportTable::retire_fast`] did.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Quick {
+pub(crate) enum RetireOutcome {
     /// All that there is to do.
-    Done,
-    /// The export has ended and is leased: [`Exports::settle`] is to do.
-    Ended(Scan),
+    Reclaimed,
+    /// The export has ended and is leased: [`ExportTable::reclaim_or_defer`] is to do.
+    Leased(Scan),
     /// Nothing.
-    Nothing,
+    NotCurrent,
 }
 
 /// Those of dropped exporters of which something is leased. (Those of a parent process stay where they
 /// are: nothing of them may be touched here.)
-static ALONE: Lock<Vec<(Arc<Exports>, ObserverGuard)>> = Lock::new(Vec::new());
+static ORPHANS: Lock<Vec<(Arc<ExportTable>, ObserverGuard)>> = Lock::new(Vec::new());
 
 /// Takes out those of which nothing is leased any more. Dropping them waits for frees that go on: not
 /// with a lock.
-fn take_closed() -> Vec<(Arc<Exports>, ObserverGuard)> {
-    let is_closed = |(one, _): &mut (Arc<Exports>, ObserverGuard)| one.belongs_here() && !one.may_be_leased();
-    ALONE.lock().extract_if(.., is_closed).collect()
+fn take_reclaimed() -> Vec<(Arc<ExportTable>, ObserverGuard)> {
+    let is_closed =
+        |(one, _): &mut (Arc<ExportTable>, ObserverGuard)| one.is_of_this_process() && !one.has_pending();
+    ORPHANS.lock().extract_if(.., is_closed).collect()
 }
 
 /// Looks which are closed by now, and drops their ledgers and lease tables.
-fn drop_closed() {
-    let all = ALONE.lock().iter().map(|(one, _)| Arc::clone(one)).collect::<Vec<_>>();
+fn drop_reclaimed() {
+    let all = ORPHANS.lock().iter().map(|(one, _)| Arc::clone(one)).collect::<Vec<_>>();
     for one in &all {
         // Without the lock: native exports may go back to their providers now.
         one.is_leased(Address::from_bits(0), usize::MAX);
     }
     drop(all);
-    drop(take_closed());
+    drop(take_reclaimed());
 }
 
-impl Exports {
+impl ExportTable {
     /// A ledger with room for `slots` exports, and its lease table.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Arc<Self>> {
         let ledger = LedgerWriter::new(slots, served)?;
         let leases = LeaseTable::new(ledger.capacity(), ledger.nonce())?;
-        ledger.name_lease_table(leases.raw_fd(), leases.rows());
+        ledger.publish_lease_table(leases.raw_fd(), leases.rows());
         failpoint!("lease.table_named");
-        Ok(Arc::new_cyclic(|me| Self {
+        Ok(Arc::new_cyclic(|weak_self| Self {
             ledger,
             leases,
             left: Lock::default(),
             count: AtomicUsize::new(0),
             is_orphan: AtomicBool::new(false),
-            me: Weak::clone(me),
+            weak_self: Weak::clone(weak_self),
             generation: fork::generation(),
         }))
     }
 
     /// A slot that nothing uses.
-    pub(crate) fn take(&self) -> Result<u32> {
+    pub(crate) fn allocate_slot(&self) -> Result<u32> {
         self.leases.write_header();
-        self.ledger.take(|first, count| self.leases.reserve(first, count))
+        self.ledger.allocate_slot(|first, count| self.leases.reserve(first, count))
     }
 
     /// Ends the export of a freed block, and gives its slot back if the block is not open
     /// elsewhere. Takes no lock if the block was never opened.
-    pub(crate) fn retire_closed(&self, slot: u32, generation: u64, is_device: bool) -> Quick {
-        if !self.ledger.end(slot, generation, RetireReason::BlockFreed) {
-            return Quick::Nothing;
+    pub(crate) fn retire_fast(&self, slot: u32, generation: u64, is_device: bool) -> RetireOutcome {
+        if !self.ledger.retire_with_reason(slot, generation, RetireReason::BlockFreed) {
+            return RetireOutcome::NotCurrent;
         }
         if let Some(mut scan) = self.leases.scan(slot)
             && self.is_open(slot, &mut scan, is_device)
         {
-            return Quick::Ended(scan);
+            return RetireOutcome::Leased(scan);
         }
-        self.ledger.give_back(slot);
-        Quick::Done
+        self.ledger.free_slot(slot);
+        RetireOutcome::Reclaimed
     }
 
     /// Ends the export of a range, unless another thread does. If the export is leased, it is kept
     /// in the list of deferred ones, together with `native`.
-    pub(crate) fn retire(&self, export: &Exported, native: &Arc<NativeGuard>, reason: RetireReason) -> bool {
-        let retired = self.ledger.end(export.slot, export.generation, reason);
+    pub(crate) fn retire(
+        &self,
+        export: &ExportedRange,
+        native: &Arc<NativeGuard>,
+        reason: RetireReason,
+    ) -> bool {
+        let retired = self.ledger.retire_with_reason(export.slot, export.generation, reason);
         if retired {
             match self.leases.scan(export.slot) {
-                Some(scan) => self.settle(export, scan, native.region.id().get(), Some(native)),
-                None => self.ledger.give_back(export.slot),
+                Some(scan) => self.reclaim_or_defer(export, scan, native.region.id().get(), Some(native)),
+                None => self.ledger.free_slot(export.slot),
             }
         }
         retired
@@ -132,18 +137,18 @@ impl Exports {
     /// Gives the slot of a retired export back, or keeps it in the list of deferred ones if it is
     /// leased. For the thread that retired it. `native` is the region's, if its exporter still has
     /// it.
-    pub(crate) fn settle(
+    pub(crate) fn reclaim_or_defer(
         &self,
-        export: &Exported,
+        export: &ExportedRange,
         mut scan: Scan,
         region: u64,
         native: Option<&Arc<NativeGuard>>,
     ) {
-        let Exported { slot, base, size, is_region, is_device, .. } = *export;
+        let ExportedRange { slot, base, size, is_region, is_device, .. } = *export;
         failpoint!("lease.scanning");
-        let range = Range { base, size };
+        let range = AddressRange { base, size };
         if self.is_open(slot, &mut scan, is_device) {
-            let one = One { slot, range, region, scan, is_device, has_native: false };
+            let one = DeferredExport { slot, range, region, scan, is_device, has_native: false };
             let mut left = self.left.lock();
             left.add(one, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
@@ -152,12 +157,12 @@ impl Exports {
             // Either this sees the store in `outlive_exporter`, or that sees the count above.
             core::sync::atomic::fence(Ordering::SeqCst);
             if self.is_orphan.load(Ordering::SeqCst)
-                && let Some(me) = self.me.upgrade()
+                && let Some(me) = self.weak_self.upgrade()
             {
                 me.outlive_exporter();
             }
         } else {
-            self.ledger.give_back(slot);
+            self.ledger.free_slot(slot);
         }
     }
 
@@ -168,13 +173,13 @@ impl Exports {
 
     /// Whether anything that was retired here may be open still.
     #[inline]
-    pub(crate) fn may_be_leased(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
     }
 
     /// How many retired exports are open still, and how many bytes they have, as far as was looked.
-    pub(crate) fn left(&self) -> (u64, u64) {
-        if !self.may_be_leased() {
+    pub(crate) fn deferred_size(&self) -> (u64, u64) {
+        if !self.has_pending() {
             return (0, 0);
         }
         let left = self.left.lock();
@@ -184,7 +189,7 @@ impl Exports {
 
     /// The native export of a region that was evicted while somebody had it open.
     pub(crate) fn native_of(&self, region: u64) -> Option<Arc<NativeGuard>> {
-        if !self.may_be_leased() {
+        if !self.has_pending() {
             return None;
         }
         self.left.lock().native_of(region)
@@ -195,7 +200,7 @@ impl Exports {
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
         self.is_orphan.store(true, Ordering::SeqCst);
         core::sync::atomic::fence(Ordering::SeqCst);
-        if !self.may_be_leased() {
+        if !self.has_pending() {
             return;
         }
         let observing = match observer::register(Arc::clone(self) as _) {
@@ -205,58 +210,59 @@ impl Exports {
                 return;
             }
         };
-        let closed = take_closed();
-        ALONE.lock().push((Arc::clone(self), observing));
-        deferred::after_poll(drop_closed);
+        let closed = take_reclaimed();
+        ORPHANS.lock().push((Arc::clone(self), observing));
+        umf_runtime::deferred::after_poll(drop_reclaimed);
         drop(closed);
     }
 
-    fn belongs_here(&self) -> bool {
+    fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
 }
 
-impl Leases for Exports {
+impl Leases for ExportTable {
     fn is_leased(&self, base: Address, size: usize) -> bool {
-        if !self.belongs_here() || !self.may_be_leased() {
+        if !self.is_of_this_process() || !self.has_pending() {
             // (A forked child has none of this memory to give to anybody.)
             return false;
         }
-        let range = Range { base, size };
+        let range = AddressRange { base, size };
         let mut left = self.left.lock();
         let (is_left, closed, natives) =
-            left.sort_out(range, |one| self.is_open(one.slot, &mut one.scan, one.is_device));
+            left.reclaim(range, |one| self.is_open(one.slot, &mut one.scan, one.is_device));
         self.count.store(left.pending(), Ordering::Release);
         drop(left);
         if !closed.is_empty() {
             self.ledger.note_change();
         }
-        for One { slot, .. } in closed {
-            self.ledger.give_back(slot);
+        for DeferredExport { slot, .. } in closed {
+            self.ledger.free_slot(slot);
             failpoint!("lease.ended");
         }
         if !natives.is_empty() {
             // The caller, told that nothing is leased, may free the region at once, so its native
             // export goes back before that. It may be in use as an export once more; then
             // the end of that gives it back.
-            let regions: Vec<Range> = natives.iter().map(|guard| left::whole(guard)).collect();
+            let regions: Vec<AddressRange> =
+                natives.iter().map(|guard| deferred::region_range(guard)).collect();
             drop(natives);
             let mut left = self.left.lock();
-            left.returned(&regions);
+            left.finish_returns(&regions);
             self.count.store(left.pending(), Ordering::Release);
         }
         is_left
     }
 }
 
-impl ExportObserver for Exports {
+impl ExportObserver for ExportTable {
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
         let (base, size) = match freed {
             // Its size is what was exported of it.
             Freed::Block { address } => (address, 1),
             Freed::Region(region) => (region.base(), region.size()),
         };
-        let me = self.me.upgrade()?;
+        let me = self.weak_self.upgrade()?;
         self.is_leased(base, size).then_some(me as _)
     }
 }
