@@ -8,7 +8,7 @@ use std::time::Duration;
 use umf::cuda::{CudaImport, CudaProvider};
 use umf::dma_buf::DmaBufImport;
 use umf::host::{HostImport, HostProvider};
-use umf::level_zero::{Choice, LevelZeroImport, LevelZeroProvider};
+use umf::level_zero::{DeviceSelector, LevelZeroImport, LevelZeroProvider};
 use umf::pools::ProxyPool;
 use umf::pools::{SlabPool, SlabSettings};
 use umf::{OnFree, Visibility};
@@ -178,8 +178,8 @@ fn beside(name: &str) -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name(name)
 }
 
-fn level_zero() -> Choice {
-    Choice::device(0).through(beside("libze_soft.so"))
+fn level_zero() -> DeviceSelector {
+    DeviceSelector::device(0).loader(beside("libze_soft.so"))
 }
 
 /// What opens memory of every kind that pools of the run have.

@@ -179,8 +179,8 @@ pub mod cuda {
 pub mod level_zero {
     #[doc(inline)]
     pub use umf_provider_level_zero::{
-        Choice, FdForm, FreePolicy, Handles, LevelZeroBuilder, LevelZeroImport, LevelZeroMemory,
-        LevelZeroProvider, LevelZeroSettings, last_failure, survey,
+        DeviceSelector, FdFormat, FreePolicy, HandleFormat, LevelZeroBuilder, LevelZeroImport,
+        LevelZeroMemory, LevelZeroProvider, LevelZeroSettings, last_failure, survey,
     };
 }
 

@@ -1,4 +1,4 @@
-//! [`LevelZeroBuilder`]: how a [`LevelZeroProvider`] is set up.
+//! [`LevelZeroBuilder`]: the options of a [`LevelZeroProvider`], checked against the driver.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use level_zero_sys::{
 };
 use umf_core::{Error, Result};
 
-use crate::context::{Choice, Context};
-use crate::engine::{Device, Engine, page_of};
-use crate::external::FdForm;
-use crate::failure::error;
-use crate::handles::Handles;
+use crate::context::{Context, DeviceSelector};
+use crate::copy_engine::{CopyEngine, Device, page_size_of};
+
+use crate::failure::driver_error;
+use crate::handles::HandleFormat;
 use crate::native;
-use crate::provider::{LevelZeroProvider, Parts};
+use crate::provider::{Config, FdFormat, LevelZeroProvider};
 
 umf_core::words! {
-    /// When freed memory goes.
+    /// When the driver releases freed memory.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum FreePolicy {
-        /// As `zeMemFree` does.
+        /// As `zeMemFree` does: the application makes sure that the device has finished.
         #[default]
         Default = "default",
-        /// Once the device has finished with it; freeing waits for that.
+        /// After the device has finished with it. Freeing blocks until then.
         Blocking = "blocking",
-        /// Once the device has finished with it; freeing does not wait.
+        /// After the device has finished with it. Freeing returns at once.
         Deferred = "deferred",
     }
 }
@@ -44,95 +44,99 @@ impl FreePolicy {
     }
 }
 
-/// How a [`LevelZeroProvider`] is set up. Got from there.
+/// A builder of a [`LevelZeroProvider`]. Made with [`LevelZeroProvider::device`], `host`, `managed`
+/// or `from_context`.
 #[derive(Debug)]
 #[must_use]
 pub struct LevelZeroBuilder {
-    origin: Origin,
+    source: ContextSource,
     kind: ze_memory_type_t,
     name: Cow<'static, str>,
     ordinal: u32,
     residents: Vec<u32>,
     free_policy: FreePolicy,
-    handles: Handles,
-    exportable: Option<FdForm>,
+    handles: HandleFormat,
+    exportable: Option<FdFormat>,
 }
 
+/// The context to allocate in.
 #[derive(Debug)]
-enum Origin {
-    Chosen(Choice),
-    Given(Box<Api>, ze_context_handle_t, ze_device_handle_t),
+enum ContextSource {
+    Selected(DeviceSelector),
+    Application(Box<Api>, ze_context_handle_t, ze_device_handle_t),
 }
 
 impl LevelZeroBuilder {
-    fn new(origin: Origin, kind: ze_memory_type_t) -> Self {
+    fn new(source: ContextSource, kind: ze_memory_type_t) -> Self {
         Self {
-            origin,
+            source,
             kind,
             name: Cow::Borrowed("level-zero"),
             ordinal: 0,
             residents: Vec::new(),
             free_policy: FreePolicy::Default,
-            handles: Handles::Auto,
+            handles: HandleFormat::Auto,
             exportable: None,
         }
     }
 
-    pub(crate) fn chosen(choice: Choice, kind: ze_memory_type_t) -> Self {
-        Self::new(Origin::Chosen(choice), kind)
+    pub(crate) fn selected(device: DeviceSelector, kind: ze_memory_type_t) -> Self {
+        Self::new(ContextSource::Selected(device), kind)
     }
 
-    pub(crate) fn over(
+    pub(crate) fn from_context(
         api: Api,
         context: ze_context_handle_t,
         device: ze_device_handle_t,
         kind: ze_memory_type_t,
     ) -> Self {
-        Self::new(Origin::Given(Box::new(api), context, device), kind)
+        Self::new(ContextSource::Application(Box::new(api), context, device), kind)
     }
 
-    /// A name for people: logs, statistics, `umf ps`. Default: `level-zero`.
+    /// Sets the name in logs, statistics and `umf ps`. Default: `level-zero`.
     pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Which of the device's memories. Default: 0.
+    /// Sets which of the device's memories to allocate from. Default: 0.
     pub const fn ordinal(mut self, ordinal: u32) -> Self {
         self.ordinal = ordinal;
         self
     }
 
-    /// Devices of the driver on which all memory is made resident, by their numbers. Default: none. Changed later with
-    /// [`LevelZeroProvider::set_resident`].
+    /// Sets the numbers of the devices on which all memory is made resident. Default: none.
+    /// [`LevelZeroProvider::set_resident`] changes them later.
     pub fn resident(mut self, devices: impl Into<Vec<u32>>) -> Self {
         self.residents = devices.into();
         self
     }
 
-    /// When freed memory goes. Default: as `zeMemFree` does.
+    /// Sets when the driver releases freed memory. Default: as `zeMemFree` does.
     pub const fn free_policy(mut self, policy: FreePolicy) -> Self {
         self.free_policy = policy;
         self
     }
 
-    /// What travels to other processes. Default: what the driver can do best.
-    pub const fn handles(mut self, handles: Handles) -> Self {
+    /// Sets the format of exported handles. Default: [`HandleFormat::Auto`].
+    pub const fn handles(mut self, handles: HandleFormat) -> Self {
         self.handles = handles;
         self
     }
 
-    /// Allocate memory of which there can be fds ([`LevelZeroProvider::export_fd`]). Default: not.
-    pub const fn exportable(mut self, form: FdForm) -> Self {
-        self.exportable = Some(form);
+    /// Allocates memory that [`LevelZeroProvider::export_fd`] can export in this format. Default:
+    /// memory that it cannot export.
+    pub const fn exportable(mut self, format: FdFormat) -> Self {
+        self.exportable = Some(format);
         self
     }
 
-    /// Builds the provider, and starts the driver if it is the first.
+    /// Builds the provider. The first provider of a driver initializes it.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] without loader or driver, or if the driver cannot do what is asked for; [`Error::InvalidArgument`]
-    /// for numbers of what is not there; [`Error::Driver`].
+    /// - [`Error::NotSupported`] if there is no loader or driver, or the driver lacks an option.
+    /// - [`Error::InvalidArgument`] if a driver, device or memory number is out of range.
+    /// - [`Error::Driver`] if a call of the driver fails.
     pub fn build(self) -> Result<Arc<LevelZeroProvider>> {
         if ![ZE_MEMORY_TYPE_DEVICE, ZE_MEMORY_TYPE_HOST, ZE_MEMORY_TYPE_SHARED].contains(&self.kind) {
             return Err(Error::InvalidArgument {
@@ -140,38 +144,38 @@ impl LevelZeroBuilder {
                 why: "must be device, host or shared",
             });
         }
-        let engine = match self.origin {
-            Origin::Chosen(choice) => Engine::chosen(&choice)?,
-            Origin::Given(api, context, device) => {
-                let context = Context::over(*api, context, device);
+        let engine = match self.source {
+            ContextSource::Selected(device) => CopyEngine::select(&device)?,
+            ContextSource::Application(api, context, device) => {
+                let context = Context::from_application(*api, context, device);
                 let device = match (device.is_null(), self.kind == ZE_MEMORY_TYPE_HOST) {
                     (true, true) => first_device(&context)?,
-                    // The loader looks behind handles before anybody checks them.
+                    // The loader dereferences handles without checking them.
                     (true, false) => {
                         let why = "must not be null for memory of a device";
                         return Err(Error::InvalidArgument { what: "device", why });
                     }
                     (false, _) => Device::new(&context, device)?,
                 };
-                Engine::new(context, device)
+                CopyEngine::new(context, device)
             }
         };
         check_ordinal(&engine, self.kind, self.ordinal)?;
         check_policy(engine.context(), self.free_policy)?;
-        let mut parts = Parts {
+        let mut config = Config {
             name: self.name,
             engine: Arc::new(engine),
             kind: self.kind,
             ordinal: self.ordinal,
             page: 0,
             free_policy: self.free_policy.flag(),
-            exportable: self.exportable.map_or(0, FdForm::flag),
+            exportable: self.exportable.map_or(0, FdFormat::flag),
             handles: self.handles,
         };
-        parts.page = page_of(parts.engine.context(), self.kind, &parts.wish())?;
-        let provider = LevelZeroProvider::new(parts);
-        if let Some(form) = self.exportable {
-            provider.check_exportable(form)?;
+        config.page = page_size_of(config.engine.context(), self.kind, &config.allocation_desc())?;
+        let provider = LevelZeroProvider::new(config);
+        if let Some(format) = self.exportable {
+            provider.check_exportable(format)?;
         }
         for device in self.residents {
             provider.set_resident(device, true)?;
@@ -180,40 +184,37 @@ impl LevelZeroBuilder {
     }
 }
 
-/// The device that copies memory of the host where none was named: the driver's first, if it is known which driver that is.
-/// (A driver's functions do not say whether a context is theirs; they believe it.)
+/// Returns the device that copies host memory if the application named none: the driver's first
+/// device, or [`Device::NONE`] if the context's driver is unknown.
 fn first_device(context: &Context) -> Result<Device> {
     if context.driver().is_null() {
-        return Ok(Device::ABSENT);
+        return Ok(Device::NONE);
     }
-    let devices = native::device::devices(context.api(), context.driver()).map_err(error)?;
-    devices.first().map_or(Ok(Device::ABSENT), |device| Device::new(context, *device))
+    let devices = native::devices(context.api(), context.driver()).map_err(driver_error)?;
+    devices.first().map_or(Ok(Device::NONE), |device| Device::new(context, *device))
 }
 
-fn check_ordinal(engine: &Engine, kind: ze_memory_type_t, ordinal: u32) -> Result<()> {
+fn check_ordinal(engine: &CopyEngine, kind: ze_memory_type_t, ordinal: u32) -> Result<()> {
     if kind == ZE_MEMORY_TYPE_HOST || ordinal == 0 {
         return Ok(());
     }
-    let memories = native::device::memories(engine.context().api(), engine.device().handle).map_err(error)?;
+    let memories = native::memories(engine.context().api(), engine.device().handle).map_err(driver_error)?;
     if (ordinal as usize) < memories.len() {
         return Ok(());
     }
-    Err(Error::InvalidArgument {
-        what: "ordinal",
-        why: "the device has fewer memories; they are counted from 0",
-    })
+    Err(Error::InvalidArgument { what: "ordinal", why: "must be below the number of memories of the device" })
 }
 
 fn check_policy(context: &Context, policy: FreePolicy) -> Result<()> {
     let Some(flag) = policy.flag() else { return Ok(()) };
-    let has = !context.driver().is_null()
-        && native::device::free_policies(context.api(), context.driver()).map_err(error)? & flag != 0;
-    if has {
+    let is_supported = !context.driver().is_null()
+        && native::free_policies(context.api(), context.driver()).map_err(driver_error)? & flag != 0;
+    if is_supported {
         return Ok(());
     }
     Err(Error::NotSupported {
-        what: "this policy of freeing (ZE_extension_memory_free_policies)",
-        owner: "this Level Zero driver; use the default",
+        what: "this free policy (ZE_extension_memory_free_policies)",
+        owner: "this Level Zero driver; use free_policy = \"default\"",
         native: 0,
     })
 }

@@ -1,5 +1,7 @@
-//! [`Context`]: what memory, lists and handles belong to; one object for each of the driver's.
+//! [`Context`]: a driver context with the state that this process keeps for it, shared by all
+//! providers and importers over it. [`AddressMap`]: the memory of a context, by address.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -8,76 +10,78 @@ use level_zero_sys::{
     Api, LOADER, OpenError, ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME, ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME,
     make_version, ze_context_handle_t, ze_device_handle_t, ze_driver_handle_t,
 };
-use umf_core::{Error, Result};
+use umf_core::{Address, Error, Result};
 use umf_sync::{Lock, fork};
 
-use crate::failure::{NO_DRIVER, error, of_opening};
+use crate::failure::{NO_DRIVER, driver_error, open_error};
 use crate::native;
-use crate::ranges::Ranges;
 
-/// Which device, by the numbers that settings have.
+/// Selects a device by loader, driver number and device number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Choice {
-    /// The loader, or a driver without one; `None` is the system's loader, `libze_loader.so.1`.
+pub struct DeviceSelector {
+    /// Path of the loader, or of a driver that is used without a loader. `None`: the system's
+    /// loader, `libze_loader.so.1`.
     pub loader: Option<PathBuf>,
-    /// Which of the drivers, as the loader counts them.
+    /// Number of the driver, in the loader's order, from 0.
     pub driver: u32,
-    /// Which of its devices.
+    /// Number of the device, in the driver's order, from 0.
     pub device: u32,
 }
 
-impl Choice {
-    /// A device of the first driver of the system's loader.
+impl DeviceSelector {
+    /// Selects a device of the first driver of the system's loader.
     #[must_use]
     pub const fn device(number: u32) -> Self {
         Self { loader: None, driver: 0, device: number }
     }
 
-    /// The same device by another loader.
+    /// Sets the path of the loader.
     #[must_use]
-    pub fn through(mut self, loader: impl Into<PathBuf>) -> Self {
+    pub fn loader(mut self, loader: impl Into<PathBuf>) -> Self {
         self.loader = Some(loader.into());
         self
     }
 
-    /// The same device of another driver.
+    /// Sets the number of the driver.
     #[must_use]
-    pub const fn of_driver(mut self, number: u32) -> Self {
+    pub const fn driver(mut self, number: u32) -> Self {
         self.driver = number;
         self
     }
 }
 
-/// How a driver wants to be asked for more than a device's limit.
+/// The extension by which a driver allocates more than a device's `maxMemAllocSize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relaxed {
+pub(crate) enum RelaxedLimits {
+    /// `ZE_extension_relaxed_allocation_limits`.
     Extension,
-    Experiment,
+    /// `ZE_experimental_relaxed_allocation_limits`.
+    Experimental,
 }
 
-/// A context of the driver's, and what this process has in it.
+/// A driver context, and the memory that this process has in it.
 pub(crate) struct Context {
     api: Api,
-    /// Null if the application's, and no driver knows its device.
+    /// Null for an application's context if no driver lists the device.
     driver: ze_driver_handle_t,
     handle: ze_context_handle_t,
-    /// It goes with this object.
-    is_own: bool,
-    /// The process that made it, as [`fork::generation`] counts: drivers do not come through forks.
+    /// Whether dropping this object destroys the driver's context.
+    is_owned: bool,
+    /// The fork generation in which it was created: drivers do not survive a fork.
     generation: u32,
-    pub(crate) relaxed: Option<Relaxed>,
-    /// Whether the driver takes handles back: before that, whoever asked for one closes its fd.
-    pub(crate) takes_handles_back: bool,
-    pub(crate) ranges: Lock<Ranges>,
+    pub(crate) relaxed: Option<RelaxedLimits>,
+    /// Whether the driver has `zeMemPutIpcHandle`. Before 1.6, the exporter closes a handle's fd.
+    pub(crate) has_put_handle: bool,
+    pub(crate) address_map: Lock<AddressMap>,
 }
 
-/// The contexts that are in use.
-static CONTEXTS: Lock<Vec<Weak<Context>>> = Lock::new(Vec::new());
+/// The live contexts that belong to the application.
+static APPLICATION_CONTEXTS: Lock<Vec<Weak<Context>>> = Lock::new(Vec::new());
 
-/// The contexts that were made from settings: by loader and driver. They stay, so that what was opened in one and allocated in
-/// the next is the same driver's.
-static CHOSEN: Lock<Vec<(OsString, u32, Arc<Context>)>> = Lock::new(Vec::new());
+/// The contexts that this crate created, one per loader and driver number. They are never removed,
+/// so that providers and importers of one driver always share a context.
+static OWNED_CONTEXTS: Lock<Vec<(OsString, u32, Arc<Context>)>> = Lock::new(Vec::new());
 
 impl core::fmt::Debug for Context {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -86,43 +90,47 @@ impl core::fmt::Debug for Context {
 }
 
 impl Context {
-    /// The context of a driver by its number, made if it is the first time, and the driver's devices.
-    pub(crate) fn chosen(choice: &Choice) -> Result<(Arc<Self>, Vec<ze_device_handle_t>)> {
-        let loader = choice.loader.as_deref().unwrap_or(Path::new(LOADER));
-        let is_it = |(path, driver, context): &&(OsString, u32, Arc<Self>)| {
-            path == loader.as_os_str() && *driver == choice.driver && context.belongs_here()
+    /// Returns the context of the selected driver, created on first use, and the driver's devices.
+    pub(crate) fn select(selector: &DeviceSelector) -> Result<(Arc<Self>, Vec<ze_device_handle_t>)> {
+        let loader = selector.loader.as_deref().unwrap_or(Path::new(LOADER));
+        let matches = |(path, driver, context): &&(OsString, u32, Arc<Self>)| {
+            path == loader.as_os_str() && *driver == selector.driver && context.is_usable()
         };
-        let mut chosen = CHOSEN.lock();
-        let context = match chosen.iter().find(is_it) {
+        let mut owned = OWNED_CONTEXTS.lock();
+        let context = match owned.iter().find(matches) {
             Some((_, _, context)) => Arc::clone(context),
             None => {
-                let context = Arc::new(Self::make(loader, choice.driver)?);
-                chosen.push((loader.as_os_str().to_owned(), choice.driver, Arc::clone(&context)));
+                let context = Arc::new(Self::create(loader, selector.driver)?);
+                owned.push((loader.as_os_str().to_owned(), selector.driver, Arc::clone(&context)));
                 context
             }
         };
-        drop(chosen);
-        let devices = native::device::devices(&context.api, context.driver).map_err(error)?;
+        drop(owned);
+        let devices = native::devices(&context.api, context.driver).map_err(driver_error)?;
         Ok((context, devices))
     }
 
-    fn make(loader: &Path, number: u32) -> Result<Self> {
+    fn create(loader: &Path, number: u32) -> Result<Self> {
         let api = open(loader)?;
         let drivers = drivers(&api)?;
         let driver = drivers.get(number as usize).copied().ok_or(Error::InvalidArgument {
             what: "driver",
-            why: "the Level Zero loader has fewer; they are counted from 0",
+            why: "must be below the number of drivers of the Level Zero loader (umf info lists them)",
         })?;
-        let handle = native::device::create_context(&api, driver).map_err(error)?;
+        let handle = native::create_context(&api, driver).map_err(driver_error)?;
         Ok(Self::new(api, driver, handle, true))
     }
 
-    /// The application's context: the same object for all providers over it.
-    pub(crate) fn over(api: Api, handle: ze_context_handle_t, device: ze_device_handle_t) -> Arc<Self> {
-        let mut contexts = CONTEXTS.lock();
+    /// Returns the object for an application's context: the same one for all providers over it.
+    pub(crate) fn from_application(
+        api: Api,
+        handle: ze_context_handle_t,
+        device: ze_device_handle_t,
+    ) -> Arc<Self> {
+        let mut contexts = APPLICATION_CONTEXTS.lock();
         contexts.retain(|context| context.strong_count() > 0);
         let known = contexts.iter().filter_map(Weak::upgrade);
-        let same = known.filter(|context| context.handle == handle).find(|context| context.belongs_here());
+        let same = known.filter(|context| context.handle == handle).find(|context| context.is_usable());
         if let Some(context) = same {
             return context;
         }
@@ -132,27 +140,27 @@ impl Context {
         context
     }
 
-    fn new(api: Api, driver: ze_driver_handle_t, handle: ze_context_handle_t, is_own: bool) -> Self {
-        let ask = !driver.is_null();
+    fn new(api: Api, driver: ze_driver_handle_t, handle: ze_context_handle_t, is_owned: bool) -> Self {
+        let is_known = !driver.is_null();
         let extensions =
-            if ask { native::device::extensions(&api, driver).unwrap_or_default() } else { Vec::new() };
+            if is_known { native::extensions(&api, driver).unwrap_or_default() } else { Vec::new() };
         let has = |name: &str| extensions.iter().any(|extension| extension == name);
         let relaxed = if has(ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME) {
-            Some(Relaxed::Extension)
+            Some(RelaxedLimits::Extension)
         } else {
-            has(ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME).then_some(Relaxed::Experiment)
+            has(ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME).then_some(RelaxedLimits::Experimental)
         };
-        let version = if ask { native::device::version(&api, driver).ok() } else { None };
-        let takes_handles_back = version.is_none_or(|version| version.0 >= make_version(1, 6));
+        let version = if is_known { native::version(&api, driver).ok() } else { None };
+        let has_put_handle = version.is_none_or(|version| version.0 >= make_version(1, 6));
         Self {
             api,
             driver,
             handle,
-            is_own,
+            is_owned,
             generation: fork::generation(),
             relaxed,
-            takes_handles_back,
-            ranges: Lock::new(Ranges::default()),
+            has_put_handle,
+            address_map: Lock::new(AddressMap::default()),
         }
     }
 
@@ -168,46 +176,52 @@ impl Context {
         self.handle
     }
 
-    /// Whether this process made it.
-    pub(crate) fn belongs_here(&self) -> bool {
+    /// Returns whether this process created it, rather than inherited it through a fork.
+    pub(crate) fn is_usable(&self) -> bool {
         self.generation == fork::generation()
     }
 
+    /// Checks that the driver works in this process.
+    ///
     /// # Errors
     /// [`Error::Frozen`] in a forked child.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.belongs_here() { Ok(()) } else { Err(Error::Frozen { what: "Level Zero memory" }) }
+        if self.is_usable() { Ok(()) } else { Err(Error::Frozen { what: "Level Zero memory" }) }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.is_own && self.belongs_here() {
-            let _ = native::device::destroy_context(&self.api, self.handle).map_err(error);
+        if self.is_owned && self.is_usable() {
+            let _ = native::destroy_context(&self.api, self.handle).map_err(driver_error);
         }
     }
 }
 
-/// Opens a loader; or a driver by itself, if it is that.
+/// Opens a loader, or a driver if the library is one.
 pub(crate) fn open(path: &Path) -> Result<Api> {
-    // SAFETY: the system's loader, or what trusted settings or the program name.
+    // SAFETY: the path is the system's loader, or comes from trusted settings or the program.
     let opened = unsafe { Api::load_from(path) };
     let opened = match opened {
         // SAFETY: as above.
         Err(OpenError::Other { .. }) => unsafe { Api::load_driver(path) },
         opened => opened,
     };
-    opened.map_err(|error| of_opening(&error))
+    opened.map_err(|error| open_error(&error))
 }
 
-/// The drivers of a loader, of which there is at least one.
+/// Returns the drivers of a loader.
+///
+/// # Errors
+/// [`NO_DRIVER`] if the loader has none.
 pub(crate) fn drivers(api: &Api) -> Result<Vec<ze_driver_handle_t>> {
     use level_zero_sys::{ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE, ZE_RESULT_ERROR_UNINITIALIZED};
-    match native::device::drivers(api) {
+    match native::drivers(api) {
         Ok(drivers) if drivers.is_empty() => Err(NO_DRIVER),
         Ok(drivers) => Ok(drivers),
         Err(failure) => {
-            let error = error(failure);
+            // Recorded for `last_failure` whatever is returned.
+            let error = driver_error(failure);
             match failure.result() {
                 ZE_RESULT_ERROR_UNINITIALIZED | ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE => Err(NO_DRIVER),
                 _ => Err(error),
@@ -216,17 +230,119 @@ pub(crate) fn drivers(api: &Api) -> Result<Vec<ze_driver_handle_t>> {
     }
 }
 
-/// The driver that has a device or the device that it is a part of; null if none says so.
+/// Returns the driver that lists a device, or its root device. Null if several drivers exist and
+/// none lists it.
 fn driver_of(api: &Api, device: ze_device_handle_t) -> ze_driver_handle_t {
-    let drivers = native::device::drivers(api).unwrap_or_default();
+    let drivers = native::drivers(api).unwrap_or_default();
     let has = |driver: &ze_driver_handle_t| {
-        let devices = native::device::devices(api, *driver).unwrap_or_default();
+        let devices = native::devices(api, *driver).unwrap_or_default();
         devices.iter().any(|found| {
-            *found == device || native::device::parts(api, *found).is_ok_and(|parts| parts.contains(&device))
+            *found == device || native::sub_devices(api, *found).is_ok_and(|found| found.contains(&device))
         })
     };
     match drivers[..] {
         [only] => only,
         _ => drivers.iter().copied().find(has).unwrap_or(ze_driver_handle_t::NULL),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MapEntry {
+    size: usize,
+    /// Number of imports; 0 for an allocation of this process.
+    imports: u32,
+}
+
+/// The memory of a context by base address: regions of its providers, and imports from other
+/// processes. Copies check their ranges against it before the driver gets them.
+#[derive(Debug, Default)]
+pub(crate) struct AddressMap(BTreeMap<u64, MapEntry>);
+
+impl AddressMap {
+    /// Adds an allocation.
+    pub(crate) fn add(&mut self, base: Address, size: usize) {
+        self.0.insert(base.to_bits(), MapEntry { size, imports: 0 });
+    }
+
+    /// Removes an allocation.
+    pub(crate) fn remove(&mut self, base: Address) {
+        self.0.remove(&base.to_bits());
+    }
+
+    /// Returns whether an import begins at `base`. A driver may map one allocation once for several
+    /// opens; it is then closed once.
+    pub(crate) fn is_imported(&self, base: Address) -> bool {
+        self.0.get(&base.to_bits()).is_some_and(|entry| entry.imports > 0)
+    }
+
+    /// Adds an import, or counts one more import of the same memory.
+    pub(crate) fn add_import(&mut self, base: Address, size: usize) {
+        let entry = self.0.entry(base.to_bits()).or_insert(MapEntry { size, imports: 0 });
+        entry.imports = entry.imports.saturating_add(1);
+    }
+
+    /// Removes one import. Returns whether it was the last, or `None` if none begins at `base`.
+    pub(crate) fn remove_import(&mut self, base: Address) -> Option<bool> {
+        let entry = self.0.get_mut(&base.to_bits()).filter(|entry| entry.imports > 0)?;
+        entry.imports -= 1;
+        let is_last = entry.imports == 0;
+        if is_last {
+            self.0.remove(&base.to_bits());
+        }
+        Some(is_last)
+    }
+
+    /// Checks that one entry contains the whole range.
+    ///
+    /// # Errors
+    /// [`Error::ForeignAddress`].
+    pub(crate) fn check(&self, base: Address, size: usize) -> Result<()> {
+        let foreign =
+            Error::ForeignAddress { address: base, owner: "one region or import of this Level Zero context" };
+        let (start, entry) = self.0.range(..=base.to_bits()).next_back().ok_or(foreign)?;
+        let offset = base.to_bits() - start;
+        let end = offset.checked_add(size as u64).ok_or(foreign)?;
+        if offset < entry.size as u64 && end <= entry.size as u64 { Ok(()) } else { Err(foreign) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+    use super::*;
+
+    fn at(value: usize) -> Address {
+        Address::new(value).unwrap()
+    }
+
+    #[test]
+    fn check_requires_one_entry_to_contain_the_range() {
+        let mut map = AddressMap::default();
+        map.add(at(4096), 4096);
+        map.add(at(8192), 4096);
+        map.check(at(4096), 4096).unwrap();
+        map.check(at(8191), 1).unwrap();
+        map.check(at(5000), 0).unwrap();
+        for (base, size) in [(4095, 1), (4096, 4097), (12288, 0), (12287, 2), (5000, usize::MAX)] {
+            assert!(map.check(at(base), size).is_err(), "{size} at {base}");
+        }
+        map.remove(at(4096));
+        assert!(map.check(at(4096), 1).is_err());
+    }
+
+    #[test]
+    fn memory_imported_twice_is_removed_by_the_second_close() {
+        let mut map = AddressMap::default();
+        map.add(at(4096), 4096);
+        assert_eq!((map.is_imported(at(4096)), map.remove_import(at(4096))), (false, None));
+        map.add_import(at(65536), 100);
+        map.add_import(at(65536), 100);
+        assert!(map.is_imported(at(65536)));
+        assert_eq!(map.remove_import(at(65536)), Some(false));
+        map.check(at(65536), 100).unwrap();
+        assert_eq!(map.remove_import(at(65536)), Some(true));
+        assert_eq!(map.remove_import(at(65536)), None);
+        assert!(map.check(at(65536), 1).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The kind `level-zero` of settings.
+//! The provider kind `level-zero` of `umf.toml`: its settings, and its [`ProviderFactory`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use umf_core::settings::{Code, Numbers};
 use umf_core::{FactoryError, Import, Provider, ProviderFactory};
 
-use crate::{Choice, FreePolicy, Handles, LevelZeroImport, LevelZeroProvider};
+use crate::{DeviceSelector, FreePolicy, HandleFormat, LevelZeroImport, LevelZeroProvider};
 
 umf_core::words! {
-    /// Which memory is allocated.
+    /// Which memory to allocate.
     #[derive(Default)]
     pub enum LevelZeroMemory {
-        /// The device's own.
+        /// Device memory.
         #[default]
         Auto = "auto",
-        /// The device's own, which the CPU must not touch.
+        /// Device memory, which the CPU must not touch.
         Device = "device",
-        /// The host's, which devices reach.
+        /// Host memory that devices can access.
         Host = "host",
-        /// Memory that moves to where it is used.
+        /// Memory that migrates between host and device.
         Managed = "managed" | "shared",
     }
 }
@@ -38,13 +38,13 @@ umf_core::settings! {
         pub ordinal: u32 = 0;
         /// Other devices of the driver on which the memory is made resident ([1, 2] or "1-2").
         pub resident: Vec<u32> as Numbers = Vec::new();
-        /// When freed memory goes: "default", "blocking" (freeing waits for the device) or "deferred" (the
-        /// driver waits).
+        /// When freed memory goes: "default", "blocking" (freeing waits for the device) or
+        /// "deferred" (the driver waits).
         pub free_policy: FreePolicy = FreePolicy::Default;
-        /// What travels to other processes: "auto", "fd-functions" (descriptors, by the driver's functions
-        /// for them), "fd" (descriptors that stand in the driver's handles) or "opaque" (the driver's
-        /// handles as they are, which the driver has to bring over by itself).
-        pub handles: Handles = Handles::Auto;
+        /// What travels to other processes: "auto", "fd-functions" (descriptors, by the driver's
+        /// functions for them), "fd" (descriptors that stand in the driver's handles) or "opaque"
+        /// (the driver's handles as they are, which the driver has to bring over by itself).
+        pub handles: HandleFormat = HandleFormat::Auto;
         /// Absolute path of the loader, where it is not the system's libze_loader.so.1. Refused in
         /// ./umf.toml and from a variable: this is code.
         pub path: Option<PathBuf> as Option<Code<PathBuf>> = None,
@@ -52,11 +52,11 @@ umf_core::settings! {
     }
 }
 
-/// The device that settings name.
-fn choice(settings: &LevelZeroSettings) -> Choice {
-    let device = Choice::device(settings.device).of_driver(settings.device_driver);
+/// Returns the device that the settings select.
+fn selector(settings: &LevelZeroSettings) -> DeviceSelector {
+    let device = DeviceSelector::device(settings.device).driver(settings.device_driver);
     match &settings.path {
-        Some(loader) => device.through(loader),
+        Some(loader) => device.loader(loader),
         None => device,
     }
 }
@@ -66,7 +66,7 @@ impl ProviderFactory for LevelZeroProvider {
     type Settings = LevelZeroSettings;
 
     fn build(name: &str, settings: LevelZeroSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        let device = choice(&settings);
+        let device = selector(&settings);
         let builder = match settings.memory {
             LevelZeroMemory::Auto | LevelZeroMemory::Device => Self::device(device),
             LevelZeroMemory::Host => Self::host(device),
@@ -76,8 +76,8 @@ impl ProviderFactory for LevelZeroProvider {
         Ok(builder.free_policy(settings.free_policy).handles(settings.handles).build()?)
     }
 
-    /// The driver is started when there is something to open.
+    /// Returns an importer. The driver is initialized by the first import.
     fn import(settings: &LevelZeroSettings) -> Option<Arc<dyn Import>> {
-        Some(Arc::new(LevelZeroImport::new(choice(settings))))
+        Some(Arc::new(LevelZeroImport::new(selector(settings))))
     }
 }

@@ -1,4 +1,4 @@
-//! What the driver says, as errors of umf.
+//! Converts failed calls of the driver to errors of umf, and keeps the last one of each thread.
 
 use core::cell::Cell;
 
@@ -12,62 +12,60 @@ thread_local! {
     static LAST: Cell<Option<Failure>> = const { Cell::new(None) };
 }
 
-/// The last call of a Level Zero function that failed in this thread, in this crate: with the function, and the answer by the
-/// specification's name. [`umf_core::Error::OutOfMemory`] and others do not carry it.
+/// Returns the last failed Level Zero call of this crate in the current thread: the function and
+/// its `ze_result_t`. [`umf_core::Error`] does not carry the result in all of its variants.
 #[must_use]
 pub fn last_failure() -> Option<Failure> {
     LAST.get()
 }
 
-/// A failed call as an error.
-pub(crate) fn error(failure: Failure) -> Error {
+/// Records a failed call for [`last_failure`], and converts it to an error.
+pub(crate) fn driver_error(failure: Failure) -> Error {
     LAST.set(Some(failure));
     let what = failure.function();
     match failure {
         Failure::Refused { result, .. } if result != ZE_RESULT_ERROR_UNSUPPORTED_FEATURE => Error::Driver {
             call: what,
             code: i64::from(result.0),
-            name: result.name().unwrap_or("an answer without a name"),
+            name: result.name().unwrap_or("an unknown ze_result_t"),
             meaning: result.text(),
         },
         Failure::Absent { .. } => Error::NotSupported {
             what,
-            owner: "this Level Zero loader or driver; a newer one may",
+            owner: "this Level Zero loader or driver; install a newer one",
             native: 0,
         },
         _ => Error::NotSupported { what, owner: "this Level Zero driver", native: 0 },
     }
 }
 
-/// A failed allocation as an error.
-pub(crate) fn of_allocation(failure: Failure, layout: Layout) -> Error {
-    let error = error(failure);
+/// Converts a failed allocation to an error.
+pub(crate) fn allocation_error(failure: Failure, layout: Layout) -> Error {
+    let error = driver_error(failure);
     let out_of = |owner| Error::OutOfMemory { size: layout.size(), owner, native: 0 };
     match failure.result() {
         ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY => out_of("the Level Zero device"),
-        ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY => {
-            out_of("the Level Zero driver, which has no memory of the host left")
-        }
+        ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY => out_of("the Level Zero driver's host memory"),
         ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT => Error::BadAlignment { align: layout.align() },
         _ => error,
     }
 }
 
-/// That there is no loader, as an error.
-pub(crate) fn of_opening(error: &OpenError) -> Error {
+/// Converts a failure to open the loader to an error.
+pub(crate) fn open_error(error: &OpenError) -> Error {
     let owner = match error {
         OpenError::Library { .. } => {
             "this machine: its loader libze_loader.so.1 cannot be opened (install it, Debian: libze1)"
         }
-        _ => "what was named as its loader, which is none",
+        _ => "the library at the configured path: it is neither a Level Zero loader nor a driver",
     };
     Error::NotSupported { what: "Level Zero", owner, native: 0 }
 }
 
-/// That there is no driver, as an error.
+/// The error for a loader without drivers.
 pub(crate) const NO_DRIVER: Error = Error::NotSupported {
     what: "Level Zero",
-    owner: "this machine: its loader finds no driver (install the one of your device, Debian: libze-intel-gpu1; or name one in \
-            ZE_ENABLE_ALT_DRIVERS)",
+    owner: "this machine: its loader finds no driver (install the driver of the device, Debian: libze-intel-gpu1; or name \
+            one in ZE_ENABLE_ALT_DRIVERS)",
     native: 0,
 };

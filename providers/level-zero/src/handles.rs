@@ -1,15 +1,15 @@
-//! [`Handles`]: what travels to other processes, and how it comes out of a driver's handle.
+//! Export of regions: [`HandleFormat`], and how each format is taken from a driver's IPC handle and
+//! turned back into one.
 //!
-//! | what travels | fd | native bytes |
+//! | format | fd | native bytes |
 //! |---|---|---|
-//! | an fd, taken out and put in by the driver's functions | yes | none |
-//! | an fd that stands in the handle's first four bytes | yes | the handle, with no fd (-1) in them |
-//! | the handle, and the driver brings over what it needs | no | the handle |
+//! | `fd-functions` | taken from the handle by the driver's function | none |
+//! | `fd` | the number in the handle's first four bytes | the handle with -1 in place of the number |
+//! | `opaque` | none: the driver transfers what it needs | the handle |
 //!
-//! The second is what clients of all drivers do, and works with those too that could bring the fd over by themselves: they see
-//! that the number is not what they wrote, and take it as local.
-//!
-//! The export of regions ([`Export`]) is here too.
+//! The format `fd` is what clients of all drivers do. It also works with a driver that could
+//! transfer the fd itself: the driver sees that the number is not the one it wrote, and takes it as
+//! an fd of the importing process.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,199 +21,199 @@ use umf_core::{Error, Export, NativeBytes, NativeExport, Region, Result};
 use umf_os::is_dma_buf;
 
 use crate::context::Context;
-use crate::failure::error;
-use crate::native;
-use crate::native::handle::{self, Bytes};
+use crate::failure::driver_error;
+use crate::native::{self, IpcHandleBytes};
 use crate::provider::LevelZeroProvider;
 
 umf_core::words! {
-    /// What travels to other processes.
+    /// The format of exported handles.
     #[derive(Default)]
     #[non_exhaustive]
-    pub enum Handles {
-        /// What the driver can do best: the first of the others that it can.
+    pub enum HandleFormat {
+        /// The first of the other formats that the driver supports.
         #[default]
         Auto = "auto",
-        /// An fd, which the functions of `ZE_experimental_ipc_memory_fd` (or what a driver calls it) take out of a handle and put in.
+        /// An fd, which the functions of `ZE_experimental_ipc_memory_fd` take from a handle and put
+        /// into one.
         FdFunctions = "fd-functions",
-        /// An fd that stands in the first four bytes of a handle.
+        /// An fd, whose number is in the first four bytes of a handle.
         Fd = "fd",
-        /// The driver's handle as it is: the driver brings over what it needs, by its own means and with its own permissions.
-        /// Refused if its handles are nothing but an fd.
+        /// The driver's handle as it is. The driver transfers what it needs by its own means and
+        /// with its own permission checks. Fails if the handle consists of a local fd only.
         Opaque = "opaque",
     }
 }
 
-/// What was found to work, once and for all.
+/// The format in use: the configured one, or the one that the first export with
+/// [`HandleFormat::Auto`] found.
 #[derive(Debug)]
-pub(crate) struct Probed(AtomicU8);
+pub(crate) struct ProbedFormat(AtomicU8);
 
-impl Probed {
-    pub(crate) const fn new(wanted: Handles) -> Self {
-        Self(AtomicU8::new(wanted as u8))
+impl ProbedFormat {
+    pub(crate) const fn new(configured: HandleFormat) -> Self {
+        Self(AtomicU8::new(configured as u8))
     }
 
-    pub(crate) fn get(&self) -> Handles {
+    pub(crate) fn get(&self) -> HandleFormat {
         match self.0.load(Ordering::Relaxed) {
-            1 => Handles::FdFunctions,
-            2 => Handles::Fd,
-            3 => Handles::Opaque,
-            _ => Handles::Auto,
+            1 => HandleFormat::FdFunctions,
+            2 => HandleFormat::Fd,
+            3 => HandleFormat::Opaque,
+            _ => HandleFormat::Auto,
         }
     }
 
-    fn set(&self, found: Handles) {
+    fn set(&self, found: HandleFormat) {
         self.0.store(found as u8, Ordering::Relaxed);
     }
 }
 
-/// A handle that is out, and how it goes back.
+/// A driver handle behind a live export, released by `unexport`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Given {
-    bytes: Bytes,
-    /// Which export it is: the number of the fd that travels.
+pub(crate) struct IssuedHandle {
+    bytes: IpcHandleBytes,
+    /// Number of the exported fd: identifies the export.
     pub fd: Option<i32>,
-    /// The fd that a driver which takes nothing back has left to us.
-    left: Option<i32>,
+    /// The fd to close on release, if the driver has no `zeMemPutIpcHandle`.
+    owned_fd: Option<i32>,
 }
 
-/// Whether somebody's file is memory that stays: a dma-buf, or a memfd that cannot shrink.
+/// Returns whether an fd is memory that cannot shrink: a dma-buf, or a memfd with that seal.
 pub(crate) fn is_memory(fd: &OwnedFd) -> Result<bool> {
     let seals = rustix::fs::fcntl_get_seals(fd);
     Ok(seals.is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK)) || is_dma_buf(fd.as_fd())?)
 }
 
-/// A duplicate of the fd in a handle's first bytes, if an fd stands there.
-fn inside(bytes: &Bytes) -> Result<Option<(i32, OwnedFd)>> {
-    let number = number_in(bytes);
-    let Some(fd) = handle::duplicate(number) else { return Ok(None) };
+/// Returns the fd in a handle's first bytes, by number and as a duplicate. `None` if they are not
+/// the number of an fd of memory.
+fn fd_in_handle(bytes: &IpcHandleBytes) -> Result<Option<(i32, OwnedFd)>> {
+    let number = leading_number(bytes);
+    let Some(fd) = native::duplicate_fd(number) else { return Ok(None) };
     Ok(is_memory(&fd)?.then_some((number, fd)))
 }
 
-fn number_in(bytes: &Bytes) -> i32 {
+fn leading_number(bytes: &IpcHandleBytes) -> i32 {
     i32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Whether a handle says which process it is of. One that does not means another's memory, or none, wherever its fd is not
-/// brought over first.
-fn names_process(bytes: &Bytes) -> bool {
+/// Returns whether a handle contains the pid of this process. Without it, the fd number in the
+/// handle would refer to another fd in the importing process.
+fn has_own_pid(bytes: &IpcHandleBytes) -> bool {
     let pid = std::process::id().to_ne_bytes();
     bytes.chunks_exact(4).skip(1).any(|word| word == pid)
 }
 
-/// The handle with another fd in it.
-fn with_number(mut bytes: Bytes, number: i32) -> Bytes {
+/// Replaces the fd number in a handle.
+fn with_number(mut bytes: IpcHandleBytes, number: i32) -> IpcHandleBytes {
     bytes[..4].copy_from_slice(&number.to_ne_bytes());
     bytes
 }
 
-/// Makes an export of an allocation's handle.
-pub(crate) fn export(
+/// The part of a handle that is sent to other processes.
+enum Payload {
+    Fd((i32, OwnedFd), NativeBytes),
+    Opaque,
+}
+
+/// Converts an allocation's IPC handle to an export.
+fn export_handle(
     context: &Context,
-    bytes: Bytes,
+    bytes: IpcHandleBytes,
     allocation_id: u64,
-    probed: &Probed,
-) -> Result<(NativeExport, Given)> {
-    let wanted = probed.get();
-    let found = match wanted {
-        Handles::Auto => {
-            let by_functions = by_functions(context, &bytes);
-            match by_functions {
-                Ok(found) => {
-                    probed.set(Handles::FdFunctions);
-                    Found::Fd(found, NativeBytes::EMPTY)
-                }
-                Err(_) => match inside(&bytes)? {
-                    Some((number, fd)) => {
-                        probed.set(Handles::Fd);
-                        Found::Fd((number, fd), NativeBytes::new(&with_number(bytes, -1))?)
-                    }
-                    None => {
-                        probed.set(Handles::Opaque);
-                        Found::Opaque
-                    }
-                },
+    format: &ProbedFormat,
+) -> Result<(NativeExport, IssuedHandle)> {
+    let payload = match format.get() {
+        HandleFormat::Auto => match fd_by_function(context, &bytes) {
+            Ok(fd) => {
+                format.set(HandleFormat::FdFunctions);
+                Payload::Fd(fd, NativeBytes::EMPTY)
             }
-        }
-        Handles::FdFunctions => Found::Fd(by_functions(context, &bytes)?, NativeBytes::EMPTY),
-        Handles::Fd => {
-            let none = Error::NotSupported {
+            Err(_) => match fd_in_handle(&bytes)? {
+                Some(fd) => {
+                    format.set(HandleFormat::Fd);
+                    Payload::Fd(fd, NativeBytes::new(&with_number(bytes, -1))?)
+                }
+                None => {
+                    format.set(HandleFormat::Opaque);
+                    Payload::Opaque
+                }
+            },
+        },
+        HandleFormat::FdFunctions => Payload::Fd(fd_by_function(context, &bytes)?, NativeBytes::EMPTY),
+        HandleFormat::Fd => {
+            let no_fd = Error::NotSupported {
                 what: "an fd in the first bytes of a handle (handles = \"fd\")",
                 owner: "this Level Zero driver; use auto or opaque",
                 native: 0,
             };
-            Found::Fd(inside(&bytes)?.ok_or(none)?, NativeBytes::new(&with_number(bytes, -1))?)
+            Payload::Fd(fd_in_handle(&bytes)?.ok_or(no_fd)?, NativeBytes::new(&with_number(bytes, -1))?)
         }
-        Handles::Opaque => {
-            if inside(&bytes)?.is_some() && !names_process(&bytes) {
+        HandleFormat::Opaque => {
+            if fd_in_handle(&bytes)?.is_some() && !has_own_pid(&bytes) {
                 return Err(Error::NotSupported {
                     what: "a handle that travels as it is (handles = \"opaque\")",
                     owner: "this Level Zero driver: its handles are an fd of this process; use auto or fd",
                     native: 0,
                 });
             }
-            Found::Opaque
+            Payload::Opaque
         }
     };
-    Ok(match found {
-        Found::Opaque => {
-            let left =
-                if context.takes_handles_back { None } else { inside(&bytes)?.map(|(number, _)| number) };
+    Ok(match payload {
+        Payload::Opaque => {
+            let owned_fd =
+                if context.has_put_handle { None } else { fd_in_handle(&bytes)?.map(|(number, _)| number) };
             let export = NativeExport::from_bytes(NativeBytes::new(&bytes)?, allocation_id);
-            (export, Given { bytes, fd: None, left })
+            (export, IssuedHandle { bytes, fd: None, owned_fd })
         }
-        Found::Fd((number, fd), native) => {
-            let given = Given {
+        Payload::Fd((number, fd), native) => {
+            let issued = IssuedHandle {
                 bytes,
                 fd: Some(fd.as_raw_fd()),
-                left: (!context.takes_handles_back).then_some(number),
+                owned_fd: (!context.has_put_handle).then_some(number),
             };
             let mut export = NativeExport::from_fd(Arc::new(fd), 0);
             export.native = native;
             export.allocation_id = allocation_id;
-            (export, given)
+            (export, issued)
         }
     })
 }
 
-enum Found {
-    Fd((i32, OwnedFd), NativeBytes),
-    Opaque,
-}
-
-/// The fd of a handle as the driver's function tells it, and a duplicate.
-fn by_functions(context: &Context, bytes: &Bytes) -> Result<(i32, OwnedFd)> {
-    let number = handle::fd_of(context, *bytes).map_err(error)?;
-    let lost = Error::Native {
+/// Returns the fd that the driver's function takes from a handle, by number and as a duplicate.
+fn fd_by_function(context: &Context, bytes: &IpcHandleBytes) -> Result<(i32, OwnedFd)> {
+    let number = native::fd_of_ipc_handle(context, *bytes).map_err(driver_error)?;
+    let not_memory = Error::Native {
         call: "zeMemGetFileDescriptorFromIpcHandleExp",
         native: 0,
-        hint: "the driver's answer is no fd of memory: use handles = \"fd\" or \"opaque\"",
+        hint: "the driver returned a number that is not an fd of memory: use handles = \"fd\" or \"opaque\"",
     };
-    let number = number.ok_or(lost)?;
-    let fd = handle::duplicate(number).ok_or(lost)?;
-    if is_memory(&fd)? { Ok((number, fd)) } else { Err(lost) }
+    let number = number.ok_or(not_memory)?;
+    let fd = native::duplicate_fd(number).ok_or(not_memory)?;
+    if is_memory(&fd)? { Ok((number, fd)) } else { Err(not_memory) }
 }
 
-/// Gives a handle back, once.
-pub(crate) fn put(context: &Context, given: &Given) -> Result<()> {
-    if let Some(number) = given.left {
-        handle::close_fd(number);
+/// Releases the driver handle of an export. Called once per handle.
+pub(crate) fn release_handle(context: &Context, issued: &IssuedHandle) -> Result<()> {
+    if let Some(number) = issued.owned_fd {
+        native::close_fd(number);
         return Ok(());
     }
-    match handle::put(context, given.bytes).map_err(error) {
-        // The loader is older than the function is. The driver closes what is out when the memory is freed.
+    match native::put_ipc_handle(context, issued.bytes).map_err(driver_error) {
+        // The loader is older than the function. The driver closes the handle when the memory is
+        // freed.
         Err(Error::NotSupported { .. }) => Ok(()),
-        answer => answer,
+        result => result,
     }
 }
 
-/// The handle of what came from another process, for the driver of this one.
-pub(crate) fn import(
+/// Converts what an importer received to an IPC handle for this process's driver.
+pub(crate) fn handle_from_request(
     context: &Context,
     fd: Option<&OwnedFd>,
     native: &[u8; NATIVE_BYTES],
     length: usize,
-) -> Result<Bytes> {
+) -> Result<IpcHandleBytes> {
     if let Some(fd) = fd
         && !is_memory(fd)?
     {
@@ -222,11 +222,13 @@ pub(crate) fn import(
         });
     }
     match (fd, length) {
-        (Some(fd), 0) => handle::from_fd(context, fd.as_raw_fd()).map_err(error),
+        (Some(fd), 0) => native::ipc_handle_from_fd(context, fd.as_raw_fd()).map_err(driver_error),
         (Some(fd), NATIVE_BYTES) => Ok(with_number(*native, fd.as_raw_fd())),
-        (None, NATIVE_BYTES) if number_in(native) != -1 => Ok(*native),
-        (None, _) => Err(Error::Untrusted { why: "no file descriptor came along" }),
-        _ => Err(Error::Untrusted { why: "the driver's handle has not the length of one" }),
+        (None, NATIVE_BYTES) if leading_number(native) != -1 => Ok(*native),
+        (None, _) => {
+            Err(Error::Untrusted { why: "the handle needs a file descriptor, and none was received" })
+        }
+        _ => Err(Error::Untrusted { why: "the driver's handle has the wrong length" }),
     }
 }
 
@@ -241,47 +243,46 @@ impl Export for LevelZeroProvider {
                 native: 0,
             });
         }
-        let mut records = self.records();
-        let record = records.live.get_mut(region)?;
-        let now = native::memory::facts(context, region.base()).map_err(error)?;
-        if now.id != record.id {
+        let mut regions = self.regions();
+        let record = regions.live.get_mut(region)?;
+        let current = native::allocation_info(context, region.base()).map_err(driver_error)?;
+        if current.id != record.allocation_id {
             return Err(Error::Native {
                 call: "zeMemGetAllocProperties",
                 native: 0,
-                hint: "another allocation lies at the region's address: it was freed past umf",
+                hint: "another allocation is at the region's address: the region was freed without umf",
             });
         }
-        let bytes = handle::get(context, region.base()).map_err(error)?;
-        match export(context, bytes, record.id, self.probed()) {
-            Ok((export, given)) => {
-                record.given.push(given);
+        let bytes = native::get_ipc_handle(context, region.base()).map_err(driver_error)?;
+        match export_handle(context, bytes, record.allocation_id, self.handle_format()) {
+            Ok((export, issued)) => {
+                record.issued.push(issued);
                 Ok(export)
             }
             Err(error) => {
-                let _ = handle::put(context, bytes);
+                let _ = native::put_ipc_handle(context, bytes);
                 Err(error)
             }
         }
     }
 
     fn unexport(&self, region: &Region, export: NativeExport) -> Result<()> {
-        use std::os::fd::AsRawFd;
         let context = self.context();
         context.check()?;
         let fd = export.fd.as_ref().map(|fd| fd.as_raw_fd());
-        let given = {
-            let mut records = self.records();
-            let given = &mut records.live.get_mut(region)?.given;
-            let is_it = given.iter().position(|given| given.fd == fd);
-            let nothing =
-                Error::InvalidArgument { what: "export", why: "is not one that this region has out" };
-            given.swap_remove(is_it.ok_or(nothing)?)
+        let handle = {
+            let mut regions = self.regions();
+            let issued = &mut regions.live.get_mut(region)?.issued;
+            let index = issued.iter().position(|handle| handle.fd == fd);
+            let unknown =
+                Error::InvalidArgument { what: "export", why: "is not a live export of this region" };
+            issued.swap_remove(index.ok_or(unknown)?)
         };
-        put(context, &given)
+        release_handle(context, &handle)
     }
 
     fn fd_opens_through_procfs(&self) -> bool {
-        // Those of real drivers are dma-bufs, which have no file that could be opened again.
+        // The fds of hardware drivers are dma-bufs, which cannot be reopened through /proc.
         false
     }
 }

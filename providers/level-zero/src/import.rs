@@ -1,4 +1,4 @@
-//! [`LevelZeroImport`]: opens device memory that another process exported.
+//! [`LevelZeroImport`]: opens device memory that another process exported, and checks it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
 use umf_core::{Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer};
 use umf_sync::Lock;
 
-use crate::context::Choice;
-use crate::engine::{Engine, WITHOUT_DEVICE};
-use crate::failure::error;
+use crate::context::DeviceSelector;
+use crate::copy_engine::{CopyEngine, NO_DEVICE};
+use crate::failure::driver_error;
 use crate::handles;
 use crate::native;
 
@@ -19,119 +19,134 @@ pub(crate) const KIND: ProviderKind = match ProviderKind::new("level-zero") {
     None => panic!("a valid name"),
 };
 
-/// Opens device memory that another process exported, for a device of this one. Needs no provider.
+/// An importer of device memory that another process exported, for a device of this process. Needs
+/// no provider.
 ///
-/// What comes along is checked: an fd has to be a dma-buf or a memfd that cannot shrink before the driver gets it, and what the
-/// driver opened has to be device memory of at least the size that the handle says. What the bytes of a driver's own handle
-/// mean only the driver knows.
+/// The importer checks what it received. Before the driver gets an fd, it has to be a dma-buf or a
+/// memfd sealed against shrinking. What the driver opened has to be device memory of at least the
+/// handle's size. The bytes of a driver's own handle are validated by the driver alone.
 ///
-/// The driver may open one allocation once however often it is asked; it is closed with the last. Who may write is not limited:
-/// a read-only import is a courtesy. Thread-safe. In a forked child nothing is opened, and what the parent opened is gone.
+/// A driver may map an allocation once for several opens. The importer counts them, and closes the
+/// mapping with the last release. Level Zero has no read-only mappings: a read-only import is
+/// advisory.
+///
+/// Thread-safe. In a forked child every import fails, and imports of the parent are gone.
 #[derive(Debug)]
-pub struct LevelZeroImport(Source);
+pub struct LevelZeroImport(EngineSource);
 
 #[derive(Debug)]
-enum Source {
-    /// The provider's.
-    Engine(Arc<Engine>),
-    /// Started when it is needed.
-    Choice(Choice),
+enum EngineSource {
+    /// The engine of a provider.
+    Provider(Arc<CopyEngine>),
+    /// An engine in [`ENGINES`], created by the first import.
+    Selected(DeviceSelector),
 }
 
-/// The devices that importers were told to use. They stay: what is open in them has to be closed by them.
-static ENGINES: Lock<Vec<(Choice, Arc<Engine>)>> = Lock::new(Vec::new());
+/// The engines of importers without a provider. They are never removed: open imports are closed
+/// through them.
+static ENGINES: Lock<Vec<(DeviceSelector, Arc<CopyEngine>)>> = Lock::new(Vec::new());
 
 impl LevelZeroImport {
-    /// An importer for this device. The driver is started when the first handle is opened.
+    /// Returns an importer for this device. The first import initializes the driver.
     #[must_use]
-    pub const fn new(device: Choice) -> Self {
-        Self(Source::Choice(device))
+    pub const fn new(device: DeviceSelector) -> Self {
+        Self(EngineSource::Selected(device))
     }
 
-    pub(crate) const fn of(engine: Arc<Engine>) -> Self {
-        Self(Source::Engine(engine))
+    pub(crate) const fn for_provider(engine: Arc<CopyEngine>) -> Self {
+        Self(EngineSource::Provider(engine))
     }
 
-    /// The device, if it was started.
-    fn started(&self) -> Option<Arc<Engine>> {
+    /// Returns the engine if it exists.
+    fn existing_engine(&self) -> Option<Arc<CopyEngine>> {
         match &self.0 {
-            Source::Engine(engine) => Some(Arc::clone(engine)),
-            Source::Choice(choice) => {
-                let engines = ENGINES.lock();
-                let is_it =
-                    |(of, engine): &&(Choice, Arc<Engine>)| of == choice && engine.context().belongs_here();
-                engines.iter().find(is_it).map(|(_, engine)| Arc::clone(engine))
-            }
+            EngineSource::Provider(engine) => Some(Arc::clone(engine)),
+            EngineSource::Selected(device) => find_engine(&ENGINES.lock(), device),
         }
     }
 
-    fn engine(&self) -> Result<Arc<Engine>> {
-        if let Some(engine) = self.started() {
+    /// Returns the engine, created on first use.
+    fn engine(&self) -> Result<Arc<CopyEngine>> {
+        if let Some(engine) = self.existing_engine() {
             return Ok(engine);
         }
-        let Source::Choice(choice) = &self.0 else { return Err(Error::Frozen { what: "Level Zero memory" }) };
-        // Not under the lock: the driver takes its time.
-        let made = Arc::new(Engine::chosen(choice)?);
+        let EngineSource::Selected(device) = &self.0 else {
+            return Err(Error::Frozen { what: "Level Zero memory" });
+        };
+        // Without the lock: initializing a driver can take seconds.
+        let created = Arc::new(CopyEngine::select(device)?);
         let mut engines = ENGINES.lock();
-        let same = |(of, engine): &&(Choice, Arc<Engine>)| of == choice && engine.context().belongs_here();
-        if let Some((_, engine)) = engines.iter().find(same) {
-            return Ok(Arc::clone(engine));
+        if let Some(engine) = find_engine(&engines, device) {
+            return Ok(engine);
         }
-        engines.push((choice.clone(), Arc::clone(&made)));
-        Ok(made)
+        engines.push((device.clone(), Arc::clone(&created)));
+        Ok(created)
     }
 
-    /// A device for copies: addresses that were never opened are nobody's.
-    fn copier(&self, of: Address) -> Result<Arc<Engine>> {
-        let nobody =
-            Error::ForeignAddress { address: of, owner: "the Level Zero importer, which opened nothing" };
-        self.started().ok_or(nobody)
+    /// Returns the engine that copies imported memory. Without an engine there are no imports.
+    fn engine_for_copy(&self, address: Address) -> Result<Arc<CopyEngine>> {
+        let foreign =
+            Error::ForeignAddress { address, owner: "the Level Zero importer, which has opened nothing" };
+        self.existing_engine().ok_or(foreign)
     }
 }
 
-/// Opens a handle, and checks what was opened.
-fn open(engine: &Engine, request: &ImportRequest, fd: Option<&OwnedFd>) -> Result<Imported> {
+fn find_engine(
+    engines: &[(DeviceSelector, Arc<CopyEngine>)],
+    device: &DeviceSelector,
+) -> Option<Arc<CopyEngine>> {
+    let matches = |(selector, engine): &&(DeviceSelector, Arc<CopyEngine>)| {
+        selector == device && engine.context().is_usable()
+    };
+    engines.iter().find(matches).map(|(_, engine)| Arc::clone(engine))
+}
+
+/// Opens a handle, and checks the memory behind it.
+fn open(engine: &CopyEngine, request: &ImportRequest, fd: Option<&OwnedFd>) -> Result<Imported> {
     let context = engine.context();
-    if engine.device().is_absent() {
-        return Err(WITHOUT_DEVICE);
+    if engine.device().is_none() {
+        return Err(NO_DEVICE);
     }
-    let bytes = handles::import(context, fd, &request.native, request.native_len)?;
-    // The driver's answer and what is known of it are one: else another thread might close the address in between.
-    let mut ranges = context.ranges.lock();
-    let base = native::handle::open(context, engine.device().handle, bytes).map_err(error)?;
-    let base = base.ok_or(Error::Untrusted { why: "the driver opened it where no address can be" })?;
+    let bytes = handles::handle_from_request(context, fd, &request.native, request.native_len)?;
+    // The lock is held from the driver's open until the import is counted. Otherwise another thread
+    // could close the same mapping in between.
+    let mut address_map = context.address_map.lock();
+    let base = native::open_ipc_handle(context, engine.device().handle, bytes).map_err(driver_error)?;
+    let base =
+        base.ok_or(Error::Untrusted { why: "the driver returned an invalid address for the handle" })?;
     let checked = match check(engine, base, request.size) {
         Ok(size) => size,
         Err(error) => {
-            if !ranges.is_opened(base) {
-                // What it says of that is of no more use.
-                let _ = native::handle::close(context, base);
+            if !address_map.is_imported(base) {
+                // The error of `check` is the one to report.
+                let _ = native::close_ipc_handle(context, base);
             }
             return Err(error);
         }
     };
-    ranges.open(base, checked);
+    address_map.add_import(base, checked);
     Ok(Imported::device(base, checked))
 }
 
-/// How many bytes there are at what was opened, if it is what it should be.
-fn check(engine: &Engine, base: Address, wanted: usize) -> Result<usize> {
+/// Checks that opened memory is device memory of at least `wanted` bytes. Returns its size in
+/// bytes.
+fn check(engine: &CopyEngine, base: Address, wanted: usize) -> Result<usize> {
     let context = engine.context();
-    if native::memory::facts(context, base).map_err(error)?.kind != ZE_MEMORY_TYPE_DEVICE {
-        return Err(Error::Untrusted { why: "the driver says that it is no device memory" });
+    if native::allocation_info(context, base).map_err(driver_error)?.kind != ZE_MEMORY_TYPE_DEVICE {
+        return Err(Error::Untrusted { why: "the opened memory is not device memory" });
     }
-    let (start, size) = native::memory::extent(context, base)
-        .map_err(error)?
-        .ok_or(Error::Untrusted { why: "the driver does not know how large it is" })?;
+    let (start, size) = native::address_range(context, base)
+        .map_err(driver_error)?
+        .ok_or(Error::Untrusted { why: "the driver does not know the size of the opened memory" })?;
     let before = base.offset_from(start).and_then(|before| usize::try_from(before).ok());
     match before.and_then(|before| size.checked_sub(before)) {
         Some(size) if size >= wanted => Ok(size),
-        _ => Err(Error::Untrusted { why: "it is smaller than its handle says" }),
+        _ => Err(Error::Untrusted { why: "the opened memory is smaller than the handle says" }),
     }
 }
 
-// SAFETY: what is opened stays as long as it is open: the driver keeps the memory, whatever its exporter does. The CPU is told
-// not to touch it.
+// SAFETY: the driver keeps imported memory mapped until `release`, even if the exporter frees it or
+// exits. `Imported::device` declares that the CPU must not touch it.
 unsafe impl Import for LevelZeroImport {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -141,9 +156,9 @@ unsafe impl Import for LevelZeroImport {
         let engine = self.engine()?;
         engine.context().check()?;
         if request.offset != 0 || request.size == 0 {
-            return Err(Error::Untrusted { why: "a Level Zero handle names whole allocations" });
+            return Err(Error::Untrusted { why: "a Level Zero handle refers to a whole allocation" });
         }
-        // Closed when the driver has what it needs of it.
+        // Closed on return: the driver holds its own reference to the memory.
         let fd = request.fd.take();
         open(&engine, &request, fd.as_ref())
     }
@@ -154,17 +169,17 @@ unsafe impl Import for LevelZeroImport {
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the Level Zero importer" };
-        let Some(engine) = self.started() else {
-            // A parent's: the driver does not come through forks.
+        let Some(engine) = self.existing_engine() else {
+            // Imported before a fork: the driver does not work in the child.
             return Ok(());
         };
         let context = engine.context();
-        if !context.belongs_here() {
+        if !context.is_usable() {
             return Ok(());
         }
-        let mut ranges = context.ranges.lock();
-        if ranges.close(imported.base).ok_or(foreign)? {
-            native::handle::close(context, imported.base).map_err(error)?;
+        let mut address_map = context.address_map.lock();
+        if address_map.remove_import(imported.base).ok_or(foreign)? {
+            native::close_ipc_handle(context, imported.base).map_err(driver_error)?;
         }
         Ok(())
     }
@@ -172,22 +187,22 @@ unsafe impl Import for LevelZeroImport {
 
 impl Transfer for LevelZeroImport {
     unsafe fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: passed on to the caller, here and below.
-        unsafe { self.copier(from)?.read(from, into) }
+        // SAFETY: the caller upholds the same contract, here and below.
+        unsafe { self.engine_for_copy(from)?.read(from, into) }
     }
 
     unsafe fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.copier(to)?.write(to, bytes) }
+        unsafe { self.engine_for_copy(to)?.write(to, bytes) }
     }
 
     unsafe fn fill(&self, to: Address, size: usize, byte: u8) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.copier(to)?.fill(to, size, byte) }
+        unsafe { self.engine_for_copy(to)?.fill(to, size, byte) }
     }
 
     unsafe fn copy(&self, from: Address, to: Address, size: usize) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.copier(to)?.copy(from, to, size) }
+        unsafe { self.engine_for_copy(to)?.copy(from, to, size) }
     }
 }

@@ -1,25 +1,26 @@
 //! Level Zero memory for umf: of devices, of the host for devices, and shared between both.
 //!
-//! | what | how |
+//! | task | how |
 //! |---|---|
-//! | memory of a device that settings name | [`LevelZeroProvider::device`], [`LevelZeroProvider::host`], [`LevelZeroProvider::managed`] |
-//! | in a context that the application has already | [`LevelZeroProvider::over`] |
-//! | memory of another process | [`LevelZeroImport`], which needs no provider |
-//! | copies and fills, since the CPU must not touch device memory | [`umf_core::Transfer`] |
-//! | what travels to other processes | [`Handles`] |
-//! | peers that have the memory at hand | [`LevelZeroBuilder::resident`], [`LevelZeroProvider::set_resident`] |
-//! | fds of memory, for and from other interfaces | [`LevelZeroProvider::export_fd`], [`LevelZeroProvider::import_fd`] |
-//! | what the driver said last | [`last_failure`] |
-//! | what this machine has | [`survey`] |
+//! | allocate memory of a device that settings name | [`LevelZeroProvider::device`], [`LevelZeroProvider::host`], [`LevelZeroProvider::managed`] |
+//! | allocate in a context of the application | [`LevelZeroProvider::from_context`] |
+//! | open memory of another process | [`LevelZeroImport`], which needs no provider |
+//! | copy and fill, since the CPU must not touch device memory | [`umf_core::Transfer`] |
+//! | choose the format of exported handles | [`HandleFormat`] |
+//! | make memory resident on other devices | [`LevelZeroBuilder::resident`], [`LevelZeroProvider::set_resident`] |
+//! | exchange fds of memory with other interfaces | [`LevelZeroProvider::export_fd`], [`LevelZeroProvider::import_fd`] |
+//! | read the driver's last error | [`last_failure`] |
+//! | list the drivers and devices of this machine | [`survey`] |
 //!
-//! The loader is opened at run time: where there is none, making a provider is an error that says so.
+//! The loader is opened at run time. Without a loader, building a provider fails with
+//! [`umf_core::Error::NotSupported`].
 //!
 //! ```
 //! use umf_core::{Layout, Provider};
-//! use umf_provider_level_zero::{Choice, LevelZeroProvider};
+//! use umf_provider_level_zero::{DeviceSelector, LevelZeroProvider};
 //!
 //! # fn main() -> Result<(), umf_core::Error> {
-//! let provider = match LevelZeroProvider::device(Choice::default()).build() {
+//! let provider = match LevelZeroProvider::device(DeviceSelector::default()).build() {
 //!     Ok(provider) => provider,
 //!     Err(error) => { println!("{error}"); return Ok(()) } // No loader, driver or device here.
 //! };
@@ -33,35 +34,36 @@
 //!     }
 //!     assert_eq!(&back, b"hello");
 //! }
-//! // SAFETY: nobody uses the region.
+//! // SAFETY: nothing uses the region.
 //! unsafe { provider.free(region)? };
 //! # Ok(())
 //! # }
 //! ```
 
+// Allocating, exporting, importing.
 mod builder;
-mod context;
-mod engine;
-mod external;
-mod factory;
-mod failure;
 mod handles;
 mod import;
-mod native;
 mod provider;
-mod ranges;
-mod resident;
+
+// The driver's objects.
+mod context;
+mod copy_engine;
+mod failure;
+mod native;
+
+// Settings, and what a machine has.
+mod factory;
 pub mod survey;
 
 pub use builder::{FreePolicy, LevelZeroBuilder};
-pub use context::Choice;
-pub use external::FdForm;
+pub use context::DeviceSelector;
 pub use factory::{LevelZeroMemory, LevelZeroSettings};
 pub use failure::last_failure;
-pub use handles::Handles;
+pub use handles::HandleFormat;
 pub use import::LevelZeroImport;
 pub use level_zero_sys as sys;
-pub use provider::LevelZeroProvider;
+pub use provider::{FdFormat, LevelZeroProvider};
 
 /// The example in the README compiles.
 #[cfg(doctest)]

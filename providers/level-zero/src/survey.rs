@@ -1,4 +1,4 @@
-//! What this machine has: loader, drivers, devices.
+//! Lists the Level Zero drivers and devices of this machine, for `umf info`.
 
 use std::path::Path;
 
@@ -6,53 +6,55 @@ use level_zero_sys::{LOADER, ze_api_version_t, ze_device_handle_t};
 use umf_core::Result;
 
 use crate::context::{drivers, open};
-use crate::failure::error;
+use crate::failure::driver_error;
 use crate::native;
 
-/// A driver.
+/// A driver and its devices.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Driver {
-    /// The version of the specification that it implements; `None` if it does not tell.
+pub struct DriverInfo {
+    /// The version of the specification that it implements; `None` if the driver does not report
+    /// it.
     pub version: Option<(u32, u32)>,
-    /// Its devices.
-    pub devices: Vec<Device>,
+    /// Its root devices.
+    pub devices: Vec<DeviceInfo>,
 }
 
-/// A device.
+/// A root device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Device {
-    /// What its driver calls it.
+pub struct DeviceInfo {
+    /// The driver's name for it.
     pub name: String,
-    /// Bytes of all of its memories.
+    /// Size of all of its memories, in bytes.
     pub memory: u64,
-    /// How many parts it has.
-    pub parts: usize,
+    /// Number of sub-devices.
+    pub sub_devices: usize,
 }
 
-/// The drivers that the system's loader finds, in its order. Starts them.
+/// Initializes the drivers that the system's loader finds, and returns them in the loader's order.
 ///
 /// # Errors
-/// [`umf_core::Error::NotSupported`] if there is no loader or no driver; [`umf_core::Error::Driver`].
-pub fn survey() -> Result<Vec<Driver>> {
+/// [`umf_core::Error::NotSupported`] if there is no loader or no driver;
+/// [`umf_core::Error::Driver`].
+pub fn survey() -> Result<Vec<DriverInfo>> {
     let api = open(Path::new(LOADER))?;
     let version = |version: ze_api_version_t| (version.0 >> 16, version.0 & 0xffff);
     let device = |device: &ze_device_handle_t| {
-        let told = native::device::properties(&api, *device).map_err(error)?;
-        let memories = native::device::memories(&api, *device).unwrap_or_default();
-        Ok(Device {
-            name: native::device::text(&told.name),
+        let properties = native::properties(&api, *device).map_err(driver_error)?;
+        let memories = native::memories(&api, *device).unwrap_or_default();
+        Ok(DeviceInfo {
+            name: native::text(&properties.name),
             memory: memories.iter().map(|memory| memory.totalSize).sum(),
-            parts: native::device::parts(&api, *device).unwrap_or_default().len(),
+            sub_devices: native::sub_devices(&api, *device).unwrap_or_default().len(),
         })
     };
     drivers(&api)?
         .into_iter()
         .map(|driver| {
-            let devices = native::device::devices(&api, driver).map_err(error)?;
-            Ok(Driver {
-                version: native::device::version(&api, driver).ok().map(version),
+            let devices = native::devices(&api, driver).map_err(driver_error)?;
+            Ok(DriverInfo {
+                version: native::version(&api, driver).ok().map(version),
                 devices: devices.iter().map(device).collect::<Result<_>>()?,
             })
         })

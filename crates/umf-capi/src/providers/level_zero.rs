@@ -119,7 +119,7 @@ impl Params {
         let (context, device) = (ze_context_handle_t(self.context), ze_device_handle_t(self.device));
         // SAFETY: C promises that both are handles of the loader's, and stay as long as the
         // provider and its memory.
-        let builder = unsafe { LevelZeroProvider::over(api, context, device, kind) };
+        let builder = unsafe { LevelZeroProvider::from_context(api, context, device, kind) };
         let builder = builder.name(self.name.to_string_lossy().into_owned());
         let provider = builder.ordinal(self.ordinal).free_policy(policy).build()?;
         for device in &self.resident {

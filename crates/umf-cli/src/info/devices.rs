@@ -116,12 +116,12 @@ fn load(name: &CStr) -> Option<String> {
 pub(super) fn query_level_zero() -> DriverReply {
     let library = load(LOADER);
     let drivers = umf::level_zero::survey::survey().map_err(|error| error.to_string());
-    let driver = |found: umf::level_zero::survey::Driver| Driver {
+    let driver = |found: umf::level_zero::survey::DriverInfo| Driver {
         version: found.version.map(|(major, minor)| format!("{major}.{minor}")),
         devices: found
             .devices
             .into_iter()
-            .map(|it| Device { name: it.name, memory: it.memory, parts: Some(it.parts), has: None })
+            .map(|it| Device { name: it.name, memory: it.memory, parts: Some(it.sub_devices), has: None })
             .collect(),
     };
     DriverReply { library, drivers: drivers.map(|drivers| drivers.into_iter().map(driver).collect()) }

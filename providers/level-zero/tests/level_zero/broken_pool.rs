@@ -1,5 +1,5 @@
-//! A pool that keeps its list of free blocks in the blocks themselves, as pools over host memory may: over device memory it is
-//! caught when it first does so.
+//! A pool that keeps its free list in the free blocks, as pools over host memory may. Over device
+//! memory its first access is a segmentation fault.
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
@@ -13,15 +13,16 @@ use super::{built, device, soft};
 
 const BLOCK: u64 = 256;
 
-/// Hands out blocks of one size of one region. The first word of a free block is where the next one is.
-struct Careless {
+/// A pool of fixed-size blocks of one region. The first word of a free block points to the next
+/// one.
+struct InBandPool {
     upstream: Upstream,
     region: Region,
-    /// Where blocks that were never handed out begin, and the first that was freed.
+    /// Offset of the first block that was never allocated, and the head of the free list.
     state: Mutex<(u64, Option<Address>)>,
 }
 
-impl Careless {
+impl InBandPool {
     fn new(provider: std::sync::Arc<LevelZeroProvider>) -> Self {
         let upstream = Upstream::new(provider).unwrap();
         let (region, _) = upstream.allocate(Layout::new(1 << 16, 1).unwrap()).unwrap();
@@ -31,7 +32,7 @@ impl Careless {
     fn allocate(&self) -> Address {
         let mut state = self.state.lock().unwrap();
         if let Some(first) = state.1 {
-            // SAFETY: none for device memory: that is the mistake.
+            // SAFETY: unsound for device memory, which is what the test is about.
             let next = unsafe { first.as_ptr().unwrap().cast::<u64>().read_volatile() };
             state.1 = (next != 0).then(|| Address::from_bits(next));
             return first;
@@ -49,16 +50,16 @@ impl Careless {
     }
 }
 
-impl Drop for Careless {
+impl Drop for InBandPool {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the region.
+        // SAFETY: the pool is dropped, so that no block of the region is in use.
         unsafe { self.upstream.free(self.region) }.unwrap();
     }
 }
 
-/// What a user of the pool does.
-fn use_it(provider: std::sync::Arc<LevelZeroProvider>) {
-    let pool = Careless::new(provider);
+/// Allocates and frees blocks of the pool.
+fn exercise(provider: std::sync::Arc<LevelZeroProvider>) {
+    let pool = InBandPool::new(provider);
     let (one, other) = (pool.allocate(), pool.allocate());
     println!("two blocks were handed out");
     pool.free(one);
@@ -68,10 +69,10 @@ fn use_it(provider: std::sync::Arc<LevelZeroProvider>) {
 }
 
 #[test]
-fn over_device_memory_it_is_killed() {
-    let test = "broken_pool::over_device_memory_it_is_killed";
+fn in_band_list_over_device_memory_is_killed() {
+    let test = "broken_pool::in_band_list_over_device_memory_is_killed";
     if std::env::var_os("TESTS_DRIVER_CHILD").is_some() {
-        return use_it(built(device()));
+        return exercise(built(device()));
     }
     let output = child(test, &[]).output().unwrap();
     let text = shown(&output);
@@ -80,7 +81,7 @@ fn over_device_memory_it_is_killed() {
 }
 
 #[test]
-fn over_host_memory_it_works() {
-    // So it is the memory that catches it, and no mistake of the test's.
-    use_it(built(LevelZeroProvider::host(soft())));
+fn in_band_list_over_host_memory_works() {
+    // Shows that the access to device memory, and not the pool, kills the process.
+    exercise(built(LevelZeroProvider::host(soft())));
 }

@@ -1,34 +1,38 @@
-//! A driver that refuses, at every call of its: nothing is lost, and everything works afterwards.
+//! Faults of the driver, injected at every call: the provider leaks nothing and works afterwards.
 
 use umf_core::{Access, Import, ImportRequest, Layout, Provider};
-use umf_provider_level_zero::{Handles, LevelZeroProvider};
+use umf_provider_level_zero::{HandleFormat, LevelZeroProvider};
 
 use super::driver::{User, with};
 use super::{allocate, built, device, free, get, put};
 
-/// The whole life of a region.
-fn life(provider: &LevelZeroProvider) -> umf_core::Result<()> {
+/// Allocates, fills, exports, imports and frees a region.
+fn exercise(provider: &LevelZeroProvider) -> umf_core::Result<()> {
     let region = allocate(provider, 100)?;
-    let lived = exported(provider, &region);
+    let result = export_and_import(provider, &region);
     match free(provider, region) {
-        Ok(()) => lived,
-        // It is as it was, and goes the second time.
+        Ok(()) => result,
+        // The region is still live; the fault does not recur.
         Err(error) => free(provider, region).and(Err(error)),
     }
 }
 
-fn exported(provider: &LevelZeroProvider, region: &umf_core::Region) -> umf_core::Result<()> {
+fn export_and_import(provider: &LevelZeroProvider, region: &umf_core::Region) -> umf_core::Result<()> {
     let transfer = provider.transfer().unwrap();
     // SAFETY: the region is live, and no reference into it exists.
     unsafe { transfer.fill(region.base(), 100, 7) }?;
     let (exports, imports) = (Provider::export(provider).unwrap(), provider.import().unwrap());
     let export = exports.export(region)?;
-    let opened = opened(imports, &export, region.size());
-    let back = exports.unexport(region, export);
-    opened.and(back)
+    let imported = import_and_read(imports, &export, region.size());
+    let unexported = exports.unexport(region, export);
+    imported.and(unexported)
 }
 
-fn opened(imports: &dyn Import, export: &umf_core::NativeExport, size: usize) -> umf_core::Result<()> {
+fn import_and_read(
+    imports: &dyn Import,
+    export: &umf_core::NativeExport,
+    size: usize,
+) -> umf_core::Result<()> {
     let fd = export.fd.as_ref().map(|fd| fd.try_clone().unwrap());
     let mut request = ImportRequest::new(fd, export.offset, size, Access::ReadWrite);
     let native = export.native.as_slice();
@@ -36,21 +40,21 @@ fn opened(imports: &dyn Import, export: &umf_core::NativeExport, size: usize) ->
     request.native_len = native.len();
     let imported = imports.import(request)?;
     let mut bytes = [0; 100];
-    // SAFETY: open until it is released.
+    // SAFETY: the import is live until it is released.
     let read = unsafe { imports.transfer().unwrap().read(imported.base, &mut bytes) };
-    // SAFETY: not used any more.
+    // SAFETY: the memory is no longer used.
     unsafe { imports.release(imported) }?;
     read.map(|()| assert_eq!(bytes, [7; 100]))
 }
 
 #[test]
-fn nothing_is_lost_whatever_call_fails() {
-    with("faults::nothing_is_lost_whatever_call_fails", &[("ZE_SOFT_IPC", "opaque")], || {
+fn failing_calls_leak_nothing() {
+    with("faults::failing_calls_leak_nothing", &[("ZE_SOFT_IPC", "opaque")], || {
         let user = User::direct();
         let set = user.fault_setter();
-        for handles in [Handles::FdFunctions, Handles::Fd, Handles::Opaque] {
+        for handles in [HandleFormat::FdFunctions, HandleFormat::Fd, HandleFormat::Opaque] {
             let provider = built(device().handles(handles));
-            life(&provider).unwrap();
+            exercise(&provider).unwrap();
             let left = |what| user.count(what);
             let before = [left(c"allocations"), left(c"memory"), left(c"fds"), left(c"exports")];
             let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -60,26 +64,27 @@ fn nothing_is_lost_whatever_call_fails() {
                 let fault =
                     std::ffi::CString::new(format!("*:{number}=ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY")).unwrap();
                 assert_eq!(set(&fault), level_zero_sys::ZE_RESULT_SUCCESS);
-                let lived = life(&provider);
+                let result = exercise(&provider);
                 set(c"");
-                failed += u32::from(lived.is_err());
+                failed += u32::from(result.is_err());
                 let now = [left(c"allocations"), left(c"memory"), left(c"fds"), left(c"exports")];
-                // What a close or a putting back failed to give back is the driver's; a memory's end ends its handles.
+                // A close that failed leaves one allocation open in the driver. Freeing memory
+                // releases its handles.
                 assert!(
                     now[0] <= before[0] + 1 && now[3] == before[3],
                     "{handles:?}, call {number}: {before:?} -> {now:?}"
                 );
-                life(&provider).unwrap();
+                exercise(&provider).unwrap();
             }
-            assert!(failed > 8, "{handles:?}: {failed} of the calls were there to fail");
+            assert!(failed > 8, "{handles:?}: only {failed} injected faults were reached");
             assert_eq!(fds_before, fds(), "{handles:?}");
         }
     });
 }
 
 #[test]
-fn a_lost_device_is_an_error_and_its_memory_can_be_freed() {
-    with("faults::a_lost_device_is_an_error_and_its_memory_can_be_freed", &[], || {
+fn lost_device_is_an_error_and_its_memory_can_be_freed() {
+    with("faults::lost_device_is_an_error_and_its_memory_can_be_freed", &[], || {
         let user = User::direct();
         let provider = built(device());
         let region = allocate(&provider, 1 << 20).unwrap();

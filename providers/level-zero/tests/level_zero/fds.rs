@@ -1,10 +1,10 @@
-//! Fds of memory, for other interfaces and from them.
+//! Memory exchanged with other interfaces as fds.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use umf_core::{Access, Error, Layout, Provider};
-use umf_provider_level_zero::FdForm;
+use umf_provider_level_zero::FdFormat;
 
 use super::{allocate, built, device, free, get, put, soft};
 
@@ -17,13 +17,13 @@ fn sealed(bytes: &[u8]) -> OwnedFd {
 }
 
 #[test]
-fn an_fd_of_a_region_is_its_memory_elsewhere_and_outlives_it() {
-    let provider = built(device().exportable(FdForm::Opaque));
+fn exported_fd_shares_memory_and_outlives_region() {
+    let provider = built(device().exportable(FdFormat::Opaque));
     let other = built(umf_provider_level_zero::LevelZeroProvider::device(soft()));
     let region = allocate(&provider, 100).unwrap();
     put(&provider, &region, b"there");
-    let fd = provider.export_fd(&region, FdForm::Opaque).unwrap();
-    let twin = other.import_fd(&fd, region.size(), FdForm::Opaque).unwrap();
+    let fd = provider.export_fd(&region, FdFormat::Opaque).unwrap();
+    let twin = other.import_fd(&fd, region.size(), FdFormat::Opaque).unwrap();
     drop(fd);
     assert_eq!(get(&other, &twin, 5), b"there");
     put(&other, &twin, b"back!");
@@ -31,52 +31,52 @@ fn an_fd_of_a_region_is_its_memory_elsewhere_and_outlives_it() {
     free(&provider, region).unwrap();
     assert_eq!(get(&other, &twin, 5), b"back!");
     free(&other, twin).unwrap();
-    assert!(provider.export_fd(&region, FdForm::Opaque).is_err(), "it was freed");
+    assert!(provider.export_fd(&region, FdFormat::Opaque).is_err(), "it was freed");
 }
 
 #[test]
-fn memory_that_was_not_made_for_it_has_no_fd() {
+fn export_fd_of_unexportable_memory_fails() {
     let provider = built(device());
     let region = allocate(&provider, 100).unwrap();
-    let refused = provider.export_fd(&region, FdForm::Opaque).unwrap_err();
+    let refused = provider.export_fd(&region, FdFormat::Opaque).unwrap_err();
     assert!(matches!(refused, Error::Driver { name: "ZE_RESULT_ERROR_INVALID_ARGUMENT", .. }), "{refused}");
     free(&provider, region).unwrap();
 }
 
 #[test]
-fn a_driver_without_dma_bufs_says_so() {
-    let refused = device().exportable(FdForm::DmaBuf).build().unwrap_err();
+fn missing_dma_buf_support_is_reported() {
+    let refused = device().exportable(FdFormat::DmaBuf).build().unwrap_err();
     assert!(refused.to_string().contains("exporting memory as a dma-buf is not supported"), "{refused}");
     let provider = built(device());
-    assert!(!provider.exports(FdForm::DmaBuf).unwrap() && provider.exports(FdForm::Opaque).unwrap());
+    assert!(!provider.exports(FdFormat::DmaBuf).unwrap() && provider.exports(FdFormat::Opaque).unwrap());
     let file = sealed(&[7; 1 << 16]);
-    let refused = provider.import_fd(&file, 1 << 16, FdForm::DmaBuf).unwrap_err();
+    let refused = provider.import_fd(&file, 1 << 16, FdFormat::DmaBuf).unwrap_err();
     assert_eq!(refused, Error::Untrusted { why: "the descriptor is not a dma-buf" });
 }
 
 #[test]
-fn memory_of_others_becomes_a_region() {
+fn imported_fd_becomes_a_region() {
     let provider = built(device());
     let file = sealed(&[7; 1 << 17]);
-    let region = provider.import_fd(&file, 1 << 17, FdForm::Opaque).unwrap();
+    let region = provider.import_fd(&file, 1 << 17, FdFormat::Opaque).unwrap();
     assert_eq!(get(&provider, &region, 1 << 17), vec![7; 1 << 17]);
     put(&provider, &region, b"to the file");
     let mut bytes = [0; 11];
     rustix::io::pread(file.as_fd(), &mut bytes, 0).unwrap();
     assert_eq!(&bytes, b"to the file");
     free(&provider, region).unwrap();
-    assert!(provider.import_fd(&file, 1 << 18, FdForm::Opaque).is_err(), "it is smaller");
+    assert!(provider.import_fd(&file, 1 << 18, FdFormat::Opaque).is_err(), "it is smaller");
     let pipe = rustix::pipe::pipe().unwrap().0;
-    assert!(provider.import_fd(&pipe, 1 << 16, FdForm::Opaque).is_err());
+    assert!(provider.import_fd(&pipe, 1 << 16, FdFormat::Opaque).is_err());
     assert_eq!(provider.statistics().bytes(), 0);
 }
 
 #[test]
-fn a_dma_buf_of_the_host_becomes_a_region() {
+fn imported_host_dma_buf_becomes_a_region() {
     let maker = match umf_provider_dma_buf::DmaBufProvider::udmabuf().and_then(|builder| builder.build()) {
         Ok(maker) => maker,
         Err(error) => {
-            return crate::driver::skip("a_dma_buf_of_the_host_becomes_a_region", &error.to_string());
+            return crate::driver::skip("imported_host_dma_buf_becomes_a_region", &error.to_string());
         }
     };
     let size = 1 << 17;
@@ -90,14 +90,14 @@ fn a_dma_buf_of_the_host_becomes_a_region() {
     memory.write(0, b"of the host").unwrap();
     memory.end().unwrap();
     let provider = built(device());
-    assert!(provider.import_fd(&fd, size, FdForm::Opaque).is_err(), "it is a dma-buf");
-    let region = provider.import_fd(&fd, size, FdForm::DmaBuf).unwrap();
+    assert!(provider.import_fd(&fd, size, FdFormat::Opaque).is_err(), "it is a dma-buf");
+    let region = provider.import_fd(&fd, size, FdFormat::DmaBuf).unwrap();
     assert_eq!(get(&provider, &region, 11), b"of the host");
     put(&provider, &region, b"of a device");
     let mut bytes = [0; 11];
     access().read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"of a device");
     free(&provider, region).unwrap();
-    // SAFETY: nobody uses it any more.
+    // SAFETY: the region is no longer used.
     unsafe { maker.free(buffer) }.unwrap();
 }

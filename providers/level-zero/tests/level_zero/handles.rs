@@ -1,7 +1,7 @@
-//! What is in exports, and that each handle is put back once.
+//! Exports and imports: the payload of each handle format, and the release of driver handles.
 
 use umf_core::{Access, Error, ImportRequest, Provider};
-use umf_provider_level_zero::Handles;
+use umf_provider_level_zero::HandleFormat;
 
 use super::driver::{User, with};
 use super::{allocate, built, device, free};
@@ -9,22 +9,22 @@ use super::{allocate, built, device, free};
 const STYLES: [&str; 4] = ["classic", "opaque", "opaque-pidfd", "opaque-socket"];
 
 #[test]
-fn each_way_carries_what_it_says_under_every_kind_of_driver() {
-    let test = "handles::each_way_carries_what_it_says_under_every_kind_of_driver";
-    // (The child has one of them.)
+fn each_format_has_its_payload_with_every_driver_style() {
+    let test = "handles::each_format_has_its_payload_with_every_driver_style";
+    // `with` runs the body in a child process, which stops after its own style.
     for style in STYLES {
         with(test, &[("ZE_SOFT_IPC", style)], || {
             for (handles, has_fd, native) in [
-                (Handles::Auto, true, 0),
-                (Handles::FdFunctions, true, 0),
-                (Handles::Fd, true, 64),
-                (Handles::Opaque, false, 64),
+                (HandleFormat::Auto, true, 0),
+                (HandleFormat::FdFunctions, true, 0),
+                (HandleFormat::Fd, true, 64),
+                (HandleFormat::Opaque, false, 64),
             ] {
                 let provider = built(device().handles(handles));
                 let region = allocate(&provider, 100).unwrap();
                 let exports = Provider::export(&*provider).unwrap();
-                if handles == Handles::Opaque && std::env::var("ZE_SOFT_IPC").unwrap() == "classic" {
-                    // In another process its number would mean something else.
+                if handles == HandleFormat::Opaque && std::env::var("ZE_SOFT_IPC").unwrap() == "classic" {
+                    // The fd number in the handle would refer to another fd in the importer.
                     let refused = exports.export(&region).unwrap_err().to_string();
                     assert!(refused.contains("an fd of this process; use auto or fd"), "{refused}");
                     free(&provider, region).unwrap();
@@ -37,7 +37,7 @@ fn each_way_carries_what_it_says_under_every_kind_of_driver() {
                     "{handles:?}"
                 );
                 assert!(export.allocation_id > 0);
-                let found = if handles == Handles::Auto { Handles::FdFunctions } else { handles };
+                let found = if handles == HandleFormat::Auto { HandleFormat::FdFunctions } else { handles };
                 assert_eq!(provider.handles(), found);
                 exports.unexport(&region, export).unwrap();
                 free(&provider, region).unwrap();
@@ -50,10 +50,10 @@ fn each_way_carries_what_it_says_under_every_kind_of_driver() {
 }
 
 #[test]
-fn handles_are_put_back_as_often_as_they_were_got() {
-    with("handles::handles_are_put_back_as_often_as_they_were_got", &[("ZE_SOFT_IPC", "opaque")], || {
+fn each_unexport_releases_one_handle() {
+    with("handles::each_unexport_releases_one_handle", &[("ZE_SOFT_IPC", "opaque")], || {
         let user = User::direct();
-        for handles in [Handles::FdFunctions, Handles::Fd, Handles::Opaque] {
+        for handles in [HandleFormat::FdFunctions, HandleFormat::Fd, HandleFormat::Opaque] {
             let provider = built(device().handles(handles));
             let region = allocate(&provider, 100).unwrap();
             let exports = Provider::export(&*provider).unwrap();
@@ -72,15 +72,15 @@ fn handles_are_put_back_as_often_as_they_were_got() {
 }
 
 #[test]
-fn before_handles_were_put_back_their_fds_are_closed() {
+fn unexport_closes_fd_if_driver_cannot_put_handles() {
     let settings = [("ZE_SOFT_API", "1.5"), ("ZE_SOFT_IPC", "opaque")];
-    with("handles::before_handles_were_put_back_their_fds_are_closed", &settings, || {
-        for handles in [Handles::Auto, Handles::Fd, Handles::Opaque] {
+    with("handles::unexport_closes_fd_if_driver_cannot_put_handles", &settings, || {
+        for handles in [HandleFormat::Auto, HandleFormat::Fd, HandleFormat::Opaque] {
             let provider = built(device().handles(handles));
             let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
             let region = allocate(&provider, 100).unwrap();
             let exports = Provider::export(&*provider).unwrap();
-            // The first may open a socket, on which the driver serves from then on.
+            // The first export may open the socket on which the driver serves fds.
             exports.unexport(&region, exports.export(&region).unwrap()).unwrap();
             let before = fds();
             for _ in 0..20 {
@@ -95,9 +95,9 @@ fn before_handles_were_put_back_their_fds_are_closed() {
 }
 
 #[test]
-fn one_allocation_opened_twice_is_closed_once() {
+fn allocation_opened_twice_is_closed_once() {
     for opens in ["once", "each"] {
-        with("handles::one_allocation_opened_twice_is_closed_once", &[("ZE_SOFT_OPEN", opens)], || {
+        with("handles::allocation_opened_twice_is_closed_once", &[("ZE_SOFT_OPEN", opens)], || {
             let user = User::direct();
             let provider = built(device());
             let region = allocate(&provider, 100).unwrap();

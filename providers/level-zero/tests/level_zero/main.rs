@@ -1,5 +1,5 @@
-//! The provider over the software driver, without a loader: what the suites hold every provider to, and what this one promises
-//! besides.
+//! The provider over the software driver, without a loader: the conformance suite, and the
+//! behaviour that is specific to this provider.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -18,18 +18,19 @@ mod residency;
 use std::sync::{Arc, Once};
 
 use umf_core::{Layout, Provider, Region, Result};
-use umf_provider_level_zero::{Choice, LevelZeroBuilder, LevelZeroProvider};
+use umf_provider_level_zero::{DeviceSelector, LevelZeroBuilder, LevelZeroProvider};
 
-/// The first device of the software driver. Its handles are those that can travel in every way, unless a test has it otherwise.
-fn soft() -> Choice {
+/// Selects the first device of the software driver. Its handles support every format, unless a test
+/// sets another style.
+fn soft() -> DeviceSelector {
     static SET: Once = Once::new();
     SET.call_once(|| {
         if std::env::var_os("TESTS_DRIVER_CHILD").is_none() {
-            // SAFETY: the driver reads it when it is started, which is after this; nothing else in this process knows it.
+            // SAFETY: only the driver reads the variable, and it is initialized after this.
             unsafe { std::env::set_var("ZE_SOFT_IPC", "opaque") };
         }
     });
-    Choice::device(0).through(driver::library())
+    DeviceSelector::device(0).loader(driver::library())
 }
 
 fn device() -> LevelZeroBuilder {
@@ -45,7 +46,7 @@ fn allocate(provider: &LevelZeroProvider, size: usize) -> Result<Region> {
 }
 
 fn free(provider: &LevelZeroProvider, region: Region) -> Result<()> {
-    // SAFETY: the tests free what they do not use any more.
+    // SAFETY: the tests do not use regions after freeing them.
     unsafe { provider.free(region) }
 }
 

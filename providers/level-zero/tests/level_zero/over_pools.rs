@@ -1,4 +1,4 @@
-//! Pools over device memory: blocks that hold what was put there, and nobody else's.
+//! The slab pool over device memory.
 
 use umf_core::{Layout, Pool, Provider};
 use umf_pool_slab::{SlabPool, SlabSettings};
@@ -6,7 +6,7 @@ use umf_pool_slab::{SlabPool, SlabSettings};
 use super::{built, device};
 
 #[test]
-fn blocks_of_the_slab_pool_keep_what_they_hold() {
+fn slab_blocks_keep_their_content() {
     let provider = built(device());
     let pool = SlabPool::new(std::sync::Arc::clone(&provider), SlabSettings::new()).unwrap();
     let transfer = provider.transfer().unwrap();

@@ -1,4 +1,4 @@
-//! Allocating and freeing: limits, policies, properties, contexts of the application.
+//! Allocating and freeing: limits, policies, properties, application contexts, forks.
 
 use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
 use umf_core::{Address, Error, Layout, Property, PropertyValue, Provider};
@@ -8,7 +8,7 @@ use super::driver::{self, User, with};
 use super::{allocate, built, device, free, get, put, soft};
 
 #[test]
-fn regions_are_the_drivers_pages_and_what_it_says_of_them() {
+fn regions_have_page_size_and_properties_of_the_driver() {
     let provider = built(device());
     assert_eq!(provider.page_size(), 64 << 10);
     assert_eq!(built(LevelZeroProvider::host(soft())).page_size(), 4096);
@@ -26,37 +26,33 @@ fn regions_are_the_drivers_pages_and_what_it_says_of_them() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_device_driver_or_loader_is_named() {
     let refused =
         |builder: umf_provider_level_zero::LevelZeroBuilder| builder.build().unwrap_err().to_string();
     let library = driver::library();
-    let choice = |device| umf_provider_level_zero::Choice::device(device).through(library.clone());
-    assert!(refused(LevelZeroProvider::device(choice(2))).contains("device"), "of two devices");
-    assert!(refused(LevelZeroProvider::device(choice(0).of_driver(1))).contains("driver"));
+    let selector = |device| umf_provider_level_zero::DeviceSelector::device(device).loader(library.clone());
+    assert!(refused(LevelZeroProvider::device(selector(2))).contains("device"), "of two devices");
+    assert!(refused(LevelZeroProvider::device(selector(0).driver(1))).contains("driver"));
     assert!(refused(device().ordinal(1)).contains("ordinal"));
     assert!(refused(device().resident([7])).contains("device"));
-    let nowhere = umf_provider_level_zero::Choice::device(0).through("/nowhere/libze_loader.so.1");
+    let nowhere = umf_provider_level_zero::DeviceSelector::device(0).loader("/nowhere/libze_loader.so.1");
     assert!(refused(LevelZeroProvider::device(nowhere)).contains("libze1"));
 }
 
 #[test]
-fn a_driver_that_does_not_tell_its_page_size_is_tried_and_nothing_is_left() {
+fn page_size_without_query_is_probed_without_leak() {
     let settings = [("ZE_SOFT_FAULTS", "zeVirtualMemQueryPageSize:*=ZE_RESULT_ERROR_UNSUPPORTED_FEATURE")];
-    with(
-        "regions::a_driver_that_does_not_tell_its_page_size_is_tried_and_nothing_is_left",
-        &settings,
-        || {
-            let user = User::direct();
-            for builder in [device(), LevelZeroProvider::managed(soft())] {
-                assert_eq!(built(builder).page_size(), 64 << 10);
-                assert_eq!((user.count(c"allocations"), user.count(c"memory")), (0, 0));
-            }
-        },
-    );
+    with("regions::page_size_without_query_is_probed_without_leak", &settings, || {
+        let user = User::direct();
+        for builder in [device(), LevelZeroProvider::managed(soft())] {
+            assert_eq!(built(builder).page_size(), 64 << 10);
+            assert_eq!((user.count(c"allocations"), user.count(c"memory")), (0, 0));
+        }
+    });
 }
 
 #[test]
-fn alignments_are_the_drivers_up_to_its_largest() {
+fn alignment_above_driver_maximum_is_an_error() {
     let provider = built(device());
     for align in [1, 4096, 1 << 21, 1 << 25] {
         let region = provider.allocate(Layout::new(100, align).unwrap()).unwrap();
@@ -69,14 +65,14 @@ fn alignments_are_the_drivers_up_to_its_largest() {
 }
 
 #[test]
-fn more_than_the_devices_limit_is_asked_for_as_such() {
+fn allocation_above_device_limit_uses_relaxed_limits() {
     let settings = [("ZE_SOFT_MAX_ALLOCATION", "1M"), ("ZE_SOFT_MEMORY", "8M")];
-    with("regions::more_than_the_devices_limit_is_asked_for_as_such", &settings, || {
+    with("regions::allocation_above_device_limit_uses_relaxed_limits", &settings, || {
         let provider = built(device());
         let region = allocate(&provider, 4 << 20).unwrap();
         put(&provider, &region, &[7; 4 << 20]);
         assert_eq!(get(&provider, &region, 4 << 20), vec![7; 4 << 20]);
-        // The memory itself is a limit that nothing relaxes.
+        // The size of the device's memory stays a limit.
         let refused = allocate(&provider, 8 << 20).unwrap_err();
         assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
         let last = last_failure().unwrap().to_string();
@@ -86,7 +82,7 @@ fn more_than_the_devices_limit_is_asked_for_as_such() {
 }
 
 #[test]
-fn every_policy_of_freeing_frees() {
+fn every_free_policy_frees() {
     for policy in [FreePolicy::Default, FreePolicy::Blocking, FreePolicy::Deferred] {
         let provider = built(device().free_policy(policy));
         let region = allocate(&provider, 1 << 20).unwrap();
@@ -96,13 +92,18 @@ fn every_policy_of_freeing_frees() {
 }
 
 #[test]
-fn the_applications_context_is_used_and_left() {
-    with("regions::the_applications_context_is_used_and_left", &[], || {
+fn application_context_is_used_and_not_destroyed() {
+    with("regions::application_context_is_used_and_not_destroyed", &[], || {
         let user = User::direct();
         let before = (user.count(c"contexts"), user.count(c"allocations"));
         // SAFETY: live handles of this driver, which stay until the provider is gone.
         let made = unsafe {
-            LevelZeroProvider::over(user.api.clone(), user.context, user.devices[1], ZE_MEMORY_TYPE_DEVICE)
+            LevelZeroProvider::from_context(
+                user.api.clone(),
+                user.context,
+                user.devices[1],
+                ZE_MEMORY_TYPE_DEVICE,
+            )
         };
         let provider = built(made.name("mine"));
         assert_eq!(provider.name(), "mine");
@@ -120,27 +121,28 @@ fn the_applications_context_is_used_and_left() {
 }
 
 #[test]
-fn memory_of_the_host_needs_no_device() {
-    with("regions::memory_of_the_host_needs_no_device", &[], || {
+fn host_memory_needs_no_device() {
+    with("regions::host_memory_needs_no_device", &[], || {
         let user = User::direct();
-        let over = |kind| {
+        let build = |kind| {
             let none = level_zero_sys::ze_device_handle_t::NULL;
             // SAFETY: a live context of this driver, which stays until the provider is gone.
-            unsafe { LevelZeroProvider::over(user.api.clone(), user.context, none, kind) }.build()
+            unsafe { LevelZeroProvider::from_context(user.api.clone(), user.context, none, kind) }.build()
         };
-        let provider = over(level_zero_sys::ZE_MEMORY_TYPE_HOST).unwrap();
+        let provider = build(level_zero_sys::ZE_MEMORY_TYPE_HOST).unwrap();
         let region = allocate(&provider, 100).unwrap();
         put(&provider, &region, b"host");
         assert_eq!(get(&provider, &region, 4), b"host");
         free(&provider, region).unwrap();
-        assert!(over(ZE_MEMORY_TYPE_DEVICE).is_err(), "a device's needs one");
+        assert!(build(ZE_MEMORY_TYPE_DEVICE).is_err(), "device memory needs a device");
     });
 }
 
-/// Of several drivers nobody says whose a context is: then nothing copies, and nothing else is amiss.
+/// With several drivers, the driver of an application's context is unknown. The provider then has
+/// no transfer, and works otherwise.
 #[test]
-fn memory_of_the_host_needs_no_device_of_several_drivers() {
-    let test = "regions::memory_of_the_host_needs_no_device_of_several_drivers";
+fn host_memory_needs_no_device_with_several_drivers() {
+    let test = "regions::host_memory_needs_no_device_with_several_drivers";
     let folder = std::env::temp_dir().join(format!("umf-test-second-driver-{}", std::process::id()));
     let second = folder.join("libze_second.so");
     std::fs::create_dir_all(&folder).unwrap();
@@ -156,12 +158,12 @@ fn memory_of_the_host_needs_no_device_of_several_drivers() {
         let none = level_zero_sys::ze_device_handle_t::NULL;
         let kind = level_zero_sys::ZE_MEMORY_TYPE_HOST;
         // SAFETY: a live context of this loader, which stays until the provider is gone.
-        let provider = unsafe { LevelZeroProvider::over(user.api.clone(), user.context, none, kind) };
+        let provider = unsafe { LevelZeroProvider::from_context(user.api.clone(), user.context, none, kind) };
         let provider = built(provider);
         let region = allocate(&provider, 100).unwrap();
         assert!(provider.transfer().is_none() && provider.cache_line().is_none());
         let bytes: *mut u8 = region.base().as_ptr().unwrap();
-        // SAFETY: a live region of memory of the host, which nobody else has.
+        // SAFETY: a live region of host memory, which only this test uses.
         unsafe {
             bytes.write_bytes(7, 100);
             assert_eq!(bytes.add(99).read(), 7);
@@ -176,32 +178,37 @@ fn memory_of_the_host_needs_no_device_of_several_drivers() {
 }
 
 #[test]
-fn memory_that_was_freed_past_umf_is_noticed() {
+fn export_of_region_freed_without_umf_fails() {
     let settings = [("ZE_SOFT_ADDRESSES", "600000000000-600000800000")];
-    with("regions::memory_that_was_freed_past_umf_is_noticed", &settings, || {
+    with("regions::export_of_region_freed_without_umf_fails", &settings, || {
         let user = User::direct();
         // SAFETY: as above.
         let made = unsafe {
-            LevelZeroProvider::over(user.api.clone(), user.context, user.devices[0], ZE_MEMORY_TYPE_DEVICE)
+            LevelZeroProvider::from_context(
+                user.api.clone(),
+                user.context,
+                user.devices[0],
+                ZE_MEMORY_TYPE_DEVICE,
+            )
         };
         let provider = built(made);
         let region = allocate(&provider, 100).unwrap();
         let address = usize::try_from(region.base().value()).unwrap();
         user.free(address).unwrap();
-        // The address is used again, by an allocation of its own number.
+        // The driver reuses the address for an allocation with another id.
         assert_eq!(user.allocate(100).unwrap(), address);
         let refused = provider.export().unwrap().export(&region).unwrap_err().to_string();
-        assert!(refused.contains("past umf"), "{refused}");
+        assert!(refused.contains("without umf"), "{refused}");
         free(&provider, region).unwrap();
     });
 }
 
 #[test]
-fn a_forked_child_has_no_driver_and_does_no_harm() {
+fn forked_child_is_frozen_and_leaves_parent_memory_alone() {
     let provider = built(device());
     let region = allocate(&provider, 100).unwrap();
     put(&provider, &region, b"parent");
-    // SAFETY: the child calls the provider, which takes no lock there, and ends.
+    // SAFETY: the child only calls the provider, which takes no lock in a forked child, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let frozen = matches!(allocate(&provider, 1), Err(Error::Frozen { .. }));

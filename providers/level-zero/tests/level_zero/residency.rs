@@ -1,4 +1,4 @@
-//! Resident devices: of what is live and what comes, with a way back.
+//! Residency on other devices: of live and future regions, and after errors.
 
 use umf_core::Provider;
 
@@ -6,9 +6,9 @@ use super::driver::{User, with};
 use super::{allocate, built, device, free};
 
 #[test]
-fn live_and_coming_regions_are_resident_until_told_otherwise() {
+fn live_and_future_regions_are_resident_until_evicted() {
     with(
-        "residency::live_and_coming_regions_are_resident_until_told_otherwise",
+        "residency::live_and_future_regions_are_resident_until_evicted",
         &[("ZE_SOFT_DEVICES", "4")],
         || {
             let user = User::direct();
@@ -26,7 +26,7 @@ fn live_and_coming_regions_are_resident_until_told_otherwise() {
             assert!(provider.set_resident(1, false).unwrap());
             assert_eq!(residents(), 3);
             assert!(!provider.set_resident(3, false).unwrap());
-            assert!(provider.set_resident(4, true).unwrap_err().to_string().contains("fewer"));
+            assert!(provider.set_resident(4, true).unwrap_err().to_string().contains("number of devices"));
             for region in [first, second, third] {
                 free(&provider, region).unwrap();
             }
@@ -36,8 +36,8 @@ fn live_and_coming_regions_are_resident_until_told_otherwise() {
 }
 
 #[test]
-fn a_refusal_leaves_everything_as_it_was() {
-    with("residency::a_refusal_leaves_everything_as_it_was", &[("ZE_SOFT_DEVICES", "4")], || {
+fn failed_change_leaves_residency_unchanged() {
+    with("residency::failed_change_leaves_residency_unchanged", &[("ZE_SOFT_DEVICES", "4")], || {
         let user = User::direct();
         let residents = || user.count(c"residents");
         let provider = built(device().resident([1]));
@@ -57,7 +57,7 @@ fn a_refusal_leaves_everything_as_it_was() {
         user.faults(c"");
         let more = allocate(&provider, 100).unwrap();
         assert_eq!(residents(), 5, "as before: on the first peer alone");
-        // An allocation that cannot be made resident everywhere is none.
+        // An allocation that cannot be made resident on all devices fails.
         assert!(provider.set_resident(3, true).unwrap());
         assert_eq!(residents(), 10);
         let before = user.count(c"allocations");
@@ -72,12 +72,12 @@ fn a_refusal_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn a_peer_reaches_what_is_resident_on_it() {
-    with("residency::a_peer_reaches_what_is_resident_on_it", &[("ZE_SOFT_RESIDENCY", "strict")], || {
+fn peer_can_access_resident_memory() {
+    with("residency::peer_can_access_resident_memory", &[("ZE_SOFT_RESIDENCY", "strict")], || {
         let user = User::direct();
         // SAFETY: live handles of this driver, which stay until the provider is gone.
         let made = unsafe {
-            umf_provider_level_zero::LevelZeroProvider::over(
+            umf_provider_level_zero::LevelZeroProvider::from_context(
                 user.api.clone(),
                 user.context,
                 user.devices[0],
