@@ -25,7 +25,7 @@ const HANDLES: usize = 16;
 const REGION: usize = 16 << 20;
 
 fn main() -> ExitCode {
-    if bench::is_test() && Driver::lacks(None).is_some() {
+    if bench::is_test() && Driver::load_error(None).is_some() {
         return with_software_driver().map_or_else(|error| bench::fail(&error), |()| ExitCode::SUCCESS);
     }
     bench::main(measure, process::produce)

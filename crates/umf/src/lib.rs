@@ -170,7 +170,7 @@ pub mod cuda {
     #[doc(inline)]
     pub use umf_provider_cuda::{
         CudaBuilder, CudaHandles, CudaImport, CudaMemory, CudaProvider, CudaSettings, DeviceInfo, Driver,
-        StreamEvent, driver_api, survey,
+        DriverInfo, StreamEvent, driver_api, survey,
     };
 }
 

@@ -1,4 +1,4 @@
-//! [`CudaBuilder`]: how a [`CudaProvider`] is set up.
+//! [`CudaBuilder`]: the options of a [`CudaProvider`], checked against the driver.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -7,34 +7,34 @@ use std::sync::Arc;
 use cuda_sys::{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUcontext};
 use umf_core::{Error, MemoryKind, Result};
 
-use crate::allocated::Allocated;
 use crate::context::Context;
-use crate::driver::{Driver, error};
+use crate::driver::{Driver, driver_error};
+use crate::heap::Heap;
 use crate::import::CudaImport;
-use crate::provider::{CudaProvider, Form};
-use crate::space::Space;
+use crate::provider::{Backend, CudaProvider};
+use crate::virtual_memory::VirtualRange;
 
 umf_core::words! {
     /// The kinds of CUDA memory.
     #[derive(Default)]
     #[non_exhaustive]
     pub enum CudaMemory {
-        /// Memory of a device that is mapped into one large reserved range, `cuMemCreate` and `cuMemMap`. Other processes open it
-        /// by a file descriptor, as they do memory of the host.
+        /// Device memory mapped into one reserved range of addresses: `cuMemCreate` and `cuMemMap`.
+        /// Exported as a file descriptor, like host memory.
         #[default]
         Virtual = "virtual",
-        /// Memory of a device, `cuMemAlloc`. Other processes open it by the driver's 64-byte handle: each region by itself, once
-        /// in a process.
+        /// Device memory of `cuMemAlloc`. Exported as the driver's 64-byte handle, which the driver
+        /// opens once per process.
         Device = "device",
-        /// Memory of the host that devices reach at full speed, `cuMemHostAlloc`. Not for other processes.
+        /// Pinned host memory of `cuMemHostAlloc`. Not exported.
         Host = "host",
-        /// Memory that moves between host and devices as it is used, `cuMemAllocManaged`. Not for other processes.
+        /// Memory of `cuMemAllocManaged`, which migrates between host and devices. Not exported.
         Managed = "managed" | "shared",
     }
 }
 
 impl CudaMemory {
-    /// Who may touch it.
+    /// Returns whether the CPU, devices or both access this memory.
     #[must_use]
     pub const fn memory_kind(self) -> MemoryKind {
         match self {
@@ -45,7 +45,7 @@ impl CudaMemory {
     }
 }
 
-/// How a [`CudaProvider`] is set up. Got from [`CudaProvider::builder`].
+/// A builder of a [`CudaProvider`]. Made with [`CudaProvider::builder`].
 #[derive(Debug)]
 #[must_use]
 pub struct CudaBuilder {
@@ -75,77 +75,82 @@ impl CudaBuilder {
         }
     }
 
-    /// A name for people: logs, statistics, `umf ps`. Default: `cuda`.
+    /// Sets the name in logs, statistics and `umf ps`. Default: `cuda`.
     pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.label = name.into();
         self
     }
 
-    /// The driver's library. Default: `libcuda.so.1`, which the system's search path resolves.
+    /// Sets the path of the driver's library. Default: `libcuda.so.1` in the system's search path.
     pub fn library(mut self, path: impl Into<PathBuf>) -> Self {
         self.library = Some(path.into());
         self
     }
 
-    /// What kind of memory. Default: [`CudaMemory::Virtual`].
+    /// Sets the kind of memory. Default: [`CudaMemory::Virtual`].
     pub fn memory(mut self, memory: CudaMemory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// The device, by its place among those that the process sees. Its primary context is used, which is that of the CUDA
-    /// runtime, too. Default: 0.
+    /// Sets the ordinal of the device among those that the process sees. The provider uses its
+    /// primary context, as the CUDA runtime does. Default: 0.
     pub fn device(mut self, ordinal: i32) -> Self {
         self.device = ordinal;
         self
     }
 
-    /// The application's own context (a `CUcontext`) instead, and its device.
+    /// Sets a context of the application (a `CUcontext`) to use instead, with its device.
     ///
     /// # Safety
-    /// It is a context of the driver that is used, and is not destroyed before all memory of the provider was freed. (If it is all
-    /// the same, that memory is gone; the driver refuses whatever is done with the provider after that.)
+    /// `context` is a context of the same driver. It is not destroyed before all memory of the
+    /// provider was freed. If `cuCtxDestroy` destroys it earlier, the memory is gone, and later
+    /// calls return the driver's error.
     pub unsafe fn context(mut self, context: *mut core::ffi::c_void) -> Self {
         self.context = Some(CUcontext(context));
         self
     }
 
-    /// Other devices that may use the memory, by their places. Default: none.
+    /// Sets the ordinals of other devices that may access the memory. Default: none.
     pub fn peers(mut self, ordinals: impl IntoIterator<Item = i32>) -> Self {
         self.peers = ordinals.into_iter().collect();
         self
     }
 
-    /// How many bytes of addresses are reserved for memory of kind `virtual`, and so the most that there can be at a time. Default:
-    /// 0, which is four times the device's memory.
+    /// Sets the bytes of addresses to reserve for memory of kind `virtual`, which limits its total
+    /// size. Default: 0, which means four times the device's memory.
     pub fn reserve(mut self, bytes: usize) -> Self {
         self.reserve = bytes;
         self
     }
 
-    /// Memory of kind `virtual` is exported by fabric handles instead of file descriptors. Default: `false`.
+    /// Exports memory of kind `virtual` by fabric handles instead of file descriptors. Default:
+    /// `false`.
     pub fn fabric(mut self, fabric: bool) -> Self {
         self.fabric = fabric;
         self
     }
 
-    /// The driver's own flags for memory of kinds `host` (`CU_MEMHOSTALLOC_*`) and `managed` (`CU_MEM_ATTACH_*`); the others have
-    /// none. What they may be says the driver, when memory is allocated. Default: pinned for all contexts, attached to all streams.
+    /// Sets the driver's flags for memory of kinds `host` (`CU_MEMHOSTALLOC_*`) and `managed`
+    /// (`CU_MEM_ATTACH_*`); other kinds have none. The driver checks them on allocation. Default:
+    /// portable across contexts, attached to all streams.
     pub fn alloc_flags(mut self, flags: u32) -> Self {
         self.flags = Some(flags);
         self
     }
 
-    /// Builds the provider: opens the driver, if nobody has.
+    /// Builds the provider. The first provider of a process loads and initializes the driver.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if there is no driver or the device has no such memory, [`Error::Driver`] if there is no such device
-    /// or a peer cannot reach it, [`Error::InvalidArgument`] for what makes no sense.
+    /// - [`Error::NotSupported`] if there is no driver, the device lacks this kind of memory, or a
+    ///   peer cannot access it.
+    /// - [`Error::Driver`] if there is no device of this ordinal.
+    /// - [`Error::InvalidArgument`] for options that exclude each other.
     pub fn build(self) -> Result<Arc<CudaProvider>> {
         let driver = Driver::open(self.library.as_deref())?;
         let context = match self.context {
-            // SAFETY: passed on to the caller of `context`.
-            Some(handle) => unsafe { Context::of_application(driver, handle) }?,
+            // SAFETY: the caller of `CudaBuilder::context` upholds the contract.
+            Some(handle) => unsafe { Context::from_application(driver, handle) }?,
             None => Context::primary(driver, self.device)?,
         };
         let context = Arc::new(context);
@@ -154,7 +159,7 @@ impl CudaBuilder {
             if peer == context.device() {
                 return Err(Error::InvalidArgument {
                     what: "peers",
-                    why: "must be other devices than its own",
+                    why: "must not contain the provider's own device",
                 });
             }
             check_peer(&context, peer)?;
@@ -164,27 +169,34 @@ impl CudaBuilder {
         }
         let is_virtual = self.memory == CudaMemory::Virtual;
         if !is_virtual && (self.reserve != 0 || self.fabric) {
-            let why = "reserve and fabric are for memory kind virtual";
+            let why = "must be virtual if reserve or fabric is set";
             return Err(Error::InvalidArgument { what: "memory", why });
         }
         let import = CudaImport::in_context(Arc::clone(&context), self.library);
         let form = if is_virtual {
-            Form::Virtual(Box::new(Space::new(Arc::clone(&context), self.peers, self.reserve, self.fabric)?))
+            Backend::Virtual(Box::new(VirtualRange::new(
+                Arc::clone(&context),
+                self.peers,
+                self.reserve,
+                self.fabric,
+            )?))
         } else {
-            Form::Allocated(Box::new(Allocated::new(Arc::clone(&context), self.memory, self.flags)))
+            Backend::Heap(Box::new(Heap::new(Arc::clone(&context), self.memory, self.flags)))
         };
         Ok(Arc::new(CudaProvider::new(self.label, self.memory, context, retained, form, import)))
     }
 }
 
+/// Checks that a peer can access the memory of the context's device.
 fn check_peer(context: &Context, peer: i32) -> Result<()> {
     let (mut can, driver) = (0, context.driver());
-    let peer = driver.handle_of(peer)?;
-    // SAFETY: a place for the answer.
-    unsafe { driver.api().cuDeviceCanAccessPeer(&raw mut can, peer, context.device()) }.map_err(error)?;
+    let peer = driver.device_handle(peer)?;
+    // SAFETY: the pointer to the result is valid for writes.
+    unsafe { driver.api().cuDeviceCanAccessPeer(&raw mut can, peer, context.device()) }
+        .map_err(driver_error)?;
     if can == 0 {
         return Err(Error::NotSupported {
-            what: "access of a peer (nvidia-smi topo -m shows which devices reach each other)",
+            what: "peer access (nvidia-smi topo -m shows which devices can access each other)",
             owner: "this pair of CUDA devices",
             native: 0,
         });
@@ -192,15 +204,15 @@ fn check_peer(context: &Context, peer: i32) -> Result<()> {
     Ok(())
 }
 
-/// Gives a peer's primary context access to what is allocated in a context.
+/// Gives a peer's primary context access to the allocations of a context.
 fn give_access(context: &Context, peer: i32) -> Result<Context> {
     let peer = Context::primary(context.driver(), peer)?;
     {
         let current = peer.enter()?;
-        // SAFETY: a context that is there.
+        // SAFETY: both contexts are live.
         match unsafe { current.api().cuCtxEnablePeerAccess(context.handle(), 0) } {
             Err(failure) if failure.result() != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
-                return Err(error(failure));
+                return Err(driver_error(failure));
             }
             _ => {}
         }

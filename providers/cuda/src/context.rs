@@ -1,4 +1,5 @@
-//! [`Context`]: the application's, or the one that all of a process share; and being in it for the time of a call.
+//! [`Context`]: the application's context, or the primary one of a device. [`Current`]: the guard
+//! that makes it current in a thread for the duration of a call.
 
 use core::marker::PhantomData;
 use std::sync::OnceLock;
@@ -6,52 +7,53 @@ use std::sync::OnceLock;
 use cuda_sys::*;
 use umf_core::{Error, Result};
 
-use crate::driver::{Driver, error};
+use crate::driver::{Driver, driver_error};
 
-/// A context, and whose it is.
+/// A driver context: the primary one of a device, or one of the application.
 #[derive(Debug)]
 pub(crate) struct Context {
     driver: &'static Driver,
     handle: CUcontext,
     device: CUdevice,
     uuid: [u8; 16],
-    /// It is the primary one, retained here.
-    is_retained: bool,
-    /// Where copies are made: made at the first.
+    /// Whether it is a primary context, which is released on drop.
+    is_primary: bool,
+    /// The stream of copies, created by the first one.
     stream: OnceLock<CUstream>,
 }
 
 impl Context {
-    /// The primary context of a device.
+    /// Retains the primary context of a device.
     pub(crate) fn primary(driver: &'static Driver, ordinal: i32) -> Result<Self> {
         driver.check_not_inherited()?;
-        let device = driver.handle_of(ordinal)?;
+        let device = driver.device_handle(ordinal)?;
         let uuid = driver.uuid(device)?;
         let mut handle = CUcontext::NULL;
-        // SAFETY: a place for the answer.
-        unsafe { driver.api().cuDevicePrimaryCtxRetain(&raw mut handle, device) }.map_err(error)?;
-        Ok(Self { driver, handle, device, uuid, is_retained: true, stream: OnceLock::new() })
+        // SAFETY: the pointer to the result is valid for writes.
+        unsafe { driver.api().cuDevicePrimaryCtxRetain(&raw mut handle, device) }.map_err(driver_error)?;
+        Ok(Self { driver, handle, device, uuid, is_primary: true, stream: OnceLock::new() })
     }
 
-    /// One that the application has made.
+    /// Wraps a context of the application.
     ///
     /// # Safety
-    /// It is a context, and stays one for as long as this (or is destroyed by `cuCtxDestroy`, which the driver then tells).
-    pub(crate) unsafe fn of_application(driver: &'static Driver, handle: CUcontext) -> Result<Self> {
+    /// `handle` is a context of `driver` and outlives this value. Destroying it earlier with
+    /// `cuCtxDestroy` is allowed: the driver then returns errors.
+    pub(crate) unsafe fn from_application(driver: &'static Driver, handle: CUcontext) -> Result<Self> {
         if handle.is_null() {
             return Err(Error::InvalidArgument { what: "context", why: "must not be null" });
         }
-        let mut made =
-            Self { driver, handle, device: 0, uuid: [0; 16], is_retained: false, stream: OnceLock::new() };
+        let mut context =
+            Self { driver, handle, device: 0, uuid: [0; 16], is_primary: false, stream: OnceLock::new() };
         let mut device = 0;
         {
-            let current = made.enter()?;
-            // SAFETY: a place for the answer.
-            unsafe { current.api().cuCtxGetDevice(&raw mut device) }.map_err(error)?;
+            let current = context.enter()?;
+            // SAFETY: the pointer to the result is valid for writes.
+            unsafe { current.api().cuCtxGetDevice(&raw mut device) }.map_err(driver_error)?;
         }
-        made.device = device;
-        made.uuid = driver.uuid(device)?;
-        Ok(made)
+        context.device = device;
+        context.uuid = driver.uuid(device)?;
+        Ok(context)
     }
 
     pub(crate) const fn driver(&self) -> &'static Driver {
@@ -62,7 +64,7 @@ impl Context {
         self.handle
     }
 
-    /// The device's place among those that the process sees.
+    /// Returns the ordinal of its device among those that the process sees.
     pub(crate) const fn device(&self) -> CUdevice {
         self.device
     }
@@ -71,11 +73,11 @@ impl Context {
         self.uuid
     }
 
-    /// Makes it the current one of this thread, until the value is dropped: then that is what it was.
+    /// Makes it current in this thread. Dropping the guard restores the previous context.
     pub(crate) fn enter(&self) -> Result<Current<'_>> {
         self.driver.check_not_inherited()?;
-        // SAFETY: a context, by the contracts of the constructors.
-        unsafe { self.driver.api().cuCtxPushCurrent(self.handle) }.map_err(error)?;
+        // SAFETY: the handle is a context by the contracts of the constructors.
+        unsafe { self.driver.api().cuCtxPushCurrent(self.handle) }.map_err(driver_error)?;
         Ok(Current { context: self, thread: PhantomData })
     }
 }
@@ -87,20 +89,21 @@ impl Drop for Context {
         }
         if let Some(stream) = self.stream.get().copied() {
             let _current = self.enter().ok();
-            // SAFETY: made here, and nobody copies any more.
+            // SAFETY: created in `Current::stream`; no copy runs, since copies borrow the context.
             let _ = unsafe { self.driver.api().cuStreamDestroy(stream) };
         }
-        if self.is_retained {
-            // SAFETY: retained once. (A driver that shuts down with the process refuses, which is as good.)
+        if self.is_primary {
+            // SAFETY: retained once in `primary`. At process exit the driver may return an error,
+            // which is harmless.
             let _ = unsafe { self.driver.api().cuDevicePrimaryCtxRelease(self.device) };
         }
     }
 }
 
-/// A context that is this thread's current one.
+/// A guard: the context is current in this thread.
 pub(crate) struct Current<'c> {
     context: &'c Context,
-    /// Belongs to the thread.
+    /// Makes the guard neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
 
@@ -109,17 +112,19 @@ impl Current<'_> {
         self.context.driver.api()
     }
 
-    /// A stream for copies, which waits for no other.
+    /// Returns the stream for copies, created on first use. It does not wait for the default
+    /// stream.
     pub(crate) fn stream(&self) -> Result<CUstream> {
         if let Some(stream) = self.context.stream.get() {
             return Ok(*stream);
         }
         let mut stream = CUstream::NULL;
-        // SAFETY: a place for the answer.
-        unsafe { self.api().cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING) }.map_err(error)?;
+        // SAFETY: the pointer to the result is valid for writes.
+        unsafe { self.api().cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING) }
+            .map_err(driver_error)?;
         if self.context.stream.set(stream).is_err() {
-            // Another thread was faster.
-            // SAFETY: made above, and never used.
+            // Another thread has set a stream first.
+            // SAFETY: created above and never used.
             let _ = unsafe { self.api().cuStreamDestroy(stream) };
         }
         Ok(self.context.stream.get().copied().unwrap_or(stream))
@@ -129,7 +134,8 @@ impl Current<'_> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut popped = CUcontext::NULL;
-        // SAFETY: a place for the answer. It pushed one, and a value of this type stays in its thread.
+        // SAFETY: the pointer to the result is valid for writes. `enter` pushed the context in this
+        // thread, which the guard does not leave.
         let _ = unsafe { self.api().cuCtxPopCurrent(&raw mut popped) };
     }
 }

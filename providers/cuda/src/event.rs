@@ -1,4 +1,5 @@
-//! [`StreamEvent`]: what was submitted to a stream, as a completion.
+//! [`StreamEvent`]: an event of a CUDA stream as a [`Completion`], for blocks that a stream still
+//! uses when they are freed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,44 +7,45 @@ use cuda_sys::*;
 use umf_core::{Completion, Progress, Result};
 
 use crate::context::Context;
-use crate::driver::error;
+use crate::driver::driver_error;
 use crate::provider::CudaProvider;
 
-/// Everything that was submitted to a stream before it was made. Blocks that are freed with it ([`umf_core::DeferredFree::free_after`]) are
-/// handed out again once all of that is done; nobody waits for it.
+/// The completion of the work that was submitted to a stream before the event was recorded.
 ///
-/// One may stand for any number of blocks. Thread-safe.
+/// A pool reuses blocks freed with it ([`umf_core::DeferredFree::free_after`]) after that work has
+/// finished, and does not block. One event can serve any number of blocks. Thread-safe.
 #[derive(Debug)]
 pub struct StreamEvent {
     event: CUevent,
-    events: Arc<Events>,
+    pool: Arc<EventPool>,
 }
 
-/// Events of a context that nobody uses now.
+/// The unused events of a context.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub(crate) struct EventPool {
     context: Arc<Context>,
     free: Mutex<Vec<CUevent>>,
 }
 
-/// How many events are kept.
-const KEPT: usize = 64;
+/// The maximum number of unused events that a pool keeps.
+const MAX_FREE_EVENTS: usize = 64;
 
-impl Events {
+impl EventPool {
     pub(crate) fn new(context: Arc<Context>) -> Arc<Self> {
         Arc::new(Self { context, free: Mutex::default() })
     }
 }
 
 impl CudaProvider {
-    /// Stands for what was submitted to a stream (a `CUstream`, null for the default one) until now.
+    /// Records an event in a stream (a `CUstream`, null for the default one). It completes after
+    /// the work that was submitted to the stream before.
     ///
     /// ```no_run
     /// # use umf_core::DeferredFree;
     /// # unsafe fn example(pool: &dyn DeferredFree, provider: &umf_provider_cuda::CudaProvider, stream: *mut core::ffi::c_void,
     /// #     block: umf_core::Address) -> umf_core::Result<()> {
     /// // Kernels that use the block were launched in `stream`.
-    /// unsafe { pool.free_after(block, provider.after(stream)?) }?;
+    /// unsafe { pool.free_after(block, provider.record_event(stream)?) }?;
     /// # Ok(())
     /// # }
     /// ```
@@ -52,31 +54,31 @@ impl CudaProvider {
     /// [`umf_core::Error::Driver`].
     ///
     /// # Safety
-    /// It is a live stream of the provider's context, or null.
-    pub unsafe fn after(&self, stream: *mut core::ffi::c_void) -> Result<Arc<StreamEvent>> {
+    /// `stream` is a live stream of the provider's context, or null.
+    pub unsafe fn record_event(&self, stream: *mut core::ffi::c_void) -> Result<Arc<StreamEvent>> {
         let current = self.context.enter()?;
-        let known = self.events.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let event = match known {
+        let unused = self.events.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = match unused {
             Some(event) => event,
             None => {
                 let mut event = CUevent::NULL;
-                // SAFETY: a place for the answer.
+                // SAFETY: the pointer to the result is valid for writes.
                 unsafe { current.api().cuEventCreate(&raw mut event, CU_EVENT_DISABLE_TIMING) }
-                    .map_err(error)?;
+                    .map_err(driver_error)?;
                 event
             }
         };
-        let made = StreamEvent { event, events: Arc::clone(&self.events) };
-        // SAFETY: an event of ours, and a stream by the caller's promise.
-        unsafe { current.api().cuEventRecord(event, CUstream(stream)) }.map_err(error)?;
-        Ok(Arc::new(made))
+        let recorded = StreamEvent { event, pool: Arc::clone(&self.events) };
+        // SAFETY: the event is live; the stream is live by the caller's contract.
+        unsafe { current.api().cuEventRecord(event, CUstream(stream)) }.map_err(driver_error)?;
+        Ok(Arc::new(recorded))
     }
 }
 
 impl Completion for StreamEvent {
     fn progress(&self) -> Progress {
-        let Ok(current) = self.events.context.enter() else { return Progress::Lost };
-        // SAFETY: the event lives as long as `self`.
+        let Ok(current) = self.pool.context.enter() else { return Progress::Lost };
+        // SAFETY: the event is live as long as `self`.
         match unsafe { current.api().cuEventQuery(self.event) } {
             Ok(()) => Progress::Ready,
             Err(failure) if failure.result() == CUDA_ERROR_NOT_READY => Progress::Pending,
@@ -87,29 +89,29 @@ impl Completion for StreamEvent {
 
 impl Drop for StreamEvent {
     fn drop(&mut self) {
-        if self.events.context.driver().is_inherited() {
+        if self.pool.context.driver().is_inherited() {
             return;
         }
-        let mut free = self.events.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < KEPT {
+        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < MAX_FREE_EVENTS {
             return free.push(self.event);
         }
         drop(free);
-        let context = &self.events.context;
+        let context = &self.pool.context;
         let _current = context.enter().ok();
-        // SAFETY: made in `after`, and nobody asks about it any more.
+        // SAFETY: created in `record_event`; dropping has exclusive access.
         let _ = unsafe { context.driver().api().cuEventDestroy(self.event) };
     }
 }
 
-impl Drop for Events {
+impl Drop for EventPool {
     fn drop(&mut self) {
         if self.context.driver().is_inherited() {
             return;
         }
         let _current = self.context.enter().ok();
         for event in self.free.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // SAFETY: nobody has them any more.
+            // SAFETY: an event in the pool belongs to no `StreamEvent`.
             let _ = unsafe { self.context.driver().api().cuEventDestroy(event) };
         }
     }

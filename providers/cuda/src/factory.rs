@@ -1,4 +1,4 @@
-//! The kind `cuda` of settings.
+//! The provider kind `cuda` of `umf.toml`: its settings, and its [`ProviderFactory`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use umf_core::{Error, FactoryError, Import, Provider, ProviderFactory};
 use crate::{CudaImport, CudaMemory, CudaProvider, Driver};
 
 umf_core::words! {
-    /// What travels to other processes in place of memory of kind `virtual`.
+    /// The format in which memory of kind `virtual` is exported.
     #[derive(Default)]
     pub enum CudaHandles {
         /// File descriptors.
@@ -25,19 +25,19 @@ umf_core::words! {
 umf_core::settings! {
     /// The keys of the kind `cuda`.
     pub struct CudaSettings {
-        /// Which memory: "device" (which the CPU must not touch), "host", "managed", or
-        /// "virtual": device memory that is mapped into a reserved range. "auto" is "virtual" where the
-        /// device has it, else "device". Only "virtual" and "device" can be opened in other processes.
+        /// Which memory: "device" (which the CPU must not touch), "host", "managed", or "virtual":
+        /// device memory that is mapped into a reserved range. "auto" is "virtual" where the device
+        /// has it, else "device". Only "virtual" and "device" can be opened in other processes.
         pub memory: Option<CudaMemory> as Auto<CudaMemory> = None;
         /// Which of the devices that the process sees, counted from 0.
         pub device: u32 = 0;
         /// Other devices that may use the memory ([1, 2] or "1-2").
         pub resident: Vec<u32> as Numbers = Vec::new();
-        /// What travels to other processes in place of "virtual" memory: "auto" and "fd" (descriptors) or
-        /// "opaque" (fabric handles).
+        /// What travels to other processes in place of "virtual" memory: "auto" and "fd"
+        /// (descriptors) or "opaque" (fabric handles).
         pub handles: CudaHandles = CudaHandles::Auto;
-        /// Absolute path of the driver's library, where it is not the system's. Refused in ./umf.toml and
-        /// from a variable: this is code.
+        /// Absolute path of the driver's library, where it is not the system's. Refused in
+        /// ./umf.toml and from a variable: this is code.
         pub path: Option<PathBuf> as Option<Code<PathBuf>> = None,
             "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
     }
@@ -47,9 +47,9 @@ fn ordinal(device: u32) -> i32 {
     i32::try_from(device).unwrap_or(i32::MAX)
 }
 
-/// The kind of the device's memory that other processes open best.
-fn best(settings: &CudaSettings) -> Result<CudaMemory, Error> {
-    let device = Driver::open(settings.path.as_deref())?.device(ordinal(settings.device))?;
+/// Returns the memory kind of `memory = "auto"`: `virtual` if the device can export it as fds.
+fn auto_memory(settings: &CudaSettings) -> Result<CudaMemory, Error> {
+    let device = Driver::open(settings.path.as_deref())?.device_info(ordinal(settings.device))?;
     Ok(if device.has_virtual && device.has_fds { CudaMemory::Virtual } else { CudaMemory::Device })
 }
 
@@ -58,13 +58,13 @@ impl ProviderFactory for CudaProvider {
     type Settings = CudaSettings;
 
     fn build(name: &str, settings: CudaSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        let memory = settings.memory.map_or_else(|| best(&settings), Ok)?;
+        let memory = settings.memory.map_or_else(|| auto_memory(&settings), Ok)?;
         let mut builder = Self::builder()
             .name(name.to_owned())
             .memory(memory)
             .device(ordinal(settings.device))
             .peers(settings.resident.iter().map(|device| ordinal(*device)))
-            // Fd is what virtual memory has anyway.
+            // Without fabric handles, virtual memory is exported as fds.
             .fabric(memory == CudaMemory::Virtual && settings.handles == CudaHandles::Opaque);
         if let Some(library) = settings.path {
             builder = builder.library(library);
@@ -72,7 +72,7 @@ impl ProviderFactory for CudaProvider {
         Ok(builder.build()?)
     }
 
-    /// The driver is started when there is something to open.
+    /// Returns an importer. The driver is initialized by the first import.
     fn import(settings: &CudaSettings) -> Option<Arc<dyn Import>> {
         Some(Arc::new(CudaImport::new(settings.path.clone())))
     }

@@ -1,4 +1,5 @@
-//! [`CudaImport`]: opens memory that another process exported.
+//! [`CudaImport`]: opens memory that another process exported, and checks it. One table per process
+//! counts what is open.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -8,43 +9,46 @@ use cuda_sys::*;
 use umf_core::{Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer};
 use umf_sync::{Lock, fork};
 
-use crate::allocated::{DEVICE_PAGE, Raw};
+use crate::address_map::Copier;
+use crate::address_map::{self, MemoryOrigin};
 use crate::context::Context;
-use crate::copies::Copies;
-use crate::driver::{Driver, error};
-use crate::form::{self, ExportForm, KIND};
-use crate::live::{self, Origin};
-use crate::physical::{self, Physical};
+use crate::driver::{Driver, driver_error};
+use crate::handles::{self, HandleFormat, KIND};
+use crate::heap::{Allocation, DEVICE_PAGE};
+use crate::virtual_memory::{self, PhysicalMemory};
 
-/// Opens CUDA memory that another process exported. Needs no provider; the driver is opened by the first import.
+/// An importer of CUDA memory that another process exported. Needs no provider: the first import
+/// loads and initializes the driver.
 ///
-/// Memory is opened in the primary context of the device that it is on, found by the device's UUID, whatever its number is in this
-/// process. What came along is asked of the driver, which looks at file descriptors by its kernel module alone.
+/// Memory is opened in the primary context of its own device, found by the device's UUID. The
+/// driver validates what was received; it checks file descriptors with its kernel module.
 ///
-/// A read-only import of memory kind `virtual` is one where the device can do that, and a courtesy otherwise.
+/// A read-only import of memory kind `virtual` is enforced if the device supports it, and advisory
+/// otherwise.
 ///
 /// Thread-safe.
 #[derive(Debug)]
 pub struct CudaImport {
     library: Option<PathBuf>,
-    /// The fork generation in which it was made: in a child its lock is not taken.
+    /// The fork generation in which it was created: a forked child does not take its lock.
     generation: u32,
-    /// The contexts of devices, by fingerprint. A provider's own is there from the beginning.
+    /// The contexts of devices, by fingerprint of the UUID. An importer of a provider starts with
+    /// the provider's context.
     contexts: Mutex<HashMap<u64, Arc<Context>>>,
 }
 
-/// What is open here.
-enum Opened {
-    /// Physical memory, mapped at addresses of its own.
+/// A live import.
+enum OpenImport {
+    /// Physical memory, mapped at newly reserved addresses.
     Mapped { context: Arc<Context>, size: usize },
-    /// What the driver opened once, and how often it is in use.
+    /// A 64-byte handle in [`ImportTable::legacy`].
     Legacy { handle: [u8; 64] },
-    /// Memory of this very process.
-    Own { raw: Arc<Raw> },
+    /// An allocation of this process, opened by its own handle.
+    Local { allocation: Arc<Allocation> },
 }
 
-/// A handle that the driver has open.
-struct Legacy {
+/// A 64-byte handle that the driver has open, with the number of its imports.
+struct IpcMapping {
     context: Arc<Context>,
     address: CUdeviceptr,
     size: usize,
@@ -52,27 +56,28 @@ struct Legacy {
 }
 
 #[derive(Default)]
-struct Table {
-    /// By where they begin; several where a handle was opened more than once.
-    by_base: BTreeMap<u64, Vec<Opened>>,
-    legacy: HashMap<[u8; 64], Legacy>,
+struct ImportTable {
+    /// Live imports by base address: several if a handle was opened more than once.
+    by_base: BTreeMap<u64, Vec<OpenImport>>,
+    /// Open 64-byte handles: the driver opens each once per process.
+    legacy: HashMap<[u8; 64], IpcMapping>,
 }
 
-static TABLE: Lock<Option<Table>> = Lock::new(None);
+static IMPORTS: Lock<Option<ImportTable>> = Lock::new(None);
 
 impl CudaImport {
-    /// An importer over `libcuda.so.1`, or the library at `path`.
+    /// Returns an importer over `libcuda.so.1`, or the library at `path`.
     #[must_use]
     pub fn new(path: Option<PathBuf>) -> Self {
         Self { library: path, generation: fork::generation(), contexts: Mutex::default() }
     }
 
     pub(crate) fn in_context(context: Arc<Context>, library: Option<PathBuf>) -> Self {
-        let known = HashMap::from([(form::fingerprint(context.uuid()), context)]);
+        let known = HashMap::from([(handles::fingerprint(context.uuid()), context)]);
         Self { library, generation: fork::generation(), contexts: Mutex::new(known) }
     }
 
-    /// The context for memory of the device with this fingerprint.
+    /// Returns the context for memory of the device with this fingerprint.
     fn context_for(&self, fingerprint: u64) -> Result<Arc<Context>> {
         if self.generation != fork::generation() {
             return self.find_context(fingerprint);
@@ -86,41 +91,41 @@ impl CudaImport {
         Ok(context)
     }
 
-    /// The primary context of the device with this fingerprint.
+    /// Returns the primary context of the device with this fingerprint.
     fn find_context(&self, fingerprint: u64) -> Result<Arc<Context>> {
         let driver = Driver::open(self.library.as_deref())?;
-        for ordinal in 0..driver.devices()? {
-            if form::fingerprint(driver.uuid(driver.handle_of(ordinal)?)?) == fingerprint {
+        for ordinal in 0..driver.device_count()? {
+            if handles::fingerprint(driver.uuid(driver.device_handle(ordinal)?)?) == fingerprint {
                 return Ok(Arc::new(Context::primary(driver, ordinal)?));
             }
         }
         Err(Error::NotSupported {
-            what: "memory of a device that this process does not see (look at CUDA_VISIBLE_DEVICES)",
+            what: "opening memory of a device that this process does not see (check CUDA_VISIBLE_DEVICES)",
             owner: "the CUDA driver in this process",
             native: 0,
         })
     }
 
-    /// Maps physical memory at addresses of its own.
+    /// Maps physical memory at newly reserved addresses, and releases its handle.
     fn map(
         context: &Arc<Context>,
-        made: Physical,
+        physical: PhysicalMemory,
         size: usize,
         access: Access,
     ) -> Result<(CUdeviceptr, Access)> {
-        // What is mapped keeps the memory.
-        let mapped = physical::reserve(context, size, 0).and_then(|address| {
+        let mapped = virtual_memory::reserve_addresses(context, size, 0).and_then(|address| {
             let devices = core::iter::once(context.device());
-            let mapped = made.map(context, address, size, devices, access);
+            let mapped = physical.map(context, address, size, devices, access);
             mapped.map(|granted| (address, granted)).inspect_err(|_| {
-                let _ = physical::give_back(context, address, size);
+                let _ = virtual_memory::release_addresses(context, address, size);
             })
         });
-        let released = made.release(context);
+        // The mapping keeps the memory.
+        let released = physical.release(context);
         let (address, granted) = mapped?;
         if let Err(error) = released {
-            let _ = physical::unmap(context, address, size);
-            let _ = physical::give_back(context, address, size);
+            let _ = virtual_memory::unmap(context, address, size);
+            let _ = virtual_memory::release_addresses(context, address, size);
             return Err(error);
         }
         Ok((address, granted))
@@ -131,9 +136,9 @@ impl CudaImport {
         let native = request.native.get(..request.native_len).unwrap_or_default();
         let (size, fabric) = match &request.fd {
             Some(_) => {
-                let (uuid, size) = form::read_with_fd(native)?;
-                if form::fingerprint(uuid) != fingerprint {
-                    return Err(untrusted("the handle names two devices"));
+                let (uuid, size) = handles::decode_fd_bytes(native)?;
+                if handles::fingerprint(uuid) != fingerprint {
+                    return Err(untrusted("the handle contains two different devices"));
                 }
                 (usize::try_from(size).unwrap_or(usize::MAX), None)
             }
@@ -145,25 +150,27 @@ impl CudaImport {
             }
         };
         if request.offset != 0 || request.size == 0 || request.size > size {
-            return Err(untrusted("the range is not that of the physical memory"));
+            return Err(untrusted("the range is not within the physical memory"));
         }
         if size > 1 << 46 || !size.is_multiple_of(DEVICE_PAGE) {
-            return Err(untrusted("the size is not one of physical memory"));
+            return Err(untrusted("the size is not a valid size of physical memory"));
         }
         let context = self.context_for(fingerprint)?;
         let _current = context.enter()?;
-        let made = match (&request.fd, fabric) {
-            (Some(fd), _) => Physical::of_fd(&context, std::os::fd::AsFd::as_fd(fd)),
-            (None, Some(handle)) => Physical::of_fabric(&context, handle),
-            (None, None) => return Err(untrusted("no file descriptor came along")),
+        let physical = match (&request.fd, fabric) {
+            (Some(fd), _) => PhysicalMemory::from_fd(&context, std::os::fd::AsFd::as_fd(fd)),
+            (None, Some(handle)) => PhysicalMemory::from_fabric(&context, handle),
+            (None, None) => {
+                return Err(untrusted("the handle needs a file descriptor, and none was received"));
+            }
         }?;
-        // The driver refuses to map more than there is.
-        let (address, granted) = Self::map(&context, made, size, request.access)?;
+        // The driver does not map more than the memory's size.
+        let (address, granted) = Self::map(&context, physical, size, request.access)?;
         let base = usize::try_from(address).ok().and_then(Address::new);
         let base = base.ok_or(Error::OutOfMemory { size, owner: "this process's addresses", native: 0 })?;
-        live::add(Origin::Imported, base, size, &context);
-        let opened = Opened::Mapped { context: Arc::clone(&context), size };
-        TABLE.lock().get_or_insert_default().by_base.entry(base.to_bits()).or_default().push(opened);
+        address_map::add(MemoryOrigin::Imported, base, size, &context);
+        let opened = OpenImport::Mapped { context: Arc::clone(&context), size };
+        IMPORTS.lock().get_or_insert_default().by_base.entry(base.to_bits()).or_default().push(opened);
         let mut imported = Imported::device(base, size);
         imported.read_only = granted == Access::ReadOnly;
         Ok(imported)
@@ -175,66 +182,70 @@ impl CudaImport {
         let handle = <[u8; 64]>::try_from(native);
         let handle = handle.map_err(|_| untrusted("the native bytes are not those of the driver"))?;
         if request.fd.is_some() || request.size == 0 {
-            return Err(untrusted("such memory has no file descriptor, and at least one byte"));
+            return Err(untrusted("a 64-byte handle has no file descriptor and at least one byte"));
         }
         let context = self.context_for(fingerprint)?;
         let current = context.enter()?;
-        if let Some(raw) = live::find_handle(&handle) {
-            let found = range_of(&current, raw.address)?;
-            let base = part(raw.address, found, request)?;
-            live::add(Origin::Imported, base, request.size, &context);
-            let opened = Opened::Own { raw };
-            TABLE.lock().get_or_insert_default().by_base.entry(base.to_bits()).or_default().push(opened);
+        if let Some(allocation) = address_map::find_exported_handle(&handle) {
+            let found = size_from(&current, allocation.address)?;
+            let base = requested_base(allocation.address, found, request)?;
+            address_map::add(MemoryOrigin::Imported, base, request.size, &context);
+            let opened = OpenImport::Local { allocation };
+            IMPORTS.lock().get_or_insert_default().by_base.entry(base.to_bits()).or_default().push(opened);
             return Ok(Imported::device(base, request.size));
         }
-        // Held while the driver opens it: once is all that it does.
-        let mut locked = TABLE.lock();
+        // Held until the driver has opened the handle: it does so once per process.
+        let mut locked = IMPORTS.lock();
         let table = locked.get_or_insert_default();
-        let opened = Opened::Legacy { handle };
+        let opened = OpenImport::Legacy { handle };
         let base = match table.legacy.get_mut(&handle) {
-            Some(known) => {
-                let base = part(known.address, known.size, request)?;
-                known.count += 1;
+            Some(mapping) => {
+                let base = requested_base(mapping.address, mapping.size, request)?;
+                mapping.count += 1;
                 base
             }
             None => {
                 let mut address = 0;
                 let wanted = CUipcMemHandle { reserved: handle };
-                // SAFETY: a place for the answer; the driver looks at the bytes.
+                // SAFETY: the pointer to the result is valid; the driver validates the bytes.
                 unsafe {
                     let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
-                    current.api().cuIpcOpenMemHandle(&raw mut address, wanted, flags).map_err(error)?;
+                    current
+                        .api()
+                        .cuIpcOpenMemHandle(&raw mut address, wanted, flags)
+                        .map_err(driver_error)?;
                 }
-                let size = range_of(&current, address);
-                let base = size.and_then(|size| Ok((size, part(address, size, request)?)));
+                let size = size_from(&current, address);
+                let base = size.and_then(|size| Ok((size, requested_base(address, size, request)?)));
                 let (size, base) = base.inspect_err(|_| {
-                    // SAFETY: opened above.
+                    // SAFETY: opened above, and not returned.
                     let _ = unsafe { current.api().cuIpcCloseMemHandle(address) };
                 })?;
                 table
                     .legacy
-                    .insert(handle, Legacy { context: Arc::clone(&context), address, size, count: 1 });
+                    .insert(handle, IpcMapping { context: Arc::clone(&context), address, size, count: 1 });
                 base
             }
         };
         table.by_base.entry(base.to_bits()).or_default().push(opened);
         drop(locked);
-        live::add(Origin::Imported, base, request.size, &context);
+        address_map::add(MemoryOrigin::Imported, base, request.size, &context);
         Ok(Imported::device(base, request.size))
     }
 }
 
-/// How many bytes the allocation at an address has.
-fn range_of(current: &crate::context::Current<'_>, address: CUdeviceptr) -> Result<usize> {
+/// Returns the bytes of an allocation from an address to its end.
+fn size_from(current: &crate::context::Current<'_>, address: CUdeviceptr) -> Result<usize> {
     let (mut base, mut size) = (0, 0);
-    // SAFETY: places for the answers.
-    unsafe { current.api().cuMemGetAddressRange(&raw mut base, &raw mut size, address) }.map_err(error)?;
+    // SAFETY: the pointers to the results are valid for writes.
+    unsafe { current.api().cuMemGetAddressRange(&raw mut base, &raw mut size, address) }
+        .map_err(driver_error)?;
     Ok(usize::try_from(address.saturating_sub(base)).map_or(0, |before| size.saturating_sub(before)))
 }
 
-/// Where what is asked for lies in an allocation of `size` bytes at `address`.
-fn part(address: CUdeviceptr, size: usize, request: &ImportRequest) -> Result<Address> {
-    let untrusted = Error::Untrusted { why: "the range is not inside of the allocation" };
+/// Returns the base of the requested range in an allocation of `size` bytes at `address`.
+fn requested_base(address: CUdeviceptr, size: usize, request: &ImportRequest) -> Result<Address> {
+    let untrusted = Error::Untrusted { why: "the range is not within the allocation" };
     let offset = usize::try_from(request.offset).map_err(|_| untrusted)?;
     if offset.checked_add(request.size).is_none_or(|end| end > size) {
         return Err(untrusted);
@@ -242,51 +253,53 @@ fn part(address: CUdeviceptr, size: usize, request: &ImportRequest) -> Result<Ad
     usize::try_from(address).ok().and_then(|start| Address::new(start.checked_add(offset)?)).ok_or(untrusted)
 }
 
-// SAFETY: what is opened is mapped in this process until `release`, whatever its exporter does: physical memory lives as long as
-// anyone has it mapped. None of it is host-accessible.
+// SAFETY: imported memory stays mapped in this process until `release`: physical memory lives while
+// any process has it mapped. None of it is declared host-accessible.
 unsafe impl Import for CudaImport {
     fn kind(&self) -> ProviderKind {
         KIND
     }
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
-        let unknown = Error::Untrusted { why: "the handle is not one of CUDA memory" };
-        match form::form_of(request.allocation_id).ok_or(unknown)? {
-            (ExportForm::Fd, _) if request.fd.is_none() => {
-                Err(Error::Untrusted { why: "no file descriptor came along" })
+        let unknown = Error::Untrusted { why: "the handle is not a handle of CUDA memory" };
+        match handles::parse_allocation_id(request.allocation_id).ok_or(unknown)? {
+            (HandleFormat::Fd, _) if request.fd.is_none() => {
+                Err(Error::Untrusted { why: "the handle needs a file descriptor, and none was received" })
             }
-            (ExportForm::Fabric, _) if request.fd.is_some() => Err(unknown),
-            (ExportForm::Fd | ExportForm::Fabric, fingerprint) => self.open_physical(&request, fingerprint),
-            (ExportForm::Legacy, fingerprint) => self.open_legacy(&request, fingerprint),
+            (HandleFormat::Fabric, _) if request.fd.is_some() => Err(unknown),
+            (HandleFormat::Fd | HandleFormat::Fabric, fingerprint) => {
+                self.open_physical(&request, fingerprint)
+            }
+            (HandleFormat::Legacy, fingerprint) => self.open_legacy(&request, fingerprint),
         }
     }
 
     fn transfer(&self) -> Option<&dyn Transfer> {
-        Some(&Copies::OF_IMPORTS)
+        Some(&Copier::OF_IMPORTS)
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let key = imported.base.to_bits();
-        let opened =
-            take(key).ok_or(Error::ForeignAddress { address: imported.base, owner: "the CUDA importer" })?;
-        live::remove(Origin::Imported, imported.base);
+        let opened = take_import(key)
+            .ok_or(Error::ForeignAddress { address: imported.base, owner: "the CUDA importer" })?;
+        address_map::remove(MemoryOrigin::Imported, imported.base);
         let closed = match &opened {
-            // Mappings belong to no context: they can go without.
-            Opened::Mapped { context, size } => {
+            // Unmapping works without a current context.
+            OpenImport::Mapped { context, size } => {
                 let _current = context.enter().ok();
-                physical::unmap(context, imported.base.value(), *size)
-                    .and_then(|()| physical::give_back(context, imported.base.value(), *size))
+                virtual_memory::unmap(context, imported.base.value(), *size)
+                    .and_then(|()| virtual_memory::release_addresses(context, imported.base.value(), *size))
             }
-            Opened::Legacy { handle } => close(handle),
-            Opened::Own { .. } => Ok(()),
+            OpenImport::Legacy { handle } => close_legacy(handle),
+            OpenImport::Local { .. } => Ok(()),
         };
         match closed {
-            // (With a context that is gone, or in a forked child, there is nothing left to release.)
-            Err(error) if !crate::allocated::is_gone(&error) && !matches!(error, Error::Frozen { .. }) => {
+            // A destroyed context or a forked child has nothing left to release.
+            Err(error) if !crate::heap::is_gone(&error) && !matches!(error, Error::Frozen { .. }) => {
                 if let Ok(context) = context_of(&opened) {
-                    live::add(Origin::Imported, imported.base, imported.size, &context);
+                    address_map::add(MemoryOrigin::Imported, imported.base, imported.size, &context);
                 }
-                TABLE.lock().get_or_insert_default().by_base.entry(key).or_default().push(opened);
+                IMPORTS.lock().get_or_insert_default().by_base.entry(key).or_default().push(opened);
                 Err(error)
             }
             _ => Ok(()),
@@ -294,53 +307,54 @@ unsafe impl Import for CudaImport {
     }
 }
 
-/// One of those that begin there.
-fn take(base: u64) -> Option<Opened> {
-    let mut table = TABLE.lock();
+/// Removes one import at a base address.
+fn take_import(base: u64) -> Option<OpenImport> {
+    let mut table = IMPORTS.lock();
     let table = table.as_mut()?;
-    let there = table.by_base.get_mut(&base)?;
-    let opened = there.pop();
-    if there.is_empty() {
+    let imports = table.by_base.get_mut(&base)?;
+    let opened = imports.pop();
+    if imports.is_empty() {
         table.by_base.remove(&base);
     }
     opened
 }
 
-/// In which context it is open.
-fn context_of(opened: &Opened) -> Result<Arc<Context>> {
-    let gone = Error::Untrusted { why: "it is not open any more" };
+/// Returns the context of an import.
+fn context_of(opened: &OpenImport) -> Result<Arc<Context>> {
+    let gone = Error::Untrusted { why: "the import was released" };
     match opened {
-        Opened::Mapped { context, .. } => Ok(Arc::clone(context)),
-        Opened::Own { raw } => Ok(Arc::clone(raw.context())),
-        Opened::Legacy { handle } => {
-            let table = TABLE.lock();
+        OpenImport::Mapped { context, .. } => Ok(Arc::clone(context)),
+        OpenImport::Local { allocation } => Ok(Arc::clone(allocation.context())),
+        OpenImport::Legacy { handle } => {
+            let table = IMPORTS.lock();
             let known = table.as_ref().and_then(|table| table.legacy.get(handle));
             known.map(|known| Arc::clone(&known.context)).ok_or(gone)
         }
     }
 }
 
-/// Closes a handle, if nobody else in this process has it open. After an error it is still open.
-fn close(handle: &[u8; 64]) -> Result<()> {
-    let mut locked = TABLE.lock();
+/// Closes one import of a 64-byte handle; the last one closes the driver's mapping. After an error
+/// it is still open.
+fn close_legacy(handle: &[u8; 64]) -> Result<()> {
+    let mut locked = IMPORTS.lock();
     let Some(table) = locked.as_mut() else { return Ok(()) };
-    let Some(known) = table.legacy.get_mut(handle) else { return Ok(()) };
-    if known.count > 1 {
-        known.count -= 1;
+    let Some(mapping) = table.legacy.get_mut(handle) else { return Ok(()) };
+    if mapping.count > 1 {
+        mapping.count -= 1;
         return Ok(());
     }
-    // With the lock, so that nobody opens it before it is closed.
-    let closed = known.context.enter().and_then(|current| {
-        // SAFETY: the driver opened it, and nobody uses it any more.
-        unsafe { current.api().cuIpcCloseMemHandle(known.address) }.map_err(error)
+    // With the lock held, so that no thread opens the handle before it is closed.
+    let closed = mapping.context.enter().and_then(|current| {
+        // SAFETY: the driver opened it, and its last import is being released.
+        unsafe { current.api().cuIpcCloseMemHandle(mapping.address) }.map_err(driver_error)
     });
-    let removed = if closed.as_ref().is_err_and(|error| !crate::allocated::is_gone(error)) {
+    let removed = if closed.as_ref().is_err_and(|error| !crate::heap::is_gone(error)) {
         None
     } else {
         table.legacy.remove(handle)
     };
     drop(locked);
-    // Without the lock: it may be the last to have its context.
+    // Without the lock: this may drop the last reference to the context.
     drop(removed);
     closed
 }

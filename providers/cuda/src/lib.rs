@@ -1,14 +1,15 @@
-//! CUDA memory for umf. The driver is opened at run time: this builds, and its tests pass, where there is none.
+//! CUDA memory for umf. The driver is opened at run time: the crate builds, and its tests pass, on
+//! machines without it.
 //!
-//! | what | how |
+//! | task | how |
 //! |---|---|
-//! | memory of a device that other processes open by value | [`CudaMemory::Virtual`], the default; [`CudaMemory::Device`] |
-//! | memory of the host that devices reach at full speed | [`CudaMemory::Host`] |
-//! | memory that moves between both | [`CudaMemory::Managed`] |
-//! | freeing a block that a stream still works on | [`CudaProvider::after`] |
-//! | memory of another process | [`CudaImport`], which needs no provider |
-//! | the driver itself | [`Driver`] |
-//! | what this machine has, and what is in the way | [`survey`] |
+//! | allocate device memory that other processes open by value | [`CudaMemory::Virtual`], the default; [`CudaMemory::Device`] |
+//! | allocate pinned host memory | [`CudaMemory::Host`] |
+//! | allocate memory that migrates between both | [`CudaMemory::Managed`] |
+//! | free a block that a stream still uses | [`CudaProvider::record_event`] |
+//! | open memory of another process | [`CudaImport`], which needs no provider |
+//! | call the driver | [`Driver`], [`driver_api`] |
+//! | list the devices of this machine | [`survey`] |
 //!
 //! ```
 //! use umf_core::{Layout, Provider};
@@ -18,38 +19,40 @@
 //! let Ok(provider) = CudaProvider::builder().build() else { return Ok(()) }; // No GPU here.
 //! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
 //! let transfer = provider.transfer().expect("device memory is copied by the device");
-//! // SAFETY: the region is live, and nobody else has it.
+//! // SAFETY: the region is live, and nothing else uses it.
 //! unsafe { transfer.write(region.base(), b"seen by kernels")? };
-//! // SAFETY: nobody uses the region.
+//! // SAFETY: nothing uses the region.
 //! unsafe { provider.free(region)? };
 //! # Ok(())
 //! # }
 //! ```
 
-mod allocated;
+// Allocating, exporting, importing.
 mod builder;
+mod handles;
+mod heap;
+mod import;
+mod provider;
+mod virtual_memory;
+
+// The driver's objects.
+mod address_map;
 mod context;
-mod copies;
 mod driver;
 mod event;
-mod factory;
-mod form;
-mod import;
-mod live;
-mod physical;
-mod provider;
-mod space;
-pub mod survey;
 
-pub use cuda_sys as driver_api;
-/// The driver's functions, for what is not umf's business.
-pub use factory::{CudaHandles, CudaSettings};
+// Settings.
+mod factory;
 
 pub use builder::{CudaBuilder, CudaMemory};
-pub use driver::{DeviceInfo, Driver};
+pub use driver::{DeviceInfo, Driver, DriverInfo, survey};
 pub use event::StreamEvent;
+pub use factory::{CudaHandles, CudaSettings};
 pub use import::CudaImport;
 pub use provider::CudaProvider;
+
+/// The bindings of the driver interface, for calls that umf does not make.
+pub use cuda_sys as driver_api;
 
 /// The example in the README compiles.
 #[cfg(doctest)]

@@ -1,4 +1,4 @@
-//! [`CudaProvider`].
+//! [`CudaProvider`]: allocation and properties. The export of handles is in `handles.rs`.
 
 use core::mem::ManuallyDrop;
 use std::borrow::Cow;
@@ -8,50 +8,54 @@ use std::sync::Arc;
 use cuda_sys::*;
 use umf_core::statistics::Gauge;
 use umf_core::{
-    Address, Error, Export, Import, Layout, MemoryKind, NativeBytes, NativeExport, Properties, Property,
-    PropertyValue, Provider, ProviderKind, Region, Result, Transfer, Visibility,
+    Address, Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider,
+    ProviderKind, Region, Result, Transfer, Visibility,
 };
 
-use crate::allocated::Allocated;
+use crate::address_map::Copier;
 use crate::builder::{CudaBuilder, CudaMemory};
 use crate::context::Context;
-use crate::copies::Copies;
-use crate::driver::{Driver, error};
-use crate::event::Events;
-use crate::form::{self, ExportForm, KIND};
+use crate::driver::{Driver, driver_error};
+use crate::event::EventPool;
+use crate::handles::KIND;
+use crate::heap::Heap;
 use crate::import::CudaImport;
-use crate::space::Space;
-use crate::{live, physical};
+use crate::virtual_memory;
+use crate::virtual_memory::VirtualRange;
 
-/// Memory of CUDA devices, and memory of the host that they reach.
+/// A provider of memory of CUDA devices, and of host memory that they access.
 ///
-/// Made with [`CudaProvider::builder`]. Thread-safe. No call leaves the caller's current context another than it was.
+/// Made with [`CudaProvider::builder`]. Thread-safe. Every call leaves the caller's current context
+/// unchanged.
 ///
-/// Freeing memory of kinds `device`, `host` and `managed` waits for the device, as the driver has it: let a pool keep it, and free
-/// blocks with [`CudaProvider::after`].
+/// The driver waits for the device when it frees memory of kinds `device`, `host` and `managed`.
+/// Allocate through a pool, and free blocks that a stream still uses with
+/// [`CudaProvider::record_event`].
 ///
-/// Dropping a provider frees no region. In a forked child it is frozen: allocating is [`Error::Frozen`], and freeing does nothing.
+/// Dropping a provider frees no region. In a forked child, allocating fails with [`Error::Frozen`],
+/// and freeing does nothing.
 #[derive(Debug)]
 pub struct CudaProvider {
     name: Cow<'static, str>,
     memory: CudaMemory,
     pub(crate) context: Arc<Context>,
-    /// Contexts of peers that were given access.
+    /// The retained contexts of peers with access to the memory.
     _peers: Vec<Context>,
-    form: ManuallyDrop<Form>,
+    pub(crate) backend: ManuallyDrop<Backend>,
     import: CudaImport,
-    pub(crate) events: Arc<Events>,
+    pub(crate) events: Arc<EventPool>,
     gauge: Gauge,
 }
 
+/// The allocator of a memory kind.
 #[derive(Debug)]
-pub(crate) enum Form {
-    Allocated(Box<Allocated>),
-    Virtual(Box<Space>),
+pub(crate) enum Backend {
+    Heap(Box<Heap>),
+    Virtual(Box<VirtualRange>),
 }
 
 impl CudaProvider {
-    /// Sets a provider up.
+    /// Returns a builder.
     pub const fn builder() -> CudaBuilder {
         CudaBuilder::new()
     }
@@ -61,54 +65,57 @@ impl CudaProvider {
         memory: CudaMemory,
         context: Arc<Context>,
         peers: Vec<Context>,
-        form: Form,
+        backend: Backend,
         import: CudaImport,
     ) -> Self {
-        let form = ManuallyDrop::new(form);
-        let events = Events::new(Arc::clone(&context));
-        Self { name, memory, context, _peers: peers, form, import, events, gauge: Gauge::new() }
+        let backend = ManuallyDrop::new(backend);
+        let events = EventPool::new(Arc::clone(&context));
+        Self { name, memory, context, _peers: peers, backend, import, events, gauge: Gauge::new() }
     }
 
-    /// The kind of its memory.
+    /// Returns the kind of its memory.
     pub const fn memory(&self) -> CudaMemory {
         self.memory
     }
 
-    /// The device, by its place among those that the process sees.
+    /// Returns the ordinal of its device among those that the process sees.
     pub fn device(&self) -> i32 {
         self.context.device()
     }
 
-    /// The driver that it is of.
+    /// Returns its driver.
     pub fn driver(&self) -> &'static Driver {
         self.context.driver()
     }
 
-    /// The context that it works in, a `CUcontext`.
+    /// Returns its context, a `CUcontext`.
     pub fn context(&self) -> *mut core::ffi::c_void {
         self.context.handle().0
     }
 
-    /// What opens memory of other processes: memory of its device in its own context, whatever kind its own memory is.
+    /// Returns an importer that uses the provider's context for memory of its device. Providers of
+    /// every memory kind have one.
     pub const fn importer(&self) -> &CudaImport {
         &self.import
     }
 
-    /// Bytes and regions that are allocated now, and the most bytes there have been.
+    /// Returns the gauge of allocated bytes and regions, with the peak of the bytes.
     pub const fn statistics(&self) -> &Gauge {
         &self.gauge
     }
 
-    /// A dma-buf over a live region, for another driver: a network card's, for one.
+    /// Exports a live region as a dma-buf, for another driver such as a network card's.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] where the device or the system has none, [`Error::ForeignAddress`] if the region is not a live one
-    /// of this provider, [`Error::Driver`].
+    /// - [`Error::NotSupported`] if the device or the system does not support it.
+    /// - [`Error::ForeignAddress`] if the region is not a live one of this provider.
+    /// - [`Error::Driver`].
     pub fn dma_buf(&self, region: &Region) -> Result<OwnedFd> {
         self.check(region)?;
         let mut number = -1_i32;
         let current = self.context.enter()?;
-        // SAFETY: a place for a number, which is what this form is; the region is live.
+        // SAFETY: this handle type is an `int`, for which there is a valid pointer; the region is
+        // live.
         unsafe {
             current.api().cuMemGetHandleForAddressRange(
                 (&raw mut number).cast(),
@@ -118,10 +125,10 @@ impl CudaProvider {
                 0,
             )
         }
-        .map_err(error)?;
-        // SAFETY: the driver opened it for us.
+        .map_err(driver_error)?;
+        // SAFETY: the driver opened the fd for the caller.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        physical::close_on_exec(&fd);
+        virtual_memory::close_on_exec(&fd);
         Ok(fd)
     }
 
@@ -133,17 +140,18 @@ impl CudaProvider {
         if self.is_inherited() { Err(Error::Frozen { what: "CUDA memory" }) } else { Ok(()) }
     }
 
-    fn check(&self, region: &Region) -> Result<()> {
+    /// Checks that a region is a live one of this provider.
+    pub(crate) fn check(&self, region: &Region) -> Result<()> {
         self.check_not_inherited()?;
-        match &*self.form {
-            Form::Allocated(allocated) => allocated.raw_of(region).map(drop),
-            Form::Virtual(space) => space.check(region),
+        match &*self.backend {
+            Backend::Heap(heap) => heap.allocation_of(region).map(drop),
+            Backend::Virtual(range) => range.check(region),
         }
     }
 }
 
-// SAFETY: regions are what the driver allocated, or ranges of a reservation into which it mapped physical memory, and go by `free`
-// only; pinned and managed memory may be touched by the CPU, and no other says that it may.
+// SAFETY: a region is a live allocation of the driver, or a range of the reservation with physical
+// memory mapped. Only `free` frees it. Only pinned and managed memory is declared host-accessible.
 unsafe impl Provider for CudaProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -162,17 +170,17 @@ unsafe impl Provider for CudaProvider {
     }
 
     fn page_size(&self) -> usize {
-        match &*self.form {
-            Form::Allocated(allocated) => allocated.page_size(),
-            Form::Virtual(space) => space.page_size(),
+        match &*self.backend {
+            Backend::Heap(heap) => heap.page_size(),
+            Backend::Virtual(range) => range.page_size(),
         }
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         self.check_not_inherited()?;
-        let region = match &*self.form {
-            Form::Allocated(allocated) => allocated.allocate(layout),
-            Form::Virtual(space) => space.allocate(layout),
+        let region = match &*self.backend {
+            Backend::Heap(heap) => heap.allocate(layout),
+            Backend::Virtual(range) => range.allocate(layout),
         }?;
         self.gauge.add(region.size());
         Ok(region)
@@ -182,9 +190,9 @@ unsafe impl Provider for CudaProvider {
         if self.is_inherited() {
             return Ok(());
         }
-        match &*self.form {
-            Form::Allocated(allocated) => allocated.free(&region),
-            Form::Virtual(space) => space.free(&region),
+        match &*self.backend {
+            Backend::Heap(heap) => heap.free(&region),
+            Backend::Virtual(range) => range.free(&region),
         }?;
         self.gauge.remove(region.size());
         Ok(())
@@ -203,56 +211,7 @@ unsafe impl Provider for CudaProvider {
     }
 
     fn transfer(&self) -> Option<&dyn Transfer> {
-        Some(&Copies::OF_ALL)
-    }
-}
-
-impl Export for CudaProvider {
-    fn export(&self, region: &Region) -> Result<NativeExport> {
-        self.check(region)?;
-        let uuid = self.context.uuid();
-        let current = self.context.enter()?;
-        match &*self.form {
-            Form::Virtual(space) if space.has_fds() => {
-                let fd = space.physical_of(region)?.export_fd(&self.context)?;
-                let mut export = NativeExport::from_fd(Arc::new(fd), 0);
-                export.native = form::with_fd(uuid, region.size())?;
-                export.allocation_id = form::tag(ExportForm::Fd, uuid);
-                export.isolated = true;
-                Ok(export)
-            }
-            Form::Virtual(space) => {
-                let handle = space.physical_of(region)?.export_fabric(&self.context)?;
-                let mut export = NativeExport::from_bytes(
-                    NativeBytes::new(&handle.data)?,
-                    form::tag(ExportForm::Fabric, uuid),
-                );
-                export.isolated = true;
-                Ok(export)
-            }
-            Form::Allocated(allocated) => {
-                let raw = allocated.raw_of(region)?;
-                let mut handle = CUipcMemHandle { reserved: [0; 64] };
-                // SAFETY: a place for the answer; the memory is live.
-                unsafe { current.api().cuIpcGetMemHandle(&raw mut handle, raw.address) }.map_err(error)?;
-                live::add_handle(handle.reserved, &raw);
-                let tag = form::tag(ExportForm::Legacy, uuid);
-                let mut export = NativeExport::from_bytes(NativeBytes::new(&handle.reserved)?, tag);
-                // Where drivers do not align, the region is a part of what the handle opens.
-                export.offset = region.base().value().saturating_sub(raw.address);
-                export.isolated = true;
-                Ok(export)
-            }
-        }
-    }
-
-    fn uses_fd_per_export(&self) -> bool {
-        matches!(&*self.form, Form::Virtual(space) if space.has_fds())
-    }
-
-    fn fd_opens_through_procfs(&self) -> bool {
-        // What would be opened is the driver's device once more, without the memory.
-        false
+        Some(&Copier::OF_ALL)
     }
 }
 
@@ -274,13 +233,14 @@ impl Properties for CudaProvider {
 impl Drop for CudaProvider {
     fn drop(&mut self) {
         if !self.is_inherited() {
-            // SAFETY: dropped once, here, and not used after. (In a child its tables may have been in the middle of a change.)
-            unsafe { ManuallyDrop::drop(&mut self.form) };
+            // SAFETY: dropped once, here, and not used after. A forked child leaks it, since
+            // another thread of the parent may have been changing its tables.
+            unsafe { ManuallyDrop::drop(&mut self.backend) };
         }
     }
 }
 
-/// Where an address is for the driver.
+/// Converts an address to the driver's type.
 pub(crate) fn pointer(address: Address) -> CUdeviceptr {
     address.value()
 }

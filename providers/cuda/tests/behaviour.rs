@@ -1,4 +1,5 @@
-//! What CUDA memory does beyond the conformance suite: contexts, errors, streams, handles. On the driver in software alone.
+//! Behaviour of CUDA memory beyond the conformance suite: contexts, errors, streams, handles. Most
+//! tests need the software driver; the others run on a GPU too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -21,7 +22,7 @@ use umf_provider_cuda::{CudaImport, CudaMemory, CudaProvider};
 
 const MIB: usize = 1 << 20;
 
-/// One test at a time: they count what the driver has, and have it fail.
+/// Serializes the tests: they count the driver's objects and inject faults.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,14 +49,14 @@ fn free(provider: &CudaProvider, region: Region) {
 
 fn current() -> CUcontext {
     let mut context = CUcontext::NULL;
-    // SAFETY: a place for the answer.
+    // SAFETY: the pointer to the result is valid for writes.
     unsafe { driver().api().cuCtxGetCurrent(&raw mut context) }.unwrap();
     context
 }
 
 fn own_context(device: i32) -> CUcontext {
     let mut context = CUcontext::NULL;
-    // SAFETY: a place for the answer. It is not left current.
+    // SAFETY: the pointer to the result is valid. The context is popped again.
     unsafe {
         driver().api().cuCtxCreate(&raw mut context, 0, device).unwrap();
         driver().api().cuCtxPopCurrent(&raw mut context).unwrap();
@@ -65,8 +66,8 @@ fn own_context(device: i32) -> CUcontext {
 
 const ALL: [CudaMemory; 4] = [CudaMemory::Virtual, CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed];
 
-/// What the driver has of everything.
-fn census() -> Vec<(&'static str, u64)> {
+/// Counts the driver's objects of every kind.
+fn object_counts() -> Vec<(&'static str, u64)> {
     [
         "allocations",
         "opened",
@@ -84,8 +85,8 @@ fn census() -> Vec<(&'static str, u64)> {
     .collect()
 }
 
-/// Everything that a provider does, once; errors are answers here.
-fn life(memory: CudaMemory) -> Result<(), Error> {
+/// Allocates, copies, records an event, exports, imports and frees. Returns the first error.
+fn exercise(memory: CudaMemory) -> Result<(), Error> {
     let provider = builder(memory).build()?;
     let region = provider.allocate(layout(3 * MIB))?;
     let used = (|| {
@@ -94,7 +95,7 @@ fn life(memory: CudaMemory) -> Result<(), Error> {
             unsafe { transfer.write(region.base(), b"words") }?;
         }
         // SAFETY: the default stream.
-        let event = unsafe { provider.after(std::ptr::null_mut()) }?;
+        let event = unsafe { provider.record_event(std::ptr::null_mut()) }?;
         while event.progress() == Progress::Pending {
             std::thread::yield_now();
         }
@@ -105,7 +106,7 @@ fn life(memory: CudaMemory) -> Result<(), Error> {
             let imported = import.import(request(&exported, region.size()));
             ability.unexport(&region, exported)?;
             let imported = imported?;
-            // SAFETY: not used; released again only if it was not.
+            // SAFETY: the memory is unused; released again only if the first release failed.
             unsafe { import.release(imported) }.inspect_err(|_| {
                 faults("");
                 // SAFETY: as above.
@@ -114,7 +115,7 @@ fn life(memory: CudaMemory) -> Result<(), Error> {
         }
         Ok(())
     })();
-    // SAFETY: the test's own region; freed again only if it was not.
+    // SAFETY: the test's own region; freed again only if the first free failed.
     let freed = unsafe { provider.free(region) }.inspect_err(|_| {
         faults("");
         free(&provider, region);
@@ -123,10 +124,13 @@ fn life(memory: CudaMemory) -> Result<(), Error> {
 }
 
 #[test]
-fn no_call_leaves_another_context_current_and_every_failure_leaves_nothing() {
+fn failing_calls_restore_the_context_and_leak_nothing() {
     let _alone = alone();
     if is_real() {
-        return skip("no_call_leaves_another_context_current", "a GPU's driver does not fail on demand");
+        return skip(
+            "failing_calls_restore_the_context_and_leak_nothing",
+            "a GPU's driver does not fail on demand",
+        );
     }
     let application = own_context(0);
     // SAFETY: a context, current until the end of the test.
@@ -157,16 +161,16 @@ fn no_call_leaves_another_context_current_and_every_failure_leaves_nothing() {
         "cuMemFreeHost",
     ];
     for memory in ALL {
-        life(memory).unwrap();
-        let before = census();
+        exercise(memory).unwrap();
+        let before = object_counts();
         for function in functions {
-            // Far enough for each call that there is in a life.
+            // No function is called more often in `exercise`.
             for number in 1..9 {
                 faults(&format!("{function}:{number}=CUDA_ERROR_OPERATING_SYSTEM"));
-                let outcome = life(memory);
+                let outcome = exercise(memory);
                 faults("");
                 assert_eq!(current(), application, "{memory}: {function} {number}");
-                assert_eq!(census(), before, "{memory}: {function} {number}: {outcome:?}");
+                assert_eq!(object_counts(), before, "{memory}: {function} {number}: {outcome:?}");
                 if let Err(error) = outcome {
                     let text = error.to_string();
                     assert!(text.contains("CUDA_ERROR_OPERATING_SYSTEM"), "{text}");
@@ -176,7 +180,7 @@ fn no_call_leaves_another_context_current_and_every_failure_leaves_nothing() {
         }
     }
     let mut popped = CUcontext::NULL;
-    // SAFETY: what was pushed above; nothing is left in it.
+    // SAFETY: pops the context pushed above, in which no memory is left.
     unsafe {
         driver().api().cuCtxPopCurrent(&raw mut popped).unwrap();
         driver().api().cuCtxDestroy(application).unwrap();
@@ -184,10 +188,10 @@ fn no_call_leaves_another_context_current_and_every_failure_leaves_nothing() {
 }
 
 #[test]
-fn failures_say_what_happened_and_what_to_do() {
+fn errors_name_the_call_and_the_remedy() {
     let _alone = alone();
     if is_real() {
-        return skip("failures_say_what_happened", "a GPU's driver does not fail on demand");
+        return skip("errors_name_the_call_and_the_remedy", "a GPU's driver does not fail on demand");
     }
     let provider = builder(CudaMemory::Virtual).build().unwrap();
     let fails = |fault: &str| {
@@ -205,7 +209,7 @@ fn failures_say_what_happened_and_what_to_do() {
     assert!(builder(CudaMemory::Device).device(77).build().is_err());
     let error = CudaProvider::builder().library("/nowhere/libcuda.so.1").build().unwrap_err();
     assert!(error.to_string().contains("driver"), "{error}");
-    let words = umf_provider_cuda::Driver::lacks(Some("/nowhere/libcuda.so.1".as_ref())).unwrap();
+    let words = umf_provider_cuda::Driver::load_error(Some("/nowhere/libcuda.so.1".as_ref())).unwrap();
     assert!(words.contains("/nowhere/libcuda.so.1"), "{words}");
     // More than the device has.
     let error = provider.allocate(layout(17 << 30)).unwrap_err();
@@ -215,38 +219,41 @@ fn failures_say_what_happened_and_what_to_do() {
 }
 
 #[test]
-fn the_applications_context_is_used_and_its_end_is_told() {
+fn destroyed_application_context_is_reported() {
     let _alone = alone();
     if is_real() {
-        return skip("the_applications_context_is_used", "it counts what the driver in software has");
+        return skip("destroyed_application_context_is_reported", "it counts what the software driver has");
     }
     for memory in ALL {
-        let before = census();
+        let before = object_counts();
         let context = own_context(1);
-        // SAFETY: a context; what happens when it goes is what is tested.
+        // SAFETY: a live context. The test destroys it early, which the contract allows.
         let provider = unsafe { builder(memory).context(context.0) }.build().unwrap();
         assert_eq!((provider.device(), provider.context()), (1, context.0));
         let region = provider.allocate(layout(MIB)).unwrap();
         let properties = Provider::properties(&*provider).unwrap();
-        let told = properties.property(&region, Property::Context);
-        assert_eq!(told, Ok(PropertyValue::Handle(context.0.addr())));
+        let value = properties.property(&region, Property::Context);
+        assert_eq!(value, Ok(PropertyValue::Handle(context.0.addr())));
         assert_eq!(properties.property(&region, Property::Node), Ok(PropertyValue::Number(1)));
         // SAFETY: a context.
         unsafe { driver().api().cuCtxDestroy(context) }.unwrap();
         let error = provider.allocate(layout(MIB)).unwrap_err().to_string();
         assert!(error.contains("CUDA_ERROR_CONTEXT_IS_DESTROYED"), "{memory}: {error}");
-        // Its memory went with it: freeing has nothing left to do.
+        // Its memory is gone with it: freeing does nothing.
         free(&provider, region);
         drop(provider);
-        assert_eq!(census(), before, "{memory}");
+        assert_eq!(object_counts(), before, "{memory}");
     }
 }
 
 #[test]
-fn blocks_freed_in_a_stream_are_used_again_once_it_is_done() {
+fn block_freed_after_an_event_is_reused_when_it_completes() {
     let _alone = alone();
     if is_real() {
-        return skip("blocks_freed_in_a_stream", "it needs work that ends when the test says so");
+        return skip(
+            "block_freed_after_an_event_is_reused_when_it_completes",
+            "it needs work that ends when the test says so",
+        );
     }
     for memory in [CudaMemory::Virtual, CudaMemory::Device] {
         let provider = builder(memory).build().unwrap();
@@ -254,14 +261,14 @@ fn blocks_freed_in_a_stream_are_used_again_once_it_is_done() {
         let api = driver().api();
         let context = CUcontext(provider.context());
         let (mut stream, mut source) = (CUstream::NULL, 0);
-        // SAFETY: as the interface has it.
+        // SAFETY: arguments as the driver interface requires.
         unsafe {
             api.cuCtxPushCurrent(context).unwrap();
             api.cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING).unwrap();
             api.cuMemAlloc(&raw mut source, 64 * MIB).unwrap();
         }
         let block = pool.allocate(Layout::new(4096, 1).unwrap()).unwrap();
-        // Work in the stream: many copies, of which the last is into the block.
+        // Work in the stream: many copies, the last one into the block.
         // SAFETY: live memory, here and below.
         unsafe {
             for _ in 0..20 {
@@ -270,13 +277,13 @@ fn blocks_freed_in_a_stream_are_used_again_once_it_is_done() {
             api.cuMemcpyAsync(block.value(), source, 4096, stream).unwrap();
         }
         // SAFETY: a live stream of the context.
-        let event = unsafe { provider.after(stream.0) }.unwrap();
+        let event = unsafe { provider.record_event(stream.0) }.unwrap();
         let was_pending = event.progress() == Progress::Pending;
         // SAFETY: the test's own block, in use until the event.
         unsafe { pool.free_after(block, Arc::clone(&event) as Arc<dyn Completion>) }.unwrap();
         if was_pending && event.progress() == Progress::Pending {
             let other = pool.allocate(Layout::new(4096, 1).unwrap()).unwrap();
-            assert!(other != block || event.progress() == Progress::Ready, "handed out while it is in use");
+            assert!(other != block || event.progress() == Progress::Ready, "reused before the event");
             // SAFETY: the test's own block.
             unsafe { pool.free(other) }.unwrap();
         }
@@ -291,11 +298,11 @@ fn blocks_freed_in_a_stream_are_used_again_once_it_is_done() {
                 unsafe { pool.free(again) }.unwrap();
                 break;
             }
-            assert!(begin.elapsed() < Duration::from_secs(60), "a block that is ready is not used again");
+            assert!(begin.elapsed() < Duration::from_secs(60), "a block is not reused after its event");
         }
         drop(pool);
         let mut popped = CUcontext::NULL;
-        // SAFETY: as the interface has it.
+        // SAFETY: arguments as the driver interface requires.
         unsafe {
             api.cuMemFree(source).unwrap();
             api.cuStreamDestroy(stream).unwrap();
@@ -305,15 +312,18 @@ fn blocks_freed_in_a_stream_are_used_again_once_it_is_done() {
 }
 
 #[test]
-fn a_lost_device_is_told_and_loses_its_completions() {
+fn lost_device_is_reported_and_completions_are_lost() {
     if is_real() {
-        return skip("a_lost_device_is_told", "a GPU's driver does not fail on demand");
+        return skip(
+            "lost_device_is_reported_and_completions_are_lost",
+            "a GPU's driver does not fail on demand",
+        );
     }
-    // In a process of its own: nothing works there afterwards.
+    // In a child process, whose driver is unusable afterwards.
     const CHILD: &str = "TESTS_CUDA_CHILD";
     if std::env::var_os(CHILD).is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_lost_device_is_told_and_loses_its_completions", "--nocapture"])
+            .args(["--exact", "lost_device_is_reported_and_completions_are_lost", "--nocapture"])
             .env(CHILD, "1")
             .output()
             .unwrap();
@@ -324,7 +334,7 @@ fn a_lost_device_is_told_and_loses_its_completions() {
     let provider = builder(CudaMemory::Virtual).build().unwrap();
     let region = provider.allocate(layout(1)).unwrap();
     // SAFETY: the default stream.
-    let event = unsafe { provider.after(std::ptr::null_mut()) }.unwrap();
+    let event = unsafe { provider.record_event(std::ptr::null_mut()) }.unwrap();
     faults("cuMemCreate:1=lose");
     let error = provider.allocate(layout(1)).unwrap_err().to_string();
     assert!(error.contains("CUDA_ERROR_LAUNCH_FAILED") && error.contains("end the process"), "{error}");
@@ -338,38 +348,38 @@ fn a_lost_device_is_told_and_loses_its_completions() {
 type Change<'a> = &'a dyn Fn(&mut ImportRequest);
 
 #[test]
-fn handles_that_are_none_are_refused_and_leave_nothing() {
+fn invalid_handles_are_errors_and_leak_nothing() {
     let _alone = alone();
     if is_real() {
-        return skip("handles_that_are_none_are_refused", "it counts what the driver in software has");
+        return skip("invalid_handles_are_errors_and_leak_nothing", "it counts what the software driver has");
     }
     for memory in [CudaMemory::Virtual, CudaMemory::Device] {
         let provider = builder(memory).build().unwrap();
         let region = provider.allocate(layout(2 * MIB)).unwrap();
         let exported = Provider::export(&*provider).unwrap().export(&region).unwrap();
         let import = CudaImport::new(Some(library()));
-        // So that its context is there.
+        // Creates the importer's context, so that the counts below are stable.
         let imported = import.import(request(&exported, region.size())).unwrap();
         // SAFETY: released once.
         unsafe { import.release(imported) }.unwrap();
-        let before = census();
+        let before = object_counts();
         let changes: [(&str, Change<'_>); 9] = [
-            ("without a form", &|request| request.allocation_id = 0),
-            ("of an unknown form", &|request| request.allocation_id |= 0xf0 << 56),
+            ("without a format", &|request| request.allocation_id = 0),
+            ("of an unknown format", &|request| request.allocation_id |= 0xf0 << 56),
             ("of another device", &|request| request.allocation_id ^= 1),
-            ("of another form", &|request| request.allocation_id ^= 1 << 56),
-            ("with other bytes", &|request| request.native[0] ^= 1),
+            ("of another format", &|request| request.allocation_id ^= 1 << 56),
+            ("with changed bytes", &|request| request.native[0] ^= 1),
             ("with bytes cut off", &|request| request.native_len -= 1),
-            ("with more bytes than there are", &|request| request.native_len = 65),
-            ("from further on", &|request| request.offset = 1 << 40),
-            ("larger than it is", &|request| request.size += 1),
+            ("with too many bytes", &|request| request.native_len = 65),
+            ("with an offset out of range", &|request| request.offset = 1 << 40),
+            ("with a size out of range", &|request| request.size += 1),
         ];
         for (what, change) in changes {
             let mut changed = request(&exported, region.size());
             change(&mut changed);
             let outcome = import.import(changed);
             assert!(outcome.is_err(), "{memory}: a handle {what} was opened: {outcome:?}");
-            assert_eq!(census(), before, "{memory}: a handle {what}");
+            assert_eq!(object_counts(), before, "{memory}: a handle {what}");
         }
         let mut unseen = request(&exported, region.size());
         unseen.allocation_id ^= 0xff;
@@ -383,7 +393,7 @@ fn handles_that_are_none_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn memory_of_this_process_that_is_opened_outlives_its_region() {
+fn import_of_own_memory_outlives_its_region() {
     let _alone = alone();
     let provider = builder(CudaMemory::Device).build().unwrap();
     let region = provider.allocate(layout(2 * MIB)).unwrap();
@@ -406,20 +416,20 @@ fn memory_of_this_process_that_is_opened_outlives_its_region() {
 }
 
 #[test]
-fn peers_are_given_access_or_refused() {
+fn peers_get_access_or_an_error() {
     let _alone = alone();
-    if driver().devices().unwrap() < 2 {
-        return skip("peers_are_given_access", "there is one device");
+    if driver().device_count().unwrap() < 2 {
+        return skip("peers_get_access_or_an_error", "there is one device");
     }
     for memory in [CudaMemory::Virtual, CudaMemory::Device] {
         assert!(builder(memory).peers([0]).build().is_err(), "a device was its own peer");
         assert!(builder(memory).peers([77]).build().is_err(), "a device that is not there was a peer");
         let provider = match builder(memory).peers([1]).build() {
             Ok(provider) => provider,
-            Err(error) => return skip("peers_are_given_access", &error.to_string()),
+            Err(error) => return skip("peers_get_access_or_an_error", &error.to_string()),
         };
         let region = provider.allocate(layout(1)).unwrap();
-        // SAFETY: live memory, a place for the answer, a context that is retained as long.
+        // SAFETY: live memory, a valid pointer to the result, and a retained context.
         unsafe {
             let api = driver().api();
             let (mut context, mut byte) = (CUcontext::NULL, 0_u8);
@@ -436,14 +446,14 @@ fn peers_are_given_access_or_refused() {
 }
 
 #[test]
-fn dma_bufs_are_made_where_the_driver_has_them() {
+fn dma_buf_is_exported_if_supported() {
     let _alone = alone();
     for memory in [CudaMemory::Virtual, CudaMemory::Device] {
         let provider = builder(memory).build().unwrap();
         let region = provider.allocate(layout(2 * MIB)).unwrap();
         match provider.dma_buf(&region) {
             Ok(_fd) => {}
-            Err(error) => skip("dma_bufs_are_made", &error.to_string()),
+            Err(error) => skip("dma_buf_is_exported_if_supported", &error.to_string()),
         }
         free(&provider, region);
         assert!(matches!(provider.dma_buf(&region), Err(Error::ForeignAddress { .. })));
@@ -451,14 +461,17 @@ fn dma_bufs_are_made_where_the_driver_has_them() {
 }
 
 #[test]
-fn touching_device_memory_is_a_fault() {
+fn cpu_access_to_device_memory_is_a_segmentation_fault() {
     if is_real() {
-        return skip("touching_device_memory", "what becomes of that on a GPU is the driver's business");
+        return skip(
+            "cpu_access_to_device_memory_is_a_segmentation_fault",
+            "what becomes of that on a GPU is the driver's business",
+        );
     }
     const CHILD: &str = "TESTS_CUDA_CHILD";
     if std::env::var_os(CHILD).is_none() {
         let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "touching_device_memory_is_a_fault", "--nocapture"])
+            .args(["--exact", "cpu_access_to_device_memory_is_a_segmentation_fault", "--nocapture"])
             .env(CHILD, "1")
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())
@@ -470,6 +483,6 @@ fn touching_device_memory_is_a_fault() {
     }
     let provider = builder(CudaMemory::Virtual).build().unwrap();
     let region = provider.allocate(layout(1)).unwrap();
-    // SAFETY: none: this is what must end the process.
+    // SAFETY: unsound on purpose: the access has to end the process.
     unsafe { region.base().as_ptr().unwrap().write_volatile(1) };
 }

@@ -1,4 +1,5 @@
-//! The conformance suites over every kind of CUDA memory: on the driver in software, or on a GPU (`tests/cuda/run`).
+//! The conformance suites over every kind of CUDA memory: on the software driver, or on a GPU
+//! (`tests/cuda/run`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 

@@ -241,8 +241,8 @@ pub(crate) fn allocate(
                 api.zeMemAllocShared(handle, device, host, size, align, desc.device, &raw mut made)?;
             }
             _ => {
-                let desc = &raw const device_desc;
-                api.zeMemAllocDevice(handle, desc, size, align, desc.device, &raw mut made)?;
+                let device = &raw const device_desc;
+                api.zeMemAllocDevice(handle, device, size, align, desc.device, &raw mut made)?;
             }
         }
     }

@@ -85,7 +85,7 @@ impl Params {
 
     fn build(&self, memory_type: MemoryType) -> umf_core::Result<Arc<CudaProvider>> {
         // That there is such a device.
-        Driver::open(None)?.device(self.device)?;
+        Driver::open(None)?.device_info(self.device)?;
         let (memory, flags) = match memory_type {
             MemoryType::Host => (CudaMemory::Host, Some(self.flags)),
             MemoryType::Device => (CudaMemory::Device, None),

@@ -129,7 +129,7 @@ pub(super) fn query_level_zero() -> DriverReply {
 
 /// Queries the CUDA driver. Runs in a child.
 pub(super) fn query_cuda() -> DriverReply {
-    if let Some(why) = umf::cuda::Driver::lacks(None) {
+    if let Some(why) = umf::cuda::Driver::load_error(None) {
         return DriverReply { library: None, drivers: Err(why) };
     }
     let device = |found: umf::cuda::DeviceInfo| {
@@ -143,7 +143,7 @@ pub(super) fn query_cuda() -> DriverReply {
         let has = has.into_iter().filter(|(_, has)| *has).map(|(what, _)| what.to_owned()).collect();
         Device { name: found.name, memory: found.memory, parts: None, has: Some(has) }
     };
-    let found = umf::cuda::survey::look(None).map(|found| Driver {
+    let found = umf::cuda::survey(None).map(|found| Driver {
         version: Some(format!("{}.{}", found.version / 1000, found.version % 1000 / 10)),
         devices: found.devices.into_iter().map(device).collect(),
     });

@@ -1,4 +1,5 @@
-//! What every function of a driver goes through, and what every driver has, whatever its interface.
+//! Entry points and state of a driver, whatever its interface: panic guard, access to arguments,
+//! initialization, and tables of handles.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
@@ -6,80 +7,80 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use crate::{Addresses, Budget, Charge, Error, Faults, Health, Result, Settings, Stream};
+use crate::{AddressMap, Budget, Charge, Error, Faults, Health, Result, Settings, Stream};
 
-/// Runs a function of an interface whose answers are numbers, of which zero is success. No panic
-/// leaves it.
+/// Runs the body of an exported function, and converts its result to a code, of which the default
+/// (zero) is success. A panic becomes [`Error::Panicked`].
 pub fn guarded<R: From<Error>, A: From<R> + Default>(
     body: impl FnOnce() -> core::result::Result<(), R>,
 ) -> A {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => A::default(),
-        Ok(Err(refusal)) => A::from(refusal),
+        Ok(Err(error)) => A::from(error),
         Err(_) => A::from(R::from(Error::Panicked)),
     }
 }
 
-/// Writes a result.
+/// Writes a result through a pointer of the application.
 ///
 /// # Errors
 /// [`Error::NullPointer`].
 ///
 /// # Safety
 /// The pointer is null or valid for a write.
-pub unsafe fn put<T>(pointer: *mut T, value: T) -> Result<()> {
+pub unsafe fn write_result<T>(pointer: *mut T, value: T) -> Result<()> {
     if pointer.is_null() {
         return Err(Error::NullPointer);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { pointer.write_unaligned(value) };
     Ok(())
 }
 
-/// Reads an argument.
+/// Reads an argument through a pointer of the application.
 ///
 /// # Errors
 /// [`Error::NullPointer`].
 ///
 /// # Safety
 /// The pointer is null or valid for a read.
-pub unsafe fn get<T: Copy>(pointer: *const T) -> Result<T> {
+pub unsafe fn read_argument<T: Copy>(pointer: *const T) -> Result<T> {
     if pointer.is_null() {
         return Err(Error::NullPointer);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     Ok(unsafe { pointer.read_unaligned() })
 }
 
-/// Reads a text.
+/// Reads a C string of the application.
 ///
 /// # Errors
 /// [`Error::NullPointer`], or [`Error::Invalid`] if it is not UTF-8.
 ///
 /// # Safety
-/// The pointer is null or leads to a text that ends with a zero.
-pub unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a str> {
+/// The pointer is null or leads to a C string.
+pub unsafe fn read_text<'a>(pointer: *const c_char) -> Result<&'a str> {
     if pointer.is_null() {
         return Err(Error::NullPointer);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { CStr::from_ptr(pointer) }.to_str().map_err(|_| Error::Invalid)
 }
 
-/// Everything that a driver has in a process, made when it is first started. A forked child has
-/// none, and gets none.
+/// The state of a driver in a process, created by the first initialization. In a forked child it is
+/// neither accessible nor created again.
 #[derive(Debug)]
-pub struct Once<S>(OnceLock<Option<(S, u32)>>);
+pub struct DriverCell<S>(OnceLock<Option<(S, u32)>>);
 
-impl<S> Once<S> {
-    /// Not started.
+impl<S> DriverCell<S> {
+    /// Returns an empty cell.
     #[expect(clippy::new_without_default, reason = "for a static")]
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
 
-    /// Starts it unless it was. What is wrong is written to standard error: loaders say nothing of
-    /// a driver that does not start.
+    /// Creates the state unless it exists. An error of `make` is printed to standard error: loaders
+    /// do not report a driver that fails to initialize.
     ///
     /// # Errors
     /// [`Error::NotStarted`].
@@ -94,7 +95,7 @@ impl<S> Once<S> {
         self.get()
     }
 
-    /// Returns it, if it was started in this process.
+    /// Returns the state if it was created in this process.
     ///
     /// # Errors
     /// [`Error::NotStarted`].
@@ -106,28 +107,28 @@ impl<S> Once<S> {
     }
 }
 
-/// What every driver has. `T` is what the interface keeps with memory.
+/// The state that all drivers have. `T` is the interface's description of an allocation.
 #[derive(Debug)]
-pub struct Core<T> {
-    /// The settings that every driver has.
+pub struct DriverCore<T> {
+    /// The common settings.
     pub settings: Settings,
-    /// Memory at addresses of this process.
-    pub addresses: Addresses<T>,
-    /// The faults that are played.
+    /// The device memory of this process, by address.
+    pub addresses: AddressMap<T>,
+    /// The injected faults.
     pub faults: Faults,
-    /// The fds that the driver may hold.
+    /// The limit of fds that the driver holds.
     pub fds: Arc<Budget>,
-    /// Whether the devices are there.
+    /// Whether the devices are lost.
     pub health: Arc<Health>,
-    /// Held while a handle of another process is opened: drivers look whether it is open already.
+    /// Held while an IPC handle is opened, so that two threads do not open the same one.
     pub opening: Mutex<()>,
 }
 
-impl<T> Core<T> {
-    /// Makes it; `answer` is the number of an answer by its name.
+impl<T> DriverCore<T> {
+    /// Creates the state. `answer` returns the number of a result by its name.
     ///
     /// # Errors
-    /// What is wrong with the faults among the settings.
+    /// A description of the invalid fault in the settings.
     pub fn new(
         settings: Settings,
         answer: impl Fn(&str) -> Option<u32>,
@@ -137,19 +138,19 @@ impl<T> Core<T> {
         Ok(Self {
             fds: Budget::new(settings.fds),
             settings,
-            addresses: Addresses::default(),
+            addresses: AddressMap::default(),
             faults,
             health: Arc::default(),
             opening: Mutex::default(),
         })
     }
 
-    /// A stream of a device.
+    /// Creates a stream of a device.
     pub fn stream(&self) -> Stream {
         Stream::new(Arc::clone(&self.health), self.settings.delay)
     }
 
-    /// Takes what new memory of `size` bytes costs: an fd, and bytes of a device if it is of one.
+    /// Charges new memory of `size` bytes: one fd, and the bytes to each budget in `device`.
     ///
     /// # Errors
     /// [`Error::OutOfFds`], [`Error::OutOfDeviceMemory`].
@@ -160,7 +161,7 @@ impl<T> Core<T> {
         Ok(charges)
     }
 
-    /// Counts one more fd of the driver.
+    /// Charges one fd.
     ///
     /// # Errors
     /// [`Error::OutOfFds`].
@@ -169,39 +170,39 @@ impl<T> Core<T> {
     }
 }
 
-/// No number is used twice in a process, of whatever kind.
+/// The next handle. Handles of all kinds are unique in a process.
 static NEXT: AtomicUsize = AtomicUsize::new(0x5af7_0000_0040);
 
-/// All objects of a kind, by their handles: numbers that are looked up and never followed, so that
-/// one that is null, stale, of another kind or made up is an answer.
+/// The objects of a kind by handle. Handles are keys, not pointers: one that is null, stale,
+/// invalid or of another kind is an error.
 #[derive(Debug)]
-pub struct Handles<T>(RwLock<HashMap<usize, Arc<T>>>);
+pub struct HandleTable<T>(RwLock<HashMap<usize, Arc<T>>>);
 
-impl<T> Default for Handles<T> {
+impl<T> Default for HandleTable<T> {
     fn default() -> Self {
         Self(RwLock::default())
     }
 }
 
-impl<T> Handles<T> {
-    /// A number for an object that is made now.
+impl<T> HandleTable<T> {
+    /// Returns a new handle.
     pub fn next() -> usize {
         NEXT.fetch_add(0x40, Ordering::Relaxed)
     }
 
-    /// Adds an object, and gives its number.
+    /// Adds an object, and returns its handle.
     pub fn insert(&self, object: T) -> usize {
         let handle = Self::next();
         self.insert_as(handle, object);
         handle
     }
 
-    /// Adds an object whose number was given before.
+    /// Adds an object under a handle of [`HandleTable::next`].
     pub fn insert_as(&self, handle: usize, object: T) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, Arc::new(object));
     }
 
-    /// The object with this number.
+    /// Returns the object of a handle.
     ///
     /// # Errors
     /// [`Error::NoHandle`].
@@ -210,7 +211,7 @@ impl<T> Handles<T> {
         found.ok_or(Error::NoHandle)
     }
 
-    /// Takes an object out. It goes with its last user.
+    /// Removes an object. It is dropped with its last reference.
     ///
     /// # Errors
     /// [`Error::NoHandle`].
@@ -219,13 +220,13 @@ impl<T> Handles<T> {
         found.ok_or(Error::NoHandle)
     }
 
-    /// How many there are.
-    #[expect(clippy::len_without_is_empty, reason = "no driver asks")]
+    /// Returns the number of objects.
+    #[expect(clippy::len_without_is_empty, reason = "no driver needs it")]
     pub fn len(&self) -> usize {
         self.0.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Takes out what is not to be kept.
+    /// Removes the objects for which `keep` returns false.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, object| keep(object));
     }

@@ -1,5 +1,6 @@
-//! What the software drivers have in common: a device with memory, streams of commands and events,
-//! settings and faults on demand. Nothing here knows the interface that it is shown through.
+//! The common part of the software drivers (testing devices): a device with memory, streams of
+//! commands and events, settings, and injected faults. It is independent of CUDA and Level Zero,
+//! whose interfaces the crates `cuda-soft` and `level-zero-soft` put on top.
 
 mod driver;
 mod memory;
@@ -8,32 +9,32 @@ mod stream;
 mod sys;
 mod transfer;
 
-pub use driver::{Core, Handles, Once, get, guarded, put, text};
-pub use memory::{Addresses, Backing, Budget, Charge, Mapping, Origin, Range, Span};
+pub use driver::{DriverCell, DriverCore, HandleTable, guarded, read_argument, read_text, write_result};
+pub use memory::{AddressMap, Backing, Budget, Charge, Mapping, MemoryOrigin, MemoryRange, Span};
 pub use settings::{Faults, Settings, Variables, variable};
 pub use stream::{Command, Event, Health, Stream, Timeout, Times, Work, now};
-pub use transfer::{Server, allow_everyone, fetch_by_pid, fetch_by_socket};
+pub use transfer::{FdServer, allow_fd_transfer, fetch_fd_by_pidfd, fetch_fd_by_socket};
 
-/// Why the device did not do what it should.
+/// The error of an operation. Each driver converts it to a result of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The device has too little memory left.
+    /// The device has too little free memory.
     OutOfDeviceMemory,
-    /// The driver holds as many fds as it may.
+    /// The driver has reached its limit of fds.
     OutOfFds,
     /// The device is lost.
     Lost,
-    /// Not ready in time.
+    /// A wait timed out.
     NotReady,
-    /// An address, a size or an fd means no memory that can be used so.
+    /// An address, a size or an fd is invalid for the operation.
     Invalid,
-    /// A handle means no object of its kind.
+    /// A handle refers to no object of its kind.
     NoHandle,
     /// A pointer of the application is null.
     NullPointer,
-    /// The driver was not started in this process, or could not be.
+    /// The driver is not initialized in this process.
     NotStarted,
-    /// A fault: the answer that was asked for.
+    /// An injected fault: the result to return.
     Fault(u32),
     /// The driver panicked.
     Panicked,
@@ -47,11 +48,11 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
-/// What most of this crate returns.
+/// The result of most functions of this crate.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// Locks, whatever became of a thread that had the lock before: what is behind these locks is whole
-/// between any two statements that change it.
+/// Locks a mutex, and ignores poisoning: the data behind the locks of this crate is consistent
+/// after every statement, so that a panic cannot leave it half changed.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

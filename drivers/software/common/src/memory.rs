@@ -1,8 +1,8 @@
-//! Memory of a device: pages in a file, the addresses at which the application has them, and what a
-//! command works on.
+//! Memory of a device: [`Backing`] (pages in a file), [`AddressMap`] (the addresses at which the
+//! application sees them) and [`Span`] (the memory that a command uses).
 //!
-//! The application's addresses show nothing of a device's memory: a program that touches it gets
-//! SIGSEGV. The threads that execute commands reach the same pages through a mapping of their own.
+//! The application's addresses of device memory have no access: the CPU gets SIGSEGV. The threads
+//! that execute commands use a second mapping of the same pages.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::{Error, Result, sys};
 
-/// A counted limit: bytes of a device, fds of the driver.
+/// A limit with a count: bytes of a device, or fds of the driver.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
@@ -22,30 +22,30 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// So much, all of it free.
+    /// Returns an unused budget.
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicU64::new(0) })
     }
 
-    /// Takes so much, until the charge is dropped; `None` if less is left.
+    /// Charges `amount` until the returned charge is dropped. `None` if less is left.
     pub fn take(self: &Arc<Self>, amount: u64) -> Option<Charge> {
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
         Some(Charge { budget: Arc::clone(self), amount })
     }
 
-    /// How much there is.
+    /// Returns the limit.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// How much of it is in use.
+    /// Returns the charged amount.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 }
 
-/// A part of a budget that is in use.
+/// A charged part of a budget, returned on drop.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<Budget>,
@@ -58,25 +58,25 @@ impl Drop for Charge {
     }
 }
 
-/// Addresses that belong to this value, and go when it is dropped.
+/// An owned range of addresses, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     size: usize,
 }
 
-// SAFETY: addresses; what is done at them is unsafe by itself.
+// SAFETY: the value only owns addresses. Accessing them is unsafe by itself.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// All of a file, for reading and writing.
+    /// Maps a whole file, for reading and writing.
     fn of(file: BorrowedFd<'_>, size: usize) -> Result<Self> {
         Ok(Self { start: sys::map(file, size)?, size })
     }
 
-    /// Addresses where nothing can be accessed, aligned to `alignment` (a power of two).
+    /// Reserves addresses without access, aligned to `alignment` (a power of two).
     ///
     /// # Errors
     /// [`Error::System`].
@@ -86,8 +86,8 @@ impl Mapping {
         }
         let all = sys::reserve(None, size.checked_add(alignment).ok_or(Errno::NOMEM)?)?;
         let before = all.align_offset(alignment);
-        // SAFETY: `before` is less than `alignment`, so that `size` bytes from there are within
-        // what was reserved; what is around them is used by nothing.
+        // SAFETY: `before` is less than `alignment`, so that `size` bytes from there are within the
+        // reservation. Nothing uses the rest of it.
         unsafe {
             let start = all.add(before);
             if before > 0 {
@@ -100,7 +100,7 @@ impl Mapping {
         }
     }
 
-    /// As [`Mapping::reserve`], at an address; fails if something is there.
+    /// Reserves addresses without access at `address`. Fails if something is mapped there.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -108,21 +108,21 @@ impl Mapping {
         Ok(Self { start: sys::reserve(Some(address), size)?, size })
     }
 
-    /// Shows the pages of a file, which has as many.
+    /// Maps a file of the same size over the reservation.
     ///
     /// # Errors
     /// [`Error::System`].
     pub fn show(&self, file: BorrowedFd<'_>) -> Result<()> {
-        // SAFETY: addresses of ours; a program that reads or writes there follows what is shown.
+        // SAFETY: the mapping owns the addresses. The program accesses them as shared memory.
         Ok(unsafe { sys::replace(self.start.as_ptr(), self.size, file) }?)
     }
 
-    /// Where it begins, as a number.
+    /// Returns its first address.
     pub fn address(&self) -> usize {
         self.start.addr().get()
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -130,14 +130,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: ours, and only users of this value use them.
+        // SAFETY: the mapping owns the addresses, and nothing uses them after it is dropped.
         unsafe { sys::unmap(self.start.as_ptr(), self.size) };
     }
 }
 
 /// Where pages come from: what [`Backing::opened`] finds out about an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum MemoryOrigin {
     /// Memory of the device with this number, made here or by such a driver in another process.
     Device(u32),
     /// Memory that the host may touch too, made so.
@@ -152,26 +152,25 @@ pub enum Origin {
 const DEVICE_NAME: &str = "soft-device-";
 const HOST_NAME: &str = "soft-host";
 
-/// Pages that stay as long as this value, and the mapping through which the device's threads reach
-/// them.
+/// The pages of an allocation, and the mapping through which the device's threads access them.
 #[derive(Debug)]
 pub struct Backing {
-    /// Absent in what was opened: it cannot be exported again, and costs no fd.
+    /// The memfd. `None` for an import: it cannot be exported again, and holds no fd.
     file: Option<OwnedFd>,
-    /// The identity of the file, in what was opened.
+    /// The identity of an import's file.
     opened: Option<(u64, u64)>,
     work: Mapping,
     _charges: Vec<Charge>,
 }
 
 impl Backing {
-    /// New pages, all zero.
+    /// Allocates zeroed pages.
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn new(size: usize, origin: Origin, charges: Vec<Charge>) -> Result<Self> {
+    pub fn new(size: usize, origin: MemoryOrigin, charges: Vec<Charge>) -> Result<Self> {
         let name = match origin {
-            Origin::Device(number) => format!("{DEVICE_NAME}{number}"),
+            MemoryOrigin::Device(number) => format!("{DEVICE_NAME}{number}"),
             _ => HOST_NAME.to_owned(),
         };
         let file = sys::sealed_memfd(&name, size as u64)?;
@@ -179,126 +178,125 @@ impl Backing {
         Ok(Self { file: Some(file), opened: None, work, _charges: charges })
     }
 
-    /// The pages behind an fd from another place. The fd itself is not kept.
+    /// Imports the pages of an fd, which is not kept.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is no memory, [`Error::System`].
-    pub fn opened(file: BorrowedFd<'_>) -> Result<(Self, Origin)> {
+    /// [`Error::Invalid`] if it is neither a sealed memfd nor a dma-buf; [`Error::System`].
+    pub fn from_fd(file: BorrowedFd<'_>) -> Result<(Self, MemoryOrigin)> {
         let (kind, size) = sys::kind_and_size(file)?;
         let origin = match kind {
-            // A file that could shrink would make a fault of a copy.
+            // If the file shrank, a copy would fault.
             sys::Kind::Other => return Err(Error::Invalid),
-            sys::Kind::DmaBuf => Origin::DmaBuf,
+            sys::Kind::DmaBuf => MemoryOrigin::DmaBuf,
             sys::Kind::Sealed => match sys::memfd_name(file).as_deref() {
-                Some(HOST_NAME) => Origin::Host,
+                Some(HOST_NAME) => MemoryOrigin::Host,
                 Some(name) => match name.strip_prefix(DEVICE_NAME).and_then(|number| number.parse().ok()) {
-                    Some(number) => Origin::Device(number),
-                    None => Origin::Foreign,
+                    Some(number) => MemoryOrigin::Device(number),
+                    None => MemoryOrigin::Foreign,
                 },
-                None => Origin::Foreign,
+                None => MemoryOrigin::Foreign,
             },
         };
         let size = usize::try_from(size).ok().filter(|size| *size > 0).ok_or(Error::Invalid)?;
-        let (work, opened) = (Mapping::of(file, size)?, Some(Self::identity(file)?));
+        let (work, opened) = (Mapping::of(file, size)?, Some(Self::file_identity(file)?));
         Ok((Self { file: None, opened, work, _charges: Vec::new() }, origin))
     }
 
-    /// What is the same for all fds of one file: device and inode.
+    /// Returns device and inode of a file.
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
+    pub fn file_identity(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
         let status = rustix::fs::fstat(file)?;
         Ok((status.st_dev, status.st_ino))
     }
 
-    /// Whether it was opened, from the file with this identity.
-    pub fn is_opened_from(&self, identity: (u64, u64)) -> bool {
+    /// Returns whether it was imported from the file with this identity.
+    pub fn is_backed_by(&self, identity: (u64, u64)) -> bool {
         self.opened == Some(identity)
     }
 
-    /// Bytes of the pages.
+    /// Returns its size in bytes.
     pub fn size(&self) -> usize {
         self.work.size()
     }
 
-    /// The file, of pages that were made here.
+    /// Returns the file of pages that this process allocated.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// A new fd of the file, for another owner.
+    /// Returns a new fd of the file.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it was opened: that is not exported again. [`Error::System`].
+    /// [`Error::Invalid`] for an import, which cannot be exported again; [`Error::System`].
     pub fn export(&self) -> Result<OwnedFd> {
         Ok(rustix::io::fcntl_dupfd_cloexec(self.file().ok_or(Error::Invalid)?, 0)?)
     }
 
-    /// Another fd of an fd of this process, by its number.
+    /// Duplicates an fd of this process by its number.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none.
-    pub fn fd_by_number(number: i32) -> Result<OwnedFd> {
+    /// [`Error::Invalid`] if no such fd is open.
+    pub fn duplicate_fd(number: i32) -> Result<OwnedFd> {
         sys::duplicate_number(number).map_err(|_| Error::Invalid)
     }
 }
 
-/// Memory at addresses of this process.
+/// An allocation or a mapping of device memory at addresses of this process.
 #[derive(Debug)]
-pub struct Range<T> {
-    /// Where it begins.
+pub struct MemoryRange<T> {
+    /// Its first address.
     pub start: usize,
-    /// Bytes that were asked for.
+    /// The requested size in bytes.
     pub size: usize,
-    /// Differs for each range of a process, whatever its address.
+    /// Unique among all ranges of a process, over time.
     pub id: u64,
     /// The pages.
     pub backing: Arc<Backing>,
-    /// Its addresses, which go with it; absent where these are reserved by the application.
+    /// Its addresses. `None` if the application reserved them.
     window: Option<Mapping>,
-    /// What the interface keeps with it.
+    /// The interface's description of it.
     pub owner: T,
 }
 
-impl<T> Range<T> {
-    /// The addresses that it takes, in bytes: whole pages.
-    pub fn room(&self) -> usize {
+impl<T> MemoryRange<T> {
+    /// Returns the bytes of its addresses: whole pages.
+    pub fn mapped_size(&self) -> usize {
         self.window.as_ref().map_or(self.size, Mapping::size)
     }
 }
 
-type Ranges<T> = BTreeMap<usize, Arc<Range<T>>>;
+type RangeMap<T> = BTreeMap<usize, Arc<MemoryRange<T>>>;
 
-/// Which addresses of the process are memory of the device: all ranges by their first address.
+/// The device memory of a process, by first address.
 #[derive(Debug)]
-pub struct Addresses<T> {
-    ranges: RwLock<Ranges<T>>,
+pub struct AddressMap<T> {
+    ranges: RwLock<RangeMap<T>>,
     ids: AtomicU64,
 }
 
-impl<T> Default for Addresses<T> {
+impl<T> Default for AddressMap<T> {
     fn default() -> Self {
         Self { ranges: RwLock::default(), ids: AtomicU64::new(1) }
     }
 }
 
-impl<T> Addresses<T> {
-    fn read(&self) -> RwLockReadGuard<'_, Ranges<T>> {
+impl<T> AddressMap<T> {
+    fn read(&self) -> RwLockReadGuard<'_, RangeMap<T>> {
         self.ranges.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Ranges<T>> {
+    fn write(&self) -> RwLockWriteGuard<'_, RangeMap<T>> {
         self.ranges.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, start: usize, size: usize, backing: Arc<Backing>, window: Option<Mapping>, owner: T) {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        self.write().insert(start, Arc::new(Range { start, size, id, backing, window, owner }));
+        self.write().insert(start, Arc::new(MemoryRange { start, size, id, backing, window, owner }));
     }
 
-    /// Adds memory at addresses of its own, `size` bytes of which were asked for, and returns where
-    /// it begins.
+    /// Adds memory of the requested `size` at the addresses of `window`. Returns its first address.
     pub fn insert(&self, size: usize, backing: Backing, window: Mapping, owner: T) -> usize {
         let start = window.address();
         self.add(start, size, Arc::new(backing), Some(window), owner);
@@ -310,55 +308,59 @@ impl<T> Addresses<T> {
         self.add(start, size, backing, None, owner);
     }
 
-    /// Removes the range that begins at `start`, if it is as `is_it` says.
-    pub fn remove(&self, start: usize, is_it: impl FnOnce(&Range<T>) -> bool) -> Option<Arc<Range<T>>> {
+    /// Removes the range that begins at `start` if `matches` returns true for it.
+    pub fn remove(
+        &self,
+        start: usize,
+        matches: impl FnOnce(&MemoryRange<T>) -> bool,
+    ) -> Option<Arc<MemoryRange<T>>> {
         let mut ranges = self.write();
-        if ranges.get(&start).is_some_and(|range| is_it(range)) { ranges.remove(&start) } else { None }
+        if ranges.get(&start).is_some_and(|range| matches(range)) { ranges.remove(&start) } else { None }
     }
 
-    /// Removes all ranges that are as `is_it` says.
-    pub fn remove_all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<Arc<Range<T>>> {
+    /// Removes and returns all ranges for which `matches` returns true.
+    pub fn remove_all(&self, matches: impl Fn(&MemoryRange<T>) -> bool) -> Vec<Arc<MemoryRange<T>>> {
         let mut ranges = self.write();
-        let found: Vec<_> = ranges.values().filter(|range| is_it(range)).cloned().collect();
+        let found: Vec<_> = ranges.values().filter(|range| matches(range)).cloned().collect();
         for range in &found {
             ranges.remove(&range.start);
         }
         found
     }
 
-    /// The range that an address is in.
-    pub fn find(&self, address: usize) -> Option<Arc<Range<T>>> {
+    /// Returns the range that contains an address.
+    pub fn find(&self, address: usize) -> Option<Arc<MemoryRange<T>>> {
         let ranges = self.read();
         let (start, range) = ranges.range(..=address).next_back()?;
         (address - start < range.size).then(|| Arc::clone(range))
     }
 
-    /// All ranges that begin within `start..end`.
-    pub fn within(&self, start: usize, end: usize) -> Vec<Arc<Range<T>>> {
+    /// Returns all ranges that begin within `start..end`.
+    pub fn within(&self, start: usize, end: usize) -> Vec<Arc<MemoryRange<T>>> {
         self.read().range(start..end.max(start)).map(|(_, range)| Arc::clone(range)).collect()
     }
 
-    /// All ranges that are as `is_it` says.
-    pub fn all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<Arc<Range<T>>> {
-        self.read().values().filter(|range| is_it(range)).cloned().collect()
+    /// Returns all ranges for which `matches` returns true.
+    pub fn all(&self, matches: impl Fn(&MemoryRange<T>) -> bool) -> Vec<Arc<MemoryRange<T>>> {
+        self.read().values().filter(|range| matches(range)).cloned().collect()
     }
 
-    /// Returns what a command works on: memory of the device, which it has to stay within, or the
-    /// application's own.
+    /// Returns the span of a range of addresses: device memory, checked by `check` for each
+    /// allocation, or memory of the application.
     ///
     /// # Errors
-    /// What `check` returns, which sees each range and may refuse it; [`Error::Invalid`].
+    /// Errors of `check`; [`Error::Invalid`] if the range leaves an allocation or is not mapped.
     pub fn span<E: From<Error>>(
         &self,
         address: usize,
         size: usize,
-        check: impl Fn(&Range<T>) -> core::result::Result<(), E>,
+        check: impl Fn(&MemoryRange<T>) -> core::result::Result<(), E>,
     ) -> core::result::Result<Span, E> {
         let mut span = Span::default();
         while span.size() < size {
             let at = address + span.size();
             let Some(range) = self.find(at) else {
-                // Never a part of both: that reaches out of an allocation.
+                // A span that begins in an allocation has to end in one.
                 if span.size() > 0 {
                     return Err(Error::Invalid.into());
                 }
@@ -366,17 +368,20 @@ impl<T> Addresses<T> {
             };
             check(&range)?;
             let within = at - range.start;
-            // SAFETY: within the pages, which have at least the range's size.
+            // SAFETY: the offset is within the pages, which have at least the range's size.
             let start = unsafe { range.backing.work.start.add(within) };
             let part = (size - span.size()).min(range.size - within);
-            span.push(Piece { start, size: part, _backing: Some(Arc::clone(&range.backing)) });
+            span.push(Segment { start, size: part, _backing: Some(Arc::clone(&range.backing)) });
         }
         Ok(span)
     }
 
-    /// Whether an address is on the last page of a range, behind what was asked for.
+    /// Returns whether an address is on the last page of a range, past its requested size.
     fn is_past_the_end(&self, address: usize) -> bool {
-        self.read().range(..=address).next_back().is_some_and(|(start, range)| address - start < range.room())
+        self.read()
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, range)| address - start < range.mapped_size())
     }
 
     fn of_application(&self, address: usize, size: usize) -> Result<Span> {
@@ -387,85 +392,85 @@ impl<T> Addresses<T> {
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
         let start = start.filter(|_| sys::is_mapped(address, size)).ok_or(Error::Invalid)?;
         let mut span = Span::default();
-        span.push(Piece { start, size, _backing: None });
+        span.push(Segment { start, size, _backing: None });
         Ok(span)
     }
 }
 
-/// Bytes in one piece, kept as long as the command that works on them.
+/// A contiguous part of a span. Keeps its pages as long as the command that uses it.
 #[derive(Clone, Debug)]
-struct Piece {
+struct Segment {
     start: NonNull<u8>,
     size: usize,
-    /// Absent for memory of the application, which has to keep it.
+    /// `None` for memory of the application, which keeps it alive.
     _backing: Option<Arc<Backing>>,
 }
 
-/// A range of addresses that a command works on, as the device's threads see it, in the pieces that
-/// it consists of.
+/// The memory that a command uses, at the addresses of the device's threads, as a list of segments.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
-    pieces: Vec<Piece>,
+    segments: Vec<Segment>,
     size: usize,
 }
 
-// SAFETY: pieces of mappings that live as long as the span, or of memory that the application gave
-// to a command: it is used by whatever thread executes that.
+// SAFETY: a segment is part of a mapping that lives as long as the span, or of memory that the
+// application passed to a command for use in the executing thread.
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// Adds a piece at the end.
-    fn push(&mut self, piece: Piece) {
-        self.size += piece.size;
-        self.pieces.push(piece);
+    /// Appends a segment.
+    fn push(&mut self, segment: Segment) {
+        self.size += segment.size;
+        self.segments.push(segment);
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The longest piece from `offset` on, of at most `size` bytes; `None` at the end.
-    fn piece(&self, mut offset: usize, size: usize) -> Option<(*mut u8, usize)> {
-        for piece in &self.pieces {
-            if offset < piece.size {
-                // SAFETY: within the piece.
-                let start = unsafe { piece.start.as_ptr().add(offset) };
-                return Some((start, size.min(piece.size - offset)));
+    /// Returns the contiguous memory from `offset` on, at most `size` bytes. `None` at the end.
+    fn segment(&self, mut offset: usize, size: usize) -> Option<(*mut u8, usize)> {
+        for segment in &self.segments {
+            if offset < segment.size {
+                // SAFETY: the offset is within the segment.
+                let start = unsafe { segment.start.as_ptr().add(offset) };
+                return Some((start, size.min(segment.size - offset)));
             }
-            offset -= piece.size;
+            offset -= segment.size;
         }
         None
     }
 
-    /// Copies all of `from` that there is room for.
+    /// Copies from another span, up to the smaller size.
     pub fn copy(&self, from: &Self) {
         let mut done = 0;
-        while let Some((source, readable)) = from.piece(done, from.size - done) {
-            let Some((target, part)) = self.piece(done, readable) else { return };
-            // SAFETY: both pieces are mapped as long as the spans live; a program that uses that
-            // memory meanwhile has a race of its own. They may overlap.
+        while let Some((source, readable)) = from.segment(done, from.size - done) {
+            let Some((target, part)) = self.segment(done, readable) else { return };
+            // SAFETY: both segments are mapped as long as the spans live. They may overlap. A
+            // program that accesses the memory at the same time has a data race of its own.
             unsafe { source.copy_to(target, part) };
             done += part;
         }
     }
 
-    /// Repeats a pattern over all of it.
+    /// Fills it with a repeated pattern.
     pub fn fill(&self, pattern: &[u8]) {
         let mut done = 0;
-        for piece in &self.pieces {
+        for segment in &self.segments {
             if let [byte] = *pattern {
-                // SAFETY: the piece is mapped as long as the span lives.
-                unsafe { piece.start.write_bytes(byte, piece.size) };
+                // SAFETY: the segment is mapped as long as the span lives.
+                unsafe { segment.start.write_bytes(byte, segment.size) };
                 continue;
             }
-            for at in 0..piece.size {
-                // SAFETY: within the piece, which is mapped as long as the span lives.
-                unsafe { piece.start.add(at).write(pattern[(done + at) % pattern.len()]) };
+            for at in 0..segment.size {
+                // SAFETY: the offset is within the segment, which is mapped as long as the span
+                // lives.
+                unsafe { segment.start.add(at).write(pattern[(done + at) % pattern.len()]) };
             }
-            done += piece.size;
+            done += segment.size;
         }
     }
 }

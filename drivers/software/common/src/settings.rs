@@ -1,5 +1,4 @@
-//! What tests ask of a driver: settings, from variables of the environment, and faults, which are
-//! calls that fail on demand.
+//! Settings from environment variables, and faults: calls that fail on demand.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +6,8 @@ use std::time::Duration;
 
 use crate::{Error, Health, Result, lock};
 
-/// Returns the value of an environment variable; `None` if it is unset, is not UTF-8, or the
-/// process has more rights than the user who started it (`AT_SECURE`).
+/// Returns the value of an environment variable. `None` if it is unset, is not UTF-8, or the
+/// process has more rights than the user that started it (`AT_SECURE`).
 ///
 /// Drivers read the environment with this function and not with `umf_os::environment`: they stand
 /// for drivers that share no code with umf. A library that contains umf-sync is never unloaded, and
@@ -16,33 +15,33 @@ use crate::{Error, Health, Result, lock};
 #[expect(clippy::disallowed_methods, reason = "checks `AT_SECURE` itself, and shares no code with umf")]
 #[must_use]
 pub fn variable(name: &str) -> Option<String> {
-    // SAFETY: `getauxval` takes a number and reads what the kernel gave this process at `execve`.
+    // SAFETY: `getauxval` takes a number and reads the auxiliary vector of this process.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     if is_secure { None } else { std::env::var(name).ok() }
 }
 
-/// Reads variables whose names begin alike, and says of one that is wrong what would be right.
+/// A reader of variables with a common prefix. Its errors name the variable and the expected value.
 pub struct Variables<F> {
     prefix: &'static str,
     find: F,
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    /// Variables that begin with `prefix`, whose values `find` has.
+    /// Returns a reader of variables that begin with `prefix`; `find` returns their values.
     pub fn new(prefix: &'static str, find: F) -> Self {
         Self { prefix, find }
     }
 
-    /// Returns the text of a variable that is there and not empty, without blanks around it.
+    /// Returns the trimmed text of a variable. `None` if it is unset or empty.
     pub fn text(&self, name: &str) -> Option<String> {
         let value = (self.find)(&format!("{}_{name}", self.prefix))?.trim().to_owned();
         (!value.is_empty()).then_some(value)
     }
 
-    /// Returns what `parse` makes of a variable; `default` if it is not there.
+    /// Returns the parsed value of a variable, or `default` if it is unset.
     ///
     /// # Errors
-    /// `parse` makes nothing of it: what is `expected`.
+    /// The variable and what is `expected`, if `parse` returns `None`.
     pub fn parsed<T>(
         &self,
         name: &str,
@@ -57,7 +56,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     /// Returns a number; K, M, G and T multiply it.
     ///
     /// # Errors
-    /// It is none, or not from `least` to `most`.
+    /// The variable, if it is not a number from `least` to `most`.
     pub fn number(
         &self,
         name: &str,
@@ -71,10 +70,10 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         })
     }
 
-    /// Returns the place of a word among `choices`; the first, if the variable is not there.
+    /// Returns the index of a variable's value among `choices`, or 0 if it is unset.
     ///
     /// # Errors
-    /// It is none of them.
+    /// The variable, if its value is not among them.
     pub fn choice(&self, name: &str, choices: &[&str]) -> core::result::Result<usize, String> {
         let place = |text: &str| choices.iter().position(|choice| *choice == text);
         self.parsed(name, 0, &format!("one of {}", choices.join(", ")), place)
@@ -92,28 +91,28 @@ fn bytes(text: &str) -> Option<u64> {
     text[..text.len() - 1].parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Settings that every driver has.
+/// The settings that all drivers have.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How many devices the machine has.
+    /// Number of devices of the machine.
     pub devices: u32,
     /// Bytes of each device.
     pub memory: u64,
-    /// Whether devices reach each other's memory.
+    /// Whether devices can access each other's memory.
     pub peers: bool,
-    /// How many fds the driver may hold.
+    /// Maximum number of fds that the driver holds.
     pub fds: u64,
-    /// How long the work of each command lasts at least.
+    /// Minimum duration of each command.
     pub delay: Duration,
-    /// The faults that are played from the beginning.
+    /// The faults that are injected from the start.
     pub faults: String,
 }
 
 impl Settings {
-    /// Reads them. A device has at least `page` bytes.
+    /// Reads the settings. A device has at least `page` bytes.
     ///
     /// # Errors
-    /// The variable that is wrong, and what would be right.
+    /// The invalid variable, and its expected value.
     pub fn read<F: Fn(&str) -> Option<String>>(
         variables: &Variables<F>,
         least_devices: u64,
@@ -130,16 +129,16 @@ impl Settings {
     }
 }
 
-/// What happens instead of a call.
+/// The effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// It answers this, and does nothing.
+    /// The call returns this result, and does nothing.
     Answer(u32),
-    /// All devices are lost, and it answers so.
+    /// All devices are lost, and the call returns that.
     Lose,
 }
 
-/// Which calls.
+/// The calls that a fault affects, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     Only(u64),
@@ -152,24 +151,24 @@ struct Fault {
     function: String,
     which: Which,
     action: Action,
-    /// How many calls there were.
+    /// Number of calls so far.
     calls: u64,
 }
 
-/// The faults that are wanted.
+/// The injected faults.
 #[derive(Debug, Default)]
 pub struct Faults {
-    any: AtomicBool,
+    is_active: AtomicBool,
     list: Mutex<Vec<Fault>>,
 }
 
 impl Faults {
     /// Replaces the faults by those in `text`: `function:which=action`, separated by commas.
     /// `which` is a number (that call alone, from now), a number and `+` (from that call on) or `*`
-    /// (all); `action` is `lose`, or what `answer` knows.
+    /// (all); `action` is `lose`, or a name for which `answer` returns a number.
     ///
     /// # Errors
-    /// What is wrong in it.
+    /// The invalid part of `text`, and the expected syntax.
     pub fn set(&self, text: &str, answer: impl Fn(&str) -> Option<u32>) -> core::result::Result<(), String> {
         let mut faults = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -180,17 +179,18 @@ impl Faults {
             })?);
         }
         let mut list = lock(&self.list);
-        self.any.store(!faults.is_empty(), Ordering::Relaxed);
+        self.is_active.store(!faults.is_empty(), Ordering::Relaxed);
         *list = faults;
         Ok(())
     }
 
-    /// Plays the fault for a call that begins, if there is one.
+    /// Applies the fault for a call, if there is one. Called at the start of each exported
+    /// function.
     ///
     /// # Errors
-    /// [`Error::Fault`] with the answer that was asked for, or [`Error::Lost`].
-    pub fn play(&self, function: &str, health: &Health) -> Result<()> {
-        match self.hit(function) {
+    /// [`Error::Fault`] with the result to return, or [`Error::Lost`].
+    pub fn apply(&self, function: &str, health: &Health) -> Result<()> {
+        match self.match_call(function) {
             None => Ok(()),
             Some(Action::Answer(answer)) => Err(Error::Fault(answer)),
             Some(Action::Lose) => {
@@ -200,19 +200,19 @@ impl Faults {
         }
     }
 
-    fn hit(&self, function: &str) -> Option<Action> {
-        if !self.any.load(Ordering::Relaxed) {
+    fn match_call(&self, function: &str) -> Option<Action> {
+        if !self.is_active.load(Ordering::Relaxed) {
             return None;
         }
         let mut hit = None;
         for fault in lock(&self.list).iter_mut() {
             if fault.function == "*" || fault.function == function {
                 fault.calls += 1;
-                let is_it = match fault.which {
+                let matches = match fault.which {
                     Which::Only(number) => fault.calls == number,
                     Which::From(number) => fault.calls >= number,
                 };
-                if is_it && hit.is_none() {
+                if matches && hit.is_none() {
                     hit = Some(fault.action);
                 }
             }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_name_the_variable() {
+    fn invalid_value_names_the_variable() {
         for (name, value) in [
             ("SOFT_DEVICES", "0"),
             ("SOFT_DEVICES", "many"),
@@ -272,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_that_are_named_fail() {
+    fn faults_match_the_named_calls() {
         let faults = faults("one:2=bad, two:2+=lose,*:5=bad").unwrap();
-        let hits = |name| faults.hit(name);
+        let hits = |name| faults.match_call(name);
         assert_eq!(hits("one"), None);
         assert_eq!(hits("one"), Some(Action::Answer(7)));
         assert_eq!(hits("two"), None);
@@ -285,10 +285,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_says_what_one_is() {
+    fn invalid_fault_is_named_in_the_error() {
         for text in ["x", "x:1", "x:0=bad", "x:y=bad", "x:1=unknown", "x:+=bad"] {
             assert!(faults(text).unwrap_err().contains(text), "{text}");
         }
-        assert_eq!(faults("").unwrap().hit("x"), None);
+        assert_eq!(faults("").unwrap().match_call("x"), None);
     }
 }

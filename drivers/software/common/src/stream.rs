@@ -1,5 +1,5 @@
-//! Streams: what is submitted to one is executed in order, by a thread of its own. Commands wait
-//! for events, work on spans of memory, and signal events.
+//! [`Stream`]: executes commands in order in a thread of its own. A command waits for events,
+//! copies or fills spans of memory, and signals an event.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,47 +11,47 @@ use rustix::io::Errno;
 
 use crate::{Error, Result, Span, lock};
 
-/// How long a thread without work stays.
-const IDLE: Duration = Duration::from_millis(50);
-/// How long a wait sleeps before it looks whether the device is still there.
-const SLICE: Duration = Duration::from_millis(10);
+/// How long a thread without work waits before it exits.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
+/// How often a wait checks whether the device is lost.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long to wait.
+/// The timeout of a wait.
 #[derive(Clone, Copy, Debug)]
 pub enum Timeout {
-    /// So long.
+    /// After this duration.
     After(Duration),
-    /// For ever.
+    /// No timeout.
     Never,
 }
 
 impl Timeout {
-    /// Returns how long the next wait may sleep.
+    /// Returns how long to sleep before the next check.
     ///
     /// # Errors
-    /// [`Error::NotReady`] once the time is over.
-    fn slice(self, begun: Instant) -> Result<Duration> {
+    /// [`Error::NotReady`] after the timeout.
+    fn slice(self, start_time: Instant) -> Result<Duration> {
         match self {
-            Self::Never => Ok(SLICE),
-            Self::After(time) => match time.saturating_sub(begun.elapsed()) {
+            Self::Never => Ok(POLL_INTERVAL),
+            Self::After(time) => match time.saturating_sub(start_time.elapsed()) {
                 Duration::ZERO => Err(Error::NotReady),
-                left => Ok(left.min(SLICE)),
+                left => Ok(left.min(POLL_INTERVAL)),
             },
         }
     }
 }
 
-/// Whether a device is there.
+/// Whether a device is lost.
 #[derive(Debug, Default)]
 pub struct Health(AtomicBool);
 
 impl Health {
-    /// Loses the device, for good.
+    /// Marks the device as lost, permanently.
     pub fn lose(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Returns whether the device is there.
+    /// Checks that the device is not lost.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -60,68 +60,67 @@ impl Health {
     }
 }
 
-/// Returns the nanoseconds of the clock that devices and hosts share.
+/// Returns the time of the clock that devices and host share, in nanoseconds.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
-/// When the command that signalled an event began and ended, in nanoseconds.
+/// The start and end times of the command that signalled an event, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// When it began.
+    /// Start.
     pub start: u64,
-    /// When it ended.
+    /// End.
     pub end: u64,
 }
 
-/// An event, which a command signals, and for which commands and threads wait.
+/// An event, signalled by a command. Commands and threads wait for it.
 #[derive(Debug, Default)]
 pub struct Event {
-    /// When it was signalled, while it is.
+    /// The times of the signalling command; `None` while unsignalled.
     signalled: Mutex<Option<Times>>,
     changed: Condvar,
 }
 
 impl Event {
-    /// Returns when the command that signalled it began and ended; `None` while it is not
-    /// signalled.
+    /// Returns the times of the signalling command, `None` while unsignalled.
     pub fn signalled(&self) -> Option<Times> {
         *lock(&self.signalled)
     }
 
-    /// Signals it, for a command that began at `start` and ends now.
+    /// Signals it for a command that started at `start` and ends now.
     pub fn signal(&self, start: u64) {
         *lock(&self.signalled) = Some(Times { start, end: now() });
         self.changed.notify_all();
     }
 
-    /// Makes it not signalled.
+    /// Resets it to unsignalled.
     pub fn reset(&self) {
         *lock(&self.signalled) = None;
     }
 
-    /// Waits until it is signalled. Asks `check` now and then whether to go on.
+    /// Waits until it is signalled, and calls `check` periodically.
     ///
     /// # Errors
-    /// [`Error::NotReady`] after the time, and what `check` returns.
+    /// [`Error::NotReady`] after the timeout; errors of `check`.
     pub fn wait(&self, timeout: Timeout, check: impl Fn() -> Result<()>) -> Result<()> {
-        let begun = Instant::now();
+        let start_time = Instant::now();
         let mut signalled = lock(&self.signalled);
         while signalled.is_none() {
             check()?;
-            let slice = timeout.slice(begun)?;
+            let slice = timeout.slice(start_time)?;
             signalled = self.changed.wait_timeout(signalled, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
 }
 
-/// What a command does.
+/// The operation of a command.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Work {
-    /// Only waits and signals, and takes no time.
+    /// No operation and no delay: the command only waits and signals.
     Nothing,
     Copy {
         to: Span,
@@ -133,58 +132,59 @@ pub enum Work {
     },
 }
 
-/// Something to do, once these events are signalled, and the event to signal then.
+/// An operation with the events that it waits for and signals.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// What it waits for.
+    /// The events to wait for before the operation.
     pub wait: Vec<Arc<Event>>,
-    /// What it does then.
+    /// The operation.
     pub work: Work,
-    /// What it signals in the end.
+    /// The event to signal after the operation.
     pub signal: Option<Arc<Event>>,
 }
 
 impl Command {
-    /// A command that only waits and signals.
-    pub fn nothing(wait: Vec<Arc<Event>>, signal: Option<Arc<Event>>) -> Self {
+    /// Returns a command that only waits and signals.
+    pub fn marker(wait: Vec<Arc<Event>>, signal: Option<Arc<Event>>) -> Self {
         Self { wait, work: Work::Nothing, signal }
     }
 }
 
 #[derive(Default)]
-struct State {
+struct StreamState {
     commands: VecDeque<Command>,
     submitted: u64,
     done: u64,
-    /// The first thing that went wrong; nothing is executed after it.
+    /// The first error; no command executes after it.
     failed: Option<Error>,
     thread: Option<JoinHandle<()>>,
     has_thread: bool,
-    /// Nothing is submitted any more, and what waits is dropped.
+    /// The stream is dropped: pending commands are discarded.
     is_closed: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedStream {
+    state: Mutex<StreamState>,
     changed: Condvar,
     health: Arc<Health>,
-    /// How long the work of each command lasts at least.
+    /// Minimum duration of each command.
     delay: Duration,
 }
 
-/// Commands in order.
-pub struct Stream(Arc<Shared>);
+/// A queue of commands that execute in order.
+pub struct Stream(Arc<SharedStream>);
 
 impl Stream {
-    /// A stream of a device, where the work of each command lasts at least `delay`.
+    /// Returns a stream of a device. Each command takes at least `delay`.
     pub fn new(health: Arc<Health>, delay: Duration) -> Self {
-        Self(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), health, delay }))
+        Self(Arc::new(SharedStream { state: Mutex::default(), changed: Condvar::new(), health, delay }))
     }
 
-    /// Executes commands after all that were submitted before.
+    /// Submits commands, which execute after all commands submitted before.
     ///
     /// # Errors
-    /// [`Error::Lost`], what failed before, or that no thread can be started.
+    /// [`Error::Lost`]; the error of an earlier command; [`Error::System`] if no thread can be
+    /// started.
     pub fn submit(&self, commands: Vec<Command>) -> Result<()> {
         self.0.health.check()?;
         let mut state = lock(&self.0.state);
@@ -193,7 +193,7 @@ impl Stream {
         }
         if !state.has_thread {
             if let Some(thread) = state.thread.take() {
-                // It left its loop under this lock.
+                // The thread has left its loop under this lock, and exits.
                 let _ = thread.join();
             }
             let shared = Arc::clone(&self.0);
@@ -208,12 +208,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until everything that was submitted is done.
+    /// Waits until all commands submitted so far have executed.
     ///
     /// # Errors
-    /// [`Error::NotReady`] after the time, [`Error::Lost`], or what failed.
+    /// [`Error::NotReady`] after the timeout; [`Error::Lost`]; the error of a command.
     pub fn wait(&self, timeout: Timeout) -> Result<()> {
-        let begun = Instant::now();
+        let start_time = Instant::now();
         let mut state = lock(&self.0.state);
         let wanted = state.submitted;
         while state.done < wanted {
@@ -221,7 +221,7 @@ impl Stream {
                 return Err(error);
             }
             self.0.health.check()?;
-            let slice = timeout.slice(begun)?;
+            let slice = timeout.slice(start_time)?;
             state = self.0.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
@@ -229,7 +229,7 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// What has not begun is dropped; what has begun ends first.
+    /// Discards pending commands, and waits for the executing one.
     fn drop(&mut self) {
         let thread = {
             let mut state = lock(&self.0.state);
@@ -244,11 +244,12 @@ impl Drop for Stream {
     }
 }
 
-impl Shared {
+impl SharedStream {
     fn run(&self) {
         while let Some(command) = self.next() {
             let outcome = self.execute(&command);
-            // Before it counts as done: a caller that waited may look at what the command kept.
+            // Dropped before it counts as done: a caller that waited may check that its memory is
+            // released.
             drop(command);
             let mut state = lock(&self.state);
             match outcome {
@@ -263,17 +264,17 @@ impl Shared {
         }
     }
 
-    /// Returns the next command; `None` once there was none for a while, or there will be none.
+    /// Returns the next command. `None` after [`IDLE_TIMEOUT`], or if the stream is closed.
     fn next(&self) -> Option<Command> {
         let mut state = lock(&self.state);
-        let begun = Instant::now();
+        let start_time = Instant::now();
         loop {
             if let Some(command) = state.commands.pop_front() {
                 return Some(command);
             }
-            let left = IDLE.saturating_sub(begun.elapsed());
+            let left = IDLE_TIMEOUT.saturating_sub(start_time.elapsed());
             if state.is_closed || left.is_zero() {
-                // Under the lock: the next submission starts another thread.
+                // Set under the lock: the next submission starts another thread.
                 state.has_thread = false;
                 return None;
             }
@@ -281,7 +282,7 @@ impl Shared {
         }
     }
 
-    /// Waits, works, signals.
+    /// Waits for the events, runs the operation, and signals.
     fn execute(&self, command: &Command) -> Result<()> {
         for event in &command.wait {
             event.wait(Timeout::Never, || self.check())?;
@@ -294,7 +295,7 @@ impl Shared {
             Work::Fill { to, pattern } => to.fill(pattern),
         }
         if !matches!(command.work, Work::Nothing) {
-            self.pace()?;
+            self.wait_for_delay()?;
         }
         if let Some(event) = &command.signal {
             event.signal(start);
@@ -307,11 +308,11 @@ impl Shared {
         if lock(&self.state).is_closed { Err(Error::NotReady) } else { Ok(()) }
     }
 
-    fn pace(&self) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < self.delay {
+    fn wait_for_delay(&self) -> Result<()> {
+        let start_time = Instant::now();
+        while start_time.elapsed() < self.delay {
             self.check()?;
-            std::thread::sleep((self.delay - begun.elapsed().min(self.delay)).min(SLICE));
+            std::thread::sleep((self.delay - start_time.elapsed().min(self.delay)).min(POLL_INTERVAL));
         }
         Ok(())
     }

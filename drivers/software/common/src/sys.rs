@@ -1,4 +1,4 @@
-//! System calls of this crate.
+//! System calls of this crate. All mappings of memory are made here.
 
 use core::ptr::{self, NonNull};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,13 +9,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 type Result<T> = core::result::Result<T, Errno>;
 
-/// The system's page size in bytes.
+/// Returns the system's page size in bytes.
 pub(crate) fn page_size() -> usize {
-    // SAFETY: sysconf reads no memory of ours.
+    // SAFETY: `sysconf` takes a number and accesses no memory of the caller.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// A memfd of this size that cannot be resized.
+/// Creates a memfd of this size, sealed against resizing.
 pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
@@ -23,21 +23,20 @@ pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// An fd by its number, duplicated so that closing the number does no harm. `EBADF` if there is
-/// none.
+/// Duplicates an fd by its number. `EBADF` if it is not open.
 pub(crate) fn duplicate_number(fd: i32) -> Result<OwnedFd> {
-    // SAFETY: asks the kernel, which checks the number; what it returns is new and ours.
+    // SAFETY: the kernel checks the number.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::BADF));
     }
-    // SAFETY: as above.
+    // SAFETY: the fd is new, and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// What kind of memory is behind an fd.
+/// The kind of memory behind an fd.
 pub(crate) enum Kind {
-    /// tmpfs that cannot shrink: pages that are there stay there.
+    /// A memfd sealed against shrinking.
     Sealed,
     DmaBuf,
     Other,
@@ -45,7 +44,7 @@ pub(crate) enum Kind {
 
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
 
-/// The kind of memory behind an fd, and its size in bytes.
+/// Returns the kind of memory behind an fd, and its size in bytes.
 pub(crate) fn kind_and_size(file: BorrowedFd<'_>) -> Result<(Kind, u64)> {
     let system = rustix::fs::fstatfs(file)?;
     if system.f_type == DMA_BUF_MAGIC {
@@ -60,14 +59,14 @@ pub(crate) fn kind_and_size(file: BorrowedFd<'_>) -> Result<(Kind, u64)> {
     Ok((kind, size))
 }
 
-/// The name that a memfd was made with, as far as `/proc` shows it.
+/// Returns the name of a memfd, from `/proc`.
 pub(crate) fn memfd_name(file: BorrowedFd<'_>) -> Option<String> {
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let target = rustix::fs::readlink(link, Vec::new()).ok()?.into_string().ok()?;
     Some(target.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)").to_owned())
 }
 
-/// Takes addresses where nothing can be accessed: at `wanted` if these are free, else anywhere.
+/// Reserves addresses without access, anywhere or at `wanted`. `EEXIST` if `wanted` is not free.
 pub(crate) fn reserve(wanted: Option<usize>, size: usize) -> Result<NonNull<u8>> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let anywhere = || {
@@ -83,10 +82,10 @@ pub(crate) fn reserve(wanted: Option<usize>, size: usize) -> Result<NonNull<u8>>
                 rustix::mm::mmap_anonymous(start, size, ProtFlags::empty(), flags | MapFlags::FIXED_NOREPLACE)
             };
             match there {
-                // A kernel that does not know the flag takes the address as a hint.
+                // Kernels before 4.17 ignore the flag, and take the address as a hint.
                 Ok(got) if got == start => got,
                 Ok(got) => {
-                    // SAFETY: just mapped, and used by nothing.
+                    // SAFETY: mapped above, and not used.
                     unsafe { rustix::mm::munmap(got, size)? };
                     return Err(Errno::EXIST);
                 }
@@ -113,27 +112,26 @@ pub(crate) fn map(file: BorrowedFd<'_>, size: usize) -> Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Maps a file shared, for reading and writing, in place of what is mapped at `start`.
+/// Maps a file shared, for reading and writing, over the mapping at `start`.
 ///
 /// # Safety
-/// The addresses belong to a reservation of the caller's, and nothing relies on what is mapped
-/// there.
+/// The caller owns the addresses, and nothing uses the mapping that is replaced.
 pub(crate) unsafe fn replace(start: *mut u8, size: usize, file: BorrowedFd<'_>) -> Result<()> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { rustix::mm::mmap(start.cast(), size, access, flags, file, 0) }.map(drop)
 }
 
-/// Takes a mapping away.
+/// Unmaps addresses.
 ///
 /// # Safety
 /// The addresses belong to the caller, and nothing uses them.
 pub(crate) unsafe fn unmap(start: *mut u8, size: usize) {
-    // SAFETY: the caller's promise. A failure would leave addresses reserved.
+    // SAFETY: the caller upholds the contract. An error leaves the addresses reserved.
     let _ = unsafe { rustix::mm::munmap(start.cast(), size) };
 }
 
-/// Whether something is mapped at each page of a range.
+/// Returns whether every page of a range is mapped.
 pub(crate) fn is_mapped(address: usize, size: usize) -> bool {
     let page = page_size();
     let Some(end) = address.checked_add(size) else { return false };
@@ -141,8 +139,8 @@ pub(crate) fn is_mapped(address: usize, size: usize) -> bool {
     let mut at = address - address % page;
     while at < end {
         let part = (end - at).min(pages.len() * page);
-        // SAFETY: the kernel checks the addresses, and writes a byte for each page into the array,
-        // which has that many.
+        // SAFETY: the kernel checks the addresses, and writes one byte per page to the array, which
+        // is large enough.
         if unsafe { libc::mincore(ptr::without_provenance_mut(at), part, pages.as_mut_ptr()) } != 0 {
             return false;
         }
@@ -151,18 +149,18 @@ pub(crate) fn is_mapped(address: usize, size: usize) -> bool {
     true
 }
 
-/// An fd of another process: `pidfd_open(2)` and `pidfd_getfd(2)`.
+/// Takes an fd from another process with `pidfd_open(2)` and `pidfd_getfd(2)`.
 pub(crate) fn fd_of_process(pid: i32, fd: i32) -> Result<OwnedFd> {
-    // From a handle: anything.
+    // The pid comes from a handle, and may have any value.
     let pid = Some(pid).filter(|pid| *pid > 0).and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)?;
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
     rustix::process::pidfd_getfd(process.as_fd(), fd, rustix::process::PidfdGetfdFlags::empty())
 }
 
-/// Lets every process of this user take fds from this one (`PR_SET_PTRACER_ANY`). `EINVAL` where
-/// the kernel has no yama.
+/// Lets every process of this user take fds from this one (`PR_SET_PTRACER_ANY`). `EINVAL` if the
+/// kernel does not have yama.
 pub(crate) fn allow_tracing_by_all() -> Result<()> {
-    // SAFETY: sets a number of this process.
+    // SAFETY: the prctl takes numbers only.
     if unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) } != 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
     }

@@ -1,5 +1,5 @@
-//! How an fd travels to the process that opens a handle, where the driver sees to that itself:
-//! through `pidfd_getfd(2)`, or through a socket that the process which made the handle answers.
+//! Transfer of an fd to the process that opens a handle, for drivers that do it themselves: with
+//! `pidfd_getfd(2)`, or over a socket on which the exporter serves ([`FdServer`]).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,22 +18,22 @@ use rustix::net::{
 
 use crate::{Error, Result, sys};
 
-/// How long either side waits for the other.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long each side of a connection waits for the other.
+const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Lets all processes of this user take fds from this one.
+/// Lets all processes of this user take fds from this one with `pidfd_getfd`.
 ///
 /// # Errors
-/// The kernel has no yama to ask.
-pub fn allow_everyone() -> Result<()> {
+/// [`Error::System`] if the kernel does not have yama.
+pub fn allow_fd_transfer() -> Result<()> {
     Ok(sys::allow_tracing_by_all()?)
 }
 
-/// Takes an fd from another process. There is no second way where that is refused.
+/// Takes an fd from another process with `pidfd_getfd`.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the kernel refuses.
-pub fn fetch_by_pid(pid: i32, fd: i32) -> Result<OwnedFd> {
+/// [`Error::Invalid`] if the kernel does not allow it.
+pub fn fetch_fd_by_pidfd(pid: i32, fd: i32) -> Result<OwnedFd> {
     sys::fd_of_process(pid, fd).map_err(|_| Error::Invalid)
 }
 
@@ -44,16 +44,16 @@ fn address(name: &str, pid: i32) -> core::result::Result<SocketAddrUnix, Errno> 
 fn socket() -> core::result::Result<OwnedFd, Errno> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PEER_TIMEOUT))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(PEER_TIMEOUT))?;
     Ok(socket)
 }
 
-/// Asks another process, in which a [`Server`] of this name answers, for one of its fds.
+/// Requests an fd from another process, in which an [`FdServer`] of this name runs.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it does not answer, or gives none.
-pub fn fetch_by_socket(name: &str, pid: i32, fd: i32) -> Result<OwnedFd> {
+/// [`Error::Invalid`] if the process does not reply, or sends no fd.
+pub fn fetch_fd_by_socket(name: &str, pid: i32, fd: i32) -> Result<OwnedFd> {
     let ask = || -> core::result::Result<OwnedFd, Errno> {
         let socket = socket()?;
         rustix::net::connect(&socket, &address(name, pid)?)?;
@@ -72,26 +72,26 @@ pub fn fetch_by_socket(name: &str, pid: i32, fd: i32) -> Result<OwnedFd> {
             _ => None,
         });
         let fd = fds.flatten().next().ok_or(Errno::ACCESS);
-        // Until it hung up: then it holds nothing more for this.
+        // Waits until the server has closed the connection, and with it its copy of the fd.
         let _ = rustix::net::recv(&socket, &mut [0_u8], RecvFlags::empty());
         fd
     };
     ask().map_err(|_| Error::Invalid)
 }
 
-/// The thread that hands out the fds of this process, to processes of the same user.
-pub struct Server {
+/// A thread that serves fds of this process to processes of the same user.
+pub struct FdServer {
     listener: Arc<OwnedFd>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
-    /// Answers from now on, on the abstract socket `<name>_<pid>`; `find` gives the fd for a
-    /// number, if that is one that may be had.
+impl FdServer {
+    /// Starts serving on the abstract socket `<name>_<pid>`. `find` returns the fd of a number if
+    /// it is exported.
     ///
     /// # Errors
-    /// The socket cannot be made, or the thread.
+    /// [`Error::System`] if the socket or the thread cannot be created.
     pub fn start(name: &str, find: impl Fn(i32) -> Option<OwnedFd> + Send + 'static) -> Result<Self> {
         let listen = || -> core::result::Result<_, Errno> {
             let listener = rustix::net::socket_with(
@@ -113,9 +113,9 @@ impl Server {
             .spawn(move || {
                 while !over.load(Ordering::Acquire) {
                     match rustix::net::accept_with(&shared, SocketFlags::CLOEXEC) {
-                        // A peer that says nothing, or goes, is its own trouble.
+                        // Errors of a connection affect that client only.
                         Ok(connection) => drop(serve(&connection, &find)),
-                        // No fd is free, most likely: one may be soon.
+                        // Most likely the process is out of fds: retry later.
                         Err(_) => std::thread::sleep(Duration::from_millis(10)),
                     }
                 }
@@ -126,8 +126,8 @@ impl Server {
 }
 
 fn serve(connection: &OwnedFd, find: &impl Fn(i32) -> Option<OwnedFd>) -> core::result::Result<(), Errno> {
-    set_socket_timeout(connection, Timeout::Send, Some(PATIENCE))?;
-    set_socket_timeout(connection, Timeout::Recv, Some(PATIENCE))?;
+    set_socket_timeout(connection, Timeout::Send, Some(PEER_TIMEOUT))?;
+    set_socket_timeout(connection, Timeout::Recv, Some(PEER_TIMEOUT))?;
     let peer = socket_peercred(connection)?.uid;
     let mut number = [0; size_of::<i32>()];
     let (_, received) = rustix::net::recv(connection, &mut number, RecvFlags::empty())?;
@@ -143,10 +143,10 @@ fn serve(connection: &OwnedFd, find: &impl Fn(i32) -> Option<OwnedFd>) -> core::
     Ok(())
 }
 
-impl Drop for Server {
+impl Drop for FdServer {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
-        // Ends the accept.
+        // Wakes the thread in `accept`.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! The driver as a whole, its devices, and contexts: which one each thread has.
+//! Functions of the driver, its devices and contexts, and the stack of contexts of each thread.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -6,55 +6,55 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{lock, put};
+use soft_device::{lock, write_result};
 
-use crate::state::{Device, Done, State, entry, guarded};
+use crate::state::{CudaResult, Device, DriverState, entry, guarded};
 
-/// Starts the driver.
+/// Initializes the driver.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> CUresult {
-    guarded(|| State::start().map(|_| ()))
+    guarded(|| DriverState::start().map(|_| ()))
 }
 
-/// The version of the interface.
+/// Returns the version of the interface.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
-    let found = State::get().map_or(12040, |state| state.settings.version);
-    // SAFETY: a pointer of the application.
-    guarded(|| Ok(unsafe { put(version, found) }?))
+    let found = DriverState::get().map_or(12040, |state| state.settings.version);
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
+    guarded(|| Ok(unsafe { write_result(version, found) }?))
 }
 
-/// Null for what has no name.
+/// Returns the name of a result, or null if it is unknown.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> CUresult {
     guarded(|| {
         let name = names().find(|(known, _)| *known == error.0).map(|(_, name)| name.as_ptr());
-        // SAFETY: a pointer of the application.
-        unsafe { put(text, name.unwrap_or(std::ptr::null())) }?;
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        unsafe { write_result(text, name.unwrap_or(std::ptr::null())) }?;
         if name.is_some() { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE.into()) }
     })
 }
 
-/// As the name: there are no other texts here.
+/// Returns the name of a result: this driver has no descriptions.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { cuGetErrorName(error, text) }
 }
 
-/// The names of all answers, as C has them, for good.
+/// Returns the names of all results as C strings that live as long as the process.
 fn names() -> impl Iterator<Item = (u32, &'static std::ffi::CStr)> {
     static NAMES: std::sync::OnceLock<Vec<(u32, std::ffi::CString)>> = std::sync::OnceLock::new();
     let names = NAMES.get_or_init(|| {
@@ -66,35 +66,35 @@ fn names() -> impl Iterator<Item = (u32, &'static std::ffi::CStr)> {
     names.iter().map(|(number, name)| (*number, name.as_c_str()))
 }
 
-/// The device at a place among those that the process sees.
+/// Returns the device of an ordinal.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> CUresult {
     entry("cuDeviceGet", |state| {
         state.device(ordinal)?;
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(device, ordinal) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(device, ordinal) }?)
     })
 }
 
-/// How many there are.
+/// Returns the number of devices that the process sees.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> CUresult {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     entry("cuDeviceGetCount", |state| unsafe {
-        Ok(put(count, c_int::try_from(state.devices.len()).unwrap_or(0))?)
+        Ok(write_result(count, c_int::try_from(state.devices.len()).unwrap_or(0))?)
     })
 }
 
-/// A name for people.
+/// Returns the name of a device.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice) -> CUresult {
     entry("cuDeviceGetName", |state| {
@@ -104,44 +104,44 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, devic
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         for (place, byte) in text.bytes().take(room - 1).chain([0]).enumerate() {
-            // SAFETY: the application's, which has so much room.
+            // SAFETY: the application's buffer has `length` bytes.
             unsafe { name.cast::<u8>().add(place).write(byte) };
         }
         Ok(())
     })
 }
 
-/// The same for the same device of the machine, whatever its place is in a process.
+/// Returns the UUID of a device, which does not depend on its ordinal.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> CUresult {
     entry("cuDeviceGetUuid", |state| {
         let mut bytes = *b"umf-soft-cuda\0\0\0";
         bytes[12..].copy_from_slice(&state.device(device)?.number.to_be_bytes());
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(uuid, CUuuid { bytes }) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(uuid, CUuuid { bytes }) }?)
     })
 }
 
-/// Bytes of a device.
+/// Returns the bytes of a device.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) -> CUresult {
     entry("cuDeviceTotalMem", |state| {
         let total = state.device(device)?.memory.limit();
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(bytes, usize::try_from(total).unwrap_or(usize::MAX)) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(bytes, usize::try_from(total).unwrap_or(usize::MAX)) }?)
     })
 }
 
-/// What is asked about a device; 0 for what this driver does not know.
+/// Returns an attribute of a device, 0 for unknown attributes.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(
     value: *mut c_int,
@@ -163,15 +163,15 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
             CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => c_int::try_from(number).unwrap_or(0) + 1,
             _ => 0,
         };
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(value, found) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(value, found) }?)
     })
 }
 
-/// Whether one device reaches the memory of another.
+/// Returns whether a device can access the memory of another one.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(
     can: *mut c_int,
@@ -180,21 +180,22 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(
 ) -> CUresult {
     entry("cuDeviceCanAccessPeer", |state| {
         let (one, other) = (state.device(device)?.number, state.device(peer)?.number);
-        // SAFETY: a pointer of the application. No device is a peer of itself.
-        Ok(unsafe { put(can, c_int::from(one != other && state.reaches(one, other))) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires. No
+        // device is a peer of itself.
+        Ok(unsafe { write_result(can, c_int::from(one != other && state.can_access(one, other))) }?)
     })
 }
 
-/// What memory and streams belong to.
+/// A context: the owner of memory and streams.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) device: CUdevice,
-    /// Contexts whose memory it was given access to.
+    /// The contexts with enabled peer access.
     pub(crate) peers: Mutex<HashSet<usize>>,
 }
 
 thread_local! {
-    /// The contexts of this thread, the current one last.
+    /// The stack of contexts of this thread; the current one is last.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -206,7 +207,7 @@ pub(crate) fn handle(number: usize) -> CUcontext {
     CUcontext(std::ptr::without_provenance_mut(number))
 }
 
-/// The current context, its number and its device.
+/// The current context of a thread, with its handle and device.
 pub(crate) struct Current<'s> {
     pub(crate) number: usize,
     pub(crate) ordinal: CUdevice,
@@ -214,17 +215,17 @@ pub(crate) struct Current<'s> {
     pub(crate) context: Arc<Context>,
 }
 
-impl State {
-    /// The context of this thread.
-    pub(crate) fn current(&self) -> Done<Current<'_>> {
+impl DriverState {
+    /// Returns the current context of this thread.
+    pub(crate) fn current(&self) -> CudaResult<Current<'_>> {
         let number = STACK.with_borrow(|stack| stack.last().copied()).filter(|number| *number != 0);
         let number = number.ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let context = self.contexts.get(number).map_err(|_| CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
         Ok(Current { number, ordinal: context.device, device: self.device(context.device)?, context })
     }
 
-    /// A context goes, and everything that was made in it.
-    fn destroy(&self, number: usize) -> Done {
+    /// Destroys a context, its memory and its streams.
+    fn destroy(&self, number: usize) -> CudaResult {
         self.contexts.remove(number).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
         self.core.addresses.remove_all(|range| range.owner.context == number);
         self.streams.retain(|stream| stream.context != number);
@@ -235,7 +236,7 @@ impl State {
 /// Retains the primary context of a device.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> CUresult {
     entry("cuDevicePrimaryCtxRetain", |state| {
@@ -245,19 +246,19 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, devic
             None => (state.contexts.insert(Context { device, peers: Mutex::default() }), 1),
         };
         *primary = Some((number, count));
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(context, handle(number)) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(context, handle(number)) }?)
     })
 }
 
 /// Releases it; the last release destroys it.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
     guarded(|| {
-        let state = State::get()?;
+        let state = DriverState::get()?;
         let mut primary = lock(&state.device(device)?.primary);
         match *primary {
             None => Err(CUDA_ERROR_INVALID_CONTEXT.into()),
@@ -273,10 +274,10 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUres
     })
 }
 
-/// Makes a context, and makes it current.
+/// Creates a context, and makes it current.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxCreate_v2(
     context: *mut CUcontext,
@@ -287,15 +288,15 @@ pub unsafe extern "C" fn cuCtxCreate_v2(
         state.device(device)?;
         let number = state.contexts.insert(Context { device, peers: Mutex::default() });
         STACK.with_borrow_mut(|stack| stack.push(number));
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(context, handle(number)) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(context, handle(number)) }?)
     })
 }
 
 /// Destroys a context, its memory and its streams.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     entry("cuCtxDestroy", |state| {
@@ -309,24 +310,24 @@ pub unsafe extern "C" fn cuCtxDestroy_v2(context: CUcontext) -> CUresult {
     })
 }
 
-/// The context of this thread.
+/// Returns the current context of this thread.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
     guarded(|| {
-        State::get()?;
+        DriverState::get()?;
         let current = STACK.with_borrow(|stack| stack.last().copied().unwrap_or(0));
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(context, handle(current)) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(context, handle(current)) }?)
     })
 }
 
 /// Replaces the context of this thread.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     entry("cuCtxSetCurrent", |state| {
@@ -343,10 +344,10 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     })
 }
 
-/// Puts a context on top of those of this thread.
+/// Pushes a context on the stack of this thread.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     entry("cuCtxPushCurrent", |state| {
@@ -359,43 +360,43 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     })
 }
 
-/// Removes the context on top of those of this thread.
+/// Pops a context from the stack of this thread.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult {
     guarded(|| {
-        State::get()?;
+        DriverState::get()?;
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         if context.is_null() {
             return Ok(());
         }
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(context, handle(popped)) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(context, handle(popped)) }?)
     })
 }
 
-/// The device of the current context.
+/// Returns the device of the current context.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
-    // SAFETY: a pointer of the application.
-    entry("cuCtxGetDevice", |state| Ok(unsafe { put(device, state.current()?.ordinal) }?))
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
+    entry("cuCtxGetDevice", |state| Ok(unsafe { write_result(device, state.current()?.ordinal) }?))
 }
 
-/// Gives the current context access to the memory of another.
+/// Gives the current context access to the memory of another context.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxEnablePeerAccess(peer: CUcontext, _flags: c_uint) -> CUresult {
     entry("cuCtxEnablePeerAccess", |state| {
         let current = state.current()?;
         let other = state.contexts.get(number(peer)).map_err(|_| CUDA_ERROR_INVALID_CONTEXT)?;
-        if !state.reaches(current.device.number, state.device(other.device)?.number)
+        if !state.can_access(current.device.number, state.device(other.device)?.number)
             || current.ordinal == other.device
         {
             return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());

@@ -1,14 +1,12 @@
-//! `libcuda_soft.so`: a CUDA driver in software. **A testing device, not a GPU.**
+//! `libcuda_soft.so`: a software driver for CUDA. **A testing device, not a GPU.**
 //!
-//! It stands in for `libcuda.so.1`, with the functions that `umf-cuda-sys` declares. Memory,
-//! streams, events and handles for other processes are real; nothing computes. Memory of its
-//! devices cannot be touched by the CPU: a program that tries gets SIGSEGV. Faults happen on
-//! demand.
+//! It replaces `libcuda.so.1`, with the functions that `umf-cuda-sys` declares. Memory, streams,
+//! events and IPC handles are real; nothing computes. Touching device memory with the CPU is
+//! SIGSEGV. Faults can be injected.
 //!
-//! `docs/cuda-soft.md` has its settings and what it does differently from a GPU's driver.
+//! `docs/cuda-soft.md` describes its settings and its differences from NVIDIA's driver.
 //!
-//! The crate `soft-device` is the memory and the streams, and knows nothing of CUDA; the modules
-//! here are the interface.
+//! The crate `soft-device` implements memory and streams. The modules here are the CUDA interface.
 
 #![allow(non_snake_case, reason = "the interface's names")]
 

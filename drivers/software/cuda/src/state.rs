@@ -1,25 +1,25 @@
-//! What every function of the driver goes through, everything that the driver has, its settings
-//! (`CUDA_SOFT_*`, and `CUDA_VISIBLE_DEVICES` as every CUDA driver has it), and what tests ask of
-//! it that no other driver has.
+//! [`DriverState`]: the state of the driver in a process; the entry of every function; settings
+//! (`CUDA_SOFT_*` and `CUDA_VISIBLE_DEVICES`); and the two functions that only tests call.
 
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
 use soft_device::{
-    Budget, Core, Error, Handles, Mapping, Once, Settings, Stream, Variables, lock, put, text,
+    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Stream, Variables, lock,
+    read_text, write_result,
 };
 
 use crate::context::Context;
-use crate::memory::{Allocation, Kind};
+use crate::memory::{Allocation, AllocationKind};
 use crate::stream::EventObject;
-use crate::virtual_memory::Physical;
+use crate::virtual_memory::PhysicalMemory;
 
-/// Why a function does not do what it should.
+/// The error of a function: a result other than success.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaError(CUresult);
 
-pub(crate) type Done<T = ()> = Result<T, CudaError>;
+pub(crate) type CudaResult<T = ()> = Result<T, CudaError>;
 
 impl From<CUresult> for CudaError {
     fn from(result: CUresult) -> Self {
@@ -50,16 +50,20 @@ impl From<Error> for CudaError {
     }
 }
 
-/// Runs what needs no driver that runs. No panic leaves it.
-pub(crate) fn guarded(body: impl FnOnce() -> Done) -> CUresult {
+/// Runs the body of a function that does not need an initialized driver. Catches panics.
+pub(crate) fn guarded(body: impl FnOnce() -> CudaResult) -> CUresult {
     soft_device::guarded(body)
 }
 
-/// Runs a function of the driver. None works any more once the device is lost.
-pub(crate) fn entry(function: &'static str, body: impl FnOnce(&'static State) -> Done) -> CUresult {
+/// Runs the body of a function: checks that the driver is initialized, applies faults, and fails if
+/// the device is lost.
+pub(crate) fn entry(
+    function: &'static str,
+    body: impl FnOnce(&'static DriverState) -> CudaResult,
+) -> CUresult {
     guarded(|| {
-        let state = State::get()?;
-        state.core.faults.play(function, &state.core.health)?;
+        let state = DriverState::get()?;
+        state.core.faults.apply(function, &state.core.health)?;
         state.core.health.check()?;
         body(state)
     })
@@ -67,37 +71,37 @@ pub(crate) fn entry(function: &'static str, body: impl FnOnce(&'static State) ->
 
 /// A device that the process sees.
 pub(crate) struct Device {
-    /// Which of the machine's it is.
+    /// Its number on this machine.
     pub(crate) number: u32,
     pub(crate) memory: Arc<Budget>,
-    /// The number of its primary context, and how often that was retained.
+    /// Handle and retain count of its primary context.
     pub(crate) primary: Mutex<Option<(usize, u32)>>,
-    /// The stream without a name.
+    /// The default stream.
     pub(crate) stream: Stream,
 }
 
-/// A stream, and the device that it is of.
+/// A stream and its context.
 pub(crate) struct StreamObject {
     pub(crate) context: usize,
     pub(crate) stream: Stream,
 }
 
-pub(crate) struct State {
-    pub(crate) core: Core<Allocation>,
+pub(crate) struct DriverState {
+    pub(crate) core: DriverCore<Allocation>,
     pub(crate) settings: DriverSettings,
     pub(crate) devices: Vec<Device>,
-    pub(crate) contexts: Handles<Context>,
-    pub(crate) physical: Handles<Physical>,
+    pub(crate) contexts: HandleTable<Context>,
+    pub(crate) physical: HandleTable<PhysicalMemory>,
     pub(crate) reservations: Mutex<Vec<Mapping>>,
-    pub(crate) streams: Handles<StreamObject>,
-    pub(crate) events: Handles<EventObject>,
+    pub(crate) streams: HandleTable<StreamObject>,
+    pub(crate) events: HandleTable<EventObject>,
 }
 
-static STATE: Once<State> = Once::new();
+static STATE: DriverCell<DriverState> = DriverCell::new();
 
-impl State {
-    /// Starts the driver, or says that it runs.
-    pub(crate) fn start() -> Done<&'static Self> {
+impl DriverState {
+    /// Initializes the driver unless it is initialized.
+    pub(crate) fn start() -> CudaResult<&'static Self> {
         let make = || {
             let (common, settings) = read_settings(soft_device::variable)?;
             Self::new(common, settings)
@@ -106,13 +110,13 @@ impl State {
         if state.devices.is_empty() { Err(CUDA_ERROR_NO_DEVICE.into()) } else { Ok(state) }
     }
 
-    /// The driver, if it was started in this process.
-    pub(crate) fn get() -> Done<&'static Self> {
+    /// Returns the state if the driver was initialized in this process.
+    pub(crate) fn get() -> CudaResult<&'static Self> {
         Ok(STATE.get()?)
     }
 
     fn new(common: Settings, settings: DriverSettings) -> Result<Self, String> {
-        let core = Core::new(common, answer).map_err(|why| format!("CUDA_SOFT_FAULTS: {why}"))?;
+        let core = DriverCore::new(common, answer).map_err(|why| format!("CUDA_SOFT_FAULTS: {why}"))?;
         let device = |number: &u32| Device {
             number: *number,
             memory: Budget::new(core.settings.memory),
@@ -123,32 +127,31 @@ impl State {
             devices: settings.visible.iter().map(device).collect(),
             core,
             settings,
-            contexts: Handles::default(),
-            physical: Handles::default(),
+            contexts: HandleTable::default(),
+            physical: HandleTable::default(),
             reservations: Mutex::default(),
-            streams: Handles::default(),
-            events: Handles::default(),
+            streams: HandleTable::default(),
+            events: HandleTable::default(),
         })
     }
 
-    pub(crate) fn device(&self, device: CUdevice) -> Done<&Device> {
+    pub(crate) fn device(&self, device: CUdevice) -> CudaResult<&Device> {
         let found = usize::try_from(device).ok().and_then(|place| self.devices.get(place));
         found.ok_or_else(|| CUDA_ERROR_INVALID_DEVICE.into())
     }
 
-    /// Whether a device (of those that the process sees) reaches the memory of one of the machine.
-    pub(crate) fn reaches(&self, device: u32, of: u32) -> bool {
+    /// Returns whether a device can access the memory of another one (numbers on this machine).
+    pub(crate) fn can_access(&self, device: u32, of: u32) -> bool {
         device == of || self.core.settings.peers
     }
 }
 
-/// The settings that this driver has beside those of every driver.
+/// The settings of this driver, in addition to the common ones.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverSettings {
-    /// Which devices of the machine the process sees, in which order.
+    /// The devices that the process sees, by number on this machine, in order.
     visible: Vec<u32>,
-    /// What the devices lack: `virtual`, `fds`, `fabric`, `dma-buf`, `managed`. `fabric`, unless
-    /// said otherwise.
+    /// Missing features, of `virtual`, `fds`, `fabric`, `dma-buf`, `managed`. Default: `fabric`.
     lacks: Vec<String>,
     pub(crate) version: i32,
 }
@@ -162,14 +165,14 @@ impl DriverSettings {
 /// Reads the settings.
 ///
 /// # Errors
-/// The variable that is wrong, and what would be right.
+/// The invalid variable, and its expected value.
 fn read_settings(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, DriverSettings), String> {
     const KNOWN: [&str; 5] = ["virtual", "fds", "fabric", "dma-buf", "managed"];
     let visible = find("CUDA_VISIBLE_DEVICES");
     let variables = Variables::new("CUDA_SOFT", find);
     let common = Settings::read(&variables, 0, crate::memory::DEVICE_PAGE)?;
     let visible = visible.map(|list| {
-        // As CUDA has it: the first that is none ends the list.
+        // As in CUDA, the first invalid number ends the list.
         let numbers = list.split(',').map(|number| number.trim().parse::<u32>().ok());
         numbers.map_while(|number| number.filter(|number| *number < common.devices)).collect()
     });
@@ -190,43 +193,44 @@ fn read_settings(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, Dri
     Ok((common, settings))
 }
 
-/// The number of an answer by its name.
+/// Returns the number of a result by its name.
 pub(crate) fn answer(name: &str) -> Option<u32> {
     CUresult::NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
-/// Replaces the faults that are played, in the form of `CUDA_SOFT_FAULTS`. An empty text ends them.
+/// Replaces the injected faults, in the syntax of `CUDA_SOFT_FAULTS`. An empty text removes them.
 ///
 /// # Safety
-/// `faults` is null or a text that ends with a zero.
+/// `faults` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaSoftSetFaults(faults: *const c_char) -> CUresult {
     guarded(|| {
-        // SAFETY: the caller's promise.
-        let faults = unsafe { text(faults) }?;
-        State::get()?.core.faults.set(faults, answer).map_err(|_| CUDA_ERROR_INVALID_VALUE.into())
+        // SAFETY: the caller upholds the contract.
+        let faults = unsafe { read_text(faults) }?;
+        DriverState::get()?.core.faults.set(faults, answer).map_err(|_| CUDA_ERROR_INVALID_VALUE.into())
     })
 }
 
-/// How much there is of something: `allocations`, `opened` (of other processes), `mapped`, `memory`
-/// (bytes of all devices), `fds` (that the driver holds), `physical`, `reservations`, `contexts`,
-/// `streams`, `events`.
+/// Returns the current number of `allocations`, `opened` (imports), `mapped`, `memory` (bytes of
+/// all devices), `fds` (that the driver holds), `physical`, `reservations`, `contexts`, `streams`
+/// or `events`.
 ///
-/// Answers `CUDA_ERROR_INVALID_VALUE` for any other name.
+/// Returns `CUDA_ERROR_INVALID_VALUE` for any other name.
 ///
 /// # Safety
-/// `what` is null or a text that ends with a zero; `value` is null or valid for a write.
+/// `what` is null or a C string; `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaSoftQuery(what: *const c_char, value: *mut u64) -> CUresult {
     guarded(|| {
-        let state = State::get()?;
-        let of =
-            |is_it: &dyn Fn(Kind) -> bool| state.core.addresses.all(|range| is_it(range.owner.kind)).len();
-        // SAFETY: the caller's promise.
-        let found = match unsafe { text(what) }? {
-            "allocations" => of(&|kind| !matches!(kind, Kind::Opened | Kind::Mapped)),
-            "opened" => of(&|kind| kind == Kind::Opened),
-            "mapped" => of(&|kind| kind == Kind::Mapped),
+        let state = DriverState::get()?;
+        let of = |matches: &dyn Fn(AllocationKind) -> bool| {
+            state.core.addresses.all(|range| matches(range.owner.kind)).len()
+        };
+        // SAFETY: the caller upholds the contract.
+        let found = match unsafe { read_text(what) }? {
+            "allocations" => of(&|kind| !matches!(kind, AllocationKind::Opened | AllocationKind::Mapped)),
+            "opened" => of(&|kind| kind == AllocationKind::Opened),
+            "mapped" => of(&|kind| kind == AllocationKind::Mapped),
             "memory" => usize::try_from(state.devices.iter().map(|device| device.memory.used()).sum::<u64>())
                 .unwrap_or(usize::MAX),
             "fds" => usize::try_from(state.core.fds.used()).unwrap_or(usize::MAX),
@@ -237,8 +241,8 @@ pub unsafe extern "C" fn cudaSoftQuery(what: *const c_char, value: *mut u64) -> 
             "events" => state.events.len(),
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
-        // SAFETY: the caller's promise.
-        Ok(unsafe { put(value, found as u64) }?)
+        // SAFETY: the caller upholds the contract.
+        Ok(unsafe { write_result(value, found as u64) }?)
     })
 }
 
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn visible_devices_are_chosen_and_ordered() {
+    fn visible_devices_select_and_order() {
         for (list, expected) in [("1,0", vec![1, 0]), ("1", vec![1]), ("0,7,1", vec![0]), ("", vec![])] {
             assert_eq!(read("CUDA_VISIBLE_DEVICES", list).unwrap().visible, expected, "{list}");
         }
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_name_the_variable() {
+    fn invalid_value_names_the_variable() {
         for (name, value) in [("CUDA_SOFT_LACKS", "legs"), ("CUDA_SOFT_VERSION", "x")] {
             let error = read(name, value).unwrap_err();
             assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");

@@ -1,52 +1,56 @@
-//! Streams, events, copies and fills. A copy that has no stream waits until it is done.
+//! Streams, events, copies and fills. A copy without a stream is synchronous.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Command, Event, Mapping, Range, Span, Stream, Timeout, Work, lock, put};
+use soft_device::{Command, Event, Mapping, MemoryRange, Span, Stream, Timeout, Work, lock, write_result};
 
 use crate::memory::{Access, Allocation};
-use crate::state::{Device, Done, State, StreamObject, entry};
+use crate::state::{CudaResult, Device, DriverState, StreamObject, entry};
 
-/// What an event stands for: the last point that it was recorded at.
+/// An event: the point in a stream at which it was last recorded.
 #[derive(Default)]
 pub(crate) struct EventObject {
     recorded: Mutex<Option<Arc<Event>>>,
 }
 
-impl State {
-    /// Does something with a stream; the one without a name is that of the current device.
-    pub(crate) fn stream<R>(&self, stream: CUstream, with: impl FnOnce(&Stream) -> Done<R>) -> Done<R> {
+impl DriverState {
+    /// Calls `with` with a stream; null is the default stream of the current device.
+    pub(crate) fn stream<R>(
+        &self,
+        stream: CUstream,
+        with: impl FnOnce(&Stream) -> CudaResult<R>,
+    ) -> CudaResult<R> {
         if stream.is_null() {
             return with(&self.current()?.device.stream);
         }
         with(&self.streams.get(stream.0.addr())?.stream)
     }
 
-    fn recorded(&self, event: CUevent) -> Done<Option<Arc<Event>>> {
+    fn recorded(&self, event: CUevent) -> CudaResult<Option<Arc<Event>>> {
         Ok(lock(&self.events.get(event.0.addr())?.recorded).clone())
     }
 }
 
-/// A stream of the current context.
+/// Creates a stream of the current context.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut CUstream, _flags: c_uint) -> CUresult {
     entry("cuStreamCreate", |state| {
         let made = state.core.stream();
         let number = state.streams.insert(StreamObject { context: state.current()?.number, stream: made });
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(stream, CUstream(std::ptr::without_provenance_mut(number))) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(stream, CUstream(std::ptr::without_provenance_mut(number))) }?)
     })
 }
 
-/// Destroys it; what was submitted is done first.
+/// Destroys a stream after its commands have executed.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     entry("cuStreamDestroy", |state| {
@@ -55,58 +59,58 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     })
 }
 
-/// Waits for everything that was submitted.
+/// Waits until all submitted commands have executed.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     entry("cuStreamSynchronize", |state| state.stream(stream, |stream| Ok(stream.wait(Timeout::Never)?)))
 }
 
-/// An event.
+/// Creates an event.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, _flags: c_uint) -> CUresult {
     entry("cuEventCreate", |state| {
         state.current()?;
         let number = state.events.insert(EventObject::default());
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(event, CUevent(std::ptr::without_provenance_mut(number))) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(event, CUevent(std::ptr::without_provenance_mut(number))) }?)
     })
 }
 
-/// Destroys it.
+/// Destroys an event.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     entry("cuEventDestroy", |state| Ok(state.events.remove(event.0.addr()).map(drop)?))
 }
 
-/// From now on it stands for what was submitted until now.
+/// Records an event: it completes after the commands submitted so far.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
     entry("cuEventRecord", |state| {
         let event = state.events.get(event.0.addr())?;
         let point = Arc::<Event>::default();
-        let marker = Command::nothing(Vec::new(), Some(Arc::clone(&point)));
+        let marker = Command::marker(Vec::new(), Some(Arc::clone(&point)));
         state.stream(stream, |stream| Ok(stream.submit(vec![marker])?))?;
         *lock(&event.recorded) = Some(point);
         Ok(())
     })
 }
 
-/// Whether it is done.
+/// Returns success if an event is complete.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
     entry("cuEventQuery", |state| match state.recorded(event)? {
@@ -115,10 +119,10 @@ pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
     })
 }
 
-/// Waits until it is.
+/// Waits until an event is complete.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     entry("cuEventSynchronize", |state| match state.recorded(event)? {
@@ -127,11 +131,10 @@ pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     })
 }
 
-/// The time between the points at which two events were recorded, which the stream has passed, in
-/// milliseconds.
+/// Returns the time between two complete events in milliseconds.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(
     milliseconds: *mut f32,
@@ -145,27 +148,27 @@ pub unsafe extern "C" fn cuEventElapsedTime(
         let (Some(start), Some(end)) = (start.signalled(), end.signalled()) else {
             return Err(CUDA_ERROR_NOT_READY.into());
         };
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(milliseconds, end.end.saturating_sub(start.end) as f32 / 1e6) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(milliseconds, end.end.saturating_sub(start.end) as f32 / 1e6) }?)
     })
 }
 
-impl State {
-    fn span(&self, device: &Device, address: u64, size: usize, access: Access) -> Done<Span> {
+impl DriverState {
+    fn span(&self, device: &Device, address: u64, size: usize, access: Access) -> CudaResult<Span> {
         let start = usize::try_from(address).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let check = |range: &Range<Allocation>| range.owner.check_use(device, access);
+        let check = |range: &MemoryRange<Allocation>| range.owner.check_use(device, access);
         let is_reserved = |range: &Mapping| {
             start < range.address() + range.size() && range.address() < start.saturating_add(size)
         };
-        // Reserved addresses where nothing is mapped look like memory of the application.
+        // Reserved addresses without a mapping would pass as memory of the application.
         if self.core.addresses.find(start).is_none() && lock(&self.reservations).iter().any(is_reserved) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         self.core.addresses.span(start, size, check)
     }
 
-    /// Submits a command to a stream; waits for it if it has none.
-    fn submit(&self, stream: Option<CUstream>, work: impl FnOnce(&Device) -> Done<Work>) -> Done {
+    /// Submits a command to a stream. Without a stream, waits until it has executed.
+    fn submit(&self, stream: Option<CUstream>, work: impl FnOnce(&Device) -> CudaResult<Work>) -> CudaResult {
         let current = self.current()?;
         let work = work(current.device)?;
         let command = Command { wait: Vec::new(), work, signal: None };
@@ -176,7 +179,7 @@ impl State {
         })
     }
 
-    fn copy(&self, to: u64, from: u64, size: usize, stream: Option<CUstream>) -> Done {
+    fn copy(&self, to: u64, from: u64, size: usize, stream: Option<CUstream>) -> CudaResult {
         if size == 0 {
             return Ok(());
         }
@@ -186,7 +189,7 @@ impl State {
         })
     }
 
-    fn fill(&self, to: u64, value: u8, size: usize, stream: Option<CUstream>) -> Done {
+    fn fill(&self, to: u64, value: u8, size: usize, stream: Option<CUstream>) -> CudaResult {
         if size == 0 {
             return Ok(());
         }
@@ -197,37 +200,37 @@ impl State {
     }
 }
 
-/// From the host to a device.
+/// Copies from the host to a device.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, size: usize) -> CUresult {
     entry("cuMemcpyHtoD", |state| state.copy(to, from.addr() as u64, size, None))
 }
 
-/// From a device to the host.
+/// Copies from a device to the host.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, size: usize) -> CUresult {
     entry("cuMemcpyDtoH", |state| state.copy(to.addr() as u64, from, size, None))
 }
 
-/// Between devices.
+/// Copies between devices.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, size: usize) -> CUresult {
     entry("cuMemcpyDtoD", |state| state.copy(to, from, size, None))
 }
 
-/// Between any two places, in a stream.
+/// Copies between any two addresses, in a stream.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyAsync(
     to: CUdeviceptr,
@@ -241,7 +244,7 @@ pub unsafe extern "C" fn cuMemcpyAsync(
 /// Fills memory with a byte.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, size: usize) -> CUresult {
     entry("cuMemsetD8", |state| state.fill(to, value, size, None))
@@ -250,7 +253,7 @@ pub unsafe extern "C" fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, size: usize) 
 /// Fills memory with a byte, in a stream.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8Async(
     to: CUdeviceptr,

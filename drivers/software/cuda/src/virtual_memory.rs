@@ -1,45 +1,45 @@
-//! Reserved addresses, and physical memory that is mapped there.
+//! Virtual memory management: reserved addresses, physical memory, and mappings.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, IntoRawFd};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Backing, Mapping, Origin, Range, get, lock, put};
+use soft_device::{Backing, Mapping, MemoryOrigin, MemoryRange, lock, read_argument, write_result};
 
-use crate::memory::{Access, Allocation, Bytes, DEVICE_PAGE, FABRIC, Kind};
-use crate::state::{Done, State, entry};
+use crate::memory::{Access, Allocation, AllocationKind, DEVICE_PAGE, FABRIC, IpcBytes};
+use crate::state::{CudaResult, DriverState, entry};
 
-/// Memory without an address.
-pub(crate) struct Physical {
+/// Physical memory of a device.
+pub(crate) struct PhysicalMemory {
     backing: Arc<Backing>,
     /// The number of the device on this machine.
     device: u32,
-    /// The forms in which it may be given away; none for what was opened.
+    /// The handle types in which it can be exported; 0 for an import.
     exportable: u32,
 }
 
-fn whole_pages(size: usize) -> Done {
+fn whole_pages(size: usize) -> CudaResult {
     if size > 0 && size.is_multiple_of(DEVICE_PAGE) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE.into()) }
 }
 
-fn place(address: CUdeviceptr, size: usize) -> Done<usize> {
+fn place(address: CUdeviceptr, size: usize) -> CudaResult<usize> {
     let start = usize::try_from(address).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     start.checked_add(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     Ok(start)
 }
 
-/// What is asked for, if it can be had.
-fn checked(state: &State, properties: &CUmemAllocationProp) -> Done<u32> {
+/// Checks the properties of an allocation. Returns the device's number on this machine.
+fn checked(state: &DriverState, properties: &CUmemAllocationProp) -> CudaResult<u32> {
     if !state.settings.has("virtual") {
         return Err(CUDA_ERROR_NOT_SUPPORTED.into());
     }
     let forms = properties.requestedHandleTypes.0;
     let known = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0 | CU_MEM_HANDLE_TYPE_FABRIC.0;
-    let is_it = properties.r#type == CU_MEM_ALLOCATION_TYPE_PINNED
+    let matches = properties.r#type == CU_MEM_ALLOCATION_TYPE_PINNED
         && properties.location.r#type == CU_MEM_LOCATION_TYPE_DEVICE
         && forms & !known == 0;
-    if !is_it {
+    if !matches {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
     let lacks = |form: CUmemAllocationHandleType, what| forms & form.0 != 0 && !state.settings.has(what);
@@ -49,27 +49,27 @@ fn checked(state: &State, properties: &CUmemAllocationProp) -> Done<u32> {
     Ok(state.device(properties.location.id)?.number)
 }
 
-/// Of which sizes physical memory is.
+/// Returns the granularity of physical memory.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     granularity: *mut usize,
     properties: *const CUmemAllocationProp,
     _which: CUmemAllocationGranularity_flags,
 ) -> CUresult {
-    // SAFETY: pointers of the application.
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
     entry("cuMemGetAllocationGranularity", |state| unsafe {
-        checked(state, &get(properties)?)?;
-        Ok(put(granularity, DEVICE_PAGE)?)
+        checked(state, &read_argument(properties)?)?;
+        Ok(write_result(granularity, DEVICE_PAGE)?)
     })
 }
 
 /// Takes addresses where nothing is.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressReserve(
     address: *mut CUdeviceptr,
@@ -84,17 +84,17 @@ pub unsafe extern "C" fn cuMemAddressReserve(
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let addresses = Mapping::reserve(size, alignment.max(DEVICE_PAGE))?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(address, addresses.address() as u64) }?;
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        unsafe { write_result(address, addresses.address() as u64) }?;
         lock(&state.reservations).push(addresses);
         Ok(())
     })
 }
 
-/// Gives them back, if nothing is mapped there.
+/// Releases reserved addresses, if nothing is mapped there.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressFree(address: CUdeviceptr, size: usize) -> CUresult {
     entry("cuMemAddressFree", |state| {
@@ -110,10 +110,10 @@ pub unsafe extern "C" fn cuMemAddressFree(address: CUdeviceptr, size: usize) -> 
     })
 }
 
-/// Physical memory of a device.
+/// Allocates physical memory of a device.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemCreate(
     handle: *mut CUmemGenericAllocationHandle,
@@ -122,32 +122,33 @@ pub unsafe extern "C" fn cuMemCreate(
     _flags: u64,
 ) -> CUresult {
     entry("cuMemCreate", |state| {
-        // SAFETY: pointers of the application. The first is written to before anything is made.
+        // SAFETY: the application passes valid or null pointers, as the interface requires. The
+        // first one is written before anything is allocated, so that a bad pointer leaks nothing.
         let properties = unsafe {
-            put(handle, 0)?;
-            get(properties)?
+            write_result(handle, 0)?;
+            read_argument(properties)?
         };
         let device = checked(state, &properties)?;
         whole_pages(size)?;
         let charges =
             state.core.charges(std::slice::from_ref(&state.device(properties.location.id)?.memory), size)?;
-        let backing = Arc::new(Backing::new(size, Origin::Device(device), charges)?);
+        let backing = Arc::new(Backing::new(size, MemoryOrigin::Device(device), charges)?);
         let exportable = properties.requestedHandleTypes.0;
-        let made = state.physical.insert(Physical { backing, device, exportable });
+        let made = state.physical.insert(PhysicalMemory { backing, device, exportable });
         // SAFETY: as above.
-        Ok(unsafe { put(handle, made as u64) }?)
+        Ok(unsafe { write_result(handle, made as u64) }?)
     })
 }
 
-fn physical(state: &State, handle: CUmemGenericAllocationHandle) -> Done<Arc<Physical>> {
+fn physical(state: &DriverState, handle: CUmemGenericAllocationHandle) -> CudaResult<Arc<PhysicalMemory>> {
     let number = usize::try_from(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     state.physical.get(number).map_err(|_| CUDA_ERROR_INVALID_VALUE.into())
 }
 
-/// Releases physical memory, which goes with its last mapping.
+/// Releases physical memory, which is freed with its last mapping.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
     entry("cuMemRelease", |state| {
@@ -157,10 +158,10 @@ pub unsafe extern "C" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> C
     })
 }
 
-/// Shows physical memory at reserved addresses. No device may use it there yet.
+/// Maps physical memory at reserved addresses, without access for devices.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemMap(
     address: CUdeviceptr,
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn cuMemMap(
         let start = place(address, size)?;
         whole_pages(size)?;
         let physical = physical(state, handle)?;
-        // As drivers have it today.
+        // NVIDIA's drivers have the same restrictions.
         if offset != 0 || size > physical.backing.size() || !start.is_multiple_of(DEVICE_PAGE) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn cuMemMap(
             return Err(CUDA_ERROR_ALREADY_MAPPED.into());
         }
         let owner = Allocation {
-            kind: Kind::Mapped,
+            kind: AllocationKind::Mapped,
             context: 0,
             device: Some(physical.device),
             access: Mutex::default(),
@@ -202,10 +203,10 @@ pub unsafe extern "C" fn cuMemMap(
     })
 }
 
-/// Takes away what one or more whole mappings show.
+/// Unmaps one or more whole mappings.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemUnmap(address: CUdeviceptr, size: usize) -> CUresult {
     entry("cuMemUnmap", |state| {
@@ -217,12 +218,12 @@ pub unsafe extern "C" fn cuMemUnmap(address: CUdeviceptr, size: usize) -> CUresu
     })
 }
 
-/// The mappings that make up a range.
-fn mapped(state: &State, start: usize, size: usize) -> Done<Vec<Arc<Range<Allocation>>>> {
+/// Returns the mappings that a range consists of.
+fn mapped(state: &DriverState, start: usize, size: usize) -> CudaResult<Vec<Arc<MemoryRange<Allocation>>>> {
     let ranges = state.core.addresses.within(start, start + size);
     let mut at = start;
     for range in &ranges {
-        if range.start != at || range.owner.kind != Kind::Mapped {
+        if range.start != at || range.owner.kind != AllocationKind::Mapped {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         at += range.size;
@@ -230,10 +231,10 @@ fn mapped(state: &State, start: usize, size: usize) -> Done<Vec<Arc<Range<Alloca
     if size > 0 && at == start + size { Ok(ranges) } else { Err(CUDA_ERROR_INVALID_VALUE.into()) }
 }
 
-/// Says what devices may do with what is mapped.
+/// Sets the access of devices to mapped memory.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemSetAccess(
     address: CUdeviceptr,
@@ -244,8 +245,8 @@ pub unsafe extern "C" fn cuMemSetAccess(
     entry("cuMemSetAccess", |state| {
         let ranges = mapped(state, place(address, size)?, size)?;
         for place in 0..count.min(64) {
-            // SAFETY: the application's, so many of them.
-            let wanted = unsafe { get(access.wrapping_add(place)) }?;
+            // SAFETY: the application's array has `count` elements.
+            let wanted = unsafe { read_argument(access.wrapping_add(place)) }?;
             let device = state.device(wanted.location.id)?.number;
             let granted = match wanted.flags {
                 CU_MEM_ACCESS_FLAGS_PROT_NONE => Access::Nothing,
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn cuMemSetAccess(
                 _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
             };
             for range in &ranges {
-                if !state.reaches(device, range.owner.device.unwrap_or(device)) {
+                if !state.can_access(device, range.owner.device.unwrap_or(device)) {
                     return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
                 }
                 let mut known = lock(&range.owner.access);
@@ -266,10 +267,10 @@ pub unsafe extern "C" fn cuMemSetAccess(
     })
 }
 
-/// An fd of physical memory, for another process.
+/// Exports physical memory as an fd or a fabric handle.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemExportToShareableHandle(
     shareable: *mut c_void,
@@ -284,22 +285,22 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
         }
         if kind == CU_MEM_HANDLE_TYPE_FABRIC {
             let file = physical.backing.file().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let bytes = Bytes::of(file, physical.backing.size())?.encode(FABRIC);
-            // SAFETY: a pointer of the application, to a handle of this kind.
-            return Ok(unsafe { put(shareable.cast(), CUmemFabricHandle { data: bytes }) }?);
+            let bytes = IpcBytes::of(file, physical.backing.size())?.encode(FABRIC);
+            // SAFETY: the application's pointer leads to a handle of this type.
+            return Ok(unsafe { write_result(shareable.cast(), CUmemFabricHandle { data: bytes }) }?);
         }
-        // SAFETY: a pointer of the application; the fd is its own from here on.
+        // SAFETY: the application's pointer is valid or null; it owns the fd from here on.
         unsafe {
-            get(shareable.cast::<c_int>())?;
-            Ok(put(shareable.cast::<c_int>(), physical.backing.export()?.into_raw_fd())?)
+            read_argument(shareable.cast::<c_int>())?;
+            Ok(write_result(shareable.cast::<c_int>(), physical.backing.export()?.into_raw_fd())?)
         }
     })
 }
 
-/// The physical memory behind an fd, which stays the application's.
+/// Imports physical memory from an fd or a fabric handle. The application keeps the fd.
 ///
 /// # Safety
-/// As the interface has it.
+/// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     handle: *mut CUmemGenericAllocationHandle,
@@ -307,25 +308,27 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     kind: CUmemAllocationHandleType,
 ) -> CUresult {
     entry("cuMemImportFromShareableHandle", |state| {
-        // SAFETY: a pointer of the application. It is written to before anything is made.
-        unsafe { put(handle, 0) }?;
+        // SAFETY: the application passes a valid or null pointer, as the interface requires. It is
+        // written to before anything is made.
+        unsafe { write_result(handle, 0) }?;
         let file = match kind {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.settings.has("fds") => {
                 let number = i32::try_from(shareable.addr()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-                Backing::fd_by_number(number)?
+                Backing::duplicate_fd(number)?
             }
             CU_MEM_HANDLE_TYPE_FABRIC if state.settings.has("fabric") => {
-                // SAFETY: a pointer of the application, to a handle of this kind.
-                let bytes = unsafe { get(shareable.cast::<CUmemFabricHandle>()) }?;
-                let bytes = Bytes::decode(&bytes.data, FABRIC)?;
+                // SAFETY: the application's pointer leads to a handle of this type.
+                let bytes = unsafe { read_argument(shareable.cast::<CUmemFabricHandle>()) }?;
+                let bytes = IpcBytes::decode(&bytes.data, FABRIC)?;
                 bytes.fetch()?
             }
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
         };
-        let (backing, origin) = Backing::opened(file.as_fd())?;
-        let Origin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
-        let made = state.physical.insert(Physical { backing: Arc::new(backing), device, exportable: 0 });
+        let (backing, origin) = Backing::from_fd(file.as_fd())?;
+        let MemoryOrigin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
+        let made =
+            state.physical.insert(PhysicalMemory { backing: Arc::new(backing), device, exportable: 0 });
         // SAFETY: as above.
-        Ok(unsafe { put(handle, made as u64) }?)
+        Ok(unsafe { write_result(handle, made as u64) }?)
     })
 }

@@ -1,5 +1,5 @@
-//! The driver as programs see it: it has every function that `umf-cuda-sys` declares, and answers
-//! what is wrong with an error.
+//! The driver as programs see it: it exports every function that `umf-cuda-sys` declares, and
+//! returns errors for invalid arguments.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -13,11 +13,11 @@ fn open() -> Api {
     unsafe { Api::load_from(library) }.unwrap()
 }
 
-/// In a device's primary context.
+/// Opens the driver, and makes the primary context of a device current.
 fn started() -> (Api, CUcontext) {
     let api = open();
     let mut context = CUcontext::NULL;
-    // SAFETY: as the interface has it.
+    // SAFETY: arguments as the driver interface requires.
     unsafe {
         api.cuInit(0).unwrap();
         api.cuDevicePrimaryCtxRetain(&raw mut context, 0).unwrap();
@@ -27,7 +27,7 @@ fn started() -> (Api, CUcontext) {
 }
 
 #[test]
-fn it_has_every_function() {
+fn library_exports_every_declared_function() {
     let library = std::env::current_exe().unwrap().with_file_name("libcuda_soft.so");
     // SAFETY: the driver of this project.
     let library = unsafe { libloading::Library::new(library) }.unwrap();
@@ -38,12 +38,12 @@ fn it_has_every_function() {
 }
 
 #[test]
-fn what_is_wrong_is_an_answer() {
+fn invalid_arguments_are_errors() {
     let (api, _) = started();
     let refused = |answer: Result<(), Failure>| answer.unwrap_err().result();
     let junk = std::ptr::without_provenance_mut::<c_void>(0x1234);
     let (mut address, mut handle, mut device) = (0, 0, 0);
-    // SAFETY: what is wrong here is looked up, and never followed.
+    // SAFETY: the driver looks invalid handles up in tables, and does not dereference them.
     unsafe {
         assert_eq!(refused(api.cuMemFree(0x1234)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(refused(api.cuMemFreeHost(junk)), CUDA_ERROR_INVALID_VALUE);
@@ -61,12 +61,12 @@ fn what_is_wrong_is_an_answer() {
             let opened = api.cuIpcOpenMemHandle(&raw mut address, CUipcMemHandle { reserved: bytes }, 1);
             assert_eq!(refused(opened), CUDA_ERROR_INVALID_VALUE);
         }
-        // Reserved addresses where nothing is mapped.
+        // Reserved addresses without a mapping.
         let mut reserved = 0;
         api.cuMemAddressReserve(&raw mut reserved, 0x20_0000, 0, 0, 0).unwrap();
         assert_eq!(refused(api.cuMemsetD8(reserved + 64, 0, 64)), CUDA_ERROR_INVALID_VALUE);
         api.cuMemAddressFree(reserved, 0x20_0000).unwrap();
-        // Standard input is no memory of a device.
+        // Standard input is not device memory.
         let fd = std::ptr::without_provenance_mut(0);
         let form = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let opened = api.cuMemImportFromShareableHandle(&raw mut handle, fd, form);
@@ -76,11 +76,11 @@ fn what_is_wrong_is_an_answer() {
 }
 
 #[test]
-fn copies_fills_and_events_do_what_they_say() {
+fn copies_fills_and_events_work() {
     let (api, context) = started();
     let (mut one, mut other, mut stream, mut event) = (0, 0, CUstream::NULL, CUevent::NULL);
     let (source, mut seen) = ([7_u8; 5000], [0_u8; 5000]);
-    // SAFETY: as the interface has it.
+    // SAFETY: arguments as the driver interface requires.
     unsafe {
         api.cuMemAlloc(&raw mut one, 5000).unwrap();
         api.cuMemAlloc(&raw mut other, 5000).unwrap();
@@ -94,7 +94,7 @@ fn copies_fills_and_events_do_what_they_say() {
         api.cuEventSynchronize(event).unwrap();
         api.cuEventQuery(event).unwrap();
         api.cuMemcpyDtoH(seen.as_mut_ptr().cast(), other, 5000).unwrap();
-        // What reaches out of an allocation is refused.
+        // A copy beyond an allocation fails.
         assert!(api.cuMemcpyDtoD(other, one, 3 << 20).is_err());
         api.cuStreamDestroy(stream).unwrap();
         api.cuEventDestroy(event).unwrap();
@@ -111,15 +111,15 @@ fn copies_fills_and_events_do_what_they_say() {
 }
 
 #[test]
-fn answers_have_names() {
+fn results_have_names() {
     let api = open();
     assert_eq!(api.text_of(CUDA_ERROR_OUT_OF_MEMORY), "CUDA_ERROR_OUT_OF_MEMORY: CUDA_ERROR_OUT_OF_MEMORY");
     assert_eq!(api.text_of(CUresult(12345)), "");
 }
 
 #[test]
-fn what_is_no_driver_is_refused() {
-    // SAFETY: the C library, which is open already.
+fn library_without_cuda_functions_is_an_error() {
+    // SAFETY: the C library, which is loaded already.
     let refused = unsafe { Api::load_from("libc.so.6") }.unwrap_err().to_string();
     assert!(refused.contains("no CUDA driver"), "{refused}");
 }

@@ -1,5 +1,4 @@
-//! How fast the driver copies, against `memcpy` by one thread: both sides in one run, medians of
-//! many.
+//! The driver's copy bandwidth beside `memcpy` in one thread: both in one run, medians of many.
 //!
 //! `cargo bench -p level-zero-soft`. With `--check` the run fails if a copy of 16 MiB is slower
 //! than 0.8 of memcpy.
@@ -14,7 +13,7 @@ use std::time::Instant;
 
 use driver::User;
 
-/// What is asked for at 16 MiB.
+/// The smallest accepted ratio at 16 MiB.
 const LEAST: f64 = 0.8;
 const ROUNDS: usize = 41;
 
@@ -31,7 +30,7 @@ fn median(mut one: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    // cargo runs benches among the tests, where they only have to work.
+    // `cargo test` runs benches too: they only have to work.
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     let is_check = std::env::args().any(|argument| argument == "--check");
     let user = User::direct();

@@ -1,47 +1,53 @@
-//! What is appended to command lists.
+//! Functions that append commands to command lists.
 
 use std::ffi::c_void;
 
 use level_zero_sys::*;
-use soft_device::{Command, Range, Span, Work};
+use soft_device::{Command, MemoryRange, Span, Work};
 
 use crate::memory::Allocation;
 use crate::queue::{List, resolve};
-use crate::state::{Done, State, array, entry, number};
+use crate::state::{DriverState, ZeResult, array, entry, number};
 
-/// The events of a command: the one to signal, and those to wait for.
+/// The events of a command: the one to signal, and the array of those to wait for.
 type Events = (ze_event_handle_t, u32, *mut ze_event_handle_t);
 
-/// Appends some work with its events.
+/// Appends a command with its events.
 ///
 /// # Safety
-/// The events to wait for are null or so many.
+/// The array of events is null or has the given length.
 unsafe fn append(
     function: &'static str,
     list: ze_command_list_handle_t,
     (signal, waits, wait): Events,
-    work: impl FnOnce(&State, &List) -> Done<Work>,
+    work: impl FnOnce(&DriverState, &List) -> ZeResult<Work>,
 ) -> ze_result_t {
     entry(function, |state| {
         let list = state.lists.get(number(list.0))?;
         list.device.health.check()?;
         let work = work(state, &list)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         let (wait, signal) = unsafe { resolve(state, signal, waits, wait) }?;
         list.append(Command { wait, work, signal })
     })
 }
 
-/// What a list's device works on.
-fn span(state: &State, list: &List, address: usize, size: usize) -> Done<Span> {
+/// Returns a range of memory as a list's device accesses it.
+fn span(state: &DriverState, list: &List, address: usize, size: usize) -> ZeResult<Span> {
     if address == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    let check = |range: &Range<Allocation>| range.owner.check_use(state, &list.device);
+    let check = |range: &MemoryRange<Allocation>| range.owner.check_use(state, &list.device);
     state.core.addresses.span(address, size, check)
 }
 
-fn copy_work(state: &State, list: &List, to: *mut c_void, from: *const c_void, size: usize) -> Done<Work> {
+fn copy_work(
+    state: &DriverState,
+    list: &List,
+    to: *mut c_void,
+    from: *const c_void,
+    size: usize,
+) -> ZeResult<Work> {
     let from = span(state, list, from.expose_provenance(), size)?;
     let to = span(state, list, to.expose_provenance(), size)?;
     Ok(Work::Copy { to, from })
@@ -56,20 +62,20 @@ pub(crate) unsafe extern "C" fn memory_copy(
     waits: u32,
     wait: *mut ze_event_handle_t,
 ) -> ze_result_t {
-    let work = |state: &State, list: &List| copy_work(state, list, to, from, size);
-    // SAFETY: pointers of the application.
+    let work = |state: &DriverState, list: &List| copy_work(state, list, to, from, size);
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe { append("zeCommandListAppendMemoryCopy", list, (signal, waits, wait), work) }
 }
 
 /// # Safety
-/// The pattern is null or valid for so many bytes.
+/// The pattern is null or valid for its length.
 unsafe fn fill_work(
-    state: &State,
+    state: &DriverState,
     list: &List,
     to: *mut c_void,
     pattern: (*const c_void, usize),
     size: usize,
-) -> Done<Work> {
+) -> ZeResult<Work> {
     let (pattern, length) = pattern;
     if pattern.is_null() {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
@@ -77,7 +83,7 @@ unsafe fn fill_work(
     if !length.is_power_of_two() || length > list.pattern() || !size.is_multiple_of(length) {
         return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
     }
-    // SAFETY: the caller's promise; the length is a few thousand at most.
+    // SAFETY: the caller upholds the contract; the length is at most a few thousand bytes.
     let pattern =
         unsafe { array(pattern.cast::<u8>(), length as u32, ZE_RESULT_ERROR_INVALID_NULL_POINTER) }?;
     let to = span(state, list, to.expose_provenance(), size)?;
@@ -94,7 +100,7 @@ pub(crate) unsafe extern "C" fn memory_fill(
     waits: u32,
     wait: *mut ze_event_handle_t,
 ) -> ze_result_t {
-    // SAFETY: pointers of the application.
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
         append("zeCommandListAppendMemoryFill", list, (signal, waits, wait), |state, list| {
             fill_work(state, list, to, (pattern, length), size)
@@ -108,7 +114,8 @@ pub(crate) unsafe extern "C" fn barrier(
     waits: u32,
     wait: *mut ze_event_handle_t,
 ) -> ze_result_t {
-    // SAFETY: pointers of the application. Commands are executed in order anyway.
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
+    // Lists execute in order, so that a barrier has no operation.
     unsafe { append("zeCommandListAppendBarrier", list, (signal, waits, wait), |_, _| Ok(Work::Nothing)) }
 }
 
@@ -146,7 +153,7 @@ pub(crate) unsafe extern "C" fn signal_event(
 ) -> ze_result_t {
     entry("zeCommandListAppendSignalEvent", |state| {
         let list = state.lists.get(number(list.0))?;
-        list.append(Command::nothing(Vec::new(), Some(state.events.get(number(event.0))?.to_signal())))
+        list.append(Command::marker(Vec::new(), Some(state.events.get(number(event.0))?.to_signal())))
     })
 }
 
@@ -160,8 +167,8 @@ pub(crate) unsafe extern "C" fn wait_on_events(
         if events.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         let (wait, _) = unsafe { resolve(state, ze_event_handle_t::NULL, count, events) }?;
-        list.append(Command::nothing(wait, None))
+        list.append(Command::marker(wait, None))
     })
 }

@@ -1,17 +1,17 @@
-//! Devices, and what they tell about themselves.
+//! Devices and their properties.
 
 use level_zero_sys::*;
-use soft_device::{get, now, put};
+use soft_device::{now, read_argument, write_result};
 
 use crate::driver::field;
 use crate::queue::GROUPS;
-use crate::state::{Device, Done, State, counted, entry};
+use crate::state::{Device, DriverState, ZeResult, counted, entry};
 
 /// The size of a cache line, in bytes.
 const CACHE_LINE: usize = 64;
-/// Of no vendor: nothing takes this for hardware that it knows.
+/// An unassigned vendor id, so that no program takes the device for known hardware.
 const VENDOR: u32 = 0x5af7;
-/// Nanoseconds, and as many in a second.
+/// Ticks per second: the timer counts nanoseconds.
 const TICKS: u64 = 1_000_000_000;
 
 pub(crate) unsafe extern "C" fn get_devices(
@@ -21,7 +21,7 @@ pub(crate) unsafe extern "C" fn get_devices(
 ) -> ze_result_t {
     entry("zeDeviceGet", |state| {
         state.driver(driver)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe { counted(count, devices, state.roots.iter().copied()) }
     })
 }
@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn get_sub_devices(
 ) -> ze_result_t {
     entry("zeDeviceGetSubDevices", |state| {
         let device = state.device(device)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe { counted(count, parts, device.parts.iter().copied()) }
     })
 }
@@ -45,8 +45,8 @@ pub(crate) unsafe extern "C" fn get_root_device(
     entry("zeDeviceGetRootDevice", |state| {
         let device = state.device(device)?;
         let found = device.part.map_or(ze_device_handle_t::NULL, |(_, root)| root);
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(root, found) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(root, found) }?)
     })
 }
 
@@ -56,17 +56,17 @@ pub(crate) unsafe extern "C" fn get_properties(
 ) -> ze_result_t {
     entry("zeDeviceGetProperties", |state| {
         let device = state.device(device)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let told = get(properties)?;
-            Ok(put(properties, describe(state, &device, told))?)
+            let told = read_argument(properties)?;
+            Ok(write_result(properties, describe(state, &device, told))?)
         }
     })
 }
 
-fn describe(state: &State, device: &Device, asked: ze_device_properties_t) -> ze_device_properties_t {
+fn describe(state: &DriverState, device: &Device, asked: ze_device_properties_t) -> ze_device_properties_t {
     let part = device.part.map(|(part, _)| part);
-    // A newer structure asks for ticks in a second, an older one for nanoseconds in a tick.
+    // Structure version 1.2 expects ticks per second, the older one nanoseconds per tick.
     let timer_resolution = if asked.stype == ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES_1_2 { TICKS } else { 1 };
     let mut uuid = *b"umf soft 0000 00";
     uuid[9..13].copy_from_slice(&device.index.to_be_bytes());
@@ -103,23 +103,23 @@ fn describe(state: &State, device: &Device, asked: ze_device_properties_t) -> ze
     }
 }
 
-/// Reads a structure of the application, has it changed, and writes it back.
+/// Reads a structure of the application, changes it with `change`, and writes it back.
 ///
 /// # Safety
-/// The pointer is null or leads to such a structure.
+/// The pointer is null or leads to an initialized structure.
 unsafe fn answer<T: Copy>(
     function: &'static str,
     device: ze_device_handle_t,
     to: *mut T,
-    change: impl FnOnce(&State, &Device, &mut T) -> Done,
+    change: impl FnOnce(&DriverState, &Device, &mut T) -> ZeResult,
 ) -> ze_result_t {
     entry(function, |state| {
         let device = state.device(device)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe {
-            let mut told = get(to)?;
+            let mut told = read_argument(to)?;
             change(state, &device, &mut told)?;
-            Ok(put(to, told)?)
+            Ok(write_result(to, told)?)
         }
     })
 }
@@ -128,10 +128,10 @@ pub(crate) unsafe extern "C" fn get_compute_properties(
     device: ze_device_handle_t,
     to: *mut ze_device_compute_properties_t,
 ) -> ze_result_t {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
         answer("zeDeviceGetComputeProperties", device, to, |_, _, told| {
-            // There is nothing that computes; a caller that divides by these does not fail for it.
+            // The device does not compute. The values are 1, since callers may divide by them.
             let ze_device_compute_properties_t { stype, pNext, .. } = *told;
             *told = ze_device_compute_properties_t {
                 stype,
@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn get_module_properties(
     device: ze_device_handle_t,
     to: *mut ze_device_module_properties_t,
 ) -> ze_result_t {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
         answer("zeDeviceGetModuleProperties", device, to, |_, _, told| {
             let ze_device_module_properties_t { stype, pNext, .. } = *told;
@@ -170,7 +170,7 @@ pub(crate) unsafe extern "C" fn get_image_properties(
     device: ze_device_handle_t,
     to: *mut ze_device_image_properties_t,
 ) -> ze_result_t {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
         answer("zeDeviceGetImageProperties", device, to, |_, _, told| {
             let ze_device_image_properties_t { stype, pNext, .. } = *told;
@@ -180,28 +180,28 @@ pub(crate) unsafe extern "C" fn get_image_properties(
     }
 }
 
-/// Writes a list of structures, of which each keeps its own beginning.
+/// Fills an array of structures. Each keeps its type and chain.
 ///
 /// # Safety
-/// As for [`counted`], and the array has structures in it.
+/// As for [`counted`], with initialized structures in the array.
 unsafe fn answer_all<T: Copy>(
     function: &'static str,
     device: ze_device_handle_t,
     count: *mut u32,
     array: *mut T,
-    items: impl FnOnce(&State, &Device) -> Vec<Box<dyn Fn(&mut T)>>,
+    items: impl FnOnce(&DriverState, &Device) -> Vec<Box<dyn Fn(&mut T)>>,
 ) -> ze_result_t {
     entry(function, |state| {
         let device = state.device(device)?;
         let items = items(state, &device);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe {
-            let room = get(count)?;
+            let room = read_argument(count)?;
             for (index, item) in items.iter().take(room as usize).enumerate() {
                 if !array.is_null() {
-                    let mut told = get(array.add(index))?;
+                    let mut told = read_argument(array.add(index))?;
                     item(&mut told);
-                    put(array.add(index), told)?;
+                    write_result(array.add(index), told)?;
                 }
             }
             counted(count, std::ptr::null_mut(), items.iter())
@@ -214,7 +214,7 @@ pub(crate) unsafe extern "C" fn get_command_queue_group_properties(
     count: *mut u32,
     groups: *mut ze_command_queue_group_properties_t,
 ) -> ze_result_t {
-    // SAFETY: pointers of the application.
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
         answer_all("zeDeviceGetCommandQueueGroupProperties", device, count, groups, |_, _| {
             let tell = |told: &mut ze_command_queue_group_properties_t, group: &crate::queue::Group| {
@@ -235,7 +235,7 @@ pub(crate) unsafe extern "C" fn get_memory_properties(
     count: *mut u32,
     memories: *mut ze_device_memory_properties_t,
 ) -> ze_result_t {
-    // SAFETY: pointers of the application.
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
         answer_all("zeDeviceGetMemoryProperties", device, count, memories, |_, device| {
             let size = device.memory[0].limit();
@@ -244,12 +244,12 @@ pub(crate) unsafe extern "C" fn get_memory_properties(
                 told.totalSize = size;
                 told.name = field("memfd");
                 let more = chain::find_mut::<ze_device_memory_ext_properties_t>(told.pNext);
-                if let Ok(mut told) = get(more) {
+                if let Ok(mut told) = read_argument(more) {
                     told.r#type = ZE_DEVICE_MEMORY_EXT_TYPE_DDR;
                     told.physicalSize = size;
                     (told.readBandwidth, told.writeBandwidth) = (0, 0);
                     told.bandwidthUnit = ZE_BANDWIDTH_UNIT_UNKNOWN;
-                    let _ = put(more, told);
+                    let _ = write_result(more, told);
                 }
             })]
         })
@@ -261,15 +261,15 @@ pub(crate) unsafe extern "C" fn get_cache_properties(
     count: *mut u32,
     caches: *mut ze_device_cache_properties_t,
 ) -> ze_result_t {
-    // SAFETY: pointers of the application.
+    // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
         answer_all("zeDeviceGetCacheProperties", device, count, caches, |_, _| {
             vec![Box::new(|told: &mut ze_device_cache_properties_t| {
                 (told.flags, told.cacheSize) = (0, 1 << 20);
                 let line = chain::find_mut::<ze_device_cache_line_size_ext_t>(told.pNext);
-                if let Ok(mut told) = get(line) {
+                if let Ok(mut told) = read_argument(line) {
                     told.cacheLineSize = CACHE_LINE;
-                    let _ = put(line, told);
+                    let _ = write_result(line, told);
                 }
             })]
         })
@@ -280,7 +280,7 @@ pub(crate) unsafe extern "C" fn get_memory_access_properties(
     device: ze_device_handle_t,
     to: *mut ze_device_memory_access_properties_t,
 ) -> ze_result_t {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
         answer("zeDeviceGetMemoryAccessProperties", device, to, |_, _, told| {
             let plain = ZE_MEMORY_ACCESS_CAP_FLAG_RW;
@@ -299,7 +299,7 @@ pub(crate) unsafe extern "C" fn get_external_memory_properties(
     device: ze_device_handle_t,
     to: *mut ze_device_external_memory_properties_t,
 ) -> ze_result_t {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
         answer("zeDeviceGetExternalMemoryProperties", device, to, |_, _, told| {
             let fd = ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD;
@@ -311,7 +311,7 @@ pub(crate) unsafe extern "C" fn get_external_memory_properties(
     }
 }
 
-fn are_peers(state: &State, one: &Device, other: &Device) -> bool {
+fn are_peers(state: &DriverState, one: &Device, other: &Device) -> bool {
     state.core.settings.peers || one.root() == other.root()
 }
 
@@ -320,7 +320,7 @@ pub(crate) unsafe extern "C" fn get_p2p_properties(
     peer: ze_device_handle_t,
     to: *mut ze_device_p2p_properties_t,
 ) -> ze_result_t {
-    // SAFETY: a pointer of the application.
+    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
         answer("zeDeviceGetP2PProperties", device, to, |state, device, told| {
             let peer = state.device(peer)?;
@@ -338,8 +338,8 @@ pub(crate) unsafe extern "C" fn can_access_peer(
 ) -> ze_result_t {
     entry("zeDeviceCanAccessPeer", |state| {
         let (device, peer) = (state.device(device)?, state.device(peer)?);
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(value, u8::from(are_peers(state, &device, &peer))) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(value, u8::from(are_peers(state, &device, &peer))) }?)
     })
 }
 
@@ -351,10 +351,10 @@ pub(crate) unsafe extern "C" fn get_global_timestamps(
     entry("zeDeviceGetGlobalTimestamps", |state| {
         state.device(device)?;
         let now = now();
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            put(host, now)?;
-            Ok(put(of_device, now)?)
+            write_result(host, now)?;
+            Ok(write_result(of_device, now)?)
         }
     })
 }

@@ -1,13 +1,12 @@
-//! The driver itself: starting it, what it says of itself, and what tests ask of it that no other
-//! driver has: faults, and how much there is of everything. Tests find those functions by name with
-//! `zeDriverGetExtensionFunctionAddress`, or as symbols of the library.
+//! Functions of the driver: initialization, properties, and the two functions that only tests call.
+//! Tests find those with `zeDriverGetExtensionFunctionAddress`, or as symbols of the library.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use level_zero_sys::*;
-use soft_device::{get, put, text};
+use soft_device::{read_argument, read_text, write_result};
 
-use crate::state::{Context, State, counted, entry, guarded, handle};
+use crate::state::{Context, DriverState, counted, entry, guarded, handle};
 
 pub(crate) unsafe extern "C" fn init(flags: ze_init_flags_t) -> ze_result_t {
     guarded(|| {
@@ -19,8 +18,8 @@ pub(crate) unsafe extern "C" fn init(flags: ze_init_flags_t) -> ze_result_t {
             // The devices of this driver are GPUs.
             return Err(ZE_RESULT_ERROR_UNINITIALIZED.into());
         }
-        let state = State::start()?;
-        Ok(state.core.faults.play("zeInit", &state.core.health)?)
+        let state = DriverState::start()?;
+        Ok(state.core.faults.apply("zeInit", &state.core.health)?)
     })
 }
 
@@ -30,13 +29,13 @@ pub(crate) unsafe extern "C" fn init_drivers(
     desc: *mut ze_init_driver_type_desc_t,
 ) -> ze_result_t {
     guarded(|| {
-        // SAFETY: pointers of the application.
-        let types = unsafe { get(desc.cast_const()) }?.flags;
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
+        let types = unsafe { read_argument(desc.cast_const()) }?.flags;
         if types == 0 {
             return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
         }
-        let state = State::start()?;
-        state.core.faults.play("zeInitDrivers", &state.core.health)?;
+        let state = DriverState::start()?;
+        state.core.faults.apply("zeInitDrivers", &state.core.health)?;
         let is_wanted = types & ZE_INIT_DRIVER_TYPE_FLAG_GPU != 0;
         // SAFETY: as above.
         unsafe { counted(count, drivers, is_wanted.then_some(state.driver).into_iter()) }
@@ -48,7 +47,7 @@ pub(crate) unsafe extern "C" fn get_drivers(
     drivers: *mut ze_driver_handle_t,
 ) -> ze_result_t {
     entry("zeDriverGet", |state| {
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe { counted(count, drivers, [state.driver].into_iter()) }
     })
 }
@@ -59,8 +58,8 @@ pub(crate) unsafe extern "C" fn get_api_version(
 ) -> ze_result_t {
     entry("zeDriverGetApiVersion", |state| {
         state.driver(driver)?;
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(version, state.settings.api) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(version, state.settings.api) }?)
     })
 }
 
@@ -70,23 +69,23 @@ pub(crate) unsafe extern "C" fn get_properties(
 ) -> ze_result_t {
     entry("zeDriverGetProperties", |state| {
         state.driver(driver)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let mut told = get(properties)?;
+            let mut told = read_argument(properties)?;
             told.uuid.id = *b"umf soft driver\0";
             told.driverVersion = 1;
             let policies = chain::find_mut::<ze_driver_memory_free_ext_properties_t>(told.pNext);
-            if let Ok(mut told) = get(policies) {
+            if let Ok(mut told) = read_argument(policies) {
                 told.freePolicies = ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE
                     | ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE;
-                put(policies, told)?;
+                write_result(policies, told)?;
             }
-            Ok(put(properties, told)?)
+            Ok(write_result(properties, told)?)
         }
     })
 }
 
-/// What this driver has beside the core.
+/// The supported extensions.
 const EXTENSIONS: [&str; 5] = [
     ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME,
     ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME,
@@ -95,7 +94,7 @@ const EXTENSIONS: [&str; 5] = [
     ZE_DEVICE_MEMORY_PROPERTIES_EXT_NAME,
 ];
 
-/// Text in a field of fixed length, with a zero at its end.
+/// Returns text as a zero-terminated array of fixed length.
 pub(crate) fn field<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [0; N];
     let length = text.len().min(N - 1);
@@ -113,7 +112,7 @@ pub(crate) unsafe extern "C" fn get_extension_properties(
         let extensions = EXTENSIONS
             .iter()
             .map(|name| ze_driver_extension_properties_t { name: field(name), version: make_version(1, 0) });
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe { counted(count, properties, extensions) }
     })
 }
@@ -128,19 +127,18 @@ pub(crate) unsafe extern "C" fn get_extension_function_address(
         if name.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
-        // SAFETY: a text of the application.
+        // SAFETY: a C string of the application.
         let name = unsafe { CStr::from_ptr(name) };
-        let found = own_function(name).or_else(|| crate::tables::function(state, name));
-        // SAFETY: a pointer of the application.
+        let found = test_function(name).or_else(|| crate::tables::function(state, name));
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
         unsafe {
-            put(address, std::ptr::null_mut())?;
-            Ok(put(address, found.ok_or(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)?)?)
+            write_result(address, std::ptr::null_mut())?;
+            Ok(write_result(address, found.ok_or(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)?)?)
         }
     })
 }
 
-/// The context that is there without being made. It is made when it is first asked for, and never
-/// destroyed.
+/// Returns the default context, created on first use and never destroyed.
 pub(crate) unsafe extern "C" fn get_default_context(driver: ze_driver_handle_t) -> ze_context_handle_t {
     let mut context = ze_context_handle_t::NULL;
     entry("zeDriverGetDefaultContext", |state| {
@@ -152,15 +150,15 @@ pub(crate) unsafe extern "C" fn get_default_context(driver: ze_driver_handle_t) 
     context
 }
 
-/// The number of an answer by its name in the specification.
+/// Returns the number of a result by its name in the specification.
 pub(crate) fn answer(name: &str) -> Option<u32> {
     layout::constants()
         .find(|(known, _)| *known == name && name.starts_with("ZE_RESULT_"))
         .map(|(_, number)| number)
 }
 
-/// The functions of this driver alone, by their names.
-fn own_function(name: &CStr) -> Option<*mut c_void> {
+/// Returns a function that only this driver has, by name.
+fn test_function(name: &CStr) -> Option<*mut c_void> {
     match name.to_bytes() {
         b"zeSoftSetFaults" => Some(zeSoftSetFaults as *mut c_void),
         b"zeSoftQuery" => Some(zeSoftQuery as *mut c_void),
@@ -168,36 +166,36 @@ fn own_function(name: &CStr) -> Option<*mut c_void> {
     }
 }
 
-/// Replaces the faults that are played, in the form of `ZE_SOFT_FAULTS`. An empty text ends them.
+/// Replaces the injected faults, in the syntax of `ZE_SOFT_FAULTS`. An empty text removes them.
 ///
-/// Answers `ZE_RESULT_ERROR_INVALID_ARGUMENT` for a text that is none.
+/// Returns `ZE_RESULT_ERROR_INVALID_ARGUMENT` for an invalid text.
 ///
 /// # Safety
-/// `faults` is null or a text that ends with a zero.
+/// `faults` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn zeSoftSetFaults(faults: *const c_char) -> ze_result_t {
     guarded(|| {
-        // SAFETY: the caller's promise.
-        let faults = unsafe { text(faults) }?;
-        let set = State::get()?.core.faults.set(faults, answer);
+        // SAFETY: the caller upholds the contract.
+        let faults = unsafe { read_text(faults) }?;
+        let set = DriverState::get()?.core.faults.set(faults, answer);
         set.map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
     })
 }
 
-/// How much there is of something: `allocations`, `memory` (bytes of all devices), `fds` (that the
-/// driver holds), `exports` (handles that are out), `residents` (allocations made resident, counted
-/// for each device), `contexts`, `queues`, `lists`, `fences`, `event-pools`, `events`.
+/// Returns the current number of `allocations`, `memory` (bytes of all devices), `fds` (that the
+/// driver holds), `exports` (unreleased handles), `residents` (resident allocations, per device),
+/// `contexts`, `queues`, `lists`, `fences`, `event-pools` or `events`.
 ///
-/// Answers `ZE_RESULT_ERROR_INVALID_ARGUMENT` for any other name.
+/// Returns `ZE_RESULT_ERROR_INVALID_ARGUMENT` for any other name.
 ///
 /// # Safety
-/// `what` is null or a text that ends with a zero; `value` is null or valid for a write.
+/// `what` is null or a C string; `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn zeSoftQuery(what: *const c_char, value: *mut u64) -> ze_result_t {
     guarded(|| {
-        let state = State::get()?;
-        // SAFETY: the caller's promise.
-        let what = unsafe { text(what) }?;
+        let state = DriverState::get()?;
+        // SAFETY: the caller upholds the contract.
+        let what = unsafe { read_text(what) }?;
         let found = match what {
             "allocations" => state.core.addresses.all(|_| true).len() as u64,
             "memory" => {
@@ -219,7 +217,7 @@ pub unsafe extern "C" fn zeSoftQuery(what: *const c_char, value: *mut u64) -> ze
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
         };
-        // SAFETY: the caller's promise.
-        Ok(unsafe { put(value, found) }?)
+        // SAFETY: the caller upholds the contract.
+        Ok(unsafe { write_result(value, found) }?)
     })
 }

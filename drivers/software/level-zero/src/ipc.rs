@@ -1,10 +1,9 @@
-//! Handles for other processes: what is in their bytes, the fds that are given away in them, and
-//! opening them.
+//! IPC handles: their content ([`IpcBytes`]), the exported fds ([`Exports`]), and opening them.
 //!
-//! A classic handle is an fd number, which the process that opens it has to have made its own. In
-//! an opaque one the driver finds the process that made it, and the fd number there, and brings the
-//! fd over itself. Clients that do not know that write their own number over the first four bytes;
-//! the driver has the number a second time, and sees by that what they did.
+//! A classic handle contains an fd number, which the client replaces by that of its own duplicate.
+//! An opaque handle contains the exporter's pid and its fd number twice; the driver transfers the
+//! fd. If the two numbers differ, the client has written its own number, and the driver uses that
+//! fd.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -12,62 +11,64 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::Mutex;
 
 use level_zero_sys::*;
-use soft_device::{Backing, Charge, Origin, Range, fetch_by_pid, fetch_by_socket, lock, put};
+use soft_device::{
+    Backing, Charge, MemoryOrigin, MemoryRange, fetch_fd_by_pidfd, fetch_fd_by_socket, lock, write_result,
+};
 
-use crate::memory::{Allocation, DEVICE_PAGE, window};
-use crate::state::{Done, State, entry, handle};
+use crate::memory::{Allocation, DEVICE_PAGE, map_window};
+use crate::state::{DriverState, ZeResult, entry, handle};
 
-/// What the abstract sockets are called on which exporters answer, with their process id behind it.
+/// The prefix of the names of abstract sockets on which exporters serve fds.
 pub(crate) const SOCKET: &str = "ze_soft_ipc";
 
-/// How the fd in a handle comes to the process that opens it.
+/// How the fd of a handle is transferred to the opening process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// It is an fd of the process that opens.
+pub(crate) enum FdTransport {
+    /// By the client: it is an fd of the opening process.
     Local,
     Pidfd,
     Socket,
 }
 
-/// What is in a handle.
+/// The content of an IPC handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes {
+pub(crate) struct IpcBytes {
     /// The fd, at 0.
     pub(crate) fd: i32,
     /// The kind of memory, at 16.
     pub(crate) kind: ze_memory_type_t,
     /// At 17.
-    pub(crate) way: Way,
+    pub(crate) transport: FdTransport,
     /// The process, at 20; opaque handles only.
     pub(crate) pid: i32,
     /// The fd once more, at 24; opaque handles only.
     pub(crate) fd_again: i32,
 }
 
-impl Bytes {
-    pub(crate) fn new(fd: i32, kind: ze_memory_type_t, way: Way) -> Self {
-        let (pid, fd_again) = match way {
-            Way::Local => (0, 0),
-            Way::Pidfd | Way::Socket => (std::process::id().cast_signed(), fd),
+impl IpcBytes {
+    pub(crate) fn new(fd: i32, kind: ze_memory_type_t, transport: FdTransport) -> Self {
+        let (pid, fd_again) = match transport {
+            FdTransport::Local => (0, 0),
+            FdTransport::Pidfd | FdTransport::Socket => (std::process::id().cast_signed(), fd),
         };
-        Self { fd, kind, way, pid, fd_again }
+        Self { fd, kind, transport, pid, fd_again }
     }
 
     pub(crate) fn encode(self) -> [u8; ZE_MAX_IPC_HANDLE_SIZE] {
         let mut bytes = [0; ZE_MAX_IPC_HANDLE_SIZE];
         bytes[0..4].copy_from_slice(&self.fd.to_le_bytes());
         bytes[16] = u8::try_from(self.kind.0).unwrap_or(0);
-        bytes[17] = match self.way {
-            Way::Local => 0,
-            Way::Pidfd => 1,
-            Way::Socket => 2,
+        bytes[17] = match self.transport {
+            FdTransport::Local => 0,
+            FdTransport::Pidfd => 1,
+            FdTransport::Socket => 2,
         };
         bytes[20..24].copy_from_slice(&self.pid.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.fd_again.to_le_bytes());
         bytes
     }
 
-    /// The bytes come from another process, and may be anything.
+    /// Decodes bytes from another process, which may have any value.
     pub(crate) fn decode(bytes: &[u8; ZE_MAX_IPC_HANDLE_SIZE]) -> Option<Self> {
         let number = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Some(Self {
@@ -76,10 +77,10 @@ impl Bytes {
                 kind @ (ZE_MEMORY_TYPE_HOST | ZE_MEMORY_TYPE_DEVICE) => kind,
                 _ => return None,
             },
-            way: match bytes[17] {
-                0 => Way::Local,
-                1 => Way::Pidfd,
-                2 => Way::Socket,
+            transport: match bytes[17] {
+                0 => FdTransport::Local,
+                1 => FdTransport::Pidfd,
+                2 => FdTransport::Socket,
                 _ => return None,
             },
             pid: number(20),
@@ -87,56 +88,60 @@ impl Bytes {
         })
     }
 
-    /// The fd that a handle means, for this process.
-    pub(crate) fn fetch(self) -> Done<OwnedFd> {
+    /// Returns the fd of a handle, transferred to this process.
+    pub(crate) fn fetch(self) -> ZeResult<OwnedFd> {
         let is_own = self.pid == std::process::id().cast_signed();
-        Ok(match self.way {
-            Way::Pidfd if self.fd == self.fd_again && !is_own => fetch_by_pid(self.pid, self.fd)?,
-            Way::Socket if self.fd == self.fd_again && !is_own => fetch_by_socket(SOCKET, self.pid, self.fd)?,
-            // Ours, or a client has brought the fd over.
-            _ => Backing::fd_by_number(self.fd)?,
+        Ok(match self.transport {
+            FdTransport::Pidfd if self.fd == self.fd_again && !is_own => {
+                fetch_fd_by_pidfd(self.pid, self.fd)?
+            }
+            FdTransport::Socket if self.fd == self.fd_again && !is_own => {
+                fetch_fd_by_socket(SOCKET, self.pid, self.fd)?
+            }
+            // An fd of this process: its own export, or a duplicate that the client transferred.
+            _ => Backing::duplicate_fd(self.fd)?,
         })
     }
 }
 
-/// An fd that was given away in handles.
+/// An exported fd.
 #[derive(Debug)]
 struct Export {
     file: OwnedFd,
-    /// Of the allocation.
+    /// The id of the allocation.
     id: u64,
     kind: ze_memory_type_t,
-    way: Way,
-    /// How often it was asked for and not put back.
+    transport: FdTransport,
+    /// Number of unreleased handles.
     count: u64,
     _charge: Charge,
 }
 
-/// The fds that are given away, by their numbers.
+/// The exported fds by number.
 #[derive(Debug, Default)]
 pub(crate) struct Exports(Mutex<HashMap<i32, Export>>);
 
 impl Exports {
-    /// The handle of something: the same as before, as long as that was not put back.
+    /// Returns the handle of an allocation: the same one until it is released.
     pub(crate) fn get(
         &self,
         id: u64,
         kind: ze_memory_type_t,
-        make: impl FnOnce() -> Done<(OwnedFd, Way, Charge)>,
-    ) -> Done<Bytes> {
+        make: impl FnOnce() -> ZeResult<(OwnedFd, FdTransport, Charge)>,
+    ) -> ZeResult<IpcBytes> {
         let mut exports = lock(&self.0);
         if let Some((fd, export)) = exports.iter_mut().find(|(_, export)| export.id == id) {
             export.count += 1;
-            return Ok(Bytes::new(*fd, export.kind, export.way));
+            return Ok(IpcBytes::new(*fd, export.kind, export.transport));
         }
-        let (file, way, charge) = make()?;
+        let (file, transport, charge) = make()?;
         let fd = file.as_raw_fd();
-        exports.insert(fd, Export { file, id, kind, way, count: 1, _charge: charge });
-        Ok(Bytes::new(fd, kind, way))
+        exports.insert(fd, Export { file, id, kind, transport, count: 1, _charge: charge });
+        Ok(IpcBytes::new(fd, kind, transport))
     }
 
-    /// Puts a handle back; once more than it was asked for is an error.
-    pub(crate) fn put(&self, fd: i32) -> Done {
+    /// Releases a handle. Releasing it more often than it was returned is an error.
+    pub(crate) fn put(&self, fd: i32) -> ZeResult {
         let mut exports = lock(&self.0);
         let export = exports.get_mut(&fd).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
         export.count -= 1;
@@ -147,7 +152,7 @@ impl Exports {
     }
 
     /// Whatever is out for something that goes.
-    pub(crate) fn forget(&self, id: u64) {
+    pub(crate) fn remove_all_of(&self, id: u64) {
         lock(&self.0).retain(|_, export| export.id != id);
     }
 
@@ -155,7 +160,7 @@ impl Exports {
         lock(&self.0).contains_key(&fd)
     }
 
-    /// Another fd of one that is out.
+    /// Duplicates an exported fd.
     pub(crate) fn duplicate(&self, fd: i32) -> Option<OwnedFd> {
         let exports = lock(&self.0);
         exports.get(&fd)?.file.as_fd().try_clone_to_owned().ok()
@@ -166,11 +171,14 @@ impl Exports {
     }
 }
 
-/// The version that brought putting back: before it, the client that asked for a handle closes its
-/// fd.
-const PUTTING_BACK: u32 = make_version(1, 6);
+/// The version that added `zeMemPutIpcHandle`. Before it, the client closes the fd of a handle.
+const PUT_IPC_HANDLE: u32 = make_version(1, 6);
 
-fn handle_of(state: &'static State, context: ze_context_handle_t, pointer: usize) -> Done<Bytes> {
+fn handle_of(
+    state: &'static DriverState,
+    context: ze_context_handle_t,
+    pointer: usize,
+) -> ZeResult<IpcBytes> {
     state.context(context)?;
     if pointer == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
@@ -180,17 +188,17 @@ fn handle_of(state: &'static State, context: ze_context_handle_t, pointer: usize
     if owner.context != context || range.start != pointer {
         return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
-    // Memory of another process cannot be shared again, and shared memory has no handles.
+    // Imported memory cannot be exported again, and shared memory has no handles.
     if owner.is_opened || range.backing.file().is_none() || owner.kind == ZE_MEMORY_TYPE_SHARED {
         return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
-    if state.settings.api.0 < PUTTING_BACK {
+    if state.settings.api.0 < PUT_IPC_HANDLE {
         let file = range.backing.export()?;
-        return Ok(Bytes::new(file.into_raw_fd(), owner.kind, state.way()?));
+        return Ok(IpcBytes::new(file.into_raw_fd(), owner.kind, state.transport()?));
     }
     state.exports.get(range.id, owner.kind, || {
         let charge = state.core.charge_fd()?;
-        Ok((range.backing.export()?, state.way()?, charge))
+        Ok((range.backing.export()?, state.transport()?, charge))
     })
 }
 
@@ -200,7 +208,7 @@ pub(crate) unsafe extern "C" fn get_ipc_handle(
     ipc: *mut ze_ipc_mem_handle_t,
 ) -> ze_result_t {
     entry("zeMemGetIpcHandle", |state| {
-        // SAFETY: a pointer of the application.
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
         unsafe { hand_out(state, context, pointer, ipc) }
     })
 }
@@ -208,22 +216,22 @@ pub(crate) unsafe extern "C" fn get_ipc_handle(
 /// # Safety
 /// `ipc` is null or valid for a write.
 unsafe fn hand_out(
-    state: &'static State,
+    state: &'static DriverState,
     context: ze_context_handle_t,
     pointer: *const c_void,
     ipc: *mut ze_ipc_mem_handle_t,
-) -> Done {
-    // SAFETY: the caller's promise. It is written to before anything is given away.
+) -> ZeResult {
+    // SAFETY: the caller upholds the contract. It is written to before anything is given away.
     unsafe {
-        put(ipc, ze_ipc_mem_handle_t::default())?;
+        write_result(ipc, ze_ipc_mem_handle_t::default())?;
         let bytes = handle_of(state, context, pointer.addr())?;
-        Ok(put(ipc, ze_ipc_mem_handle_t { data: bytes.encode() })?)
+        Ok(write_result(ipc, ze_ipc_mem_handle_t { data: bytes.encode() })?)
     }
 }
 
-/// What is in a handle that came from somewhere.
-fn decode(ipc: &ze_ipc_mem_handle_t) -> Done<Bytes> {
-    Bytes::decode(&ipc.data).ok_or_else(|| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
+/// Decodes a received handle.
+fn decode(ipc: &ze_ipc_mem_handle_t) -> ZeResult<IpcBytes> {
+    IpcBytes::decode(&ipc.data).ok_or_else(|| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
 }
 
 pub(crate) unsafe extern "C" fn put_ipc_handle(
@@ -250,37 +258,37 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
         if flags & !known != 0 {
             return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
         }
-        // SAFETY: a pointer of the application.
-        unsafe { put(pointer, std::ptr::null_mut()) }?;
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        unsafe { write_result(pointer, std::ptr::null_mut()) }?;
         let bytes = decode(&ipc)?;
         let file = bytes.fetch()?;
-        let identity = Backing::identity(file.as_fd())?;
+        let identity = Backing::file_identity(file.as_fd())?;
         let _opening = lock(&state.core.opening);
         if state.settings.opens_once {
             let same = state.core.addresses.all(|range| {
                 range.owner.is_opened
-                    && range.backing.is_opened_from(identity)
+                    && range.backing.is_backed_by(identity)
                     && range.owner.context == context
                     && range.owner.root == device.root()
             });
             if let Some(range) = same.first() {
                 // SAFETY: as above.
-                return Ok(unsafe { put(pointer, handle(range.start)) }?);
+                return Ok(unsafe { write_result(pointer, handle(range.start)) }?);
             }
         }
-        let (backing, origin) = Backing::opened(file.as_fd())?;
-        // The file knows better than the bytes whether the host may touch it.
+        let (backing, origin) = Backing::from_fd(file.as_fd())?;
+        // The file's name is more reliable than the received bytes.
         let kind = match origin {
-            Origin::Device(_) => ZE_MEMORY_TYPE_DEVICE,
-            Origin::Host => ZE_MEMORY_TYPE_HOST,
-            Origin::Foreign | Origin::DmaBuf => bytes.kind,
+            MemoryOrigin::Device(_) => ZE_MEMORY_TYPE_DEVICE,
+            MemoryOrigin::Host => ZE_MEMORY_TYPE_HOST,
+            MemoryOrigin::Foreign | MemoryOrigin::DmaBuf => bytes.kind,
         };
-        let window = window(state, kind, backing.size(), DEVICE_PAGE, file.as_fd())?;
+        let window = map_window(state, kind, backing.size(), DEVICE_PAGE, file.as_fd())?;
         let of = (kind == ZE_MEMORY_TYPE_DEVICE).then_some(&*device);
         let (size, owner) = (backing.size(), Allocation::new(true, kind, context, of));
         let start = state.core.addresses.insert(size, backing, window, owner);
         // SAFETY: as above.
-        Ok(unsafe { put(pointer, handle(start)) }?)
+        Ok(unsafe { write_result(pointer, handle(start)) }?)
     })
 }
 
@@ -293,8 +301,9 @@ pub(crate) unsafe extern "C" fn close_ipc_handle(
         if pointer.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
-        let is_it = |range: &Range<Allocation>| range.owner.context == context && range.owner.is_opened;
-        let removed = state.core.addresses.remove(pointer.addr(), is_it);
+        let matches =
+            |range: &MemoryRange<Allocation>| range.owner.context == context && range.owner.is_opened;
+        let removed = state.core.addresses.remove(pointer.addr(), matches);
         removed.map(drop).ok_or_else(|| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
     })
 }
@@ -307,16 +316,16 @@ pub(crate) unsafe extern "C" fn get_handle_from_fd(
     entry("zeMemGetIpcHandleFromFileDescriptorExp", |state| {
         state.context(context)?;
         let number = i32::try_from(fd).map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
-        let file = Backing::fd_by_number(number)?;
-        let (_, origin) = Backing::opened(file.as_fd())?;
-        let kind = if origin == Origin::Host { ZE_MEMORY_TYPE_HOST } else { ZE_MEMORY_TYPE_DEVICE };
-        let bytes = Bytes::new(number, kind, Way::Local);
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(ipc, ze_ipc_mem_handle_t { data: bytes.encode() }) }?)
+        let file = Backing::duplicate_fd(number)?;
+        let (_, origin) = Backing::from_fd(file.as_fd())?;
+        let kind = if origin == MemoryOrigin::Host { ZE_MEMORY_TYPE_HOST } else { ZE_MEMORY_TYPE_DEVICE };
+        let bytes = IpcBytes::new(number, kind, FdTransport::Local);
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(ipc, ze_ipc_mem_handle_t { data: bytes.encode() }) }?)
     })
 }
 
-/// The fd stays the handle's: putting that back closes it.
+/// Returns the fd of a handle. The handle keeps it: releasing the handle closes it.
 pub(crate) unsafe extern "C" fn get_fd_from_handle(
     context: ze_context_handle_t,
     ipc: ze_ipc_mem_handle_t,
@@ -325,13 +334,13 @@ pub(crate) unsafe extern "C" fn get_fd_from_handle(
     entry("zeMemGetFileDescriptorFromIpcHandleExp", |state| {
         state.context(context)?;
         let bytes = decode(&ipc)?;
-        if bytes.way != Way::Local && !state.exports.has(bytes.fd) {
-            // The handle is not one of this process.
+        if bytes.transport != FdTransport::Local && !state.exports.has(bytes.fd) {
+            // Not a handle of this process.
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
         let number = u64::try_from(bytes.fd).map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(fd, number) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(fd, number) }?)
     })
 }
 
@@ -340,22 +349,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_read_as_written() {
-        for way in [Way::Local, Way::Pidfd, Way::Socket] {
-            let bytes = Bytes::new(77, ZE_MEMORY_TYPE_DEVICE, way);
-            assert_eq!(Bytes::decode(&bytes.encode()), Some(bytes));
+    fn handle_bytes_round_trip() {
+        for transport in [FdTransport::Local, FdTransport::Pidfd, FdTransport::Socket] {
+            let bytes = IpcBytes::new(77, ZE_MEMORY_TYPE_DEVICE, transport);
+            assert_eq!(IpcBytes::decode(&bytes.encode()), Some(bytes));
             assert_eq!(bytes.encode()[..4], 77_i32.to_le_bytes());
         }
     }
 
     #[test]
-    fn made_up_bytes_are_no_handle() {
-        let good = Bytes::new(3, ZE_MEMORY_TYPE_DEVICE, Way::Pidfd).encode();
+    fn invalid_bytes_are_not_a_handle() {
+        let good = IpcBytes::new(3, ZE_MEMORY_TYPE_DEVICE, FdTransport::Pidfd).encode();
         for (at, value) in [(16, 0), (16, 9), (17, 3), (17, 255)] {
             let mut bytes = good;
             bytes[at] = value;
-            assert_eq!(Bytes::decode(&bytes), None, "{value} at {at}");
+            assert_eq!(IpcBytes::decode(&bytes), None, "{value} at {at}");
         }
-        assert_eq!(Bytes::decode(&[0xff; ZE_MAX_IPC_HANDLE_SIZE]), None);
+        assert_eq!(IpcBytes::decode(&[0xff; ZE_MAX_IPC_HANDLE_SIZE]), None);
     }
 }

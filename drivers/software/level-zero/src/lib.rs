@@ -1,16 +1,13 @@
-//! `libze_soft.so`: a Level Zero driver in software. **A testing device, not a GPU.**
+//! `libze_soft.so`: a software driver for Level Zero. **A testing device, not a GPU.**
 //!
-//! The real loader loads it (`ZE_ENABLE_ALT_DRIVERS=/path/to/libze_soft.so`). Memory, queues,
-//! events and handles for other processes are real; nothing computes: modules and kernels answer
-//! `ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`. Memory of its devices cannot be touched by the CPU: a
-//! program that tries gets SIGSEGV, as it should. Faults happen on demand.
+//! The loader loads it with `ZE_ENABLE_ALT_DRIVERS=/path/to/libze_soft.so`. Memory, queues, events
+//! and IPC handles are real; nothing computes. Touching device memory with the CPU is SIGSEGV.
+//! Faults can be injected. Functions that it lacks return `ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`.
 //!
-//! `docs/level-zero-soft.md` has its settings and what it does differently from a GPU's driver.
+//! `docs/level-zero-soft.md` describes its settings and its differences from hardware drivers.
 //!
-//! It has the functions that its clients call; the others answer
-//! `ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`. The crate `soft-device` is memory, streams and events,
-//! and knows nothing of Level Zero; the modules here are the interface; [`tables`] is what the
-//! loader asks for.
+//! The crate `soft-device` implements memory, streams and events. The modules here are the Level
+//! Zero interface; [`tables`] has the function tables that the loader requests.
 
 #![allow(non_snake_case, reason = "the specification's names")]
 #![allow(clippy::too_many_arguments, reason = "the specification's functions")]

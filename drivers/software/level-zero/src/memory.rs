@@ -1,4 +1,4 @@
-//! Contexts, and the memory in them: how it is allocated, freed, described and made resident.
+//! Contexts and their memory: allocating, freeing, properties and residency.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
@@ -6,37 +6,37 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use level_zero_sys::*;
-use soft_device::{Backing, Mapping, Origin, Range, get, lock, put};
+use soft_device::{Backing, Mapping, MemoryOrigin, MemoryRange, lock, read_argument, write_result};
 
-use crate::state::{Context, Device, Done, State, entry, handle, number, put_if_wanted};
+use crate::state::{Context, Device, DriverState, ZeResult, entry, handle, number, put_if_wanted};
 
-/// The pages of devices, in bytes.
+/// Page size of device memory in bytes.
 pub(crate) const DEVICE_PAGE: usize = 64 << 10;
-/// The pages of reservations of at least this size, in bytes.
+/// Page size of reservations of at least this size, in bytes.
 const LARGE_PAGE: usize = 2 << 20;
-/// The pages of memory that the host may touch only, in bytes.
+/// Page size of host memory in bytes.
 const HOST_PAGE: usize = 4096;
-/// The largest alignment, in bytes.
+/// The largest alignment in bytes.
 const LARGEST_ALIGNMENT: usize = 1 << 30;
 
 fn page_of(kind: ze_memory_type_t) -> usize {
     if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE }
 }
 
-/// What the interface keeps with memory.
+/// The description of an allocation.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) kind: ze_memory_type_t,
-    /// Opened from a handle: closed, and not freed.
+    /// Opened from an IPC handle: it is closed, not freed.
     pub(crate) is_opened: bool,
     pub(crate) context: ze_context_handle_t,
-    /// Null for memory of the host.
+    /// Null for host memory.
     pub(crate) device: ze_device_handle_t,
-    /// The device that `device` is a part of.
+    /// The root device of `device`.
     pub(crate) root: ze_device_handle_t,
-    /// The forms in which it may be exported as an fd.
+    /// The fd types in which it can be exported.
     pub(crate) exportable: ze_external_memory_type_flags_t,
-    /// Devices for which it was made resident.
+    /// The root devices on which it is resident.
     residents: Mutex<Vec<ze_device_handle_t>>,
 }
 
@@ -70,16 +70,16 @@ impl Allocation {
         lock(&self.residents).len()
     }
 
-    /// Whether a device can reach this at all.
-    pub(crate) fn check_peer(&self, state: &State, device: &Device) -> Done {
+    /// Checks that a device can access the memory as a peer.
+    pub(crate) fn check_peer(&self, state: &DriverState, device: &Device) -> ZeResult {
         if self.kind != ZE_MEMORY_TYPE_DEVICE || self.root == device.root() || state.core.settings.peers {
             return Ok(());
         }
         Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
     }
 
-    /// Whether a device may use this now.
-    pub(crate) fn check_use(&self, state: &State, device: &Device) -> Done {
+    /// Checks that a device can access the memory now.
+    pub(crate) fn check_use(&self, state: &DriverState, device: &Device) -> ZeResult {
         self.check_peer(state, device)?;
         let is_peers = self.kind == ZE_MEMORY_TYPE_DEVICE && self.root != device.root();
         if is_peers && state.settings.strict_residency && !lock(&self.residents).contains(&device.root()) {
@@ -89,14 +89,14 @@ impl Allocation {
     }
 }
 
-/// Addresses for an allocation: ones that trap for a device's, the pages themselves for others.
-pub(crate) fn window(
-    state: &State,
+/// Maps addresses for an allocation: without access for device memory, else the pages themselves.
+pub(crate) fn map_window(
+    state: &DriverState,
     kind: ze_memory_type_t,
     size: usize,
     alignment: usize,
     file: BorrowedFd<'_>,
-) -> Done<Mapping> {
+) -> ZeResult<Mapping> {
     if kind != ZE_MEMORY_TYPE_DEVICE {
         let window = Mapping::reserve(size, alignment)?;
         window.show(file)?;
@@ -105,38 +105,38 @@ pub(crate) fn window(
     let Some((begin, end)) = state.settings.addresses else {
         return Ok(Mapping::reserve(size, alignment)?);
     };
-    // The lowest that are free: what was freed is used again at once.
+    // The lowest free addresses, so that freed addresses are reused at once.
     let mut address = begin.next_multiple_of(alignment);
     while address.checked_add(size).is_some_and(|last| last <= end) {
         if let Ok(window) = Mapping::reserve_at(address, size) {
             return Ok(window);
         }
         let taken = state.core.addresses.find(address);
-        let next = taken.map_or(address + 1, |range| range.start + range.room());
+        let next = taken.map_or(address + 1, |range| range.start + range.mapped_size());
         address = next.max(address + 1).next_multiple_of(alignment);
     }
     Err(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.into())
 }
 
-/// What an allocation asks for beside its size.
-struct Wishes {
+/// The options of an allocation, from the structures chained to its descriptor.
+struct AllocationOptions {
     is_relaxed: bool,
     exportable: ze_external_memory_type_flags_t,
     import: Option<(ze_external_memory_type_flags_t, i32)>,
 }
 
-impl Wishes {
+impl AllocationOptions {
     /// # Safety
-    /// The chain is one of the application's.
+    /// `next` is null or a valid chain.
     unsafe fn read(next: *const c_void) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe {
-            let relaxed = get(chain::find::<ze_relaxed_allocation_limits_ext_desc_t>(next))
+            let relaxed = read_argument(chain::find::<ze_relaxed_allocation_limits_ext_desc_t>(next))
                 .is_ok_and(|desc| desc.flags & ZE_RELAXED_ALLOCATION_LIMITS_EXT_FLAG_MAX_SIZE != 0);
-            let relaxed_before = get(chain::find::<ze_relaxed_allocation_limits_exp_desc_t>(next))
+            let relaxed_before = read_argument(chain::find::<ze_relaxed_allocation_limits_exp_desc_t>(next))
                 .is_ok_and(|desc| desc.flags & ZE_RELAXED_ALLOCATION_LIMITS_EXP_FLAG_MAX_SIZE != 0);
-            let export = get(chain::find::<ze_external_memory_export_desc_t>(next));
-            let import = get(chain::find::<ze_external_memory_import_fd_t>(next));
+            let export = read_argument(chain::find::<ze_external_memory_export_desc_t>(next));
+            let import = read_argument(chain::find::<ze_external_memory_import_fd_t>(next));
             Self {
                 is_relaxed: relaxed || relaxed_before,
                 exportable: export.map_or(0, |desc| desc.flags),
@@ -147,85 +147,86 @@ impl Wishes {
 }
 
 fn allocate(
-    state: &State,
+    state: &DriverState,
     context: ze_context_handle_t,
     kind: ze_memory_type_t,
     device: Option<&Device>,
     size: usize,
     alignment: usize,
-    wishes: &Wishes,
-) -> Done<usize> {
-    if size == 0 || (size as u64 > state.settings.largest && !wishes.is_relaxed) {
+    options: &AllocationOptions,
+) -> ZeResult<usize> {
+    if size == 0 || (size as u64 > state.settings.largest && !options.is_relaxed) {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
     }
     if (alignment != 0 && !alignment.is_power_of_two()) || alignment > LARGEST_ALIGNMENT {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT.into());
     }
-    if wishes.exportable & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
+    if options.exportable & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into());
     }
     let page = page_of(kind);
     let alignment = alignment.max(page);
     let rounded = size.checked_next_multiple_of(page).ok_or(ZE_RESULT_ERROR_UNSUPPORTED_SIZE)?;
-    let (backing, window) = match wishes.import {
+    let (backing, window) = match options.import {
         Some((flags, fd)) => import(state, kind, rounded, alignment, flags, fd)?,
         None => {
             let charges = state.core.charges(device.map_or(&[], |device| &device.memory), rounded)?;
             let origin = match kind {
-                ZE_MEMORY_TYPE_DEVICE => Origin::Device(device.map_or(0, |device| device.index)),
-                _ => Origin::Host,
+                ZE_MEMORY_TYPE_DEVICE => MemoryOrigin::Device(device.map_or(0, |device| device.index)),
+                _ => MemoryOrigin::Host,
             };
             let backing = Backing::new(rounded, origin, charges)?;
             let file = backing.file().ok_or(ZE_RESULT_ERROR_UNKNOWN)?;
-            let window = window(state, kind, rounded, alignment, file)?;
+            let window = map_window(state, kind, rounded, alignment, file)?;
             (backing, window)
         }
     };
     let mut allocation = Allocation::new(false, kind, context, device);
-    allocation.exportable = wishes.exportable;
+    allocation.exportable = options.exportable;
     Ok(state.core.addresses.insert(size, backing, window, allocation))
 }
 
-/// Imports memory by its fd, which stays the application's.
+/// Imports memory from an fd. The application keeps the fd.
 fn import(
-    state: &State,
+    state: &DriverState,
     kind: ze_memory_type_t,
     size: usize,
     alignment: usize,
     flags: ze_external_memory_type_flags_t,
     number: i32,
-) -> Done<(Backing, Mapping)> {
+) -> ZeResult<(Backing, Mapping)> {
     let wants_dma_buf = match flags {
         ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD => false,
         ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF => true,
         _ => return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into()),
     };
-    let file = Backing::fd_by_number(number)?;
-    let (backing, origin) = Backing::opened(file.as_fd())?;
-    if wants_dma_buf != (origin == Origin::DmaBuf) || backing.size() < size {
+    let file = Backing::duplicate_fd(number)?;
+    let (backing, origin) = Backing::from_fd(file.as_fd())?;
+    if wants_dma_buf != (origin == MemoryOrigin::DmaBuf) || backing.size() < size {
         return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
-    let window = window(state, kind, size, alignment, file.as_fd())?;
+    let window = map_window(state, kind, size, alignment, file.as_fd())?;
     Ok((backing, window))
 }
 
 /// # Safety
-/// `pointer` is null or valid for a write, `next` null or a chain of the application's.
+/// `pointer` is null or valid for a write; `next` is null or a valid chain.
 unsafe fn allocate_at(
-    state: &State,
+    state: &DriverState,
     context: ze_context_handle_t,
     kind: ze_memory_type_t,
     device: Option<&Device>,
     (size, alignment): (usize, usize),
     next: *const c_void,
     pointer: *mut *mut c_void,
-) -> Done {
-    // SAFETY: the caller's promise. It is written to before anything is made.
+) -> ZeResult {
+    // SAFETY: the caller upholds the contract. The pointer is written before anything is allocated,
+    // so that a bad pointer leaks nothing.
     unsafe {
-        put(pointer, std::ptr::null_mut())?;
-        let wishes = Wishes::read(next);
-        let start = allocate(state, context, kind, device, size, alignment, &wishes)?;
-        Ok(put(pointer, handle(start))?)
+        write_result(pointer, std::ptr::null_mut())?;
+        let options = AllocationOptions::read(next);
+        let start = allocate(state, context, kind, device, size, alignment, &options)?;
+        Ok(write_result(pointer, handle(start))?)
     }
 }
 
@@ -241,10 +242,10 @@ pub(crate) unsafe extern "C" fn alloc_shared(
     entry("zeMemAllocShared", |state| {
         state.context(context)?;
         let device = if device.is_null() { None } else { Some(state.device(device)?) };
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(device_desc)?;
-            get(host_desc)?;
+            let desc = read_argument(device_desc)?;
+            read_argument(host_desc)?;
             let asked = (size, alignment);
             allocate_at(state, context, ZE_MEMORY_TYPE_SHARED, device.as_deref(), asked, desc.pNext, pointer)
         }
@@ -262,9 +263,9 @@ pub(crate) unsafe extern "C" fn alloc_device(
     entry("zeMemAllocDevice", |state| {
         state.context(context)?;
         let device = state.device(device)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(desc)?;
+            let desc = read_argument(desc)?;
             if desc.ordinal != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
@@ -283,28 +284,32 @@ pub(crate) unsafe extern "C" fn alloc_host(
 ) -> ze_result_t {
     entry("zeMemAllocHost", |state| {
         state.context(context)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(desc)?;
+            let desc = read_argument(desc)?;
             allocate_at(state, context, ZE_MEMORY_TYPE_HOST, None, (size, alignment), desc.pNext, pointer)
         }
     })
 }
 
-/// Takes an allocation away. Commands that work on it keep its pages until they are done.
-fn remove(state: &State, context: ze_context_handle_t, pointer: usize) -> Done<Arc<Range<Allocation>>> {
+/// Removes an allocation. Submitted commands keep its pages until they have executed.
+fn remove(
+    state: &DriverState,
+    context: ze_context_handle_t,
+    pointer: usize,
+) -> ZeResult<Arc<MemoryRange<Allocation>>> {
     if pointer == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    let is_it = |range: &Range<Allocation>| range.owner.context == context && !range.owner.is_opened;
-    let range = state.core.addresses.remove(pointer, is_it).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
-    state.exports.forget(range.id);
+    let matches = |range: &MemoryRange<Allocation>| range.owner.context == context && !range.owner.is_opened;
+    let range = state.core.addresses.remove(pointer, matches).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
+    state.exports.remove_all_of(range.id);
     Ok(range)
 }
 
 pub(crate) unsafe extern "C" fn free(context: ze_context_handle_t, pointer: *mut c_void) -> ze_result_t {
     entry("zeMemFree", |state| {
-        // Also once the device is lost: there is no other way to be rid of it.
+        // Memory of a lost device can be freed too.
         state.contexts.get(context.0.addr())?;
         remove(state, context, pointer.addr()).map(drop)
     })
@@ -317,8 +322,8 @@ pub(crate) unsafe extern "C" fn free_ext(
 ) -> ze_result_t {
     entry("zeMemFreeExt", |state| {
         state.contexts.get(context.0.addr())?;
-        // SAFETY: pointers of the application.
-        let policy = unsafe { get(desc) }?.freePolicy;
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
+        let policy = unsafe { read_argument(desc) }?.freePolicy;
         let known = ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE
             | ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE;
         if policy & !known != 0 {
@@ -326,7 +331,7 @@ pub(crate) unsafe extern "C" fn free_ext(
         }
         let range = remove(state, context, pointer.addr())?;
         if policy & ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE != 0 {
-            // Everything else that has it is a command.
+            // All other references are held by commands.
             while Arc::strong_count(&range.backing) > 1 && state.core.health.check().is_ok() {
                 std::thread::sleep(Duration::from_micros(100));
             }
@@ -347,30 +352,30 @@ pub(crate) unsafe extern "C" fn get_alloc_properties(
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
         let found = state.core.addresses.find(pointer.addr()).filter(|range| range.owner.context == context);
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let mut told = get(properties)?;
+            let mut told = read_argument(properties)?;
             let Some(range) = found else {
                 (told.r#type, told.id, told.pageSize) = (ZE_MEMORY_TYPE_UNKNOWN, 0, 0);
                 put_if_wanted(device, ze_device_handle_t::NULL);
-                return Ok(put(properties, told)?);
+                return Ok(write_result(properties, told)?);
             };
             let owner = &range.owner;
             (told.r#type, told.id, told.pageSize) = (owner.kind, range.id, page_of(owner.kind) as u64);
             let wanted = chain::find_mut::<ze_external_memory_export_fd_t>(told.pNext);
-            if let Ok(mut export) = get(wanted) {
+            if let Ok(mut export) = read_argument(wanted) {
                 if export.flags & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
                     return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into());
                 }
                 if owner.exportable & export.flags == 0 {
                     return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
                 }
-                // The application's from here on.
+                // The application owns the fd from here on.
                 export.fd = range.backing.export()?.into_raw_fd();
-                put(wanted, export)?;
+                write_result(wanted, export)?;
             }
             put_if_wanted(device, owner.device);
-            Ok(put(properties, told)?)
+            Ok(write_result(properties, told)?)
         }
     })
 }
@@ -388,7 +393,7 @@ pub(crate) unsafe extern "C" fn get_address_range(
         }
         let found = state.core.addresses.find(pointer.addr()).filter(|range| range.owner.context == context);
         let range = found.ok_or(ZE_RESULT_ERROR_ADDRESS_NOT_FOUND)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
             put_if_wanted(base, handle(range.start));
             put_if_wanted(size, range.size);
@@ -409,8 +414,8 @@ pub(crate) unsafe extern "C" fn query_page_size(
         if size == 0 {
             return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
         }
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(page, if size >= LARGE_PAGE { LARGE_PAGE } else { DEVICE_PAGE }) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(page, if size >= LARGE_PAGE { LARGE_PAGE } else { DEVICE_PAGE }) }?)
     })
 }
 
@@ -422,25 +427,25 @@ pub(crate) unsafe extern "C" fn create_context(
     entry("zeContextCreate", |state| {
         state.driver(driver)?;
         state.core.health.check()?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            get(desc)?;
-            // Before anything is made.
-            put(context, ze_context_handle_t::NULL)?;
-            Ok(put(context, ze_context_handle_t(handle(state.contexts.insert(Context))))?)
+            read_argument(desc)?;
+            // Written before the context is created, so that a bad pointer leaks nothing.
+            write_result(context, ze_context_handle_t::NULL)?;
+            Ok(write_result(context, ze_context_handle_t(handle(state.contexts.insert(Context))))?)
         }
     })
 }
 
-/// Everything that was allocated in it goes too.
+/// Destroys a context and its memory.
 pub(crate) unsafe extern "C" fn destroy_context(context: ze_context_handle_t) -> ze_result_t {
     entry("zeContextDestroy", |state| {
         state.contexts.remove(number(context.0))?;
         for range in state.core.addresses.remove_all(|range| range.owner.context == context) {
-            state.exports.forget(range.id);
+            state.exports.remove_all_of(range.id);
         }
         if state.contexts.len() == 0 {
-            // No handle is left that could be opened. Ends without the lock.
+            // No exported handle is left. The server is stopped without the lock.
             let server = lock(&state.server).take();
             drop(server);
         }
@@ -448,15 +453,15 @@ pub(crate) unsafe extern "C" fn destroy_context(context: ze_context_handle_t) ->
     })
 }
 
-/// Changes where an allocation is resident.
+/// Makes an allocation resident on a device, or evicts it.
 fn residency(
-    state: &State,
+    state: &DriverState,
     context: ze_context_handle_t,
     device: ze_device_handle_t,
     pointer: usize,
     size: usize,
     is_resident: bool,
-) -> Done {
+) -> ZeResult {
     state.context(context)?;
     let device = state.device(device)?;
     if pointer == 0 {
@@ -480,7 +485,7 @@ pub(crate) unsafe extern "C" fn make_memory_resident(
     size: usize,
 ) -> ze_result_t {
     entry("zeContextMakeMemoryResident", |state| {
-        may_reach(state, device, pointer.addr())?;
+        check_peer_access(state, device, pointer.addr())?;
         residency(state, context, device, pointer.addr(), size, true)
     })
 }
@@ -494,8 +499,8 @@ pub(crate) unsafe extern "C" fn evict_memory(
     entry("zeContextEvictMemory", |state| residency(state, context, device, pointer.addr(), size, false))
 }
 
-/// Memory of a device that is no peer cannot be made resident.
-fn may_reach(state: &State, device: ze_device_handle_t, pointer: usize) -> Done {
+/// Checks that a device can access memory at an address as a peer, which residency requires.
+fn check_peer_access(state: &DriverState, device: ze_device_handle_t, pointer: usize) -> ZeResult {
     let device = state.device(device)?;
     match state.core.addresses.find(pointer) {
         Some(range) => range.owner.check_peer(state, &device),

@@ -1,19 +1,18 @@
-//! Queues, and what they execute: command lists (recorded ones, and immediate ones, which execute
-//! each command at once); fences and events, which tell that something is done.
+//! Command queues, command lists (recorded and immediate ones), fences and events.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use level_zero_sys::*;
-use soft_device::{Command, Event, Stream, Timeout, get, lock, now, put};
+use soft_device::{Command, Event, Stream, Timeout, lock, now, read_argument, write_result};
 
-use crate::state::{Device, Done, State, array, entry, handle, number};
+use crate::state::{Device, DriverState, ZeResult, array, entry, handle, number};
 
-/// A group of queues that can do the same.
+/// A command queue group.
 pub(crate) struct Group {
     pub(crate) flags: ze_command_queue_group_property_flags_t,
     pub(crate) queues: u32,
-    /// The longest pattern of a fill, in bytes.
+    /// The longest fill pattern in bytes.
     pub(crate) pattern: usize,
 }
 
@@ -27,15 +26,15 @@ pub(crate) const GROUPS: [Group; 2] = [
     Group { flags: ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY, queues: 2, pattern: 16 },
 ];
 
-/// How a queue was asked for.
+/// The creation parameters of a queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Traits {
+pub(crate) struct QueueTraits {
     pub(crate) ordinal: u32,
     pub(crate) mode: ze_command_queue_mode_t,
 }
 
-impl Traits {
-    pub(crate) fn new(desc: &ze_command_queue_desc_t) -> Done<Self> {
+impl QueueTraits {
+    pub(crate) fn new(desc: &ze_command_queue_desc_t) -> ZeResult<Self> {
         let known = ZE_COMMAND_QUEUE_FLAG_EXPLICIT_ONLY
             | ZE_COMMAND_QUEUE_FLAG_IN_ORDER
             | ZE_COMMAND_QUEUE_FLAG_COPY_OFFLOAD_HINT;
@@ -59,11 +58,11 @@ impl Traits {
 
 pub(crate) struct Queue {
     pub(crate) device: Arc<Device>,
-    pub(crate) traits: Traits,
+    pub(crate) traits: QueueTraits,
     pub(crate) stream: Stream,
 }
 
-/// What the interface means by a timeout in nanoseconds.
+/// Converts a timeout of the interface: `u64::MAX` is no timeout.
 pub(crate) fn timeout(nanoseconds: u64) -> Timeout {
     if nanoseconds == u64::MAX { Timeout::Never } else { Timeout::After(Duration::from_nanos(nanoseconds)) }
 }
@@ -77,13 +76,13 @@ pub(crate) unsafe extern "C" fn create_queue(
     entry("zeCommandQueueCreate", |state| {
         state.context(context)?;
         let device = state.device(device)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let traits = Traits::new(&get(desc)?)?;
-            put(queue, ze_command_queue_handle_t::NULL)?;
+            let traits = QueueTraits::new(&read_argument(desc)?)?;
+            write_result(queue, ze_command_queue_handle_t::NULL)?;
             let stream = state.core.stream();
             let made = state.queues.insert(Queue { device, traits, stream });
-            Ok(put(queue, ze_command_queue_handle_t(handle(made)))?)
+            Ok(write_result(queue, ze_command_queue_handle_t(handle(made)))?)
         }
     })
 }
@@ -105,7 +104,7 @@ pub(crate) unsafe extern "C" fn execute(
         if count == 0 {
             return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
         }
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         let lists = unsafe { array(lists.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER) }?;
         let mut commands = Vec::new();
         for list in lists {
@@ -115,7 +114,7 @@ pub(crate) unsafe extern "C" fn execute(
             }
             commands.extend(list.closed()?);
         }
-        commands.extend(fence.map(|fence| Command::nothing(Vec::new(), Some(Arc::clone(&fence.0)))));
+        commands.extend(fence.map(|fence| Command::marker(Vec::new(), Some(Arc::clone(&fence.0)))));
         queue.stream.submit(commands)?;
         if queue.traits.is_synchronous() {
             queue.stream.wait(Timeout::Never)?;
@@ -126,16 +125,16 @@ pub(crate) unsafe extern "C" fn execute(
 
 pub(crate) struct List {
     pub(crate) device: Arc<Device>,
-    kind: Kind,
+    kind: ListKind,
 }
 
-enum Kind {
-    Immediate { traits: Traits, stream: Stream },
-    Recorded { ordinal: u32, record: Mutex<Record> },
+enum ListKind {
+    Immediate { traits: QueueTraits, stream: Stream },
+    Recorded { ordinal: u32, record: Mutex<Recording> },
 }
 
 #[derive(Default)]
-struct Record {
+struct Recording {
     commands: Vec<Command>,
     is_closed: bool,
 }
@@ -143,27 +142,27 @@ struct Record {
 impl List {
     pub(crate) fn ordinal(&self) -> u32 {
         match &self.kind {
-            Kind::Immediate { traits, .. } => traits.ordinal,
-            Kind::Recorded { ordinal, .. } => *ordinal,
+            ListKind::Immediate { traits, .. } => traits.ordinal,
+            ListKind::Recorded { ordinal, .. } => *ordinal,
         }
     }
 
-    /// The longest pattern of a fill, in bytes.
+    /// Returns the longest fill pattern in bytes.
     pub(crate) fn pattern(&self) -> usize {
         GROUPS.get(self.ordinal() as usize).map_or(0, |group| group.pattern)
     }
 
-    /// Records a command, or executes it.
-    pub(crate) fn append(&self, command: Command) -> Done {
+    /// Records a command, or submits it if the list is immediate.
+    pub(crate) fn append(&self, command: Command) -> ZeResult {
         match &self.kind {
-            Kind::Immediate { traits, stream } => {
+            ListKind::Immediate { traits, stream } => {
                 stream.submit(vec![command])?;
                 if traits.is_synchronous() {
                     stream.wait(Timeout::Never)?;
                 }
                 Ok(())
             }
-            Kind::Recorded { record, .. } => {
+            ListKind::Recorded { record, .. } => {
                 let mut record = lock(record);
                 if record.is_closed {
                     return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
@@ -174,9 +173,9 @@ impl List {
         }
     }
 
-    /// The commands of a list that is closed, as a queue executes them.
-    pub(crate) fn closed(&self) -> Done<Vec<Command>> {
-        let Kind::Recorded { record, .. } = &self.kind else {
+    /// Returns the commands of a closed list, for a queue to execute.
+    pub(crate) fn closed(&self) -> ZeResult<Vec<Command>> {
+        let ListKind::Recorded { record, .. } = &self.kind else {
             return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
         };
         let record = lock(record);
@@ -186,11 +185,11 @@ impl List {
         Ok(record.commands.clone())
     }
 
-    /// Waits for what an immediate list executes.
-    pub(crate) fn wait(&self, timeout: Timeout) -> Done {
+    /// Waits for the commands of an immediate list.
+    pub(crate) fn wait(&self, timeout: Timeout) -> ZeResult {
         match &self.kind {
-            Kind::Immediate { stream, .. } => Ok(stream.wait(timeout)?),
-            Kind::Recorded { .. } => Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
+            ListKind::Immediate { stream, .. } => Ok(stream.wait(timeout)?),
+            ListKind::Recorded { .. } => Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
         }
     }
 }
@@ -204,10 +203,10 @@ pub(crate) unsafe extern "C" fn create_list(
     entry("zeCommandListCreate", |state| {
         state.context(context)?;
         let device = state.device(device)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(desc)?;
-            put(list, ze_command_list_handle_t::NULL)?;
+            let desc = read_argument(desc)?;
+            write_result(list, ze_command_list_handle_t::NULL)?;
             if desc.flags >= ZE_COMMAND_LIST_FLAG_COPY_OFFLOAD_HINT << 1 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
@@ -215,9 +214,9 @@ pub(crate) unsafe extern "C" fn create_list(
             if ordinal as usize >= GROUPS.len() {
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
-            let kind = Kind::Recorded { ordinal, record: Mutex::default() };
+            let kind = ListKind::Recorded { ordinal, record: Mutex::default() };
             let made = state.lists.insert(List { device, kind });
-            Ok(put(list, ze_command_list_handle_t(handle(made)))?)
+            Ok(write_result(list, ze_command_list_handle_t(handle(made)))?)
         }
     })
 }
@@ -231,13 +230,13 @@ pub(crate) unsafe extern "C" fn create_immediate(
     entry("zeCommandListCreateImmediate", |state| {
         state.context(context)?;
         let device = state.device(device)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let traits = Traits::new(&get(desc)?)?;
-            put(list, ze_command_list_handle_t::NULL)?;
+            let traits = QueueTraits::new(&read_argument(desc)?)?;
+            write_result(list, ze_command_list_handle_t::NULL)?;
             let stream = state.core.stream();
-            let made = state.lists.insert(List { device, kind: Kind::Immediate { traits, stream } });
-            Ok(put(list, ze_command_list_handle_t(handle(made)))?)
+            let made = state.lists.insert(List { device, kind: ListKind::Immediate { traits, stream } });
+            Ok(write_result(list, ze_command_list_handle_t(handle(made)))?)
         }
     })
 }
@@ -249,7 +248,7 @@ pub(crate) unsafe extern "C" fn destroy_list(list: ze_command_list_handle_t) -> 
 pub(crate) unsafe extern "C" fn close_list(list: ze_command_list_handle_t) -> ze_result_t {
     entry("zeCommandListClose", |state| {
         let list = state.lists.get(number(list.0))?;
-        if let Kind::Recorded { record, .. } = &list.kind {
+        if let ListKind::Recorded { record, .. } = &list.kind {
             lock(record).is_closed = true;
         }
         Ok(())
@@ -259,8 +258,8 @@ pub(crate) unsafe extern "C" fn close_list(list: ze_command_list_handle_t) -> ze
 pub(crate) unsafe extern "C" fn reset_list(list: ze_command_list_handle_t) -> ze_result_t {
     entry("zeCommandListReset", |state| {
         let list = state.lists.get(number(list.0))?;
-        if let Kind::Recorded { record, .. } = &list.kind {
-            *lock(record) = Record::default();
+        if let ListKind::Recorded { record, .. } = &list.kind {
+            *lock(record) = Recording::default();
         }
         Ok(())
     })
@@ -283,18 +282,18 @@ pub(crate) unsafe extern "C" fn create_fence(
 ) -> ze_result_t {
     entry("zeFenceCreate", |state| {
         state.queues.get(number(queue.0))?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(desc)?;
+            let desc = read_argument(desc)?;
             if desc.flags & !ZE_FENCE_FLAG_SIGNALED != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
-            put(fence, ze_fence_handle_t::NULL)?;
+            write_result(fence, ze_fence_handle_t::NULL)?;
             let made = FenceObject(Arc::default());
             if desc.flags & ZE_FENCE_FLAG_SIGNALED != 0 {
                 made.0.signal(now());
             }
-            Ok(put(fence, ze_fence_handle_t(handle(state.fences.insert(made))))?)
+            Ok(write_result(fence, ze_fence_handle_t(handle(state.fences.insert(made))))?)
         }
     })
 }
@@ -322,7 +321,7 @@ pub(crate) unsafe extern "C" fn reset_fence(fence: ze_fence_handle_t) -> ze_resu
 pub(crate) struct EventPool {
     count: u32,
     has_times: bool,
-    /// Its events stand for the last command that was appended to signal them, and are never reset.
+    /// Its events track the last command that was appended with them, and are never reset.
     is_counter_based: bool,
 }
 
@@ -332,43 +331,43 @@ pub(crate) struct EventObject {
 }
 
 impl EventObject {
-    /// The event as it is now.
+    /// Returns the current event.
     fn event(&self) -> Arc<Event> {
         Arc::clone(&lock(&self.event))
     }
 
-    /// The event, for a command that signals it.
+    /// Returns the event for a command that signals it.
     pub(crate) fn to_signal(&self) -> Arc<Event> {
         if self.pool.is_counter_based {
-            // What waits for the command before goes on waiting for that.
+            // Waits for the previous command keep the previous event.
             *lock(&self.event) = Arc::default();
         }
         self.event()
     }
 }
 
-/// The events that a command waits for, and the one that it signals, if any.
+/// The events that a command waits for, and the one that it signals.
 type Events = (Vec<Arc<Event>>, Option<Arc<Event>>);
 
-/// Finds the events of a command.
+/// Looks up the events of a command.
 ///
 /// # Safety
-/// The array is null or has so many handles.
+/// `wait` is null or has `waits` elements.
 pub(crate) unsafe fn resolve(
-    state: &State,
+    state: &DriverState,
     signal: ze_event_handle_t,
     waits: u32,
     wait: *mut ze_event_handle_t,
-) -> Done<Events> {
-    // SAFETY: the caller's promise.
+) -> ZeResult<Events> {
+    // SAFETY: the caller upholds the contract.
     let wait = unsafe { array(wait.cast_const(), waits, ZE_RESULT_ERROR_INVALID_SIZE) }?;
-    let wait: Done<Vec<_>> = wait.into_iter().map(|event| current(state, event)).collect();
+    let wait: ZeResult<Vec<_>> = wait.into_iter().map(|event| current(state, event)).collect();
     let wait = wait?;
     let signal = if signal.is_null() { None } else { Some(state.events.get(number(signal.0))?.to_signal()) };
     Ok((wait, signal))
 }
 
-fn current(state: &State, event: ze_event_handle_t) -> Done<Arc<Event>> {
+fn current(state: &DriverState, event: ze_event_handle_t) -> ZeResult<Arc<Event>> {
     Ok(state.events.get(number(event.0))?.event())
 }
 
@@ -381,13 +380,13 @@ pub(crate) unsafe extern "C" fn create_pool(
 ) -> ze_result_t {
     entry("zeEventPoolCreate", |state| {
         state.context(context)?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(desc)?;
+            let desc = read_argument(desc)?;
             for device in array(devices.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)? {
                 state.device(device)?;
             }
-            put(pool, ze_event_pool_handle_t::NULL)?;
+            write_result(pool, ze_event_pool_handle_t::NULL)?;
             if desc.count == 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
             }
@@ -405,7 +404,7 @@ pub(crate) unsafe extern "C" fn create_pool(
                 is_counter_based: !chain::find::<ze_event_pool_counter_based_exp_desc_t>(desc.pNext)
                     .is_null(),
             });
-            Ok(put(pool, ze_event_pool_handle_t(handle(made)))?)
+            Ok(write_result(pool, ze_event_pool_handle_t(handle(made)))?)
         }
     })
 }
@@ -421,10 +420,10 @@ pub(crate) unsafe extern "C" fn create_event(
 ) -> ze_result_t {
     entry("zeEventCreate", |state| {
         let pool = state.pools.get(number(pool.0))?;
-        // SAFETY: pointers of the application.
+        // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let desc = get(desc)?;
-            put(event, ze_event_handle_t::NULL)?;
+            let desc = read_argument(desc)?;
+            write_result(event, ze_event_handle_t::NULL)?;
             let known = ZE_EVENT_SCOPE_FLAG_SUBDEVICE | ZE_EVENT_SCOPE_FLAG_DEVICE | ZE_EVENT_SCOPE_FLAG_HOST;
             if (desc.signal | desc.wait) & !known != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
@@ -433,7 +432,7 @@ pub(crate) unsafe extern "C" fn create_event(
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
             let made = EventObject { pool: *pool, event: Mutex::default() };
-            Ok(put(event, ze_event_handle_t(handle(state.events.insert(made))))?)
+            Ok(write_result(event, ze_event_handle_t(handle(state.events.insert(made))))?)
         }
     })
 }
@@ -464,7 +463,7 @@ pub(crate) unsafe extern "C" fn reset_event(event: ze_event_handle_t) -> ze_resu
     })
 }
 
-/// The times of an event whose pool was made for that. The clocks of device and context are one.
+/// Returns the times of an event from a pool with timestamps. Device and context share a clock.
 pub(crate) unsafe extern "C" fn query_kernel_timestamp(
     event: ze_event_handle_t,
     to: *mut ze_kernel_timestamp_result_t,
@@ -476,7 +475,7 @@ pub(crate) unsafe extern "C" fn query_kernel_timestamp(
         }
         let times = event.event().signalled().ok_or(ZE_RESULT_NOT_READY)?;
         let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
-        // SAFETY: a pointer of the application.
-        Ok(unsafe { put(to, ze_kernel_timestamp_result_t { global: data, context: data }) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(to, ze_kernel_timestamp_result_t { global: data, context: data }) }?)
     })
 }

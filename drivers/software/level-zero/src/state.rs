@@ -1,21 +1,24 @@
-//! What every function of the driver goes through, everything that the driver has, and its settings
-//! (`ZE_SOFT_*`).
+//! [`DriverState`]: the state of the driver in a process; the entry of every function; access to
+//! arguments; and settings (`ZE_SOFT_*`).
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use level_zero_sys::*;
-use soft_device::{Budget, Core, Error, Handles, Health, Once, Server, Settings, Variables, get, lock, put};
+use soft_device::{
+    Budget, DriverCell, DriverCore, Error, FdServer, HandleTable, Health, Settings, Variables, lock,
+    read_argument, write_result,
+};
 
-use crate::ipc::{Exports, SOCKET, Way};
+use crate::ipc::{Exports, FdTransport, SOCKET};
 use crate::memory::Allocation;
 use crate::queue::{EventObject, EventPool, FenceObject, List, Queue};
 
-/// Why a function does not do what it should.
+/// The error of a function: a result other than success.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ZeError(ze_result_t);
 
-pub(crate) type Done<T = ()> = Result<T, ZeError>;
+pub(crate) type ZeResult<T = ()> = Result<T, ZeError>;
 
 impl From<ze_result_t> for ZeError {
     fn from(result: ze_result_t) -> Self {
@@ -46,63 +49,70 @@ impl From<Error> for ZeError {
     }
 }
 
-/// Runs what needs no driver that runs. No panic leaves it.
-pub(crate) fn guarded(body: impl FnOnce() -> Done) -> ze_result_t {
+/// Runs the body of a function that does not need an initialized driver. Catches panics.
+pub(crate) fn guarded(body: impl FnOnce() -> ZeResult) -> ze_result_t {
     soft_device::guarded(body)
 }
 
-/// Runs a function of the driver. It works whether the devices are lost or not: memory can be freed
-/// in any case.
-pub(crate) fn entry(function: &'static str, body: impl FnOnce(&'static State) -> Done) -> ze_result_t {
+/// Runs the body of a function: checks that the driver is initialized, and applies faults. It does
+/// not check for lost devices: their memory can be freed.
+pub(crate) fn entry(
+    function: &'static str,
+    body: impl FnOnce(&'static DriverState) -> ZeResult,
+) -> ze_result_t {
     guarded(|| {
-        let state = State::get()?;
-        state.core.faults.play(function, &state.core.health)?;
+        let state = DriverState::get()?;
+        state.core.faults.apply(function, &state.core.health)?;
         body(state)
     })
 }
 
-/// Writes a result where one is wanted.
+/// Writes an optional result.
 ///
 /// # Safety
 /// The pointer is null or valid for a write.
 pub(crate) unsafe fn put_if_wanted<T>(pointer: *mut T, value: T) {
     if !pointer.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { pointer.write_unaligned(value) };
     }
 }
 
-/// Reads an array; `missing` is the answer if there is none though its length is not zero.
+/// Reads an array. `missing` is the error if the pointer is null and the length is not 0.
 ///
 /// # Safety
-/// The pointer is null or valid for so many reads.
-pub(crate) unsafe fn array<T: Copy>(pointer: *const T, length: u32, missing: ze_result_t) -> Done<Vec<T>> {
+/// The pointer is null or valid for reads of `length` elements.
+pub(crate) unsafe fn array<T: Copy>(
+    pointer: *const T,
+    length: u32,
+    missing: ze_result_t,
+) -> ZeResult<Vec<T>> {
     if length == 0 {
         return Ok(Vec::new());
     }
     if pointer.is_null() {
         return Err(missing.into());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     Ok((0..length as usize).map(|index| unsafe { pointer.add(index).read_unaligned() }).collect())
 }
 
-/// A list whose length is asked for first: writes the length where the count is zero or more than
-/// there is, and as many items as there is room for.
+/// Returns a list as the specification's enumerating functions do. Writes the number of items to
+/// `count` if that is 0 or too large, and up to `count` items to `array`.
 ///
 /// # Safety
-/// The count is null or valid, and the array null or valid for so many writes.
+/// `count` is null or valid; `array` is null or valid for writes of `count` elements.
 pub(crate) unsafe fn counted<T>(
     count: *mut u32,
     array: *mut T,
     items: impl ExactSizeIterator<Item = T>,
-) -> Done {
-    // SAFETY: the caller's promise.
-    let room = unsafe { get(count) }?;
+) -> ZeResult {
+    // SAFETY: the caller upholds the contract.
+    let room = unsafe { read_argument(count) }?;
     let there = u32::try_from(items.len()).unwrap_or(u32::MAX);
     if room == 0 || room > there {
         // SAFETY: as above.
-        unsafe { put(count, there) }?;
+        unsafe { write_result(count, there) }?;
     }
     if room > 0 && !array.is_null() {
         for (index, item) in items.take(room as usize).enumerate() {
@@ -113,62 +123,62 @@ pub(crate) unsafe fn counted<T>(
     Ok(())
 }
 
-/// The number behind a handle.
+/// Converts a handle to its number.
 pub(crate) fn number(handle: *mut std::ffi::c_void) -> usize {
     handle.addr()
 }
 
-/// A handle from its number.
+/// Converts a number to a handle.
 pub(crate) fn handle(number: usize) -> *mut std::ffi::c_void {
     std::ptr::without_provenance_mut(number)
 }
 
-/// A device or a part of one.
+/// A root device or a sub-device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) handle: ze_device_handle_t,
     pub(crate) index: u32,
-    /// Which part of which device.
+    /// For a sub-device: its index and its root device.
     pub(crate) part: Option<(u32, ze_device_handle_t)>,
     pub(crate) parts: Vec<ze_device_handle_t>,
-    /// Its memory, and that of the whole, if this is a part.
+    /// Its memory; for a sub-device also the root device's.
     pub(crate) memory: Vec<Arc<Budget>>,
     pub(crate) health: Arc<Health>,
 }
 
 impl Device {
-    /// The device that this is, or is a part of.
+    /// Returns its root device, which may be itself.
     pub(crate) fn root(&self) -> ze_device_handle_t {
         self.part.map_or(self.handle, |(_, root)| root)
     }
 }
 
-/// What memory, queues and events belong to.
+/// A context: the owner of memory, queues and events.
 #[derive(Debug)]
 pub(crate) struct Context;
 
-pub(crate) struct State {
-    pub(crate) core: Core<Allocation>,
+pub(crate) struct DriverState {
+    pub(crate) core: DriverCore<Allocation>,
     pub(crate) settings: DriverSettings,
     pub(crate) driver: ze_driver_handle_t,
     pub(crate) roots: Vec<ze_device_handle_t>,
-    pub(crate) devices: Handles<Device>,
-    pub(crate) contexts: Handles<Context>,
+    pub(crate) devices: HandleTable<Device>,
+    pub(crate) contexts: HandleTable<Context>,
     pub(crate) default_context: OnceLock<usize>,
-    pub(crate) queues: Handles<Queue>,
-    pub(crate) lists: Handles<List>,
-    pub(crate) fences: Handles<FenceObject>,
-    pub(crate) pools: Handles<EventPool>,
-    pub(crate) events: Handles<EventObject>,
+    pub(crate) queues: HandleTable<Queue>,
+    pub(crate) lists: HandleTable<List>,
+    pub(crate) fences: HandleTable<FenceObject>,
+    pub(crate) pools: HandleTable<EventPool>,
+    pub(crate) events: HandleTable<EventObject>,
     pub(crate) exports: Exports,
-    pub(crate) server: Mutex<Option<Server>>,
+    pub(crate) server: Mutex<Option<FdServer>>,
 }
 
-static STATE: Once<State> = Once::new();
+static STATE: DriverCell<DriverState> = DriverCell::new();
 
-impl State {
-    /// Starts the driver, or says that it runs.
-    pub(crate) fn start() -> Done<&'static Self> {
+impl DriverState {
+    /// Initializes the driver unless it is initialized.
+    pub(crate) fn start() -> ZeResult<&'static Self> {
         let make = || {
             let (common, settings) = read_settings(soft_device::variable)?;
             Self::new(common, settings)
@@ -176,16 +186,16 @@ impl State {
         Ok(STATE.start("libze_soft", make)?)
     }
 
-    /// The driver, if it was started in this process.
-    pub(crate) fn get() -> Done<&'static Self> {
+    /// Returns the state if the driver was initialized in this process.
+    pub(crate) fn get() -> ZeResult<&'static Self> {
         Ok(STATE.get()?)
     }
 
     fn new(common: Settings, settings: DriverSettings) -> Result<Self, String> {
         let core =
-            Core::new(common, crate::driver::answer).map_err(|why| format!("ZE_SOFT_FAULTS: {why}"))?;
-        let devices = Handles::<Device>::default();
-        let next = || ze_device_handle_t(handle(Handles::<Device>::next()));
+            DriverCore::new(common, crate::driver::answer).map_err(|why| format!("ZE_SOFT_FAULTS: {why}"))?;
+        let devices = HandleTable::<Device>::default();
+        let next = || ze_device_handle_t(handle(HandleTable::<Device>::next()));
         let add = |handle: ze_device_handle_t, index, part, parts, memory| {
             let health = Arc::clone(&core.health);
             devices.insert_as(number(handle.0), Device { handle, index, part, parts, memory, health });
@@ -204,63 +214,63 @@ impl State {
         Ok(Self {
             core,
             settings,
-            driver: ze_driver_handle_t(handle(Handles::<Device>::next())),
+            driver: ze_driver_handle_t(handle(HandleTable::<Device>::next())),
             roots,
             devices,
-            contexts: Handles::default(),
+            contexts: HandleTable::default(),
             default_context: OnceLock::new(),
-            queues: Handles::default(),
-            lists: Handles::default(),
-            fences: Handles::default(),
-            pools: Handles::default(),
-            events: Handles::default(),
+            queues: HandleTable::default(),
+            lists: HandleTable::default(),
+            fences: HandleTable::default(),
+            pools: HandleTable::default(),
+            events: HandleTable::default(),
             exports: Exports::default(),
             server: Mutex::default(),
         })
     }
 
-    pub(crate) fn driver(&self, driver: ze_driver_handle_t) -> Done {
+    pub(crate) fn driver(&self, driver: ze_driver_handle_t) -> ZeResult {
         if driver == self.driver { Ok(()) } else { Err(ZE_RESULT_ERROR_INVALID_NULL_HANDLE.into()) }
     }
 
-    pub(crate) fn device(&self, device: ze_device_handle_t) -> Done<Arc<Device>> {
+    pub(crate) fn device(&self, device: ze_device_handle_t) -> ZeResult<Arc<Device>> {
         let device = self.devices.get(number(device.0))?;
         device.health.check()?;
         Ok(device)
     }
 
-    pub(crate) fn context(&self, context: ze_context_handle_t) -> Done<Arc<Context>> {
+    pub(crate) fn context(&self, context: ze_context_handle_t) -> ZeResult<Arc<Context>> {
         let context = self.contexts.get(number(context.0))?;
         self.core.health.check()?;
         Ok(context)
     }
 
     /// How a new handle for other processes travels.
-    pub(crate) fn way(&'static self) -> Done<Way> {
-        let way = match self.settings.ipc {
-            Ipc::Classic => return Ok(Way::Local),
-            Ipc::OpaquePidfd => {
+    pub(crate) fn transport(&'static self) -> ZeResult<FdTransport> {
+        let transport = match self.settings.ipc {
+            IpcMode::Classic => return Ok(FdTransport::Local),
+            IpcMode::OpaquePidfd => {
                 // Processes that may trace this one anyway may still take it.
-                let _ = soft_device::allow_everyone();
-                Way::Pidfd
+                let _ = soft_device::allow_fd_transfer();
+                FdTransport::Pidfd
             }
-            Ipc::Opaque if soft_device::allow_everyone().is_ok() => Way::Pidfd,
-            Ipc::Opaque | Ipc::OpaqueSocket => Way::Socket,
+            IpcMode::Opaque if soft_device::allow_fd_transfer().is_ok() => FdTransport::Pidfd,
+            IpcMode::Opaque | IpcMode::OpaqueSocket => FdTransport::Socket,
         };
-        if way == Way::Socket {
+        if transport == FdTransport::Socket {
             let mut server = lock(&self.server);
             if server.is_none() {
                 let find = |number| -> Option<OwnedFd> { self.exports.duplicate(number) };
-                *server = Some(Server::start(SOCKET, find)?);
+                *server = Some(FdServer::start(SOCKET, find)?);
             }
         }
-        Ok(way)
+        Ok(transport)
     }
 }
 
 /// How handles for other processes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ipc {
+pub(crate) enum IpcMode {
     /// The first four bytes are an fd of the process that opens.
     Classic,
     /// The driver brings the fd over: by `pidfd_getfd`, or by a socket where `PR_SET_PTRACER` is
@@ -272,18 +282,18 @@ pub(crate) enum Ipc {
     OpaqueSocket,
 }
 
-/// The settings that this driver has beside those of every driver.
+/// The settings of this driver, in addition to the common ones.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverSettings {
     pub(crate) sub_devices: u32,
-    /// The largest allocation that is not asked for as an exception.
+    /// The largest allocation without relaxed limits.
     pub(crate) largest: u64,
-    /// Where device memory has its addresses; anywhere if absent.
+    /// The address range of device memory; anywhere if `None`.
     pub(crate) addresses: Option<(usize, usize)>,
-    pub(crate) ipc: Ipc,
+    pub(crate) ipc: IpcMode,
     /// Opening one handle twice gives one address.
     pub(crate) opens_once: bool,
-    /// A peer's memory has to be made resident before it is used.
+    /// Memory of a peer has to be made resident before it is accessed.
     pub(crate) strict_residency: bool,
     pub(crate) api: ze_api_version_t,
 }
@@ -291,7 +301,7 @@ pub(crate) struct DriverSettings {
 /// Reads the settings.
 ///
 /// # Errors
-/// The variable that is wrong, and what would be right.
+/// The invalid variable, and its expected value.
 pub(crate) fn read_settings(
     find: impl Fn(&str) -> Option<String>,
 ) -> Result<(Settings, DriverSettings), String> {
@@ -302,7 +312,7 @@ pub(crate) fn read_settings(
         sub_devices: variables.number("SUBDEVICES", 0, 0, 16)? as u32,
         largest: variables.number("MAX_ALLOCATION", common.memory, 1, u64::MAX)?,
         addresses: variables.parsed("ADDRESSES", None, addresses, |text| range(text).map(Some))?,
-        ipc: [Ipc::Classic, Ipc::Opaque, Ipc::OpaquePidfd, Ipc::OpaqueSocket]
+        ipc: [IpcMode::Classic, IpcMode::Opaque, IpcMode::OpaquePidfd, IpcMode::OpaqueSocket]
             [variables.choice("IPC", &["classic", "opaque", "opaque-pidfd", "opaque-socket"])?],
         opens_once: variables.choice("OPEN", &["once", "each"])? == 0,
         strict_residency: variables.choice("RESIDENCY", &["lazy", "strict"])? == 1,
@@ -335,7 +345,7 @@ mod tests {
     #[test]
     fn values_are_read() {
         assert_eq!(read("ZE_SOFT_MEMORY", "64M").unwrap().largest, 64 << 20);
-        assert_eq!(read("ZE_SOFT_IPC", "opaque-socket").unwrap().ipc, Ipc::OpaqueSocket);
+        assert_eq!(read("ZE_SOFT_IPC", "opaque-socket").unwrap().ipc, IpcMode::OpaqueSocket);
         assert_eq!(read("ZE_SOFT_API", "1.5").unwrap().api, ze_api_version_t(make_version(1, 5)));
         assert_eq!(
             read("ZE_SOFT_ADDRESSES", "0x100000000000-100000200000").unwrap().addresses,
@@ -344,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_name_the_variable() {
+    fn invalid_value_names_the_variable() {
         for (name, value) in [
             ("ZE_SOFT_DEVICES", "0"),
             ("ZE_SOFT_IPC", "magic"),

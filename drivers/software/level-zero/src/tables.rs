@@ -1,23 +1,22 @@
-//! The tables that the loader asks for, and which function is behind each member.
+//! The function tables that the loader requests, and the function of each member.
 
 use std::ffi::{CStr, c_void};
 
 use level_zero_sys::*;
 
-use crate::state::{State, guarded, read_settings};
+use crate::state::{DriverState, guarded, read_settings};
 use crate::{append, device, driver, ipc, memory, queue};
 
-/// Answers for all functions that this driver does not have. It takes no parameters: callers that
-/// pass some lose nothing by it on the systems that this is for, where the caller owns the space of
-/// parameters.
+/// Stands for all functions that this driver lacks. It takes no parameters: in the supported
+/// calling conventions the caller cleans up the arguments, so that extra ones are harmless.
 unsafe extern "C" fn unsupported() -> ze_result_t {
     ZE_RESULT_ERROR_UNSUPPORTED_FEATURE
 }
 
-/// Fills a table of the caller's with what its version has, and no more than this driver's own.
+/// Fills a table of the caller with the members of its version, at most of this driver's version.
 ///
 /// # Safety
-/// `table` is null or has room for what that version has.
+/// `table` is null or valid for writes of the members of that version.
 unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) -> ze_result_t {
     guarded(|| {
         if table.is_null() {
@@ -26,11 +25,11 @@ unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) 
         if version.0 >> 16 != ZE_API_VERSION_CURRENT.0 >> 16 {
             return Err(ZE_RESULT_ERROR_UNSUPPORTED_VERSION.into());
         }
-        // Asked before anything is started. A wrong setting shows when the driver is.
+        // The loader calls this before initialization, which reports invalid settings.
         let api =
             read_settings(soft_device::variable).map_or(ZE_API_VERSION_CURRENT, |(_, settings)| settings.api);
         full.fill_absent(unsupported);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { full.fill(table, version.min(api)) };
         Ok(())
     })
@@ -42,24 +41,23 @@ macro_rules! exports {
             /// Fills a table for the loader.
             ///
             /// # Safety
-            /// `table` is null or has room for what `version` has of it.
+            /// `table` is null or valid for writes of the members of `version`.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $get(version: ze_api_version_t, table: *mut $table) -> ze_result_t {
                 #[allow(clippy::needless_update, reason = "some tables have nothing else")]
                 let full = $table { $($member: Some($function),)* ..Default::default() };
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds the contract.
                 unsafe { give(version, table, full) }
             }
         )*
 
-        /// A function of this driver by its name in the specification, if the driver's version has
-        /// it.
-        pub(crate) fn function(state: &State, name: &CStr) -> Option<*mut c_void> {
+        /// Returns a function by its name in the specification, if the driver's version has it.
+        pub(crate) fn function(state: &DriverState, name: &CStr) -> Option<*mut c_void> {
             $(
                 let known = &$table::MEMBERS[..$table::known_at(state.settings.api)];
                 if let Some(index) = known.iter().position(|member| member.function == name) {
                     let mut table = $table::default();
-                    // SAFETY: the table has room for what its newest version has.
+                    // SAFETY: the table has the members of the current version.
                     unsafe { $get(ZE_API_VERSION_CURRENT, &raw mut table) };
                     return table.pointer(index).filter(|found| *found != unsupported as *mut c_void);
                 }
@@ -177,15 +175,14 @@ exports! {
     zeGetSamplerProcAddrTable => ze_sampler_dditable_t {}
 }
 
-/// Tables of tools and system management: older loaders refuse a driver that has none. Nothing is
-/// in them.
+/// Empty tables of tools and system management: older loaders reject a driver without them.
 macro_rules! empty_tables {
     ($($get:ident)*) => {
         $(
-            /// A table of which this driver has nothing.
+            /// Leaves a table empty.
             ///
             /// # Safety
-            /// Nothing is asked of the caller.
+            /// The function has no requirements.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $get(_version: ze_api_version_t, _table: *mut c_void) -> ze_result_t {
                 ZE_RESULT_SUCCESS

@@ -1,5 +1,4 @@
-//! The driver without a loader: settings, limits, faults, and everything else that can be had
-//! without C.
+//! The driver without a loader: settings, limits, faults, residency, tables.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -7,26 +6,26 @@ mod driver;
 
 use std::ffi::CStr;
 
-use driver::{User, handle, library, refusal, with};
+use driver::{User, error_code, handle, library, run_in_child};
 use level_zero_sys::*;
 
-/// The same by both ways.
+/// Returns clients with and without a loader.
 fn users(test: &str) -> Vec<User> {
     std::iter::once(User::direct()).chain(User::through_loader(test)).collect()
 }
 
 #[test]
-fn memory_keeps_what_was_copied_there() {
-    with("memory_keeps_what_was_copied_there", &[], || {
-        for user in users("memory_keeps_what_was_copied_there") {
+fn memory_keeps_copied_content() {
+    run_in_child("memory_keeps_copied_content", &[], || {
+        for user in users("memory_keeps_copied_content") {
             let address = user.allocate(100_000).unwrap();
             let bytes: Vec<u8> = (0..100_000_u32).map(|index| (index * 7) as u8).collect();
             user.write(address, &bytes).unwrap();
             assert_eq!(user.read(address, bytes.len()).unwrap(), bytes);
             assert_eq!(user.read(address + 99_999, 1).unwrap(), bytes[99_999..]);
-            assert_eq!(refusal(user.read(address + 99_999, 2)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+            assert_eq!(error_code(user.read(address + 99_999, 2)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
             user.free(address).unwrap();
-            assert_eq!(refusal(user.free(address)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+            assert_eq!(error_code(user.free(address)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
             assert_eq!(user.count(c"allocations"), 0);
             user.finish();
         }
@@ -34,11 +33,11 @@ fn memory_keeps_what_was_copied_there() {
 }
 
 #[test]
-fn a_device_runs_out_of_memory_and_has_it_again() {
+fn freed_device_memory_can_be_allocated_again() {
     let settings = [("ZE_SOFT_MEMORY", "1M"), ("ZE_SOFT_MAX_ALLOCATION", "512K"), ("ZE_SOFT_DEVICES", "1")];
-    with("a_device_runs_out_of_memory_and_has_it_again", &settings, || {
+    run_in_child("freed_device_memory_can_be_allocated_again", &settings, || {
         let user = User::direct();
-        assert_eq!(refusal(user.allocate(513 << 10)), ZE_RESULT_ERROR_UNSUPPORTED_SIZE);
+        assert_eq!(error_code(user.allocate(513 << 10)), ZE_RESULT_ERROR_UNSUPPORTED_SIZE);
         let relaxed = ze_relaxed_allocation_limits_ext_desc_t {
             flags: ZE_RELAXED_ALLOCATION_LIMITS_EXT_FLAG_MAX_SIZE,
             ..Default::default()
@@ -46,10 +45,10 @@ fn a_device_runs_out_of_memory_and_has_it_again() {
         let desc = ze_device_mem_alloc_desc_t { pNext: (&raw const relaxed).cast(), ..Default::default() };
         let device = user.devices[0];
         let all = user.allocate_as(device, 1 << 20, &desc).unwrap();
-        assert_eq!(refusal(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+        assert_eq!(error_code(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
         user.free(all).unwrap();
         assert_eq!(
-            refusal(user.allocate_as(device, (1 << 20) + 1, &desc)),
+            error_code(user.allocate_as(device, (1 << 20) + 1, &desc)),
             ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY
         );
         let part = user.allocate(1).unwrap();
@@ -60,13 +59,13 @@ fn a_device_runs_out_of_memory_and_has_it_again() {
 }
 
 #[test]
-fn the_driver_runs_out_of_fds() {
-    with("the_driver_runs_out_of_fds", &[("ZE_SOFT_MAX_FDS", "2")], || {
+fn fd_limit_fails_allocations_and_exports() {
+    run_in_child("fd_limit_fails_allocations_and_exports", &[("ZE_SOFT_MAX_FDS", "2")], || {
         let user = User::direct();
         let one = user.allocate(1).unwrap();
         let two = user.allocate(1).unwrap();
-        assert_eq!(refusal(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
-        assert_eq!(refusal(handle(&user, one)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
+        assert_eq!(error_code(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
+        assert_eq!(error_code(handle(&user, one)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
         user.free(two).unwrap();
         let bytes = handle(&user, one).unwrap();
         assert_eq!(user.count(c"fds"), 2);
@@ -78,27 +77,26 @@ fn the_driver_runs_out_of_fds() {
 }
 
 #[test]
-fn calls_fail_as_asked_for() {
+fn injected_faults_fail_the_named_calls() {
     let faults = "zeMemAllocDevice:2=ZE_RESULT_ERROR_DEVICE_IN_LOW_POWER_STATE";
-    with("calls_fail_as_asked_for", &[("ZE_SOFT_FAULTS", faults)], || {
+    run_in_child("injected_faults_fail_the_named_calls", &[("ZE_SOFT_FAULTS", faults)], || {
         let user = User::direct();
         let address = user.allocate(1).unwrap();
-        assert_eq!(refusal(user.allocate(1)), ZE_RESULT_ERROR_DEVICE_IN_LOW_POWER_STATE);
+        assert_eq!(error_code(user.allocate(1)), ZE_RESULT_ERROR_DEVICE_IN_LOW_POWER_STATE);
         user.free(user.allocate(1).unwrap()).unwrap();
-        // Others, from now on.
+        // Replaces the faults.
         assert_eq!(user.faults(c"zeMemFree:1+=ZE_RESULT_ERROR_UNKNOWN"), ZE_RESULT_SUCCESS);
-        assert_eq!(refusal(user.free(address)), ZE_RESULT_ERROR_UNKNOWN);
+        assert_eq!(error_code(user.free(address)), ZE_RESULT_ERROR_UNKNOWN);
         assert_eq!(user.faults(c"zeMemFree:1=nonsense"), ZE_RESULT_ERROR_INVALID_ARGUMENT);
-        assert_eq!(refusal(user.free(address)), ZE_RESULT_ERROR_UNKNOWN);
+        assert_eq!(error_code(user.free(address)), ZE_RESULT_ERROR_UNKNOWN);
         assert_eq!(user.faults(c""), ZE_RESULT_SUCCESS);
         user.free(address).unwrap();
     });
 }
 
-/// Waits end, and memory can still be given back.
 #[test]
-fn a_device_is_lost() {
-    with("a_device_is_lost", &[("ZE_SOFT_IPC", "opaque-socket")], || {
+fn lost_device_ends_waits_and_frees_memory() {
+    run_in_child("lost_device_ends_waits_and_frees_memory", &[("ZE_SOFT_IPC", "opaque-socket")], || {
         let user = User::direct();
         let address = user.allocate(4096).unwrap();
         let bytes = handle(&user, address).unwrap();
@@ -121,20 +119,20 @@ fn a_device_is_lost() {
                 &raw mut waited_for,
             )
             .unwrap();
-            assert_eq!(refusal(api.zeCommandListHostSynchronize(list, 0)), ZE_RESULT_NOT_READY);
+            assert_eq!(error_code(api.zeCommandListHostSynchronize(list, 0)), ZE_RESULT_NOT_READY);
             let waiting = std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| api.zeEventHostSynchronize(event, u64::MAX));
                 assert_eq!(user.faults(c"zeMemGetIpcHandle:1=lose"), ZE_RESULT_SUCCESS);
-                assert_eq!(refusal(handle(&user, address)), ZE_RESULT_ERROR_DEVICE_LOST);
+                assert_eq!(error_code(handle(&user, address)), ZE_RESULT_ERROR_DEVICE_LOST);
                 waiting.join().unwrap()
             });
-            assert_eq!(refusal(waiting), ZE_RESULT_ERROR_DEVICE_LOST);
+            assert_eq!(error_code(waiting), ZE_RESULT_ERROR_DEVICE_LOST);
             assert_eq!(
-                refusal(api.zeCommandListHostSynchronize(list, u64::MAX)),
+                error_code(api.zeCommandListHostSynchronize(list, u64::MAX)),
                 ZE_RESULT_ERROR_DEVICE_LOST
             );
-            assert_eq!(refusal(user.allocate(1)), ZE_RESULT_ERROR_DEVICE_LOST);
-            assert_eq!(refusal(user.read(address, 1)), ZE_RESULT_ERROR_DEVICE_LOST);
+            assert_eq!(error_code(user.allocate(1)), ZE_RESULT_ERROR_DEVICE_LOST);
+            assert_eq!(error_code(user.read(address, 1)), ZE_RESULT_ERROR_DEVICE_LOST);
             api.zeMemPutIpcHandle(user.context, bytes).unwrap();
             user.free(address).unwrap();
             api.zeCommandListDestroy(list).unwrap();
@@ -154,7 +152,7 @@ fn event_of(user: &User, next: *const std::ffi::c_void) -> (ze_event_pool_handle
     let desc = ze_event_pool_desc_t { pNext: next, count: 1, ..Default::default() };
     let event_desc = ze_event_desc_t::default();
     let (mut pool, mut event) = (ze_event_pool_handle_t::NULL, ze_event_handle_t::NULL);
-    // SAFETY: as the specification has it.
+    // SAFETY: arguments as the specification requires.
     unsafe {
         user.api
             .zeEventPoolCreate(user.context, &raw const desc, 0, std::ptr::null_mut(), &raw mut pool)
@@ -164,11 +162,11 @@ fn event_of(user: &User, next: *const std::ffi::c_void) -> (ze_event_pool_handle
     (pool, event)
 }
 
-/// A counter-based event stands for the last command that was appended with it, and is not reset
-/// between commands.
+/// A counter-based event tracks the last command that was appended with it, without a reset between
+/// commands.
 #[test]
-fn a_counter_based_event_stands_for_its_last_command() {
-    with("a_counter_based_event_stands_for_its_last_command", &[("ZE_SOFT_DELAY", "100000")], || {
+fn counter_based_event_tracks_its_last_command() {
+    run_in_child("counter_based_event_tracks_its_last_command", &[("ZE_SOFT_DELAY", "100000")], || {
         let user = User::direct();
         let list = user.list_of(user.devices[0], ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS);
         let address = user.allocate(16).unwrap();
@@ -180,7 +178,7 @@ fn a_counter_based_event_stands_for_its_last_command() {
             let append = || {
                 let (pattern, none) = (7_u8, std::ptr::null_mut());
                 let pattern = (&raw const pattern).cast();
-                // SAFETY: as the specification has it.
+                // SAFETY: arguments as the specification requires.
                 unsafe { user.api.zeCommandListAppendMemoryFill(list, to, pattern, 1, 16, event, 0, none) }
             };
             append().unwrap();
@@ -202,20 +200,20 @@ fn a_counter_based_event_stands_for_its_last_command() {
     });
 }
 
-/// A copy that takes its time is not done when the call returns, and the queue's order holds.
+/// A delayed copy is incomplete when the call returns. Later commands of the list execute after it.
 #[test]
-fn commands_are_executed_later() {
-    with("commands_are_executed_later", &[("ZE_SOFT_DELAY", "200000")], || {
+fn asynchronous_commands_execute_after_the_call() {
+    run_in_child("asynchronous_commands_execute_after_the_call", &[("ZE_SOFT_DELAY", "200000")], || {
         let user = User::direct();
         let list = user.list_of(user.devices[0], ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS);
         let address = user.allocate(16).unwrap();
         let bytes = [9_u8; 16];
         user.write_by(list, address, &bytes).unwrap();
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         let early = unsafe { user.api.zeCommandListHostSynchronize(list, 0) };
-        assert_eq!(refusal(early), ZE_RESULT_NOT_READY);
+        assert_eq!(error_code(early), ZE_RESULT_NOT_READY);
         assert_eq!(user.read_by(list, address, 16).unwrap(), bytes);
-        // Freed while it is still used: the copy keeps the pages.
+        // Freed while the copy runs: the copy keeps the pages.
         user.write_by(list, address, &bytes).unwrap();
         user.free(address).unwrap();
         assert_eq!(user.count(c"allocations"), 0);
@@ -226,34 +224,34 @@ fn commands_are_executed_later() {
 }
 
 #[test]
-fn devices_have_parts() {
+fn sub_devices_share_memory_of_their_device() {
     let settings = [("ZE_SOFT_DEVICES", "3"), ("ZE_SOFT_SUBDEVICES", "2"), ("ZE_SOFT_MEMORY", "1M")];
-    with("devices_have_parts", &settings, || {
-        for user in users("devices_have_parts") {
+    run_in_child("sub_devices_share_memory_of_their_device", &settings, || {
+        for user in users("sub_devices_share_memory_of_their_device") {
             assert_eq!(user.devices.len(), 3);
             let mut count = 2;
             let mut parts = [ze_device_handle_t::NULL; 2];
             let mut uuids = std::collections::HashSet::new();
-            // SAFETY: as the specification has it.
+            // SAFETY: arguments as the specification requires.
             unsafe {
                 let api = &user.api;
                 api.zeDeviceGetSubDevices(user.devices[1], &raw mut count, parts.as_mut_ptr()).unwrap();
                 assert_eq!(count, 2);
                 for device in user.devices.iter().chain(&parts) {
-                    let mut told = ze_device_properties_t::default();
-                    api.zeDeviceGetProperties(*device, &raw mut told).unwrap();
+                    let mut properties = ze_device_properties_t::default();
+                    api.zeDeviceGetProperties(*device, &raw mut properties).unwrap();
                     let is_part = parts.contains(device);
-                    assert_eq!(told.flags & ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE != 0, is_part);
-                    assert!(told.timerResolution > 0 && told.maxMemAllocSize > 0);
-                    assert!(uuids.insert(told.uuid.id));
-                    assert_eq!(told.name.last(), Some(&0));
+                    assert_eq!(properties.flags & ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE != 0, is_part);
+                    assert!(properties.timerResolution > 0 && properties.maxMemAllocSize > 0);
+                    assert!(uuids.insert(properties.uuid.id));
+                    assert_eq!(properties.name.last(), Some(&0));
                 }
             }
-            // What a part has the whole has not any more.
+            // Memory of a sub-device is also charged to its root device.
             let half = user.allocate_on(parts[0], 512 << 10).unwrap();
-            assert_eq!(refusal(user.allocate_on(parts[0], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+            assert_eq!(error_code(user.allocate_on(parts[0], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
             let rest = user.allocate_on(user.devices[1], 512 << 10).unwrap();
-            assert_eq!(refusal(user.allocate_on(parts[1], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+            assert_eq!(error_code(user.allocate_on(parts[1], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
             user.free(half).unwrap();
             user.free(rest).unwrap();
             user.finish();
@@ -262,49 +260,49 @@ fn devices_have_parts() {
 }
 
 #[test]
-fn peers_reach_what_is_resident() {
-    with("peers_reach_what_is_resident", &[("ZE_SOFT_RESIDENCY", "strict")], || {
+fn peer_accesses_resident_memory_only() {
+    run_in_child("peer_accesses_resident_memory_only", &[("ZE_SOFT_RESIDENCY", "strict")], || {
         let user = User::direct();
         let other = user.list_of(user.devices[1], ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS);
         let address = user.allocate(4096).unwrap();
         user.write(address, &[5; 4096]).unwrap();
-        assert_eq!(refusal(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+        assert_eq!(error_code(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
         let pointer = std::ptr::without_provenance_mut(address);
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe {
             let api = &user.api;
             api.zeContextMakeMemoryResident(user.context, user.devices[1], pointer, 4096).unwrap();
             assert_eq!(user.count(c"residents"), 1);
             assert_eq!(user.read_by(other, address, 4096).unwrap(), [5; 4096]);
             let more = api.zeContextMakeMemoryResident(user.context, user.devices[1], pointer, 4097);
-            assert_eq!(refusal(more), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+            assert_eq!(error_code(more), ZE_RESULT_ERROR_INVALID_ARGUMENT);
             api.zeContextEvictMemory(user.context, user.devices[1], pointer, 4096).unwrap();
         }
-        assert_eq!(refusal(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+        assert_eq!(error_code(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
         user.free(address).unwrap();
     });
 }
 
 #[test]
-fn devices_that_are_no_peers_say_so() {
-    with("devices_that_are_no_peers_say_so", &[("ZE_SOFT_PEERS", "none")], || {
+fn devices_without_peer_access_report_it() {
+    run_in_child("devices_without_peer_access_report_it", &[("ZE_SOFT_PEERS", "none")], || {
         let user = User::direct();
         let [one, two] = [user.devices[0], user.devices[1]];
         let address = user.allocate(4096).unwrap();
         let pointer = std::ptr::without_provenance_mut(address);
-        let mut told = ze_device_p2p_properties_t::default();
+        let mut properties = ze_device_p2p_properties_t::default();
         let (mut own, mut others) = (2, 2);
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe {
             user.api.zeDeviceCanAccessPeer(one, one, &raw mut own).unwrap();
             user.api.zeDeviceCanAccessPeer(one, two, &raw mut others).unwrap();
-            user.api.zeDeviceGetP2PProperties(one, two, &raw mut told).unwrap();
+            user.api.zeDeviceGetP2PProperties(one, two, &raw mut properties).unwrap();
             let resident = user.api.zeContextMakeMemoryResident(user.context, two, pointer, 4096);
-            assert_eq!(refusal(resident), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+            assert_eq!(error_code(resident), ZE_RESULT_ERROR_INVALID_ARGUMENT);
         }
-        assert_eq!((own, others, told.flags), (1, 0, 0));
+        assert_eq!((own, others, properties.flags), (1, 0, 0));
         let other = user.list_of(two, ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS);
-        assert_eq!(refusal(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+        assert_eq!(error_code(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
         user.free(address).unwrap();
     });
 }
@@ -312,9 +310,9 @@ fn devices_that_are_no_peers_say_so() {
 /// The case of oneCCL #212 and MPICH #7821: another allocation at the address of one that was
 /// freed.
 #[test]
-fn an_address_is_used_again_by_another_allocation() {
+fn reused_address_has_another_allocation_id() {
     let settings = [("ZE_SOFT_ADDRESSES", "0x100000000000-0x100000040000")];
-    with("an_address_is_used_again_by_another_allocation", &settings, || {
+    run_in_child("reused_address_has_another_allocation_id", &settings, || {
         let user = User::direct();
         let first = user.allocate(4096).unwrap();
         let id = user.properties(first).id;
@@ -327,7 +325,7 @@ fn an_address_is_used_again_by_another_allocation() {
         assert_eq!(user.read(again, 16).unwrap(), [0; 16]);
         // Four pages of 64 KiB are all there is.
         let others: Vec<_> = (0..3).map(|_| user.allocate(1).unwrap()).collect();
-        assert_eq!(refusal(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+        assert_eq!(error_code(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
         for address in others.into_iter().chain([again]) {
             user.free(address).unwrap();
         }
@@ -335,15 +333,15 @@ fn an_address_is_used_again_by_another_allocation() {
 }
 
 #[test]
-fn a_forked_child_has_no_driver() {
-    with("a_forked_child_has_no_driver", &[], || {
+fn forked_child_has_no_driver() {
+    run_in_child("forked_child_has_no_driver", &[], || {
         let user = User::direct();
         let address = user.allocate(4096).unwrap();
-        // SAFETY: the child makes a call and ends.
+        // SAFETY: the child makes one call and exits.
         unsafe {
             let child = libc::fork();
             if child == 0 {
-                let answer = refusal(user.allocate(1));
+                let answer = error_code(user.allocate(1));
                 libc::_exit(i32::from(answer != ZE_RESULT_ERROR_UNINITIALIZED));
             }
             let mut status = -1;
@@ -354,10 +352,10 @@ fn a_forked_child_has_no_driver() {
     });
 }
 
-/// Loaders close their drivers when a process ends, and threads may still run in them.
+/// Loaders close their drivers at process exit, when threads of the driver may still run.
 #[test]
-fn the_driver_stays_loaded() {
-    with("the_driver_stays_loaded", &[], || {
+fn driver_library_is_never_unloaded() {
+    run_in_child("driver_library_is_never_unloaded", &[], || {
         let is_there = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("libze_soft.so");
         assert!(!is_there());
         // SAFETY: the driver of this project.
@@ -368,9 +366,9 @@ fn the_driver_stays_loaded() {
     });
 }
 
-/// No table is filled past what a version has of it: loaders have no room for more.
+/// A table is not written past the members of its version: older loaders have smaller tables.
 #[test]
-fn tables_are_as_long_as_their_version() {
+fn tables_are_filled_up_to_their_version() {
     type Get = unsafe extern "C" fn(ze_api_version_t, *mut usize) -> ze_result_t;
     const UNTOUCHED: usize = 0x5a5a;
     // SAFETY: the driver of this project; its functions fill tables of pointers.
@@ -404,13 +402,13 @@ fn tables_are_as_long_as_their_version() {
     }
 }
 
-/// All that the conformance programs of others ask before they begin.
+/// The queries that conformance programs of other projects make first.
 #[test]
-fn questions_are_answered() {
-    with("questions_are_answered", &[("ZE_SOFT_SUBDEVICES", "2")], || {
-        for user in users("questions_are_answered") {
+fn property_queries_succeed() {
+    run_in_child("property_queries_succeed", &[("ZE_SOFT_SUBDEVICES", "2")], || {
+        for user in users("property_queries_succeed") {
             let (api, device) = (&user.api, user.devices[0]);
-            // SAFETY: as the specification has it.
+            // SAFETY: arguments as the specification requires.
             unsafe {
                 let mut version = ze_api_version_t(0);
                 api.zeDriverGetApiVersion(user.driver, &raw mut version).unwrap();

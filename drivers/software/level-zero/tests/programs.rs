@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use driver::{clean, library, shown, skip};
+use driver::{clean, describe, library, skip};
 use level_zero_sys::Api;
 
 /// A program, built; or one line that says why there is none.
@@ -57,7 +57,7 @@ fn passes(test: &str, name: &str, arguments: &[&str], settings: &[(&str, &str)])
     for watched in [&[][..], &WATCHED] {
         let settings = [settings, watched].concat();
         let output = run(&binary, arguments, &settings);
-        let text = shown(&output);
+        let text = describe(&output);
         assert!(output.status.success(), "{name} {arguments:?} {settings:?}: {text}");
         assert_eq!(output.stdout, b"done\n", "{text}");
         assert!(output.stderr.is_empty(), "{text}");
@@ -65,14 +65,14 @@ fn passes(test: &str, name: &str, arguments: &[&str], settings: &[(&str, &str)])
 }
 
 #[test]
-fn memory_is_copied_both_ways() {
-    passes("memory_is_copied_both_ways", "copy", &[], &[]);
+fn copies_work_in_both_directions() {
+    passes("copies_work_in_both_directions", "copy", &[], &[]);
 }
 
 #[test]
-fn wrong_calls_are_answered() {
+fn invalid_calls_are_errors() {
     for ipc in ["classic", "opaque-pidfd"] {
-        passes("wrong_calls_are_answered", "errors", &[], &[("ZE_SOFT_IPC", ipc)]);
+        passes("invalid_calls_are_errors", "errors", &[], &[("ZE_SOFT_IPC", ipc)]);
     }
 }
 
@@ -101,48 +101,51 @@ fn processes_share_memory() {
 /// Nothing is left of many handles on either side; the program counts. Ten thousand in the long
 /// form.
 #[test]
-fn nothing_is_left_of_many_handles() {
+fn many_handles_leak_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let test = "nothing_is_left_of_many_handles";
+    let test = "many_handles_leak_nothing";
     let Some(binary) = program(test, "ipc", folder.path()) else { return };
     let rounds = if std::env::var_os("UMF_TESTS_LONG").is_some() { "10000" } else { "500" };
     for (ipc, client) in [("classic", "local"), ("opaque-pidfd", "raw")] {
         let output = run(&binary, &[client, rounds], &[("ZE_SOFT_IPC", ipc)]);
-        assert!(output.status.success(), "{ipc}: {}", shown(&output));
+        assert!(output.status.success(), "{ipc}: {}", describe(&output));
     }
 }
 
 /// A classic handle that is not made local names some other fd: an error, and no memory of another
 /// process.
 #[test]
-fn a_classic_handle_has_to_be_made_local() {
+fn classic_handle_of_another_process_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    let test = "a_classic_handle_has_to_be_made_local";
+    let test = "classic_handle_of_another_process_is_an_error";
     let Some(binary) = program(test, "ipc", folder.path()) else { return };
     let output = run(&binary, &["raw", "1"], &[("ZE_SOFT_IPC", "classic")]);
-    assert!(!output.status.success(), "{}", shown(&output));
+    assert!(!output.status.success(), "{}", describe(&output));
 }
 
 /// The CPU cannot touch memory of a device.
 #[test]
-fn device_memory_traps() {
+fn cpu_access_to_device_memory_is_a_segmentation_fault() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(binary) = program("device_memory_traps", "touch", folder.path()) else { return };
+    let Some(binary) = program("cpu_access_to_device_memory_is_a_segmentation_fault", "touch", folder.path())
+    else {
+        return;
+    };
     for what in ["read", "write"] {
         let mut command = Command::new(&binary);
         clean(&mut command).arg(what).env("ZE_ENABLE_ALT_DRIVERS", library());
         let output = command.output().unwrap();
-        assert_eq!(output.status.signal(), Some(11), "{}", shown(&output));
+        assert_eq!(output.status.signal(), Some(11), "{}", describe(&output));
         assert_eq!(output.stdout, b"allocated\n", "{what}");
     }
 }
 
 /// A setting that is wrong is named, and the loader has no driver.
 #[test]
-fn a_wrong_setting_is_named() {
+fn invalid_setting_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(binary) = program("a_wrong_setting_is_named", "copy", folder.path()) else { return };
+    let Some(binary) = program("invalid_setting_is_named", "copy", folder.path()) else { return };
     let output = run(&binary, &[], &[("ZE_SOFT_DEVICES", "none")]);
-    let text = shown(&output);
+    let text = describe(&output);
     assert!(!output.status.success() && text.contains("ZE_SOFT_DEVICES=none: a number"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Memory that leaves the process: handles and fds.
+//! Memory shared between processes: IPC handles and fds.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -9,13 +9,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Stdio;
 
-use driver::{User, child, close, handle, open, refusal, with};
+use driver::{User, child, close, error_code, handle, open, run_in_child};
 use level_zero_sys::*;
 
-/// Before 1.6 the client that asks for a handle closes its fd, and no function puts it back.
+/// Before 1.6 the client closes the fd of a handle: the driver has no `zeMemPutIpcHandle`.
 #[test]
-fn an_old_driver_leaves_the_fd_to_its_client() {
-    with("an_old_driver_leaves_the_fd_to_its_client", &[("ZE_SOFT_API", "1.5")], || {
+fn old_driver_leaves_handle_fd_to_client() {
+    run_in_child("old_driver_leaves_handle_fd_to_client", &[("ZE_SOFT_API", "1.5")], || {
         let user = User::direct();
         let address = user.allocate(4096).unwrap();
         let (one, two) = (handle(&user, address).unwrap(), handle(&user, address).unwrap());
@@ -24,10 +24,10 @@ fn an_old_driver_leaves_the_fd_to_its_client() {
             i32::from_le_bytes(first)
         };
         assert_ne!(fd(&one), fd(&two));
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         let put = unsafe { user.api.zeMemPutIpcHandle(user.context, one) };
         assert_eq!(put, Err(Failure::Absent { function: "zeMemPutIpcHandle" }));
-        // SAFETY: the driver gave these fds to its client.
+        // SAFETY: the client owns these fds.
         unsafe { drop((OwnedFd::from_raw_fd(fd(&one)), OwnedFd::from_raw_fd(fd(&two)))) };
         assert!(user.function(c"zeMemPutIpcHandle").is_err());
         assert!(user.function(c"zeMemGetIpcHandle").is_ok());
@@ -35,32 +35,36 @@ fn an_old_driver_leaves_the_fd_to_its_client() {
     });
 }
 
-/// One address for one handle, or one for each time it is opened.
+/// `ZE_SOFT_OPEN`: opening a handle twice returns one address, or two.
 #[test]
-fn a_handle_is_opened_twice() {
+fn handle_opened_twice_has_one_or_two_addresses() {
     for (setting, is_once) in [("once", true), ("each", false)] {
-        with("a_handle_is_opened_twice", &[("ZE_SOFT_OPEN", setting), ("ZE_SOFT_TEST", setting)], || {
-            let is_once = std::env::var("ZE_SOFT_TEST").map_or(is_once, |setting| setting == "once");
-            let user = User::direct();
-            let address = user.allocate(4096).unwrap();
-            user.write(address, &[3; 8]).unwrap();
-            let bytes = handle(&user, address).unwrap();
-            let (one, two) = (open(&user, bytes).unwrap(), open(&user, bytes).unwrap());
-            assert_eq!(one == two, is_once);
-            assert_eq!(user.read(two, 8).unwrap(), [3; 8]);
-            assert_eq!(refusal(user.free(one)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
-            close(&user, one).unwrap();
-            assert_eq!(close(&user, two).is_err(), is_once);
-            // SAFETY: as the specification has it.
-            unsafe { user.api.zeMemPutIpcHandle(user.context, bytes) }.unwrap();
-            user.free(address).unwrap();
-        });
+        run_in_child(
+            "handle_opened_twice_has_one_or_two_addresses",
+            &[("ZE_SOFT_OPEN", setting), ("ZE_SOFT_TEST", setting)],
+            || {
+                let is_once = std::env::var("ZE_SOFT_TEST").map_or(is_once, |setting| setting == "once");
+                let user = User::direct();
+                let address = user.allocate(4096).unwrap();
+                user.write(address, &[3; 8]).unwrap();
+                let bytes = handle(&user, address).unwrap();
+                let (one, two) = (open(&user, bytes).unwrap(), open(&user, bytes).unwrap());
+                assert_eq!(one == two, is_once);
+                assert_eq!(user.read(two, 8).unwrap(), [3; 8]);
+                assert_eq!(error_code(user.free(one)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+                close(&user, one).unwrap();
+                assert_eq!(close(&user, two).is_err(), is_once);
+                // SAFETY: arguments as the specification requires.
+                unsafe { user.api.zeMemPutIpcHandle(user.context, bytes) }.unwrap();
+                user.free(address).unwrap();
+            },
+        );
     }
 }
 
 #[test]
-fn fds_are_exported_and_imported() {
-    with("fds_are_exported_and_imported", &[], || {
+fn exported_fds_can_be_imported() {
+    run_in_child("exported_fds_can_be_imported", &[], || {
         let user = User::direct();
         let export = ze_external_memory_export_desc_t {
             flags: ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD,
@@ -71,26 +75,26 @@ fn fds_are_exported_and_imported() {
         user.write(address, b"exported").unwrap();
         let ask = |address: usize, flags| {
             let mut fd = ze_external_memory_export_fd_t { flags, fd: -1, ..Default::default() };
-            let mut told =
+            let mut properties =
                 ze_memory_allocation_properties_t { pNext: (&raw mut fd).cast(), ..Default::default() };
             let pointer = std::ptr::without_provenance(address);
-            // SAFETY: as the specification has it.
+            // SAFETY: arguments as the specification requires.
             unsafe {
                 let device = std::ptr::null_mut();
-                user.api.zeMemGetAllocProperties(user.context, pointer, &raw mut told, device)?;
+                user.api.zeMemGetAllocProperties(user.context, pointer, &raw mut properties, device)?;
             }
             Ok(fd.fd)
         };
-        // SAFETY: the driver gives the fd away.
+        // SAFETY: the client owns the exported fd.
         let fd =
             unsafe { OwnedFd::from_raw_fd(ask(address, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD).unwrap()) };
         assert_eq!(
-            refusal(ask(address, ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF)),
+            error_code(ask(address, ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF)),
             ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION
         );
         let plain = user.allocate(4096).unwrap();
         assert_eq!(
-            refusal(ask(plain, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD)),
+            error_code(ask(plain, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD)),
             ZE_RESULT_ERROR_INVALID_ARGUMENT
         );
 
@@ -109,7 +113,7 @@ fn fds_are_exported_and_imported() {
             (0, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD, 4096),
             (i32::MAX, ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF, 4096),
         ] {
-            assert_eq!(refusal(import(fd, flags, size)), ZE_RESULT_ERROR_INVALID_ARGUMENT, "{fd}");
+            assert_eq!(error_code(import(fd, flags, size)), ZE_RESULT_ERROR_INVALID_ARGUMENT, "{fd}");
         }
         for address in [address, plain, imported] {
             user.free(address).unwrap();
@@ -118,18 +122,18 @@ fn fds_are_exported_and_imported() {
     });
 }
 
-/// The specification's own way to take an fd out of a handle and to make a handle of one.
+/// The specification's functions to take an fd from a handle, and to make a handle from an fd.
 #[test]
-fn a_handle_is_made_of_an_fd() {
+fn handle_from_fd_round_trips() {
     for ipc in ["classic", "opaque-pidfd"] {
-        with("a_handle_is_made_of_an_fd", &[("ZE_SOFT_IPC", ipc)], || {
+        run_in_child("handle_from_fd_round_trips", &[("ZE_SOFT_IPC", ipc)], || {
             let user = User::direct();
             let address = user.allocate(4096).unwrap();
             user.write(address, b"by an fd").unwrap();
             let bytes = handle(&user, address).unwrap();
             let mut fd = u64::MAX;
             let mut made = ze_ipc_mem_handle_t::default();
-            // SAFETY: as the specification has it.
+            // SAFETY: arguments as the specification requires.
             unsafe {
                 let api = &user.api;
                 api.zeMemGetFileDescriptorFromIpcHandleExp(user.context, bytes, &raw mut fd).unwrap();
@@ -142,7 +146,7 @@ fn a_handle_is_made_of_an_fd() {
                 close(&user, opened).unwrap();
                 let nothing =
                     api.zeMemGetIpcHandleFromFileDescriptorExp(user.context, u64::MAX, &raw mut made);
-                assert_eq!(refusal(nothing), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+                assert_eq!(error_code(nothing), ZE_RESULT_ERROR_INVALID_ARGUMENT);
                 api.zeMemPutIpcHandle(user.context, bytes).unwrap();
             }
             user.free(address).unwrap();
@@ -150,14 +154,13 @@ fn a_handle_is_made_of_an_fd() {
     }
 }
 
-/// What an importer has open stays as it is when the exporter is killed; what it opens then is an
-/// error.
+/// Imported memory keeps its content after the exporter was killed. Opening its handle again fails.
 #[test]
-fn an_exporter_is_killed() {
-    let test = "an_exporter_is_killed";
+fn import_survives_killed_exporter() {
+    let test = "import_survives_killed_exporter";
     for ipc in ["opaque-pidfd", "opaque-socket"] {
         let settings = [("ZE_SOFT_IPC", ipc), ("ZE_SOFT_OPEN", "each")];
-        with(test, &settings, || match std::env::var_os("ZE_SOFT_TEST") {
+        run_in_child(test, &settings, || match std::env::var_os("ZE_SOFT_TEST") {
             Some(_) => {
                 let user = User::direct();
                 let address = user.allocate(4096).unwrap();
@@ -165,15 +168,15 @@ fn an_exporter_is_killed() {
                 let bytes = handle(&user, address).unwrap();
                 let hexadecimal: String = bytes.data.iter().map(|byte| format!("{byte:02x}")).collect();
                 println!("handle {hexadecimal}");
-                // Until it is killed, or the test that should do that has ended.
+                // Waits until it is killed, or until the test has ended.
                 let _ = std::io::stdin().read_to_end(&mut Vec::new());
             }
-            None => import_from_a_victim(test, &settings),
+            None => import_from_killed_process(test, &settings),
         });
     }
 }
 
-fn import_from_a_victim(test: &str, settings: &[(&str, &str)]) {
+fn import_from_killed_process(test: &str, settings: &[(&str, &str)]) {
     let mut exporter = child(test, settings);
     exporter.env("ZE_SOFT_TEST", "exporter").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut exporter = exporter.spawn().unwrap();
@@ -190,16 +193,15 @@ fn import_from_a_victim(test: &str, settings: &[(&str, &str)]) {
     exporter.wait().unwrap();
     assert_eq!(user.read(opened, 8).unwrap(), b"outlives");
     user.write(opened, b"its").unwrap();
-    assert_eq!(refusal(open(&user, bytes)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
+    assert_eq!(error_code(open(&user, bytes)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
     close(&user, opened).unwrap();
     assert_eq!(user.count(c"allocations"), 0);
 }
 
-/// A process without free fds gets an answer for everything, and has what it had once there are
-/// some again.
+/// Without free fds, allocations and exports fail. Afterwards existing memory works as before.
 #[test]
-fn no_fds_are_left() {
-    with("no_fds_are_left", &[("ZE_SOFT_IPC", "opaque-socket")], || {
+fn process_without_fds_gets_errors_and_recovers() {
+    run_in_child("process_without_fds_gets_errors_and_recovers", &[("ZE_SOFT_IPC", "opaque-socket")], || {
         let user = User::direct();
         let address = user.allocate(4096).unwrap();
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -209,8 +211,8 @@ fn no_fds_are_left() {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: limit.rlim_max };
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none), 0);
         }
-        assert_eq!(refusal(user.allocate(4096)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
-        assert_eq!(refusal(handle(&user, address)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
+        assert_eq!(error_code(user.allocate(4096)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
+        assert_eq!(error_code(handle(&user, address)), ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY);
         user.write(address, b"goes on").unwrap();
         // SAFETY: as above.
         unsafe { assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0) };

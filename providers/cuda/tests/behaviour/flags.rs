@@ -1,13 +1,13 @@
-//! The driver's own flags for allocations.
+//! The driver's flags for allocations.
 
 use umf_core::{Error, Provider};
 use umf_provider_cuda::CudaMemory;
 
 use super::{alone, builder, free, layout};
 
-/// What the driver is told is what was set: it refuses what it does not know.
+/// The driver rejects unknown flags, which shows that it received them.
 #[test]
-fn flags_are_the_drivers() {
+fn alloc_flags_are_passed_to_the_driver() {
     let _alone = alone();
     for (memory, flags, is_known) in [
         (CudaMemory::Host, 0, true),
@@ -16,7 +16,7 @@ fn flags_are_the_drivers() {
         (CudaMemory::Managed, 1, true),
         (CudaMemory::Managed, 2, true),
         (CudaMemory::Managed, 0, false),
-        // Has none.
+        // Ignored for this kind.
         (CudaMemory::Device, 0x100, true),
     ] {
         let provider = builder(memory).alloc_flags(flags).build().unwrap();

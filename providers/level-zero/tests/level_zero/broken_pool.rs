@@ -8,7 +8,7 @@ use umf_core::{Address, Layout, Region};
 use umf_provider_level_zero::LevelZeroProvider;
 use umf_runtime::Upstream;
 
-use super::driver::{child, shown};
+use super::driver::{child, describe};
 use super::{built, device, soft};
 
 const BLOCK: u64 = 256;
@@ -75,7 +75,7 @@ fn in_band_list_over_device_memory_is_killed() {
         return exercise(built(device()));
     }
     let output = child(test, &[]).output().unwrap();
-    let text = shown(&output);
+    let text = describe(&output);
     assert!(text.contains("two blocks were handed out") && !text.contains("the pool works"), "{text}");
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{text}");
 }

@@ -3,7 +3,7 @@
 use umf_core::{Access, Import, ImportRequest, Layout, Provider};
 use umf_provider_level_zero::{HandleFormat, LevelZeroProvider};
 
-use super::driver::{User, with};
+use super::driver::{User, run_in_child};
 use super::{allocate, built, device, free, get, put};
 
 /// Allocates, fills, exports, imports and frees a region.
@@ -49,7 +49,7 @@ fn import_and_read(
 
 #[test]
 fn failing_calls_leak_nothing() {
-    with("faults::failing_calls_leak_nothing", &[("ZE_SOFT_IPC", "opaque")], || {
+    run_in_child("faults::failing_calls_leak_nothing", &[("ZE_SOFT_IPC", "opaque")], || {
         let user = User::direct();
         let set = user.fault_setter();
         for handles in [HandleFormat::FdFunctions, HandleFormat::Fd, HandleFormat::Opaque] {
@@ -84,7 +84,7 @@ fn failing_calls_leak_nothing() {
 
 #[test]
 fn lost_device_is_an_error_and_its_memory_can_be_freed() {
-    with("faults::lost_device_is_an_error_and_its_memory_can_be_freed", &[], || {
+    run_in_child("faults::lost_device_is_an_error_and_its_memory_can_be_freed", &[], || {
         let user = User::direct();
         let provider = built(device());
         let region = allocate(&provider, 1 << 20).unwrap();

@@ -3,7 +3,7 @@
 use umf_core::{Access, Error, ImportRequest, Provider};
 use umf_provider_level_zero::HandleFormat;
 
-use super::driver::{User, with};
+use super::driver::{User, run_in_child};
 use super::{allocate, built, device, free};
 
 const STYLES: [&str; 4] = ["classic", "opaque", "opaque-pidfd", "opaque-socket"];
@@ -11,9 +11,9 @@ const STYLES: [&str; 4] = ["classic", "opaque", "opaque-pidfd", "opaque-socket"]
 #[test]
 fn each_format_has_its_payload_with_every_driver_style() {
     let test = "handles::each_format_has_its_payload_with_every_driver_style";
-    // `with` runs the body in a child process, which stops after its own style.
+    // `run_in_child` runs the body in a child process, which stops after its own style.
     for style in STYLES {
-        with(test, &[("ZE_SOFT_IPC", style)], || {
+        run_in_child(test, &[("ZE_SOFT_IPC", style)], || {
             for (handles, has_fd, native) in [
                 (HandleFormat::Auto, true, 0),
                 (HandleFormat::FdFunctions, true, 0),
@@ -51,7 +51,7 @@ fn each_format_has_its_payload_with_every_driver_style() {
 
 #[test]
 fn each_unexport_releases_one_handle() {
-    with("handles::each_unexport_releases_one_handle", &[("ZE_SOFT_IPC", "opaque")], || {
+    run_in_child("handles::each_unexport_releases_one_handle", &[("ZE_SOFT_IPC", "opaque")], || {
         let user = User::direct();
         for handles in [HandleFormat::FdFunctions, HandleFormat::Fd, HandleFormat::Opaque] {
             let provider = built(device().handles(handles));
@@ -74,7 +74,7 @@ fn each_unexport_releases_one_handle() {
 #[test]
 fn unexport_closes_fd_if_driver_cannot_put_handles() {
     let settings = [("ZE_SOFT_API", "1.5"), ("ZE_SOFT_IPC", "opaque")];
-    with("handles::unexport_closes_fd_if_driver_cannot_put_handles", &settings, || {
+    run_in_child("handles::unexport_closes_fd_if_driver_cannot_put_handles", &settings, || {
         for handles in [HandleFormat::Auto, HandleFormat::Fd, HandleFormat::Opaque] {
             let provider = built(device().handles(handles));
             let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -97,7 +97,7 @@ fn unexport_closes_fd_if_driver_cannot_put_handles() {
 #[test]
 fn allocation_opened_twice_is_closed_once() {
     for opens in ["once", "each"] {
-        with("handles::allocation_opened_twice_is_closed_once", &[("ZE_SOFT_OPEN", opens)], || {
+        run_in_child("handles::allocation_opened_twice_is_closed_once", &[("ZE_SOFT_OPEN", opens)], || {
             let user = User::direct();
             let provider = built(device());
             let region = allocate(&provider, 100).unwrap();

@@ -4,7 +4,7 @@ use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
 use umf_core::{Address, Error, Layout, Property, PropertyValue, Provider};
 use umf_provider_level_zero::{FreePolicy, LevelZeroProvider, last_failure};
 
-use super::driver::{self, User, with};
+use super::driver::{self, User, run_in_child};
 use super::{allocate, built, device, free, get, put, soft};
 
 #[test]
@@ -42,7 +42,7 @@ fn missing_device_driver_or_loader_is_named() {
 #[test]
 fn page_size_without_query_is_probed_without_leak() {
     let settings = [("ZE_SOFT_FAULTS", "zeVirtualMemQueryPageSize:*=ZE_RESULT_ERROR_UNSUPPORTED_FEATURE")];
-    with("regions::page_size_without_query_is_probed_without_leak", &settings, || {
+    run_in_child("regions::page_size_without_query_is_probed_without_leak", &settings, || {
         let user = User::direct();
         for builder in [device(), LevelZeroProvider::managed(soft())] {
             assert_eq!(built(builder).page_size(), 64 << 10);
@@ -67,7 +67,7 @@ fn alignment_above_driver_maximum_is_an_error() {
 #[test]
 fn allocation_above_device_limit_uses_relaxed_limits() {
     let settings = [("ZE_SOFT_MAX_ALLOCATION", "1M"), ("ZE_SOFT_MEMORY", "8M")];
-    with("regions::allocation_above_device_limit_uses_relaxed_limits", &settings, || {
+    run_in_child("regions::allocation_above_device_limit_uses_relaxed_limits", &settings, || {
         let provider = built(device());
         let region = allocate(&provider, 4 << 20).unwrap();
         put(&provider, &region, &[7; 4 << 20]);
@@ -93,7 +93,7 @@ fn every_free_policy_frees() {
 
 #[test]
 fn application_context_is_used_and_not_destroyed() {
-    with("regions::application_context_is_used_and_not_destroyed", &[], || {
+    run_in_child("regions::application_context_is_used_and_not_destroyed", &[], || {
         let user = User::direct();
         let before = (user.count(c"contexts"), user.count(c"allocations"));
         // SAFETY: live handles of this driver, which stay until the provider is gone.
@@ -122,7 +122,7 @@ fn application_context_is_used_and_not_destroyed() {
 
 #[test]
 fn host_memory_needs_no_device() {
-    with("regions::host_memory_needs_no_device", &[], || {
+    run_in_child("regions::host_memory_needs_no_device", &[], || {
         let user = User::direct();
         let build = |kind| {
             let none = level_zero_sys::ze_device_handle_t::NULL;
@@ -148,7 +148,7 @@ fn host_memory_needs_no_device_with_several_drivers() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(driver::library(), &second).unwrap();
     let both = format!("{},{}", driver::library().display(), second.display());
-    with(test, &[("ZE_ENABLE_ALT_DRIVERS", &both)], || {
+    run_in_child(test, &[("ZE_ENABLE_ALT_DRIVERS", &both)], || {
         // SAFETY: the system's loader.
         let api = match unsafe { level_zero_sys::Api::load() } {
             Ok(api) => api,
@@ -180,7 +180,7 @@ fn host_memory_needs_no_device_with_several_drivers() {
 #[test]
 fn export_of_region_freed_without_umf_fails() {
     let settings = [("ZE_SOFT_ADDRESSES", "600000000000-600000800000")];
-    with("regions::export_of_region_freed_without_umf_fails", &settings, || {
+    run_in_child("regions::export_of_region_freed_without_umf_fails", &settings, || {
         let user = User::direct();
         // SAFETY: as above.
         let made = unsafe {

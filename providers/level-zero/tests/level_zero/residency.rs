@@ -2,12 +2,12 @@
 
 use umf_core::Provider;
 
-use super::driver::{User, with};
+use super::driver::{User, run_in_child};
 use super::{allocate, built, device, free};
 
 #[test]
 fn live_and_future_regions_are_resident_until_evicted() {
-    with(
+    run_in_child(
         "residency::live_and_future_regions_are_resident_until_evicted",
         &[("ZE_SOFT_DEVICES", "4")],
         || {
@@ -37,7 +37,7 @@ fn live_and_future_regions_are_resident_until_evicted() {
 
 #[test]
 fn failed_change_leaves_residency_unchanged() {
-    with("residency::failed_change_leaves_residency_unchanged", &[("ZE_SOFT_DEVICES", "4")], || {
+    run_in_child("residency::failed_change_leaves_residency_unchanged", &[("ZE_SOFT_DEVICES", "4")], || {
         let user = User::direct();
         let residents = || user.count(c"residents");
         let provider = built(device().resident([1]));
@@ -73,7 +73,7 @@ fn failed_change_leaves_residency_unchanged() {
 
 #[test]
 fn peer_can_access_resident_memory() {
-    with("residency::peer_can_access_resident_memory", &[("ZE_SOFT_RESIDENCY", "strict")], || {
+    run_in_child("residency::peer_can_access_resident_memory", &[("ZE_SOFT_RESIDENCY", "strict")], || {
         let user = User::direct();
         // SAFETY: live handles of this driver, which stay until the provider is gone.
         let made = unsafe {

@@ -1,5 +1,5 @@
-//! What tests of the driver share: finding the library, and running a test in a process with its
-//! own settings.
+//! Shared by tests of the driver: the library's path, a client of the driver ([`User`]), and
+//! running a test in a child process with settings of its own.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use level_zero_sys::*;
 
-/// The driver, which cargo built beside this test.
+/// Returns the path of the driver, which cargo built beside this test.
 pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let beside = test.with_file_name("libze_soft.so");
@@ -18,30 +18,30 @@ pub(crate) fn library() -> PathBuf {
     beside
 }
 
-/// Says why a test proves nothing here.
+/// Reports why a test is skipped on this machine.
 pub(crate) fn skip(test: &str, why: &str) {
     println!("umf-skip: {test}: {why}");
 }
 
 const CHILD: &str = "TESTS_DRIVER_CHILD";
 
-/// Runs the test in a process of its own with these settings: a driver reads them once. `body` is
-/// executed there.
-pub(crate) fn with(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+/// Runs `body` in a child process with these settings, since a driver reads them once. The child
+/// runs the test `test` again.
+pub(crate) fn run_in_child(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some_and(|child| child == test) {
         body();
         println!("{test} is done");
         return;
     }
     let output = child(test, settings).output().unwrap();
-    let text = shown(&output);
+    let text = describe(&output);
     assert!(output.status.success() && text.contains(&format!("{test} is done")), "{text}");
     for line in text.lines().filter(|line| line.starts_with("umf-skip: ")) {
         println!("{line}");
     }
 }
 
-/// The process that [`with`] runs.
+/// Returns the command of the child process of [`run_in_child`].
 pub(crate) fn child(test: &str, settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(CHILD, test).stdin(Stdio::null());
@@ -49,7 +49,7 @@ pub(crate) fn child(test: &str, settings: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Takes settings away that the tests were started with.
+/// Removes the `ZE_*` variables of the test's own environment.
 pub(crate) fn clean(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("ZE_") {
@@ -59,39 +59,39 @@ pub(crate) fn clean(command: &mut Command) -> &mut Command {
     command
 }
 
-pub(crate) fn shown(output: &Output) -> String {
+pub(crate) fn describe(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr))
 }
 
-/// A driver with a context and an immediate list of its first device.
+/// A client of a driver, with a context and an immediate list of the first device.
 pub(crate) struct User {
     pub(crate) api: Api,
     pub(crate) driver: ze_driver_handle_t,
     pub(crate) devices: Vec<ze_device_handle_t>,
     pub(crate) context: ze_context_handle_t,
-    /// Waits for each command.
+    /// A synchronous list.
     pub(crate) list: ze_command_list_handle_t,
 }
 
-pub(crate) type Answer<T = ()> = Result<T, Failure>;
+pub(crate) type DriverResult<T = ()> = Result<T, Failure>;
 
-/// What a call that has to fail answered.
-pub(crate) fn refusal<T: std::fmt::Debug>(answer: Answer<T>) -> ze_result_t {
+/// Returns the result of a call that has to fail.
+pub(crate) fn error_code<T: std::fmt::Debug>(answer: DriverResult<T>) -> ze_result_t {
     answer.unwrap_err().result()
 }
 
 impl User {
-    /// Without a loader.
+    /// Opens the driver without a loader.
     pub(crate) fn direct() -> Self {
         // SAFETY: the driver of this project.
         Self::new(unsafe { Api::load_driver(library()) }.unwrap())
     }
 
-    /// Through the system's loader, if there is one.
+    /// Opens the driver through the system's loader. `None` if there is no loader.
     pub(crate) fn through_loader(test: &str) -> Option<Self> {
-        // SAFETY: the system's loader. The variable is read by it, and no other thread of this
-        // process uses any.
+        // SAFETY: only the loader reads the variable, and no other thread of this process accesses
+        // the environment.
         unsafe {
             std::env::set_var("ZE_ENABLE_ALT_DRIVERS", library());
             Api::load().map(Self::new).map_err(|error| skip(test, &error.to_string())).ok()
@@ -99,7 +99,7 @@ impl User {
     }
 
     pub(crate) fn new(api: Api) -> Self {
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe {
             api.zeInit(0).unwrap();
             let mut count = 1;
@@ -125,7 +125,7 @@ impl User {
     ) -> ze_command_list_handle_t {
         let desc = ze_command_queue_desc_t { mode, ..Default::default() };
         let mut list = ze_command_list_handle_t::NULL;
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe {
             self.api.zeCommandListCreateImmediate(self.context, device, &raw const desc, &raw mut list)
         }
@@ -133,11 +133,11 @@ impl User {
         list
     }
 
-    pub(crate) fn allocate(&self, size: usize) -> Answer<usize> {
+    pub(crate) fn allocate(&self, size: usize) -> DriverResult<usize> {
         self.allocate_on(self.devices[0], size)
     }
 
-    pub(crate) fn allocate_on(&self, device: ze_device_handle_t, size: usize) -> Answer<usize> {
+    pub(crate) fn allocate_on(&self, device: ze_device_handle_t, size: usize) -> DriverResult<usize> {
         self.allocate_as(device, size, &ze_device_mem_alloc_desc_t::default())
     }
 
@@ -146,26 +146,31 @@ impl User {
         device: ze_device_handle_t,
         size: usize,
         desc: &ze_device_mem_alloc_desc_t,
-    ) -> Answer<usize> {
+    ) -> DriverResult<usize> {
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe { self.api.zeMemAllocDevice(self.context, desc, size, 0, device, &raw mut pointer) }?;
         Ok(pointer.addr())
     }
 
-    pub(crate) fn free(&self, address: usize) -> Answer {
-        // SAFETY: a wrong address is an answer.
+    pub(crate) fn free(&self, address: usize) -> DriverResult {
+        // SAFETY: the driver rejects invalid addresses.
         unsafe { self.api.zeMemFree(self.context, std::ptr::without_provenance_mut(address)) }
     }
 
-    pub(crate) fn write(&self, address: usize, bytes: &[u8]) -> Answer {
+    pub(crate) fn write(&self, address: usize, bytes: &[u8]) -> DriverResult {
         self.write_by(self.list, address, bytes)
     }
 
-    pub(crate) fn write_by(&self, list: ze_command_list_handle_t, address: usize, bytes: &[u8]) -> Answer {
+    pub(crate) fn write_by(
+        &self,
+        list: ze_command_list_handle_t,
+        address: usize,
+        bytes: &[u8],
+    ) -> DriverResult {
         let to = std::ptr::without_provenance_mut(address);
         let none = ze_event_handle_t::NULL;
-        // SAFETY: the bytes live until the list was waited for.
+        // SAFETY: the bytes live until the list has executed.
         unsafe {
             self.api.zeCommandListAppendMemoryCopy(
                 list,
@@ -179,7 +184,7 @@ impl User {
         }
     }
 
-    pub(crate) fn read(&self, address: usize, size: usize) -> Answer<Vec<u8>> {
+    pub(crate) fn read(&self, address: usize, size: usize) -> DriverResult<Vec<u8>> {
         self.read_by(self.list, address, size)
     }
 
@@ -188,15 +193,15 @@ impl User {
         list: ze_command_list_handle_t,
         address: usize,
         size: usize,
-    ) -> Answer<Vec<u8>> {
+    ) -> DriverResult<Vec<u8>> {
         let mut bytes = vec![0_u8; size];
         let from = std::ptr::without_provenance(address);
         let to = bytes.as_mut_ptr().cast();
         let none = ze_event_handle_t::NULL;
-        // SAFETY: the bytes live until the list was waited for.
+        // SAFETY: the bytes live until the list has executed.
         unsafe {
             self.api.zeCommandListAppendMemoryCopy(list, to, from, size, none, 0, std::ptr::null_mut())?;
-            // Old loaders do not have it.
+            // Old loaders lack this function; `self.list` is synchronous and does not need it.
             if list != self.list {
                 self.api.zeCommandListHostSynchronize(list, u64::MAX)?;
             }
@@ -205,17 +210,19 @@ impl User {
     }
 
     pub(crate) fn properties(&self, address: usize) -> ze_memory_allocation_properties_t {
-        let mut told = ze_memory_allocation_properties_t::default();
+        let mut properties = ze_memory_allocation_properties_t::default();
         let pointer = std::ptr::without_provenance(address);
         let mut device = ze_device_handle_t::NULL;
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe {
-            self.api.zeMemGetAllocProperties(self.context, pointer, &raw mut told, &raw mut device).unwrap();
+            self.api
+                .zeMemGetAllocProperties(self.context, pointer, &raw mut properties, &raw mut device)
+                .unwrap();
         }
-        told
+        properties
     }
 
-    /// How much there is of something, as the driver counts it.
+    /// Returns the number of the driver's objects of a kind.
     pub(crate) fn count(&self, what: &std::ffi::CStr) -> u64 {
         type Query = unsafe extern "C" fn(*const std::ffi::c_char, *mut u64) -> ze_result_t;
         let mut value = 0;
@@ -227,12 +234,13 @@ impl User {
         value
     }
 
-    /// Asks for faults from now on.
+    /// Injects faults.
     pub(crate) fn faults(&self, faults: &std::ffi::CStr) -> ze_result_t {
         self.fault_setter()(faults)
     }
 
-    /// What asks for faults, without a call of the driver's that might fail by one.
+    /// Returns a function that injects faults. It makes no other call of the driver, which could
+    /// fail by an injected fault.
     pub(crate) fn fault_setter(&self) -> impl Fn(&std::ffi::CStr) -> ze_result_t + use<> {
         type Set = unsafe extern "C" fn(*const std::ffi::c_char) -> ze_result_t;
         // SAFETY: the function has this prototype.
@@ -241,9 +249,9 @@ impl User {
         move |faults| unsafe { set(faults.as_ptr()) }
     }
 
-    pub(crate) fn function(&self, name: &std::ffi::CStr) -> Answer<*mut std::ffi::c_void> {
+    pub(crate) fn function(&self, name: &std::ffi::CStr) -> DriverResult<*mut std::ffi::c_void> {
         let mut found = std::ptr::null_mut();
-        // SAFETY: as the specification has it.
+        // SAFETY: arguments as the specification requires.
         unsafe {
             self.api.zeDriverGetExtensionFunctionAddress(self.driver, name.as_ptr(), &raw mut found)?;
         }
@@ -251,7 +259,7 @@ impl User {
     }
 
     pub(crate) fn finish(self) {
-        // SAFETY: nothing is used after it.
+        // SAFETY: the handles are not used afterwards.
         unsafe {
             self.api.zeCommandListDestroy(self.list).unwrap();
             self.api.zeContextDestroy(self.context).unwrap();
@@ -259,16 +267,16 @@ impl User {
     }
 }
 
-/// A handle of memory, for other processes.
+/// Returns an IPC handle of memory.
 pub(crate) fn handle(user: &User, address: usize) -> Result<ze_ipc_mem_handle_t, Failure> {
     let mut bytes = ze_ipc_mem_handle_t::default();
     let pointer = std::ptr::without_provenance(address);
-    // SAFETY: as the specification has it.
+    // SAFETY: arguments as the specification requires.
     unsafe { user.api.zeMemGetIpcHandle(user.context, pointer, &raw mut bytes) }?;
     Ok(bytes)
 }
 
-/// Opens a handle.
+/// Opens an IPC handle.
 pub(crate) fn open(user: &User, bytes: ze_ipc_mem_handle_t) -> Result<usize, Failure> {
     let mut pointer = std::ptr::null_mut();
     // SAFETY: as the specification has it; bytes that are no handle are an answer.
@@ -278,8 +286,8 @@ pub(crate) fn open(user: &User, bytes: ze_ipc_mem_handle_t) -> Result<usize, Fai
     Ok(pointer.addr())
 }
 
-/// Closes what was opened.
+/// Closes an opened IPC handle.
 pub(crate) fn close(user: &User, address: usize) -> Result<(), Failure> {
-    // SAFETY: an address that was not opened is an answer.
+    // SAFETY: the driver rejects addresses that were not opened.
     unsafe { user.api.zeMemCloseIpcHandle(user.context, std::ptr::without_provenance(address)) }
 }
