@@ -1,5 +1,5 @@
-//! CUDA memory: a pool beside the driver's own, handles beside the driver's, and copies from
-//! imported memory.
+//! CUDA memory: a pool beside the driver's allocator, handles beside the driver's handles, and
+//! copies from imported memory.
 
 use std::ffi::c_void;
 use std::fs;
@@ -19,7 +19,7 @@ use umf_benches::{Error, Result};
 
 /// Allocations of one batch.
 const BATCH: usize = 64;
-/// Handles that are opened.
+/// Number of opened handles.
 const HANDLES: usize = 16;
 /// Bytes of a block that has a region of its own in every pool.
 const REGION: usize = 16 << 20;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     bench::main(measure, process::produce)
 }
 
-/// Becomes this program again, with a folder on the linker's path in which `libcuda.so.1` is the
+/// Executes this program again, with a folder in the linker's path in which `libcuda.so.1` is the
 /// software driver.
 fn with_software_driver() -> Result<()> {
     const PATH: &str = "LD_LIBRARY_PATH";
@@ -64,7 +64,7 @@ impl Device {
     fn enter(provider: &CudaProvider) -> Result<Device> {
         let api = provider.driver().api();
         let mut stream = CUstream::NULL;
-        // SAFETY: the provider's context, which the provider keeps; a place for the answer.
+        // SAFETY: the provider keeps its context alive; the pointer to the result is valid.
         unsafe {
             api.cuCtxPushCurrent(CUcontext(provider.context()))?;
             api.cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING)?;
@@ -80,7 +80,7 @@ impl Device {
     /// Allocates and frees, in the stream or synchronously.
     fn allocate_and_free(&self, size: usize, in_stream: bool) -> std::result::Result<(), Failure> {
         let mut address = 0;
-        // SAFETY: a place for the answer; freed once.
+        // SAFETY: the pointer to the result is valid; the memory is freed once.
         unsafe {
             if in_stream {
                 self.api.cuMemAllocAsync(&raw mut address, size, self.stream)?;
@@ -92,14 +92,14 @@ impl Device {
         }
     }
 
-    /// Nanoseconds of opening a handle of the driver's own.
+    /// Measures opening a driver handle, in nanoseconds.
     fn open(&self, handle: &Handle) -> Result<f64> {
         let mut bytes = CUipcMemHandle { reserved: [0; 64] };
         let native = handle.native();
         let length = native.len().min(64);
         bytes.reserved[..length].copy_from_slice(&native[..length]);
         let mut address = 0;
-        // SAFETY: a place for the answer; the driver checks the bytes; closed once.
+        // SAFETY: the pointer to the result is valid; the driver checks the bytes; closed once.
         unsafe {
             let (time, opened) = nanoseconds(|| self.api.cuIpcOpenMemHandle(&raw mut address, bytes, 1));
             opened?;
@@ -108,12 +108,12 @@ impl Device {
         }
     }
 
-    /// Nanoseconds per byte of copies between two places of device memory.
+    /// Measures copies between two addresses of device memory, in nanoseconds per byte.
     fn copy(&self, to: u64, from: u64, size: usize, times: usize) -> Result<f64> {
         self.wait()?;
         let start = Instant::now();
         for _ in 0..times {
-            // SAFETY: device memory of `size` bytes at both, which stays until the stream is done.
+            // SAFETY: both are live device memory of `size` bytes until the stream is synchronized.
             unsafe { self.api.cuMemcpyAsync(to, from, size, self.stream) }?;
         }
         self.wait()?;
@@ -124,7 +124,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let mut popped = CUcontext(std::ptr::null_mut::<c_void>());
-        // SAFETY: made and pushed in `enter`.
+        // SAFETY: created and pushed in `enter`.
         unsafe {
             let _ = self.api.cuStreamDestroy(self.stream);
             let _ = self.api.cuCtxPopCurrent(&raw mut popped);
@@ -146,7 +146,7 @@ fn allocation(bench: &mut Bench, pool: &Pool, device: &Device) -> Result<()> {
                 (0..BATCH).try_for_each(|_| pool.allocate(size).map(drop)).map_err(Error::from)
             })?)
         };
-        // Older devices have no allocation in streams.
+        // Older devices lack stream-ordered allocation.
         if device.allocate_and_free(size, true).is_ok() {
             bench.row(&format!("cuda.pool.{name}"), |bench| {
                 Ok(Figures::from(ours(bench)?).beside("cudaMallocAsync", driver(bench, true)?))
@@ -159,14 +159,14 @@ fn allocation(bench: &mut Bench, pool: &Pool, device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds until a handle is open. Closing it is not timed.
+/// Measures opening a handle, in nanoseconds. Closing it is not timed.
 fn opening(handle: &Handle) -> Result<f64> {
     let (time, opened) = nanoseconds(|| umf::open(handle));
     opened?;
     Ok(time)
 }
 
-/// The same for a handle that is in no cache.
+/// Measures opening a handle that is not cached.
 fn first_opening(importer: &Importer, handle: &Handle) -> Result<f64> {
     let time = opening(handle);
     importer.evict_idle();
@@ -219,7 +219,7 @@ fn bandwidth(bench: &mut Bench, producer: &mut Producer, pool: &Pool, device: &D
             device.copy(to, import, size, times)?;
             let (mut ours, mut local) = (Vec::new(), Vec::new());
             let end = Instant::now() + bench.time;
-            // In turns, such that both see the same clock of the device.
+            // In turns, so that both see the same clock of the device.
             while ours.len() < 5 || Instant::now() < end {
                 local.push(device.copy(to, from, size, times)?);
                 ours.push(device.copy(to, import, size, times)?);

@@ -29,10 +29,10 @@ const CEILINGS: [(&str, (usize, usize), u64); 8] = [
     ("random", (64 << 10, 4 << 20), 187),
 ];
 
-/// Says to a run of this very test what it is to do: the number of a workload, and how many rounds.
+/// The task of a child process that runs this test again: the number of a workload, and its rounds.
 const TASK: &str = "TESTS_SLAB_INSTRUCTIONS";
 const SCRIPT: usize = 4096;
-/// Rounds before what is counted, and rounds that are.
+/// Rounds before counting, and counted rounds.
 const WARM: u64 = 60;
 const COUNTED: u64 = 40;
 
@@ -41,11 +41,11 @@ fn allocate(pool: &dyn Pool, size: usize) -> Address {
 }
 
 fn free(pool: &dyn Pool, address: Address) {
-    // SAFETY: the block is this test's, and nobody uses it.
+    // SAFETY: only this test has the block, and it is no longer used.
     unsafe { umf_core::pool::free(pool, address) }.expect("the block is live");
 }
 
-/// One workload, so many rounds of it.
+/// Runs `rounds` rounds of a workload.
 fn work(order: &str, (least, most): (usize, usize), rounds: u64) {
     let pool: Arc<dyn Pool> = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
     let pool = &*pool;

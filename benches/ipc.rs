@@ -20,9 +20,9 @@ use umf_core::{HostAccess, Import, ImportRequest, Imported};
 
 /// Bytes of a block, and of an isolated region.
 const SIZE: usize = 64 << 10;
-/// Handles that are used in turn: few, such that the hit is timed.
+/// Handles that are used in turn: few, so that all opens are cache hits.
 const SET: usize = 8;
-/// How often a set is gone through in a batch of hits.
+/// Passes over a set in a batch of hits.
 const PASSES: usize = 128;
 
 type Bytes = [u8; umf::ipc::HANDLE_SIZE];
@@ -43,7 +43,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
     host_access(bench, &mut producer)
 }
 
-/// Runs `each` on all of a set, again and again.
+/// Runs `each` on every element of a set, repeatedly.
 fn hits<T>(time: Duration, set: &[T], each: impl Fn(&T) -> Result<()>) -> Result<Vec<f64>> {
     batches(time, PASSES * set.len(), || {
         for _ in 0..PASSES {
@@ -71,7 +71,7 @@ fn exporting(bench: &mut Bench, peer: Option<&Libumf>) -> Result<()> {
         let theirs = hits(bench.time, &blocks, |block| Ok(peer.get_and_put(*block)?))?;
         Ok(figures.beside(PEER, Measured::of(theirs)?))
     })?;
-    // Blocks of regions that are exported already. Freeing them is not timed.
+    // The blocks' regions are exported already. Freeing the blocks is not timed.
     bench.row("ipc.export_cold", |bench| {
         Measured::of(singly(bench.time, || {
             let blocks = allocate()?;
@@ -111,7 +111,7 @@ fn importer(import: impl Import + 'static, limit: u64) -> Result<Importer> {
     Ok(Importer::builder().import(Arc::new(import)).max_opened_handles(limit).build()?)
 }
 
-/// Opens and closes of handles that were opened before, in each of several threads.
+/// Measures opens and closes of cached handles, in one or several threads.
 fn cached_opens(bench: &mut Bench, producer: &mut Producer, peer: Option<&Libumf>) -> Result<()> {
     let bytes = |handles: Vec<Handle>| handles.iter().map(Handle::to_bytes).collect::<Vec<Bytes>>();
     let isolated = bytes(producer.handles(Memory::Isolated, 2 * SET, SIZE)?);
@@ -150,7 +150,7 @@ fn cached_opens(bench: &mut Bench, producer: &mut Producer, peer: Option<&Libumf
 }
 
 fn cold_opens(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
-    /// Regions that are opened in turn with a cache of one entry.
+    /// Regions that are opened in turn, with a cache of one entry.
     const REGIONS: usize = 64;
     /// Regions of an arena, each opened once.
     const ARENA: usize = 8192;
@@ -186,7 +186,7 @@ fn cold_opens(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
     })
 }
 
-/// `pidfd_getfd`, `mmap`, `munmap` and `close` alone, with the pidfd held.
+/// Measures `pidfd_getfd`, `mmap`, `munmap` and `close` alone, with an open pidfd.
 fn bare_opens(time: Duration, pid: u32, handles: &[Handle]) -> Result<Measured> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -197,15 +197,14 @@ fn bare_opens(time: Duration, pid: u32, handles: &[Handle]) -> Result<Measured> 
             let number = handle.data_fd().ok_or("a handle without a descriptor")?;
             let fd = rustix::process::pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?;
             let both = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped at
-            // once.
+            // SAFETY: a new mapping at an address that the kernel chooses, unmapped at once.
             unsafe { munmap(mmap(std::ptr::null_mut(), SIZE, both, MapFlags::SHARED, &fd, 0)?, SIZE)? };
         }
         Ok(())
     })?)
 }
 
-/// What a free costs by what was done with the block before.
+/// Measures frees of blocks that were never exported, exported, or opened and closed.
 fn frees(bench: &mut Bench) -> Result<()> {
     const BLOCKS: usize = 256;
     let pool = Pool::shared()?;
@@ -225,11 +224,11 @@ fn frees(bench: &mut Bench) -> Result<()> {
     free("ipc.free.opened_and_closed", &|block| Ok(importer.open(&block.handle()?).map(drop)?))
 }
 
-/// Importer of host memory that has to hear of accesses by the CPU, and does nothing: what remains
-/// is the work of umf around the driver.
-struct Heard(HostImport);
+/// An importer of host memory with `HostAccess` callbacks that do nothing, which leaves the work of
+/// umf around them.
+struct Bracketed(HostImport);
 
-impl HostAccess for Heard {
+impl HostAccess for Bracketed {
     fn begin(&self, base: Address, _: usize, _: Access) -> umf_core::Result<()> {
         black_box(base);
         Ok(())
@@ -241,8 +240,8 @@ impl HostAccess for Heard {
     }
 }
 
-// SAFETY: all calls go to the importer inside.
-unsafe impl Import for Heard {
+// SAFETY: all calls are forwarded to the host importer.
+unsafe impl Import for Bracketed {
     fn kind(&self) -> ProviderKind {
         self.0.kind()
     }
@@ -264,12 +263,12 @@ unsafe impl Import for Heard {
     }
 
     unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.0.release(imported) }
     }
 }
 
-/// Cached opens of memory whose importer hears of CPU accesses, beside memory of the host.
+/// Measures cached opens of memory whose importer brackets CPU accesses, beside host memory.
 fn host_access(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
     let handles = producer.handles(Memory::Isolated, SET, SIZE)?;
     let host = importer(HostImport::new(), 0)?;
@@ -293,7 +292,7 @@ fn host_access(bench: &mut Bench, producer: &mut Producer) -> Result<()> {
         }
         Ok::<(), Error>(())
     };
-    rows("heard", &importer(Heard(HostImport::new()), 0)?, &handles)?;
+    rows("heard", &importer(Bracketed(HostImport::new()), 0)?, &handles)?;
     if let Err(error) = Udmabuf::open() {
         eprintln!("no rows ipc.access.dma_buf: {error}");
         return Ok(());

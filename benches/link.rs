@@ -1,6 +1,6 @@
-//! Messages between two processes, by size and engine, beside what the machine can do at all.
+//! Messages between two processes, by size and engine, beside the limits of the machine.
 //!
-//! The first process gives an [`Order`] for each round, and both do their part in it.
+//! The first process sends an [`Order`] for each round, which both execute.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +14,15 @@ use umf::link::{
 use umf::{Block, Handle, Pool, View};
 use umf_benches::Result;
 use umf_benches::bench::{self, Bench};
-use umf_benches::measure::{Measured, nanoseconds, stay_on};
+use umf_benches::measure::{Measured, nanoseconds, pin_to};
 use umf_benches::process::{self, Second};
 
-/// How long either side waits for the other one.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long each side waits for the other one.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const SIZES: [(&str, usize); 3] = [("64k", 64 << 10), ("1m", 1 << 20), ("16m", 16 << 20)];
 
-/// An engine, and whether its rows have memory of a pool.
+/// The engines, and whether their rows use memory of a pool.
 const ENGINES: [(&str, bool); 4] = [("both", true), ("mapped", true), ("cma", false), ("bounce", false)];
 
 /// Bytes of a strided entry, and from one to the next.
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 
 fn measure(bench: &mut Bench) -> Result<()> {
     let mut second = Second::start()?;
-    stay_on(0);
+    pin_to(0);
     let link = connect(&mut second, None)?;
     eprintln!("the link of this run:\n{}", link.engines());
     let mut pair = Pair { second, pool: Pool::shared()?, link };
@@ -70,7 +70,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
         }
     }
     for (engine, is_pool) in ENGINES {
-        if !pair.uses(engine)? {
+        if !pair.connect_with(engine)? {
             continue;
         }
         for (name, size) in SIZES {
@@ -89,7 +89,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
     }
     for engine in ["mapped", "cma", "raw"] {
         let is_raw = engine == "raw";
-        if !pair.uses(if is_raw { "cma" } else { engine })? {
+        if !pair.connect_with(if is_raw { "cma" } else { engine })? {
             continue;
         }
         for count in [16, 512] {
@@ -121,24 +121,24 @@ fn measure(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// What the second process does. Its answer is a time in nanoseconds.
+/// An order to the second process. Its answer is a time in nanoseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
     /// Connects, with this engine.
     Connect { address: LinkAddress, engine: Option<String> },
-    /// Sends back each message; `is_fresh`: after writing it anew. Answers the time of writing.
+    /// Sends back each message, after writing it anew if `is_fresh`. Answers the time of writing.
     Echo { size: usize, warm: u64, count: u64, is_pool: bool, is_fresh: bool },
     /// Receives messages.
     Sink { size: usize, count: u64, is_pool: bool },
     /// Receives and sends at the same time.
     Exchange { size: usize, count: u64 },
-    /// Opens what is handed over, and hands over its own.
+    /// Opens memory that is handed over, and hands over its own.
     Views { size: usize, count: u64 },
     /// Copies out of a mapping. Answers the time of a copy.
     CopyOut { handle: Box<Handle>, size: usize, count: u64 },
-    /// Reads by the kernel. Answers the time of a copy.
+    /// Reads with `process_vm_readv`. Answers the time of a copy.
     Read { pid: u32, address: u64, size: usize, count: u64 },
-    /// Registers memory that the first process fetches.
+    /// Registers memory, from which the first process fetches.
     Expose { size: usize },
     /// Sums with the first process.
     AllReduce { job: String, size: usize, count: u64, is_pool: bool },
@@ -150,14 +150,14 @@ fn settings(engine: Option<&str>) -> Result<LinkSettings> {
     let mut settings = umf::link::link_settings()?;
     let engine = engine.map(str::parse::<Engine>).transpose();
     settings.engine = engine.map_err(|_| "no such engine")?;
-    settings.timeout = Some(PATIENCE);
+    settings.timeout = Some(TIMEOUT);
     Ok(settings)
 }
 
 fn connect(second: &mut Second, engine: Option<&str>) -> Result<Link> {
     let endpoint = umf::link::builder()?.settings(settings(engine)?).bind()?;
     second.order(&Order::Connect { address: endpoint.address(), engine: engine.map(str::to_owned) })?;
-    let link = endpoint.accept(Some(PATIENCE))?;
+    let link = endpoint.accept(Some(TIMEOUT))?;
     second.answer::<f64>()?;
     Ok(link)
 }
@@ -193,7 +193,7 @@ impl Buffer<'_> {
     }
 }
 
-/// Makes two buffers of a kind: one to send from, one to receive into.
+/// Creates two buffers of a kind: one to send from, one to receive into.
 fn with_buffers<T>(
     pool: &Pool,
     is_pool: bool,
@@ -211,22 +211,22 @@ fn with_buffers<T>(
     run([Buffer::Pool(&one), Buffer::Pool(&other)])
 }
 
-/// The part of the second process.
+/// Runs the second process.
 fn serve() -> Result<()> {
-    stay_on(1);
+    pin_to(1);
     let pool = Pool::shared()?;
     let mut link = None;
     process::serve(|order| {
         if let Order::Connect { address, engine } = &order {
             let builder = umf::link::builder()?.settings(settings(engine.as_deref())?);
-            link = Some(builder.connect(address, Some(PATIENCE))?);
+            link = Some(builder.connect(address, Some(TIMEOUT))?);
             return Ok(0.0);
         }
-        obey(&pool, link.as_mut().ok_or("there is no link yet")?, order)
+        execute(&pool, link.as_mut().ok_or("there is no link yet")?, order)
     })
 }
 
-fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
+fn execute(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
     match order {
         Order::Connect { .. } => Ok(0.0),
         Order::Echo { size, warm, count, is_pool, is_fresh } => {
@@ -303,8 +303,8 @@ fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
     }
 }
 
-/// Copies for each message, and answers. Returns the nanoseconds of a copy; the first one brings
-/// the pages.
+/// Copies once per message, and replies. Returns the nanoseconds of a copy, without the first one,
+/// which faults the pages in.
 fn timed(link: &mut Link, count: u64, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut all = 0.0;
     for number in 0..count + 1 {
@@ -356,11 +356,11 @@ fn wait_for(word: &AtomicU64, value: u64) -> Result<()> {
     Err("the other process does not send the line back".into())
 }
 
-/// One rank's part of sums of what both ranks have just written. Returns the nanoseconds of one
-/// sum.
+/// Runs one rank of sums over data that both ranks have just written. Returns the nanoseconds of
+/// one sum.
 fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_pool: bool) -> Result<f64> {
     let mut ranks = umf::link::join(job, rank, 2)?;
-    ranks.set_timeout(Some(PATIENCE));
+    ranks.set_timeout(Some(TIMEOUT));
     let sum = Reduction::of::<f32>(Operation::Sum)?;
     with_buffers(pool, is_pool, size, |[mut own, _]| {
         let mut all = 0.0;
@@ -370,7 +370,7 @@ fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_p
             ranks.barrier()?;
             let (time, reduced) = nanoseconds(|| ranks.allreduce(own.destination(), sum));
             reduced?;
-            // The first one connects.
+            // The first one connects the ranks.
             all += if number == 0 { 0.0 } else { time };
         }
         ranks.barrier()?;
@@ -378,7 +378,7 @@ fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_p
     })
 }
 
-/// Both processes, and the link of the engine that is measured.
+/// Both processes, and the link with the measured engine.
 struct Pair {
     second: Second,
     pool: Pool,
@@ -386,8 +386,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// Measures a row: `run` returns the nanoseconds of each of `count`, which `convert` turns into
-    /// the unit.
+    /// Measures a row. `run` returns the nanoseconds per operation of `count`; `convert` converts
+    /// them to the unit.
     fn row(
         &mut self,
         bench: &mut Bench,
@@ -398,8 +398,7 @@ impl Pair {
     ) -> Result<()> {
         bench.row_in(unit, name, |bench| {
             let warm = run(self, if bench.quick { 2 } else { 8 })?;
-            // Short batches, such that most of them are over before the scheduler runs another
-            // process.
+            // Short batches, so that most of them end before the scheduler runs another process.
             let count = ((2e5 / warm.max(1.0)) as u64).clamp(4, if bench.quick { 8 } else { 2000 });
             let end = Instant::now() + bench.time;
             let mut values = Vec::new();
@@ -410,8 +409,8 @@ impl Pair {
         })
     }
 
-    /// Connects with an engine. Returns whether it works here.
-    fn uses(&mut self, engine: &str) -> Result<bool> {
+    /// Connects with an engine. Returns whether the engine works here.
+    fn connect_with(&mut self, engine: &str) -> Result<bool> {
         self.link = connect(&mut self.second, Some(engine))?;
         match self.link.engines().cma() {
             Err(why) if engine == "cma" => {
@@ -443,8 +442,8 @@ impl Pair {
         Ok(time / (2 * count) as f64)
     }
 
-    /// Half a round trip; of data that was just written, without the time of writing, if it is
-    /// fresh.
+    /// Measures half a round trip. If `is_fresh`, the data is written before each message, and the
+    /// time of writing is subtracted.
     fn echoes(&mut self, size: usize, count: u64, is_pool: bool, is_fresh: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         let warm = 2;
@@ -461,7 +460,7 @@ impl Pair {
                 }
                 Ok(start.elapsed().as_nanos() as f64 - own_writing)
             };
-            // In the same memory: the first use of a mapping brings its pages.
+            // Warms up with the same memory: the first use of a mapping faults its pages in.
             echo(warm)?;
             let all = echo(count)?;
             let writing: f64 = second.answer()?;
@@ -469,8 +468,8 @@ impl Pair {
         })
     }
 
-    /// One message after the other; of more than 4 KiB, of data that was just written, without the
-    /// time of writing.
+    /// Measures messages one after the other. Above 4 KiB the data is written before each message,
+    /// and the time of writing is subtracted.
     fn stream(&mut self, size: usize, count: u64, is_pool: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         second.order(&Order::Sink { size, count: count + 1, is_pool })?;
@@ -489,7 +488,7 @@ impl Pair {
         })
     }
 
-    /// Both send and receive at once.
+    /// Measures simultaneous sends and receives of both processes.
     fn exchanges(&mut self, size: usize, count: u64) -> Result<f64> {
         let Self { second, pool, link } = self;
         second.order(&Order::Exchange { size, count: count + 1 })?;
@@ -504,7 +503,7 @@ impl Pair {
         })
     }
 
-    /// Half a round trip of memory that is handed over and opened.
+    /// Measures half a round trip of memory that is handed over and opened.
     fn handovers(&mut self, size: usize, count: u64) -> Result<f64> {
         let Self { second, pool, link } = self;
         let warm = 70;
@@ -523,8 +522,7 @@ impl Pair {
         })
     }
 
-    /// Copies without a link, from memory of the same kind as in the rows of an engine, written in
-    /// the same way.
+    /// Measures copies without a link, from the same kind of memory as in the rows of an engine.
     fn copies(&mut self, size: usize, count: u64, by_kernel: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         with_buffers(pool, !by_kernel, size, |[mut from, _]| {
@@ -545,7 +543,8 @@ impl Pair {
         })
     }
 
-    /// Fetches entries with gaps between them, by the link or in one call of the kernel's.
+    /// Measures fetches of entries with gaps between them, by the link or with one
+    /// `process_vm_readv`.
     fn gets(&mut self, count: usize, times: u64, is_raw: bool) -> Result<f64> {
         let Self { second, link, .. } = self;
         let pid = link.peer_pid();

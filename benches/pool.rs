@@ -33,7 +33,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
                     // A new pool for each row, such that no row depends on those before.
                     let ours = Slab::new()?;
                     let taking_part =
-                        peers.iter().filter(|peer| plan.is_of_one_thread() || !peer.is_for_one_thread);
+                        peers.iter().filter(|peer| plan.is_single_threaded() || !peer.is_single_threaded);
                     let mut subjects: Vec<(&str, &dyn Subject)> = vec![("umf", &ours)];
                     subjects.extend(taking_part.map(|peer| (peer.name, &*peer.subject)));
                     in_turns(bench, &subjects, |subject| subject.run(&plan))

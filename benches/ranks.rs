@@ -1,4 +1,4 @@
-//! What the ranks of a job cost together, by their number: one process each.
+//! The cost of a job by its number of ranks, with one process per rank.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -7,21 +7,23 @@ use serde::{Deserialize, Serialize};
 use umf::link::{Communicator, Element, Operation, Reduction};
 use umf_benches::Result;
 use umf_benches::bench::{self, Bench};
-use umf_benches::measure::{Measured, stay_on};
+use umf_benches::measure::{Measured, pin_to};
 use umf_benches::process::{self, Second};
 
 /// How long a rank waits for the others.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Ranks with which each of [`MANY`] exchanges messages.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Ranks with which each rank of the sparse job exchanges messages.
 const NEIGHBOURS: usize = 16;
-const MANY: usize = 256;
-/// Messages of a batch.
+/// Ranks of the sparse job.
+const SPARSE_RANKS: usize = 256;
+/// Messages per batch.
 const BATCH: u64 = 2000;
 
-/// What a rank is to do.
+/// An order to a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
-    /// Joins; then a barrier and a message to each of the others, or messages to `NEIGHBOURS` alone.
+    /// Joins; then a barrier and a message to each other rank, or messages to `NEIGHBOURS` ranks
+    /// only.
     Join { job: String, rank: usize, size: usize, is_sparse: bool },
     /// Measures barriers and sums.
     Collectives { times: usize },
@@ -29,7 +31,7 @@ enum Order {
     Echo { is_any: bool, batches: usize },
 }
 
-/// Times in nanoseconds, and what a rank has afterwards.
+/// Times in nanoseconds, and resources of a rank afterwards.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Took {
     first_barrier: f64,
@@ -76,10 +78,10 @@ fn measure(bench: &mut Bench) -> Result<()> {
             row(bench, "us", &format!("{prefix}{name}"), took[0].half_round_trip / 1e3)?;
         }
     }
-    let prefix = format!("ranks.{MANY}.sparse.");
+    let prefix = format!("ranks.{SPARSE_RANKS}.sparse.");
     if !bench.quick && bench.wants(&prefix) {
         let before = shared_memory()?;
-        let (mut job, start) = Job::start(MANY, true)?;
+        let (mut job, start) = Job::start(SPARSE_RANKS, true)?;
         let memory = (shared_memory()? - before) / f64::from(1 << 20);
         let took = job.all(&Order::Collectives { times: 0 })?;
         let most = |of: fn(&Took) -> usize| took.iter().map(of).max().unwrap_or(0) as f64;
@@ -95,7 +97,7 @@ fn row(bench: &mut Bench, unit: &'static str, name: &str, value: f64) -> Result<
     bench.row_in(unit, name, |_| Ok(Measured { median: value, min: value }))
 }
 
-/// Returns the bytes of shared memory that this machine uses.
+/// Returns the bytes of shared memory in use on this machine.
 fn shared_memory() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Shmem:"));
@@ -103,13 +105,13 @@ fn shared_memory() -> Result<f64> {
     Ok(kib.trim().parse::<f64>()? * 1024.0)
 }
 
-/// The processes of a job. They end when it is dropped.
+/// The processes of a job, killed on drop.
 struct Job {
     ranks: Vec<Second>,
 }
 
 impl Job {
-    /// Starts a job. Returns the nanoseconds until all messages were exchanged, too.
+    /// Starts a job. Also returns the nanoseconds until all messages were exchanged.
     fn start(size: usize, is_sparse: bool) -> Result<(Self, f64)> {
         let start = Instant::now();
         let name = format!("bench-{}-{size}", std::process::id());
@@ -127,7 +129,7 @@ impl Job {
         self.first(self.ranks.len(), order)
     }
 
-    /// Gives the first ranks an order and waits for their answers.
+    /// Sends an order to the first `count` ranks, and waits for their answers.
     fn first(&mut self, count: usize, order: &Order) -> Result<Vec<Took>> {
         let ranks = &mut self.ranks[..count];
         ranks.iter_mut().try_for_each(|rank| rank.order(order))?;
@@ -150,11 +152,11 @@ fn median(times: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(all.get(times / 2).copied().unwrap_or(0.0))
 }
 
-/// Obeys an order. The communicator is kept for the next one.
-fn rank(order: Order, kept: &mut Option<(Communicator, Took)>) -> Result<Took> {
+/// Executes an order. `joined` keeps the communicator for the next one.
+fn rank(order: Order, joined: &mut Option<(Communicator, Took)>) -> Result<Took> {
     if let Order::Join { job, rank, size, is_sparse } = order {
         let mut comm = Communicator::join(&job, rank, size)?;
-        comm.set_timeout(Some(PATIENCE));
+        comm.set_timeout(Some(TIMEOUT));
         let mut took = Took::default();
         if !is_sparse {
             let start = Instant::now();
@@ -169,10 +171,10 @@ fn rank(order: Order, kept: &mut Option<(Communicator, Took)>) -> Result<Took> {
             exchange(&mut comm, (rank + distance) % size, (rank + size - distance) % size)?;
         }
         took.all_pairs = nanoseconds(start);
-        *kept = Some((comm, took));
+        *joined = Some((comm, took));
         return Ok(took);
     }
-    let (comm, took) = kept.as_mut().ok_or("the rank has not joined")?;
+    let (comm, took) = joined.as_mut().ok_or("the rank has not joined")?;
     match order {
         Order::Join { .. } => {}
         Order::Collectives { times } => {
@@ -184,7 +186,7 @@ fn rank(order: Order, kept: &mut Option<(Communicator, Took)>) -> Result<Took> {
             took.mappings = std::fs::read_to_string("/proc/self/maps")?.lines().count();
         }
         Order::Echo { is_any, batches } => {
-            stay_on(comm.rank());
+            pin_to(comm.rank());
             took.half_round_trip = median(batches, || echo(comm, is_any))? / (2 * BATCH) as f64;
         }
     }

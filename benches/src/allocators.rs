@@ -1,4 +1,4 @@
-//! The allocators that are compared: ours, and peers that are linked or opened at run time.
+//! The compared allocators: ours, and peers that are linked or opened at run time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
@@ -16,7 +16,7 @@ pub trait Allocator: Sync {
     /// A block.
     type Block: Copy + Send + Sync;
 
-    /// Why there is no block. Small, such that a success costs nothing.
+    /// The error of an allocation. Small, so that a success costs nothing.
     type Error: Into<Error>;
 
     /// Allocates `size` bytes.
@@ -28,8 +28,7 @@ pub trait Allocator: Sync {
     /// Frees a block.
     ///
     /// # Safety
-    /// The block came from `allocate(size)` of this allocator, was not freed since, and is not used
-    /// any more.
+    /// The block came from `allocate(size)` of this allocator, is live, and is no longer used.
     ///
     /// # Errors
     /// The block is unknown.
@@ -38,8 +37,8 @@ pub trait Allocator: Sync {
 
 /// An allocator of any type.
 pub trait Subject {
-    /// Carries a plan out. Returns the nanoseconds of an allocation and its free, once for each
-    /// batch and thread.
+    /// Runs a plan. Returns the nanoseconds of an allocation and its free, one value per batch and
+    /// thread.
     ///
     /// # Errors
     /// The allocator's error.
@@ -56,7 +55,7 @@ impl<A: Allocator> Subject for A {
 pub struct Slab(Pool);
 
 impl Slab {
-    /// Makes a pool that pools all sizes of the workloads.
+    /// Creates a pool that pools all sizes of the workloads.
     ///
     /// # Errors
     /// There is no memory.
@@ -83,7 +82,7 @@ impl Allocator for Slab {
     }
 }
 
-/// An allocator with the interface of a global one.
+/// An allocator behind the trait `GlobalAlloc`.
 struct Global<A>(A);
 
 impl<A: GlobalAlloc + Sync> Allocator for Global<A> {
@@ -118,7 +117,7 @@ struct TcMalloc {
 
 impl TcMalloc {
     fn open() -> Result<TcMalloc> {
-        // SAFETY: loading the library only sets it up; the types are those of
+        // SAFETY: loading the library only initializes it; the types are those of
         // gperftools/tcmalloc.h.
         unsafe {
             let library = Library::new("libtcmalloc_minimal.so.4")?;
@@ -147,8 +146,8 @@ impl Allocator for TcMalloc {
     }
 }
 
-/// The crate `offset-allocator`: hands out numbers of a range, one range for each thread, without a
-/// lock.
+/// The crate `offset-allocator`: suballocates a range of numbers, without a lock. Each thread has a
+/// range of its own.
 #[cfg(feature = "peers")]
 struct Offsets;
 
@@ -181,18 +180,18 @@ pub struct Peer {
     pub name: &'static str,
     /// The allocator.
     pub subject: Box<dyn Subject>,
-    /// It cannot serve several threads, nor blocks that go from one to another.
-    pub is_for_one_thread: bool,
+    /// Whether it supports one thread only: neither several threads nor frees by another thread.
+    pub is_single_threaded: bool,
 }
 
 impl Peer {
     /// Returns a peer for all rows.
     pub fn new(name: &'static str, subject: impl Subject + 'static) -> Peer {
-        Peer { name, subject: Box::new(subject), is_for_one_thread: false }
+        Peer { name, subject: Box::new(subject), is_single_threaded: false }
     }
 }
 
-/// Returns the peers that are built in or installed; prints which are missing.
+/// Returns the peers that are built in or installed, and prints the missing ones.
 #[must_use]
 pub fn peers() -> Vec<Peer> {
     let mut peers = vec![Peer::new("glibc", Global(System))];
@@ -204,7 +203,7 @@ pub fn peers() -> Vec<Peer> {
     {
         peers.push(Peer::new("mimalloc", Global(mimalloc::MiMalloc)));
         peers.push(Peer::new("jemalloc", Global(tikv_jemallocator::Jemalloc)));
-        peers.push(Peer { is_for_one_thread: true, ..Peer::new("offset-allocator", Offsets) });
+        peers.push(Peer { is_single_threaded: true, ..Peer::new("offset-allocator", Offsets) });
     }
     #[cfg(not(feature = "peers"))]
     eprintln!("no mimalloc, jemalloc and offset-allocator: built without --features peers");

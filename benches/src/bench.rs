@@ -1,4 +1,4 @@
-//! The command line of a bench, its rows, and the table that it prints.
+//! [`Bench`]: the command line of a bench, its rows, and the table that it prints.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -64,7 +64,7 @@ struct Row<'a> {
     ratio: Option<f64>,
 }
 
-/// Values of one row: ours, and those of peers by name.
+/// The values of one row: ours, and those of peers by name.
 pub struct Figures {
     /// Our value.
     pub ours: Measured,
@@ -96,9 +96,9 @@ impl Figures {
 
 /// A run of a bench.
 pub struct Bench {
-    /// How long each value of a row is measured.
+    /// Measuring time of each value of a row.
     pub time: Duration,
-    /// Whether the run is for trying out.
+    /// Whether the run is quick, for trying out.
     pub quick: bool,
     /// The original `libumf.so.1`.
     pub peer_umf: Option<PathBuf>,
@@ -110,7 +110,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Returns how long one turn of a subject takes.
+    /// Returns the measuring time of one turn of a subject.
     #[must_use]
     pub fn turn(&self) -> Duration {
         self.time / measure::ROUNDS as u32

@@ -89,16 +89,16 @@ pub enum Visibility {
     Shared = 2,
 }
 
-/// How a pool is made.
+/// The settings of a pool.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// A jemalloc pool and not a disjoint one.
+    /// Whether to create a jemalloc pool instead of a disjoint one.
     pub jemalloc: bool,
     /// Visibility of the memory.
     pub visibility: Visibility,
     /// Bytes of the largest block that is pooled; the library's default if `None`.
     pub largest_pooled: Option<usize>,
-    /// Slabs that are kept per bucket; the library's default if `None`.
+    /// Free slabs kept per bucket; the library's default if `None`.
     pub capacity: Option<usize>,
 }
 
@@ -116,7 +116,7 @@ impl Settings {
     }
 }
 
-/// A call that the library refused. Small, such that a success costs nothing.
+/// An error of a call of the library. Small, so that a success costs nothing.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("libumf.so.1: {call} failed with status {status}")]
 pub struct Refused {
@@ -158,8 +158,8 @@ impl Libumf {
     /// # Errors
     /// The file cannot be loaded, or is no libumf.
     pub fn open(path: &Path, settings: Settings) -> Result<Libumf> {
-        // SAFETY: the user who names a library trusts its code to run; each type is the prototype
-        // in the headers.
+        // SAFETY: the user passed the path, and so trusts the library's code. Each type is the
+        // prototype in the headers.
         let functions = unsafe { Library::new(path).map_err(Into::into).and_then(|it| Functions::of(it)) };
         let made = functions.and_then(|functions| Self::with(path, functions, settings));
         made.map_err(|error| match error.source() {
@@ -206,7 +206,7 @@ impl Libumf {
     /// Finds the pool of an address.
     ///
     /// # Errors
-    /// The library finds another pool, or none.
+    /// The library finds a different pool, or none.
     pub fn find_pool(&self, block: usize) -> std::result::Result<(), Refused> {
         let mut pool = ptr::null_mut();
         // SAFETY: the library looks the address up; the result goes to a live local.
@@ -214,10 +214,10 @@ impl Libumf {
         check("umfPoolByPtr", if pool == self.pool { status } else { -1 })
     }
 
-    /// Exports a block and gives the export back.
+    /// Exports a block, and releases the handle.
     ///
     /// # Errors
-    /// The library refuses.
+    /// The library returns an error.
     pub fn get_and_put(&self, block: usize) -> std::result::Result<(), Refused> {
         let (mut handle, mut size) = (ptr::null_mut(), 0);
         // SAFETY: the library looks the address up; the handle is given back once.
@@ -233,7 +233,7 @@ impl Libumf {
     /// Exports a block for the rest of the process's life, and returns the bytes of its handle.
     ///
     /// # Errors
-    /// The library refuses.
+    /// The library returns an error.
     pub fn handle(&self, block: usize) -> std::result::Result<Vec<u8>, Refused> {
         let (mut handle, mut size) = (ptr::null_mut(), 0);
         // SAFETY: as in `get_and_put`; the handle has `size` bytes.
@@ -249,7 +249,7 @@ impl Libumf {
     /// Opens a handle of another process and closes it.
     ///
     /// # Errors
-    /// The library refuses.
+    /// The library returns an error.
     pub fn open_and_close(&self, handle: &[u8]) -> std::result::Result<(), Refused> {
         let mut pointer = ptr::null_mut();
         let handle = handle.as_ptr().cast_mut().cast();
@@ -267,7 +267,7 @@ impl Libumf {
 
 impl Drop for Libumf {
     fn drop(&mut self) {
-        // SAFETY: both were made by `with`, and nothing uses them any more.
+        // SAFETY: both were created by `with`, and dropping has exclusive access.
         unsafe {
             (self.functions.umfPoolDestroy)(self.pool);
             (self.functions.umfMemoryProviderDestroy)(self.provider);

@@ -1,4 +1,4 @@
-//! Batches, threads and turns; and the marker of the machine's speed.
+//! Measuring: batches, threads, turns of subjects, and the markers of the machine's speed.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -11,10 +11,10 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::bench::{Bench, Figures, fail};
 use crate::{Error, Result};
 
-/// How often each subject of a row has its turn.
+/// Number of turns of each subject of a row.
 pub const ROUNDS: usize = 5;
 
-/// What one operation took.
+/// The time of one operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     /// The median of all batches.
@@ -27,10 +27,10 @@ impl Measured {
     /// Summarises the values of batches.
     ///
     /// # Errors
-    /// There is no value, or one is not a number above 0: the bench measured something else.
+    /// There is no value, or one is not a number above 0.
     pub fn of(mut values: Vec<f64>) -> Result<Measured> {
         values.sort_by(f64::total_cmp);
-        let wrong = || Error::from(format!("no time, or none that can be: {values:?}"));
+        let wrong = || Error::from(format!("the measured times are missing or invalid: {values:?}"));
         let (min, median) = (values.first(), values.get(values.len() / 2));
         let (Some(&min), Some(&median)) = (min, median) else { return Err(wrong()) };
         if min > 0.0 && median.is_finite() { Ok(Measured { median, min }) } else { Err(wrong()) }
@@ -43,15 +43,15 @@ impl Measured {
     }
 }
 
-/// Returns the nanoseconds that `run` took, and its result.
+/// Returns the time of `run` in nanoseconds, and its result.
 pub fn nanoseconds<T>(run: impl FnOnce() -> T) -> (f64, T) {
     let start = Instant::now();
     let result = run();
     (start.elapsed().as_nanos() as f64, result)
 }
 
-/// Repeats `once`, which returns a time, for `time` and at least three times after one that does
-/// not count.
+/// Repeats `once`, which returns a time, for `time` and at least three times. The first value is
+/// discarded.
 ///
 /// # Errors
 /// The first error of `once`.
@@ -83,7 +83,7 @@ pub fn threads<T: Send>(count: usize, run: impl Fn(usize) -> Result<T> + Sync) -
     let barrier = Barrier::new(count);
     let start = |number| {
         if count > 1 {
-            stay_on(number);
+            pin_to(number);
         }
         barrier.wait();
         run(number).unwrap_or_else(|error| fail(&error))
@@ -96,7 +96,7 @@ pub fn threads<T: Send>(count: usize, run: impl Fn(usize) -> Result<T> + Sync) -
     })
 }
 
-/// Measures subjects in turns, such that a change of the machine's speed falls on all of them. The
+/// Measures subjects in turns, so that a change of the machine's speed affects all of them. The
 /// first subject is ours. The order rotates.
 ///
 /// # Errors
@@ -120,9 +120,9 @@ pub fn in_turns<S: ?Sized>(
     Ok(Figures { ours, peers: peers.collect::<Result<_>>()? })
 }
 
-/// Keeps the calling thread on one of the processors that it may use. Without effect if that is
-/// refused: the marker shows how threads ran.
-pub fn stay_on(number: usize) {
+/// Pins the calling thread to one of its allowed processors. An error is ignored: the marker shows
+/// how threads ran.
+pub fn pin_to(number: usize) {
     let Ok(usable) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|processor| usable.is_set(*processor)).collect();
     if let Some(processor) = processors.get(number % processors.len().max(1)) {
@@ -138,8 +138,7 @@ pub fn thread_time() -> f64 {
     clock(ClockId::ThreadCPUTime)
 }
 
-/// Returns the processor time of all threads of the process, those that ended included, in
-/// nanoseconds.
+/// Returns the processor time of all threads of the process, including exited ones, in nanoseconds.
 #[must_use]
 pub fn process_time() -> f64 {
     clock(ClockId::ProcessCPUTime)
@@ -150,20 +149,21 @@ fn clock(id: ClockId) -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Spins until `is_so`, and yields now and then: the other thread may need this processor.
-pub fn spin_until(mut is_so: impl FnMut() -> bool) {
+/// Spins until `is_done` returns true. Yields periodically: the other thread may need this
+/// processor.
+pub fn spin_until(mut is_done: impl FnMut() -> bool) {
     let mut spins = 0_u32;
-    while !is_so() {
+    while !is_done() {
         spins += 1;
         if spins.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
-/// Nanoseconds of one way of a cache line between two threads.
+/// Measures the transfer of a cache line between two threads, in nanoseconds one way.
 pub(crate) fn cache_line(time: Duration) -> Measured {
     const PASSES: u64 = 500;
     const STOP: u64 = u64::MAX;
-    /// Longer than a cache line needs between any two processors.
+    /// An upper bound of the transfer between any two processors.
     const SEPARATE: f64 = 2000.0;
     #[repr(align(128))]
     struct Line(AtomicU64);
@@ -191,12 +191,12 @@ pub(crate) fn cache_line(time: Duration) -> Measured {
     });
     let line = Measured::of(values.concat()).unwrap_or_else(|error| fail(&error));
     if line.median > SEPARATE {
-        eprintln!("two threads do not run at the same time here: rows of several threads say little");
+        eprintln!("two threads do not run in parallel here: rows of several threads are not meaningful");
     }
     line
 }
 
-/// Gigabytes per second of a copy of 1 MiB.
+/// Measures a copy of 1 MiB, in gigabytes per second.
 pub(crate) fn memcpy(time: Duration) -> Result<Measured> {
     let (from, mut to) = (vec![1_u8; 1 << 20], vec![0_u8; 1 << 20]);
     let times = batches(time, 1 << 20, || {

@@ -1,4 +1,4 @@
-//! The second process of a bench: the same program, spoken to in lines of JSON through its pipes.
+//! The second process of a bench: the same program, controlled by lines of JSON through its pipes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -72,15 +72,15 @@ impl Drop for Second {
     }
 }
 
-/// Obeys orders until the first process closes the pipe or ends.
+/// Executes orders until the first process closes the pipe or exits.
 ///
 /// # Errors
-/// The pipes fail. An error of `obey` is an answer.
+/// The pipes fail. An error of `execute` is sent as the answer.
 pub fn serve<Order: DeserializeOwned, Answer: Serialize>(
-    mut obey: impl FnMut(Order) -> Result<Answer>,
+    mut execute: impl FnMut(Order) -> Result<Answer>,
 ) -> Result<()> {
     for line in std::io::stdin().lock().lines() {
-        let answer = obey(serde_json::from_str(&line?)?).map_err(|error| error.to_string());
+        let answer = execute(serde_json::from_str(&line?)?).map_err(|error| error.to_string());
         println!("{}", serde_json::to_string(&answer)?);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The allocations and frees that every allocator is asked for: the same sizes in the same order.
+//! The workloads: allocations and frees of the same sizes in the same order for every allocator.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,19 +9,19 @@ use crate::Result;
 use crate::allocators::Allocator;
 use crate::measure::{process_time, spin_until, thread_time, threads};
 
-/// Result of a call of the allocator: its errors become a box outside of what is timed.
+/// The result of a call of the allocator. Errors are boxed outside of the timed section.
 type Outcome<T, A> = std::result::Result<T, <A as Allocator>::Error>;
 
-/// Batches of one run that are measured.
+/// Measured batches per run.
 const BATCHES: usize = 8;
 /// The smallest batch.
-const LEAST: usize = 64;
+const MIN_BATCH: usize = 64;
 
-/// A range of sizes, all as likely, and how many blocks of it are live at a time.
+/// A uniform distribution of sizes, and the number of live blocks.
 #[derive(Clone, Copy)]
 pub struct Sizes {
-    least: usize,
-    most: usize,
+    min: usize,
+    max: usize,
     /// Live blocks per thread.
     live: usize,
     /// Allocations in one batch of one thread.
@@ -29,11 +29,11 @@ pub struct Sizes {
 }
 
 /// 8 B to 4 KiB.
-pub const SMALL: Sizes = Sizes { least: 8, most: 4 << 10, live: 1000, batch: 1 << 14 };
+pub const SMALL: Sizes = Sizes { min: 8, max: 4 << 10, live: 1000, batch: 1 << 14 };
 /// 1 KiB to 64 KiB.
-pub const MIDDLE: Sizes = Sizes { least: 1 << 10, most: 64 << 10, live: 1000, batch: 1 << 13 };
+pub const MIDDLE: Sizes = Sizes { min: 1 << 10, max: 64 << 10, live: 1000, batch: 1 << 13 };
 /// 64 KiB to 4 MiB.
-pub const LARGE: Sizes = Sizes { least: 64 << 10, most: 4 << 20, live: 200, batch: 1 << 12 };
+pub const LARGE: Sizes = Sizes { min: 64 << 10, max: 4 << 20, live: 200, batch: 1 << 12 };
 
 /// The order in which blocks are allocated and freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,12 +44,12 @@ pub enum Order {
     Random,
     /// One thread allocates and another one frees.
     CrossFree,
-    /// As `Random`; the live set goes to a new thread again and again, and the old thread ends (the
-    /// server of Larson and Krishnan).
+    /// Like `Random`, with a new thread that takes over the live set after each term, while the old
+    /// thread exits (Larson and Krishnan's server).
     Larson,
 }
 
-/// What an allocator does in one run.
+/// The workload of one run.
 #[derive(Clone, Copy)]
 pub struct Plan {
     order: Order,
@@ -69,45 +69,45 @@ impl Plan {
         }
         if quick {
             sizes.live /= 10;
-            batch = (batch / 256).max(LEAST);
+            batch = (batch / 256).max(MIN_BATCH);
         }
         Plan { order, sizes, threads, batch }
     }
 
     /// Returns whether one thread allocates and frees everything.
     #[must_use]
-    pub fn is_of_one_thread(&self) -> bool {
+    pub fn is_single_threaded(&self) -> bool {
         self.threads == 1 && matches!(self.order, Order::Pair | Order::Random)
     }
 }
 
-/// Carries a plan out. Returns the nanoseconds of an allocation and its free, once for each batch
-/// and thread.
+/// Runs a plan. Returns the nanoseconds of an allocation and its free, one value per batch and
+/// thread.
 pub(crate) fn run<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>> {
     match plan.order {
         Order::CrossFree => Ok(cross_free(allocator, plan)),
         Order::Larson => larson(allocator, plan),
-        Order::Pair | Order::Random => Ok(alone(allocator, plan)),
+        Order::Pair | Order::Random => Ok(thread_local(allocator, plan)),
     }
 }
 
-/// Each thread allocates and frees blocks of its own: processor time of the thread.
-fn alone<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
+/// Measures threads that allocate and free their own blocks: processor time of the thread.
+fn thread_local<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     let (ready, done) = (Barrier::new(plan.threads), AtomicUsize::new(0));
     let values = threads(plan.threads, |thread| {
         let mut set = Set::new(allocator, plan, thread).map_err(Into::into)?;
-        set.play(plan.order, 2 * plan.batch).map_err(Into::into)?;
+        set.run(plan.order, 2 * plan.batch).map_err(Into::into)?;
         ready.wait();
         let mut values = Vec::with_capacity(BATCHES);
         for _ in 0..BATCHES {
             let start = thread_time();
-            set.play(plan.order, plan.batch).map_err(Into::into)?;
+            set.run(plan.order, plan.batch).map_err(Into::into)?;
             values.push((thread_time() - start) / plan.batch as f64);
         }
-        // All threads work until the last one has its values.
+        // All threads keep working until the last one has its values.
         done.fetch_add(1, Ordering::AcqRel);
         while done.load(Ordering::Acquire) < plan.threads {
-            set.play(plan.order, LEAST).map_err(Into::into)?;
+            set.run(plan.order, MIN_BATCH).map_err(Into::into)?;
         }
         set.free().map_err(Into::into)?;
         Ok(values)
@@ -115,18 +115,18 @@ fn alone<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     values.concat()
 }
 
-/// Threads that begin, replace blocks of a set that another thread filled, and end: processor time
-/// of the process, beginnings and ends of threads included.
+/// Measures threads that start, replace blocks of a set that another thread filled, and exit:
+/// processor time of the process, including the start and exit of threads.
 fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>> {
-    /// Batches that one thread works.
+    /// Batches per thread.
     const TERM: usize = 4;
-    // The calling thread fills the sets and lives on: it is the first owner of the blocks.
+    // The calling thread fills the sets and stays alive: it is the first owner of the blocks.
     let set = |thread| Set::new(allocator, plan, thread).map(Mutex::new);
     let sets = (0..plan.threads).map(set).collect::<Outcome<Vec<_>, A>>().map_err(Into::into)?;
     let work = || {
         let start = process_time();
         threads(plan.threads, |thread| {
-            lock(&sets[thread]).play(Order::Random, TERM * plan.batch).map_err(Into::into)
+            lock(&sets[thread]).run(Order::Random, TERM * plan.batch).map_err(Into::into)
         });
         (process_time() - start) / (TERM * plan.batch * plan.threads) as f64
     };
@@ -136,10 +136,10 @@ fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>> {
     Ok(values)
 }
 
-/// Pairs of threads, as many as the plan has threads: time on the wall per block, through all
-/// pairs.
+/// Measures pairs of threads, of which one allocates and the other frees: wall time per block, over
+/// all pairs.
 fn cross_free<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
-    /// Parts of a queue, each with several blocks: what is measured is not the queue.
+    /// Parts of a queue. Each has several blocks, so that the queue itself costs little.
     const PARTS: usize = 8;
     #[repr(align(128))]
     struct Line(AtomicUsize);
@@ -178,7 +178,7 @@ fn cross_free<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
         for number in 0..all {
             spin_until(|| number < filled.0.load(Ordering::Acquire));
             for (block, size) in lock(&parts[number % PARTS]).drain(..) {
-                // SAFETY: the other thread allocated it in that size, and does not use it.
+                // SAFETY: the other thread allocated it with this size, and does not use it.
                 unsafe { allocator.free(block, size) }.map_err(Into::into)?;
             }
             emptied.0.store(number + 1, Ordering::Release);
@@ -195,12 +195,12 @@ fn cross_free<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     values.concat()
 }
 
-/// No thread panics while it holds a lock.
+/// Locks a mutex. Poisoning is ignored: no thread panics while it holds a lock.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The live blocks of one thread, and its place in the script.
+/// The live blocks of one thread, and its position in the script.
 struct Set<'a, A: Allocator> {
     allocator: &'a A,
     script: Script,
@@ -232,8 +232,8 @@ impl<'a, A: Allocator> Set<'a, A> {
         unsafe { self.allocator.free(block, size) }
     }
 
-    /// Plays `count` allocations and frees.
-    fn play(&mut self, order: Order, count: usize) -> Outcome<(), A> {
+    /// Runs `count` allocations and frees.
+    fn run(&mut self, order: Order, count: usize) -> Outcome<(), A> {
         let steps = self.step..self.step + count;
         self.step = steps.end;
         if order == Order::Pair {
@@ -243,9 +243,9 @@ impl<'a, A: Allocator> Set<'a, A> {
             return Ok(());
         }
         for step in steps {
-            let place = self.script.place(step);
-            self.free_one(self.blocks[place])?;
-            self.blocks[place] = self.allocate(step)?;
+            let index = self.script.index(step);
+            self.free_one(self.blocks[index])?;
+            self.blocks[index] = self.allocate(step)?;
         }
         Ok(())
     }
@@ -255,17 +255,17 @@ impl<'a, A: Allocator> Set<'a, A> {
     }
 }
 
-/// Sizes and places that a thread goes through again and again; short enough to stay in its cache.
+/// The sizes and indices that a thread repeats: short enough to stay in its cache.
 struct Script {
     sizes: [u32; Script::LENGTH],
-    places: [u32; Script::LENGTH],
+    indices: [u32; Script::LENGTH],
 }
 
 impl Script {
     const LENGTH: usize = 1024;
 
     fn new(sizes: &Sizes, thread: usize) -> Script {
-        // xorshift, seeded by the number of the thread.
+        // xorshift, seeded with the number of the thread.
         let mut random = 0x9E37_79B9_7F4A_7C15 ^ (thread as u64 + 1);
         let mut below = |limit: usize| {
             random ^= random << 13;
@@ -274,20 +274,20 @@ impl Script {
             ((random >> 16) as usize % limit) as u32
         };
         Script {
-            sizes: std::array::from_fn(|_| sizes.least as u32 + below(sizes.most - sizes.least)),
-            places: std::array::from_fn(|_| below(sizes.live)),
+            sizes: std::array::from_fn(|_| sizes.min as u32 + below(sizes.max - sizes.min)),
+            indices: std::array::from_fn(|_| below(sizes.live)),
         }
     }
 
-    /// Returns the size of a step: another one at the same place of the next pass.
+    /// Returns the size of a step. The next pass has a different size at the same index.
     #[inline]
     fn size(&self, step: usize) -> usize {
         self.sizes[(step + step / Self::LENGTH) % Self::LENGTH] as usize
     }
 
-    /// Returns which of the live blocks a step replaces.
+    /// Returns the index of the live block that a step replaces.
     #[inline]
-    fn place(&self, step: usize) -> usize {
-        self.places[step % Self::LENGTH] as usize
+    fn index(&self, step: usize) -> usize {
+        self.indices[step % Self::LENGTH] as usize
     }
 }

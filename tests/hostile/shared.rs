@@ -1,5 +1,5 @@
-//! Memory that the campaign and all of its workers share, past umf: counters, states of blocks,
-//! published handles, and who has which block open.
+//! Memory that the campaign and all of its workers share without umf: counters, states of blocks,
+//! published handles, and the blocks that each worker has open.
 //!
 //! Every word is an atomic. A worker may be killed between any two stores. Readers therefore check
 //! sums and incarnations.

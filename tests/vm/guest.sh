@@ -60,8 +60,8 @@ make_image() {
 # The clock is the HPET: what the kernel measures of the TSC on a busy machine may be wrong by ten times, and with it each second.
 # What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for, and programs are at the same
 # addresses each time (norandmaps): QEMU translates code for the addresses that it has, and of an actor that has moved all that runs, which
-# is 3,500 blocks. What actors map is at other addresses in each all the same: they see to that themselves. (Programs lie in a ramfs: in a
-# tmpfs their code would count as shared memory of whoever runs them.)
+# is 3,500 blocks. What actors map is at other addresses in each all the same: they see to that themselves. (Programs are in a ramfs: in a
+# tmpfs their code would count as shared memory of the processes that run them.)
 kernel_arguments="console=ttyS2 panic=-1 quiet rootfstype=ramfs mitigations=off tsc=reliable clocksource=hpet no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
 rcupdate.rcu_expedited=1 cryptomgr.notests norandmaps clearcpuid=112 random.trust_cpu=on"
 

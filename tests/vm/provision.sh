@@ -23,7 +23,7 @@ lock() {
   exec 9>"$cache/lock"
   if command -v flock >/dev/null 2>&1 && ! flock -w 900 9; then
     exec 9>&-
-    skip "somebody else has had $cache/lock for 15 minutes"
+    skip "another process has held $cache/lock for 15 minutes"
     return 1
   fi
 }
@@ -32,8 +32,8 @@ unlock() {
   exec 9>&-
 }
 
-# apt-get and apt-cache with the machine's sources, and with lists and archives of our own. A source that says next to nothing is waited
-# for as long as one is that has much to say; the lock is not for who might outlive this.
+# apt-get and apt-cache with the machine's sources, and with lists and archives in the cache folder. The timeout is the same for every
+# source. Child processes do not inherit the lock, since they may outlive this script.
 apt() {
   local program=$1 code=0
   shift
@@ -130,7 +130,7 @@ provision_kernel() {
   [ -e "$kernel_folder/complete" ] && return
   lock || return
   local code=0
-  # Somebody else may have had the lock for this.
+  # Another process may have fetched it while this one waited for the lock.
   [ -e "$kernel_folder/complete" ] || fetch_kernel "$1" || code=$?
   unlock
   return "$code"

@@ -1,4 +1,4 @@
-//! All functions, opened at run time: from the loader, or from one driver without it.
+//! [`Api`]: all functions, loaded at run time from the loader, or from a driver without a loader.
 
 use core::ffi::{CStr, c_void};
 use std::ffi::OsStr;
@@ -11,46 +11,46 @@ use crate::base::{ZE_API_VERSION_CURRENT, ze_api_version_t};
 use crate::result::{ZE_RESULT_SUCCESS, ze_result_t};
 use crate::tables::*;
 
-/// The loader's name, which the system's search path resolves.
+/// The name of the loader's library in the system's search path.
 pub const LOADER: &str = "libze_loader.so.1";
 
-/// Why there are no functions.
+/// The error of loading a loader or a driver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The library cannot be opened.
-    #[error("cannot open the Level Zero library {}: {reason}; install the loader (Debian: libze1), or name one that is there", path.display())]
+    #[error("cannot open the Level Zero library {}: {reason}; install the loader (Debian: libze1), or set the path of one", path.display())]
     Library {
-        /// What was opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// What the dynamic linker says.
+        /// The dynamic linker's error.
         reason: String,
     },
     /// The library is neither loader nor driver.
     #[error("{} has no function {function}: it is no Level Zero {expected}", path.display())]
     Other {
-        /// What was opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// What it should have.
+        /// The missing function.
         function: &'static str,
-        /// What it was taken for.
+        /// The expected kind of library.
         expected: &'static str,
     },
-    /// The driver does not give its functions away at the version asked for.
-    #[error("the Level Zero driver {} refuses {function}: {result}", path.display())]
+    /// The driver does not return its function tables for the requested version.
+    #[error("the Level Zero driver {} failed in {function}: {result}; it is older than this interface", path.display())]
     Refused {
-        /// What was opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// The function that refused.
+        /// The function that failed.
         function: &'static str,
-        /// Its answer.
+        /// Its result.
         result: ze_result_t,
     },
 }
 
-/// That a set of functions has a table of this type.
-pub trait Has<T> {
-    /// The table.
+/// A set of functions that includes the table `T`.
+pub trait HasTable<T> {
+    /// Returns the table.
     fn table(&self) -> &T;
 }
 
@@ -87,7 +87,7 @@ macro_rules! api {
             }
         }
 
-        $(impl Has<$table> for Api {
+        $(impl HasTable<$table> for Api {
             fn table(&self) -> &$table {
                 &self.$name
             }
@@ -126,26 +126,26 @@ impl Api {
     /// Opens the system's loader, [`LOADER`].
     ///
     /// # Errors
-    /// There is none, or it is not what it should be.
+    /// The loader cannot be opened, or is not a loader.
     ///
     /// # Safety
     /// As for [`Api::load_from`].
     pub unsafe fn load() -> Result<Self, OpenError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { Self::load_from(LOADER) }
     }
 
     /// Opens a loader.
     ///
     /// # Errors
-    /// It cannot be opened, or is none.
+    /// The library cannot be opened, or is not a loader.
     ///
     /// # Safety
-    /// The library's own code runs when it is opened, and its functions are called by the
-    /// specification's prototypes: it has to be a Level Zero loader that the caller trusts.
+    /// The library is a trusted Level Zero loader: opening it executes its code, and its functions
+    /// are called with the specification's prototypes.
     pub unsafe fn load_from(path: impl AsRef<OsStr>) -> Result<Self, OpenError> {
         let path = Path::new(path.as_ref());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         let library = unsafe { open(path) }?;
         let function = "zeInit";
         if symbol(&library, c"zeInit").is_null() {
@@ -155,20 +155,20 @@ impl Api {
         Ok(unsafe { Self::from_symbols(path, &library) })
     }
 
-    /// Opens a driver without a loader between. Its tables are asked for at the newest version that
-    /// it has.
+    /// Opens a driver without a loader, with the tables of the current version.
     ///
     /// # Errors
-    /// It cannot be opened, is none, or refuses.
+    /// The library cannot be opened, is not a driver, or does not return its tables.
     ///
     /// # Safety
     /// As for [`Api::load_from`], for a driver.
     pub unsafe fn load_driver(path: impl AsRef<OsStr>) -> Result<Self, OpenError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { Self::load_driver_at(path, ZE_API_VERSION_CURRENT) }
     }
 
-    /// As [`Api::load_driver`], with the tables of a version: what came later is absent.
+    /// Opens a driver as [`Api::load_driver`] does, with the tables of `version`. Later functions
+    /// are missing.
     ///
     /// # Errors
     /// As for [`Api::load_driver`].
@@ -180,20 +180,20 @@ impl Api {
         version: ze_api_version_t,
     ) -> Result<Self, OpenError> {
         let path = Path::new(path.as_ref());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         let library = unsafe { open(path) }?;
         // SAFETY: it is a driver, and is never closed.
         unsafe { Self::from_driver(path, &library, version) }
     }
 
-    /// What was opened.
+    /// Returns the path of the library.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Opens a library for good.
+/// Opens a library that is never unloaded.
 unsafe fn open(path: &Path) -> Result<ManuallyDrop<Library>, OpenError> {
     // SAFETY: the caller trusts the library's code to run.
     let opened = unsafe { Library::new(path) };
@@ -203,14 +203,14 @@ unsafe fn open(path: &Path) -> Result<ManuallyDrop<Library>, OpenError> {
     })
 }
 
-/// The address of a symbol; null if there is none.
+/// Returns the address of a symbol, or null.
 fn symbol(library: &Library, name: &CStr) -> *mut c_void {
     // SAFETY: only its address is taken.
     unsafe { library.get::<*mut c_void>(name).ok().and_then(|symbol| symbol.try_as_raw_ptr()) }
         .unwrap_or(core::ptr::null_mut())
 }
 
-/// A driver's table; empty if it is none that a driver must have.
+/// Returns a table of a driver. An optional table that is missing is empty.
 unsafe fn driver_table<T: Table>(
     path: &Path,
     library: &Library,
@@ -227,7 +227,7 @@ unsafe fn driver_table<T: Table>(
             false => Ok(table),
         };
     };
-    // SAFETY: the table has room for what any version up to the current one has.
+    // SAFETY: the table has the members of every version up to the current one.
     match unsafe { get(ze_api_version_t(version.0.min(ZE_API_VERSION_CURRENT.0)), &raw mut table) } {
         ZE_RESULT_SUCCESS => Ok(table),
         result if is_needed => Err(OpenError::Refused { path: path.to_owned(), function, result }),
@@ -238,7 +238,7 @@ unsafe fn driver_table<T: Table>(
 /// A member of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
-    /// The version of the specification that brought it.
+    /// The version of the specification that added it.
     pub since: u32,
     /// Its name in the table.
     pub name: &'static str,
@@ -246,40 +246,38 @@ pub struct Member {
     pub function: &'static CStr,
 }
 
-/// A table of functions, filled by a driver.
+/// A table of functions that a driver fills.
 ///
 /// # Safety
-/// The type consists of one nullable pointer to a function for each of [`Table::MEMBERS`], in
-/// order, and of nothing else.
+/// The type consists of one nullable function pointer for each of [`Table::MEMBERS`], in order.
 pub unsafe trait Table: Copy + Default {
     /// The function of a driver that fills it.
     const GET: &'static CStr;
-    /// Its members. Members are only ever added at the end, so what a version has is a prefix.
+    /// Its members. Versions only append members, so that those of a version are a prefix.
     const MEMBERS: &'static [Member];
 
-    /// How many of the members `version` has.
+    /// Returns the number of members that `version` has.
     #[must_use]
     fn known_at(version: ze_api_version_t) -> usize {
         Self::MEMBERS.iter().take_while(|member| member.since <= version.0).count()
     }
 
-    /// Fills a table with what `find` has for each function's name; a function that it has not
-    /// stays absent.
+    /// Returns a table with the functions at the addresses that `find` returns for their names.
     ///
     /// # Safety
-    /// What `find` returns is null or the address of a function with the prototype that the
-    /// specification has for that name, which stays where it is as long as the table is used.
+    /// `find` returns null or the address of a function with the specification's prototype for that
+    /// name. The function stays loaded as long as the table is used.
     unsafe fn from_symbols(find: &mut dyn FnMut(&'static CStr) -> *mut c_void) -> Self {
         let mut table = Self::default();
         let members = (&raw mut table).cast::<*mut c_void>();
         for (index, member) in Self::MEMBERS.iter().enumerate() {
-            // SAFETY: the table has that many pointers; the caller says what the new one leads to.
+            // SAFETY: the table has that many pointers; by the contract, the new one is valid.
             unsafe { members.add(index).write(find(member.function)) };
         }
         table
     }
 
-    /// The address of the function that a member points to, by the member's place.
+    /// Returns the function that the member at an index points to.
     #[must_use]
     fn pointer(&self, index: usize) -> Option<*mut c_void> {
         let members = core::ptr::from_ref(self).cast::<*mut c_void>();
@@ -288,37 +286,36 @@ pub unsafe trait Table: Copy + Default {
         (!found.is_null()).then_some(found)
     }
 
-    /// Puts `function` wherever there is none. It is called with the parameters of all of these, of
-    /// which it has to look at none: on the systems that this crate is for the caller takes care of
-    /// the space of parameters.
+    /// Sets every null member to `function`, which is then called with arguments that it ignores.
+    /// In the supported calling conventions the caller cleans up the arguments.
     fn fill_absent(&mut self, function: unsafe extern "C" fn() -> ze_result_t) {
         for index in 0..Self::MEMBERS.len() {
             if self.pointer(index).is_none() {
                 let members = core::ptr::from_mut(self).cast::<*mut c_void>();
-                // SAFETY: the table has that many pointers, and this is a function as they lead to.
+                // SAFETY: the table has that many function pointers, and this is a function.
                 unsafe { members.add(index).write(function as *mut c_void) };
             }
         }
     }
 
-    /// Writes to `target` the members that `version` has, and nothing past them: a caller made for
-    /// that version has no room.
+    /// Writes the members that `version` has to `target`, and nothing past them: a caller of that
+    /// version has a smaller table.
     ///
     /// # Safety
     /// `target` is valid for writes of that many pointers.
     unsafe fn fill(&self, target: *mut Self, version: ze_api_version_t) {
         let source = core::ptr::from_ref(self).cast::<*mut c_void>();
-        // SAFETY: the caller's promise; a table has at least the members that one version of it
-        // has.
+        // SAFETY: the caller upholds the contract; a table has at least the members of each
+        // version.
         unsafe { core::ptr::copy_nonoverlapping(source, target.cast(), Self::known_at(version)) };
     }
 }
 
-/// A literal that ends with a zero, as a C string.
+/// Converts a zero-terminated literal to a C string.
 pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(literal.as_bytes()) {
         Ok(name) => name,
-        // Reached by the compiler at most.
+        // Evaluated at compile time.
         Err(_) => panic!("the literal has no zero at its end"),
     }
 }

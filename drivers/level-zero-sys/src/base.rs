@@ -1,5 +1,4 @@
-//! What all parts of the interface share: versions, types of structures, handles, and the chain
-//! behind `pNext`.
+//! Common parts of the interface: versions, structure types, handles, and the chain of `pNext`.
 
 use core::ffi::c_void;
 
@@ -94,24 +93,24 @@ enums! {
 }
 
 plain! {
-    /// Names memory in another process. The bytes belong to the driver.
+    /// An IPC handle of memory. Only the driver interprets the bytes.
     ze_ipc_mem_handle_t {
         data: [u8; ZE_MAX_IPC_HANDLE_SIZE],
     }
-    /// The beginning of every descriptor: what a walk along `pNext` reads.
+    /// The first members of every descriptor, which walking a chain reads.
     ze_base_desc_t {
         stype: ze_structure_type_t,
         pNext: *const c_void,
     }
 }
 
-/// The chain of structures behind `pNext`.
+/// Searching the chain of structures behind `pNext`.
 pub mod chain {
     use core::ffi::c_void;
 
     use super::{ze_base_desc_t, ze_structure_type_t};
 
-    /// How many structures a chain may have: one that is longer has a loop in it.
+    /// The maximum length of a chain. A longer one contains a cycle.
     pub const LONGEST_CHAIN: usize = 64;
 
     /// A structure that begins with its type and a pointer to the next.
@@ -119,27 +118,27 @@ pub mod chain {
     /// # Safety
     /// The type begins with `stype` and `pNext`, and structures of it carry [`Chained::TYPE`].
     pub unsafe trait Chained {
-        /// What `stype` is in it.
+        /// Its value of `stype`.
         const TYPE: ze_structure_type_t;
     }
 
-    /// The first structure of type `T` in a chain that begins at `next`; null if there is none.
+    /// Returns the first structure of type `T` in the chain that begins at `next`, or null.
     ///
     /// # Safety
     /// `next` is null or leads to a chain of structures, each of the type that its `stype` says.
     #[must_use]
     pub unsafe fn find<T: Chained>(next: *const c_void) -> *const T {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { find_type(next, T::TYPE) }.cast()
     }
 
-    /// As [`find`], for a structure that will be written.
+    /// Does the same as [`find`] for a writable chain.
     ///
     /// # Safety
     /// As for [`find`], and the chain may be written to.
     #[must_use]
     pub unsafe fn find_mut<T: Chained>(next: *mut c_void) -> *mut T {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { find_type(next, T::TYPE) }.cast_mut().cast()
     }
 
@@ -148,8 +147,8 @@ pub mod chain {
             if next.is_null() {
                 break;
             }
-            // SAFETY: each link is null or a structure that begins so, as the callers of this
-            // promise.
+            // SAFETY: by the contract of the callers, each link is null or begins with these
+            // members.
             let link = unsafe { next.cast::<ze_base_desc_t>().read_unaligned() };
             if link.stype == wanted {
                 return next;

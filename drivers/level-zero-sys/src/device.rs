@@ -4,21 +4,21 @@ use core::ffi::c_void;
 
 /// Bytes of a driver's identifier.
 pub const ZE_MAX_DRIVER_UUID_SIZE: usize = 16;
-/// Bytes of an extension's name, with the zero at its end.
+/// Bytes of an extension's name, including the terminating zero.
 pub const ZE_MAX_EXTENSION_NAME: usize = 256;
 /// Bytes of a device's identifier.
 pub const ZE_MAX_DEVICE_UUID_SIZE: usize = 16;
-/// Bytes of a device's name, with the zero at its end.
+/// Bytes of a device's name, including the terminating zero.
 pub const ZE_MAX_DEVICE_NAME: usize = 256;
-/// The most sub-group sizes that a device lists.
+/// The maximum number of sub-group sizes of a device.
 pub const ZE_SUBGROUPSIZE_COUNT: usize = 8;
 /// Bytes of the identifier of native kernels.
 pub const ZE_MAX_NATIVE_KERNEL_UUID_SIZE: usize = 16;
 /// The size of a cache line.
 pub const ZE_CACHELINE_SIZE_EXT_NAME: &str = "ZE_extension_device_cache_line_size";
-/// What a memory is made of.
+/// The technology of a memory.
 pub const ZE_DEVICE_MEMORY_PROPERTIES_EXT_NAME: &str = "ZE_extension_device_memory_properties";
-/// Policies of freeing.
+/// Free policies.
 pub const ZE_MEMORY_FREE_POLICIES_EXT_NAME: &str = "ZE_extension_memory_free_policies";
 /// Allocations beyond `maxMemAllocSize`.
 pub const ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME: &str = "ZE_extension_relaxed_allocation_limits";
@@ -26,7 +26,7 @@ pub const ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME: &str = "ZE_extension_relaxed_al
 pub const ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME: &str = "ZE_experimental_relaxed_allocation_limits";
 
 enums! {
-    /// What kind of processor a device is.
+    /// The type of a device.
     ze_device_type_t {
         ZE_DEVICE_TYPE_GPU = 1,
         ZE_DEVICE_TYPE_CPU = 2,
@@ -34,7 +34,7 @@ enums! {
         ZE_DEVICE_TYPE_MCA = 4,
         ZE_DEVICE_TYPE_VPU = 5,
     }
-    /// What a memory is made of.
+    /// The technology of a memory.
     ze_device_memory_ext_type_t {
         ZE_DEVICE_MEMORY_EXT_TYPE_HBM = 0,
         ZE_DEVICE_MEMORY_EXT_TYPE_HBM2 = 1,
@@ -65,7 +65,7 @@ enums! {
         ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR5X = 26,
         ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR6 = 27,
     }
-    /// What a bandwidth is counted in.
+    /// The unit of a bandwidth.
     ze_bandwidth_unit_t {
         ZE_BANDWIDTH_UNIT_UNKNOWN = 0,
         ZE_BANDWIDTH_UNIT_BYTES_PER_NANOSEC = 1,
@@ -74,17 +74,17 @@ enums! {
 }
 
 flags! {
-    /// Which drivers `zeInit` starts.
+    /// The drivers that `zeInit` initializes.
     ze_init_flags_t {
         ZE_INIT_FLAG_GPU_ONLY = 1 << 0,
         ZE_INIT_FLAG_VPU_ONLY = 1 << 1,
     }
-    /// Which drivers `zeInitDrivers` starts.
+    /// The drivers that `zeInitDrivers` initializes.
     ze_init_driver_type_flags_t {
         ZE_INIT_DRIVER_TYPE_FLAG_GPU = 1 << 0,
         ZE_INIT_DRIVER_TYPE_FLAG_NPU = 1 << 1,
     }
-    /// When `zeMemFreeExt` gives memory back.
+    /// When `zeMemFreeExt` releases memory.
     ze_driver_memory_free_policy_ext_flags_t {
         ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE = 1 << 0,
         ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE = 1 << 1,
@@ -96,14 +96,14 @@ flags! {
         ZE_DEVICE_PROPERTY_FLAG_ECC = 1 << 2,
         ZE_DEVICE_PROPERTY_FLAG_ONDEMANDPAGING = 1 << 3,
     }
-    /// Types that kernels may use.
+    /// Types that kernels support.
     ze_device_module_flags_t {
         ZE_DEVICE_MODULE_FLAG_FP16 = 1 << 0,
         ZE_DEVICE_MODULE_FLAG_FP64 = 1 << 1,
         ZE_DEVICE_MODULE_FLAG_INT64_ATOMICS = 1 << 2,
         ZE_DEVICE_MODULE_FLAG_DP4A = 1 << 3,
     }
-    /// How kernels compute with floating point.
+    /// The floating-point capabilities of kernels.
     ze_device_fp_flags_t {
         ZE_DEVICE_FP_FLAG_DENORM = 1 << 0,
         ZE_DEVICE_FP_FLAG_INF_NAN = 1 << 1,
@@ -114,7 +114,7 @@ flags! {
         ZE_DEVICE_FP_FLAG_ROUNDED_DIVIDE_SQRT = 1 << 6,
         ZE_DEVICE_FP_FLAG_SOFT_FLOAT = 1 << 7,
     }
-    /// What queues of a group can do.
+    /// The capabilities of a command queue group.
     ze_command_queue_group_property_flags_t {
         ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE = 1 << 0,
         ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY = 1 << 1,
@@ -125,7 +125,7 @@ flags! {
     ze_device_memory_property_flags_t {
         ZE_DEVICE_MEMORY_PROPERTY_FLAG_TBD = 1 << 0,
     }
-    /// How memory may be accessed.
+    /// The supported access to memory.
     ze_memory_access_cap_flags_t {
         ZE_MEMORY_ACCESS_CAP_FLAG_RW = 1 << 0,
         ZE_MEMORY_ACCESS_CAP_FLAG_ATOMIC = 1 << 1,
@@ -136,12 +136,12 @@ flags! {
     ze_device_cache_property_flags_t {
         ZE_DEVICE_CACHE_PROPERTY_FLAG_USER_CONTROL = 1 << 0,
     }
-    /// What a device may do with a peer's memory.
+    /// The access of a device to a peer's memory.
     ze_device_p2p_property_flags_t {
         ZE_DEVICE_P2P_PROPERTY_FLAG_ACCESS = 1 << 0,
         ZE_DEVICE_P2P_PROPERTY_FLAG_ATOMICS = 1 << 1,
     }
-    /// Forms in which memory is passed to and from other interfaces.
+    /// Types of handles for exchanging memory with other interfaces.
     ze_external_memory_type_flags_t {
         ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD = 1 << 0,
         ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF = 1 << 1,
@@ -159,7 +159,7 @@ plain! {
     ze_driver_uuid_t {
         id: [u8; ZE_MAX_DRIVER_UUID_SIZE],
     }
-    /// An extension that a driver has.
+    /// A supported extension.
     ze_driver_extension_properties_t {
         name: [u8; ZE_MAX_EXTENSION_NAME],
         version: u32,
@@ -175,7 +175,7 @@ plain! {
 }
 
 chained! {
-    /// Asks `zeInitDrivers` for drivers of some types.
+    /// The parameters of `zeInitDrivers`.
     ze_init_driver_type_desc_t: ZE_STRUCTURE_TYPE_INIT_DRIVER_TYPE_DESC {
         pNext: *const c_void,
         flags: ze_init_driver_type_flags_t,
@@ -186,12 +186,12 @@ chained! {
         uuid: ze_driver_uuid_t,
         driverVersion: u32,
     }
-    /// The policies that `zeMemFreeExt` knows.
+    /// The free policies that `zeMemFreeExt` supports.
     ze_driver_memory_free_ext_properties_t: ZE_STRUCTURE_TYPE_DRIVER_MEMORY_FREE_EXT_PROPERTIES {
         pNext: *mut c_void,
         freePolicies: ze_driver_memory_free_policy_ext_flags_t,
     }
-    /// What a device is.
+    /// The properties of a device.
     ze_device_properties_t: ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES {
         pNext: *mut c_void,
         r#type: ze_device_type_t,
@@ -228,7 +228,7 @@ chained! {
         numSubGroupSizes: u32,
         subGroupSizes: [u32; ZE_SUBGROUPSIZE_COUNT],
     }
-    /// What modules may contain.
+    /// The module capabilities of a device.
     ze_device_module_properties_t: ZE_STRUCTURE_TYPE_DEVICE_MODULE_PROPERTIES {
         pNext: *mut c_void,
         spirvVersionSupported: u32,
@@ -240,7 +240,7 @@ chained! {
         printfBufferSize: u32,
         nativeKernelSupported: ze_native_kernel_uuid_t,
     }
-    /// A group of queues that can do the same.
+    /// A command queue group.
     ze_command_queue_group_properties_t: ZE_STRUCTURE_TYPE_COMMAND_QUEUE_GROUP_PROPERTIES {
         pNext: *mut c_void,
         flags: ze_command_queue_group_property_flags_t,
@@ -256,7 +256,7 @@ chained! {
         totalSize: u64,
         name: [u8; ZE_MAX_DEVICE_NAME],
     }
-    /// How a device may access each kind of allocation.
+    /// The access of a device to each kind of allocation.
     ze_device_memory_access_properties_t: ZE_STRUCTURE_TYPE_DEVICE_MEMORY_ACCESS_PROPERTIES {
         pNext: *mut c_void,
         hostAllocCapabilities: ze_memory_access_cap_flags_t,
@@ -283,7 +283,7 @@ chained! {
         maxReadImageArgs: u32,
         maxWriteImageArgs: u32,
     }
-    /// Forms in which memory and images may be imported and exported.
+    /// The handle types in which memory and images can be imported and exported.
     ze_device_external_memory_properties_t: ZE_STRUCTURE_TYPE_DEVICE_EXTERNAL_MEMORY_PROPERTIES {
         pNext: *mut c_void,
         memoryAllocationImportTypes: ze_external_memory_type_flags_t,
@@ -291,12 +291,12 @@ chained! {
         imageImportTypes: ze_external_memory_type_flags_t,
         imageExportTypes: ze_external_memory_type_flags_t,
     }
-    /// What a device may do with a peer's memory.
+    /// The access of a device to a peer's memory.
     ze_device_p2p_properties_t: ZE_STRUCTURE_TYPE_DEVICE_P2P_PROPERTIES {
         pNext: *mut c_void,
         flags: ze_device_p2p_property_flags_t,
     }
-    /// What a memory is made of, and how fast it is.
+    /// The technology and the bandwidth of a memory.
     ze_device_memory_ext_properties_t: ZE_STRUCTURE_TYPE_DEVICE_MEMORY_EXT_PROPERTIES {
         pNext: *mut c_void,
         r#type: ze_device_memory_ext_type_t,

@@ -194,26 +194,26 @@ macro_rules! tables {
 
             impl crate::api::Api {
                 $($(
-                    #[doc = concat!("`", stringify!($function), "`, as the specification has it.")]
+                    #[doc = concat!("Calls `", stringify!($function), "`.")]
                     ///
                     /// # Errors
-                    /// What the driver answers, other than success; that there is no such function.
+                    /// The driver's result if it is not success, or that the function is missing.
                     ///
                     /// # Safety
-                    /// What the specification asks of callers: handles are live, pointers are null
-                    /// only where that is allowed and lead to enough memory of their type,
-                    /// structures have their own type in `stype`.
+                    /// The requirements of the specification: handles are live; pointers are valid
+                    /// for their type, or null where that is allowed; structures have their type in
+                    /// `stype`.
                     pub unsafe fn $function(
                         &self,
                         $($parameter: $type),*
-                    ) -> Result<<returned!($($returned)?) as crate::result::Answer>::Value, crate::result::Failure> {
-                        let table: &$table = crate::api::Has::table(self);
+                    ) -> Result<<returned!($($returned)?) as crate::result::ReturnValue>::Value, crate::result::Failure> {
+                        let table: &$table = crate::api::HasTable::table(self);
                         let Some(function) = table.$member else {
                             return Err(crate::result::Failure::Absent { function: stringify!($function) });
                         };
-                        // SAFETY: the caller's promise.
+                        // SAFETY: the caller upholds the contract.
                         let answer = unsafe { function($($parameter),*) };
-                        crate::result::Answer::checked(answer, stringify!($function))
+                        crate::result::ReturnValue::checked(answer, stringify!($function))
                     }
                 )?)*
             }

@@ -1,15 +1,13 @@
 //! Raw Level Zero bindings: the types and function tables of the core interface (specification
-//! 1.17) that contexts, devices, memory, handles for other processes, command lists, queues, events
-//! and fences need.
+//! 1.17) for contexts, devices, memory, IPC handles, command lists, queues, events and fences.
 //!
 //! Nothing is linked: [`Api::load`] opens `libze_loader.so.1` at run time, [`Api::load_driver`] a
-//! driver without a loader. A function that is not there is an error value when it is called.
+//! driver without a loader. Calling a function that is missing returns [`Failure::Absent`].
 //!
-//! Names are those of the specification
-//! (<https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/api.html>), which says
-//! what they mean. Structures begin with their type set when they are made with `Default`. Arrays
-//! of `char` are arrays of `u8`, which [`core::ffi::CStr::from_bytes_until_nul`] reads: `char` has
-//! a sign on some processors and none on others.
+//! Names and meanings are those of the specification
+//! (<https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/api.html>). `Default` sets
+//! the type of a structure. Arrays of `char` are arrays of `u8`, since the sign of `char` depends on
+//! the processor; [`core::ffi::CStr::from_bytes_until_nul`] reads them.
 //!
 //! ```
 //! use level_zero_sys::{Api, ZE_INIT_FLAG_GPU_ONLY};
@@ -43,7 +41,7 @@ mod device;
 mod result;
 mod tables;
 
-pub use api::{Api, Has, LOADER, Member, OpenError, Table};
+pub use api::{Api, HasTable, LOADER, Member, OpenError, Table};
 pub use base::*;
 pub use context::*;
 pub use device::*;

@@ -1,9 +1,9 @@
-//! What every function answers, and the error that a call is where that is not success.
+//! [`ze_result_t`]: the result code of every function. [`Failure`]: the error of a failed call.
 
 use crate::base::ze_context_handle_t;
 
 enums! {
-    /// The answer of a function: success, or a number that the specification names.
+    /// The result code of a function.
     ze_result_t {
         ZE_RESULT_SUCCESS = 0,
         ZE_RESULT_NOT_READY = 1,
@@ -71,43 +71,43 @@ enums! {
 }
 
 impl ze_result_t {
-    /// What it means, in a few words.
+    /// Returns its meaning in a few words.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
             ZE_RESULT_SUCCESS => "success",
-            ZE_RESULT_NOT_READY => "what was asked about is not done yet",
+            ZE_RESULT_NOT_READY => "not complete yet",
             ZE_RESULT_ERROR_DEVICE_LOST => "the device hung, was reset or is gone",
-            ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY => "the host has not enough memory",
-            ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY => "the device has not enough memory",
+            ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY => "the host has too little free memory",
+            ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY => "the device has too little free memory",
             ZE_RESULT_ERROR_MODULE_BUILD_FAILURE => "the module does not build; its log says why",
             ZE_RESULT_ERROR_MODULE_LINK_FAILURE => "the modules do not link; the log says why",
             ZE_RESULT_ERROR_DEVICE_REQUIRES_RESET => "the device has to be reset first",
-            ZE_RESULT_ERROR_DEVICE_IN_LOW_POWER_STATE => "the device is asleep",
-            ZE_RESULT_EXP_ERROR_DEVICE_IS_NOT_VERTEX => "the device is no vertex of the fabric",
-            ZE_RESULT_EXP_ERROR_VERTEX_IS_NOT_DEVICE => "the vertex of the fabric is no device",
+            ZE_RESULT_ERROR_DEVICE_IN_LOW_POWER_STATE => "the device is in a low power state",
+            ZE_RESULT_EXP_ERROR_DEVICE_IS_NOT_VERTEX => "the device is not a vertex of the fabric",
+            ZE_RESULT_EXP_ERROR_VERTEX_IS_NOT_DEVICE => "the vertex of the fabric is not a device",
             ZE_RESULT_EXP_ERROR_REMOTE_DEVICE => "the vertex of the fabric is a device of another machine",
-            ZE_RESULT_EXP_ERROR_OPERANDS_INCOMPATIBLE => "what is compared cannot be compared",
+            ZE_RESULT_EXP_ERROR_OPERANDS_INCOMPATIBLE => "the operands cannot be compared",
             ZE_RESULT_EXP_RTAS_BUILD_RETRY => "the ray tracing structure needs a larger buffer",
             ZE_RESULT_EXP_RTAS_BUILD_DEFERRED => {
                 "the ray tracing structure is built when the operation is joined"
             }
-            ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS => "not permitted",
-            ZE_RESULT_ERROR_NOT_AVAILABLE => "in use by another, or removed",
-            ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE => "something that the driver needs is missing",
+            ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS => "the process lacks the permission",
+            ZE_RESULT_ERROR_NOT_AVAILABLE => "in use by another client, or removed",
+            ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE => "a dependency of the driver is missing",
             ZE_RESULT_WARNING_DROPPED_DATA => "some data may be missing",
-            ZE_RESULT_ERROR_UNINITIALIZED => "the driver was not initialised",
+            ZE_RESULT_ERROR_UNINITIALIZED => "the driver was not initialized",
             ZE_RESULT_ERROR_UNSUPPORTED_VERSION => "the version is not supported",
             ZE_RESULT_ERROR_UNSUPPORTED_FEATURE => "not supported by this driver",
-            ZE_RESULT_ERROR_INVALID_ARGUMENT => "an argument is wrong",
-            ZE_RESULT_ERROR_INVALID_NULL_HANDLE => "a handle is null or names nothing that is there",
+            ZE_RESULT_ERROR_INVALID_ARGUMENT => "an argument is invalid",
+            ZE_RESULT_ERROR_INVALID_NULL_HANDLE => "a handle is null or invalid",
             ZE_RESULT_ERROR_HANDLE_OBJECT_IN_USE => "the object is still in use by the device",
-            ZE_RESULT_ERROR_INVALID_NULL_POINTER => "a pointer is null that may not be",
-            ZE_RESULT_ERROR_INVALID_SIZE => "a size is wrong",
-            ZE_RESULT_ERROR_UNSUPPORTED_SIZE => "a size is more than the device takes",
-            ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT => "an alignment is not one that the device has",
-            ZE_RESULT_ERROR_INVALID_SYNCHRONIZATION_OBJECT => "an event or fence is not in a state for this",
-            ZE_RESULT_ERROR_INVALID_ENUMERATION => "a value is not one of those that are defined",
+            ZE_RESULT_ERROR_INVALID_NULL_POINTER => "a required pointer is null",
+            ZE_RESULT_ERROR_INVALID_SIZE => "a size is invalid",
+            ZE_RESULT_ERROR_UNSUPPORTED_SIZE => "a size exceeds the device's maximum",
+            ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT => "the device does not support the alignment",
+            ZE_RESULT_ERROR_INVALID_SYNCHRONIZATION_OBJECT => "an event or fence is in the wrong state",
+            ZE_RESULT_ERROR_INVALID_ENUMERATION => "a value is not defined",
             ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION => "a value is defined, but not supported by the device",
             ZE_RESULT_ERROR_UNSUPPORTED_IMAGE_FORMAT => "the image format is not supported",
             ZE_RESULT_ERROR_INVALID_NATIVE_BINARY => "the binary is not for this device",
@@ -128,40 +128,40 @@ impl ze_result_t {
             ZE_RESULT_ERROR_INVALID_MODULE_UNLINKED => "the module has to be linked first",
             ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE => "the list is not for queues of that kind",
             ZE_RESULT_ERROR_OVERLAPPING_REGIONS => "source and destination overlap",
-            ZE_RESULT_WARNING_ACTION_REQUIRED => "something has to be done to finish this",
+            ZE_RESULT_WARNING_ACTION_REQUIRED => "the caller has to act to complete the operation",
             ZE_RESULT_ERROR_INVALID_KERNEL_HANDLE => "the kernel cannot be used for this",
             ZE_RESULT_EXT_RTAS_BUILD_RETRY => "the ray tracing structure needs a larger buffer",
             ZE_RESULT_EXT_RTAS_BUILD_DEFERRED => {
                 "the ray tracing structure is built when the operation is joined"
             }
-            ZE_RESULT_EXT_ERROR_OPERANDS_INCOMPATIBLE => "what is compared cannot be compared",
+            ZE_RESULT_EXT_ERROR_OPERANDS_INCOMPATIBLE => "the operands cannot be compared",
             ZE_RESULT_ERROR_SURVIVABILITY_MODE_DETECTED => "the device's firmware has to be updated",
             ZE_RESULT_ERROR_ADDRESS_NOT_FOUND => "the address is not in this context",
             ZE_RESULT_QUERY_TRUE => "yes",
             ZE_RESULT_QUERY_FALSE => "no",
             ZE_RESULT_ERROR_INVALID_GRAPH => "the graph is not valid",
             ZE_RESULT_ERROR_GRAPH_CAPTURE_UNSUPPORTED => "this cannot be recorded into a graph",
-            ZE_RESULT_ERROR_GRAPH_CAPTURE_INVALIDATED => "the recording is spoilt by what failed in it",
+            ZE_RESULT_ERROR_GRAPH_CAPTURE_INVALIDATED => "an error has invalidated the recording",
             ZE_RESULT_ERROR_GRAPH_CAPTURE_MERGE_ATTEMPT => "two recordings would become one",
             ZE_RESULT_ERROR_COMMAND_LIST_NOT_CAPTURING => "the list is not recorded into a graph",
             ZE_RESULT_ERROR_GRAPH_UNJOINED_FORKS => "a branch of the graph was never joined",
             ZE_RESULT_ERROR_GRAPH_INTERNAL_EVENT => {
-                "the event belongs to a graph and is of no use outside it"
+                "the event belongs to a graph and cannot be used outside it"
             }
-            ZE_RESULT_ERROR_UNKNOWN => "the driver does not say why",
-            _ => "an answer that this version of the specification does not know",
+            ZE_RESULT_ERROR_UNKNOWN => "the driver gives no reason",
+            _ => "a result that this version of the specification does not define",
         }
     }
 
-    /// Whether it is [`ZE_RESULT_SUCCESS`].
+    /// Returns whether it is [`ZE_RESULT_SUCCESS`].
     #[must_use]
     pub fn is_success(self) -> bool {
         self == ZE_RESULT_SUCCESS
     }
 }
 
-/// The specification's name and what it means: `ZE_RESULT_ERROR_DEVICE_LOST (the device hung, was
-/// reset or is gone)`.
+/// Formats the specification's name and its meaning: `ZE_RESULT_ERROR_DEVICE_LOST (the device hung,
+/// was reset or is gone)`.
 impl core::fmt::Display for ze_result_t {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(formatter, "{self:?} ({})", self.text())
@@ -172,26 +172,25 @@ impl core::fmt::Display for ze_result_t {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Neither the loader nor the driver has that function: it is older than the function is, or
-    /// the function belongs to an extension that it lacks.
-    #[error("{function}: this Level Zero loader or driver has no such function; a newer one may")]
+    /// The loader or the driver lacks the function: it is older than the function, or lacks its
+    /// extension.
+    #[error("{function}: this Level Zero loader or driver lacks the function; install a newer one")]
     Absent {
         /// The function.
         function: &'static str,
     },
-    /// The driver, or the loader before it, answered with this.
+    /// The driver, or the loader, returned an error.
     #[error("{function}: {result}")]
     Refused {
         /// The function.
         function: &'static str,
-        /// The answer. Not always an error: [`crate::ZE_RESULT_NOT_READY`] is an answer to a
-        /// question.
+        /// The result. Not always an error: queries return [`crate::ZE_RESULT_NOT_READY`].
         result: ze_result_t,
     },
 }
 
 impl Failure {
-    /// The function that failed.
+    /// Returns the function that failed.
     #[must_use]
     pub fn function(self) -> &'static str {
         match self {
@@ -199,7 +198,7 @@ impl Failure {
         }
     }
 
-    /// The answer as a number of the specification: an absent function is an unsupported feature.
+    /// Returns the result. A missing function is [`ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`].
     #[must_use]
     pub fn result(self) -> ze_result_t {
         match self {
@@ -209,19 +208,19 @@ impl Failure {
     }
 }
 
-/// What a function of the interface returns.
-pub trait Answer {
-    /// What a caller gets of it.
+/// A type that functions of the interface return.
+pub trait ReturnValue {
+    /// The value of a successful call.
     type Value;
 
-    /// The value, or that the function refused.
+    /// Converts it to a `Result`.
     ///
     /// # Errors
-    /// The answer is anything but success.
+    /// [`Failure`] if the call was not successful.
     fn checked(self, function: &'static str) -> Result<Self::Value, Failure>;
 }
 
-impl Answer for ze_result_t {
+impl ReturnValue for ze_result_t {
     type Value = ();
 
     fn checked(self, function: &'static str) -> Result<(), Failure> {
@@ -232,8 +231,8 @@ impl Answer for ze_result_t {
     }
 }
 
-/// `zeDriverGetDefaultContext` alone returns a handle, null where there is none.
-impl Answer for ze_context_handle_t {
+/// Only `zeDriverGetDefaultContext` returns a handle, which is null if there is none.
+impl ReturnValue for ze_context_handle_t {
     type Value = Self;
 
     fn checked(self, function: &'static str) -> Result<Self, Failure> {

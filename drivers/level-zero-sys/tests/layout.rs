@@ -1,8 +1,8 @@
-//! Numbers, layouts and tables are those of the specification's own C header, where one is
-//! installed (Debian: libze-dev).
+//! Compares constants, layouts and tables with the specification's C header, if it is installed
+//! (Debian: libze-dev).
 //!
-//! An older header lacks what came later, and that part is then not looked at: `TESTS_ZE_INCLUDE`
-//! names the folder of another one, with `level_zero/ze_api.h` in it.
+//! Definitions that an older header lacks are not compared. `TESTS_ZE_INCLUDE` names the folder of
+//! another header, `level_zero/ze_api.h`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -22,7 +22,7 @@ struct Header {
     version: u32,
 }
 
-/// The header, or one line that says why there is none.
+/// Reads the header. Without one, prints why the test is skipped.
 fn header(test: &str) -> Option<Header> {
     let folder = PathBuf::from(std::env::var_os("TESTS_ZE_INCLUDE").unwrap_or("/usr/include".into()));
     let mut text = String::new();
@@ -47,13 +47,14 @@ fn header(test: &str) -> Option<Header> {
 }
 
 impl Header {
-    /// An older header lacks something; the newest has all.
+    /// Returns whether the header has as many definitions as expected: all, or more than half of
+    /// them if it is older.
     fn lacks_nothing(&self, known: usize, ours: usize) -> bool {
         known == ours || (self.version < level_zero_sys::ZE_API_VERSION_CURRENT.0 && known > ours / 2)
     }
 }
 
-/// What a C program prints of these expressions, one line each.
+/// Returns the values of C expressions, which a C program prints.
 fn evaluate(header: &Header, expressions: &[String]) -> Vec<u64> {
     let mut program = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <level_zero/ze_api.h>\n#include <level_zero/ze_ddi.h>\nint main(void) {\n",
@@ -74,9 +75,9 @@ fn evaluate(header: &Header, expressions: &[String]) -> Vec<u64> {
 }
 
 #[test]
-fn numbers_are_those_of_the_header() {
-    let Some(header) = header("numbers_are_those_of_the_header") else { return };
-    // "Current" is another number in each header.
+fn constants_match_the_header() {
+    let Some(header) = header("constants_match_the_header") else { return };
+    // The current version differs between headers.
     let known: Vec<_> = layout::constants()
         .filter(|(name, _)| header.names.contains(*name) && *name != "ZE_API_VERSION_CURRENT")
         .collect();
@@ -90,8 +91,8 @@ fn numbers_are_those_of_the_header() {
 }
 
 #[test]
-fn structures_are_those_of_the_header() {
-    let Some(header) = header("structures_are_those_of_the_header") else { return };
+fn structures_match_the_header() {
+    let Some(header) = header("structures_match_the_header") else { return };
     let known: Vec<_> =
         layout::structures().filter(|structure| header.names.contains(structure.name)).collect();
     let ours = layout::structures().count();
@@ -116,11 +117,10 @@ fn structures_are_those_of_the_header() {
     }
 }
 
-/// Members are in the header's order, and the header has those that came with its version or
-/// before.
+/// Members have the header's order. The header has the members of its version and earlier ones.
 #[test]
-fn tables_are_those_of_the_header() {
-    let Some(header) = header("tables_are_those_of_the_header") else { return };
+fn tables_match_the_header() {
+    let Some(header) = header("tables_match_the_header") else { return };
     let known: Vec<_> = layout::tables().filter(|table| header.names.contains(table.name)).collect();
     let ours = layout::tables().count();
     assert!(header.lacks_nothing(known.len(), ours), "{} of {ours} tables are in the header", known.len());
@@ -144,10 +144,9 @@ fn tables_are_those_of_the_header() {
     }
 }
 
-/// Nothing is missing that tests do not look at: versions only go up, so that what a version has is
-/// a prefix.
+/// Versions of members are ascending, so that the members of a version are a prefix of the table.
 #[test]
-fn members_are_in_the_order_of_their_versions() {
+fn members_are_ordered_by_version() {
     for table in layout::tables() {
         assert!(table.members.is_sorted_by_key(|member| member.since), "{}", table.name);
         assert!(table.members.iter().all(|member| member.since <= level_zero_sys::ZE_API_VERSION_CURRENT.0));

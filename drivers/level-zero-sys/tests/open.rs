@@ -1,11 +1,11 @@
-//! Opening: what there is, what there is not, what it says then.
+//! Loading loaders and drivers, tables of older versions, results and chains.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use level_zero_sys::*;
 
 #[test]
-fn what_is_no_loader_is_an_error_that_says_so() {
+fn invalid_loader_is_named_in_the_error() {
     // SAFETY: no such file, and the C library.
     let (missing, other, driver) = unsafe {
         (
@@ -22,16 +22,16 @@ fn what_is_no_loader_is_an_error_that_says_so() {
     assert!(driver.contains("zeGetGlobalProcAddrTable"), "{driver}");
 }
 
-/// With the loader of the system, or none: a call answers, whatever drivers there are.
+/// Calls through the system's loader return a result, with or without drivers.
 #[test]
-fn calls_through_the_loader_answer() {
+fn calls_through_the_loader_return_a_result() {
     // SAFETY: the system's loader.
     let api = match unsafe { Api::load() } {
         Ok(api) => api,
-        Err(error) => return println!("umf-skip: calls_through_the_loader_answer: {error}"),
+        Err(error) => return println!("umf-skip: calls_through_the_loader_return_a_result: {error}"),
     };
     let mut drivers = 0;
-    // SAFETY: no drivers are asked for, but their number.
+    // SAFETY: only the number of drivers is queried.
     let answer =
         unsafe { api.zeInit(0).and_then(|()| api.zeDriverGet(&raw mut drivers, std::ptr::null_mut())) };
     match answer {
@@ -44,10 +44,9 @@ fn calls_through_the_loader_answer() {
     }
 }
 
-/// A table made for an older version is not written past its end, and what is absent fails with the
-/// function's name.
+/// A table of an older version is not written past its end.
 #[test]
-fn a_table_is_filled_up_to_a_version() {
+fn table_is_filled_up_to_a_version() {
     unsafe extern "C" fn init(_: ze_init_flags_t) -> ze_result_t {
         ZE_RESULT_SUCCESS
     }
@@ -70,7 +69,7 @@ fn a_table_is_filled_up_to_a_version() {
 }
 
 #[test]
-fn answers_have_the_names_of_the_specification() {
+fn results_have_the_names_of_the_specification() {
     assert_eq!(
         ZE_RESULT_ERROR_DEVICE_LOST.to_string(),
         "ZE_RESULT_ERROR_DEVICE_LOST (the device hung, was reset or is gone)"
@@ -81,12 +80,12 @@ fn answers_have_the_names_of_the_specification() {
 }
 
 #[test]
-fn chains_are_searched_to_their_end_and_no_further() {
+fn chain_search_ends_at_null_or_a_cycle() {
     let mut last = ze_external_memory_export_fd_t::default();
     let last = &raw mut last;
     let mut first = ze_relaxed_allocation_limits_ext_desc_t { pNext: last.cast(), ..Default::default() };
     let first = (&raw mut first).cast();
-    // SAFETY: a chain of two, and then one that leads to itself.
+    // SAFETY: a chain of two structures, and then a cycle.
     unsafe {
         assert_eq!(chain::find_mut::<ze_external_memory_export_fd_t>(first), last);
         assert!(chain::find::<ze_external_memory_import_fd_t>(first).is_null());

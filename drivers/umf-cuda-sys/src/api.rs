@@ -1,4 +1,4 @@
-//! All functions: what they are, and opening them at run time.
+//! [`Api`]: the functions of the driver, loaded at run time, and their prototypes.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ffi::OsStr;
@@ -13,33 +13,33 @@ use crate::{
     CUmemGenericAllocationHandle, CUmemRangeHandleType, CUpointer_attribute, CUresult, CUstream, CUuuid,
 };
 
-/// The driver's name, which the system's search path resolves.
+/// The name of the driver's library in the system's search path.
 pub const LIBRARY: &str = "libcuda.so.1";
 
-/// Why there are no functions.
+/// The error of loading a driver.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The library cannot be opened.
-    #[error("cannot open the CUDA driver {}: {reason}; install NVIDIA's driver, or name a library that is there", path.display())]
+    #[error("cannot open the CUDA driver {}: {reason}; install NVIDIA's driver, or set the path of one", path.display())]
     Library {
-        /// What was opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// What the dynamic linker says.
+        /// The dynamic linker's error.
         reason: String,
     },
-    /// The library is something else.
+    /// The library is not a CUDA driver.
     #[error("{} has no function {function}: it is no CUDA driver", path.display())]
     Other {
-        /// What was opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// What it should have.
+        /// The missing function.
         function: &'static str,
     },
 }
 
-/// The functions of a driver. The library stays open for good: a driver has threads, and what it
-/// made outlives any owner.
+/// The functions of a driver. The library is never unloaded: a driver has threads, and its objects
+/// outlive the `Api`.
 #[derive(Debug)]
 pub struct Api {
     functions: Functions,
@@ -54,10 +54,10 @@ impl Api {
     /// [`OpenError`].
     ///
     /// # Safety
-    /// The library that the system finds by that name is a CUDA driver. (Opening a library executes
-    /// its code.)
+    /// The library of that name in the system's search path is a CUDA driver. Opening a library
+    /// executes its code.
     pub unsafe fn load() -> Result<Self, OpenError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { Self::load_from(LIBRARY) }
     }
 
@@ -70,16 +70,16 @@ impl Api {
     /// As [`Api::load`], for that library.
     pub unsafe fn load_from(path: impl AsRef<OsStr>) -> Result<Self, OpenError> {
         let path = Path::new(path.as_ref());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         let library = unsafe { Library::new(path) }
             .map_err(|error| OpenError::Library { path: path.to_owned(), reason: error.to_string() })?;
         let find = |symbol: &'static CStr| {
-            // SAFETY: the symbol is looked up as an address, and is what its name says by the
-            // caller's promise.
+            // SAFETY: the symbol is only looked up as an address.
             unsafe { library.get::<*mut c_void>(symbol.to_bytes_with_nul()) }
                 .map_or(core::ptr::null_mut(), |symbol| *symbol)
         };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the library is a CUDA driver, so that each symbol has
+        // the interface's prototype. The library is never unloaded.
         let functions = unsafe { Functions::from_symbols(find) };
         if functions.cuInit.is_none() {
             return Err(OpenError::Other { path: path.to_owned(), function: "cuInit" });
@@ -87,19 +87,19 @@ impl Api {
         Ok(Self { functions, path: path.to_owned(), _library: ManuallyDrop::new(library) })
     }
 
-    /// The functions that the library has.
+    /// Returns the functions of the library.
     #[must_use]
     pub const fn functions(&self) -> &Functions {
         &self.functions
     }
 
-    /// What was opened.
+    /// Returns the path of the library.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The driver's name and text for an answer; empty where it has none.
+    /// Returns the driver's name and text for a result, empty if it has none.
     #[must_use]
     pub fn text_of(&self, result: CUresult) -> String {
         let ask = |function: Option<unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult>| {

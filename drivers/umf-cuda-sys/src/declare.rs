@@ -1,6 +1,6 @@
-//! The macros that declarations are written with.
+//! The macros that declare handles, enumerations and functions.
 
-/// Handles: pointers that only the driver looks behind.
+/// Declares handles: pointers that only the driver dereferences.
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         $(
@@ -10,10 +10,10 @@ macro_rules! handles {
             pub struct $name(pub *mut core::ffi::c_void);
 
             impl $name {
-                /// The handle of nothing.
+                /// The null handle.
                 pub const NULL: Self = Self(core::ptr::null_mut());
 
-                /// Whether this is the handle of nothing.
+                /// Returns whether this is the null handle.
                 #[must_use]
                 pub fn is_null(self) -> bool {
                     self.0.is_null()
@@ -26,8 +26,7 @@ macro_rules! handles {
                 }
             }
 
-            // SAFETY: a name; what is done with it is said at each function, which is unsafe to
-            // call.
+            // SAFETY: a handle is only passed to functions, which are unsafe to call.
             unsafe impl Send for $name {}
             // SAFETY: as above.
             unsafe impl Sync for $name {}
@@ -35,8 +34,8 @@ macro_rules! handles {
     };
 }
 
-/// Enumerations: numbers with names. A driver may answer with a number that has none yet, so they
-/// are no Rust enums.
+/// Declares enumerations. They are not Rust enums, since a driver may return numbers without a
+/// name.
 macro_rules! enums {
     ($($(#[$doc:meta])* $name:ident { $($value:ident = $number:expr,)* })*) => {
         $(
@@ -49,10 +48,10 @@ macro_rules! enums {
             pub const $value: $name = $name($number);)*
 
             impl $name {
-                /// All values that have a name, with it.
+                /// The named values, with their names.
                 pub const NAMES: &[(&str, u32)] = &[$((stringify!($value), $number)),*];
 
-                /// The interface's name of this value, if it has one.
+                /// Returns the interface's name of this value.
                 #[must_use]
                 pub fn name(self) -> Option<&'static str> {
                     Self::NAMES.iter().find(|(_, number)| *number == self.0).map(|(name, _)| *name)
@@ -71,26 +70,25 @@ macro_rules! enums {
     };
 }
 
-/// Functions, as the library exports them; called by the interface's name.
+/// Declares functions by the interface's name and the library's symbol.
 macro_rules! functions {
     ($($name:ident = $symbol:ident ( $($parameter:ident: $type:ty),* $(,)? );)*) => {
-        /// The functions of a library, those that it has.
+        /// The functions of a library; `None` for those that it lacks.
         #[derive(Clone, Copy, Debug, Default)]
         #[allow(missing_docs, reason = "members are called as the functions that they point to")]
         pub struct Functions {
             $(pub $name: Option<unsafe extern "C" fn($($type),*) -> crate::CUresult>,)*
         }
 
-        /// What the functions are called, and the symbols that they are found by.
+        /// The names of all functions, and their symbols in the library.
         pub const NAMES: &[(&str, &str)] = &[$((stringify!($name), stringify!($symbol))),*];
 
         impl Functions {
-            /// Those that `find` has an address for.
+            /// Returns the functions at the addresses that `find` returns.
             ///
             /// # Safety
-            /// What `find` returns is null or the address of the function of that symbol, with the
-            /// parameters that the interface has for it, which stays where it is as long as this is
-            /// used.
+            /// `find` returns null or the address of a function with the interface's prototype for
+            /// that symbol. The function stays loaded as long as the value is used.
             pub unsafe fn from_symbols(mut find: impl FnMut(&'static core::ffi::CStr) -> *mut core::ffi::c_void) -> Self {
                 let name = |literal: &'static str| {
                     core::ffi::CStr::from_bytes_with_nul(literal.as_bytes()).unwrap_or_default()
@@ -98,8 +96,8 @@ macro_rules! functions {
                 Self {
                     $($name: {
                         let address = find(name(concat!(stringify!($symbol), "\0")));
-                        // SAFETY: null is nothing, and of anything else the caller says that it is
-                        // this function.
+                        // SAFETY: null becomes `None`. By the caller's contract, any other address
+                        // is this function.
                         unsafe { core::mem::transmute::<*mut core::ffi::c_void, Option<unsafe extern "C" fn($($type),*) -> crate::CUresult>>(address) }
                     },)*
                 }
@@ -108,20 +106,20 @@ macro_rules! functions {
 
         impl crate::Api {
             $(
-                #[doc = concat!("`", stringify!($name), "`, as the interface has it.")]
+                #[doc = concat!("Calls `", stringify!($name), "`.")]
                 ///
                 /// # Errors
-                /// What the driver answers, other than success; that there is no such function.
+                /// The driver's result if it is not success, or that the function is missing.
                 ///
                 /// # Safety
-                /// What the interface asks of callers: handles are live, pointers are null only
-                /// where that is allowed and lead to enough memory of their type.
+                /// The requirements of the interface: handles are live; pointers are valid for
+                /// their type, or null where that is allowed.
                 #[allow(clippy::too_many_arguments, reason = "the interface's functions")]
                 pub unsafe fn $name(&self, $($parameter: $type),*) -> Result<(), crate::Failure> {
                     let Some(function) = self.functions().$name else {
                         return Err(crate::Failure::Absent { function: stringify!($name) });
                     };
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller upholds the contract.
                     match unsafe { function($($parameter),*) } {
                         crate::CUDA_SUCCESS => Ok(()),
                         result => Err(crate::Failure::Refused { function: stringify!($name), result }),

@@ -1,12 +1,11 @@
 //! Raw bindings of the CUDA driver interface (version 12): devices, contexts, memory of every kind,
-//! handles for other processes, virtual memory, streams and events; nothing that computes.
+//! IPC handles, virtual memory, streams and events; no modules and kernels.
 //!
-//! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library
-//! by its path. A function that is not there is an error value when it is called.
+//! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library by
+//! its path. Calling a function that the library lacks returns [`Failure::Absent`].
 //!
-//! Names are those of the interface (<https://docs.nvidia.com/cuda/cuda-driver-api/>), which says
-//! what they mean; the functions are those that its header maps the names to (`cuMemAlloc` is
-//! `cuMemAlloc_v2`).
+//! Names and meanings are those of the interface (<https://docs.nvidia.com/cuda/cuda-driver-api/>).
+//! Symbols are those that its header maps the names to (`cuMemAlloc` is `cuMemAlloc_v2`).
 //!
 //! ```
 //! use cuda_sys::Api;

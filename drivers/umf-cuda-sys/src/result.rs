@@ -1,7 +1,7 @@
-//! What every function answers, and the error that a call is where that is not success.
+//! [`CUresult`]: the result code of every function. [`Failure`]: the error of a failed call.
 
 enums! {
-    /// The answer of a function: success, or a number that the interface names.
+    /// The result code of a function.
     CUresult {
         CUDA_SUCCESS = 0,
         CUDA_ERROR_INVALID_VALUE = 1,
@@ -44,72 +44,74 @@ enums! {
 }
 
 impl CUresult {
-    /// What it means and what to do, in a few words. (The driver's own text is
-    /// [`crate::Api::text_of`]'s.)
+    /// Returns its meaning and a remedy in a few words. [`crate::Api::text_of`] returns the
+    /// driver's own text.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
             CUDA_ERROR_OUT_OF_MEMORY => {
                 "the device has too little free memory; free or trim some, here or in the other processes that nvidia-smi shows"
             }
-            CUDA_ERROR_INVALID_VALUE => "the driver does not take an argument",
+            CUDA_ERROR_INVALID_VALUE => "an argument is invalid",
             CUDA_ERROR_NOT_INITIALIZED => "the driver does not work in a forked child; exec first",
             CUDA_ERROR_DEINITIALIZED => "the driver is shutting down with the process",
             CUDA_ERROR_STUB_LIBRARY => {
                 "libcuda is the toolkit's stub; install the driver, or take the stubs folder out of LD_LIBRARY_PATH"
             }
             CUDA_ERROR_DEVICE_UNAVAILABLE => {
-                "another process has the device for itself (compute mode); see nvidia-smi -q"
+                "another process has exclusive use of the device (compute mode); see nvidia-smi -q"
             }
             CUDA_ERROR_NO_DEVICE => {
-                "there is no device that this process may see; look at CUDA_VISIBLE_DEVICES and the permissions of /dev/nvidia*"
+                "this process sees no device; check CUDA_VISIBLE_DEVICES and the permissions of /dev/nvidia*"
             }
             CUDA_ERROR_INVALID_DEVICE => {
                 "there is no device with that number; nvidia-smi -L lists them, CUDA_VISIBLE_DEVICES narrows them"
             }
-            CUDA_ERROR_INVALID_CONTEXT => "the context is gone, or the handle was made in this process",
-            CUDA_ERROR_MAP_FAILED => "the memory cannot be mapped; its exporter may be gone",
+            CUDA_ERROR_INVALID_CONTEXT => {
+                "the context was destroyed, or the handle was exported by this process"
+            }
+            CUDA_ERROR_MAP_FAILED => "the memory cannot be mapped; its exporter may have exited",
             CUDA_ERROR_ALREADY_MAPPED => {
-                "the memory is open in this process already, by someone else than umf"
+                "another library has opened the memory in this process already; close it there first"
             }
             CUDA_ERROR_ECC_UNCORRECTABLE => {
                 "the device's memory is damaged; end the process, and reset the device"
             }
             CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => {
-                "the devices cannot reach each other's memory; nvidia-smi topo -m shows which can"
+                "the devices cannot access each other's memory; nvidia-smi topo -m shows which can"
             }
             CUDA_ERROR_OPERATING_SYSTEM => {
-                "a system call of the driver failed; look at the limits of files and locked memory"
+                "a system call of the driver failed; check the limits of files and locked memory"
             }
-            CUDA_ERROR_INVALID_HANDLE => "a handle names nothing that is there",
-            CUDA_ERROR_NOT_FOUND => "what was asked for is not there",
+            CUDA_ERROR_INVALID_HANDLE => "a handle is invalid",
+            CUDA_ERROR_NOT_FOUND => "the requested object does not exist",
             CUDA_ERROR_ILLEGAL_ADDRESS => {
-                "work on the device touched memory that is none; the context is of no use any more, end the process"
+                "a kernel accessed an invalid address; the context is unusable, end the process"
             }
-            CUDA_ERROR_LAUNCH_TIMEOUT => {
-                "work on the device took too long; the context is of no use any more, end the process"
-            }
+            CUDA_ERROR_LAUNCH_TIMEOUT => "a kernel ran too long; the context is unusable, end the process",
             CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => {
-                "that device was not given access to the memory; name it among the peers"
+                "the device has no access to the memory; add it to the peers"
             }
             CUDA_ERROR_CONTEXT_IS_DESTROYED => "the application destroyed the context, and all memory in it",
-            CUDA_ERROR_TOO_MANY_PEERS => "the hardware has no room for one more peer of that device",
-            CUDA_ERROR_HARDWARE_STACK_ERROR | CUDA_ERROR_MISALIGNED_ADDRESS | CUDA_ERROR_LAUNCH_FAILED => {
-                "the device failed in the middle of its work; the context is of no use any more, end the process"
+            CUDA_ERROR_TOO_MANY_PEERS => {
+                "the device has the maximum number of peers that its hardware supports"
             }
-            CUDA_ERROR_NOT_PERMITTED => "the driver does not allow that here",
-            CUDA_ERROR_NOT_SUPPORTED => "this device or system cannot do that",
+            CUDA_ERROR_HARDWARE_STACK_ERROR | CUDA_ERROR_MISALIGNED_ADDRESS | CUDA_ERROR_LAUNCH_FAILED => {
+                "a kernel failed; the context is unusable, end the process"
+            }
+            CUDA_ERROR_NOT_PERMITTED => "the driver does not permit the operation",
+            CUDA_ERROR_NOT_SUPPORTED => "the device or system does not support the operation",
             CUDA_ERROR_SYSTEM_NOT_READY => {
-                "start the fabric manager (nvidia-fabricmanager), or wait until it is done"
+                "start the fabric manager (nvidia-fabricmanager), or wait until it has started"
             }
             CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
-                "libcuda and the kernel's module are of different versions; reboot, or install what belongs together"
+                "libcuda and the kernel module have different versions; reboot, or install matching versions"
             }
             _ => "",
         }
     }
 
-    /// Whether nothing that was done in the context is of any use from now on.
+    /// Returns whether the context is unusable after it: every later call in it fails.
     #[must_use]
     pub const fn is_fatal(self) -> bool {
         matches!(
@@ -124,7 +126,7 @@ impl CUresult {
         )
     }
 
-    /// Whether the context is gone, and all its memory with it.
+    /// Returns whether the context, and with it all of its memory, is gone.
     #[must_use]
     pub const fn is_gone(self) -> bool {
         matches!(self, CUDA_ERROR_DEINITIALIZED | CUDA_ERROR_CONTEXT_IS_DESTROYED)
@@ -145,24 +147,24 @@ impl core::fmt::Display for CUresult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The library has no such function: it is older than the function is.
-    #[error("{function}: this CUDA driver has no such function; a newer one may")]
+    /// The library does not have the function: it is older than the function.
+    #[error("{function}: this CUDA driver lacks the function; install a newer one")]
     Absent {
         /// The function.
         function: &'static str,
     },
-    /// The driver answered with this.
+    /// The driver returned an error.
     #[error("{function}: {result}")]
     Refused {
         /// The function.
         function: &'static str,
-        /// The answer. Not always an error: [`CUDA_ERROR_NOT_READY`] is an answer to a question.
+        /// The result. Not always an error: queries return [`CUDA_ERROR_NOT_READY`].
         result: CUresult,
     },
 }
 
 impl Failure {
-    /// The function that failed.
+    /// Returns the function that failed.
     #[must_use]
     pub const fn function(self) -> &'static str {
         match self {
@@ -170,7 +172,7 @@ impl Failure {
         }
     }
 
-    /// The answer as a number of the interface: an absent function is not supported.
+    /// Returns the result. A missing function is [`CUDA_ERROR_NOT_SUPPORTED`].
     #[must_use]
     pub const fn result(self) -> CUresult {
         match self {

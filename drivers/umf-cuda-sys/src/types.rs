@@ -1,23 +1,23 @@
-//! Devices, contexts, streams and events; memory, and what other processes need to open it.
+//! Types of the interface: devices, contexts, streams, events, memory and its IPC handles.
 
 use core::ffi::{c_int, c_void};
 
-/// A device, by its place among those that the process sees.
+/// A device, by its ordinal among those that the process sees.
 pub type CUdevice = c_int;
 
-/// An address of memory that devices reach; with unified addressing, one of the process's own.
+/// An address of device-accessible memory. With unified addressing, it is an address of the process.
 pub type CUdeviceptr = u64;
 
 handles! {
-    /// What memory, streams and events of one device belong to.
+    /// A context: the owner of memory, streams and events on one device.
     CUcontext;
-    /// What is submitted to one is executed in order.
+    /// A stream: executes submitted work in order.
     CUstream;
     /// A point in a stream.
     CUevent;
 }
 
-/// What tells a device from all others, on any machine.
+/// The globally unique id of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUuuid {
@@ -26,7 +26,7 @@ pub struct CUuuid {
 }
 
 enums! {
-    /// What can be asked about a device.
+    /// An attribute of a device.
     CUdevice_attribute {
         CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
         CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
@@ -43,67 +43,65 @@ enums! {
     }
 }
 
-/// For `cuStreamCreate`: does not wait for the default stream.
+/// Flag of `cuStreamCreate`: the stream does not synchronize with the default stream.
 pub const CU_STREAM_NON_BLOCKING: u32 = 1;
-/// For `cuEventCreate`: takes no times, which costs less.
+/// Flag of `cuEventCreate`: the event records no times, which costs less.
 pub const CU_EVENT_DISABLE_TIMING: u32 = 2;
 
-/// Physical memory, without an address.
+/// A handle of physical memory.
 pub type CUmemGenericAllocationHandle = u64;
 
-/// What another process needs to open memory of `cuMemAlloc`.
+/// An IPC handle of memory of `cuMemAlloc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CUipcMemHandle {
-    /// Bytes that only the driver understands.
+    /// Bytes that only the driver interprets.
     pub reserved: [u8; 64],
 }
 
-/// What another process, on this machine or another of the same fabric, needs to open physical
-/// memory.
+/// A handle of physical memory for processes on this machine and on others of the same fabric.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CUmemFabricHandle {
-    /// Bytes that only the driver understands.
+    /// Bytes that only the driver interprets.
     pub data: [u8; 64],
 }
 
 enums! {
-    /// How physical memory is made.
+    /// The kind of physical memory.
     CUmemAllocationType {
         CU_MEM_ALLOCATION_TYPE_INVALID = 0,
         CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     }
 
-    /// The forms in which physical memory may be given to other processes; combined with `|` where
-    /// it may be several.
+    /// The type of a handle of physical memory. A set of types is combined with `|`.
     CUmemAllocationHandleType {
         CU_MEM_HANDLE_TYPE_NONE = 0,
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
         CU_MEM_HANDLE_TYPE_FABRIC = 8,
     }
 
-    /// What a place is a place of.
+    /// The type of a location.
     CUmemLocationType {
         CU_MEM_LOCATION_TYPE_INVALID = 0,
         CU_MEM_LOCATION_TYPE_DEVICE = 1,
         CU_MEM_LOCATION_TYPE_HOST = 2,
     }
 
-    /// What may be done at an address.
+    /// The access to memory.
     CUmemAccess_flags {
         CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
         CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
         CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     }
 
-    /// Which granularity of physical memory.
+    /// The queried granularity of physical memory.
     CUmemAllocationGranularity_flags {
         CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
     }
 
-    /// What can be asked about an address.
+    /// An attribute of an address.
     CUpointer_attribute {
         CU_POINTER_ATTRIBUTE_CONTEXT = 1,
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
@@ -111,67 +109,67 @@ enums! {
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
     }
 
-    /// What `cuMemGetHandleForAddressRange` makes.
+    /// The handle type of `cuMemGetHandleForAddressRange`.
     CUmemRangeHandleType {
         CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
     }
 }
 
-/// Where physical memory is.
+/// The location of physical memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUmemLocation {
-    /// Of what.
+    /// Host or device.
     pub r#type: CUmemLocationType,
-    /// Which device.
+    /// The device's ordinal.
     pub id: c_int,
 }
 
-/// What else is asked of physical memory.
+/// Further properties of physical memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUmemAllocationFlags {
-    /// Whether it can hold compressed data.
+    /// Whether it supports compressed data.
     pub compressionType: u8,
-    /// Whether other devices on the bus may reach it by themselves.
+    /// Whether it supports GPUDirect RDMA.
     pub gpuDirectRDMACapable: u8,
-    /// What it is used for.
+    /// Usage hints.
     pub usage: u16,
-    /// Zero.
+    /// Reserved, zero.
     pub reserved: [u8; 4],
 }
 
-/// What physical memory should be like.
+/// The properties of an allocation of physical memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmemAllocationProp {
-    /// How it is made.
+    /// The kind of memory.
     pub r#type: CUmemAllocationType,
-    /// In which forms it may be given to other processes.
+    /// The handle types in which it can be exported.
     pub requestedHandleTypes: CUmemAllocationHandleType,
-    /// Where it is.
+    /// The location.
     pub location: CUmemLocation,
-    /// For another system.
+    /// Used on Windows only.
     pub win32HandleMetaData: *mut c_void,
-    /// What else is asked.
+    /// Further properties.
     pub allocFlags: CUmemAllocationFlags,
 }
 
-/// What a place may do with memory.
+/// The access of a location to memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUmemAccessDesc {
-    /// The place.
+    /// The location.
     pub location: CUmemLocation,
-    /// What it may do.
+    /// Its access.
     pub flags: CUmemAccess_flags,
 }
 
-/// For `cuMemAllocManaged`: every device may use it.
+/// Flag of `cuMemAllocManaged`: accessible from every stream on every device.
 pub const CU_MEM_ATTACH_GLOBAL: u32 = 1;
-/// For `cuMemHostAlloc`: every context may use it.
+/// Flag of `cuMemHostAlloc`: pinned for every context.
 pub const CU_MEMHOSTALLOC_PORTABLE: u32 = 1;
-/// For `cuIpcOpenMemHandle`: a device that is a peer may use it, too.
+/// Flag of `cuIpcOpenMemHandle`: enables peer access if the memory is on another device.
 pub const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
 const _: () = {

@@ -117,7 +117,8 @@ impl LevelZeroProvider {
     pub(crate) fn new(config: Config) -> Self {
         let import = LevelZeroImport::for_provider(Arc::clone(&config.engine));
         let format = ProbedFormat::new(config.handles);
-        let regions = LiveRegions { live: RegionTable::new("the Level Zero provider"), residents: Vec::new() };
+        let regions =
+            LiveRegions { live: RegionTable::new("the Level Zero provider"), residents: Vec::new() };
         Self { config, regions: Lock::new(regions), format, import, gauge: Gauge::new() }
     }
 
