@@ -1,4 +1,4 @@
-//! [`Address`]: a place in memory that nobody can dereference by accident.
+//! [`Address`]: an address that cannot be dereferenced by accident.
 
 use core::fmt;
 
@@ -32,9 +32,9 @@ impl AddressSpace {
 /// A byte address that can be computed with, compared and looked up, but not dereferenced.
 ///
 /// Device memory may not be touched by the CPU, and pools never need to touch what they hand out;
-/// so pools and trackers use this type, and only memory whose provider says that it is
-/// host-accessible yields pointers ([`Address::as_ptr`] is the one door, and using what it returns is
-/// `unsafe` as for any raw pointer).
+/// so pools and trackers use this type. [`Address::as_ptr`] is the only conversion to a pointer, and
+/// dereferencing that pointer is `unsafe`: only memory that its provider declares host-accessible may
+/// be dereferenced.
 ///
 /// The lower 57 bits are the offset in the space (the user half of five-level paging), the upper 7
 /// the [`AddressSpace`].

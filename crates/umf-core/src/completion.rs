@@ -1,21 +1,23 @@
-//! [`Completion`]: whether work that was given away is done, so that memory which it uses can be used again.
+//! [`Completion`]: tells a pool when asynchronous work has finished with a freed block.
 
-/// How far the work is.
+/// The state of the work behind a [`Completion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// Not done: the memory may still be in use.
+    /// The work is not done: the memory may still be in use.
     Pending,
-    /// Done: nobody uses the memory any more.
+    /// The work is done: the memory is not in use any more.
     Ready,
-    /// Nobody can tell: the device or the stream failed. The memory counts as in use.
+    /// The device or stream failed, so the state is unknown. The memory counts as in use.
     Lost,
 }
 
-/// Work that may still use memory which its owner has freed: what a device was told to do, for one.
+/// Asynchronous work that may still use a block after its owner freed it: a kernel on a device, for
+/// example.
 ///
-/// A block that is freed with a completion ([`crate::DeferredFree::free_after`]) is not handed out, and its region does not go back to the
-/// provider, before the completion is [`Progress::Ready`]. An event of a stream is the usual one; one value may stand for all blocks
-/// that were freed between two events.
+/// A pool does not reuse a block that was freed with a completion
+/// ([`crate::DeferredFree::free_after`]), and does not return its region to the provider, before the
+/// completion is [`Progress::Ready`]. The usual completion is an event of a stream. One completion may
+/// cover all blocks that were freed between two events.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,17 +32,19 @@ pub enum Progress {
 /// }
 /// ```
 ///
-/// A completion may be asked in any thread that uses the pool, more than once, and by several threads at a time. A block for which it
-/// has said [`Progress::Ready`] asks no more. After [`Progress::Lost`] it may be asked again: an application that has reset the device
-/// has its completions say `Ready` from then on.
+/// Any thread that uses the pool may poll a completion, repeatedly, and at the same time as other
+/// threads. The pool does not poll again after [`Progress::Ready`]. It may poll again after
+/// [`Progress::Lost`]: an application that has reset the device makes its completions `Ready`.
 ///
-/// It is asked, and dropped, without any lock of the pool. It must not wait, and must not be what keeps the pool alive (an
-/// `Arc` of it): a pool that goes waits for whoever is asking. One that panics counts as lost.
+/// The pool holds no lock while it polls or drops a completion. `progress` must not block. A completion
+/// must not own the pool (an `Arc` of it): a pool that is dropped waits for threads that poll. A panic
+/// counts as [`Progress::Lost`].
 pub trait Completion: Send + Sync {
-    /// How far the work is, as far as can be told without waiting.
+    /// Returns the state of the work. Must not block.
     fn progress(&self) -> Progress;
 
-    /// Whether a block that other processes have open is held for them alone, without this completion.
+    /// Returns whether a block that other processes have open waits for their leases alone, without
+    /// this completion.
     fn yields_to_leases(&self) -> bool {
         false
     }

@@ -1,40 +1,40 @@
-//! Freed memory that is still in use: what becomes of its contents, and how much there is.
+//! Deferred free: what happens to the contents of freed memory that is still in use, and statistics.
 
 crate::words! {
-    /// What becomes of the contents of memory that is freed while another process has it open.
+    /// What a free does with the contents of memory that another process has open.
     #[derive(Default)]
     pub enum OnFree {
-        /// They stay until the last lease goes.
+        /// The contents stay until the last lease ends.
         #[default]
         Hold = "hold",
-        /// Whole pages go back to the system at once: who still reads them sees zeros. Where the provider cannot purge
-        /// ([`crate::Provider::purge`]), the contents stay. The addresses are not used again before the last lease goes either
-        /// way.
+        /// Whole pages go back to the system at once. Importers that still read them see zeros. If
+        /// the provider cannot purge ([`crate::Provider::purge`]), the contents stay. In both cases
+        /// the addresses are not reused before the last lease ends.
         Release = "release",
     }
 }
 
-/// What is held. A snapshot.
+/// Memory whose free is deferred. A snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferredStatistics {
-    /// Blocks that their pool does not hand out.
+    /// Blocks that their pool does not reuse.
     pub blocks: u64,
-    /// Regions that their provider does not get back.
+    /// Regions that did not go back to their provider.
     pub regions: u64,
     /// Bytes in these blocks and regions.
     pub bytes: u64,
-    /// Of these, bytes in blocks that wait for a [`crate::Completion`], and in regions that hold
-    /// such a block of a pool that is gone.
+    /// Of `bytes`: bytes in blocks that wait for a [`crate::Completion`], and in regions with such a
+    /// block whose pool was dropped.
     pub pending_bytes: u64,
-    /// Of those, bytes of which a completion is [`crate::Progress::Lost`].
+    /// Of `pending_bytes`: bytes with a completion that is [`crate::Progress::Lost`].
     pub lost_bytes: u64,
-    /// Bytes that were in use when there was no memory to note that: they are never used again.
+    /// Bytes that were in use when there was no memory to record that. They leak.
     pub unrecorded_bytes: u64,
 }
 
 impl DeferredStatistics {
-    /// Whether nothing is held that can still be let go.
+    /// Returns whether there is nothing to reclaim, now or later.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.blocks == 0 && self.regions == 0

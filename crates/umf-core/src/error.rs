@@ -8,14 +8,14 @@ use crate::Address;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// What went wrong in a provider, a pool or the tracker.
+/// An error of a provider, a pool or the tracker.
 ///
-/// Holds no heap memory: a pool may be the global allocator, and an allocator that fails must not
-/// allocate in order to say so.
+/// Contains no heap memory: a pool may be the global allocator, and a failing allocator must not
+/// allocate to report that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A size of zero bytes was asked for.
+    /// A size of zero bytes was requested.
     ZeroSize,
     /// A size, after rounding up to its alignment, exceeds what an address space can hold.
     SizeOverflow {
@@ -33,7 +33,7 @@ pub enum Error {
     ForeignAddress {
         /// The address given.
         address: Address,
-        /// Who was asked.
+        /// The pool or provider that was called.
         owner: &'static str,
     },
     /// The address was freed before.
@@ -41,12 +41,12 @@ pub enum Error {
         /// The address given.
         address: Address,
     },
-    /// The address was freed before, and the pool's history says by whom. Without a history this is
-    /// [`Error::NotAllocated`].
+    /// The address was freed before, and the pool's history has the earlier free. Without a history
+    /// this is [`Error::NotAllocated`].
     FreedTwice {
         /// The address given.
         address: Address,
-        /// The free before.
+        /// The earlier free.
         by: PastFree,
     },
     /// A block was written to after it was freed.
@@ -55,9 +55,9 @@ pub enum Error {
         address: Address,
         /// Its size in bytes.
         size: usize,
-        /// The first byte that is not what it should be, from the beginning of the block.
+        /// The offset of the first byte that differs from the poison.
         offset: usize,
-        /// Who freed it, if the pool's history still says.
+        /// The free of the block, if the pool's history still has it.
         by: Option<PastFree>,
     },
     /// The address lies inside a block, not at its start.
@@ -67,9 +67,9 @@ pub enum Error {
     },
     /// The system or device has no memory left.
     OutOfMemory {
-        /// Bytes asked for.
+        /// The requested size in bytes.
         size: usize,
-        /// Who was asked.
+        /// The provider, pool or system that was asked for memory.
         owner: &'static str,
         /// The native error number (errno for system calls), 0 if none.
         native: i32,
@@ -83,28 +83,28 @@ pub enum Error {
         /// Bytes asked for.
         size: usize,
     },
-    /// As much freed memory as the user allows is still open in other processes.
+    /// The bytes of freed memory that other processes still have open reached `max_held`.
     HeldLimit {
-        /// Bytes that are held.
+        /// Bytes that are held now.
         held: u64,
         /// The limit, in bytes.
         limit: u64,
     },
-    /// What is frozen cannot be used: shared memory that a forked child inherited.
+    /// A forked child used an object over shared memory that it inherited from its parent.
     Frozen {
-        /// What was used.
+        /// The object.
         what: &'static str,
     },
-    /// The provider, pool or this system cannot do that.
+    /// The provider, pool or system does not support the operation.
     NotSupported {
-        /// What was asked.
+        /// The requested operation.
         what: &'static str,
-        /// Who was asked.
+        /// The provider, pool or system that does not have it.
         owner: &'static str,
         /// The native error number, 0 if none.
         native: i32,
     },
-    /// An argument makes no sense.
+    /// An argument is invalid.
     InvalidArgument {
         /// Which argument.
         what: &'static str,
@@ -120,27 +120,27 @@ pub enum Error {
         /// What to do about it, empty if nothing is known.
         hint: &'static str,
     },
-    /// The driver of a device refused.
+    /// A call of a device driver failed.
     Driver {
         /// The driver's function.
         call: &'static str,
-        /// Its answer.
+        /// The result code.
         code: i64,
-        /// The answer's name in the driver's specification.
+        /// The name of the code in the driver's specification.
         name: &'static str,
-        /// What the specification says that it means, or what to do about it.
+        /// The meaning of the code by the specification, or what to do about it.
         meaning: &'static str,
     },
-    /// A memory object that came from elsewhere is not what it was said to be.
+    /// A memory object of another process failed a check.
     Untrusted {
-        /// What was found instead.
+        /// The check that failed.
         why: &'static str,
     },
-    /// The fixed number of something is used up.
+    /// A fixed-size table is full.
     TooMany {
-        /// What there are too many of.
+        /// The kind of entry.
         what: &'static str,
-        /// The bound.
+        /// The capacity.
         limit: usize,
     },
 }
@@ -148,9 +148,9 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ZeroSize => f.write_str("a size of 0 bytes was asked for; ask for at least 1"),
+            Self::ZeroSize => f.write_str("cannot allocate 0 bytes; request at least 1"),
             Self::SizeOverflow { size, align } => {
-                write!(f, "{size} bytes aligned to {align} overflow the address space; ask for less")
+                write!(f, "{size} bytes aligned to {align} overflow the address space; request less")
             }
             Self::BadAlignment { align } => write!(
                 f,
@@ -168,7 +168,7 @@ impl fmt::Display for Error {
             Self::WrittenAfterFree { address, size, offset, by } => write!(
                 f,
                 "byte {offset} of the free block of {size} bytes at {address} was written to after it was freed, {}; its former owner still uses it",
-                By(by)
+                FreedBy(by)
             ),
             Self::InteriorAddress { address } => write!(
                 f,
@@ -206,12 +206,12 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// A free that a pool's history remembers.
+/// A free that a pool's history recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PastFree {
-    /// The thread that freed, as the system numbers it (`gettid(2)`).
+    /// The thread that freed the block (`gettid(2)`).
     pub thread: u32,
-    /// How long ago.
+    /// The time since then.
     pub ago: Duration,
 }
 
@@ -221,10 +221,10 @@ impl fmt::Display for PastFree {
     }
 }
 
-/// Shows who freed, or what would have told.
-struct By<'a>(&'a Option<PastFree>);
+/// Shows the earlier free, or how to record it.
+struct FreedBy<'a>(&'a Option<PastFree>);
 
-impl fmt::Display for By<'_> {
+impl fmt::Display for FreedBy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(by) => by.fmt(f),
@@ -234,7 +234,8 @@ impl fmt::Display for By<'_> {
 }
 
 impl Error {
-    /// A failed system call and its errno. EPERM and ENOSYS get a hint at what may refuse it.
+    /// Makes the error of a failed system call from its errno. EPERM and ENOSYS get a hint at what may
+    /// forbid the call.
     #[must_use]
     pub const fn native(call: &'static str, native: i32) -> Self {
         const EPERM: i32 = 1;
@@ -248,7 +249,7 @@ impl Error {
         Self::Native { call, native, hint }
     }
 
-    /// The number of the system (errno) behind this error, if there is one.
+    /// Returns the native error number (errno) behind this error, if there is one.
     #[must_use]
     pub const fn native_code(&self) -> Option<i32> {
         match self {

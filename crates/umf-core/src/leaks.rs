@@ -194,7 +194,7 @@ pub fn set_loader(look_up: Resolver) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeakTime {
-    /// Somebody asked: the blocks are live, and nothing is wrong with that.
+    /// The application requested the report: the blocks are live, and not leaked.
     Asked,
     /// The pool goes, and its blocks with it.
     PoolEnd,

@@ -11,7 +11,7 @@ pub enum PieceState {
     Live,
     /// Blocks that were freed and that other processes still have open.
     Held,
-    /// Blocks that were freed and are set aside for a while, to find out who still writes to them.
+    /// Blocks that were freed and wait in quarantine, to detect writes after the free.
     Quarantined,
     /// Free blocks that serve requests of their own size only: of a slab, or in a thread's cache.
     Cached,
@@ -47,7 +47,8 @@ pub struct RegionMap {
     pub base: Address,
     /// Its size in bytes.
     pub size: u64,
-    /// By offset, without overlap. What is in none (the end of a slab that no block fits in, or of a region) serves nobody.
+    /// By offset, without overlap. Bytes in no piece are unusable: the end of a slab, or of a region,
+    /// in which no block fits.
     pub pieces: Vec<Piece>,
 }
 
@@ -126,14 +127,15 @@ pub struct MapTotals {
 }
 
 impl MapTotals {
-    /// How much of what is free for any size a single request cannot have, from 0 (none) to 1: external fragmentation.
+    /// Returns the external fragmentation: the fraction of the free bytes that lies outside of the
+    /// largest free range, from 0 to 1.
     #[must_use]
     pub fn external_fragmentation(&self) -> f64 {
         missing(self.largest_free, self.free)
     }
 
-    /// How much of the live blocks nobody asked for, from 0 (none) to 1: internal fragmentation. As much of an estimate as
-    /// [`ClassMap::requested`].
+    /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from 0
+    /// to 1. An estimate, as [`ClassMap::requested`] is.
     #[must_use]
     pub fn internal_fragmentation(&self) -> f64 {
         missing(self.requested, self.live)

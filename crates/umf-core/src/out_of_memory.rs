@@ -1,14 +1,15 @@
-//! Asking the application when a pool cannot allocate.
+//! The callback of an allocation that would fail for lack of memory.
 //!
-//! A pool that lacks memory first uses what it has: it gives back what is free and tries again. Then it asks its
-//! [`OnOutOfMemory`], if one is set ([`crate::Controls::set_on_out_of_memory`]), without any lock, in the thread that allocates. That may free
-//! blocks, trim this pool or others, wait for what is held ([`crate::Controls::drain`]), and says whether to try again.
+//! A pool without memory first trims itself and tries again. Then it calls its [`OnOutOfMemory`], if
+//! one is set ([`crate::Controls::set_on_out_of_memory`]), in the allocating thread and without a lock.
+//! The callback may free blocks, trim pools, or wait for deferred frees ([`crate::Controls::drain`]). It
+//! returns whether to try again.
 //!
 //! ```
 //! use umf_core::out_of_memory::{OutOfMemoryAction, OutOfMemoryEvent};
 //!
 //! let callback = |shortage: &OutOfMemoryEvent<'_>| match shortage.attempt {
-//!     // Another attempt makes sense if something came of it.
+//!     // Retry only if the trim released memory.
 //!     1 if shortage.pool.trim(0).is_ok_and(|bytes| bytes > 0) => OutOfMemoryAction::Retry,
 //!     _ => OutOfMemoryAction::GiveUp,
 //! };
@@ -23,26 +24,26 @@ use core::fmt;
 use crate::statistics::PoolStatistics;
 use crate::{Error, Layout, Pool};
 
-/// How often the application is asked for one allocation.
+/// The most calls of the callback for one allocation.
 pub const ATTEMPTS: u32 = 16;
 
-/// An allocation that failed, and what the pool has.
+/// A failed allocation, and the state of the pool.
 #[non_exhaustive]
 pub struct OutOfMemoryEvent<'a> {
     /// The pool.
     pub pool: &'a dyn Pool,
-    /// What it was asked for.
+    /// The requested layout.
     pub layout: Layout,
     /// Why it failed: [`Error::OutOfMemory`], [`Error::LimitReached`] or [`Error::HeldLimit`].
     pub error: Error,
-    /// What the pool has now.
+    /// The counters of the pool.
     pub statistics: PoolStatistics,
-    /// How often it was asked for this allocation, this time included: from 1 to [`ATTEMPTS`].
+    /// The number of this call for the allocation, from 1 to [`ATTEMPTS`].
     pub attempt: u32,
 }
 
 impl<'a> OutOfMemoryEvent<'a> {
-    /// What `pool` reports. For pools.
+    /// Makes the event with the current statistics of `pool`. For pools.
     #[must_use]
     pub fn new(pool: &'a dyn Pool, layout: Layout, error: Error, attempt: u32) -> Self {
         Self { pool, layout, error, statistics: pool.statistics(), attempt }
@@ -61,22 +62,24 @@ impl fmt::Debug for OutOfMemoryEvent<'_> {
     }
 }
 
-/// What is to be done about a [`OutOfMemoryEvent`].
+/// What a pool does after an [`OutOfMemoryEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutOfMemoryAction {
-    /// Try again: something was freed.
+    /// Tries the allocation again.
     Retry,
-    /// The allocation fails.
+    /// Fails the allocation.
     GiveUp,
 }
 
-/// Is asked when a pool cannot allocate.
+/// A callback for allocations that would fail for lack of memory. Any closure of this signature is one.
 ///
-/// Any closure is one. It is called in the thread that allocates, without any lock of the pool, by several threads at a time. It may
-/// use this pool and others as it likes; if an allocation fails in it, nobody is asked for that one. A panic in it is
-/// caught, and counts as [`OutOfMemoryAction::GiveUp`]. It must not be what keeps the pool alive (an `Arc` of it).
+/// The allocating thread calls it without a lock of the pool; several threads may call it at the same
+/// time. It may use this pool and others. An allocation that fails inside the callback does not call
+/// it again. A panic is caught and counts as [`OutOfMemoryAction::GiveUp`]. The callback must not own
+/// the pool (an `Arc` of it).
 pub trait OnOutOfMemory: Send + Sync {
-    /// Frees what it can, and says whether to try again. Asked [`ATTEMPTS`] times for one allocation at most.
+    /// Frees memory if it can, and returns whether to try again. Called at most [`ATTEMPTS`] times for
+    /// one allocation.
     fn out_of_memory(&self, shortage: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction;
 }
 

@@ -2,17 +2,17 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What a pool holds, in bytes and blocks. A snapshot: the parts are read one after another, while other
-/// threads go on.
+/// The counters of a pool, in bytes and blocks. A snapshot: the fields are read one after another while
+/// other threads continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStatistics {
-    /// Bytes in blocks that are handed out, as rounded up by the pool.
+    /// Bytes in live blocks, as rounded up by the pool.
     pub live_bytes: u64,
-    /// What was asked for of `live_bytes`, as far as the pool knows: an estimate, from the requests that took its slower paths. The
-    /// same as `live_bytes` where it knows nothing.
+    /// The part of `live_bytes` that was requested: an estimate from the requests that took the slow
+    /// paths. Equals `live_bytes` if the pool has no estimate.
     pub requested_bytes: u64,
-    /// Blocks that are handed out.
+    /// Live blocks.
     pub live_blocks: u64,
     /// Bytes free in the pool, thread caches included.
     pub cached_bytes: u64,
@@ -20,9 +20,10 @@ pub struct PoolStatistics {
     pub free_bytes: u64,
     /// The longest range of them; 0 where the pool does not know.
     pub largest_free_bytes: u64,
-    /// Bytes that are freed and still in use, by other processes or until a completion is ready: neither live nor free.
+    /// Bytes whose free is deferred, until other processes close them or a completion is ready:
+    /// neither live nor free.
     pub held_bytes: u64,
-    /// Bytes that are freed and set aside for a while, to find out who still writes to them: neither live nor free.
+    /// Freed bytes in quarantine, to detect writes after the free: neither live nor free.
     pub quarantined_bytes: u64,
     /// Bytes got from the provider.
     pub reserved_bytes: u64,
@@ -40,14 +41,15 @@ pub struct PoolStatistics {
 }
 
 impl PoolStatistics {
-    /// How much of the live blocks nobody asked for, from 0 (none) to 1: internal fragmentation. As much of an estimate as
-    /// [`PoolStatistics::requested_bytes`].
+    /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from 0
+    /// to 1. An estimate, as [`PoolStatistics::requested_bytes`] is.
     #[must_use]
     pub fn internal_fragmentation(&self) -> f64 {
         missing(self.requested_bytes, self.live_bytes)
     }
 
-    /// How much of what is free for any size a single request cannot have, from 0 (none) to 1: external fragmentation.
+    /// Returns the external fragmentation: the fraction of the free bytes that lies outside of the
+    /// largest free range, from 0 to 1.
     #[must_use]
     pub fn external_fragmentation(&self) -> f64 {
         missing(self.largest_free_bytes, self.free_bytes)

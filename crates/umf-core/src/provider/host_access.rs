@@ -1,39 +1,43 @@
-//! The ability to hear of it when the CPU touches memory, and [`CpuAccess`], the time in which it does.
+//! [`HostAccess`]: brackets around CPU accesses to memory that devices share, and [`CpuAccess`], the
+//! guard of one bracket.
 
 use core::marker::PhantomData;
 
 use crate::{Access, Address, Error, Result};
 
-/// Is told when the CPU begins and ends to touch memory that devices use, too.
+/// Begins and ends CPU access to memory that devices use too.
 ///
-/// Found at [`super::Provider::host_access`] and [`super::Import::host_access`]. Where there is none (host memory), the CPU may
-/// touch the memory at any time. Blocks and mappings call it around each of their copies.
+/// Found at [`super::Provider::host_access`] and [`super::Import::host_access`]. Memory without it (host
+/// memory) may be accessed at any time. Blocks and mappings bracket each of their copies.
 ///
-/// Times may overlap, in one process and several: they do not keep each other out. All methods may be called from several
-/// threads at once, and by no memory that was freed or released.
+/// Accesses may overlap, in one process and between processes: they are no lock. Several threads may
+/// call all methods at once. The memory must not be freed or released meanwhile.
 pub trait HostAccess: Send + Sync {
-    /// The CPU is going to touch `size` bytes (not 0) from `base` on. Waits for devices that write them and, for writing, for
-    /// those that read them.
+    /// Begins an access to `size` bytes (not 0) at `base`. Waits for devices that write them. A write
+    /// access also waits for devices that read them.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if the memory is not one's own, [`Error::InvalidArgument`] if the range reaches beyond it or is
-    /// to be written and cannot be, [`Error::Native`]. After an error nothing has begun.
+    /// [`Error::ForeignAddress`] for memory of another provider, [`Error::InvalidArgument`] if the range
+    /// exceeds the region or is read-only and `access` writes, [`Error::Native`]. After an error no
+    /// access has begun.
     fn begin(&self, base: Address, size: usize, access: Access) -> Result<()>;
 
-    /// It is done: what it wrote is handed over. Once for each beginning, with the same arguments.
+    /// Ends an access, and makes its writes visible to devices. Called once for each
+    /// [`HostAccess::begin`], with the same arguments.
     ///
     /// # Errors
-    /// [`Error::Native`]; the time has ended all the same.
+    /// [`Error::Native`]; the access has ended all the same.
     fn end(&self, base: Address, size: usize, access: Access) -> Result<()>;
 }
 
-/// The time in which the CPU touches a piece of memory.
+/// A CPU access to a range of memory, which ends when this is dropped.
 ///
-/// Where CPU and device do not see each other's caches, or a driver moves memory about, what is written outside of such a time may
-/// never reach the device, and what is read may be old. Copies by blocks and mappings are such times by themselves; this is for
-/// several of them, and for code that works on pointers. For memory without [`HostAccess`] it costs nothing.
+/// If CPU and device caches are not coherent, or a driver migrates memory, a write outside of an access
+/// may never reach the device, and a read may be stale. Copies of blocks and mappings bracket
+/// themselves. This is for several copies, and for code that works on pointers. For memory without
+/// [`HostAccess`] it costs nothing.
 ///
-/// Dropping it ends the time as [`CpuAccess::end`] does, and cannot tell of a failure.
+/// Dropping it ends the access as [`CpuAccess::end`] does, and ignores errors.
 #[must_use = "the access ends when this is dropped"]
 pub struct CpuAccess<'memory> {
     ability: Option<&'memory dyn HostAccess>,
@@ -44,21 +48,22 @@ pub struct CpuAccess<'memory> {
 }
 
 impl<'memory> CpuAccess<'memory> {
-    /// Begins to touch `size` bytes from `base` on.
+    /// Begins an access to `size` bytes at `base`.
     ///
     /// # Errors
     /// As [`HostAccess::begin`].
     ///
     /// # Safety
-    /// Until the time has ended the memory is neither freed nor closed; the CPU may read it, and write it if `access` says so;
-    /// and nobody in this process has a reference (`&[u8]`, `&mut T`) into it that what is done here would contradict.
+    /// Until the access ends, the memory is neither freed nor closed. The CPU may read it, and write it
+    /// if `access` is [`Access::ReadWrite`]. No reference (`&[u8]`, `&mut T`) into it exists in this
+    /// process that the access would alias.
     pub unsafe fn begin(
         ability: Option<&'memory dyn HostAccess>,
         base: Address,
         size: usize,
         access: Access,
     ) -> Result<Self> {
-        // Of nothing there is nothing to tell.
+        // An empty range needs no bracket.
         let ability = ability.filter(|_| size > 0);
         if let Some(ability) = ability {
             ability.begin(base, size, access)?;
@@ -79,7 +84,8 @@ impl<'memory> CpuAccess<'memory> {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let from = self.place(offset, into.len())?;
         for (number, byte) in into.iter_mut().enumerate() {
-            // SAFETY: inside of the range, which is mapped. Others may write there meanwhile: hence volatile, and never as a slice.
+            // SAFETY: `place` checked that the bytes lie in the range, which is mapped. Other processes
+            // may write there meanwhile, hence volatile reads and no slice.
             *byte = unsafe { from.add(number).read_volatile() };
         }
         Ok(())
@@ -101,8 +107,8 @@ impl<'memory> CpuAccess<'memory> {
         Ok(())
     }
 
-    /// The first byte, for code that works on pointers. Not to be used after the access has ended, nor written to if it is
-    /// for reading.
+    /// Returns a pointer to the first byte. It must not be used after the access has ended, nor be
+    /// written through if the access is read-only.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().unwrap_or(core::ptr::null_mut())

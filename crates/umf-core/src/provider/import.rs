@@ -101,28 +101,29 @@ pub unsafe trait Import: Send + Sync {
     /// [`crate::Error::Native`], [`crate::Error::OutOfMemory`].
     fn import(&self, request: ImportRequest) -> Result<Imported>;
 
-    /// How much of a file that many regions lie in is mapped at a time, in bytes: a power of two, or `None` if each region
-    /// is imported by itself.
+    /// Returns the window size in bytes, a power of two: the part of a file with many regions that is
+    /// mapped at once. `None` if each region is imported separately.
     ///
-    /// With `Some`, a region at `offset` in its file may be imported as part of a request for the whole window, from the
-    /// multiple of this size at or below `offset` on, cut at the end of the file; and it is as good as if it had been imported
-    /// by itself. A second region in the window then needs no import at all.
+    /// With `Some`, the importer may request the whole window that contains a region: it begins at the
+    /// multiple of the window size at or below the region's `offset`, and is cut at the end of the file.
+    /// A second region in the same window needs no import.
     fn window(&self) -> Option<u64> {
         None
     }
 
-    /// The size of this file in bytes, if it is one that can be imported by windows.
+    /// Returns the size of this file in bytes, if it can be imported by windows.
     fn window_file(&self, fd: BorrowedFd<'_>) -> Option<u64> {
         let _ = fd;
         None
     }
 
-    /// Who is to be told when the CPU touches what was imported, if anybody is. Always the same answer.
+    /// Returns the brackets for CPU access to imported memory, if it needs any. Always the same answer.
     fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }
 
-    /// How to copy what was imported where the CPU must not touch it, if that can be done. Always the same answer.
+    /// Returns how to copy imported memory that the CPU must not touch, if that is possible. Always the
+    /// same answer.
     fn transfer(&self) -> Option<&dyn Transfer> {
         None
     }
@@ -133,6 +134,6 @@ pub unsafe trait Import: Send + Sync {
     /// [`crate::Error::Native`].
     ///
     /// # Safety
-    /// Nobody uses the memory any more, and `imported` came from this object and was not released before.
+    /// The memory is not in use any more. `imported` came from this object and was not released before.
     unsafe fn release(&self, imported: Imported) -> Result<()>;
 }

@@ -4,7 +4,7 @@ use core::fmt;
 
 /// The name of a kind of provider: 1 to 16 bytes of `a-z`, `0-9`, `-` and `_`.
 ///
-/// It stands in handles, so that an importer finds who can open them, and in `umf.toml`.
+/// Handles contain it, so that an importer finds the driver that opens them. `umf.toml` uses it too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProviderKind {
     bytes: [u8; Self::MAX],
@@ -80,7 +80,7 @@ impl fmt::Display for ProviderKind {
     }
 }
 
-/// What memory is, and who may touch it.
+/// What memory is, and whether CPU and devices may access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {

@@ -33,7 +33,7 @@ use crate::{Layout, Result};
 /// A source of regions.
 ///
 /// All methods may be called from several threads at once. Two calls that concern the same region (free,
-/// purge) must not overlap; whoever owns the region sees to that. Only purges of ranges that share no page may.
+/// purge) must not overlap; the owner of the region ensures that. Only purges of ranges without a common page may overlap.
 ///
 /// # Safety
 /// An implementor promises that a region it returns is memory of the stated kind, of at least the size
@@ -47,7 +47,7 @@ pub unsafe trait Provider: Send + Sync {
     /// The name of this instance, for people: logs, statistics, `umf ps`.
     fn name(&self) -> &str;
 
-    /// What the memory is, and who may touch it.
+    /// Returns what the memory is, and whether CPU and devices may access it.
     fn memory_kind(&self) -> MemoryKind;
 
     /// Whether a forked child shares the memory with its parent, or gets a copy.
@@ -79,7 +79,7 @@ pub unsafe trait Provider: Send + Sync {
     /// of this provider. After an error the region is as it was.
     ///
     /// # Safety
-    /// Nobody uses the region any more, and no part of it is in use by a pool.
+    /// The region is not in use any more, neither directly nor through a pool.
     unsafe fn free(&self, region: Region) -> Result<()>;
 
     /// Whether fresh regions read as zero.
@@ -112,7 +112,7 @@ pub unsafe trait Provider: Send + Sync {
         None
     }
 
-    /// Who is to be told when the CPU touches a region, if anybody is. Concerns memory that is host-accessible.
+    /// Returns the brackets for CPU access to a region, if it needs any. Concerns host-accessible memory.
     fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }

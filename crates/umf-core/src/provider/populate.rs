@@ -2,7 +2,8 @@
 
 use crate::{Address, Result};
 
-/// Makes the pages of a part of a region, so that nobody waits for them later, and no later access finds that there are none left.
+/// Populates the pages of a part of a region, so that no later access takes a page fault or finds no
+/// memory left.
 pub trait Populate: Send + Sync {
     /// Makes the pages of the range now, where they are not there yet. The content stays.
     ///

@@ -14,7 +14,7 @@ pub enum Property {
     Context,
     /// The native device handle.
     Device,
-    /// Size in bytes of a cache line of whoever works on this memory.
+    /// Size in bytes of a cache line of the processor or device that works on this memory.
     CacheLine,
 }
 

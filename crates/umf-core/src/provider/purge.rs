@@ -12,7 +12,7 @@ pub trait Purge: Send + Sync {
     /// [`crate::Error::NotSupported`] where only [`Purge::purge_forced`] exists.
     ///
     /// # Safety
-    /// Nobody needs the content of the range.
+    /// The content of the range is not needed any more.
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()>;
 
     /// The pages go now, and the next read sees zeros, in every process that maps them.

@@ -2,7 +2,7 @@
 
 use crate::{Address, Result};
 
-/// Has memory copied by whoever may touch it: a device's own engines.
+/// Copies memory that the CPU must not touch, by the copy engines of the device.
 ///
 /// Found at [`super::Provider::transfer`] and [`super::Import::transfer`]. Blocks and mappings of device memory are read and
 /// written through it.
