@@ -8,9 +8,9 @@
 //! ```
 //! use umf_core::out_of_memory::{OutOfMemoryAction, OutOfMemoryEvent};
 //!
-//! let callback = |shortage: &OutOfMemoryEvent<'_>| match shortage.attempt {
+//! let callback = |event: &OutOfMemoryEvent<'_>| match event.attempt {
 //!     // Retry only if the trim released memory.
-//!     1 if shortage.pool.trim(0).is_ok_and(|bytes| bytes > 0) => OutOfMemoryAction::Retry,
+//!     1 if event.pool.trim(0).is_ok_and(|bytes| bytes > 0) => OutOfMemoryAction::Retry,
 //!     _ => OutOfMemoryAction::GiveUp,
 //! };
 //! # fn set(pool: &dyn umf_core::Controls, callback: impl Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync + 'static) {
@@ -80,7 +80,7 @@ pub enum OutOfMemoryAction {
 pub trait OnOutOfMemory: Send + Sync {
     /// Frees memory if it can, and returns whether to try again. Called at most [`ATTEMPTS`] times for
     /// one allocation.
-    fn out_of_memory(&self, shortage: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction;
+    fn out_of_memory(&self, event: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction;
 }
 
 impl fmt::Debug for dyn OnOutOfMemory {
@@ -90,7 +90,7 @@ impl fmt::Debug for dyn OnOutOfMemory {
 }
 
 impl<F: Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync> OnOutOfMemory for F {
-    fn out_of_memory(&self, shortage: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction {
-        self(shortage)
+    fn out_of_memory(&self, event: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction {
+        self(event)
     }
 }

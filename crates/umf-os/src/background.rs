@@ -1,8 +1,8 @@
-//! Threads that work in the background, for those who asked for one.
+//! Background threads that survive a fork of another thread.
 //!
 //! They are started by `pthread_create(3)`. A thread of `std::thread` takes a lock of the standard
 //! library as it starts and as it ends. A child that is forked meanwhile finds that lock taken for
-//! ever, so that no such thread starts in it.
+//! ever, and can start no such thread.
 
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
@@ -14,13 +14,13 @@ use umf_sync::BlockedSignals;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A started thread. It goes on without one if this is dropped.
+/// A running thread. Dropping this detaches it.
 #[derive(Debug)]
 pub struct Thread(libc::pthread_t);
 
-// SAFETY: a number of a thread, which any thread may join or detach, once.
+// SAFETY: any thread may join or detach a thread, once.
 unsafe impl Send for Thread {}
-// SAFETY: as above; a shared reference allows nothing.
+// SAFETY: a shared reference has no methods.
 unsafe impl Sync for Thread {}
 
 impl Thread {

@@ -40,8 +40,9 @@ const NONE_IN_VERSION_1: u64 = 1 << 62;
 const FILES: [(&str, &str); 2] =
     [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")];
 
-/// What a group would give up before it is out of memory: files that are cached, and what the kernel can make anew. (Shared memory
-/// is in none of these.) With "total_" in front, version 1 counts the groups below, too.
+/// Fields of `memory.stat` that the kernel reclaims before a group is out of memory: the page cache and
+/// reclaimable slabs. Shared memory is in none of them. In version 1, the prefix "total_" includes child
+/// groups.
 const RECLAIMABLE: [&str; 6] = [
     "inactive_file",
     "active_file",
@@ -83,7 +84,8 @@ impl Cgroup {
         memory_calls::number(&self.used)
     }
 
-    /// Bytes that it can have beside what it cannot give up, where that can be read; `None` without a limit.
+    /// Returns the bytes that the group can still use, including what the kernel can reclaim. `None` without
+    /// a limit, or if the files cannot be read.
     #[must_use]
     pub fn available(&self) -> Option<u64> {
         let left = self.limit()?.saturating_sub(self.used()?);
@@ -107,10 +109,11 @@ fn reclaimable(statistics: &[u8]) -> u64 {
     own.max(total)
 }
 
-/// The groups that can limit this process's memory: its own, and those above it up to the root of what is mounted.
+/// Returns the groups that can limit this process's memory: its own, and its ancestors up to the root of
+/// the mount.
 ///
 /// # Errors
-/// What could not be read.
+/// The file of `/proc` that cannot be read.
 pub fn hierarchy() -> Result<Vec<Cgroup>, UnreadableFile> {
     let read = |path| {
         let bytes = std::fs::read(path).map_err(|error| UnreadableFile { path, error })?;
@@ -126,7 +129,7 @@ pub fn hierarchy() -> Result<Vec<Cgroup>, UnreadableFile> {
     Ok(found)
 }
 
-/// The group with the lowest limit, and that limit in bytes; `None` where nothing is limited.
+/// Returns the group with the lowest limit, and that limit in bytes; `None` if there is no limit.
 ///
 /// # Errors
 /// As [`hierarchy`].
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_had_back_is_counted_once() {
+    fn reclaimable_memory_is_counted_once() {
         assert_eq!(
             reclaimable(b"anon 7\ninactive_file 10\nactive_file 3\nslab_reclaimable 1\nfile 99\n"),
             14

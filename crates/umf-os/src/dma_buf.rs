@@ -1,14 +1,15 @@
-//! Telling a dma-buf from other files.
+//! Distinguishing a dma-buf from other files.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use umf_core::{Error, Result};
 
-/// Whether a descriptor is a dma-buf. The kernel alone answers: it shows who exported a dma-buf in `fdinfo`, and nothing like
-/// it of any other file (Linux 5.3). The file itself is not called into: one of somebody else's file system could wait for ever.
+/// Returns whether a descriptor is a dma-buf. `fdinfo` shows the exporter of a dma-buf, and of no other
+/// file (Linux 5.3). No operation of the file itself is called: a foreign file system could block for
+/// ever.
 ///
 /// # Errors
-/// [`Error::Native`] if that cannot be found out (no `/proc`).
+/// [`Error::Native`] if `/proc` cannot be read.
 pub fn is_dma_buf(fd: BorrowedFd<'_>) -> Result<bool> {
     let path = format!("/proc/thread-self/fdinfo/{}", fd.as_raw_fd());
     match std::fs::read(&path) {

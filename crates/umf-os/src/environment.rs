@@ -1,8 +1,8 @@
 //! The environment of this process, read in one place.
 //!
-//! The user who starts a program chooses its environment. If the program has more rights than that
-//! user (`AT_SECURE`: set-user-id, set-group-id, file capabilities), a variable that names a file
-//! or a library lets the user write or run it with those rights. All functions here then answer as
+//! The user of a program chooses its environment. If the program has more rights than its user
+//! (`AT_SECURE`: set-user-id, set-group-id, file capabilities), a variable that names a file or a
+//! library lets the user write or run it with those rights. All functions here then answer as
 //! if no variable were set, like `secure_getenv(3)`.
 //!
 //! `clippy.toml` forbids the functions of the standard library and of the C library that read the
@@ -15,7 +15,7 @@ use core::ptr::NonNull;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Returns whether this process has more rights than the user who started it (`AT_SECURE`, see
+/// Returns whether this process has more rights than the user that started it (`AT_SECURE`,
 /// `getauxval(3)`).
 ///
 /// The kernel decides this at `execve`. A process that changes its user ids later keeps the answer.

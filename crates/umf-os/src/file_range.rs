@@ -1,21 +1,23 @@
-//! [`FileRange`]: which part of a file an import asks for.
+//! [`FileRange`]: the checked range of a file that an import requests.
 
 use umf_core::{Error, ImportRequest, Result};
 
-/// Which part of a file an [`ImportRequest`] asks for: whole pages. What it was made of came from another process.
+/// The whole pages of a file that an [`ImportRequest`] requests. The request came from another process, so
+/// it is checked against the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// Where it begins in the file, in bytes.
+    /// The offset in the file, in bytes.
     pub offset: u64,
     /// Its size in bytes, not 0.
     pub size: usize,
 }
 
 impl FileRange {
-    /// The part of a file whose pages have `page` bytes (a power of two) and which is `file_size` bytes long.
+    /// Returns the range for a file of `file_size` bytes in pages of `page` bytes, a power of two.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] if it does not begin at a page, has no bytes or too many, or does not lie in the file.
+    /// [`Error::Untrusted`] if the range does not begin at a page, is empty or too large, or does not lie in
+    /// the file.
     pub fn of(request: &ImportRequest, page: usize, file_size: u64) -> Result<Self> {
         if !request.offset.is_multiple_of(page as u64) {
             return Err(Error::Untrusted { why: "the offset is not a multiple of the page size" });
@@ -39,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_whole_pages_of_the_file() {
+    fn range_is_whole_pages_inside_the_file() {
         let part = |offset, size| {
             FileRange::of(&ImportRequest::new(None, offset, size, Access::ReadOnly), 4096, 5 * 4096 + 1)
         };

@@ -1,4 +1,4 @@
-//! [`Mapping`]: mapped memory that is unmapped when dropped, and how it gets its alignment.
+//! [`Mapping`]: mapped memory that is unmapped when dropped, at any alignment.
 
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
@@ -10,20 +10,21 @@ use umf_core::{Address, Error, Region, Result};
 
 use crate::memory_calls;
 
-/// How often to try for an address that another thread may take first.
+/// The attempts to map at an address that another thread may take first.
 const TRIES: usize = 64;
 
-/// Where a mapping shall lie.
+/// The address that a mapping is placed at.
 #[derive(Clone, Copy, Debug)]
 pub enum Placement {
-    /// Where the kernel likes.
+    /// An address of the kernel's choice.
     Anywhere,
-    /// Exactly there, if nothing is mapped there; otherwise `EEXIST`, or on kernels before 4.17 elsewhere.
+    /// Exactly this address, if nothing is mapped there. Otherwise `EEXIST`, or before Linux 4.17 another
+    /// address.
     At(usize),
 }
 
 impl Placement {
-    /// What `mmap(2)` is to be told.
+    /// Returns the address and flags for `mmap(2)`.
     #[must_use]
     pub fn hint(self) -> (*mut core::ffi::c_void, MapFlags) {
         match self {
@@ -33,23 +34,23 @@ impl Placement {
     }
 }
 
-/// Memory that is mapped, and unmapped when this is dropped.
+/// Mapped memory, which is unmapped when this is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     size: usize,
 }
 
-// SAFETY: it is memory that belongs to nobody else, and unmapping may be done by any thread.
+// SAFETY: the mapping has one owner, and any thread may unmap it.
 unsafe impl Send for Mapping {}
-// SAFETY: nothing is done through a shared reference but to tell where it is.
+// SAFETY: a shared reference yields the address and size only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `size` bytes of `file` at `offset`, shared with everyone who maps it, at a multiple of `align`.
+    /// Maps `size` bytes of `file` at `offset`, shared (`MAP_SHARED`), at a multiple of `align`.
     ///
     /// # Errors
-    /// Those of `mmap(2)`; `ENOMEM` also if no aligned place is found.
+    /// Those of `mmap(2)`; `ENOMEM` also if no aligned address is found.
     pub fn of_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -58,7 +59,7 @@ impl Mapping {
         writable: bool,
     ) -> Result<Self, Errno> {
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: the function maps that much, for nobody else.
+        // SAFETY: the function maps `size` bytes, and no other mapping owns them.
         unsafe {
             Self::placed(size, align, |place| memory_calls::map_file(place, file, offset, size, access))
         }
@@ -84,22 +85,23 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps at a multiple of `align` what cannot be trimmed: the byte at the base must be the first of what `map` maps.
+    /// Maps at a multiple of `align` an object whose mapping cannot be trimmed: its first byte must lie at
+    /// the base.
     ///
-    /// Never replaces a mapping (`MAP_FIXED` would, and leaves a hole when it fails, into which another thread may map something
-    /// before it can be closed).
+    /// Never replaces a mapping. `MAP_FIXED` would, and a failure of it leaves a hole that another thread may
+    /// map first.
     ///
     /// # Errors
-    /// Those of `map`; `ENOMEM` if no aligned place is found.
+    /// Those of `map`; `ENOMEM` if no aligned address is found.
     ///
     /// # Safety
-    /// `map` makes a mapping of `size` bytes that nobody else has, or fails.
+    /// `map` makes a new mapping of `size` bytes, or fails.
     pub unsafe fn placed(
         size: usize,
         align: usize,
         map: impl Fn(Placement) -> Result<NonNull<u8>, Errno>,
     ) -> Result<Self, Errno> {
-        // Often right at once: the kernel aligns what can have huge pages.
+        // Often aligned at once: the kernel aligns mappings that can have huge pages.
         let first = Self { base: map(Placement::Anywhere)?, size };
         if first.base.addr().get().is_multiple_of(align) {
             return Ok(first);
@@ -116,7 +118,7 @@ impl Mapping {
             drop(free);
             match map(Placement::At(target)) {
                 Ok(base) if base.addr().get() == target => return Ok(Self { base, size }),
-                // Before Linux 4.17: something else lies there.
+                // Before Linux 4.17, and the address was in use.
                 Ok(base) => drop(Self { base, size }),
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
@@ -125,29 +127,30 @@ impl Mapping {
         Err(Errno::NOMEM)
     }
 
-    /// Takes over a mapping.
+    /// Takes ownership of a mapping.
     ///
     /// # Safety
-    /// `size` bytes from `base` on are mapped, and nobody else has or uses them.
+    /// `size` bytes at `base` are mapped, have no other owner, and are not in use.
     #[must_use]
     pub const unsafe fn from_parts(base: NonNull<u8>, size: usize) -> Self {
         Self { base, size }
     }
 
-    /// The mapping of a region that [`Mapping::leak`] left.
+    /// Takes back the mapping that [`Mapping::leak`] left for a region.
     ///
     /// # Safety
-    /// The region is live, was such a mapping, and nobody uses it while this exists unless it is kept again.
+    /// The region is live and was such a mapping. It is not in use while this exists, unless this is leaked
+    /// again.
     #[must_use]
     pub unsafe fn of_region(region: &Region) -> Option<Self> {
         let base = NonNull::new(region.base().as_ptr()?)?;
         Some(Self { base, size: region.size() })
     }
 
-    /// Whether there are `size` bytes of addresses in one piece.
+    /// Checks that `size` bytes of contiguous address space are free.
     ///
     /// # Errors
-    /// Those of `mmap(2)`, if there are not.
+    /// Those of `mmap(2)`, if they are not.
     pub fn probe(size: usize) -> Result<(), Errno> {
         Self::reserve(size).map(drop)
     }
@@ -156,7 +159,8 @@ impl Mapping {
         Ok(Self { base: memory_calls::reserve_addresses(size)?, size })
     }
 
-    /// Unmaps all but `size` bytes at the first multiple of `align`, which must lie inside: else it stays as it is.
+    /// Unmaps all but `size` bytes at the first multiple of `align`. If these do not lie inside, nothing is
+    /// unmapped.
     #[must_use]
     pub fn trimmed(self, size: usize, align: usize) -> Self {
         let start = self.base.addr().get();
@@ -169,10 +173,10 @@ impl Mapping {
         };
         let whole = ManuallyDrop::new(self);
         // SAFETY: both lie inside of the mapping, as was just checked, or at its end.
-        let (base, behind) = unsafe { (whole.base.add(head), whole.base.add(end)) };
-        // Each part is a mapping of its own from here on, and is unmapped when dropped. That may fail only for want of memory in
-        // the kernel; the part then stays mapped, unused.
-        for (base, size) in [(whole.base, head), (behind, whole.size - end)] {
+        let (base, tail) = unsafe { (whole.base.add(head), whole.base.add(end)) };
+        // Head and tail are unmapped when dropped. That fails only if the kernel has no memory; then they
+        // stay mapped, unused.
+        for (base, size) in [(whole.base, head), (tail, whole.size - end)] {
             if size > 0 {
                 drop(Self { base, size });
             }
@@ -180,36 +184,36 @@ impl Mapping {
         Self { base, size }
     }
 
-    /// Its first byte.
+    /// Returns a pointer to the first byte.
     #[must_use]
     pub const fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Its first byte, as an address.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn address(&self) -> Address {
         Address::from_ptr(self.base.as_ptr())
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn size(&self) -> usize {
         self.size
     }
 
-    /// Leaves the memory mapped, for a region that is to be had back with [`Mapping::of_region`].
+    /// Leaves the memory mapped, and returns its address. [`Mapping::of_region`] takes it back.
     pub fn leak(self) -> Address {
         ManuallyDrop::new(self).address()
     }
 
-    /// Unmaps.
+    /// Unmaps the memory.
     ///
     /// # Errors
-    /// [`Error::Native`] together with the mapping, which is as it was.
+    /// [`Error::Native`] together with the unchanged mapping.
     pub fn unmap(self) -> Result<(), (Self, Error)> {
         let this = ManuallyDrop::new(self);
-        // SAFETY: our own mapping, which nobody uses any more (see `of_region`).
+        // SAFETY: this value owns the mapping, and the contract of its constructor says that it is not in use.
         match unsafe { memory_calls::unmap(this.base, this.size) } {
             Ok(()) => Ok(()),
             Err(errno) => {
@@ -234,7 +238,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody uses any more.
+        // SAFETY: this value owns the mapping, and no borrow of it is left.
         let _ = unsafe { memory_calls::unmap(self.base, self.size) };
     }
 }

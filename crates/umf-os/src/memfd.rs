@@ -94,13 +94,13 @@ pub fn device() -> Result<Option<u64>> {
 pub struct SharedMapping {
     base: NonNull<u8>,
     size: usize,
-    /// The process that has it, as [`umf_sync::fork::generation`] counts; `None` if its children have it as well.
-    kept_from_children: Option<u32>,
+    /// [`umf_sync::fork::generation`] of the process that has the mapping, if forked children do not get it.
+    excluded_since: Option<u32>,
 }
 
-// SAFETY: the mapping is memory; whoever reads or writes it takes care of races.
+// SAFETY: the mapping is memory without thread affinity.
 unsafe impl Send for SharedMapping {}
-// SAFETY: as above.
+// SAFETY: safe methods give access through atomics only; users of the raw pointer synchronise themselves.
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
@@ -122,7 +122,7 @@ impl SharedMapping {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, size, kept_from_children: None })
+        Ok(Self { base, size, excluded_since: None })
     }
 
     /// `size` bytes from `offset`, a multiple of the page size. Pages are allocated as they are
@@ -145,7 +145,7 @@ impl SharedMapping {
             )
         }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        let mapping = Self { base, size, kept_from_children: None };
+        let mapping = Self { base, size, excluded_since: None };
         let access = if writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
         // SAFETY: the range is this mapping, which nothing uses yet.
         unsafe {
@@ -160,26 +160,26 @@ impl SharedMapping {
         Ok(mapping)
     }
 
-    /// A forked child does not get this mapping.
+    /// Excludes this mapping from forked children (`MADV_DONTFORK`).
     ///
     /// # Errors
     /// Those of `madvise(2)`.
     pub fn exclude_from_fork(&mut self) -> Result<()> {
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }?;
-        self.kept_from_children = Some(umf_sync::fork::generation());
+        self.excluded_since = Some(umf_sync::fork::generation());
         Ok(())
     }
 
-    /// Asks for small pages: reading a hole of the file then allocates one of these, and not a huge one. (Kernels without
-    /// huge pages of shared memory refuse, and need no such advice.)
+    /// Requests small pages, so that reading a hole of the file does not allocate a huge page. Kernels
+    /// without huge pages of shared memory reject the advice and need none.
     pub fn use_small_pages(&mut self) {
         // SAFETY: the range is this mapping; the advice changes nothing but the size of pages.
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxNoHugepage) };
     }
 
-    /// Makes a hole of the file from `offset` to the end of this writable mapping (`MADV_REMOVE`, `madvise(2)`). What cannot be
-    /// given back stays.
+    /// Punches a hole into the file from `offset` to the end of this writable mapping (`MADV_REMOVE`,
+    /// `madvise(2)`). If that fails, the contents stay.
     pub fn punch_hole(&self, offset: usize) {
         debug_assert!(offset < self.size, "inside of the mapping");
         let (start, size) = (self.base.as_ptr().wrapping_add(offset), self.size - offset);
@@ -187,7 +187,7 @@ impl SharedMapping {
         let _ = unsafe { rustix::mm::madvise(start.cast(), size, Advice::LinuxRemove) };
     }
 
-    /// Where it begins.
+    /// Returns a pointer to the first byte.
     #[must_use]
     pub const fn base(&self) -> NonNull<u8> {
         self.base
@@ -199,23 +199,23 @@ impl SharedMapping {
         self.size
     }
 
-    /// Words of it, from byte `offset` on; empty if it does not have them.
+    /// Returns `count` words at byte `offset`; empty if they do not lie in the mapping.
     #[must_use]
     pub fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let end = count.checked_mul(size_of::<AtomicU64>()).and_then(|size| offset.checked_add(size));
         if end.is_none_or(|end| end > self.size) || !offset.is_multiple_of(align_of::<AtomicU64>()) {
             return &[];
         }
-        // SAFETY: the words lie in the mapping, which begins at a page and lives as long as `self`; atomics may be
-        // written by others at the same time.
+        // SAFETY: the words lie in the mapping, which begins at a page and lives as long as `self`. Other
+        // processes may write atomics at the same time.
         unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
     }
 }
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        if self.kept_from_children.is_some_and(|process| process != umf_sync::fork::generation()) {
-            // Not here: what is at its address now is somebody else's.
+        if self.excluded_since.is_some_and(|process| process != umf_sync::fork::generation()) {
+            // This child does not have the mapping: another mapping may have its address.
             return;
         }
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.

@@ -1,4 +1,5 @@
-//! System calls of `mapping` and `room`. Each function is one call, or one call and its retry.
+//! System calls of `mapping` and `available_memory`. Each function is one call, or one call and its
+//! retry.
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -23,7 +24,7 @@ pub fn page_size() -> usize {
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// Takes `size` bytes of addresses that cannot be accessed and cost no memory.
+/// Reserves `size` bytes of address space, which cannot be accessed and costs no memory.
 pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a mapping at an address of the kernel's choice touches no memory that exists.
@@ -31,7 +32,7 @@ pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Maps `size` bytes of `file` at `offset`, shared with everyone else who maps it.
+/// Maps `size` bytes of `file` at `offset`, shared (`MAP_SHARED`).
 pub(crate) fn map_file(
     place: Placement,
     file: BorrowedFd<'_>,
@@ -40,7 +41,8 @@ pub(crate) fn map_file(
     access: ProtFlags,
 ) -> Result<NonNull<u8>> {
     let (hint, mut flags) = place.hint();
-    // Who wants pages at once makes them in the file, which can fail; a reservation outlives its pages on hugetlbfs.
+    // Without MAP_POPULATE, which ignores failures: callers allocate pages in the file instead. Without a
+    // reservation, which outlives its pages on hugetlbfs.
     flags |= MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
     let mapped = unsafe { rustix::mm::mmap(hint, size, access, flags, file, offset) }?;
@@ -65,7 +67,7 @@ pub(crate) unsafe fn open_unlocked(base: NonNull<u8>, size: usize, writable: boo
 /// Unmaps.
 ///
 /// # Safety
-/// The range consists of mappings that the caller owns, and nobody uses them any more.
+/// The range consists of mappings that the caller owns and that are not in use any more.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: passed on to the caller.
     let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) };
@@ -83,21 +85,21 @@ fn system_information() -> Option<libc::sysinfo> {
     (result == 0).then(|| unsafe { info.assume_init() })
 }
 
-/// Bytes of memory, and of swap, that nobody uses. `None` where the system does not say.
+/// Returns the bytes of free memory and of free swap; `None` if `sysinfo(2)` is forbidden.
 pub(crate) fn free_memory() -> Option<(u64, u64)> {
     let info = system_information()?;
     let unit = u64::from(info.mem_unit);
     Some((info.freeram.saturating_mul(unit), info.freeswap.saturating_mul(unit)))
 }
 
-/// Bytes of memory and swap that there are, in use or not. `None` where the system does not say.
+/// Returns the bytes of memory and swap of the machine; `None` if `sysinfo(2)` is forbidden.
 pub(crate) fn whole_memory() -> Option<u64> {
     let info = system_information()?;
     Some(info.totalram.saturating_add(info.totalswap).saturating_mul(u64::from(info.mem_unit)))
 }
 
-/// Whether the kernel lets processes have addresses for any amount of memory.
-pub(crate) fn promises_everything() -> bool {
+/// Returns whether the kernel always overcommits (`vm.overcommit_memory` is 1).
+pub(crate) fn always_overcommits() -> bool {
     read_into(c"/proc/sys/vm/overcommit_memory", &mut [0; 8]).is_ok_and(|mode| mode.starts_with(b"1"))
 }
 

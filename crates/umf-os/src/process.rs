@@ -128,7 +128,7 @@ pub fn fds_of_other_thread(pid: u32) -> Option<String> {
     Some(format!("/proc/{pid}/task/{thread}/fd"))
 }
 
-/// A pidfd of a process (`pidfd_open(2)`).
+/// Opens a pidfd of a process (`pidfd_open(2)`).
 ///
 /// # Errors
 /// Those of the call; `ESRCH` for a pid that no process can have.
@@ -139,7 +139,7 @@ pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     Ok(pidfd)
 }
 
-/// A duplicate of fd `number` of the process behind `pidfd`, close-on-exec.
+/// Duplicates the descriptor `number` of the process behind `pidfd`, close-on-exec.
 ///
 /// # Errors
 /// Those of `pidfd_getfd(2)`.
@@ -147,7 +147,7 @@ pub fn pidfd_getfd(pidfd: BorrowedFd<'_>, number: RawFd) -> Result<OwnedFd> {
     rustix::process::pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())
 }
 
-/// Whether the process behind `pidfd` has ended (its pidfd is readable then).
+/// Returns whether the process behind `pidfd` has ended (its pidfd is readable then).
 #[must_use]
 pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -168,8 +168,8 @@ pub fn is_dumpable() -> bool {
     matches!(rustix::process::dumpable_behavior(), Ok(rustix::process::DumpableBehavior::Dumpable) | Err(_))
 }
 
-/// Sets who may attach to this process in spite of yama: the process with this pid and its children, or
-/// any process (`PR_SET_PTRACER`, `prctl(2)`).
+/// Sets the processes that may attach to this one in spite of yama: the process with this pid and its
+/// children, or any process (`PR_SET_PTRACER`, `prctl(2)`).
 ///
 /// # Errors
 /// `EINVAL` where there is no yama or no such process, `ESRCH` for 0.

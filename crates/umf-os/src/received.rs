@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use crate::background;
 
-/// A descriptor that came from another process, and may be of any file.
+/// A descriptor that another process sent, of an unknown file.
 ///
 /// Closing it can wait: for a file server (FUSE), or for the linger time of a socket (`SO_LINGER`,
 /// `socket(7)`). Dropping this does not wait: a thread of its own closes what is not shared memory. At most
@@ -18,7 +18,7 @@ const MOST_CLOSERS: u32 = 64;
 static CLOSERS: AtomicU32 = AtomicU32::new(0);
 
 impl ReceivedFd {
-    /// The descriptor alone, which the calling thread closes. For a caller that knows whose file it is.
+    /// Returns the descriptor, which the caller closes. For a caller that knows that closing cannot block.
     #[must_use]
     pub fn into_inner(mut self) -> OwnedFd {
         self.0.take().unwrap_or_else(|| unreachable!("only dropping takes it, too"))

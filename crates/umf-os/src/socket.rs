@@ -1,4 +1,4 @@
-//! Who is at the other end of a socket.
+//! The peer of a unix socket: its credentials, its trust, and a pidfd of it.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -8,21 +8,22 @@ use rustix::process::Pid;
 use crate::SystemResult as Result;
 use crate::process::effective_uid;
 
-/// Who is at the other end of a socket.
+/// Whether a process trusts the peer of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerTrust {
-    /// The user of this process, or root.
+    /// The peer runs as the user of this process, or as root.
     Trusted,
-    /// Somebody else.
+    /// The peer runs as another user.
     Other,
-    /// A user whom this user namespace has no number for, as it has none for the user of this process.
+    /// Neither the peer's user nor the user of this process has a number in this user namespace, so they
+    /// cannot be compared.
     Unmapped,
 }
 
-/// Whether a socket's peer is the user of this process.
+/// Compares the user of a socket's peer with the user of this process.
 ///
 /// # Errors
-/// What `getsockopt(2)` says.
+/// Those of `getsockopt(2)`.
 pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
     let mine = effective_uid();
     let (theirs, pid) = peer(socket)?;

@@ -1,4 +1,5 @@
-//! [`Epoch`]: threads look at something without a lock, and whoever has taken it away waits until they are gone.
+//! [`Epoch`]: epoch-based reclamation. Readers enter a section without a lock; the thread that unlinks
+//! an object waits for all sections that may have seen it to end.
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -7,20 +8,20 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use umf_sync::words::Word as Shared;
 use umf_sync::{chunks::Chunks, fence, fork, thread};
 
-/// Who is inside. For a `static`.
+/// The read sections of all threads. For a `static`.
 ///
-/// A visitor enters, then loads the pointer to what it looks at; whoever takes that away swaps the pointer, and then waits:
-/// either the visitor loads the new pointer, or it is waited for.
+/// A reader enters a section, then loads the pointer to an object. A writer swaps the pointer, then
+/// waits. Either the reader loads the new pointer, or the writer waits for its section.
 #[derive(Debug)]
 pub(crate) struct Epoch {
-    /// By thread: the process that it was last inside in, as [`fork::generation`] counts, and below that a number that is odd
-    /// while it is. Written by that thread alone.
+    /// By thread index. Upper half: [`fork::generation`] of the process of the thread's last section.
+    /// Lower half: a counter that is odd while the thread is in a section. Only that thread writes.
     threads: Chunks<AtomicU64>,
-    /// Of threads without a number: the process, and below that how many are inside.
+    /// For threads without an index: the generation, and below it the number of open sections.
     others: AtomicU64,
 }
 
-/// A thread is inside.
+/// A read section of the calling thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ReadSection<'v> {
     word: Word<'v>,
@@ -29,28 +30,29 @@ pub(crate) struct ReadSection<'v> {
 
 #[derive(Debug)]
 enum Word<'v> {
-    /// What the word is to be when the thread leaves.
+    /// The word of the thread, and its value after the section.
     Own(&'v AtomicU64, u64),
+    /// The word that threads without an index share.
     Others(&'v AtomicU64),
-    /// It was inside already.
+    /// The thread was already in a section.
     Nested,
 }
 
-/// Before a visitor looks. Of this fence and the one before [`wait_for`] one comes first: either the visitor sees what was
-/// taken away gone, or it is seen here.
+/// Opens a section. This fence and the one before [`wait_for`] are ordered: either the reader sees the
+/// object unlinked, or the writer sees the section.
 #[inline]
 fn begin<W: Shared>(word: &W, inside: u64) {
     word.store(inside, Ordering::Relaxed);
     W::light_fence();
 }
 
-/// After it looked.
+/// Closes a section.
 #[inline]
 fn end<W: Shared>(word: &W, outside: u64) {
     word.store(outside, Ordering::Release);
 }
 
-/// Waits until a visitor that is `is_inside` has left. After a fence.
+/// Waits until a section that is open now has ended. Runs after a fence.
 fn wait_for<W: Shared>(word: &W, is_inside: impl Fn(u64) -> bool) {
     let seen = word.load(Ordering::Acquire);
     if is_inside(seen) {
@@ -61,14 +63,14 @@ fn wait_for<W: Shared>(word: &W, is_inside: impl Fn(u64) -> bool) {
 }
 
 thread_local! {
-    /// How often this thread is inside without a number, wherever.
+    /// The number of sections, in all epochs, that this thread has open without an index.
     static UNNUMBERED: Cell<u32> = const { Cell::new(0) };
 }
 
 const LOW: u64 = u32::MAX as u64;
 
 const fn is_inside(word: u64, here: u64) -> bool {
-    // A thread of a parent process has never left, and is not here.
+    // A section of a thread of the parent process stays open in a child, and does not count.
     word & !LOW == here && word & 1 == 1
 }
 
@@ -81,7 +83,7 @@ impl Epoch {
         Self { threads: Chunks::new(), others: AtomicU64::new(0) }
     }
 
-    /// What is loaded from here on, and was not taken away before, stays until the visit is dropped.
+    /// Enters a section. An object whose pointer is loaded after this stays until the section ends.
     #[inline]
     pub(crate) fn enter(&self) -> ReadSection<'_> {
         let here = here();
@@ -109,8 +111,8 @@ impl Epoch {
         ReadSection { word, not_send: PhantomData }
     }
 
-    /// Waits until all threads are gone that may have seen what was taken away before. `false`, at once, if the calling thread
-    /// is one: two of them would wait for each other.
+    /// Waits until all sections that may have seen an unlinked object have ended. Returns `false` at
+    /// once if the calling thread is in a section: two such threads would deadlock.
     pub(crate) fn wait(&self) -> bool {
         fence::heavy();
         let here = here();
@@ -151,7 +153,7 @@ mod tests {
     use core::sync::atomic::{AtomicBool, AtomicPtr};
 
     #[test]
-    fn nobody_looks_at_what_is_gone() {
+    fn wait_returns_after_the_last_reader_left() {
         const GONE: u64 = 0;
         static VISITS: Epoch = Epoch::new();
         let place = AtomicPtr::new(Box::into_raw(Box::new(AtomicU64::new(1))));
@@ -175,13 +177,13 @@ mod tests {
                 let new = Box::into_raw(Box::new(AtomicU64::new(number)));
                 let old = place.swap(new, Ordering::AcqRel);
                 assert!(VISITS.wait());
-                // SAFETY: nobody sees it any more.
+                // SAFETY: no reader can load the pointer any more.
                 let old = unsafe { Box::from_raw(old) };
                 old.store(GONE, Ordering::Relaxed);
             }
             stop.store(true, Ordering::Relaxed);
         });
-        // SAFETY: nobody looks any more.
+        // SAFETY: all readers have ended.
         drop(unsafe { Box::from_raw(place.into_inner()) });
         let inside = VISITS.enter();
         assert!(!VISITS.wait(), "it does not wait for itself");

@@ -1,8 +1,8 @@
-//! The seam between memory and whoever exports it.
+//! Export observers: the hook through which exporters learn of frees.
 //!
-//! A block or region that is exported carries a flag. When a flagged one is freed, its observers are told
-//! *before* the memory goes, so that they can retire the export first. What was never exported pays a test
-//! of the flag, which lies in state that the free path reads anyway.
+//! An exported block or region carries a flag. When flagged memory is freed, the observers are called
+//! *before* it can be reused, so that they retire the export first. Memory that was never exported pays a
+//! test of the flag, which lies in state that the free path reads anyway.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -13,67 +13,69 @@ use crate::epoch::Epoch;
 use umf_core::{Address, Freed, Result};
 use umf_sync::{chunks::Chunks, failpoint};
 
-/// Is told before exported memory goes.
+/// Receives a call before exported memory is freed.
 pub trait ExportObserver: Send + Sync {
-    /// Called in the freeing thread, before the memory can be used again. Must not allocate from or free to
-    /// pools, and must not fail: whatever names the memory has to be invalid when it returns.
+    /// Retires all exports of the memory. Runs in the freeing thread before the memory can be reused. Must
+    /// not allocate from or free to pools, and must not fail: no handle of the memory may be valid when
+    /// this returns.
     ///
-    /// `Some` if other processes may still use the memory: then it is not to be used again before
-    /// [`Leases::is_leased`] says no.
+    /// Returns `Some` if other processes may still use the memory. It is then not reused before
+    /// [`Leases::is_leased`] returns `false`.
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>>;
 }
 
-/// What other processes still use of memory that was freed. It knows that by itself: nobody has to tell it, and a process
-/// that died uses nothing.
+/// The leases of other processes on freed memory. An implementation needs no message from importers, and
+/// a process that died has no leases.
 pub trait Leases: Send + Sync {
-    /// Whether anything that was exported from this range and is freed by now is still open in another process. It may be
-    /// asked at any time and in any thread; once it has said no it does not say yes again before something of the range is
-    /// exported anew.
+    /// Returns whether another process still has open what was exported from this range and is freed now.
+    /// Any thread may call it at any time. After `false` it does not return `true` before part of the range
+    /// is exported again.
     fn is_leased(&self, base: Address, size: usize) -> bool;
 }
 
-struct Known(Arc<dyn ExportObserver>);
+struct Registered(Arc<dyn ExportObserver>);
 
-/// Where observers are; null where there is none. Nobody moves: a walk that goes on meanwhile must not miss anyone.
-static PLACES: Chunks<AtomicPtr<Known>> = Chunks::new();
-/// Places from here on were never used.
+/// The observers, null in an empty entry. Entries never move, so a concurrent walk misses none.
+static OBSERVERS: Chunks<AtomicPtr<Registered>> = Chunks::new();
+/// Entries from here on were never used.
 static END: AtomicU32 = AtomicU32::new(0);
-/// Threads that walk over them.
+/// Threads that walk over the observers.
 static WALKS: Epoch = Epoch::new();
 
-/// An observer is told what goes, until this is dropped.
+/// The registration of an observer, which ends when this is dropped.
 ///
-/// Dropping waits for the calls of [`ExportObserver::before_free`] that are going on, of whatever observer: not with a lock
-/// that one takes. If another observer was added before, each call of [`before_free`] reaches one of the two at least. (Dropped by an observer that is just told something, or by what that calls, it does not wait; then the
-/// observer is never dropped.)
+/// Dropping waits for running calls of [`ExportObserver::before_free`] of all observers. The caller must not
+/// hold a lock that one of them acquires. If a successor was registered before, each call of [`before_free`]
+/// reaches at least one of the two. If an observer drops this inside of `before_free`, the drop does not
+/// wait, and the observer leaks.
 #[derive(Debug)]
-#[must_use = "it observes until this is dropped"]
+#[must_use = "the registration ends when this is dropped"]
 pub struct ObserverGuard {
-    place: &'static AtomicPtr<Known>,
+    entry: &'static AtomicPtr<Registered>,
 }
 
-/// Adds an observer.
+/// Registers an observer.
 ///
 /// # Errors
-/// [`umf_core::Error::OutOfMemory`] if there is no memory to keep it in mind.
+/// [`umf_core::Error::OutOfMemory`] if there is no memory for the entry.
 pub fn register(observer: Arc<dyn ExportObserver>) -> Result<ObserverGuard> {
-    let known = Box::into_raw(Box::new(Known(observer)));
+    let registered = Box::into_raw(Box::new(Registered(observer)));
     let mut index = 0;
     loop {
-        let place = match PLACES.get_or_grow(index) {
-            Ok(place) => place,
+        let entry = match OBSERVERS.get_or_grow(index) {
+            Ok(entry) => entry,
             Err(error) => {
-                // SAFETY: made above, and nobody has seen it.
-                drop(unsafe { Box::from_raw(known) });
+                // SAFETY: made above, and not shared yet.
+                drop(unsafe { Box::from_raw(registered) });
                 return Err(error);
             }
         };
         let none = ptr::null_mut();
-        if place.load(Ordering::Relaxed).is_null()
-            && place.compare_exchange(none, known, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        if entry.load(Ordering::Relaxed).is_null()
+            && entry.compare_exchange(none, registered, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
             END.fetch_max(index + 1, Ordering::AcqRel);
-            return Ok(ObserverGuard { place });
+            return Ok(ObserverGuard { entry });
         }
         index += 1;
     }
@@ -81,28 +83,29 @@ pub fn register(observer: Arc<dyn ExportObserver>) -> Result<ObserverGuard> {
 
 impl Drop for ObserverGuard {
     fn drop(&mut self) {
-        // If another observer was added to take over, a walk that began before may not come to it. Such
-        // a walk still finds this one.
+        // A walk that began before a successor was registered may miss the successor. Such a walk still
+        // finds this entry, and has ended after the wait.
         WALKS.wait();
-        let known = self.place.swap(ptr::null_mut(), Ordering::AcqRel);
+        let registered = self.entry.swap(ptr::null_mut(), Ordering::AcqRel);
         if WALKS.wait() {
-            // SAFETY: `observe` made the box and put it there; it was taken out once, and nobody who saw it there is left.
-            drop(unsafe { Box::from_raw(known) });
+            // SAFETY: `register` made the box. It was unlinked once, and every walk that saw it has ended.
+            drop(unsafe { Box::from_raw(registered) });
         }
     }
 }
 
-/// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
+/// Calls all observers. For pools and [`crate::tracker::Upstream`], for flagged memory only.
 ///
-/// `Some` if other processes may still use the memory: a block then goes to [`crate::Upstream::defer`].
+/// Returns `Some` if other processes may still use the memory: a block then goes to
+/// [`crate::Upstream::defer`].
 #[cold]
 pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
     let mut leases = Joined::default();
     let walk = WALKS.enter();
-    for place in (0..END.load(Ordering::Acquire)).filter_map(|index| PLACES.get(index)) {
-        if let Some(known) = NonNull::new(place.load(Ordering::Acquire)) {
-            // SAFETY: seen in its place during this walk, which whoever takes it out waits for.
-            if let Some(more) = unsafe { known.as_ref() }.0.before_free(freed) {
+    for entry in (0..END.load(Ordering::Acquire)).filter_map(|index| OBSERVERS.get(index)) {
+        if let Some(registered) = NonNull::new(entry.load(Ordering::Acquire)) {
+            // SAFETY: loaded during this walk, and dropping the guard waits for all walks.
+            if let Some(more) = unsafe { registered.as_ref() }.0.before_free(freed) {
                 leases.add(more);
             }
         }
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-    /// Observers of one test are told of what another frees: one test at a time.
+    /// Observers of one test see the frees of another: one test at a time.
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     struct Counting(AtomicUsize);
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_missed_while_others_come_and_go() {
+    fn walk_reaches_observers_while_others_register_and_leave() {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let dead = register(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
         let waiting = Arc::new(Waiting::default());
@@ -171,7 +174,7 @@ mod tests {
 
     /// A walk that began before the successor was added has passed its place, or does not know of it.
     #[test]
-    fn handover_to_another_observer_is_seen_by_walks_under_way() {
+    fn walk_during_handover_reaches_one_of_both_observers() {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (waiting, old) = (Arc::new(Waiting::default()), Arc::new(Counting(AtomicUsize::new(0))));
         let new = Arc::new(Counting(AtomicUsize::new(0)));

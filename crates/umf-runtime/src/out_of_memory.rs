@@ -1,4 +1,4 @@
-//! Asking the application when a pool cannot allocate: see [`umf_core::out_of_memory`].
+//! The callback of an allocation that would fail for lack of memory: see [`umf_core::out_of_memory`].
 
 use core::cell::{Cell, UnsafeCell};
 use core::fmt;
@@ -13,7 +13,7 @@ use umf_sync::Lock;
 
 use crate::tracker::OwnerGuard;
 
-/// Whom an upstream asks. The value is guarded by [`SLOTS`].
+/// The callback of an upstream. The value is guarded by [`SLOTS`].
 #[derive(Default)]
 pub(crate) struct CallbackSlot {
     is_set: AtomicBool,
@@ -25,11 +25,11 @@ unsafe impl Sync for CallbackSlot {}
 
 impl fmt::Debug for CallbackSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "whom to ask is set: {}", self.is_set.load(Ordering::Relaxed))
+        write!(f, "callback is set: {}", self.is_set.load(Ordering::Relaxed))
     }
 }
 
-/// One lock for all, which comes through forks. Under it nothing is called, and no memory is taken or freed.
+/// The lock of all slots, which survives forks. No foreign code runs and no memory is allocated under it.
 static SLOTS: Lock<()> = Lock::new(());
 
 impl CallbackSlot {
@@ -54,36 +54,37 @@ impl CallbackSlot {
 }
 
 thread_local! {
-    /// The thread is asking already.
-    static ASKS: Cell<bool> = const { Cell::new(false) };
+    /// The thread is in a callback.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread asks until this is dropped.
-struct Asking;
+/// Marks the calling thread as being in a callback until this is dropped.
+struct CallbackScope;
 
-impl Asking {
+impl CallbackScope {
     fn begin() -> Option<Self> {
-        (!ASKS.replace(true)).then_some(Self)
+        (!IN_CALLBACK.replace(true)).then_some(Self)
     }
 }
 
-impl Drop for Asking {
+impl Drop for CallbackScope {
     fn drop(&mut self) {
-        ASKS.set(false);
+        IN_CALLBACK.set(false);
     }
 }
 
 impl Upstream {
-    /// Sets whom [`Upstream::retry_on_out_of_memory`] asks. Calls that are going on may still ask who was set before.
+    /// Sets the callback of [`Upstream::retry_on_out_of_memory`]. Calls that have begun may still use the
+    /// former one.
     pub fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
         self.slot().set(callback);
     }
 
-    /// Runs `allocate`, and again as long as memory is lacking and the application says so. For pools, around their slow path, when
-    /// no lock is held.
+    /// Runs `allocate`, and runs it again as long as it fails for lack of memory and the callback returns
+    /// [`OutOfMemoryAction::Retry`]. For pools, around their slow path, without a lock.
     ///
     /// # Errors
-    /// Those of `allocate`, the last time that it was run.
+    /// That of the last run of `allocate`.
     #[inline]
     pub fn retry_on_out_of_memory<T>(
         &self,
@@ -96,30 +97,35 @@ impl Upstream {
             let result = allocate();
             let Err(error) = result else { return result };
             attempt += 1;
-            if attempt > ATTEMPTS || self.ask(pool, layout, error, attempt) == OutOfMemoryAction::GiveUp {
+            if attempt > ATTEMPTS || self.call_back(pool, layout, error, attempt) == OutOfMemoryAction::GiveUp
+            {
                 return result;
             }
         }
     }
 
     #[cold]
-    fn ask(&self, pool: &dyn Pool, layout: Layout, error: Error, attempt: u32) -> OutOfMemoryAction {
+    fn call_back(&self, pool: &dyn Pool, layout: Layout, error: Error, attempt: u32) -> OutOfMemoryAction {
         let lacks_memory =
             matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. } | Error::HeldLimit { .. });
         if !lacks_memory {
             return OutOfMemoryAction::GiveUp;
         }
         let Some(callback) = self.slot().get() else { return OutOfMemoryAction::GiveUp };
-        let Some(_asking) = Asking::begin() else { return OutOfMemoryAction::GiveUp };
-        // The one that the application knows: it may check this one.
+        let Some(_scope) = CallbackScope::begin() else { return OutOfMemoryAction::GiveUp };
+        // The pool that the application knows: a checking adaptor, if there is one.
         let owner = self.id().guard();
         let pool = owner.as_ref().and_then(OwnerGuard::pool).unwrap_or(pool);
-        let shortage = OutOfMemoryEvent::new(pool, layout, error, attempt);
+        let event = OutOfMemoryEvent::new(pool, layout, error, attempt);
         // A pool may be the global allocator, which must not unwind.
-        catch_unwind(AssertUnwindSafe(|| callback.out_of_memory(&shortage))).unwrap_or_else(|payload| {
+        catch_unwind(AssertUnwindSafe(|| callback.out_of_memory(&event))).unwrap_or_else(|payload| {
             // Dropping it may panic again.
             core::mem::forget(payload);
-            tracing::error!(pool = pool.name(), size = layout.size(), "what was asked for memory panicked");
+            tracing::error!(
+                pool = pool.name(),
+                size = layout.size(),
+                "the out-of-memory callback panicked; the allocation fails"
+            );
             OutOfMemoryAction::GiveUp
         })
     }

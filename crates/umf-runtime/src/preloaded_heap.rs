@@ -23,7 +23,7 @@ pub const SHARED_SHM: u32 = 2;
 pub const OK: i32 = 0;
 /// The address lies in no live block of the heap.
 pub const NOT_FOUND: i32 = 1;
-/// The heap's memory is private, or is the parent's of whom this process was forked.
+/// The heap's memory is private, or belongs to the parent that this process was forked from.
 pub const NOT_SHARED: i32 = 2;
 /// A limit of the settings, or of the system.
 pub const LIMIT: i32 = 3;
@@ -48,7 +48,7 @@ pub struct Exports {
     pub exchange: [u8; 4],
     /// A limit is an error when it is reached.
     pub limit_is_hard: u32,
-    /// Who may attach in spite of yama: a process, -1 any, 0 as it is.
+    /// The process that may attach in spite of yama: a pid, -1 for any, 0 for the current setting.
     pub ptracer: i64,
     /// The most native exports that are kept, 0 for no limit.
     pub max_created_handles: u64,

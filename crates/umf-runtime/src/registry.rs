@@ -1,5 +1,5 @@
-//! [`PoolRegistry`]: the living pools of one kind, for those who use them without owning them: threads that
-//! end, and other pools that ask for memory.
+//! [`PoolRegistry`]: the live pools of one kind, for users that do not own them: exit hooks of threads, fork
+//! hooks, and other pools that need memory.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -12,45 +12,45 @@ use umf_core::Result;
 use umf_sync::table::Table;
 
 #[derive(Debug)]
-struct Place<P> {
+struct PoolEntry<P> {
     pool: AtomicPtr<P>,
     in_flight: InFlight,
 }
 
 // SAFETY: all fields are atomics; a zeroed entry is a free one.
-unsafe impl<P> Zeroable for Place<P> {}
+unsafe impl<P> Zeroable for PoolEntry<P> {}
 
-/// The living pools of one kind. For a `static`.
+/// The live pools of one kind. For a `static`.
 #[derive(Debug)]
 pub struct PoolRegistry<P: 'static> {
-    entries: Table<Place<P>, 64>,
+    entries: Table<PoolEntry<P>, 64>,
     /// No entry from here on was ever used.
     end: AtomicU32,
 }
 
 impl<P: Sync> PoolRegistry<P> {
-    /// An empty registry with room for `limit` pools.
+    /// Returns an empty registry for up to `limit` pools.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
         Self { entries: Table::new(limit), end: AtomicU32::new(0) }
     }
 
-    fn entries(&self) -> impl Iterator<Item = (u32, &Place<P>)> {
+    fn entries(&self) -> impl Iterator<Item = (u32, &PoolEntry<P>)> {
         let end = self.end.load(Ordering::SeqCst);
         (0..end).filter_map(|number| Some((number, self.entries.get(number)?)))
     }
 
-    fn find(&self, pool: NonNull<P>) -> Option<(u32, &Place<P>)> {
+    fn find(&self, pool: NonNull<P>) -> Option<(u32, &PoolEntry<P>)> {
         self.entries().find(|(_, entry)| entry.pool.load(Ordering::Relaxed) == pool.as_ptr())
     }
 
-    /// Enters a pool.
+    /// Adds a pool.
     ///
     /// # Errors
     /// [`umf_core::Error::TooMany`] past the limit, [`umf_core::Error::OutOfMemory`].
     ///
     /// # Safety
-    /// The pool stays where it is until [`PoolRegistry::leave`] returned.
+    /// The pool does not move and stays alive until [`PoolRegistry::leave`] has returned.
     pub unsafe fn enter(&self, pool: NonNull<P>) -> Result<()> {
         let (number, entry) = self.entries.allocate()?;
         entry.pool.store(pool.as_ptr(), Ordering::SeqCst);
@@ -58,7 +58,7 @@ impl<P: Sync> PoolRegistry<P> {
         Ok(())
     }
 
-    /// Takes a pool out, if it is there, and waits for the threads that use it.
+    /// Removes a pool, if it is present, and waits for the threads that use it.
     pub fn leave(&self, pool: NonNull<P>) {
         if let Some((number, entry)) = self.find(pool) {
             entry.pool.store(ptr::null_mut(), Ordering::SeqCst);
@@ -67,27 +67,27 @@ impl<P: Sync> PoolRegistry<P> {
         }
     }
 
-    /// Shows a pool, unless it has left. `look` must not drop it.
+    /// Calls `look` with a pool, unless it was removed. `look` must not drop the pool.
     pub fn with<T>(&self, pool: NonNull<P>, look: impl FnOnce(&P) -> T) -> Option<T> {
         let (_, entry) = self.find(pool)?;
-        // Before the visit, for which others wait: locks are taken in it.
+        // Before the section, in which `look` acquires locks and for which `leave` waits.
         let _no_fork = ForkGuard::<Outer>::new();
-        let _visit = entry.in_flight.enter();
+        let _section = entry.in_flight.enter();
         let found = entry.pool.load(Ordering::SeqCst);
-        // SAFETY: the pool stays until `leave`, which waits for this visitor.
+        // SAFETY: the pool stays until `leave` returns, which waits for this section.
         (found == pool.as_ptr()).then(|| look(unsafe { pool.as_ref() }))
     }
 
-    /// Shows every pool that is there, one after the other. `look` drops none.
+    /// Calls `look` with each pool. `look` must not drop a pool.
     pub fn for_each(&self, mut look: impl FnMut(&P)) {
         for (_, entry) in self.entries() {
             if entry.pool.load(Ordering::Relaxed).is_null() {
                 continue;
             }
             let _no_fork = ForkGuard::<Outer>::new();
-            // Before the pool is looked at: `leave` takes it out before it waits.
-            let _visit = entry.in_flight.enter();
-            // SAFETY: as in `visit_one`.
+            // Before the pointer is loaded: `leave` clears it before it waits.
+            let _section = entry.in_flight.enter();
+            // SAFETY: the pool stays until `leave` returns, which waits for this section.
             if let Some(pool) = unsafe { entry.pool.load(Ordering::SeqCst).as_ref() } {
                 look(pool);
             }
@@ -101,7 +101,7 @@ mod tests {
     use core::sync::atomic::AtomicBool;
 
     #[test]
-    fn a_pool_that_left_is_shown_to_nobody() {
+    fn removed_pool_is_not_visited() {
         static POOLS: PoolRegistry<AtomicBool> = PoolRegistry::new(8);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {

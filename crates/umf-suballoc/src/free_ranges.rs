@@ -1,8 +1,8 @@
-//! [`FreeRanges`]: which parts of a file are free.
+//! [`FreeRanges`]: the free ranges of a file or of an address range.
 //!
-//! Best fit, lowest offset first, with neighbours joined when they become free. Nothing is written into the
-//! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one for each part
-//! that is carved, and taking makes sure of a node for each.
+//! Best fit, lowest offset first, coalesced with neighbours when freed. Nothing is written into the file.
+//! Freeing never needs memory: there are at most as many free ranges as taken ones, plus one for each part,
+//! and taking a range reserves the node.
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::Result;
@@ -34,8 +34,8 @@ impl<'a> KeyAdapter<'a> for BySize {
     }
 }
 
-/// How many free ranges that are long enough are looked at for one where the alignment costs nothing, before
-/// one is taken that fits whatever the alignment.
+/// The number of free ranges of at least the size that are tried for a fit with the alignment, before the
+/// search moves to ranges that fit at any alignment.
 const CANDIDATES: usize = 8;
 
 /// The free ranges of a file, or of several parts that do not touch each other.
@@ -47,7 +47,7 @@ pub struct FreeRanges {
     parts: u32,
 }
 
-// SAFETY: the trees' nodes lie in `nodes`, which moves along, and nobody else points to them.
+// SAFETY: the trees' nodes lie in `nodes`, which moves along, and no other pointer to them exists.
 unsafe impl Send for FreeRanges {}
 
 impl core::fmt::Debug for FreeRanges {
@@ -57,7 +57,7 @@ impl core::fmt::Debug for FreeRanges {
 }
 
 impl FreeRanges {
-    /// A file of `size` bytes, all free.
+    /// Returns the ranges of a file of `size` bytes, all free.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -67,7 +67,7 @@ impl FreeRanges {
         Ok(ranges)
     }
 
-    /// Nothing to carve yet.
+    /// Returns ranges without a part.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -79,7 +79,7 @@ impl FreeRanges {
         }
     }
 
-    /// Adds a part, all free. It must not touch another: what is free in both would be joined.
+    /// Adds a part, all free. It must not be adjacent to another part: free ranges would coalesce across.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -105,7 +105,7 @@ impl FreeRanges {
     /// # Errors
     /// Those of [`NodeArena::ensure`].
     pub fn take(&mut self, size: u64, align: u64) -> Result<Option<u64>> {
-        // One range becomes up to two; when everything taken is given back, each may be one of its own.
+        // One free range becomes up to two, and each taken range may become a free range when it is freed.
         self.prepare(1)?;
         let Some((free_offset, free_size, offset)) = self.find(size, align) else { return Ok(None) };
         self.remove(free_offset);
@@ -115,7 +115,7 @@ impl FreeRanges {
         Ok(Some(offset))
     }
 
-    /// Notes that a taken range is now two, which are given back each by itself.
+    /// Splits a taken range in two, which are freed separately.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -125,24 +125,24 @@ impl FreeRanges {
         Ok(())
     }
 
-    /// Notes that two adjacent taken ranges are now one.
+    /// Merges two adjacent taken ranges.
     pub fn merge_taken(&mut self) {
         self.taken -= 1;
     }
 
-    /// Gives back a range that was taken.
+    /// Frees a range that was taken.
     pub fn give(&mut self, offset: u64, size: u64) {
         self.put(offset, size);
         self.taken -= 1;
     }
 
-    /// How many ranges are taken.
+    /// Returns the number of taken ranges.
     #[must_use]
     pub const fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// For ranges that are in no part: makes sure that [`FreeRanges::put`] has the memory for `count` in all.
+    /// Reserves memory for `count` free ranges in total, for ranges that [`FreeRanges::put`] adds.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -150,7 +150,7 @@ impl FreeRanges {
         self.nodes.ensure(count.saturating_sub(self.nodes.used()))
     }
 
-    /// Adds a range, joined with its neighbours; returns how many it had.
+    /// Adds a free range, coalesced with its neighbours. Returns the number of these, 0 to 2.
     pub fn put(&mut self, offset: u64, size: u64) -> u32 {
         let (mut start, mut end) = (offset, offset + size);
         let mut neighbours = 0;
@@ -171,21 +171,22 @@ impl FreeRanges {
         neighbours
     }
 
-    /// Takes out the longest range, as an offset and a size: for ranges that [`FreeRanges::put`] added.
+    /// Removes the longest free range, and returns its offset and size. For ranges that [`FreeRanges::put`]
+    /// added.
     pub fn pop(&mut self) -> Option<(u64, u64)> {
         let longest = self.by_size.back().get().map(|free| (free.offset, free.size))?;
         self.remove(longest.0);
         Some(longest)
     }
 
-    /// Room for the nodes that `more` further taken ranges can leave behind, beside those of the parts.
+    /// Reserves the nodes that all taken ranges, `more` further ones and the parts can need as free ranges.
     fn prepare(&mut self, more: u32) -> Result<()> {
         let wanted = self.taken.saturating_add(more).saturating_add(self.parts);
         let free = self.nodes.used();
         self.nodes.ensure(wanted.saturating_sub(free))
     }
 
-    /// The free range (offset, size) to take from, and where in it.
+    /// Finds a free range. Returns its offset and size, and the aligned offset in it.
     fn find(&self, size: u64, align: u64) -> Option<(u64, u64, u64)> {
         let fits = |free: &Free| {
             let offset = free.offset.checked_next_multiple_of(align)?;
@@ -199,12 +200,13 @@ impl FreeRanges {
             }
             cursor.move_next();
         }
-        // Any range of this size fits, and the first such is the shortest.
-        let surely = size.checked_add(align)?;
-        if let Some(found) = self.by_size.lower_bound(Bound::Included(&(surely, 0))).get().and_then(fits) {
+        // Every range of at least this size fits at any offset; the first one is the shortest.
+        let sufficient = size.checked_add(align)?;
+        if let Some(found) = self.by_size.lower_bound(Bound::Included(&(sufficient, 0))).get().and_then(fits)
+        {
             return Some(found);
         }
-        // All that is left are the few between `size` and `surely`.
+        // What is left are the few ranges between `size` and `sufficient`.
         while let Some(free) = cursor.get() {
             if let Some(found) = fits(free) {
                 return Some(found);
@@ -220,10 +222,9 @@ impl FreeRanges {
         }
         let make =
             |number| Free { by_offset: RBTreeLink::new(), by_size: RBTreeLink::new(), number, offset, size };
-        // Cannot fail: there is a node for it, see the module text. Were it to, the range would be lost, and
-        // never used again.
+        // Cannot fail, because `take` reserved the node (see the module text). A failure would leak the range.
         if let Ok(node) = self.nodes.insert(make) {
-            // SAFETY: the node stays at its place until `remove` has taken it out of both trees.
+            // SAFETY: the node does not move until `remove` has unlinked it from both trees.
             let (first, second) =
                 unsafe { (UnsafeRef::from_raw(node.as_ptr()), UnsafeRef::from_raw(node.as_ptr())) };
             self.by_offset.insert(first);
@@ -233,7 +234,7 @@ impl FreeRanges {
 
     fn remove(&mut self, offset: u64) {
         let Some(free) = self.by_offset.find_mut(&offset).remove() else { return };
-        // SAFETY: the node is in both trees, or in none. It is in neither when its place is given up, and
+        // SAFETY: a node is in both trees or in neither. It is unlinked from both before its slot is freed, and
         // `free` is not used any more.
         unsafe {
             let _ = self.by_size.cursor_mut_from_ptr(&raw const *free).remove();

@@ -1,13 +1,13 @@
-//! Carving regions out of something larger: a range of addresses, or of a file. For providers.
+//! Suballocation of regions from a range of addresses or of a file. For providers.
 //!
-//! | what | where |
+//! | type | content |
 //! |---|---|
-//! | which parts are free: best fit, joined with their neighbours when they become free | [`FreeRanges`] |
-//! | which regions are live, and what a provider keeps of each | [`RegionTable`] |
-//! | both behind one lock | [`Suballocator`] |
-//! | places for tree nodes that do not move | [`NodeArena`] |
+//! | [`Suballocator`] | a thread-safe suballocator: the two below behind one lock |
+//! | [`FreeRanges`] | the free ranges: best fit, coalesced with their neighbours when freed |
+//! | [`RegionTable`] | the live regions by address, each with a value of the provider |
+//! | [`NodeArena`] | tree nodes at stable addresses, in metadata mappings |
 //!
-//! Nothing in here uses the global allocator.
+//! Nothing here uses the global allocator.
 
 mod free_ranges;
 mod node_arena;

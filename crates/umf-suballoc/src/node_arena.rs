@@ -1,4 +1,4 @@
-//! [`NodeArena`]: places for tree nodes that do not move, in metadata mappings.
+//! [`NodeArena`]: tree nodes at stable addresses, in metadata mappings.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -7,31 +7,31 @@ use core::ptr::NonNull;
 use umf_core::{Error, Result};
 use umf_sync::chunks::{Chunks, Zeroable};
 
-/// One place: a node, or the number of the next free place.
+/// The content of a slot: a node, or the number of the next free slot.
 union Content<T> {
     node: core::mem::ManuallyDrop<T>,
     next_free: u32,
 }
 
 #[repr(transparent)]
-struct Place<T>(UnsafeCell<MaybeUninit<Content<T>>>);
+struct NodeSlot<T>(UnsafeCell<MaybeUninit<Content<T>>>);
 
 // SAFETY: uninitialised is valid for MaybeUninit, and so are zeros; dropping does nothing.
-unsafe impl<T> Zeroable for Place<T> {}
-// SAFETY: places are reached only through `&mut NodeArena`, or through the pointers that it gave out, whose use
-// is the unsafe business of their holder.
-unsafe impl<T> Sync for Place<T> {}
+unsafe impl<T> Zeroable for NodeSlot<T> {}
+// SAFETY: a slot is accessed through `&mut NodeArena`, or through a pointer that `insert` returned, whose
+// dereference is `unsafe`.
+unsafe impl<T> Sync for NodeSlot<T> {}
 
-/// Places for nodes of `T`. Keeps the memory of what was removed for what comes next.
+/// An arena for nodes of `T`. Reuses the slots of removed nodes.
 pub struct NodeArena<T> {
-    places: Chunks<Place<T>>,
-    /// How many places exist.
+    slots: Chunks<NodeSlot<T>>,
+    /// The number of slots with memory.
     capacity: u32,
-    /// How many are in use.
+    /// The number of slots in use.
     used: u32,
-    /// The first free place below `fresh`, plus one; 0 for none.
+    /// The first free slot below `fresh`, plus one; 0 for none.
     free: u32,
-    /// The first place that was never used.
+    /// The first slot that was never used.
     fresh: u32,
 }
 
@@ -48,13 +48,13 @@ impl<T> core::fmt::Debug for NodeArena<T> {
 }
 
 impl<T> NodeArena<T> {
-    /// No places; maps nothing.
+    /// Returns an empty arena. Maps nothing.
     #[must_use]
     pub const fn new() -> Self {
-        Self { places: Chunks::new(), capacity: 0, used: 0, free: 0, fresh: 0 }
+        Self { slots: Chunks::new(), capacity: 0, used: 0, free: 0, fresh: 0 }
     }
 
-    /// Makes sure that `more` nodes can be inserted without an error, besides those that are there.
+    /// Reserves memory, so that `more` nodes can be inserted without an error.
     ///
     /// # Errors
     /// [`Error::TooMany`] past 2^31 nodes, [`Error::OutOfMemory`] for their memory.
@@ -62,35 +62,35 @@ impl<T> NodeArena<T> {
         let too_many = Error::TooMany { what: "regions", limit: 1 << 31 };
         let wanted = self.used.checked_add(more).ok_or(too_many)?;
         while self.capacity < wanted {
-            self.places.get_or_grow(self.capacity)?;
+            self.slots.get_or_grow(self.capacity)?;
             self.capacity += 1;
         }
         Ok(())
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     #[must_use]
     pub const fn used(&self) -> u32 {
         self.used
     }
 
-    /// How many there can be before memory is needed.
+    /// Returns the number of slots with memory.
     #[cfg(test)]
     pub(crate) const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Puts a node into a free place, where it stays until removed. `make` gets the number that
-    /// [`NodeArena::remove`] wants back.
+    /// Inserts a node, which does not move until it is removed. `make` gets the number of the node, for
+    /// [`NodeArena::remove`].
     ///
     /// # Errors
     /// As [`NodeArena::ensure`].
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<NonNull<T>> {
         self.ensure(1)?;
         let number = if self.free == 0 { self.fresh } else { self.free - 1 };
-        let place = self.places.get_or_grow(number)?.0.get();
-        // SAFETY: `number` is free, so nobody else looks at the place, and `NodeArena` is borrowed mutably. A
-        // place that was in use before holds the number of the next free one.
+        let place = self.slots.get_or_grow(number)?.0.get();
+        // SAFETY: slot `number` is free, so no pointer to it is in use, and `NodeArena` is borrowed mutably. A
+        // free slot that was in use before contains the number of the next one.
         unsafe {
             if self.free == 0 {
                 self.fresh += 1;
@@ -104,13 +104,13 @@ impl<T> NodeArena<T> {
         }
     }
 
-    /// Takes a node out.
+    /// Removes a node.
     ///
     /// # Safety
-    /// `insert` gave this number to the node, it was not removed since, and nobody uses the pointer to it.
+    /// `insert` gave this number to the node, it was not removed since, and its pointer is not in use.
     pub unsafe fn remove(&mut self, number: u32) -> Option<T> {
-        let place = self.places.get(number)?.0.get();
-        // SAFETY: the caller says that a node is there and that nobody else looks at it.
+        let place = self.slots.get(number)?.0.get();
+        // SAFETY: by the contract of this function the slot contains a node, and no pointer to it is in use.
         let node = unsafe {
             let node = core::mem::ManuallyDrop::take(&mut (*place).assume_init_mut().node);
             (*place).write(Content { next_free: self.free });
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_stay_and_are_used_again() {
+    fn nodes_do_not_move_and_their_slots_are_reused() {
         let mut nodes = NodeArena::new();
         let placed: Vec<_> =
             (0..1000_u64).map(|value| nodes.insert(|number| (number, value)).unwrap()).collect();

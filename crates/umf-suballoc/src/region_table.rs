@@ -23,10 +23,10 @@ impl<'a, T> KeyAdapter<'a> for ByBase<T> {
     }
 }
 
-/// The live regions of a provider, each with what the provider keeps of it. Does not use the global allocator.
+/// The live regions of a provider, each with a value. Does not use the global allocator.
 ///
-/// A freed region is not found, even if another one begins at its address. Dropping this drops the values and leaves the
-/// memory of the regions as it is.
+/// A freed region is not found, even if another one begins at its address. Dropping the table drops the
+/// values; the memory of the regions is not touched.
 pub struct RegionTable<T> {
     /// `None` until the first region: a tree cannot be made in a `const`.
     tree: Option<RBTree<ByBase<T>>>,
@@ -44,7 +44,7 @@ impl<T> core::fmt::Debug for RegionTable<T> {
 }
 
 impl<T> RegionTable<T> {
-    /// No regions; maps nothing. `owner` stands in errors.
+    /// Returns an empty table. Maps nothing. Errors name `owner`.
     #[must_use]
     pub const fn new(owner: &'static str) -> Self {
         Self { tree: None, nodes: NodeArena::new(), owner }
@@ -54,13 +54,13 @@ impl<T> RegionTable<T> {
         Error::ForeignAddress { address, owner: self.owner }
     }
 
-    /// How many regions are live.
+    /// Returns the number of live regions.
     #[must_use]
     pub const fn count(&self) -> u32 {
         self.nodes.used()
     }
 
-    /// Makes sure that `more` regions can be inserted without an error.
+    /// Reserves memory, so that `more` regions can be inserted without an error.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -68,7 +68,7 @@ impl<T> RegionTable<T> {
         self.nodes.ensure(more)
     }
 
-    /// Adds a region, which begins where no other does.
+    /// Adds a region. No other region may begin at its address.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -81,7 +81,7 @@ impl<T> RegionTable<T> {
         Ok(())
     }
 
-    /// What is kept of exactly this region.
+    /// Returns the value of exactly this region.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`] if no live region begins there, [`Error::NotAllocated`] if another one does.
@@ -90,32 +90,33 @@ impl<T> RegionTable<T> {
         let node = self.tree.as_ref().and_then(|tree| tree.find(&address.to_bits()).get());
         match node {
             Some(node) if node.region == *region => Ok(&node.value),
-            // The address is in use again: what the caller has is older.
+            // The address was reused: the caller's region was freed.
             Some(_) => Err(Error::NotAllocated { address }),
             None => Err(self.foreign(address)),
         }
     }
 
-    /// As [`RegionTable::get`], to change it.
+    /// Returns the value of exactly this region, mutably.
     ///
     /// # Errors
-    /// As there.
+    /// As [`RegionTable::get`].
     pub fn get_mut(&mut self, region: &Region) -> Result<&mut T> {
         self.get(region)?;
         let address = region.base();
         let node =
             self.tree.as_mut().and_then(|tree| tree.find_mut(&address.to_bits()).as_cursor().clone_pointer());
         let node = UnsafeRef::into_raw(node.ok_or(self.foreign(address))?);
-        // SAFETY: a node of the tree, made from a pointer that may be written through; of the node nothing but the value
-        // is borrowed, and that from `self`.
+        // SAFETY: the pointer was made from a mutable one. Only the value of the node is borrowed, for as long
+        // as `self`.
         Ok(unsafe { &mut (*node).value })
     }
 
-    /// The live region that holds `size` bytes from `address` on, which are whole pages of `page` bytes.
+    /// Returns the live region that contains `size` bytes at `address`, and its value. The range must be whole
+    /// pages of `page` bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they are no pages, [`Error::ForeignAddress`] if no region holds the first,
-    /// [`Error::InvalidArgument`] if it ends before the last.
+    /// [`Error::ForeignAddress`] if no region contains the first byte. [`Error::InvalidArgument`] if the range
+    /// is not whole pages, or the region ends before it.
     pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, &T)> {
         if size == 0 || !address.is_aligned_to(page) || !size.is_multiple_of(page) {
             return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
@@ -130,7 +131,7 @@ impl<T> RegionTable<T> {
         }
     }
 
-    /// Whether a byte of the region lies in a live one.
+    /// Returns whether the region overlaps a live one.
     #[must_use]
     pub fn overlap(&self, region: &Region) -> bool {
         let (first, end) =
@@ -141,12 +142,12 @@ impl<T> RegionTable<T> {
         })
     }
 
-    /// The regions, in the order of their addresses.
+    /// Iterates over the regions in address order.
     pub fn iter(&self) -> impl Iterator<Item = (Region, &T)> {
         self.tree.iter().flatten().map(|node| (node.region, &node.value))
     }
 
-    /// Takes a region out.
+    /// Removes a region, and returns its value.
     ///
     /// # Errors
     /// As [`RegionTable::get`].

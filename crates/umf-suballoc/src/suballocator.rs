@@ -1,4 +1,4 @@
-//! [`Suballocator`]: free ranges and live regions, behind one lock that comes through forks.
+//! [`Suballocator`]: free ranges and live regions behind one lock, which survives forks.
 
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_sync::Lock;
@@ -7,41 +7,41 @@ use crate::{FreeRanges, RegionTable};
 
 struct Parts {
     ranges: FreeRanges,
-    /// The live regions, each with its place.
+    /// The live regions, each with its offset.
     live: RegionTable<u64>,
 }
 
-/// Carves regions out of places `start..end`: addresses, or offsets in a file. Thread-safe.
+/// Suballocates regions from the offsets `start..end`: addresses, or offsets in a file. Thread-safe.
 ///
-/// A provider says where a place is in this process when it takes one; two live regions never overlap, neither in places nor,
-/// if the provider keeps that, in addresses.
+/// The provider maps an offset to an address of this process when it allocates. Live regions never overlap
+/// in offsets. If the mapping is injective, they do not overlap in addresses either.
 pub struct Suballocator {
     parts: Lock<Parts>,
     owner: &'static str,
 }
 
 impl Suballocator {
-    /// Carves `start..end`. `owner` stands in errors.
+    /// Makes a suballocator of `start..end`. Errors name `owner`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range is empty; [`Error::OutOfMemory`].
     pub fn new(start: u64, end: u64, owner: &'static str) -> Result<Self> {
         if start >= end {
             return Err(Error::InvalidArgument {
-                what: "range to carve",
+                what: "range to suballocate",
                 why: "must hold at least one page",
             });
         }
         let mut ranges = FreeRanges::new(end)?;
         if start > 0 {
-            // What lies before is taken, once and for all.
+            // The offsets before `start` stay taken.
             ranges.take(start, 1)?;
         }
         Ok(Self { parts: Lock::new(Parts { ranges, live: RegionTable::new(owner) }), owner })
     }
 
-    /// A region of `size` bytes at a place that is a multiple of `align`, a power of two. `map` says where in this process the
-    /// place is; if it fails, nothing was taken.
+    /// Allocates a region of `size` bytes at an offset that is a multiple of `align`, a power of two. `map`
+    /// returns the address of the offset. If it fails, nothing is allocated.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no free range is long enough; those of `map`.
@@ -55,7 +55,7 @@ impl Suballocator {
             let mut parts = self.parts.lock();
             let taken = parts.ranges.take(size as u64, align)?;
             let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
-            // As many nodes as ranges are taken: no insertion below fails.
+            // Reserves a node for each taken range, so that no insertion below fails.
             let missing = parts.ranges.taken().saturating_sub(parts.live.count());
             if let Err(error) = parts.live.ensure(missing) {
                 parts.ranges.give(place, size as u64);
@@ -63,7 +63,7 @@ impl Suballocator {
             }
             place
         };
-        // Without the lock: mapping takes its time.
+        // Without the lock: mapping is slow.
         match map(place) {
             Ok(base) => {
                 let region = Region::new(base, size);
@@ -77,7 +77,7 @@ impl Suballocator {
         }
     }
 
-    /// A region of whole pages of `page` bytes, for a suballocator whose places are addresses.
+    /// Allocates a region of whole pages of `page` bytes, for a suballocator whose offsets are addresses.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no free range is long enough; those of [`Layout`].
@@ -90,7 +90,7 @@ impl Suballocator {
         })
     }
 
-    /// The place of a live region.
+    /// Returns the offset of a live region.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
@@ -98,7 +98,7 @@ impl Suballocator {
         self.parts.lock().live.get(region).copied()
     }
 
-    /// The live region that holds these bytes, whole pages of `page` bytes, and its place.
+    /// Returns the live region that contains these bytes, whole pages of `page` bytes, and its offset.
     ///
     /// # Errors
     /// As [`RegionTable::holding`].
@@ -106,12 +106,13 @@ impl Suballocator {
         self.parts.lock().live.holding(address, size, page).map(|(region, place)| (region, *place))
     }
 
-    /// Frees a region. `unmap` ends what `map` began, before its place can be taken again; if it fails, the region is as it was.
+    /// Frees a region. `unmap` runs before the offset can be allocated again. If it fails, the region stays
+    /// live.
     ///
     /// # Errors
     /// As [`Suballocator::place_of`]; those of `unmap`.
     pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        // First: once unmapped, another thread may get the same address.
+        // Removed first: once unmapped, another thread may get the same address.
         let place = self.parts.lock().live.remove(region)?;
         let unmapped = unmap(place);
         let mut parts = self.parts.lock();
@@ -122,7 +123,7 @@ impl Suballocator {
         unmapped
     }
 
-    /// How many regions are live.
+    /// Returns the number of live regions.
     #[must_use]
     pub fn live(&self) -> usize {
         self.parts.lock().live.count() as usize
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_carved_given_back_and_told_apart() {
+    fn freed_regions_coalesce_and_are_not_found() {
         let suballocator = Suballocator::new(1 << 20, 2 << 20, "the test").unwrap();
         let first = suballocator.allocate(PAGE, 4096, at).unwrap();
         let second = suballocator.allocate(PAGE, 1 << 16, at).unwrap();
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_everything_as_it_was() {
+    fn failed_map_or_unmap_changes_nothing() {
         let suballocator = Suballocator::new(0, 1 << 20, "the test").unwrap();
         let failed = Error::native("mmap", 12);
         assert_eq!(suballocator.allocate(1 << 20, 1, |_| Err(failed)).unwrap_err(), failed);

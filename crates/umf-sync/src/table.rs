@@ -10,9 +10,9 @@ use umf_core::{Error, Result};
 
 #[derive(Debug)]
 struct Numbers {
-    /// The first number never handed out.
+    /// The first number that was never allocated.
     next: u32,
-    /// The number given back last, 0 for none.
+    /// The number that was released last, 0 for none.
     free: u32,
 }
 
@@ -29,7 +29,7 @@ pub struct Table<T: Zeroable, const FIRST: usize = 4096> {
 }
 
 impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
-    /// An empty table for up to `limit` records.
+    /// Returns an empty table for up to `limit` records.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
         Self {
@@ -40,14 +40,14 @@ impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
         }
     }
 
-    /// The record with this number, in use or not; `None` if it was never handed out.
+    /// Returns the record with this number, allocated or not; `None` if it never was.
     #[inline]
     pub fn get(&self, number: u32) -> Option<&T> {
         self.records.get(number)
     }
 
-    /// Record 0, which is never handed out, and behind which those up to `FIRST` lie: for common paths, which have another
-    /// for numbers from there on.
+    /// Returns record 0, which is never allocated. The records up to `FIRST` follow it in memory: for hot
+    /// paths that handle larger numbers on another path.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no memory can be mapped.
@@ -55,7 +55,7 @@ impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
         self.records.get_or_grow(0)
     }
 
-    /// A number that nobody uses, with its record.
+    /// Allocates an unused number, and returns it with its record.
     ///
     /// # Errors
     /// [`Error::TooMany`] at the limit, [`Error::OutOfMemory`] if no memory can be mapped.
@@ -79,7 +79,7 @@ impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
         Ok((number, record))
     }
 
-    /// Takes a number back. The caller got it from [`Table::allocate`] and gives it back once.
+    /// Releases a number, which [`Table::allocate`] returned, once.
     pub fn release(&self, number: u32) {
         let mut numbers = self.numbers.lock();
         if let Some(link) = self.links.get(number) {
@@ -88,7 +88,7 @@ impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
         }
     }
 
-    /// The numbers handed out so far, whether in use or given back: `1..end`.
+    /// Returns the end of the numbers that were ever allocated: `1..end`.
     pub fn end(&self) -> u32 {
         self.numbers.lock().next
     }

@@ -101,14 +101,14 @@ pub struct Checked {
     is_global: bool,
 }
 
-struct Place(UnsafeCell<MaybeUninit<Checked>>);
+struct StaticSlot(UnsafeCell<MaybeUninit<Checked>>);
 
 // SAFETY: the thread that took the number of a place writes it once, before a reference to it exists.
-unsafe impl Sync for Place {}
+unsafe impl Sync for StaticSlot {}
 // SAFETY: anything is a valid `MaybeUninit`.
-unsafe impl Zeroable for Place {}
+unsafe impl Zeroable for StaticSlot {}
 
-static PLACES: Chunks<Place, 1> = Chunks::new();
+static STATIC_SLOTS: Chunks<StaticSlot, 1> = Chunks::new();
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 impl Checked {
@@ -140,7 +140,7 @@ impl Checked {
     /// # Safety
     /// Nothing uses `pool` other than through the result.
     pub unsafe fn new_static(pool: &'static dyn Pool, settings: CheckSettings) -> Result<&'static Self> {
-        let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
+        let place = STATIC_SLOTS.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
         let checked = Self::unplaced(Inner::Static(pool), settings, true)?;
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let checked = unsafe { (*place).write(checked) };

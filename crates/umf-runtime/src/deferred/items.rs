@@ -1,4 +1,4 @@
-//! DeferredMemory is known of one thing that is held, and of all that one [`crate::Upstream`] holds.
+//! The records of deferred frees: one item, and the account of one [`crate::Upstream`].
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -10,16 +10,16 @@ use crate::tracker::RegionNumber;
 use umf_core::{Address, Completion, Progress, ProviderRef, Region};
 use umf_sync::chunks::Zeroable;
 
-/// DeferredMemory is held.
+/// A block or region whose free is deferred.
 #[derive(Clone, Debug)]
 pub(super) enum DeferredMemory {
-    /// A block, which its pool took out of everyone's reach.
+    /// A block, which its pool does not reuse.
     Block,
-    /// A region on its way to its provider, and its number as long as the tracker knows it.
+    /// A region that goes to its provider, and its number while the tracker has it.
     Region(Region, Option<RegionNumber>, ProviderRef),
 }
 
-/// Who may still use it: other processes, work that was given away, or both.
+/// The users of freed memory: the leases of other processes, asynchronous work, or both.
 #[derive(Clone)]
 pub(super) struct Users {
     pub(super) leases: Option<Arc<dyn Leases>>,
@@ -33,9 +33,9 @@ impl Users {
         Self { leases: Some(leases), completion: None }
     }
 
-    /// Whether they still do. Without a lock.
+    /// Returns whether the memory is still in use. Called without a lock.
     pub(super) fn progress(&self, base: Address, size: usize) -> Progress {
-        match self.completion.as_deref().map_or(Progress::Ready, ask) {
+        match self.completion.as_deref().map_or(Progress::Ready, poll_completion) {
             Progress::Ready if self.leases.as_ref().is_some_and(|leases| leases.is_leased(base, size)) => {
                 Progress::Pending
             }
@@ -44,29 +44,29 @@ impl Users {
     }
 }
 
-fn ask(completion: &dyn Completion) -> Progress {
-    // DeferredMemory has panicked is not known to be done.
-    let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| completion.progress()));
-    asked.unwrap_or(Progress::Lost)
+/// Polls a completion. A panic counts as lost: the work is not known to be done.
+fn poll_completion(completion: &dyn Completion) -> Progress {
+    let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| completion.progress()));
+    polled.unwrap_or(Progress::Lost)
 }
 
-/// One thing that is held.
+/// One deferred free.
 #[derive(Clone)]
 pub(super) struct DeferredItem {
     pub(super) what: DeferredMemory,
     pub(super) base: Address,
     pub(super) size: usize,
-    /// Its pages were given back, and are to be again.
+    /// The pages were purged, and are purged again before the block is reused.
     pub(super) purged: bool,
-    /// Whoever was to take it refused, and that was told.
+    /// The pool or provider failed to take the memory back, and that was logged.
     pub(super) refused: bool,
-    /// Its completion was lost when it was last asked.
+    /// The completion was lost at the last poll.
     pub(super) lost: bool,
     pub(super) users: Users,
 }
 
 impl DeferredItem {
-    const fn is_awaited(&self) -> bool {
+    const fn is_pending(&self) -> bool {
         self.users.completion.is_some()
     }
 
@@ -74,13 +74,13 @@ impl DeferredItem {
         !matches!(self.what, DeferredMemory::Region(..))
     }
 
-    /// Whether it shares a byte with the region.
+    /// Returns whether the memory overlaps the region.
     pub(super) fn touches(&self, region: &Region) -> bool {
         let begins_inside = region.contains(self.base);
         begins_inside || region.base().offset_from(self.base).is_some_and(|bytes| bytes < self.size as u64)
     }
 
-    /// Whether all of it lies in the region.
+    /// Returns whether the memory lies entirely in the region.
     pub(super) fn lies_in(&self, region: &Region) -> bool {
         let offset = self.base.offset_from(region.base());
         offset
@@ -89,21 +89,21 @@ impl DeferredItem {
     }
 }
 
-/// An item's place in a list. All of it is guarded by the registry's lock.
+/// A node of the list of an account. Guarded by the registry's lock.
 pub(super) struct DeferredSlot {
     pub(super) next: u32,
     pub(super) prev: u32,
     pub(super) account: u32,
     /// The last claim that has seen it.
     pub(super) claim: u64,
-    /// Somebody asks whether it is leased.
+    /// A thread is polling the item.
     pub(super) busy: bool,
-    /// Whether `item` holds one.
+    /// Whether `item` is initialised.
     pub(super) full: bool,
     pub(super) item: MaybeUninit<DeferredItem>,
 }
 
-/// A [`DeferredSlot`] in the table of all.
+/// A [`DeferredSlot`] in the table of all upstreams.
 pub(super) struct DeferredRecord(pub(super) UnsafeCell<DeferredSlot>);
 
 // SAFETY: the slot is reached through `DeferredRegistry` alone, of which there is one, behind a lock; items are `Send`.
@@ -111,20 +111,21 @@ unsafe impl Sync for DeferredRecord {}
 // SAFETY: zeros are valid integers, flags that are not set, and a `MaybeUninit`.
 unsafe impl Zeroable for DeferredRecord {}
 
-/// The items of one upstream, in the order in which they were looked at. Guarded by the registry's lock.
+/// The items of one upstream, the least recently polled first. Guarded by the registry's lock.
 pub(super) struct List {
     pub(super) first: u32,
     pub(super) last: u32,
     pub(super) count: u32,
     /// Those of them that are not regions, and so may lie in one that is not freed yet.
     pub(super) parts: u32,
-    /// Items that somebody is looking at, or letting go.
+    /// The items that a thread is polling or reclaiming.
     pub(super) busy: u32,
-    /// The pool goes: its items are left alone.
+    /// The pool is being dropped: its items are not polled any more.
     pub(super) closed: bool,
 }
 
-/// All that one upstream holds, by the number of its owner; number 0 are regions whose upstream is gone.
+/// The deferred frees of one upstream, by its owner number. Number 0 has the regions whose upstream was
+/// dropped.
 pub(super) struct Account {
     pub(super) bytes: AtomicU64,
     pub(super) blocks: AtomicU64,
@@ -149,7 +150,7 @@ impl Account {
         };
         counter.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(item.size as u64, Ordering::Relaxed);
-        if item.is_awaited() {
+        if item.is_pending() {
             self.pending.fetch_add(item.size as u64, Ordering::Relaxed);
         }
         if item.lost {
@@ -165,7 +166,7 @@ impl Account {
         };
         counter.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(item.size as u64, Ordering::Relaxed);
-        if item.is_awaited() {
+        if item.is_pending() {
             self.pending.fetch_sub(item.size as u64, Ordering::Relaxed);
         }
         if item.lost {

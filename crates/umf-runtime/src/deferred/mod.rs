@@ -1,31 +1,35 @@
-//! Freed memory that is still in use: other processes have it open, or a device works on it.
+//! Deferred free: freed memory that other processes still have open, or that a device still uses.
 //!
-//! Freeing retires an export at once, so that nobody opens it anew. Who opened it before may go on using it, and says so by
-//! a lease ([`crate::observer::Leases`]). Until the last lease is gone the memory is *held*: a block is not handed out
-//! again, a region does not go back to its provider. DeferredMemory becomes of the contents meanwhile is the choice of [`umf_core::deferred::OnFree`].
+//! A free retires the exports of the memory at once, so no process can open it any more. An importer
+//! that opened it before keeps a lease ([`crate::observer::Leases`]). Until the last lease ends, the free
+//! is deferred and the memory is *held*: its pool does not reuse a block, and a region does not go back
+//! to its provider. [`umf_core::deferred::OnFree`] selects whether the contents stay meanwhile.
 //!
-//! The same is done with a block that was freed with a [`umf_core::Completion`] ([`umf_core::DeferredFree::free_after`]): until that is ready. Such
-//! blocks are looked at where a thread's cache has run out too, but do not count against the bound on what is held.
+//! A block that was freed with a [`umf_core::Completion`] ([`umf_core::DeferredFree::free_after`]) is
+//! *pending*: it is held until the completion is ready. Pending blocks are also polled when the cache of
+//! a thread is empty, and they do not count against `max_held`.
 //!
-//! | who | does |
+//! | caller | call |
 //! |---|---|
-//! | a pool, in `free`, when [`crate::observer::before_free`] says that a block may still be in use | [`Upstream::defer`] |
+//! | a pool, in `free`, if [`crate::observer::before_free`] returned leases | [`Upstream::defer`] |
 //! | a pool, in `free_after` | [`Upstream::defer_until`] |
-//! | a pool, where it needs memory | [`Upstream::poll_pending`] |
-//! | [`Upstream::free`] of a region that may still be in use, or in which blocks are held | holds the region |
-//! | [`poll`] | looks which leases are gone, and lets go: [`umf_core::DeferredFree::reclaim`], [`umf_core::Provider::free`] |
+//! | a pool that needs memory | [`Upstream::poll_pending`] |
+//! | [`Upstream::free`] of a region with leases, or with held blocks | defers the free of the region |
+//! | [`poll`] | [`umf_core::DeferredFree::reclaim`] and [`umf_core::Provider::free`], for what is not in use |
 //!
-//! Nobody has to tell when a lease goes. It is noticed by looking: at frees that find leases (a few at a time), when a pool is
-//! trimmed, when an allocation would fail, and whenever the user calls [`poll`] or [`drain`].
+//! The end of a lease sends no message. Polling finds it: a few items at a free that finds leases; all
+//! items when a pool is trimmed, when an allocation would fail, and in [`poll`] and [`drain`].
 //!
-//! A region that is held when its pool or [`Upstream`] goes is held on, and keeps its provider alive.
+//! A region that is held when its pool or [`Upstream`] is dropped stays held, and keeps its provider
+//! alive.
 //!
-//! In a forked child nothing of the parent is held: shared memory is frozen there, and the parent's to free. Of private memory a child
-//! has a copy; blocks in it that were held in the parent are not used again in the child.
+//! A forked child holds nothing of the parent. Shared memory is frozen there, and the parent frees it. Of
+//! private memory the child has a copy; the child never reuses blocks in it that the parent held.
 //!
 //! # Locks
-//! One lock guards the lists, and nothing else is called under it. Leases, pools and providers are called without any lock of this module, and
-//! [`poll`] (and [`Upstream::admit`]) are to be called without any lock that [`umf_core::DeferredFree::reclaim`] takes.
+//! One lock guards the lists; no foreign code runs under it. Leases, pools and providers are called without
+//! a lock of this module. Callers of [`poll`] and [`Upstream::admit`] must not hold a lock that
+//! [`umf_core::DeferredFree::reclaim`] acquires.
 
 mod items;
 mod joined;
@@ -46,19 +50,19 @@ use umf_core::deferred::DeferredStatistics;
 #[cfg(doc)]
 use crate::Upstream;
 
-/// DeferredMemory became of a region that was freed.
+/// The result of freeing a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreeOutcome {
-    /// Its provider has it back.
+    /// The region went back to its provider.
     Freed,
-    /// Other processes have it open: its provider gets it back when they do not any more, and
-    /// [`umf_core::DeferredFree::reclaim`] is told.
+    /// The region is still in use. It goes back to its provider when it is not any more; then
+    /// [`umf_core::DeferredFree::reclaim`] is called.
     Deferred,
 }
 
-/// Lets go of everything in this process that nobody leases any more; returns how many bytes that was.
+/// Reclaims all held memory of this process that is not in use any more, and returns its bytes.
 ///
-/// DeferredMemory a provider or pool refuses to take back stays held, and is tried again at the next call.
+/// Memory that a provider or pool fails to take back stays held. The next call tries again.
 pub fn poll() -> u64 {
     let end = REGISTRY.lock().end();
     let went = (0..end).map(|account| poll::account(account, u32::MAX)).sum();
@@ -67,20 +71,20 @@ pub fn poll() -> u64 {
     went
 }
 
-/// Has [`poll`] call a function each time when it has looked at everything, without a lock. For the crate
-/// that keeps leases, which drops then what it kept for them. A second function replaces the first.
+/// Sets the function that [`poll`] calls at its end, without a lock. For the crate that keeps leases,
+/// which drops expired state there. A second function replaces the first.
 pub fn after_poll(call: fn()) {
     REGISTRY.lock().after_poll = Some(call);
 }
 
-/// Waits until nothing is held any more, but no longer than `timeout`. Returns what still is.
+/// Waits until nothing is held, for at most `timeout`. Returns what is still held.
 ///
-/// Looks again after pauses of 50 microseconds to 5 milliseconds.
+/// Polls in intervals of 50 microseconds to 5 milliseconds.
 pub fn drain(timeout: Duration) -> DeferredStatistics {
     wait(timeout, poll, statistics)
 }
 
-/// DeferredMemory is held in this process.
+/// Returns the held memory of this process.
 #[must_use]
 pub fn statistics() -> DeferredStatistics {
     registry::sum()

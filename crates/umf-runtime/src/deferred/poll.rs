@@ -1,4 +1,4 @@
-//! Looking which leases are gone, and letting go.
+//! Polling: finds held memory that is not in use any more, and reclaims it.
 
 use core::cell::Cell;
 
@@ -11,67 +11,67 @@ use umf_core::{Error, Pool, Progress, Result};
 use umf_sync::failpoint;
 
 thread_local! {
-    /// The thread is looking already: what it asks may get here again.
-    static LOOKS: Cell<bool> = const { Cell::new(false) };
-    /// It looks at all that an account has.
-    static LOOKS_AT_ALL: Cell<bool> = const { Cell::new(false) };
+    /// The thread is polling. A completion or provider that it calls may poll again.
+    static IS_POLLING: Cell<bool> = const { Cell::new(false) };
+    /// The thread polls all items of an account.
+    static IS_POLLING_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread looks at everything that is held, because memory is needed or waited for,
-/// and not at a few items in passing.
+/// Returns whether the calling thread polls all held memory, because memory is needed or waited for, and
+/// not a few items in passing.
 pub(crate) fn is_polling_all() -> bool {
-    LOOKS_AT_ALL.get()
+    IS_POLLING_ALL.get()
 }
 
-/// The thread looks until this is dropped.
-struct Looking;
+/// Marks the calling thread as polling until this is dropped.
+struct PollScope;
 
-impl Looking {
+impl PollScope {
     fn begin() -> Option<Self> {
-        (!LOOKS.replace(true)).then_some(Self)
+        (!IS_POLLING.replace(true)).then_some(Self)
     }
 }
 
-impl Drop for Looking {
+impl Drop for PollScope {
     fn drop(&mut self) {
-        LOOKS.set(false);
-        LOOKS_AT_ALL.set(false);
+        IS_POLLING.set(false);
+        IS_POLLING_ALL.set(false);
     }
 }
 
-/// Looks at up to `most` items of an account, each once; yields the bytes that were let go. Nothing, if this thread is looking
-/// already.
+/// Polls up to `most` items of an account, each once, and returns the bytes that were reclaimed. Returns 0
+/// if the calling thread is already polling.
 pub(super) fn account(account: u32, most: u32) -> u64 {
-    let Some(_looking) = Looking::begin() else { return 0 };
-    LOOKS_AT_ALL.set(most == u32::MAX);
+    let Some(_scope) = PollScope::begin() else { return 0 };
+    IS_POLLING_ALL.set(most == u32::MAX);
     let count = REGISTRY.lock().count(account).min(most);
     let mut went = 0;
     for _ in 0..count {
         let Some(begun) = REGISTRY.lock().begin(account) else { break };
         let listed = Cell::new(begun.number);
-        // DeferredMemory held it is dropped when nobody waits for this look any more: it may be the last that refers to a provider.
-        let (bytes, _gone) = Look { account, begun, listed }.settle();
+        // The item is dropped after the poll of it has ended: it may be the last owner of a provider.
+        let (bytes, _gone) = ItemPoll { account, begun, listed }.settle();
         went += bytes;
     }
     went
 }
 
-/// A look at one item, which ends when it is dropped.
-struct Look {
+/// The poll of one item. The item is marked busy until this is dropped.
+struct ItemPoll {
     account: u32,
     begun: Begun,
     /// The item's number while it is in its list; then 0.
     listed: Cell<u32>,
 }
 
-impl Drop for Look {
+impl Drop for ItemPoll {
     fn drop(&mut self) {
         REGISTRY.lock().end_look(self.account, self.listed.get());
     }
 }
 
-impl Look {
-    /// Lets go of the item if nobody uses it; yields its bytes then, and what is to be dropped.
+impl ItemPoll {
+    /// Reclaims the item if it is not in use. Returns its bytes, and the item for the caller to drop.
     fn settle(&self) -> (u64, Option<DeferredItem>) {
         let Begun { number, item } = &self.begun;
         let progress = item.users.progress(item.base, item.size);
@@ -90,7 +90,8 @@ impl Look {
             && matches!(item.what, DeferredMemory::Block)
             && let Some(provider) = owner.as_ref().and_then(OwnerGuard::provider)
         {
-            // Readers may have brought pages back. (Those of a region go with it.)
+            // Importers that read the block may have faulted pages in again. The pages of a region go
+            // with the region.
             purge(provider, item.base, item.size);
         }
         self.listed.set(0);
@@ -105,7 +106,7 @@ impl Look {
             Err(error) => {
                 if !core::mem::replace(&mut held.refused, true) {
                     let address = held.base;
-                    tracing::error!(%address, size = held.size, %error, "memory that nobody leases any more was not taken back; it stays held");
+                    tracing::error!(%address, size = held.size, %error, "cannot reclaim freed memory: its pool or provider failed to take it back; it stays held and the next poll tries again");
                 }
                 let users = REGISTRY.lock().attach_again(self.account, *number, held);
                 drop(users);
@@ -115,14 +116,14 @@ impl Look {
     }
 }
 
-/// Hands the memory to whoever gets it.
+/// Returns a block to its pool, or a region to its provider.
 fn let_go(held: &mut DeferredItem, owner: Option<&OwnerGuard>) -> Result<u64> {
     let size = held.size as u64;
     let pool = owner.and_then(OwnerGuard::pool).and_then(Pool::deferred_free);
     match &mut held.what {
         DeferredMemory::Block => {
             let gone = Error::NotAllocated { address: held.base };
-            // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.
+            // SAFETY: the pool passed the block to `defer`. It was detached, so it is returned once.
             unsafe { pool.ok_or(gone)?.reclaim(Freed::Block { address: held.base }) }?;
             failpoint!("held.block_returned");
         }
@@ -131,10 +132,9 @@ fn let_go(held: &mut DeferredItem, owner: Option<&OwnerGuard>) -> Result<u64> {
             if let Some(number) = known {
                 tracker::remove(number, *region);
             }
-            // SAFETY: whoever freed the region does not use it, and nobody leases it any more; it was detached, so that this
-            // happens once.
+            // SAFETY: the region was freed and has no leases left. It was detached, so this happens once.
             if let Err(error) = unsafe { provider.free(*region) } {
-                // As in `Upstream::free`: what is not found at worst is merely not found.
+                // As in `Upstream::free`: keep the region findable; ignore a failure of that.
                 if let (Some(_), Some(owner)) = (known, owner) {
                     *number = tracker::insert_retired(*region, owner.id()).ok();
                 }
@@ -145,7 +145,7 @@ fn let_go(held: &mut DeferredItem, owner: Option<&OwnerGuard>) -> Result<u64> {
                 // SAFETY: the region is one of the pool's, which knows that it was held.
                 let noted = unsafe { pool.reclaim(Freed::Region(*region)) };
                 if let Err(error) = noted {
-                    tracing::error!(address = %region.base(), %error, "the pool did not take note of a region that went");
+                    tracing::error!(address = %region.base(), %error, "the pool failed to account for a region that went back to its provider");
                 }
             }
         }

@@ -1,7 +1,7 @@
-//! [`DeferredRegistry`]: the lists of what is held, in metadata of their own.
+//! [`DeferredRegistry`]: the lists of deferred frees, in their own metadata mappings.
 //!
-//! Nothing is called, dropped or taken from the global allocator under its lock. An item that somebody looks at stays in
-//! its list, marked as busy; only letting go takes it out.
+//! Under its lock no foreign code runs, nothing is dropped, and the global allocator is not used. An item
+//! that a thread polls stays in its list, marked busy. Reclaiming takes it out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,17 +32,17 @@ pub(super) struct DeferredRegistry {
 pub(super) static REGISTRY: Lock<DeferredRegistry> =
     Lock::new(DeferredRegistry { end: 0, claims: 0, after_poll: None });
 
-/// An item that the caller looks at, and what is to be known for that.
+/// An item that the calling thread polls: its number and a copy.
 pub(super) struct Begun {
     pub(super) number: u32,
     pub(super) item: DeferredItem,
 }
 
-/// DeferredMemory a claim met.
+/// The result of [`DeferredRegistry::claim`].
 pub(super) enum Claimed {
     /// Numbers of items that were taken out, linked by [`DeferredRegistry::pop`].
     Chain(u32),
-    /// Somebody is looking at one of the items: to be tried again.
+    /// Another thread is polling one of the items: try again.
     Busy,
 }
 
@@ -95,8 +95,8 @@ impl DeferredRegistry {
         }
     }
 
-    /// The same with one that was detached and could not be let go: nobody uses it any more, and nobody is asked again. Yields
-    /// its users, to be dropped without the lock.
+    /// Puts back an item that was detached and that its pool or provider failed to take back. It has no
+    /// users any more. Returns the former users, for the caller to drop without the lock.
     pub(super) fn attach_again(&mut self, account: u32, number: u32, mut item: DeferredItem) -> Users {
         let counts = ACCOUNTS.get(account);
         counts.inspect(|counts| counts.discount(&item));
@@ -272,7 +272,7 @@ impl DeferredRegistry {
         }
     }
 
-    /// From now on nobody begins to look at an item of the account; `true` once nobody is any more.
+    /// Stops further polls of the account. Returns whether all polls that had begun have ended.
     pub(super) fn close(&mut self, account: u32) -> bool {
         self.list(account).is_none_or(|list| {
             list.closed = true;
@@ -353,7 +353,7 @@ pub(super) fn pending_bytes(account: u32) -> u64 {
     ACCOUNTS.get(account).map_or(0, |account| account.pending.load(Ordering::Relaxed))
 }
 
-/// DeferredMemory the account holds. Takes no lock.
+/// Returns what the account holds. Takes no lock.
 pub(super) fn of(account: u32) -> DeferredStatistics {
     let mut held = DeferredStatistics::default();
     if let Some(account) = ACCOUNTS.get(account) {
@@ -366,7 +366,7 @@ pub(super) fn of(account: u32) -> DeferredStatistics {
     held
 }
 
-/// DeferredMemory all accounts hold.
+/// Returns what all accounts hold.
 pub(super) fn sum() -> DeferredStatistics {
     // Under the lock, so that what moves to the orphans is counted once.
     let registry = REGISTRY.lock();

@@ -1,4 +1,4 @@
-//! DeferredMemory an [`Upstream`] holds.
+//! The methods of [`Upstream`] for deferred frees.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -14,38 +14,37 @@ use umf_core::deferred::{DeferredStatistics, OnFree};
 use umf_core::{Address, Completion, Error, Progress, ProviderRef, Region, Result};
 use umf_sync::failpoint;
 
-/// How many items are looked at when a free finds a lease.
+/// The items that are polled when a free finds a lease.
 const SOME: u32 = 8;
-/// How many are where a pool looks what has become ready: each may be a call of a driver.
+/// The items that are polled when a pool looks for ready completions: each poll may be a driver call.
 const FEW: u32 = 4;
-/// And before it takes more memory instead.
+/// The items that are polled before a pool takes more memory instead.
 const MANY: u32 = 16;
 
-/// DeferredMemory an upstream does with memory that is freed while it is leased.
+/// The policy of an upstream for memory that is freed while it is leased.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     release: AtomicBool,
     /// Bytes at which allocating fails; 0: none.
     limit: AtomicU64,
-    /// Whether anything was ever held until a completion is ready.
+    /// Whether a block was ever freed with a completion that was not ready.
     has_pending: AtomicBool,
 }
 
 impl Upstream {
-    /// Sets what becomes of memory that is freed while other processes have it open, and how many bytes of it may be held
-    /// (0 is unlimited) before allocating fails as [`Error::HeldLimit`]. Default: [`OnFree::Hold`], unlimited.
-    ///
-    /// Concerns what is freed from now on.
+    /// Sets the policy for memory that is freed while other processes have it open, and the bytes of it that
+    /// may be held (0 is unlimited) before allocations fail with [`Error::HeldLimit`]. Default:
+    /// [`OnFree::Hold`], unlimited. Applies to later frees.
     pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
         self.policy().release.store(on_free == OnFree::Release, Ordering::Relaxed);
         self.policy().limit.store(max_held_bytes, Ordering::Relaxed);
     }
 
-    /// Holds a block that the pool has just freed and that [`crate::observer::before_free`] answered `leases` for, if any is
-    /// left. For pools.
+    /// Defers the free of a block for which [`crate::observer::before_free`] returned `leases`, if any lease
+    /// is left. For pools.
     ///
-    /// `true`: the block is held. The pool keeps it from everyone until [`umf_core::DeferredFree::reclaim`]. `false`: no process has it open;
-    /// it is free.
+    /// Returns `true` if the free is deferred: the pool must not reuse the block before
+    /// [`umf_core::DeferredFree::reclaim`]. Returns `false` if no process has the block open.
     #[must_use]
     pub fn defer(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {
         if !leases.is_leased(address, size) {
@@ -55,9 +54,9 @@ impl Upstream {
         true
     }
 
-    /// As [`Upstream::defer`], for a block that its owner freed with a completion: it is held until that is ready and nobody
-    /// has the block open any more. `leases`: what [`crate::observer::before_free`] answered. Takes no memory from the global
-    /// allocator.
+    /// Defers the free of a block that was freed with a completion, until the completion is ready and the
+    /// block has no leases left. `leases` is the result of [`crate::observer::before_free`]. Does not use
+    /// the global allocator. Returns as [`Upstream::defer`] does.
     #[must_use]
     pub fn defer_until(
         &self,
@@ -83,14 +82,15 @@ impl Upstream {
         true
     }
 
-    /// Whether anything waits for a completion. A load, where nothing ever did.
+    /// Returns whether a block waits for a completion. Costs one load if no block ever did.
     #[inline]
     fn has_pending_blocks(&self) -> bool {
         self.policy().has_pending.load(Ordering::Relaxed) && registry::pending_bytes(self.id().number()) != 0
     }
 
-    /// If blocks wait for completions, looks whether a few of them are ready. For pools, on the slow paths of allocating and of
-    /// freeing with a completion, and without any lock that [`umf_core::DeferredFree::reclaim`] takes.
+    /// Polls a few pending blocks, if there are any. For pools, on the slow paths of allocating and of
+    /// freeing with a completion. The caller must not hold a lock that
+    /// [`umf_core::DeferredFree::reclaim`] acquires.
     #[inline]
     pub fn poll_pending(&self) {
         if self.has_pending_blocks() {
@@ -98,28 +98,29 @@ impl Upstream {
         }
     }
 
-    /// The same with more of them, before a pool takes more memory instead; whether any went.
+    /// Polls more pending blocks, before a pool takes more memory instead. Returns whether any was
+    /// reclaimed.
     #[must_use]
     pub fn poll_many_pending(&self) -> bool {
         self.has_pending_blocks() && poll::account(self.id().number(), MANY) > 0
     }
 
-    /// Lets go of what this upstream holds and nobody leases any more; returns how many bytes that was.
+    /// Reclaims all memory of this upstream that is not in use any more, and returns its bytes.
     ///
-    /// To be called without any lock that [`umf_core::DeferredFree::reclaim`] takes.
+    /// The caller must not hold a lock that [`umf_core::DeferredFree::reclaim`] acquires.
     pub fn poll(&self) -> u64 {
         poll::account(self.id().number(), u32::MAX)
     }
 
-    /// As [`Upstream::poll`], for a few of the blocks and regions: for pools whose `free` found a lease.
+    /// Polls a few blocks and regions, as [`Upstream::poll`] does. For pools whose `free` found a lease.
     pub fn poll_some(&self) -> u64 {
         poll::account(self.id().number(), SOME)
     }
 
-    /// Whether the bound of [`Upstream::set_on_free`] lets more be allocated; polls if it does not. For pools, on the way to more
-    /// memory, and without any lock that [`umf_core::DeferredFree::reclaim`] takes.
+    /// Checks the limit of [`Upstream::set_on_free`], and polls if it is reached. For pools, before they take
+    /// more memory. The caller must not hold a lock that [`umf_core::DeferredFree::reclaim`] acquires.
     ///
-    /// Costs a load where there is no bound.
+    /// Costs one load if there is no limit.
     ///
     /// # Errors
     /// [`Error::HeldLimit`].
@@ -132,7 +133,7 @@ impl Upstream {
         self.check_held()
     }
 
-    /// As [`Upstream::admit`], without polling.
+    /// Checks the limit as [`Upstream::admit`] does, without polling.
     pub(crate) fn check_held(&self) -> Result<()> {
         let limit = self.policy().limit.load(Ordering::Relaxed);
         if limit == 0 {
@@ -144,7 +145,7 @@ impl Upstream {
         }
     }
 
-    /// DeferredMemory this upstream holds. Takes no lock.
+    /// Returns what this upstream holds. Takes no lock.
     #[must_use]
     pub fn deferred(&self) -> DeferredStatistics {
         registry::of(self.id().number())
@@ -156,19 +157,19 @@ impl Upstream {
         wait(timeout, || self.poll(), || self.deferred())
     }
 
-    /// From now on [`umf_core::DeferredFree::reclaim`] is not called any more. For pools, first thing when they are dropped: what they
-    /// hold goes over to the regions that they free.
+    /// Stops calls of [`umf_core::DeferredFree::reclaim`], and waits for those that have begun. Pools call it
+    /// first in their `drop`: the deferred frees of blocks then move to the regions that the pool frees.
     pub fn stop_reclaiming(&self) {
         while !REGISTRY.lock().close(self.id().number()) {
             std::thread::yield_now();
         }
     }
 
-    /// `lost`: their completion is lost, and the log says so already.
+    /// Records a deferred free. `lost`: the completion is lost, and that was logged.
     fn keep(&self, what: DeferredMemory, base: Address, size: usize, users: Users, lost: bool) {
-        // Work that was given away needs the contents.
+        // Asynchronous work needs the contents.
         let done = users.completion.is_none();
-        // Before anybody can let it go.
+        // Purged before the item is in the registry, where another thread may reclaim it.
         let purged =
             done && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
         let item = DeferredItem { what, base, size, purged, refused: false, lost, users };
@@ -179,7 +180,7 @@ impl Upstream {
         failpoint!("held.kept");
     }
 
-    /// Holds a region whose life was taken, if any of the users is left.
+    /// Defers the free of a retired region, if any of the users is left.
     #[must_use]
     pub(crate) fn hold_region(&self, region: Region, number: RegionNumber, joined: Joined) -> bool {
         let lost = joined.lost;
@@ -192,7 +193,8 @@ impl Upstream {
         true
     }
 
-    /// All users of what is held in a region that is about to go, and takes out what lies in it.
+    /// Collects the users of held memory that overlaps a region which is being freed, and takes out the items
+    /// that lie in it.
     pub(crate) fn claim(&self, region: &Region, users: &mut Joined) {
         let account = self.id().number();
         loop {
@@ -220,12 +222,12 @@ impl Upstream {
         }
     }
 
-    /// Whether there may be something to claim. (Regions that are held share no byte with one that is not freed yet.)
+    /// Returns whether there may be items to claim. Held regions overlap no region that is not freed yet.
     pub(crate) fn may_hold(&self) -> bool {
         REGISTRY.lock().has_parts(self.id().number())
     }
 
-    /// The upstream goes, and nobody lets go of anything of it any more: regions are held on without it.
+    /// Moves the held regions of an upstream that is being dropped to the account of orphans.
     pub(crate) fn orphan(&self) {
         let account = self.id().number();
         loop {
@@ -239,7 +241,7 @@ impl Upstream {
                     Some(known) => {
                         let region = *region;
                         drop(registry);
-                        // Its owner's number will be another's.
+                        // The number of its owner will be reused.
                         tracker::remove(known, region);
                         failpoint!("held.orphaned");
                     }
@@ -259,7 +261,7 @@ impl Upstream {
     }
 }
 
-/// Gives the whole pages in the range back, if the provider can.
+/// Purges the whole pages in the range, if the provider can. Returns whether it did.
 pub(super) fn purge(provider: &ProviderRef, base: Address, size: usize) -> bool {
     let Some(ability) = provider.purge() else { return false };
     let page = provider.page_size();
@@ -270,7 +272,8 @@ pub(super) fn purge(provider: &ProviderRef, base: Address, size: usize) -> bool 
         (pages > 0).then_some((first, pages))
     };
     let Some((first, pages)) = whole() else { return false };
-    // SAFETY: the memory is freed: nobody in this process needs its content, and for others that is what was asked for.
+    // SAFETY: the memory is freed, so this process does not need its content. For importers the
+    // application chose `OnFree::Release`.
     match unsafe { ability.purge_forced(first, pages) } {
         Ok(()) => {
             failpoint!("held.purged");
@@ -278,7 +281,7 @@ pub(super) fn purge(provider: &ProviderRef, base: Address, size: usize) -> bool 
         }
         Err(Error::NotSupported { .. }) => false,
         Err(error) => {
-            tracing::warn!(address = %first, size = pages, %error, "pages of freed memory could not be given back; they are held");
+            tracing::warn!(address = %first, size = pages, %error, "cannot purge freed memory; its pages stay until it is reclaimed");
             false
         }
     }

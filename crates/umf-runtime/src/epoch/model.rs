@@ -1,4 +1,4 @@
-//! Epoch in loom's model: whoever sees what is taken away is waited for.
+//! The epoch in loom: the writer waits for every reader that saw the unlinked object.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use umf_sync::model::{ModelWord, Reached, explore};
 use super::{Ordering, Shared, begin, end, wait_for};
 
 #[test]
-fn loom_whoever_sees_it_is_waited_for() {
+fn loom_writer_waits_for_readers_of_the_unlinked_object() {
     struct Model {
         words: [ModelWord; 2],
         is_there: AtomicBool,

@@ -29,14 +29,14 @@ pub(crate) use owner::{owner_of_pool, replace_pool};
 pub use page_map::GRANULE;
 pub use upstream::Upstream;
 
-/// What the tracker knows of an address.
+/// A tracked region, as found by an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrackedRegion {
     /// The innermost region that holds the address.
     pub region: Region,
-    /// Who got it from which provider.
+    /// The upstream that allocated it.
     pub owner: OwnerId,
-    /// What the region's pool set for this granule; 0 if nothing.
+    /// The value that the region's pool set for this granule, 0 by default.
     pub span: u32,
     /// The tracker's number for the region.
     pub number: RegionNumber,
@@ -51,7 +51,7 @@ static WRITERS: Lock<()> = Lock::new(());
 /// Odd while a writer is at work.
 static CHANGES: SequenceLock = SequenceLock::new();
 
-/// The innermost live region that holds `address`, and what is known of it.
+/// Returns the innermost live region that contains `address`.
 #[inline]
 #[must_use]
 pub fn find(address: Address) -> Option<TrackedRegion> {
@@ -64,7 +64,7 @@ pub fn find(address: Address) -> Option<TrackedRegion> {
     }
 }
 
-/// Looks once. What is found is true; `None` may be a change in progress.
+/// Looks up once. A result is valid; `None` may be a concurrent change.
 #[inline]
 fn look(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     let found = match slot.load() {
@@ -75,8 +75,8 @@ fn look(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     found.filter(|found| found.region.contains(address))
 }
 
-/// Looks when nothing is being changed. Does not wait for a fork, which has the lock but changes nothing: the caller may have locks
-/// that the fork waits for.
+/// Looks up while no writer is at work. Does not wait for a fork, which holds the lock but changes nothing:
+/// the caller may hold locks that the fork waits for.
 #[cold]
 fn find_settled(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     const TRIES: usize = 100;
@@ -114,7 +114,8 @@ pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
     }
 }
 
-/// Who has the innermost live region that holds `address`: of [`find`], what the most common look-ups need, in half the time.
+/// Returns the owner of the innermost live region that contains `address`. Takes half the time of
+/// [`find`].
 #[inline]
 #[must_use]
 pub fn owner(address: Address) -> Option<OwnerId> {

@@ -1,4 +1,4 @@
-//! The registry of who gets regions: [`OwnerId`], and what it stands for.
+//! The registry of region owners: [`OwnerId`] stands for an upstream, its provider and its pool.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -63,7 +63,7 @@ impl OwnerId {
 
 /// The life of a number, for its [`Upstream`].
 impl OwnerId {
-    /// A number that nobody has.
+    /// Allocates an unused number.
     pub(super) fn enter(provider: &ProviderRef) -> Result<Self> {
         // With the fork handlers in place before the lock is taken.
         fork::generation();

@@ -48,13 +48,14 @@ impl RegionRecord {
         self.sequence.withdraw();
     }
 
-    /// Who has it, if it is in use and is not changed meanwhile.
+    /// Returns the owner, if the record is in use and is not being changed.
     #[inline]
     pub(super) fn owner(&self) -> Option<OwnerId> {
         OwnerId::from_number(self.owner.load(Ordering::Acquire))
     }
 
-    /// Who has it, if it holds the address; `None` also while it is being changed.
+    /// Returns the owner, if the region contains the address. `None` also while the record is being
+    /// changed.
     #[inline(always)]
     pub(super) fn owner_around(&self, address: Address) -> Option<OwnerId> {
         let (owner, base, size) = self.sequence.read(|| {

@@ -312,7 +312,7 @@ fn readers_never_see_the_owner_of_another_region() {
                 assert_eq!(owner(at(0x8_0000)), None);
             }
         });
-        // One record, again and again: each time somebody else's.
+        // One record is reused again and again, each time for the other owner.
         for _ in 0..20_000 {
             for (value, whose) in [(0, &low), (0x9_0000, &high)] {
                 let region = Region::new(at(value), 0x1_0000);

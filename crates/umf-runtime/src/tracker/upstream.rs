@@ -1,4 +1,4 @@
-//! [`Upstream`]: the one way in which pools get regions.
+//! [`Upstream`]: the interface through which pools allocate and free regions.
 
 use core::ptr::NonNull;
 use core::time::Duration;
@@ -99,7 +99,7 @@ impl Upstream {
         &self.policy
     }
 
-    /// Whom to ask when memory is lacking.
+    /// The callback for a lack of memory.
     pub(crate) const fn slot(&self) -> &CallbackSlot {
         &self.slot
     }
@@ -123,8 +123,8 @@ impl Upstream {
                 Ok((region, number))
             }
             Err(error) => {
-                // SAFETY: the region was allocated above and nobody has seen it. A provider that cannot take it
-                // back keeps it; the error that matters is the first.
+                // SAFETY: the region was allocated above and is not shared yet. If the provider fails to
+                // take it back, the region leaks; the first error is the one to return.
                 let _ = unsafe { self.provider.free(region) };
                 Err(error)
             }
@@ -178,8 +178,8 @@ impl Upstream {
         let freed = unsafe { self.provider.free(region) };
         failpoint!("upstream.freed");
         if freed.is_err() {
-            // Still mapped as far as anyone knows: keep it findable. If even that fails, it is merely not found. (It was
-            // taken out first, because after the provider's free the addresses may be another region's.)
+            // The region may still be mapped: track it again. If that fails, it is not found any more. It had
+            // to be removed first: after the provider's free, another region may have the addresses.
             let _ = insert(region, self.id);
         }
         freed.map(|()| FreeOutcome::Freed)

@@ -127,7 +127,7 @@ fn loom_a_record_is_seen_whole() {
             let record = Arc::clone(&record);
             thread::spawn(move || {
                 record.sequence.withdraw();
-                assert_eq!(record.read(), None, "nobody's");
+                assert_eq!(record.read(), None, "the record is withdrawn");
                 record.publish(2);
             })
         };
