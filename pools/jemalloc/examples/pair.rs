@@ -1,5 +1,5 @@
-//! What a pair of `allocate` and `free` costs, beside jemalloc called as the Unified Memory Framework's pool calls it: in an arena of
-//! its own, without a cache, and with nothing checked.
+//! Times a pair of `allocate` and `free`, beside jemalloc called as the Unified Memory Framework's
+//! pool calls it: in an arena of its own, without a cache, and with no checks.
 //!
 //! ```sh
 //! cargo run --release -p umf-pool-jemalloc --example pair
@@ -17,7 +17,7 @@ use umf_testkit::pool::{Pages, Random};
 const ROUNDS: usize = 200_000;
 const TURNS: usize = 9;
 
-/// The thread's processor time: others may be busy.
+/// Returns the processor time of the thread, since other processes may be busy.
 fn nanoseconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the place is that of a time.
@@ -25,7 +25,8 @@ fn nanoseconds() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Nanoseconds for each of `ROUNDS` pairs: blocks of one size at once, or of many sizes with 1000 alive.
+/// Returns the nanoseconds of a pair: of blocks of one size, or of many sizes with `alive` live
+/// blocks.
 fn measure<B: Copy>(most: usize, alive: usize, allocate: impl Fn(usize) -> B, free: impl Fn(B)) -> f64 {
     let mut random = Random(1);
     let mut size = || if alive == 0 { most } else { random.below(most) + 1 };
@@ -71,7 +72,7 @@ fn main() {
                 most,
                 alive,
                 |size| pool.allocate(Layout::new(size, 1).unwrap()).unwrap(),
-                // SAFETY: allocated by the line above, and used by nobody.
+                // SAFETY: allocated by the line above, and used by no thread.
                 |block: Address| unsafe { pool.free(block) }.unwrap(),
             );
             let peer = measure(
@@ -79,7 +80,7 @@ fn main() {
                 alive,
                 // SAFETY: the arena is there, and sizes are not 0.
                 |size| unsafe { je::mallocx(size, flags) },
-                // SAFETY: allocated by the line above, and used by nobody.
+                // SAFETY: allocated by the line above, and used by no thread.
                 |block| unsafe { je::dallocx(block, je::MALLOCX_TCACHE_NONE) },
             );
             least = [least[0].min(ours), least[1].min(peer)];

@@ -1,11 +1,14 @@
-//! Which blocks are live: jemalloc frees what it is given without a look, so this pool looks before.
+//! Block states: which addresses are the starts of live blocks. jemalloc frees any address without
+//! a check, so the pool checks first.
 //!
-//! Where a block begins stands in the record of its granule (64 KiB, the tracker's unit), which an address finds in constant time. A
-//! small block has a byte there, one for each 16 bytes; a large one a word, one for each page: no two begin in one. Byte and
-//! word say the block's size, and are what a free takes away, once.
+//! The states of the blocks of one granule (64 KiB, the unit of the tracker) are in one record,
+//! found from an address in constant time. A granule has a byte for every 16 bytes, for small
+//! blocks, and a word for every page, for large ones: at most one large block begins in a page.
+//! Byte or word name the size class of the block that begins there. A free clears it, once.
 //!
-//! Records are never given back while the pool lives. So whoever looks up an address that somebody else just freed reads, at worst,
-//! a record of something newer, and notices: the record names its granule.
+//! Records are not unmapped while the pool lives. A thread that looks up an address while another
+//! thread frees it may read the record of another granule. It notices, since a record names its
+//! granule.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -19,30 +22,32 @@ use crate::je::PAGE;
 use crate::pool::OWNER;
 
 const PAGES: usize = GRANULE / PAGE;
-/// Large blocks begin at multiples of it.
+/// The least alignment of large blocks.
 const LINE: u64 = 64;
-/// Numbers of granules; the tracker has room for more.
+/// The most granules; the tracker has room for more.
 const LIMIT: u32 = 1 << 30;
 
-/// A byte: the class plus one, and two flags. 0: no block begins there.
+/// The state of a small block: its class plus one, and two flags. 0 if no block begins there.
 const SMALL_CLASS: u8 = 0x3f;
 const SMALL_EXPORTED: u8 = 0x40;
-const SMALL_HELD: u8 = 0x80;
+const SMALL_DEFERRED: u8 = 0x80;
 
-/// A word: the class plus one, the line of the page, and two flags.
+/// The state of a large block: its class plus one, the line of the page in which it begins, and two
+/// flags.
 const LARGE_CLASS: u16 = 0xff;
 const LARGE_LINE: u32 = 8;
 const LARGE_EXPORTED: u16 = 0x4000;
-const LARGE_HELD: u16 = 0x8000;
+const LARGE_DEFERRED: u16 = 0x8000;
 
-/// What is known of 64 KiB of a region.
+/// The record of one granule of a region.
 #[derive(Debug)]
 pub(crate) struct Granule {
-    /// Where it begins, plus 1; 0: it is no region's.
+    /// The address of the granule plus 1; 0 while the record is not in use.
     begin: AtomicU64,
-    /// The region's number, shifted by one; the lowest bit says that jemalloc knows it by other addresses.
+    /// The number of the region, shifted by one. The lowest bit says whether the region has a
+    /// shadow.
     region: AtomicU32,
-    /// The region's next one.
+    /// The next granule of the region.
     pub(crate) next: AtomicU32,
     large: [AtomicU16; PAGES],
 }
@@ -50,35 +55,36 @@ pub(crate) struct Granule {
 // SAFETY: all fields are atomics, and a zeroed record is a free one.
 unsafe impl Zeroable for Granule {}
 
+/// The states of the small blocks of a granule.
 struct Starts([AtomicU8; GRANULE / QUANTUM]);
 
 // SAFETY: as above.
 unsafe impl Zeroable for Starts {}
 
-/// Where it says that a block begins.
+/// The state of a block.
 #[derive(Clone, Copy)]
-enum Mark<'a> {
+enum StateRef<'a> {
     Small(&'a AtomicU8),
     Large(&'a AtomicU16),
 }
 
-/// A block that was found.
+/// A block that an address led to.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     pub(crate) address: Address,
     pub(crate) class: Class,
     pub(crate) granule: &'a Granule,
-    mark: Mark<'a>,
+    state: StateRef<'a>,
 }
 
-/// What a block was whose life was taken.
+/// The state of a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum LiveState {
     Plain,
     Exported,
 }
 
-/// The records of a pool.
+/// The block states of a pool.
 pub(crate) struct Blocks {
     granules: Table<Granule>,
     starts: Chunks<Starts, 16>,
@@ -94,13 +100,13 @@ fn offset_of(address: Address) -> usize {
 }
 
 impl Granule {
-    /// The region's number, and whether jemalloc knows it by other addresses.
+    /// Returns the number of the region, and whether it has a shadow.
     pub(crate) fn region(&self) -> (u32, bool) {
         let word = self.region.load(Ordering::Relaxed);
         (word >> 1, word & 1 != 0)
     }
 
-    /// Where it begins, if it is a region's.
+    /// Returns the address of the granule, if the record is in use.
     pub(crate) fn begin(&self) -> Option<Address> {
         self.begin.load(Ordering::Acquire).checked_sub(1).map(Address::from_bits)
     }
@@ -111,25 +117,26 @@ impl Granule {
 }
 
 impl Block<'_> {
-    /// Takes the block's life, once: `None` if it has none.
-    pub(crate) fn end(&self) -> Option<Life> {
-        let life = match self.mark {
-            Mark::Small(byte) => {
+    /// Clears the state of a live block, once. Returns the state before; `None` if the block is not
+    /// live.
+    pub(crate) fn clear_live(&self) -> Option<LiveState> {
+        let live_state = match self.state {
+            StateRef::Small(byte) => {
                 let live = |byte: u8| (byte & !SMALL_EXPORTED == self.class.number() + 1).then_some(0);
                 let old = byte.fetch_update(Ordering::AcqRel, Ordering::Relaxed, live).ok()?;
-                if old & SMALL_EXPORTED == 0 { Life::Plain } else { Life::Exported }
+                if old & SMALL_EXPORTED == 0 { LiveState::Plain } else { LiveState::Exported }
             }
-            Mark::Large(word) => {
+            StateRef::Large(word) => {
                 let live = |found: u16| (found & !LARGE_EXPORTED == self.large_word()).then_some(0);
                 let old = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, live).ok()?;
-                if old & LARGE_EXPORTED == 0 { Life::Plain } else { Life::Exported }
+                if old & LARGE_EXPORTED == 0 { LiveState::Plain } else { LiveState::Exported }
             }
         };
         if self.granule.is_of(self.address) {
-            return Some(life);
+            return Some(live_state);
         }
-        // The record is another granule's by now, and so was the life.
-        self.begin(life);
+        // The record now belongs to another granule, whose block this call cleared.
+        self.set_live(live_state);
         None
     }
 
@@ -137,66 +144,68 @@ impl Block<'_> {
         large_word(self.address, self.class)
     }
 
-    /// The block is live.
-    pub(crate) fn begin(&self, life: Life) {
-        let is_exported = life == Life::Exported;
-        match self.mark {
-            Mark::Small(byte) => {
+    /// Makes the block live.
+    pub(crate) fn set_live(&self, live_state: LiveState) {
+        let is_exported = live_state == LiveState::Exported;
+        match self.state {
+            StateRef::Small(byte) => {
                 let flag = if is_exported { SMALL_EXPORTED } else { 0 };
                 byte.store((self.class.number() + 1) | flag, Ordering::Release);
             }
-            Mark::Large(word) => {
+            StateRef::Large(word) => {
                 let flag = if is_exported { LARGE_EXPORTED } else { 0 };
                 word.store(self.large_word() | flag, Ordering::Release);
             }
         }
     }
 
-    /// The block, whose life was taken, is held.
-    pub(crate) fn hold(&self) {
-        match self.mark {
-            Mark::Small(byte) => byte.store((self.class.number() + 1) | SMALL_HELD, Ordering::Release),
-            Mark::Large(word) => word.store(self.large_word() | LARGE_HELD, Ordering::Release),
+    /// Marks a block whose live state was cleared as deferred.
+    pub(crate) fn set_deferred(&self) {
+        match self.state {
+            StateRef::Small(byte) => {
+                byte.store((self.class.number() + 1) | SMALL_DEFERRED, Ordering::Release)
+            }
+            StateRef::Large(word) => word.store(self.large_word() | LARGE_DEFERRED, Ordering::Release),
         }
     }
 
-    /// Ends what [`Block::hold`] began, once; `false` if the block was not held.
-    pub(crate) fn end_hold(&self) -> bool {
+    /// Clears the state of a deferred block, once; returns `false` if the block is not deferred.
+    pub(crate) fn clear_deferred(&self) -> bool {
         let (order, other) = (Ordering::AcqRel, Ordering::Relaxed);
-        match self.mark {
-            Mark::Small(byte) => {
-                byte.compare_exchange((self.class.number() + 1) | SMALL_HELD, 0, order, other).is_ok()
+        match self.state {
+            StateRef::Small(byte) => {
+                byte.compare_exchange((self.class.number() + 1) | SMALL_DEFERRED, 0, order, other).is_ok()
             }
-            Mark::Large(word) => {
-                word.compare_exchange(self.large_word() | LARGE_HELD, 0, order, other).is_ok()
+            StateRef::Large(word) => {
+                word.compare_exchange(self.large_word() | LARGE_DEFERRED, 0, order, other).is_ok()
             }
         }
     }
 
-    pub(crate) fn is_held(&self) -> bool {
-        match self.mark {
-            Mark::Small(byte) => byte.load(Ordering::Acquire) & SMALL_HELD != 0,
-            Mark::Large(word) => word.load(Ordering::Acquire) & LARGE_HELD != 0,
+    pub(crate) fn is_deferred(&self) -> bool {
+        match self.state {
+            StateRef::Small(byte) => byte.load(Ordering::Acquire) & SMALL_DEFERRED != 0,
+            StateRef::Large(word) => word.load(Ordering::Acquire) & LARGE_DEFERRED != 0,
         }
     }
 
     pub(crate) fn is_exported(&self) -> bool {
-        match self.mark {
-            Mark::Small(byte) => byte.load(Ordering::Acquire) & SMALL_EXPORTED != 0,
-            Mark::Large(word) => word.load(Ordering::Acquire) & LARGE_EXPORTED != 0,
+        match self.state {
+            StateRef::Small(byte) => byte.load(Ordering::Acquire) & SMALL_EXPORTED != 0,
+            StateRef::Large(word) => word.load(Ordering::Acquire) & LARGE_EXPORTED != 0,
         }
     }
 
-    /// Flags a live block; `false` if it is not live.
+    /// Flags a live block as exported; returns `false` if it is not live.
     pub(crate) fn mark_exported(&self) -> bool {
         let (order, other) = (Ordering::AcqRel, Ordering::Relaxed);
-        match self.mark {
-            Mark::Small(byte) => {
+        match self.state {
+            StateRef::Small(byte) => {
                 let live = self.class.number() + 1;
                 let flagged = |byte: u8| (byte & !SMALL_EXPORTED == live).then_some(byte | SMALL_EXPORTED);
                 byte.fetch_update(order, other, flagged).is_ok()
             }
-            Mark::Large(word) => {
+            StateRef::Large(word) => {
                 let live = self.large_word();
                 let flagged = |word: u16| (word & !LARGE_EXPORTED == live).then_some(word | LARGE_EXPORTED);
                 word.fetch_update(order, other, flagged).is_ok()
@@ -219,7 +228,7 @@ impl Blocks {
         &self.granules
     }
 
-    /// A record for the granule around `address`, of a region.
+    /// Adds a record for the granule that holds `address`, and returns its number.
     pub(crate) fn add(&self, address: Address, region: u32, is_shadowed: bool) -> Result<u32> {
         let (number, granule) = self.granules.allocate()?;
         if let Err(error) = self.starts.get_or_grow(number) {
@@ -232,7 +241,7 @@ impl Blocks {
         Ok(number)
     }
 
-    /// Ends what [`Blocks::add`] began; nothing in the granule is live.
+    /// Removes the record of a granule without live blocks.
     pub(crate) fn remove(&self, number: u32) {
         if let Some(granule) = self.granules.get(number) {
             granule.begin.store(0, Ordering::Release);
@@ -240,7 +249,7 @@ impl Blocks {
         }
     }
 
-    /// The record for an address of this pool's memory.
+    /// Returns the record for an address in memory of this pool.
     #[inline]
     pub(crate) fn granule_at(&self, owner: OwnerId, address: Address) -> Option<(u32, &Granule)> {
         if let Some(number) = tracker::span_below(address, LIMIT)
@@ -252,7 +261,7 @@ impl Blocks {
         self.granule_among_others(owner, address)
     }
 
-    /// The same where several regions share the granule, and where there is none.
+    /// Does the same if several regions share the granule, or none has it.
     #[cold]
     fn granule_among_others(&self, owner: OwnerId, address: Address) -> Option<(u32, &Granule)> {
         let found = tracker::find(address).filter(|found| found.owner == owner)?;
@@ -260,9 +269,15 @@ impl Blocks {
         granule.is_of(address).then_some((found.span, granule))
     }
 
-    /// A block begins: what jemalloc just gave. `None` if the address is not in the granule's pages.
+    /// Marks a block that jemalloc allocated as live; `None` if the granule has no states.
     #[inline]
-    pub(crate) fn enter(&self, number: u32, granule: &Granule, address: Address, class: Class) -> Option<()> {
+    pub(crate) fn publish(
+        &self,
+        number: u32,
+        granule: &Granule,
+        address: Address,
+        class: Class,
+    ) -> Option<()> {
         if self.classes.is_small(class) {
             let byte = &self.starts.get(number)?.0[offset_of(address) / QUANTUM];
             byte.store(class.number() + 1, Ordering::Release);
@@ -272,7 +287,7 @@ impl Blocks {
         Some(())
     }
 
-    /// The live or held block that begins at an address.
+    /// Returns the live or deferred block that begins at an address.
     #[inline]
     fn at<'a>(&'a self, number: u32, granule: &'a Granule, address: Address) -> Option<Block<'a>> {
         let offset = offset_of(address);
@@ -280,10 +295,10 @@ impl Blocks {
         let found = word.load(Ordering::Acquire);
         if let Some(class) = (found & LARGE_CLASS).checked_sub(1) {
             let class = Class::new(class as u8);
-            if found & !(LARGE_HELD | LARGE_EXPORTED) == large_word(address, class)
+            if found & !(LARGE_DEFERRED | LARGE_EXPORTED) == large_word(address, class)
                 && address.is_aligned_to(LINE as usize)
             {
-                return Some(Block { address, class, granule, mark: Mark::Large(word) });
+                return Some(Block { address, class, granule, state: StateRef::Large(word) });
             }
         }
         if !offset.is_multiple_of(QUANTUM) {
@@ -291,10 +306,10 @@ impl Blocks {
         }
         let byte = &self.starts.get(number)?.0[offset / QUANTUM];
         let class = Class::new((byte.load(Ordering::Acquire) & SMALL_CLASS).checked_sub(1)?);
-        Some(Block { address, class, granule, mark: Mark::Small(byte) })
+        Some(Block { address, class, granule, state: StateRef::Small(byte) })
     }
 
-    /// The live block that begins at an address.
+    /// Returns the live block that begins at an address.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::InteriorAddress`], [`Error::NotAllocated`].
@@ -302,16 +317,16 @@ impl Blocks {
     pub(crate) fn find_start(&self, owner: OwnerId, address: Address) -> Result<Block<'_>> {
         if let Some((number, granule)) = self.granule_at(owner, address)
             && let Some(block) = self.at(number, granule, address)
-            && !block.is_held()
+            && !block.is_deferred()
         {
             return Ok(block);
         }
-        Err(self.no_start(owner, address))
+        Err(self.why_not_live(owner, address))
     }
 
-    /// Why no live block begins at an address.
+    /// Returns why no live block begins at an address.
     #[cold]
-    fn no_start(&self, owner: OwnerId, address: Address) -> Error {
+    fn why_not_live(&self, owner: OwnerId, address: Address) -> Error {
         match self.find(owner, address) {
             Ok(block) if block.address != address => Error::InteriorAddress { address },
             Ok(_) => Error::NotAllocated { address },
@@ -319,13 +334,13 @@ impl Blocks {
         }
     }
 
-    /// The block that begins at an address and is held.
-    pub(crate) fn find_held(&self, owner: OwnerId, address: Address) -> Option<Block<'_>> {
+    /// Returns the deferred block that begins at an address.
+    pub(crate) fn find_deferred(&self, owner: OwnerId, address: Address) -> Option<Block<'_>> {
         let (number, granule) = self.granule_at(owner, address)?;
-        self.at(number, granule, address).filter(Block::is_held)
+        self.at(number, granule, address).filter(Block::is_deferred)
     }
 
-    /// The live block that holds an address.
+    /// Returns the live block that holds an address.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
@@ -335,7 +350,7 @@ impl Blocks {
         let block = self
             .small_around(owner, (number, granule), address)
             .or_else(|| self.large_around(owner, (number, granule), address));
-        block.filter(|block| !block.is_held()).ok_or(Error::NotAllocated { address })
+        block.filter(|block| !block.is_deferred()).ok_or(Error::NotAllocated { address })
     }
 
     fn holds(&self, block: &Block<'_>, address: Address) -> bool {
@@ -344,7 +359,7 @@ impl Blocks {
             .is_some_and(|offset| offset < self.classes.size(block.class) as u64)
     }
 
-    /// The granule before one, of the same region.
+    /// Returns the granule before another one of the same region.
     fn before(&self, owner: OwnerId, granule: &Granule, address: Address) -> Option<(u32, &Granule)> {
         let last = Address::from_bits(begin_of(address).checked_sub(1)?);
         let (number, before) = self.granule_at(owner, last)?;
@@ -352,6 +367,7 @@ impl Blocks {
             .then_some((number, before))
     }
 
+    /// Returns the small block that holds an address.
     fn small_around(&self, owner: OwnerId, at: (u32, &Granule), address: Address) -> Option<Block<'_>> {
         let reach = self.classes.largest_small().div_ceil(QUANTUM);
         let mut bits = address.to_bits() / QUANTUM as u64 * QUANTUM as u64;
@@ -361,7 +377,7 @@ impl Blocks {
             let byte = &self.starts.get(number)?.0[offset_of(place) / QUANTUM];
             if let Some(class) = (byte.load(Ordering::Acquire) & SMALL_CLASS).checked_sub(1) {
                 let block =
-                    Block { address: place, class: Class::new(class), granule, mark: Mark::Small(byte) };
+                    Block { address: place, class: Class::new(class), granule, state: StateRef::Small(byte) };
                 return Some(block).filter(|block| self.holds(block, address));
             }
             if offset_of(place) == 0 {
@@ -372,6 +388,7 @@ impl Blocks {
         None
     }
 
+    /// Returns the large block that holds an address.
     fn large_around(&self, owner: OwnerId, at: (u32, &Granule), address: Address) -> Option<Block<'_>> {
         let mut granule = self.granules.get(at.0)?;
         let mut begin = begin_of(address);
@@ -381,13 +398,13 @@ impl Blocks {
                 let word = &granule.large[page];
                 let found = word.load(Ordering::Acquire);
                 let Some(class) = (found & LARGE_CLASS).checked_sub(1) else { continue };
-                let line = u64::from(found & !(LARGE_HELD | LARGE_EXPORTED)) >> LARGE_LINE;
+                let line = u64::from(found & !(LARGE_DEFERRED | LARGE_EXPORTED)) >> LARGE_LINE;
                 let place = Address::from_bits(begin + (page * PAGE) as u64 + line * LINE);
                 if place > address {
                     continue;
                 }
                 let class = Class::new(class as u8);
-                let block = Block { address: place, class, granule, mark: Mark::Large(word) };
+                let block = Block { address: place, class, granule, state: StateRef::Large(word) };
                 return Some(block).filter(|block| self.holds(block, address));
             }
             granule = self.before(owner, granule, Address::from_bits(begin))?.1;
@@ -396,7 +413,7 @@ impl Blocks {
         }
     }
 
-    /// Shows each block of the granule that is live or held.
+    /// Passes each block of a granule that is live or deferred to `look`.
     pub(crate) fn each_in(&self, number: u32, mut look: impl FnMut(Block<'_>)) {
         let (Some(granule), Some(starts)) = (self.granules.get(number), self.starts.get(number)) else {
             return;
@@ -405,15 +422,20 @@ impl Blocks {
         for (word, page) in granule.large.iter().zip(0_u64..) {
             let found = word.load(Ordering::Acquire);
             if let Some(class) = (found & LARGE_CLASS).checked_sub(1) {
-                let line = u64::from(found & !(LARGE_HELD | LARGE_EXPORTED)) >> LARGE_LINE;
+                let line = u64::from(found & !(LARGE_DEFERRED | LARGE_EXPORTED)) >> LARGE_LINE;
                 let address = Address::from_bits(begin + page * PAGE as u64 + line * LINE);
-                look(Block { address, class: Class::new(class as u8), granule, mark: Mark::Large(word) });
+                look(Block {
+                    address,
+                    class: Class::new(class as u8),
+                    granule,
+                    state: StateRef::Large(word),
+                });
             }
         }
         for (byte, place) in starts.0.iter().zip(0_u64..) {
             if let Some(class) = (byte.load(Ordering::Acquire) & SMALL_CLASS).checked_sub(1) {
                 let address = Address::from_bits(begin + place * QUANTUM as u64);
-                look(Block { address, class: Class::new(class), granule, mark: Mark::Small(byte) });
+                look(Block { address, class: Class::new(class), granule, state: StateRef::Small(byte) });
             }
         }
     }

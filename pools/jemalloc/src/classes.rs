@@ -1,4 +1,4 @@
-//! Sizes of blocks: jemalloc's, by number.
+//! [`Classes`]: the size classes of jemalloc, by number.
 
 use std::sync::OnceLock;
 
@@ -6,13 +6,14 @@ use umf_core::{Error, Result};
 
 use crate::je;
 
-/// How many there can be.
-const MOST: usize = 255;
+/// The most size classes that this module supports.
+const MAX_CLASSES: usize = 255;
 
-/// The least size, which all addresses of blocks are multiples of. (jemalloc has one of 8 bytes, too.)
+/// The smallest size that this pool uses, and the alignment of all blocks. jemalloc also has a
+/// class of 8 bytes.
 pub(crate) const QUANTUM: usize = 16;
 
-/// The number of a size.
+/// A size class, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class(u8);
 
@@ -26,24 +27,26 @@ impl Class {
     }
 }
 
-/// The sizes, as jemalloc tells them.
+/// The size classes, as jemalloc reports them.
 #[derive(Debug)]
 pub(crate) struct Classes {
-    sizes: [usize; MOST],
-    /// Those below come many to a slab; the others have an extent each.
+    sizes: [usize; MAX_CLASSES],
+    /// The number of small classes, whose blocks share slabs. Each larger block has an extent of
+    /// its own.
     small: u8,
     count: u8,
 }
 
 impl Classes {
-    /// The sizes.
+    /// Returns the size classes.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if they are not those of this module: a jemalloc that was built in another way.
+    /// [`Error::NotSupported`] if jemalloc was built with classes other than those that this module
+    /// computes.
     pub(crate) fn get() -> Result<&'static Self> {
         static KNOWN: OnceLock<Option<Classes>> = OnceLock::new();
         let other = Error::NotSupported {
-            what: "jemalloc with other sizes of blocks",
+            what: "jemalloc built with other size classes",
             owner: "this pool",
             native: 0,
         };
@@ -52,11 +55,17 @@ impl Classes {
 
     fn read() -> Result<Self> {
         let (small, large) = (je::read::<u32>(c"arenas.nbins")?, je::read::<u32>(c"arenas.nlextents")?);
-        let other = Error::NotSupported { what: "so many sizes of blocks", owner: "this pool", native: 0 };
-        let count =
-            u8::try_from(small + large).ok().filter(|&count| usize::from(count) < MOST).ok_or(other)?;
+        let other = Error::NotSupported {
+            what: "jemalloc with more than 254 size classes",
+            owner: "this pool",
+            native: 0,
+        };
+        let count = u8::try_from(small + large)
+            .ok()
+            .filter(|&count| usize::from(count) < MAX_CLASSES)
+            .ok_or(other)?;
         let small = u8::try_from(small).map_err(|_| other)?;
-        let mut sizes = [0; MOST];
+        let mut sizes = [0; MAX_CLASSES];
         for (number, size) in (0_u32..).zip(&mut sizes[..usize::from(count)]) {
             *size = match number.checked_sub(u32::from(small)) {
                 None => je::read_of("arenas.bin.", number, ".size")?,
@@ -69,32 +78,33 @@ impl Classes {
     fn is_as_computed(&self) -> bool {
         let page: Result<usize> = je::read(c"arenas.page");
         let all = self.sizes[..usize::from(self.count)].iter().zip(0_u8..).skip(1);
-        // A small block's number and two flags share a byte.
+        // The class of a small block and two flags share a byte.
         page == Ok(je::PAGE)
             && self.small < 62
             && all.clone().all(|(&size, number)| number_of(size) == u32::from(number))
             && all.skip(1).all(|(&size, number)| number_of(size - QUANTUM + 1) == u32::from(number))
     }
 
-    /// The class of blocks for `size` bytes; `None` past the largest.
+    /// Returns the class of blocks for `size` bytes; `None` beyond the largest class.
     #[inline]
     pub(crate) fn of(&self, size: usize) -> Option<Class> {
         let number = number_of(size.max(QUANTUM));
         if number < u32::from(self.count) { Some(Class(number as u8)) } else { None }
     }
 
-    /// Bytes in a block.
+    /// Returns the bytes of a block of a class.
     #[inline]
     pub(crate) fn size(&self, class: Class) -> usize {
         self.sizes[usize::from(class.0)]
     }
 
+    /// Returns whether blocks of a class share slabs.
     #[inline]
     pub(crate) const fn is_small(&self, class: Class) -> bool {
         class.0 < self.small
     }
 
-    /// Bytes in the largest of the small blocks.
+    /// Returns the bytes of a block of the largest small class.
     pub(crate) fn largest_small(&self) -> usize {
         self.sizes[usize::from(self.small) - 1]
     }
@@ -104,7 +114,8 @@ impl Classes {
     }
 }
 
-/// Four sizes for each power of two, from 16 bytes on; before them, the one of 8 bytes has number 0.
+/// Returns the class number of a size. There are four classes per doubling, from 16 bytes on. Class
+/// 0 has 8 bytes.
 #[inline]
 const fn number_of(size: usize) -> u32 {
     if size <= 64 {
@@ -112,7 +123,7 @@ const fn number_of(size: usize) -> u32 {
     }
     let last = size - 1;
     let power = last.ilog2();
-    // `last` has its leading bit at `power`, and two more bits say which of the four.
+    // The leading bit of `last` is at `power`, and the next two bits select one of four classes.
     (power - 6) * 4 + (last >> (power - 2)) as u32 % 4 + 5
 }
 
@@ -121,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jemalloc_has_these_sizes() {
+    fn computed_classes_are_those_of_jemalloc() {
         let classes = Classes::get().unwrap();
         assert_eq!(classes.largest_small(), 14 << 10);
         assert_eq!(classes.size(Class(1)), 16);

@@ -1,9 +1,12 @@
-//! What jemalloc calls: the extent hooks of a pool's arenas.
+//! The extent hooks of a pool's arenas: the functions that jemalloc calls for memory.
 //!
-//! jemalloc calls with locks of its own held, and a thread that is in a hook cannot allocate from it. So hooks never ask the
-//! provider for memory: they give what is free in the pool's regions, or note what is lacking ([`Wanted`]), and the pool gets that
-//! once jemalloc has returned. Nor do they give regions back or purge pages: that is noted, too. They take one lock, the room's, under
-//! which nothing is called; a fork takes it after jemalloc's ([`crate::fork`]).
+//! jemalloc calls them while it holds locks of its own, and a thread inside a hook must not call
+//! jemalloc. So hooks do not call the provider. A hook allocates from the free extents of the
+//! arena. If they do not suffice, it records the [`MissingExtent`], and the pool supplies it after
+//! jemalloc has returned. Returning regions and purging pages also wait until then.
+//!
+//! Hooks take one lock, that of the free extents, and call nothing under it. A fork takes it after
+//! the locks of jemalloc: see [`crate::threads`].
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_uint, c_void};
@@ -14,53 +17,54 @@ use umf_core::{Address, Result};
 use umf_sync::{Lock, fork::Leaf};
 
 use crate::JemallocPool;
+use crate::extents::{FreeExtents, region_of};
 use crate::je::{self, HookTable, PAGE};
-use crate::room::{Room, number_of};
 
-/// What jemalloc asked for in vain.
+/// An extent that a hook could not allocate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct MissingExtent {
     pub(crate) size: usize,
     pub(crate) align: usize,
 }
 
 thread_local! {
-    /// What the thread's call of jemalloc lacked.
-    static WANTED: Cell<Option<Wanted>> = const { Cell::new(None) };
-    /// What becomes free now is for use again at once.
-    static IS_SWEEPING: Cell<bool> = const { Cell::new(false) };
+    /// The extent that the thread's last call of jemalloc lacked.
+    static MISSING: Cell<Option<MissingExtent>> = const { Cell::new(None) };
+    /// Whether extents that are freed now are not purged.
+    static KEEP_PAGES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the thread's last call lacked, once.
-pub(crate) fn wanted() -> Option<Wanted> {
-    WANTED.take()
+/// Takes the extent that the thread's last call of jemalloc lacked.
+pub(crate) fn take_missing() -> Option<MissingExtent> {
+    MISSING.take()
 }
 
-/// Runs what makes jemalloc give extents back that will be used again at once: their pages stay.
-pub(crate) fn sweeping<T>(sweep: impl FnOnce() -> T) -> T {
-    IS_SWEEPING.set(true);
-    let result = sweep();
-    IS_SWEEPING.set(false);
+/// Runs `release`, and does not purge the extents that jemalloc frees meanwhile: they are reused at
+/// once, or returned with their regions.
+pub(crate) fn keeping_pages<T>(release: impl FnOnce() -> T) -> T {
+    KEEP_PAGES.set(true);
+    let result = release();
+    KEEP_PAGES.set(false);
     result
 }
 
-/// An arena of a pool: jemalloc's number for it, and its regions.
+/// An arena of a pool, and its free extents.
 ///
-/// What an arena gave back no other one gets: jemalloc joins neighbours without asking whose they are.
+/// Arenas share no regions: jemalloc merges adjacent extents without regard to their arenas.
 #[repr(C)]
 pub(crate) struct Arena {
-    /// First: jemalloc keeps a pointer to it.
+    /// First, since jemalloc passes a pointer to it, which [`owner`] casts.
     table: UnsafeCell<HookTable>,
     pool: Cell<*const JemallocPool>,
-    /// Which of the pool's arenas it is.
+    /// The index among the arenas of the pool.
     index: u32,
-    /// jemalloc's number.
+    /// The number of jemalloc's arena, once that is created.
     number: Cell<Option<u32>>,
-    /// Taken in hooks: nobody calls anything under it.
-    pub(crate) room: Lock<Room, Leaf>,
+    /// Hooks take this lock: threads call nothing while they hold it.
+    pub(crate) free_extents: Lock<FreeExtents, Leaf>,
 }
 
-// SAFETY: jemalloc only reads the table; the cells are set before anybody else sees the arena.
+// SAFETY: jemalloc only reads the table, and the cells are set before other threads know the arena.
 unsafe impl Sync for Arena {}
 // SAFETY: as above.
 unsafe impl Send for Arena {}
@@ -71,10 +75,11 @@ impl Arena {
             alloc: Some(alloc),
             dalloc: Some(dalloc),
             destroy: Some(destroy),
-            // All extents are usable memory as they are, and stay that.
+            // All extents are committed at all times.
             commit: None,
             decommit: None,
-            // Providers may do anything when they purge. What jemalloc gives back is purged when it has returned.
+            // A provider may call jemalloc when it purges. Freed extents are purged after jemalloc
+            // has returned.
             purge_lazy: None,
             purge_forced: None,
             split: Some(split),
@@ -85,25 +90,26 @@ impl Arena {
             pool: Cell::new(core::ptr::null()),
             index,
             number: Cell::new(None),
-            room: Lock::new(Room::new()),
+            free_extents: Lock::new(FreeExtents::new()),
         }
     }
 
-    /// Has jemalloc make it, once.
+    /// Creates the arena in jemalloc, once.
     ///
     /// # Errors
     /// Those of [`je::create_arena`].
     ///
     /// # Safety
-    /// Both stay where they are until [`Arena::destroy`]. Nobody else looks at the arena yet.
+    /// Arena and pool are not moved until the arena is retired. No other thread knows the arena
+    /// yet.
     pub(crate) unsafe fn create(&self, pool: &JemallocPool) -> Result<()> {
         self.pool.set(pool);
-        // SAFETY: the table is the arena's first part.
+        // SAFETY: the table is the first field of the arena, which stays where it is.
         self.number.set(Some(unsafe { je::create_arena(NonNull::from(self).cast()) }?));
         Ok(())
     }
 
-    /// jemalloc's number, once it is made.
+    /// Returns the number of jemalloc's arena, once that is created.
     #[inline]
     pub(crate) fn number(&self) -> Option<u32> {
         self.number.get()
@@ -114,12 +120,15 @@ impl Arena {
     }
 }
 
+/// Returns the arena of a hook table, and its pool.
+///
 /// # Safety
-/// jemalloc gives the table that it was given.
+/// The table is that of an [`Arena`] that is created and not retired.
 unsafe fn owner<'a>(table: *mut HookTable) -> Option<(&'a JemallocPool, &'a Arena)> {
-    // SAFETY: the table is the first part of an `Arena`, which is there as long as jemalloc's, and its pool with it.
+    // SAFETY: the table is the first field of an `Arena`, which lives until jemalloc's arena is
+    // retired.
     let arena = unsafe { table.cast::<Arena>().as_ref()? };
-    // SAFETY: as above.
+    // SAFETY: the pool owns the arena, and lives as long.
     Some((unsafe { arena.pool.get().as_ref()? }, arena))
 }
 
@@ -132,32 +141,33 @@ unsafe extern "C" fn alloc(
     commit: *mut bool,
     _arena: c_uint,
 ) -> *mut c_void {
-    // SAFETY: what jemalloc gives.
+    // SAFETY: jemalloc passes the table of the arena, and valid pointers.
     let (owner, zero, commit) = unsafe { (owner(table), zero.as_mut(), commit.as_mut()) };
     let (Some((pool, arena)), Some(zero), Some(commit)) = (owner, zero, commit) else { return null_mut() };
-    // At an address of its choice: there is none. Memory that need not be usable yet is what jemalloc asks for to have some ahead; it
-    // would keep that until the arena's end.
+    // An extent at an address of jemalloc's choice is not available. jemalloc requests uncommitted
+    // memory as a reserve, and would keep it until the arena is retired.
     if !new_address.is_null() || !*commit {
         return null_mut();
     }
-    match pool.take_extent(arena, size, align, *zero) {
+    match pool.allocate_extent(arena, size, align, *zero) {
         Some(address) => {
-            // (Nobody but an environment that has jemalloc clear all blocks.)
+            // jemalloc asks for zeroed memory only if the environment has it clear all blocks.
             if *zero {
-                // SAFETY: pages of the pool's regions, of host memory at its own addresses, which nobody else has.
+                // SAFETY: the extent is host memory at its own addresses, and no other code has it
+                // yet.
                 unsafe { address.write_bytes(0, size) };
             }
             address
         }
         None => {
-            WANTED.set(Some(Wanted { size, align }));
+            MISSING.set(Some(MissingExtent { size, align }));
             null_mut()
         }
     }
 }
 
-/// The address that jemalloc knows.
-fn visible(address: *mut c_void) -> Address {
+/// Returns an address of jemalloc as an [`Address`].
+fn je_address(address: *mut c_void) -> Address {
     Address::from_ptr(address)
 }
 
@@ -168,9 +178,9 @@ unsafe extern "C" fn dalloc(
     _is_committed: bool,
     _arena: c_uint,
 ) -> bool {
-    // SAFETY: what jemalloc gives.
+    // SAFETY: jemalloc passes the table of the arena.
     let Some((pool, arena)) = (unsafe { owner(table) }) else { return true };
-    !pool.give_extent(arena, visible(address), size, IS_SWEEPING.get())
+    !pool.free_extent(arena, je_address(address), size, KEEP_PAGES.get())
 }
 
 unsafe extern "C" fn destroy(
@@ -180,9 +190,9 @@ unsafe extern "C" fn destroy(
     _is_committed: bool,
     _arena: c_uint,
 ) {
-    // SAFETY: what jemalloc gives.
+    // SAFETY: jemalloc passes the table of the arena.
     if let Some((pool, arena)) = unsafe { owner(table) } {
-        pool.give_extent(arena, visible(address), size, true);
+        pool.free_extent(arena, je_address(address), size, true);
     }
 }
 
@@ -195,9 +205,9 @@ unsafe extern "C" fn split(
     _is_committed: bool,
     _arena: c_uint,
 ) -> bool {
-    // SAFETY: what jemalloc gives.
+    // SAFETY: jemalloc passes the table of the arena.
     let Some((_, arena)) = (unsafe { owner(table) }) else { return true };
-    arena.room.lock().split().is_err()
+    arena.free_extents.lock().split().is_err()
 }
 
 unsafe extern "C" fn merge(
@@ -209,49 +219,59 @@ unsafe extern "C" fn merge(
     _is_committed: bool,
     _arena: c_uint,
 ) -> bool {
-    // SAFETY: what jemalloc gives.
+    // SAFETY: jemalloc passes the table of the arena.
     let Some((pool, arena)) = (unsafe { owner(table) }) else { return true };
-    let (low, high) = (pool.region_at(visible(low)), pool.region_at(visible(high)));
-    // Regions go back to the provider one by one.
+    let (low, high) = (pool.region_at(je_address(low)), pool.region_at(je_address(high)));
+    // Regions are returned to the provider one by one, so no extent may span two.
     if low.is_none() || low != high {
         return true;
     }
-    arena.room.lock().merge();
+    arena.free_extents.lock().merge();
     false
 }
 
 impl JemallocPool {
-    /// Pages for jemalloc, by the address that it is to know; null if there are not so many, or they are `to_touch` and must not be.
-    fn take_extent(&self, arena: &Arena, size: usize, align: usize, to_touch: bool) -> Option<*mut c_void> {
-        if self.is_held_at_bound() {
+    /// Allocates an extent for jemalloc; `None` if there is none, or if jemalloc is going to write
+    /// to it (`to_touch`) and must not.
+    fn allocate_extent(
+        &self,
+        arena: &Arena,
+        size: usize,
+        align: usize,
+        to_touch: bool,
+    ) -> Option<*mut c_void> {
+        if self.is_held_limit_reached() {
             return None;
         }
-        let mut room = arena.room.lock();
-        let place = room.take(size as u64, align.max(PAGE) as u64)?;
-        let record = self.regions.get(number_of(place))?;
+        let mut extents = arena.free_extents.lock();
+        let position = extents.allocate(size as u64, align.max(PAGE) as u64)?;
+        let record = self.regions.get(region_of(position))?;
         if to_touch && (record.is_shadowed() || !self.is_touchable) {
-            room.give(place, size as u64);
+            extents.free(position, size as u64);
             return None;
         }
         record.used.fetch_add(size as u64, Ordering::Relaxed);
-        let address = record.visible_at(place);
-        drop(room);
+        let address = record.je_address_at(position);
+        drop(extents);
         Some(core::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?))
     }
 
-    /// Takes pages back; `false` if they are none of this pool.
-    fn give_extent(&self, arena: &Arena, begin: Address, size: usize, is_kept: bool) -> bool {
+    /// Frees an extent of jemalloc; returns `false` if it is not one of this pool. Without
+    /// `keeps_pages`, its pages are purged later.
+    fn free_extent(&self, arena: &Arena, begin: Address, size: usize, keeps_pages: bool) -> bool {
         let Some(number) = self.region_at(begin) else { return false };
         let Some(record) = self.regions.get(number) else { return false };
-        let mut room = arena.room.lock();
-        let place = crate::room::place(number, record.visible.load(Ordering::Relaxed), begin.to_bits());
+        let mut extents = arena.free_extents.lock();
+        let position =
+            crate::extents::position(number, record.je_base.load(Ordering::Relaxed), begin.to_bits());
         let is_idle = record.used.fetch_sub(size as u64, Ordering::Relaxed) == size as u64;
-        // (If all of the region is free now, it goes as a whole.)
-        if is_kept || is_idle {
-            room.give(place, size as u64);
+        // A region that is wholly free is returned as it is, so that purging its pages is not worth
+        // while.
+        if keeps_pages || is_idle {
+            extents.free(position, size as u64);
         } else {
-            room.give_dirty(place, size as u64);
-            self.has_work.store(true, Ordering::Relaxed);
+            extents.free_dirty(position, size as u64);
+            self.has_pending_work.store(true, Ordering::Relaxed);
         }
         if is_idle {
             self.note_idle();
@@ -266,9 +286,9 @@ mod tests {
     use umf_core::{Layout, Pool, ProviderRef};
     use umf_testkit::pool::{Numbers, Pages};
 
-    /// What jemalloc may ask for, whatever [`je::fills_blocks`] could find out.
+    /// jemalloc may request zeroed extents even if [`je::fills_blocks`] did not detect it.
     #[test]
-    fn what_must_not_be_touched_is_not_cleared() {
+    fn zeroed_extent_of_untouchable_memory_is_refused() {
         let providers: [(ProviderRef, bool); 3] = [
             (Numbers::new(4096).into(), false),
             (Pages::untouchable().into(), false),
@@ -277,22 +297,22 @@ mod tests {
         for (provider, is_memory) in providers {
             let pool =
                 JemallocPool::with_settings(provider, crate::JemallocSettings::default().arenas(1)).unwrap();
-            // So that there is a region with room for more.
+            // Adds a region with free extents.
             let block = pool.allocate(Layout::new(100, 1).unwrap()).unwrap();
             let arena = &pool.arenas()[0];
-            let free = arena.room.lock().free;
+            let free = arena.free_extents.lock().free_bytes;
             assert!(free >= 4096);
             let (mut zero, mut commit) = (true, true);
             let table = core::ptr::from_ref(arena).cast_mut().cast();
-            // SAFETY: the table of an arena that there is.
+            // SAFETY: the arena is created, and its pool is alive.
             let got = unsafe { alloc(table, null_mut(), 4096, 4096, &raw mut zero, &raw mut commit, 0) };
             assert_eq!(!got.is_null(), is_memory);
             if is_memory {
-                // SAFETY: as above, and what it gave.
+                // SAFETY: as above, and the hook returned the extent.
                 assert!(!unsafe { dalloc(table, got, 4096, true, 0) });
             }
-            assert_eq!(arena.room.lock().free, free);
-            // SAFETY: the test's own.
+            assert_eq!(arena.free_extents.lock().free_bytes, free);
+            // SAFETY: the block is live, and no thread uses it.
             unsafe { pool.free(block) }.unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! What is called of jemalloc: the one module that does.
+//! The calls of jemalloc. No other module calls it.
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -12,47 +12,48 @@ use umf_sync::Lock;
 
 pub(crate) use je::extent_hooks_t as HookTable;
 
-/// Taken by a thread for its first call of jemalloc: that takes a lock which jemalloc's own handlers of forks leave out (where it has
-/// its thread-local storage by a pthread key).
-static FIRST: Lock<()> = Lock::new(());
+/// Held by a thread during its first call of jemalloc. If jemalloc keeps thread-local data under a
+/// pthread key, that call takes a lock which jemalloc's own fork handlers do not take.
+static FIRST_CALL: Lock<()> = Lock::new(());
 
 thread_local! {
-    /// The thread has called jemalloc.
+    /// Whether the thread has called jemalloc.
     static IS_READY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be called by a thread before it calls anything else here that allocates, frees, or is a command.
-pub(crate) fn ready() {
+/// Makes the calling thread ready to allocate, to free and to run commands. Must be called before
+/// those.
+pub(crate) fn ensure_ready() {
     #[cold]
-    fn be_ready() {
-        let _first = FIRST.lock();
-        begin();
+    fn first_call() {
+        let _first = FIRST_CALL.lock();
+        initialise();
         IS_READY.set(true);
     }
     if !IS_READY.get() {
-        be_ready();
+        first_call();
     }
 }
 
-/// The thread is at its end, and jemalloc may have forgotten it.
-pub(crate) fn thread_ends() {
+/// Notes that the calling thread ends, and that jemalloc may have dropped its data.
+pub(crate) fn end_thread() {
     IS_READY.set(false);
 }
 
-/// Has jemalloc begin, and take part in forks, if it has not.
-pub(crate) fn begin() {
-    // (Whatever it says.)
+/// Initialises jemalloc, which then registers its fork handlers.
+pub(crate) fn initialise() {
+    // Any call initialises it; the value does not matter.
     let _ = read::<usize>(c"arenas.page");
 }
 
-/// jemalloc's page: extents are multiples of it.
+/// The page size of jemalloc. Extents are multiples of it.
 pub(crate) const PAGE: usize = 4096;
 
 /// `arena_config_t`, which the bindings leave out.
 #[repr(C)]
 struct ArenaConfig {
     hooks: *mut HookTable,
-    /// Whether the arena's own records come through the hooks as well.
+    /// Whether the metadata of the arena comes through the hooks as well.
     metadata_use_hooks: bool,
 }
 
@@ -60,34 +61,35 @@ const fn failed(native: c_int) -> Error {
     Error::native("mallctl", native)
 }
 
-/// Reads a value of jemalloc's tree. `T` is what the documentation says of it.
+/// Reads a value of the `mallctl` tree. `T` is the type that the manual page documents.
 pub(crate) fn read<T: Copy>(name: &CStr) -> Result<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let mut size = size_of::<T>();
-    // SAFETY: the place is as large as is said; jemalloc refuses another size.
+    // SAFETY: `value` has `size` bytes, and jemalloc rejects another size than that of the value.
     let code = unsafe { je::mallctl(name.as_ptr(), value.as_mut_ptr().cast(), &raw mut size, null_mut(), 0) };
     if code != 0 || size != size_of::<T>() {
         return Err(failed(code));
     }
-    // SAFETY: jemalloc has written all of it.
+    // SAFETY: jemalloc has written `size` bytes.
     Ok(unsafe { value.assume_init() })
 }
 
-/// As [`read`], with a number in the middle of the name.
+/// Reads a value with a number in the middle of its name.
 pub(crate) fn read_of<T: Copy>(before: &str, number: u32, after: &str) -> Result<T> {
     let mut name = [0_u8; 64];
     let name = named(&mut name, before, number, after).ok_or(failed(0))?;
     read(name)
 }
 
-fn named<'a>(room: &'a mut [u8; 64], before: &str, number: u32, after: &str) -> Option<&'a CStr> {
+fn named<'a>(buffer: &'a mut [u8; 64], before: &str, number: u32, after: &str) -> Option<&'a CStr> {
     use std::io::Write;
-    let mut rest = &mut room[..];
+    let mut rest = &mut buffer[..];
     write!(rest, "{before}{number}{after}\0").ok()?;
-    CStr::from_bytes_until_nul(room).ok()
+    CStr::from_bytes_until_nul(buffer).ok()
 }
 
-/// Whether jemalloc is set to write into blocks by itself, as `MALLOC_CONF` can have it.
+/// Returns whether jemalloc writes into blocks, as the options `junk` and `zero` of `MALLOC_CONF`
+/// have it.
 pub(crate) fn fills_blocks() -> bool {
     let is_on = |name| read::<bool>(name).unwrap_or(false);
     let junk = read::<*const c_char>(c"opt.junk").ok().and_then(NonNullText::new);
@@ -98,7 +100,7 @@ struct NonNullText(&'static CStr);
 
 impl NonNullText {
     fn new(text: *const c_char) -> Option<Self> {
-        // SAFETY: options are texts that stay.
+        // SAFETY: options are C strings that are never freed.
         (!text.is_null()).then(|| Self(unsafe { CStr::from_ptr(text) }))
     }
 }
@@ -106,7 +108,7 @@ impl NonNullText {
 /// Returns a spare arena, or creates one, with these hooks.
 ///
 /// # Errors
-/// [`Error::TooMany`] past what jemalloc has in one process.
+/// [`Error::TooMany`] if jemalloc has no more arenas in this process.
 ///
 /// # Safety
 /// The table stays where it is until the arena is destroyed or made spare.
@@ -122,7 +124,7 @@ pub(crate) unsafe fn create_arena(hooks: NonNull<HookTable>) -> Result<u32> {
     let mut config = ArenaConfig { hooks: hooks.as_ptr(), metadata_use_hooks: false };
     let mut arena = 0_u32;
     let mut size = size_of::<u32>();
-    // SAFETY: places and sizes are of these types; the hooks stay, as the caller says.
+    // SAFETY: pointers and sizes match the types, and the hooks stay valid, as the caller says.
     let code = unsafe {
         je::mallctl(
             c"experimental.arenas_create_ext".as_ptr(),
@@ -148,7 +150,7 @@ unsafe fn set_hooks(arena: u32, hooks: *mut HookTable) -> Result<()> {
     let name = named(&mut name, "arena.", arena, ".extent_hooks").ok_or(failed(0))?;
     let mut hooks = hooks;
     let size = size_of::<*mut HookTable>();
-    // SAFETY: the place holds a pointer to a table, which stays, as the caller says.
+    // SAFETY: `hooks` is a pointer to a table that stays valid, as the caller says.
     match unsafe { je::mallctl(name.as_ptr(), null_mut(), null_mut(), (&raw mut hooks).cast(), size) } {
         0 => Ok(()),
         code => Err(failed(code)),
@@ -215,24 +217,25 @@ unsafe extern "C" fn refuse(
     null_mut()
 }
 
-/// Arenas that there can be, those of jemalloc itself included.
+/// The most arenas of a process, those of jemalloc itself included.
 pub(crate) const ARENAS: usize = 4095;
 
-/// There are no more.
+/// The error for more arenas than jemalloc has.
 pub(crate) const NO_ARENA: Error = Error::TooMany { what: "arenas of jemalloc", limit: ARENAS };
 
+/// Runs a command on an arena.
 fn command(arena: u32, what: &str) -> Result<()> {
     let mut name = [0_u8; 64];
     let name = named(&mut name, "arena.", arena, what).ok_or(failed(0))?;
-    // SAFETY: a command without arguments.
+    // SAFETY: the command has no arguments.
     match unsafe { je::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) } {
         0 => Ok(()),
         code => Err(failed(code)),
     }
 }
 
-/// Gives all extents of an arena to its hooks, those of live blocks included. Those that a hook
-/// refuses stay the arena's.
+/// Frees all extents of an arena through its hooks, those of live blocks included. Extents that a
+/// hook refuses stay in the arena.
 ///
 /// # Safety
 /// Nothing uses the arena's blocks any more, and no cache has any of them.
@@ -241,31 +244,32 @@ pub(crate) unsafe fn empty_arena(arena: u32) -> Result<()> {
     purge_arena(arena)
 }
 
-/// Gives all extents of an arena to its hooks, those of live blocks included, and the arena's number to whoever wants one next.
+/// Destroys an arena: frees all its extents through its hooks, those of live blocks included. The
+/// next arena to be created may get its number.
 ///
 /// # Safety
-/// Nobody uses the arena or its blocks any more, and no cache has any of them.
+/// No thread uses the arena or its blocks any more, and no cache has any of them.
 pub(crate) unsafe fn destroy_arena(arena: u32) -> Result<()> {
     command(arena, ".destroy")
 }
 
-/// Gives all free extents of an arena to its hooks.
+/// Frees all unused extents of an arena through its hooks.
 pub(crate) fn purge_arena(arena: u32) -> Result<()> {
     command(arena, ".purge")
 }
 
-/// A cache for one thread; `None` past 4,093 in one process, or without memory.
+/// Creates a cache for one thread; `None` beyond 4,093 caches in one process, or without memory.
 pub(crate) fn create_cache() -> Option<u32> {
     read::<u32>(c"tcache.create").ok()
 }
 
-/// Gives all blocks of a cache to their arenas.
+/// Flushes the blocks of a cache to their arenas, and destroys it.
 ///
 /// # Safety
-/// `create_cache` gave it; nobody uses it now or later.
+/// `create_cache` returned it, and no thread uses it now or later.
 pub(crate) unsafe fn destroy_cache(cache: u32) {
     let mut cache = cache;
-    // SAFETY: the place is as large as is said.
+    // SAFETY: `cache` has the size that is passed.
     let code = unsafe {
         je::mallctl(
             c"tcache.destroy".as_ptr(),
@@ -278,7 +282,7 @@ pub(crate) unsafe fn destroy_cache(cache: u32) {
     debug_assert_eq!(code, 0);
 }
 
-/// The flags of a cache, or of none.
+/// Returns the flags that select a cache, or none.
 #[inline]
 pub(crate) const fn cache_flags(cache: Option<u32>) -> c_int {
     match cache {
@@ -297,26 +301,27 @@ pub(crate) const fn align_flags(align: usize) -> c_int {
     je::MALLOCX_ALIGN(align)
 }
 
-/// Allocates.
+/// Allocates a block.
 ///
 /// # Safety
-/// Arena and cache in `flags` exist, and no other thread uses the cache. `size` is not 0.
+/// The arena and the cache in `flags` exist, and no other thread uses the cache. `size` is not 0.
 #[inline]
 pub(crate) unsafe fn allocate(size: usize, flags: c_int) -> Option<NonNull<c_void>> {
     // SAFETY: passed on to the caller.
     NonNull::new(unsafe { je::mallocx(size, flags) })
 }
 
-/// Bytes that a block of `size` bytes would have; 0 if there is no such size.
+/// Returns the bytes that a block for `size` bytes would have; 0 if `size` is too large.
 pub(crate) fn usable(size: usize, flags: c_int) -> usize {
-    // SAFETY: computes only; the size is not 0.
+    // SAFETY: the call only computes, and the size is not 0.
     unsafe { je::nallocx(size.max(1), flags) }
 }
 
-/// Frees.
+/// Frees a block.
 ///
 /// # Safety
-/// A live block of this usable size, which nobody uses; for the cache in `flags` as in [`allocate`].
+/// `block` is live, has this usable size, and no thread uses it. The cache in `flags` is as in
+/// [`allocate`].
 #[inline]
 pub(crate) unsafe fn free(block: NonNull<c_void>, size: usize, flags: c_int) {
     // SAFETY: passed on to the caller.

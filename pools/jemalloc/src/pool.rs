@@ -1,4 +1,4 @@
-//! [`JemallocPool`].
+//! [`JemallocPool`]: allocating and freeing blocks, and the traits of a pool.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -23,62 +23,65 @@ use umf_runtime::observer::before_free;
 use umf_sync::table::Table;
 
 use crate::JemallocSettings;
-use crate::blocks::{Block, Blocks, Life};
-use crate::caches::{Caches, Own};
+use crate::blocks::{Block, Blocks, LiveState};
 use crate::classes::{Class, Classes, QUANTUM};
+use crate::extents::REGIONS;
 use crate::hooks::{self, Arena};
 use crate::je;
-use crate::regions::Record;
-use crate::room::REGIONS;
+use crate::regions::RegionRecord;
+use crate::threads::{CurrentThread, ThreadCaches};
 
 pub(crate) const OWNER: &str = "this jemalloc pool";
 
-/// What the environment can have jemalloc do, by its `junk` and `zero`.
-pub(crate) const FILLS: Error = Error::NotSupported {
+/// The error for `junk` or `zero` in the environment, over memory that the CPU must not touch.
+pub(crate) const FILLS_BLOCKS: Error = Error::NotSupported {
     what: "jemalloc's filling of blocks (junk, zero) over memory that the CPU must not touch",
     owner: OWNER,
     native: 0,
 };
 
-/// Without settings there are no more arenas than this.
+/// The most arenas of a pool without settings.
 const ARENAS: usize = 4;
-/// How often jemalloc is asked again when others took what was got for it.
+/// How often an allocation is tried again after other threads took the extent that was supplied for
+/// it.
 const ATTEMPTS: u32 = 64;
 
 /// A pool whose allocator is jemalloc.
 ///
-/// Dropping it gives every region back, those of live blocks included (their exports are retired first).
+/// Dropping the pool returns every region, those with live blocks included, after it has retired
+/// the exports of these blocks.
 ///
-/// jemalloc gives free pages back ten seconds after they became free, as the pool is used; [`Pool::trim`] does it at once. Each
-/// thread keeps up to a few hundred blocks of each size up to 32 KiB for itself, until it ends or, after a trim, uses the pool again.
+/// While the pool is used, jemalloc purges pages ten seconds after they became free. [`Pool::trim`]
+/// does so at once. Each thread caches up to a few hundred blocks of each size class up to 32 KiB,
+/// until it ends or, after a trim, uses the pool again.
 pub struct JemallocPool {
-    // First, so that it is dropped before what its guards could still reach.
+    // First, so that it is dropped, and guards waited for, before what they could still reach.
     pub(crate) upstream: Upstream,
     settings: JemallocSettings,
-    /// Whose addresses jemalloc knows instead of those that it cannot know.
+    /// The source of addresses for memory whose own addresses jemalloc cannot use.
     pub(crate) shadow: OnceLock<Upstream>,
     pub(crate) classes: &'static Classes,
     pub(crate) blocks: Blocks,
-    pub(crate) caches: Caches,
-    /// Those without a number could not be made, and are at the end.
+    pub(crate) caches: ThreadCaches,
+    /// The arenas. Those that could not be created are at the end.
     arenas: Box<[Arena]>,
-    /// How many could.
+    /// The number of arenas that were created.
     arena_count: AtomicUsize,
-    /// jemalloc has given back all of some region.
+    /// Whether jemalloc has freed all extents of some region.
     pub(crate) has_idle: AtomicBool,
-    /// That, or something to purge.
-    pub(crate) has_work: AtomicBool,
-    /// The CPU may touch the memory.
+    /// Whether there is an idle region or a dirty extent.
+    pub(crate) has_pending_work: AtomicBool,
+    /// Whether the CPU may touch the memory.
     pub(crate) is_touchable: bool,
-    pub(crate) regions: Table<Record>,
-    /// Some region turned out to lie within another one.
-    pub(crate) has_margins: AtomicBool,
+    pub(crate) regions: Table<RegionRecord>,
+    /// Whether some region lies within another one: see [`JemallocPool::excludes_edge_pages`].
+    pub(crate) excludes_edge_pages: AtomicBool,
     pub(crate) reserved: Reserved,
-    /// Bytes of leased memory at which no more is handed out; 0: none.
+    /// The bytes of leased memory at which the pool hands out no more; 0 for any number.
     max_held: AtomicU64,
 }
 
-/// What jemalloc is asked for.
+/// A request, as it is passed to jemalloc.
 struct Request {
     size: usize,
     align: usize,
@@ -86,7 +89,7 @@ struct Request {
 }
 
 impl JemallocPool {
-    /// A pool over `provider` with default settings.
+    /// Returns a pool over `provider` with default settings.
     ///
     /// # Errors
     /// As [`JemallocPool::with_settings`].
@@ -94,18 +97,18 @@ impl JemallocPool {
         Self::with_settings(provider, JemallocSettings::default())
     }
 
-    /// A pool over `provider`.
+    /// Returns a pool over `provider`.
     ///
     /// # Errors
-    /// [`Error::TooMany`] past 16,383 pools in one process, and past the arenas that jemalloc has ([`JemallocSettings::arenas`]);
-    /// [`Error::NotSupported`] over memory that the CPU must not touch, if the environment has jemalloc fill blocks
-    /// (`_RJEM_MALLOC_CONF=junk:true`).
+    /// [`Error::TooMany`] beyond 16,383 pools in one process, and if jemalloc has no more arenas
+    /// ([`JemallocSettings::arenas`]). [`Error::NotSupported`] over memory that the CPU must not
+    /// touch, if the environment has jemalloc fill blocks (`_RJEM_MALLOC_CONF=junk:true`).
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: JemallocSettings) -> Result<Arc<Self>> {
-        je::ready();
+        je::ensure_ready();
         let upstream = Upstream::new(provider)?;
         let is_touchable = upstream.provider().memory_kind().is_host_accessible();
         if !is_touchable && je::fills_blocks() {
-            return Err(FILLS);
+            return Err(FILLS_BLOCKS);
         }
         upstream.set_on_out_of_memory(settings.out_of_memory.clone());
         let classes = Classes::get()?;
@@ -120,39 +123,42 @@ impl JemallocPool {
             shadow: OnceLock::new(),
             classes,
             blocks: Blocks::new(classes),
-            caches: Caches::new(),
+            caches: ThreadCaches::new(),
             arenas: (0..wanted).map(Arena::new).collect(),
             arena_count: AtomicUsize::new(0),
             has_idle: AtomicBool::new(false),
-            has_work: AtomicBool::new(false),
+            has_pending_work: AtomicBool::new(false),
             is_touchable,
             regions: Table::new(REGIONS - 1),
-            has_margins: AtomicBool::new(false),
+            excludes_edge_pages: AtomicBool::new(false),
             reserved: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
             max_held: AtomicU64::new(0),
             upstream,
             settings,
         });
-        pool.set_held(pool.settings.on_free, pool.settings.max_held);
+        pool.set_held_limit(pool.settings.on_free, pool.settings.max_held);
         // SAFETY: an `Arc`'s content does not move.
-        unsafe { pool.make_arenas() }?;
+        unsafe { pool.create_arenas() }?;
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
         if let Some(this) = NonNull::new(this.cast_mut()) {
-            // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
+            // SAFETY: the pool does not move, and `upstream`, a field, is dropped before the pool
+            // is.
             unsafe { pool.upstream.set_pool(this) };
         }
-        // SAFETY: as above, and `drop` leaves.
-        unsafe { crate::fork::enter(NonNull::from(&*pool)) }?;
+        // SAFETY: the pool does not move, and `drop` removes it again.
+        unsafe { crate::threads::register(NonNull::from(&*pool)) }?;
         Ok(pool)
     }
 
-    /// As many arenas as are wanted; without settings, as there are.
+    /// Creates the arenas; without settings, as many as jemalloc has.
     ///
     /// # Safety
-    /// The pool stays where it is. (`drop` retires its arenas.) Nobody else has it yet.
-    unsafe fn make_arenas(&self) -> Result<()> {
+    /// The pool is not moved until `drop`, which retires its arenas. No other thread has the pool
+    /// yet.
+    unsafe fn create_arenas(&self) -> Result<()> {
         for (count, arena) in (1..).zip(&self.arenas) {
-            // SAFETY: the arenas are a part of this pool, which retires them before it goes.
+            // SAFETY: the arenas are fields of the pool, which does not move and retires them in
+            // `drop`.
             match unsafe { arena.create(self) } {
                 Ok(()) => self.arena_count.store(count, Ordering::Relaxed),
                 Err(_) if self.settings.arenas == 0 && count > 1 => break,
@@ -162,51 +168,52 @@ impl JemallocPool {
         Ok(())
     }
 
-    /// The pool's arenas.
+    /// Returns the arenas of the pool.
     #[inline]
     pub(crate) fn arenas(&self) -> &[Arena] {
         self.arenas.get(..self.arena_count.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    /// How many arenas the pool's threads are spread over.
+    /// Returns the number of arenas that the threads of the pool are spread over.
     #[must_use]
     pub fn arena_count(&self) -> usize {
         self.arenas().len()
     }
 
     /// Empties an arena and keeps it for the next pool, or destroys it if it does not become empty.
-    /// No page is purged: regions go as they are, or stay with what other processes still have open
-    /// in them.
+    /// No page is purged: regions are returned as they are, or stay while other processes have
+    /// blocks in them open.
     ///
     /// # Safety
-    /// Nothing uses the pool any more, and no cache has any of the arena's blocks.
+    /// No thread uses the pool any more, and no cache has any of the arena's blocks.
     unsafe fn retire(&self, arena: &Arena) -> Result<()> {
         let Some(number) = arena.number() else { return Ok(()) };
         // SAFETY: passed on to the caller.
-        let emptied = hooks::sweeping(|| unsafe { je::empty_arena(number) });
+        let emptied = hooks::keeping_pages(|| unsafe { je::empty_arena(number) });
         if emptied.is_ok() && self.is_empty(arena) {
-            // SAFETY: as above; it has no extents.
+            // SAFETY: the arena has no extents, and no thread uses it.
             return unsafe { je::make_spare(number) };
         }
-        // SAFETY: as above.
-        hooks::sweeping(|| unsafe { je::destroy_arena(number) })
+        // SAFETY: passed on to the caller.
+        hooks::keeping_pages(|| unsafe { je::destroy_arena(number) })
     }
 
+    /// Has jemalloc free all unused extents of the pool.
     pub(crate) fn purge_arenas(&self) {
-        je::ready();
+        je::ensure_ready();
         for arena in self.arenas().iter().filter_map(Arena::number) {
-            // (It cannot fail for an arena that there is.)
+            // Cannot fail for an arena that exists.
             let _ = je::purge_arena(arena);
         }
     }
 
-    fn set_held(&self, on_free: OnFree, max_held: u64) {
+    fn set_held_limit(&self, on_free: OnFree, max_held: u64) {
         self.upstream.set_on_free(on_free, max_held);
         self.max_held.store(max_held, Ordering::Relaxed);
     }
 
-    /// Whether as much is leased as may be: then jemalloc gets no more pages.
-    pub(crate) fn is_held_at_bound(&self) -> bool {
+    /// Returns whether the limit of leased memory is reached: then jemalloc gets no more extents.
+    pub(crate) fn is_held_limit_reached(&self) -> bool {
         let most = self.max_held.load(Ordering::Relaxed);
         most != 0 && {
             let held = self.upstream.deferred();
@@ -222,7 +229,7 @@ impl JemallocPool {
             let class = self.classes.of(size).ok_or(overflow)?;
             return Ok(Request { size, align: 1, class });
         }
-        // What blocks that are aligned so have may be more.
+        // An aligned block may be larger.
         let usable = je::usable(size, je::align_flags(align));
         let class = self.classes.of(usable).filter(|_| usable >= size).ok_or(overflow)?;
         Ok(Request { size, align, class })
@@ -233,20 +240,20 @@ impl JemallocPool {
             return Err(Error::Frozen { what: "shared memory" });
         }
         let request = self.request(layout)?;
-        let (own, index) = self.caches.own();
+        let (own, index) = self.caches.current();
         let none = Error::OutOfMemory { size: layout.size(), owner: "jemalloc", native: 0 };
         let arena = match self.arenas() {
             [] => return Err(none),
             [arena] => arena,
             arenas => &arenas[index as usize % arenas.len()],
         };
-        let (mut attempt, mut was_gathered) = (0, false);
+        let (mut attempt, mut was_reclaimed) = (0, false);
         loop {
-            if let Some(block) = Self::ask(arena, &request, own) {
-                return self.hand_out(block, &request, own);
+            if let Some(block) = Self::allocate_from(arena, &request, own) {
+                return self.publish_block(block, &request, own);
             }
-            let wanted = hooks::wanted().filter(|_| attempt < ATTEMPTS).ok_or(none)?;
-            if let Err(error) = self.make_room(arena, wanted, attempt == 0, &mut was_gathered) {
+            let missing = hooks::take_missing().filter(|_| attempt < ATTEMPTS).ok_or(none)?;
+            if let Err(error) = self.supply_extent(arena, missing, attempt == 0, &mut was_reclaimed) {
                 let lacks_memory = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. });
                 return if lacks_memory {
                     self.allocate_elsewhere(arena, &request, own, error)
@@ -258,142 +265,153 @@ impl JemallocPool {
         }
     }
 
-    /// A block from any other arena, which may have what this one lacks.
+    /// Allocates a block from any other arena, after one has failed with `error`.
     #[cold]
     fn allocate_elsewhere(
         &self,
         arena: &Arena,
         request: &Request,
-        own: Own<'_>,
+        own: CurrentThread<'_>,
         error: Error,
     ) -> Result<Address> {
         let others = self.arenas().iter().filter(|other| other.index() != arena.index());
-        let block = others.into_iter().find_map(|other| Self::ask(other, request, own));
-        hooks::wanted();
-        block.map_or(Err(error), |block| self.hand_out(block, request, own))
+        let block = others.into_iter().find_map(|other| Self::allocate_from(other, request, own));
+        hooks::take_missing();
+        block.map_or(Err(error), |block| self.publish_block(block, request, own))
     }
 
     #[inline]
-    fn ask(arena: &Arena, request: &Request, own: Own<'_>) -> Option<usize> {
+    fn allocate_from(arena: &Arena, request: &Request, own: CurrentThread<'_>) -> Option<usize> {
         let aligned = if request.align > 1 { je::align_flags(request.align) } else { 0 };
         let flags = je::arena_flags(arena.number()?) | aligned | own.flags();
-        // SAFETY: the pool's arena, and the thread's own cache.
+        // SAFETY: the arena is the pool's, and the cache is the calling thread's.
         unsafe { je::allocate(request.size, flags) }.map(|block| block.addr().get())
     }
 
-    /// Makes a block known that jemalloc gave.
+    /// Makes a block of jemalloc live, and returns its address.
     #[inline]
-    fn hand_out(&self, visible: usize, request: &Request, own: Own<'_>) -> Result<Address> {
-        let visible = Address::from_bits(visible as u64);
+    fn publish_block(&self, je_address: usize, request: &Request, own: CurrentThread<'_>) -> Result<Address> {
+        let je_address = Address::from_bits(je_address as u64);
         let size = self.classes.size(request.class);
-        if let Some((number, granule)) = self.blocks.granule_at(self.upstream.id(), visible)
-            && self.blocks.enter(number, granule, visible, request.class).is_some()
+        if let Some((number, granule)) = self.blocks.granule_at(self.upstream.id(), je_address)
+            && self.blocks.publish(number, granule, je_address, request.class).is_some()
         {
             own.count_allocation(size);
-            self.do_work();
-            return Ok(visible);
+            self.run_pending_work();
+            return Ok(je_address);
         }
-        self.hand_out_real(visible, request, own)
+        self.publish_shadowed(je_address, request, own)
     }
 
-    /// The same for memory that jemalloc knows by other addresses.
+    /// Does the same for a block in a region with a shadow.
     #[cold]
-    fn hand_out_real(&self, visible: Address, request: &Request, own: Own<'_>) -> Result<Address> {
+    fn publish_shadowed(
+        &self,
+        je_address: Address,
+        request: &Request,
+        own: CurrentThread<'_>,
+    ) -> Result<Address> {
         let size = self.classes.size(request.class);
-        let refused = if let Some(real) = self.real(visible) {
+        let refused = if let Some(real) = self.real_address(je_address) {
             if real.is_aligned_to(request.align)
                 && let Some((number, granule)) = self.blocks.granule_at(self.upstream.id(), real)
-                && self.blocks.enter(number, granule, real, request.class).is_some()
+                && self.blocks.publish(number, granule, real, request.class).is_some()
             {
                 own.count_allocation(size);
-                self.do_work();
+                self.run_pending_work();
                 return Ok(real);
             }
-            // Beyond what memory and its shadow have in common.
+            // Memory and its shadow are aligned alike up to `SHADOW_ALIGNMENT` only.
             Error::BadAlignment { align: request.align }
         } else {
-            // jemalloc takes what is asked for from an arena of its own where a thread is in a hook, which nobody asks in, or has lost its
-            // state.
+            // The block is not of this pool: jemalloc uses an arena of its own for a thread that is
+            // inside a hook, where threads never allocate, or has lost its thread-local data.
             Error::NotSupported {
                 what: "allocating from jemalloc in a destructor of a pthread key, as the thread ends,",
                 owner: OWNER,
                 native: 0,
             }
         };
-        self.free_visible(visible, size, je::cache_flags(None));
+        self.sdallocx(je_address, size, je::cache_flags(None));
         Err(refused)
     }
 
-    fn free_visible(&self, visible: Address, size: usize, flags: c_int) {
-        if let Some(block) = visible.as_ptr().and_then(NonNull::new) {
-            // SAFETY: a block of jemalloc's whose life the caller took, of this size; the cache is the thread's own.
+    /// Frees a block by the address that jemalloc knows.
+    fn sdallocx(&self, je_address: Address, size: usize, flags: c_int) {
+        if let Some(block) = je_address.as_ptr().and_then(NonNull::new) {
+            // SAFETY: the block is jemalloc's, of this size, and the caller has cleared its live
+            // state. The cache is the calling thread's.
             unsafe { je::free(block.cast(), size, flags) };
         }
     }
 
-    /// Gives a block to jemalloc, whose life the caller has taken; by the cache in `flags`, the thread's own, or by none.
+    /// Frees a block whose live state the caller has cleared, into the cache in `flags`: the
+    /// calling thread's, or none.
     #[inline]
-    pub(crate) fn put(&self, block: &Block<'_>, flags: c_int) {
+    pub(crate) fn free_to_jemalloc(&self, block: &Block<'_>, flags: c_int) {
         let (region, is_shadowed) = block.granule.region();
-        let visible = if is_shadowed { self.visible(region, block.address) } else { Some(block.address) };
-        if let Some(visible) = visible {
-            self.free_visible(visible, self.classes.size(block.class), flags);
+        let je_address =
+            if is_shadowed { self.je_address(region, block.address) } else { Some(block.address) };
+        if let Some(je_address) = je_address {
+            self.sdallocx(je_address, self.classes.size(block.class), flags);
         }
-        self.do_work();
+        self.run_pending_work();
     }
 
     #[inline]
-    fn do_work(&self) {
-        if self.has_work.load(Ordering::Relaxed) {
-            self.do_noted_work();
+    fn run_pending_work(&self) {
+        if self.has_pending_work.load(Ordering::Relaxed) {
+            self.run_pending_work_now();
         }
     }
 
     #[cold]
-    fn do_noted_work(&self) {
-        // Not a plain store: what is noted from here on stays noted.
-        self.has_work.swap(false, Ordering::AcqRel);
+    fn run_pending_work_now(&self) {
+        // An exchange, not a store: work that is noted from here on stays noted.
+        self.has_pending_work.swap(false, Ordering::AcqRel);
         self.purge_dirty();
         if self.has_idle.load(Ordering::Acquire) {
-            // A provider that does not take it back leaves it with us.
+            // If the provider refuses a region, it stays.
             let _ = self.release_idle(0);
         }
     }
 
-    /// Frees a block, which is handed out again when `completion` is ready.
+    /// Frees a block; with a `completion`, when that is ready.
     fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
         if self.upstream.is_frozen() {
             return Ok(());
         }
         let block = self.blocks.find_start(self.upstream.id(), address)?;
-        let life = block.end().ok_or(Error::NotAllocated { address })?;
-        let (own, _) = self.caches.own();
-        if life == Life::Exported || completion.is_some() {
-            let leases = if life == Life::Exported { before_free(Freed::Block { address }) } else { None };
-            if self.hold(&block, completion, leases) {
+        let live_state = block.clear_live().ok_or(Error::NotAllocated { address })?;
+        let (own, _) = self.caches.current();
+        if live_state == LiveState::Exported || completion.is_some() {
+            let leases =
+                if live_state == LiveState::Exported { before_free(Freed::Block { address }) } else { None };
+            if self.defer(&block, completion, leases) {
                 own.count_free(self.classes.size(block.class));
                 self.upstream.poll_some();
                 return Ok(());
             }
         }
         own.count_free(self.classes.size(block.class));
-        self.put(&block, own.flags());
+        self.free_to_jemalloc(&block, own.flags());
         Ok(())
     }
 
-    /// A thread with this number ends.
-    pub(crate) fn forget_thread(&self, index: umf_sync::thread::ThreadIndex) {
-        // SAFETY: it is the calling one, at its end.
-        let had_cache = unsafe { self.caches.forget(index) };
-        // (Whoever has nothing to do with the pool does nothing with it.)
+    /// Destroys the cache of the calling thread, which ends and has this index.
+    pub(crate) fn end_thread(&self, index: umf_sync::thread::ThreadIndex) {
+        // SAFETY: the thread is the calling one, and ends.
+        let had_cache = unsafe { self.caches.destroy(index) };
+        // A thread that did not use the pool does no work for it.
         if had_cache {
-            self.do_work();
+            self.run_pending_work();
         }
     }
 }
 
-// SAFETY: jemalloc hands out parts of extents, which come from regions of the provider, and hands none out again before it is
-// freed; exported blocks are announced in `free_block` before that, and held ones are not freed before `reclaim`.
+// SAFETY: jemalloc allocates blocks from extents in regions of the provider, and reuses none before
+// it is freed. `free_block` announces an exported block before it frees it, and `reclaim` frees a
+// deferred one.
 unsafe impl Pool for JemallocPool {
     fn name(&self) -> &str {
         &self.settings.name
@@ -454,8 +472,8 @@ unsafe impl Pool for JemallocPool {
     }
 }
 
-// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the upstream holds stays
-// out of reach until `reclaim`.
+// SAFETY: `free_block` announces exported blocks before they can be handed out again. Blocks that
+// the upstream holds are not handed out until `reclaim`.
 unsafe impl DeferredFree for JemallocPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         let block = self.blocks.find_start(self.upstream.id(), address)?;
@@ -467,13 +485,13 @@ unsafe impl DeferredFree for JemallocPool {
     }
 
     unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
-        self.take_back(freed)
+        self.reclaim_deferred(freed)
     }
 }
 
 impl Controls for JemallocPool {
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
-        self.set_held(on_free, max_held_bytes);
+        self.set_held_limit(on_free, max_held_bytes);
     }
 
     fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
@@ -490,14 +508,14 @@ impl ShareLimit for JemallocPool {
         if !self.reserved.shares(limit) {
             return 0;
         }
-        // The pool may be going.
-        crate::fork::POOLS.with(NonNull::from(self), |pool| pool.give(bytes)).unwrap_or(0)
+        // The pool may be about to be dropped.
+        crate::threads::POOLS.with(NonNull::from(self), |pool| pool.release_for_others(bytes)).unwrap_or(0)
     }
 }
 
 impl Inspect for JemallocPool {
     fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.show_leaks(LeakTime::Asked, look);
+        self.report_leaks(LeakTime::Asked, look);
         true
     }
 }
@@ -505,28 +523,29 @@ impl Inspect for JemallocPool {
 impl Drop for JemallocPool {
     fn drop(&mut self) {
         self.upstream.stop_reclaiming();
-        crate::fork::POOLS.leave(NonNull::from(&*self));
+        crate::threads::POOLS.leave(NonNull::from(&*self));
         if !self.upstream.is_frozen() {
-            self.tell_leaks();
-            self.announce();
+            self.log_leaks();
+            self.announce_exported();
         }
-        je::ready();
-        // SAFETY: nobody is left.
-        unsafe { self.caches.forget_all() };
+        je::ensure_ready();
+        // SAFETY: the pool is being dropped, so no thread uses it.
+        unsafe { self.caches.destroy_all() };
         for arena in self.arenas() {
-            // SAFETY: as above; the caches have nothing of it any more.
+            // SAFETY: as above, and all caches are destroyed.
             if let Err(error) = unsafe { self.retire(arena) } {
-                // Its blocks are not used again, and its hooks not called: nobody allocates from it.
+                // jemalloc calls no hooks of this arena: no thread allocates from it or frees into
+                // it.
                 let arena = arena.number().unwrap_or_default();
                 umf_os::output::event(|| {
-                    tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
+                    tracing::error!(pool = self.settings.name, arena, %error, "cannot destroy an arena of jemalloc");
                 });
             }
         }
-        self.give_all_back();
-        // What could not be given back no longer counts against the shared limit.
+        self.return_all_regions();
+        // Regions that the provider refused no longer count against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
-        // Waits for threads that are shown the pool.
+        // Waits for threads that use the pool through the tracker.
         self.upstream.close();
     }
 }

@@ -1,4 +1,5 @@
-//! Regions: got from the provider a few MiB at a time, given back when jemalloc has nothing of them.
+//! Regions: a few MiB from the provider at a time, returned when jemalloc has freed all their
+//! extents.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -12,75 +13,79 @@ use umf_runtime::tracker::{self, GRANULE, RegionNumber};
 use umf_sync::{LockGuard, chunks::Zeroable, fork::Leaf};
 
 use crate::JemallocPool;
-use crate::hooks::{Arena, Wanted, sweeping};
+use crate::extents::{FreeExtents, LARGEST as LARGEST_REGION, offset_of, position, region_of};
+use crate::hooks::{Arena, MissingExtent, keeping_pages};
 use crate::je::{self, PAGE};
-use crate::pool::{FILLS, OWNER};
-use crate::room::{LARGEST as LARGEST_REGION, Room, number_of, offset_of, place};
-use crate::shadow::{ALIKE, REMAINDER, Shadow, VISIBLE};
+use crate::pool::{FILLS_BLOCKS, OWNER};
+use crate::shadow::{JEMALLOC_ADDRESSES, REMAINDER, SHADOW_ALIGNMENT, Shadow};
 
-/// A pool begins with regions of this size, and grows by a part of what it has, up to the largest.
+/// The pool begins with regions of the smallest size, and grows by a part of what it has, up to the
+/// largest.
 const SMALLEST: usize = 1 << 20;
 const LARGEST: usize = 64 << 20;
 const PART: u64 = 16;
-/// Extents of a good part of such a region, and up to this size, come so many to a region.
+/// If an extent of at most this size fills a large part of a region, the region gets room for
+/// [`SHARERS`] of them.
 const SHARED: usize = 4 << 20;
 const SHARERS: usize = 4;
 
-/// A region.
+/// The record of a region.
 #[derive(Debug)]
-pub(crate) struct Record {
-    /// Where it begins for jemalloc; whole pages.
-    pub(crate) visible: AtomicU64,
-    /// Where that is.
-    real: AtomicU64,
+pub(crate) struct RegionRecord {
+    /// The base for jemalloc: that of the shadow, if there is one. A multiple of a page.
+    pub(crate) je_base: AtomicU64,
+    /// The base in memory.
+    real_base: AtomicU64,
     size: AtomicU64,
-    /// Bytes that jemalloc has. Changes under the room's lock.
+    /// Bytes in extents of jemalloc. Written under the lock of the free extents.
     pub(crate) used: AtomicU64,
-    /// Which of the pool's arenas has it.
+    /// The index of the arena.
     arena: AtomicU32,
-    /// The first of its granules' records.
-    first: AtomicU32,
-    /// Whether it is in the room. Changes under the room's lock.
+    /// The record of the last granule, which links to the others.
+    granules: AtomicU32,
+    /// Whether the free extents include the region. Written under their lock.
     is_entered: AtomicU32,
+    /// The region of the provider, and that of the shadow.
     regions: UnsafeCell<MaybeUninit<(Region, Option<Region>)>>,
 }
 
-// SAFETY: a zeroed record is that of no region; the cell is written before the record is entered, and read by whoever took it
-// out.
-unsafe impl Zeroable for Record {}
-// SAFETY: as above.
-unsafe impl Sync for Record {}
+// SAFETY: a zeroed record is not in use.
+unsafe impl Zeroable for RegionRecord {}
+// SAFETY: the cell is written before the record is entered, and read by the thread that removed it.
+unsafe impl Sync for RegionRecord {}
 
-impl Record {
+impl RegionRecord {
     pub(crate) fn is_entered(&self) -> bool {
         self.is_entered.load(Ordering::Acquire) != 0
     }
 
-    fn place(&self, number: u32) -> (u64, u64) {
-        let visible = self.visible.load(Ordering::Relaxed);
-        (place(number, visible, visible), self.size.load(Ordering::Relaxed))
+    fn position(&self, number: u32) -> (u64, u64) {
+        let je_address = self.je_base.load(Ordering::Relaxed);
+        (position(number, je_address, je_address), self.size.load(Ordering::Relaxed))
     }
 
-    /// How jemalloc knows a place in the region.
-    pub(crate) fn visible_at(&self, place: u64) -> u64 {
-        let begin = self.visible.load(Ordering::Relaxed);
-        begin + offset_of(place, begin)
+    /// Returns the address that jemalloc knows for a position in the region.
+    pub(crate) fn je_address_at(&self, position: u64) -> u64 {
+        let begin = self.je_base.load(Ordering::Relaxed);
+        begin + offset_of(position, begin)
     }
 
-    /// Whether jemalloc knows the memory by other addresses, which nobody can touch.
+    /// Returns whether the region has a shadow.
     pub(crate) fn is_shadowed(&self) -> bool {
-        self.visible.load(Ordering::Relaxed) != self.real.load(Ordering::Relaxed)
+        self.je_base.load(Ordering::Relaxed) != self.real_base.load(Ordering::Relaxed)
     }
 
+    /// Returns the region of the provider, and that of the shadow.
+    ///
     /// # Safety
-    /// The record was entered once, and the caller alone looks after it.
+    /// The record was entered, and the caller has removed it, or no other thread uses the pool.
     unsafe fn regions(&self) -> (Region, Option<Region>) {
-        // SAFETY: written before it was entered.
+        // SAFETY: the cell was written before the record was entered.
         unsafe { (*self.regions.get()).assume_init() }
     }
 }
 
-/// What of a region jemalloc can have: whole pages.
+/// Returns the whole pages of a region.
 fn pages(region: Region) -> Option<(Address, usize)> {
     let begin = region.base().align_up(PAGE)?;
     let front = usize::try_from(begin.offset_from(region.base())?).ok()?;
@@ -88,76 +93,78 @@ fn pages(region: Region) -> Option<(Address, usize)> {
     (size > 0).then_some((begin, size))
 }
 
-/// Whether jemalloc can know these pages by their addresses.
-fn is_in_reach(begin: Address, size: usize) -> bool {
-    begin.space() == AddressSpace::PROCESS && begin.value() + size as u64 <= VISIBLE
+/// Returns whether jemalloc can use the addresses of these pages.
+fn is_known_to_jemalloc(begin: Address, size: usize) -> bool {
+    begin.space() == AddressSpace::PROCESS && begin.value() + size as u64 <= JEMALLOC_ADDRESSES
 }
 
-/// Providers whose regions are never blocks of an allocator.
-const MAPPING: [&str; 6] = ["cuda", "devdax", "dma-buf", "file", "host", "level-zero"];
+/// The kinds of providers whose regions are never blocks of an allocator.
+const MAPPING_PROVIDERS: [&str; 6] = ["cuda", "devdax", "dma-buf", "file", "host", "level-zero"];
 
 impl JemallocPool {
-    /// The number of the region that an address of jemalloc's lies in.
-    pub(crate) fn region_at(&self, visible: Address) -> Option<u32> {
-        if let Some((_, granule)) = self.blocks.granule_at(self.upstream.id(), visible) {
+    /// Returns the number of the region that an address of jemalloc lies in.
+    pub(crate) fn region_at(&self, je_address: Address) -> Option<u32> {
+        if let Some((_, granule)) = self.blocks.granule_at(self.upstream.id(), je_address) {
             return Some(granule.region().0);
         }
         let shadow = self.shadow.get()?.id();
-        tracker::find(visible).filter(|found| found.owner == shadow).map(|found| found.span)
+        tracker::find(je_address).filter(|found| found.owner == shadow).map(|found| found.span)
     }
 
-    /// Where memory is that jemalloc knows by this address.
-    pub(crate) fn real(&self, visible: Address) -> Option<Address> {
-        let record = self.regions.get(self.region_at(visible)?)?;
-        let offset = visible.to_bits().checked_sub(record.visible.load(Ordering::Relaxed))?;
-        Some(Address::from_bits(record.real.load(Ordering::Relaxed) + offset))
+    /// Translates an address of jemalloc to the address in memory.
+    pub(crate) fn real_address(&self, je_address: Address) -> Option<Address> {
+        let record = self.regions.get(self.region_at(je_address)?)?;
+        let offset = je_address.to_bits().checked_sub(record.je_base.load(Ordering::Relaxed))?;
+        Some(Address::from_bits(record.real_base.load(Ordering::Relaxed) + offset))
     }
 
-    /// How jemalloc knows memory of this region.
-    pub(crate) fn visible(&self, number: u32, real: Address) -> Option<Address> {
+    /// Translates an address in memory of a region to that of jemalloc.
+    pub(crate) fn je_address(&self, number: u32, real: Address) -> Option<Address> {
         let record = self.regions.get(number)?;
-        let offset = real.to_bits().checked_sub(record.real.load(Ordering::Relaxed))?;
-        Some(Address::from_bits(record.visible.load(Ordering::Relaxed) + offset))
+        let offset = real.to_bits().checked_sub(record.real_base.load(Ordering::Relaxed))?;
+        Some(Address::from_bits(record.je_base.load(Ordering::Relaxed) + offset))
     }
 
-    /// Gives pages back to the system, as far as they are whole pages of the provider, and as it can.
+    /// Purges the whole pages of the provider in a range, if the provider can.
     ///
     /// # Safety
-    /// Nobody needs their content.
-    unsafe fn purge(&self, visible: Address, size: usize) {
+    /// The contents of the range are not needed any more.
+    unsafe fn purge(&self, je_address: Address, size: usize) {
         let Some(ability) = self.upstream.provider().purge().filter(|_| !self.upstream.is_frozen()) else {
             return;
         };
         let page = self.upstream.provider().page_size().max(PAGE);
         let whole = || {
-            let begin = self.real(visible)?;
+            let begin = self.real_address(je_address)?;
             let first = begin.align_up(page)?;
             let before = usize::try_from(first.offset_from(begin)?).ok()?;
             Some((first, size.checked_sub(before)? / page * page))
         };
         if let Some((first, pages)) = whole().filter(|&(_, pages)| pages > 0) {
-            // SAFETY: passed on to the caller. (What is not purged stays as it is.)
+            // SAFETY: passed on to the caller. Pages that are not purged stay usable.
             let _ = unsafe { ability.purge_forced(first, pages) };
         }
     }
 
-    /// Purges what jemalloc gave back of regions of which it still has something.
+    /// Purges the dirty extents in regions that jemalloc still uses.
     ///
-    /// In a child that is forked meanwhile, what another thread has out of the room is lost.
+    /// If the process forks meanwhile, the extent that another thread purges is lost to the child.
     pub(crate) fn purge_dirty(&self) {
         for arena in self.arenas() {
             loop {
-                // (Not as the loop's condition: that would keep the lock.)
-                let dirty = arena.room.lock().take_dirty();
-                let Some((place, size)) = dirty else { break };
-                let Some(record) = self.regions.get(number_of(place)) else { break };
+                // Not in the condition of the loop, which would hold the lock.
+                let dirty = arena.free_extents.lock().take_dirty();
+                let Some((position, size)) = dirty else { break };
+                let Some(record) = self.regions.get(region_of(position)) else { break };
                 if record.used.load(Ordering::Relaxed) != 0 {
-                    // SAFETY: jemalloc, and with it everybody, has done with the content, and nobody gets this before it is given.
-                    unsafe { self.purge(Address::from_bits(record.visible_at(place)), size as usize) };
+                    // SAFETY: jemalloc has freed the extent, and it is not allocated before it is
+                    // freed below.
+                    unsafe { self.purge(Address::from_bits(record.je_address_at(position)), size as usize) };
                 }
-                let mut room = arena.room.lock();
-                room.give(place, size);
-                // Whoever looked meanwhile found that a part of it was missing.
+                let mut extents = arena.free_extents.lock();
+                extents.free(position, size);
+                // While the extent was taken, other threads found that the region is not wholly
+                // free.
                 if record.used.load(Ordering::Relaxed) == 0 {
                     self.note_idle();
                 }
@@ -165,103 +172,109 @@ impl JemallocPool {
         }
     }
 
-    /// jemalloc has nothing of some region.
+    /// Notes that jemalloc has freed all extents of some region.
     pub(crate) fn note_idle(&self) {
         self.has_idle.store(true, Ordering::Release);
-        self.has_work.store(true, Ordering::Release);
+        self.has_pending_work.store(true, Ordering::Release);
     }
 
-    /// Sees to it that jemalloc finds what it lacked: by what it has itself and does not use, or by
-    /// a region more. Where that fails, once per allocation (`was_gathered`) by everything that can
-    /// be had without the provider.
-    pub(crate) fn make_room(
+    /// Supplies an extent that jemalloc lacked, for the next attempt: from extents that jemalloc
+    /// keeps unused, or from a new region. If there is no region, reclaims all free memory of the
+    /// pool, once per allocation (`was_reclaimed`).
+    pub(crate) fn supply_extent(
         &self,
         arena: &Arena,
-        wanted: Wanted,
+        missing: MissingExtent,
         is_first: bool,
-        was_gathered: &mut bool,
+        was_reclaimed: &mut bool,
     ) -> Result<()> {
-        let was_at_bound = self.is_held_at_bound();
-        // Without any lock: what is let go of meanwhile goes to jemalloc.
+        let was_at_limit = self.is_held_limit_reached();
+        // Without a lock: blocks whose deferral ends meanwhile are freed to jemalloc.
         self.upstream.admit()?;
-        if was_at_bound || (is_first && (self.upstream.poll_many_pending() || self.sweep())) {
+        if was_at_limit || (is_first && (self.upstream.poll_many_pending() || self.recover_cached())) {
             return Ok(());
         }
-        match self.grow(arena, wanted) {
-            // What nobody uses any more may be what is lacking; or what is free, in pieces or with those who share the limit.
+        match self.grow(arena, missing) {
+            // The memory that is missing may be deferred, free in pieces, or free in pools that
+            // share the limit.
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })
-                if !core::mem::replace(was_gathered, true) && self.gather() =>
+                if !core::mem::replace(was_reclaimed, true) && self.reclaim_all() =>
             {
                 Ok(())
             }
-            Err(error) if self.reserved.reclaim(&error) => self.grow(arena, wanted),
+            Err(error) if self.reserved.reclaim(&error) => self.grow(arena, missing),
             grown => grown,
         }
     }
 
-    /// Gets what jemalloc keeps free, if that is much, so that neighbours are joined; whether there was.
-    fn sweep(&self) -> bool {
+    /// Has jemalloc free its unused extents if it keeps many, so that neighbours merge; returns
+    /// whether that made at least half of them free.
+    fn recover_cached(&self) -> bool {
         let reserved = self.reserved.bytes();
-        let free = self.free_in_rooms();
-        let kept = reserved.saturating_sub(self.caches.counts().live_bytes()).saturating_sub(free);
-        if kept < (reserved / 8).max(SMALLEST as u64) {
+        let free = self.free_in_extents();
+        let unused = reserved.saturating_sub(self.caches.counts().live_bytes()).saturating_sub(free);
+        if unused < (reserved / 8).max(SMALLEST as u64) {
             return false;
         }
-        sweeping(|| self.purge_arenas());
-        self.free_in_rooms().saturating_sub(free) >= kept / 2
+        keeping_pages(|| self.purge_arenas());
+        self.free_in_extents().saturating_sub(free) >= unused / 2
     }
 
-    fn free_in_rooms(&self) -> u64 {
-        self.arenas().iter().map(|arena| arena.room.lock().free).sum()
+    fn free_in_extents(&self) -> u64 {
+        self.arenas().iter().map(|arena| arena.free_extents.lock().free_bytes).sum()
     }
 
-    /// Gets everything that can be had without the provider; whether that was anything.
-    fn gather(&self) -> bool {
+    /// Reclaims all free memory of the pool, without asking the provider for more; returns whether
+    /// there was any.
+    fn reclaim_all(&self) -> bool {
         let polled = self.upstream.poll();
-        let free = self.free_in_rooms();
+        let free = self.free_in_extents();
         self.caches.flush();
-        sweeping(|| self.purge_arenas());
-        // (What goes back to the provider may be what it lacks.)
+        keeping_pages(|| self.purge_arenas());
+        // The provider may need the memory of these regions for the next one.
         let went = self.release_idle(0).is_ok_and(|went| went > 0);
-        polled > 0 || went || self.free_in_rooms() > free
+        polled > 0 || went || self.free_in_extents() > free
     }
 
-    /// Whether jemalloc is not told of the first and the last page of a region. Its map of extents is one for all arenas, and knows
-    /// large ones by these two: where a region is a block of jemalloc's itself (of a pool that is this one's provider, or of a program's
-    /// that has it as its allocator), they are taken.
-    fn has_margins(&self) -> bool {
-        self.has_margins.load(Ordering::Relaxed)
-            || !MAPPING.contains(&self.upstream.provider().kind().as_str())
+    /// Returns whether jemalloc does not get the first and the last page of a region.
+    ///
+    /// jemalloc has one map of extents for all arenas, in which a large extent has entries for
+    /// these two pages. If the region is itself a block of jemalloc, they have entries already.
+    /// That is so if the provider is a jemalloc pool, or a program whose global allocator is
+    /// jemalloc.
+    fn excludes_edge_pages(&self) -> bool {
+        self.excludes_edge_pages.load(Ordering::Relaxed)
+            || !MAPPING_PROVIDERS.contains(&self.upstream.provider().kind().as_str())
     }
 
-    /// Adds a region in which that fits.
-    fn grow(&self, arena: &Arena, wanted: Wanted) -> Result<()> {
-        let had_margins = self.has_margins();
-        let result = self.grow_by(arena, wanted, had_margins);
-        if result.is_err() && self.has_margins() != had_margins {
-            // It turned out only when the region was there.
-            return self.grow_by(arena, wanted, true);
+    /// Adds a region in which the missing extent fits.
+    fn grow(&self, arena: &Arena, missing: MissingExtent) -> Result<()> {
+        let excluded_edges = self.excludes_edge_pages();
+        let result = self.grow_by(arena, missing, excluded_edges);
+        if result.is_err() && self.excludes_edge_pages() != excluded_edges {
+            // The first attempt found that the region lies within another one.
+            return self.grow_by(arena, missing, true);
         }
         result
     }
 
-    fn grow_by(&self, arena: &Arena, wanted: Wanted, has_margins: bool) -> Result<()> {
-        let Wanted { size, align } = wanted;
-        let margins = match has_margins {
+    fn grow_by(&self, arena: &Arena, missing: MissingExtent, excludes_edge_pages: bool) -> Result<()> {
+        let MissingExtent { size, align } = missing;
+        let edges = match excludes_edge_pages {
             true if align > PAGE => align.saturating_add(2 * PAGE),
             true => 2 * PAGE,
             false => 0,
         };
         let unit = self.upstream.provider().page_size().max(PAGE);
         let overflow = Error::SizeOverflow { size, align };
-        let all = size.checked_add(margins).ok_or(overflow)?;
+        let all = size.checked_add(edges).ok_or(overflow)?;
         let least = all.checked_next_multiple_of(unit).ok_or(overflow)?;
         let part = usize::try_from(self.reserved.bytes() / PART).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
         let part = (part + 1).next_power_of_two() / 2;
         let several = if all <= part / SHARERS {
             part
         } else if size <= SHARED || least - size > size / 8 {
-            size.checked_mul(SHARERS).and_then(|several| several.checked_add(margins)).ok_or(overflow)?
+            size.checked_mul(SHARERS).and_then(|several| several.checked_add(edges)).ok_or(overflow)?
         } else {
             all
         };
@@ -293,8 +306,8 @@ impl JemallocPool {
             if self.return_region(region).is_err()
                 && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
             {
-                // The provider does not take it back: it stays with the pool, for whatever fits.
-                // (Where there is no memory for its record it cannot be used, nor given back.)
+                // The provider refuses the region, so the pool uses it for smaller extents. Without
+                // memory for its record it can be neither used nor returned.
                 let _ = self.make_region(arena, (region, found.number), 0, PAGE);
             }
         })
@@ -309,35 +322,37 @@ impl JemallocPool {
     ) -> Result<()> {
         let too_small = Error::OutOfMemory { size: need, owner: OWNER, native: 0 };
         let (mut real, mut size) = pages(region).ok_or(too_small)?;
-        // Within another region, or beside one.
+        // The region lies within another one, or shares a granule with one.
         if tracker::span_below(real, 1) != Some(0) {
-            self.has_margins.store(true, Ordering::Relaxed);
+            self.excludes_edge_pages.store(true, Ordering::Relaxed);
         }
-        if self.has_margins() && is_in_reach(real, size) {
+        if self.excludes_edge_pages() && is_known_to_jemalloc(real, size) {
             real = real.checked_add(PAGE as u64).ok_or(too_small)?;
             size = size.checked_sub(2 * PAGE).ok_or(too_small)?;
         }
-        let aligned = real.align_up(align).and_then(|place| place.offset_from(real)).ok_or(too_small)?;
+        let aligned =
+            real.align_up(align).and_then(|position| position.offset_from(real)).ok_or(too_small)?;
         if need as u64 > (size as u64).saturating_sub(aligned) || size as u64 > LARGEST_REGION {
             return Err(too_small);
         }
-        let shadow = if is_in_reach(real, size) { None } else { Some(self.cast_shadow(real, size)?) };
+        let shadow =
+            if is_known_to_jemalloc(real, size) { None } else { Some(self.reserve_shadow(real, size)?) };
         let undo_shadow = |error| {
-            self.drop_shadow(shadow.map(|(region, _)| region));
+            self.free_shadow(shadow.map(|(region, _)| region));
             Err(error)
         };
         let (number, record) = match self.regions.allocate() {
             Ok(record) => record,
             Err(error) => return undo_shadow(error),
         };
-        let visible = shadow.map_or(real, |(region, _)| region.base());
-        record.visible.store(visible.to_bits(), Ordering::Relaxed);
-        record.real.store(real.to_bits(), Ordering::Relaxed);
+        let je_address = shadow.map_or(real, |(region, _)| region.base());
+        record.je_base.store(je_address.to_bits(), Ordering::Relaxed);
+        record.real_base.store(real.to_bits(), Ordering::Relaxed);
         record.size.store(size as u64, Ordering::Relaxed);
         record.used.store(0, Ordering::Relaxed);
         record.arena.store(arena.index(), Ordering::Relaxed);
-        record.first.store(0, Ordering::Relaxed);
-        // SAFETY: nobody else knows the number yet.
+        record.granules.store(0, Ordering::Relaxed);
+        // SAFETY: no other thread knows the number yet.
         unsafe { *record.regions.get() = MaybeUninit::new((region, shadow.map(|(region, _)| region))) };
         let entered = self
             .add_granules(region, tracked, number, record, shadow.is_some())
@@ -346,7 +361,7 @@ impl JemallocPool {
                     tracker::set_span(tracked, region.base(), region.size(), number)
                 })
             })
-            .and_then(|()| self.put_in_room(number, record));
+            .and_then(|()| self.add_to_free_extents(number, record));
         if let Err(error) = entered {
             self.remove_granules(record);
             self.regions.release(number);
@@ -355,24 +370,24 @@ impl JemallocPool {
         Ok(())
     }
 
-    fn put_in_room(&self, number: u32, record: &Record) -> Result<()> {
-        let (place, size) = record.place(number);
+    fn add_to_free_extents(&self, number: u32, record: &RegionRecord) -> Result<()> {
+        let (position, size) = record.position(number);
         let none = Error::OutOfMemory { size: size as usize, owner: OWNER, native: 0 };
-        let mut room = self.room_of(record).ok_or(none)?;
-        room.add(place, size)?;
+        let mut extents = self.free_extents_of(record).ok_or(none)?;
+        extents.add(position, size)?;
         record.is_entered.store(1, Ordering::Release);
         Ok(())
     }
 
-    fn room_of(&self, record: &Record) -> Option<LockGuard<'_, Room, Leaf>> {
+    fn free_extents_of(&self, record: &RegionRecord) -> Option<LockGuard<'_, FreeExtents, Leaf>> {
         let arena = self.arenas().get(record.arena.load(Ordering::Relaxed) as usize)?;
-        Some(arena.room.lock())
+        Some(arena.free_extents.lock())
     }
 
-    /// Addresses for memory that jemalloc cannot know by its own.
-    fn cast_shadow(&self, real: Address, size: usize) -> Result<(Region, RegionNumber)> {
+    /// Reserves a shadow for memory whose own addresses jemalloc cannot use.
+    fn reserve_shadow(&self, real: Address, size: usize) -> Result<(Region, RegionNumber)> {
         if je::fills_blocks() {
-            return Err(FILLS);
+            return Err(FILLS_BLOCKS);
         }
         let shadow = match self.shadow.get() {
             Some(shadow) => shadow,
@@ -381,33 +396,33 @@ impl JemallocPool {
                 self.shadow.get_or_init(|| made)
             }
         };
-        REMAINDER.set((real.value() % ALIKE as u64) as usize);
+        REMAINDER.set((real.value() % SHADOW_ALIGNMENT as u64) as usize);
         shadow.allocate(Layout::new(size, PAGE)?)
     }
 
-    fn drop_shadow(&self, region: Option<Region>) {
+    fn free_shadow(&self, region: Option<Region>) {
         if let (Some(shadow), Some(region)) = (self.shadow.get(), region) {
-            // SAFETY: nothing but numbers stand for these addresses, and nobody has one any more.
+            // SAFETY: the range is never accessed, and jemalloc has freed all its extents.
             let _ = unsafe { shadow.free(region) };
         }
     }
 
-    /// Makes records for the granules of a region, and has the tracker name them.
+    /// Adds records for the granules of a region, and sets them in the tracker.
     fn add_granules(
         &self,
         region: Region,
         tracked: RegionNumber,
         number: u32,
-        record: &Record,
+        record: &RegionRecord,
         is_shadowed: bool,
     ) -> Result<()> {
         let mut address = region.base();
         while region.contains(address) {
             let granule_number = self.blocks.add(address, number, is_shadowed)?;
             if let Some(granule) = self.blocks.table().get(granule_number) {
-                granule.next.store(record.first.load(Ordering::Relaxed), Ordering::Relaxed);
+                granule.next.store(record.granules.load(Ordering::Relaxed), Ordering::Relaxed);
             }
-            record.first.store(granule_number, Ordering::Relaxed);
+            record.granules.store(granule_number, Ordering::Relaxed);
             tracker::set_span(tracked, address, 1, granule_number)?;
             let overflow = Error::SizeOverflow { size: region.size(), align: GRANULE };
             address = address.checked_add(1).and_then(|next| next.align_up(GRANULE)).ok_or(overflow)?;
@@ -415,9 +430,9 @@ impl JemallocPool {
         Ok(())
     }
 
-    /// The numbers of a region's granules.
-    pub(crate) fn granules<'a>(&'a self, record: &Record) -> impl Iterator<Item = u32> + use<'a> {
-        let mut next = record.first.load(Ordering::Relaxed);
+    /// Returns the numbers of the granules of a region.
+    pub(crate) fn granules<'a>(&'a self, record: &RegionRecord) -> impl Iterator<Item = u32> + use<'a> {
+        let mut next = record.granules.load(Ordering::Relaxed);
         core::iter::from_fn(move || {
             let number = next;
             next = self.blocks.table().get(number).filter(|_| number != 0)?.next.load(Ordering::Relaxed);
@@ -425,13 +440,14 @@ impl JemallocPool {
         })
     }
 
-    fn remove_granules(&self, record: &Record) {
+    fn remove_granules(&self, record: &RegionRecord) {
         self.granules(record).for_each(|number| self.blocks.remove(number));
-        record.first.store(0, Ordering::Relaxed);
+        record.granules.store(0, Ordering::Relaxed);
     }
 
-    /// Names the granules again, where a provider did not take the region back: the tracker has it under another number.
-    fn name_granules(&self, region: Region, record: &Record) {
+    /// Sets the granules of a region in the tracker again, after the provider refused the region:
+    /// the tracker may have it under another number.
+    fn retag_granules(&self, region: Region, record: &RegionRecord) {
         let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) else { return };
         for number in self.granules(record) {
             if let Some(begin) = self.blocks.table().get(number).and_then(crate::blocks::Granule::begin) {
@@ -441,22 +457,25 @@ impl JemallocPool {
         }
     }
 
-    /// Hands a region to the provider, and counts that, unless other processes have it open.
+    /// Returns a region to the provider and counts that. If other processes have it open, the
+    /// upstream defers that.
     fn return_region(&self, region: Region) -> Result<()> {
-        // SAFETY: nothing of the region is in use, or the pool goes; the caller took it out of everyone's reach.
+        // SAFETY: no block of the region is live, or the pool is dropped; the caller has removed it
+        // from the free extents.
         if unsafe { self.upstream.free(region)? } == FreeOutcome::Freed {
             self.reserved.remove_region(region.size());
         }
         Ok(())
     }
 
-    /// Gives regions back of which jemalloc has nothing, until no more than `keep` bytes are free; returns how many bytes went.
+    /// Returns idle regions to the provider until at most `keep` bytes are free; returns the bytes
+    /// that went.
     ///
     /// # Errors
-    /// What the provider says; regions that it does not take stay in the pool.
+    /// The last error of the provider. Regions that it refuses stay in the pool.
     pub(crate) fn release_idle(&self, keep: u64) -> Result<usize> {
         self.purge_dirty();
-        // Not a plain store: what is noted from here on stays noted.
+        // An exchange, not a store: regions that are noted from here on stay noted.
         self.has_idle.swap(false, Ordering::AcqRel);
         let (mut went, mut result) = (0_usize, Ok(()));
         for number in 1..self.regions.end() {
@@ -467,9 +486,9 @@ impl JemallocPool {
             if keep > 0 && self.free_bytes() <= keep {
                 break;
             }
-            let is_out = self.take_out(number, record);
+            let is_out = self.remove_from_free_extents(number, record);
             if is_out {
-                match self.give_back(number, record) {
+                match self.return_idle_region(number, record) {
                     Ok(size) => went += size,
                     Err(error) => result = Err(error),
                 }
@@ -478,42 +497,44 @@ impl JemallocPool {
         result.map(|()| went)
     }
 
-    /// Takes a region out of its room; `false` if jemalloc has something of it, or somebody else took it out.
-    fn take_out(&self, number: u32, record: &Record) -> bool {
+    /// Removes an idle region from the free extents; returns `false` if it is not idle, or another
+    /// thread removed it.
+    fn remove_from_free_extents(&self, number: u32, record: &RegionRecord) -> bool {
         let index = record.arena.load(Ordering::Relaxed);
         let Some(arena) = self.arenas().get(index as usize) else { return false };
-        let mut room = arena.room.lock();
-        // It may be another region's record by now. Under the lock of its arena it stays what it is.
+        let mut extents = arena.free_extents.lock();
+        // The record may belong to another region by now. Under the lock of its arena it does not
+        // change.
         if !record.is_entered()
             || record.arena.load(Ordering::Relaxed) != index
             || record.used.load(Ordering::Relaxed) != 0
         {
             return false;
         }
-        let (place, size) = record.place(number);
-        let is_out = room.remove(place, size);
+        let (position, size) = record.position(number);
+        let is_out = extents.remove(position, size);
         if is_out {
             record.is_entered.store(0, Ordering::Release);
         }
         is_out
     }
 
-    /// Gives a region back that is out of the room.
-    fn give_back(&self, number: u32, record: &Record) -> Result<usize> {
-        // SAFETY: it was entered, and the caller took it out.
+    /// Returns a region that the caller has removed from the free extents.
+    fn return_idle_region(&self, number: u32, record: &RegionRecord) -> Result<usize> {
+        // SAFETY: the record was entered, and the caller has removed it.
         let (region, shadow) = unsafe { record.regions() };
         if let Err(error) = self.return_region(region) {
-            self.name_granules(region, record);
-            self.put_in_room(number, record)?;
+            self.retag_granules(region, record);
+            self.add_to_free_extents(number, record)?;
             return Err(error);
         }
         self.remove_granules(record);
-        self.drop_shadow(shadow);
+        self.free_shadow(shadow);
         self.regions.release(number);
         Ok(region.size())
     }
 
-    /// Whether jemalloc has given back all that it had of an arena's regions.
+    /// Returns whether jemalloc has freed all extents of an arena.
     pub(crate) fn is_empty(&self, arena: &Arena) -> bool {
         (1..self.regions.end())
             .filter_map(|number| self.regions.get(number))
@@ -521,24 +542,54 @@ impl JemallocPool {
             .all(|record| record.used.load(Ordering::Relaxed) == 0)
     }
 
-    /// Gives all regions back, whatever is in them: the pool goes.
-    pub(crate) fn give_all_back(&self) {
+    /// Returns all regions, those in use included, when the pool is dropped.
+    pub(crate) fn return_all_regions(&self) {
         for number in 1..self.regions.end() {
             let Some(record) = self.regions.get(number).filter(|record| record.is_entered()) else {
                 continue;
             };
-            // SAFETY: entered, and nobody else is left.
+            // SAFETY: the record is entered, and no other thread uses the pool.
             let (region, shadow) = unsafe { record.regions() };
             record.is_entered.store(0, Ordering::Relaxed);
             // A provider that refuses keeps the region.
             let _ = self.return_region(region);
-            self.drop_shadow(shadow);
+            self.free_shadow(shadow);
         }
     }
 
-    /// Bytes that are neither live nor held.
+    /// Returns the bytes that are neither live nor held.
     pub(crate) fn free_bytes(&self) -> u64 {
         let used = self.caches.counts().live_bytes() + self.upstream.deferred().bytes;
         self.reserved.bytes().saturating_sub(used)
+    }
+}
+
+impl JemallocPool {
+    /// Returns free memory to the provider until at most `keep` bytes are free; returns the bytes
+    /// that went.
+    pub(crate) fn trim_to(&self, keep: usize) -> Result<usize> {
+        if self.upstream.is_frozen() {
+            return Ok(0);
+        }
+        self.upstream.poll();
+        let keep = keep as u64;
+        if self.free_bytes() <= keep {
+            return Ok(0);
+        }
+        self.caches.flush();
+        // Pages in regions that stay are purged.
+        self.purge_arenas();
+        self.release_idle(keep)
+    }
+
+    /// Returns up to `bytes` free bytes for another pool that shares the limit; returns the bytes
+    /// that went.
+    pub(crate) fn release_for_others(&self, bytes: u64) -> u64 {
+        if self.upstream.is_frozen() {
+            return 0;
+        }
+        let free = self.free_bytes();
+        let keep = usize::try_from(free.saturating_sub(bytes)).unwrap_or(usize::MAX);
+        self.trim_to(keep).map_or(0, |went| went as u64)
     }
 }

@@ -1,4 +1,4 @@
-//! [`JemallocSettings`]: what can be set.
+//! [`JemallocSettings`], and the factory of the pool kind `jemalloc`.
 
 use std::sync::Arc;
 
@@ -10,8 +10,9 @@ umf_core::pool_settings! {
     /// Settings of a [`crate::JemallocPool`].
     #[non_exhaustive]
     pub struct JemallocSettings {
-        /// How many arenas threads are spread over; there are about 4,090 for all pools of a process. 0 is
-        /// one for each processor, but no more than four, and fewer where there are no more.
+        /// The number of arenas that threads are spread over. All pools of a process share about
+        /// 4,090 arenas. 0 selects one per processor, at most four, and fewer if jemalloc has no
+        /// more.
         pub arenas: u32 = 0;
     }
     name: String = "jemalloc"

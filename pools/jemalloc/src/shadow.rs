@@ -1,7 +1,10 @@
-//! [`Shadow`]: addresses that stand for memory which jemalloc cannot know by its own.
+//! [`Shadow`]: reserved address ranges that stand for memory whose own addresses jemalloc cannot
+//! use.
 //!
-//! jemalloc knows blocks by addresses of the process, of 47 bits. Memory in an address space of its own, or beyond those bits, is
-//! therefore known to it by a range of addresses that are reserved and can never be touched.
+//! jemalloc knows blocks by process addresses of 47 bits. For memory in another address space, or
+//! beyond these bits, the pool reserves a range of addresses without access. jemalloc allocates
+//! from this range, and the pool translates between its addresses (`je_address`) and those of the
+//! memory (`real_address`).
 
 use core::cell::Cell;
 use core::ptr::null_mut;
@@ -11,25 +14,26 @@ use umf_core::{Address, Error, Layout, MemoryKind, Provider, ProviderKind, Regio
 
 use crate::je::PAGE;
 
-/// Addresses up to here are jemalloc's to know.
-pub(crate) const VISIBLE: u64 = 1 << 47;
+/// The end of the addresses that jemalloc can use.
+pub(crate) const JEMALLOC_ADDRESSES: u64 = 1 << 47;
 
-/// The distance between memory and its shadow is a multiple of this.
-pub(crate) const ALIKE: usize = 1 << 30;
+/// The distance between memory and its shadow is a multiple of this, so that both are aligned
+/// alike.
+pub(crate) const SHADOW_ALIGNMENT: usize = 1 << 30;
 
 thread_local! {
-    /// What the next range of this thread is to have as a remainder by [`ALIKE`].
+    /// The remainder by [`SHADOW_ALIGNMENT`] that the next range of this thread gets.
     pub(crate) static REMAINDER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A source of addresses without memory.
+/// A provider of address ranges without memory.
 pub(crate) struct Shadow;
 
 fn overflow(layout: Layout) -> Error {
     Error::SizeOverflow { size: layout.size(), align: layout.align() }
 }
 
-// SAFETY: regions are mappings of their own, which nobody can touch, as the kind of memory says.
+// SAFETY: each region is a mapping of its own, without access, as the memory kind says.
 unsafe impl Provider for Shadow {
     fn kind(&self) -> ProviderKind {
         ProviderKind::new("shadow").unwrap_or(ProviderKind::HOST)
@@ -54,19 +58,20 @@ unsafe impl Provider for Shadow {
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let layout = layout.pad_to(PAGE)?;
         let size = layout.size();
-        let all = size.checked_add(ALIKE - PAGE).ok_or(overflow(layout))?;
+        let all = size.checked_add(SHADOW_ALIGNMENT - PAGE).ok_or(overflow(layout))?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, where there is none.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing
+        // memory.
         let mapped = unsafe { mmap_anonymous(null_mut(), all, ProtFlags::empty(), flags) };
         let first = mapped.map_err(|error| Error::OutOfMemory {
             size,
             owner: "the address space",
             native: error.raw_os_error(),
         })?;
-        let before = REMAINDER.get().wrapping_sub(first.addr()) % ALIKE;
+        let before = REMAINDER.get().wrapping_sub(first.addr()) % SHADOW_ALIGNMENT;
         let begin = first.wrapping_byte_add(before);
         let after = all - before - size;
-        // SAFETY: parts of the mapping above, which nobody has seen.
+        // SAFETY: both ranges are parts of the mapping above, which no other code knows.
         unsafe {
             if before > 0 {
                 let _ = munmap(first, before);
@@ -81,7 +86,7 @@ unsafe impl Provider for Shadow {
     unsafe fn free(&self, region: Region) -> Result<()> {
         let address = region.base();
         let begin = address.as_ptr().ok_or(Error::ForeignAddress { address, owner: "the shadow" })?;
-        // SAFETY: `allocate` mapped it, and the caller has done with it.
+        // SAFETY: `allocate` mapped the range, and the caller does not use it any more.
         unsafe { munmap(begin.cast(), region.size()) }
             .map_err(|error| Error::native("munmap", error.raw_os_error()))
     }

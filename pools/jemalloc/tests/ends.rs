@@ -20,11 +20,11 @@ fn allocate(pool: &JemallocPool, size: usize) -> Address {
 }
 
 fn free(pool: &JemallocPool, address: Address) {
-    // SAFETY: the test's own block, which nobody uses.
+    // SAFETY: the block is the test's, and no thread uses it.
     unsafe { pool.free(address) }.unwrap();
 }
 
-/// Threads that used pools outlive them, and use others; what they kept went with the pools.
+/// A thread that used a pool outlives it and uses others; its caches are destroyed with the pools.
 #[test]
 fn threads_outlive_pools() {
     let _alone = alone();
@@ -61,7 +61,7 @@ fn threads_outlive_pools() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Threads end while pools that they used are made and dropped by others.
+/// Threads end while other threads create and drop the pools that they used.
 #[test]
 fn threads_and_pools_end_together() {
     let _alone = alone();
@@ -87,9 +87,9 @@ fn threads_and_pools_end_together() {
     }
 }
 
-/// A destroyed pool's arenas are another's; when there are no more, that is an error, and nothing else.
+/// The arenas of a dropped pool serve the next one. If there are no more, creating a pool fails.
 #[test]
-fn arenas_run_out_and_are_used_again() {
+fn arenas_are_reused_and_run_out_with_an_error() {
     let _alone = alone();
     let provider = Numbers::new(4096);
     let of =
@@ -105,7 +105,7 @@ fn arenas_run_out_and_are_used_again() {
     let many: Vec<_> = core::iter::from_fn(|| of(500).ok()).collect();
     assert!(many.len() >= 7, "{}", many.len());
     assert!(matches!(of(500), Err(Error::TooMany { .. })));
-    // Who does not say how many gets what is left.
+    // A pool without settings gets the arenas that are left.
     let rest: Vec<_> = core::iter::from_fn(|| of(1).ok()).collect();
     assert!(of(0).is_err());
     drop(many);
@@ -115,7 +115,8 @@ fn arenas_run_out_and_are_used_again() {
     drop(rest);
 }
 
-/// Returns how many bytes of addresses this process has mapped; `None` where `/proc` does not tell.
+/// Returns the bytes of addresses that this process has mapped; `None` if `/proc` does not show
+/// them.
 fn mapped_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?.trim().strip_suffix("kB")?;
@@ -124,7 +125,7 @@ fn mapped_bytes() -> Option<u64> {
 
 /// jemalloc never unmaps the metadata of a destroyed arena: 2 MiB each, 800 MiB here.
 #[test]
-fn pools_that_come_and_go_keep_no_addresses() {
+fn dropped_pools_leave_no_mappings() {
     let _alone = alone();
     let provider = Pages::private();
     let use_pool = || {
@@ -132,7 +133,7 @@ fn pools_that_come_and_go_keep_no_addresses() {
         let pool = JemallocPool::with_settings(provider.clone(), settings).unwrap();
         let blocks = [100, 5000, 50_000, 3_000_000].map(|size| allocate(&pool, size));
         blocks.into_iter().for_each(|block| free(&pool, block));
-        // What is live at the end goes with the pool.
+        // A block that is live when the pool is dropped.
         allocate(&pool, 1000);
         drop(pool);
         assert_eq!(provider.live_regions(), 0);
@@ -144,13 +145,13 @@ fn pools_that_come_and_go_keep_no_addresses() {
     };
     (0..200).for_each(|_| use_pool());
     let more = mapped_bytes().unwrap().saturating_sub(before);
-    // (The test harness maps stacks and heaps for threads of other tests meanwhile.)
+    // The test harness maps stacks and heaps for threads of other tests meanwhile.
     assert!(more < 300 << 20, "{more} bytes of addresses stay mapped after 200 pools");
 }
 
-/// Past jemalloc's caches, threads work without.
+/// A thread for which jemalloc has no more caches allocates without one.
 #[test]
-fn caches_run_out() {
+fn threads_beyond_the_caches_allocate_without_one() {
     let _alone = alone();
     let provider = Numbers::new(4096);
     let of = || JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(1)).unwrap();

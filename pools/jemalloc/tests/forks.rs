@@ -1,4 +1,5 @@
-//! Forks while jemalloc is in its hooks: its locks come before the pool's, in whatever order both are made.
+//! Forks while jemalloc is in its extent hooks: a fork takes jemalloc's locks before the pool's,
+//! whichever was initialised first.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,14 +10,14 @@ use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_testkit::pool::Pages;
 
 #[test]
-fn forks_come_through_amid_hooks() {
+fn forks_succeed_while_extent_hooks_run() {
     let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                // Of sizes that threads do not keep: jemalloc splits and joins its extents all the time, which is where it has
-                // locks while it calls.
+                // Sizes that caches do not keep, so that jemalloc splits and merges extents all the
+                // time. It calls the hooks for that under its locks.
                 for round in 0_usize.. {
                     if stop.load(Ordering::Relaxed) {
                         break;
@@ -25,7 +26,7 @@ fn forks_come_through_amid_hooks() {
                     let layouts = sizes.map(|size| Layout::new(size, 1).unwrap());
                     let blocks: Vec<_> = layouts.map(|layout| pool.allocate(layout).unwrap()).collect();
                     for block in blocks {
-                        // SAFETY: the test's own.
+                        // SAFETY: the block is live, and no thread uses it.
                         unsafe { pool.free(block) }.unwrap();
                     }
                     if round % 64 == 0 {
@@ -36,7 +37,8 @@ fn forks_come_through_amid_hooks() {
         }
         let mut bad = None;
         for round in 0..400 {
-            // SAFETY: the child uses the pool, which comes through a fork, and ends without unwinding.
+            // SAFETY: the child uses the pool, which works after a fork, and exits without
+            // unwinding.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: sets a timer, so that a child that hangs ends.

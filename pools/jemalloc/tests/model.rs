@@ -1,4 +1,4 @@
-//! The pool against a plain reference: a map of live blocks.
+//! Compares the pool with a model: a map of live blocks.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,12 +18,12 @@ enum Step {
     Free(usize),
     /// Free in another thread, which then ends.
     FreeElsewhere(usize),
-    /// Ask for, and free, what lies at an address in a live block.
+    /// Look up, and try to free, an address inside a live block.
     Inside {
         index: usize,
         offset: u64,
     },
-    /// Free what was freed before.
+    /// Free a block for the second time.
     FreeAgain(usize),
     Trim(usize),
     FailAfter(u64),
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the providers have in common.
+/// The interface of both test providers.
 trait Source {
     fn fail_after(&self, n: Option<u64>);
     fn live_bytes(&self) -> usize;
@@ -69,7 +69,7 @@ macro_rules! source {
 source!(Numbers, Pages);
 
 fn free(pool: &JemallocPool, address: Address) -> Result<(), Error> {
-    // SAFETY: the test's own blocks, which nobody uses, or no blocks, which is an error.
+    // SAFETY: a block of the test that no thread uses, or no block, which is an error.
     unsafe { pool.free(address) }
 }
 
@@ -166,14 +166,14 @@ fn run(source: &dyn Source, provider: ProviderRef, steps: &[Step]) -> Result<(),
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Memory that jemalloc knows by other addresses.
+    /// Memory that jemalloc knows by shadow addresses.
     #[test]
     fn agrees_with_a_map_over_numbers(steps in proptest::collection::vec(step(), 1..400)) {
         let provider = Numbers::new(4096);
         run(&*provider, provider.clone().into(), &steps)?;
     }
 
-    /// Memory that nobody can touch, at its own addresses.
+    /// Memory that the CPU cannot touch, at its own addresses.
     #[test]
     fn agrees_with_a_map_over_pages(steps in proptest::collection::vec(step(), 1..400)) {
         let provider = Pages::untouchable();

@@ -1,4 +1,5 @@
-//! A pool whose provider is a pool: jemalloc gets its memory from jemalloc, which cannot be asked while it asks.
+//! A jemalloc pool over a jemalloc pool. The extent hooks of the outer one cannot call jemalloc for
+//! memory.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,7 +12,8 @@ use umf_testkit::pool::{Pages, Random};
 /// Regions are blocks of a pool.
 struct OfPool(Arc<JemallocPool>);
 
-// SAFETY: blocks are the caller's until they are freed, and lie in regions of which this promise holds.
+// SAFETY: blocks are the caller's until they are freed, and lie in regions of which this promise
+// holds.
 unsafe impl Provider for OfPool {
     fn kind(&self) -> ProviderKind {
         self.0.provider().kind()
@@ -26,7 +28,7 @@ unsafe impl Provider for OfPool {
         Visibility::Private
     }
     fn page_size(&self) -> usize {
-        // Less than a page of jemalloc's.
+        // Less than a page of jemalloc.
         64
     }
     fn allocate(&self, layout: Layout) -> Result<Region> {
@@ -50,13 +52,13 @@ fn fill(pool: &JemallocPool, random: &mut Random, value: u8) -> (Address, usize,
 fn free(pool: &JemallocPool, (address, size, value): (Address, usize, u8)) {
     // SAFETY: as above.
     let bytes = unsafe { core::slice::from_raw_parts(address.as_ptr().unwrap(), size) };
-    assert!(bytes.iter().all(|&byte| byte == value), "somebody wrote into {address}");
-    // SAFETY: as above, and nobody uses it any more.
+    assert!(bytes.iter().all(|&byte| byte == value), "another thread wrote into {address}");
+    // SAFETY: the block is the test's, and no thread uses it any more.
     unsafe { pool.free(address) }.unwrap();
 }
 
 #[test]
-fn a_pool_can_be_the_provider_of_a_pool() {
+fn pool_over_a_pool_works() {
     let pages = Pages::private();
     let outer = JemallocPool::new(pages.clone()).unwrap();
     let middle = JemallocPool::new(Arc::new(OfPool(outer.clone()))).unwrap();

@@ -1,5 +1,5 @@
-//! A program whose own allocator is jemalloc: all locks of umf may be held by who allocates, and the pools' hooks run under
-//! jemalloc's.
+//! A program whose global allocator is jemalloc. A thread that allocates may hold any lock of umf,
+//! and the extent hooks of the pools run under the locks of jemalloc.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -30,13 +30,13 @@ unsafe impl GlobalAlloc for Jemalloc {
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// A lock of the program, as umf's own are under which memory is allocated.
+/// A lock under which memory is allocated, as under locks of umf.
 static MAP: Lock<Vec<Vec<u8>>> = Lock::new(Vec::new());
 
 #[test]
-fn forks_come_through_whoever_allocates_under_whatever_lock() {
+fn forks_succeed_while_threads_allocate_under_locks() {
     let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
-    // SAFETY: a test that hangs ends by this.
+    // SAFETY: sets a timer that kills a test that hangs.
     unsafe { libc::alarm(120) };
     let stop = AtomicBool::new(false);
     let is_bad = std::thread::scope(|scope| {
@@ -58,7 +58,7 @@ fn forks_come_through_whoever_allocates_under_whatever_lock() {
                 }
                 let size = 40_000 + (round * 7919) % 300_000;
                 let block = pool.allocate(Layout::new(size, 1).unwrap()).unwrap();
-                // SAFETY: the test's own.
+                // SAFETY: the block is live, and no thread uses it.
                 unsafe { pool.free(block) }.unwrap();
                 if round % 16 == 0 {
                     pool.trim(0).unwrap();
@@ -66,7 +66,8 @@ fn forks_come_through_whoever_allocates_under_whatever_lock() {
             }
         });
         let is_bad = (0..300).any(|_| {
-            // SAFETY: the child allocates, which comes through a fork here, and ends without unwinding.
+            // SAFETY: the child allocates, which works after a fork here, and exits without
+            // unwinding.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: sets a timer, so that a child that hangs ends.

@@ -1,4 +1,4 @@
-//! What jemalloc gives back: pages that nobody uses any more, and none that somebody does.
+//! Purging: free pages lose their content, pages of live blocks do not.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,11 +13,11 @@ use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_testkit::Borrower;
 use umf_testkit::pool::{Pages, Random};
 
-/// Pages whose content goes when it is told to.
+/// A provider that overwrites the pages that it purges.
 struct Purging {
     pages: Arc<Pages>,
     purged: AtomicU64,
-    /// Whom purging asks for memory.
+    /// A pool from which purging allocates.
     asks: OnceLock<Weak<JemallocPool>>,
 }
 
@@ -66,7 +66,7 @@ impl Purge for Purging {
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
         assert!(base.is_aligned_to(16 << 10) && size.is_multiple_of(16 << 10) && size > 0);
         assert!(self.pages.contains(base, size), "no part of a region");
-        // SAFETY: nobody needs the content; here it is wrong afterwards, not zero.
+        // SAFETY: the content is not needed; this provider makes it wrong, not zero.
         unsafe { base.as_ptr().unwrap().write_bytes(0xee, size) };
         self.purged.fetch_add(size as u64, Ordering::Relaxed);
         if let Some(pool) = self.asks.get().and_then(Weak::upgrade) {
@@ -94,13 +94,13 @@ impl Filled {
         // SAFETY: the block is this test's, and was written in full.
         let bytes = unsafe { core::slice::from_raw_parts(self.0.as_ptr().unwrap(), self.1) };
         assert!(bytes.iter().all(|&byte| byte == self.2), "{} lost its content", self.0);
-        // SAFETY: as above; nobody uses it any more.
+        // SAFETY: the block is the test's, and no thread uses it any more.
         unsafe { pool.free(self.0) }.unwrap();
     }
 }
 
 #[test]
-fn live_blocks_keep_their_content_while_free_pages_go() {
+fn purging_keeps_the_content_of_live_blocks() {
     let provider = Purging::new();
     let pool = JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(2)).unwrap();
     std::thread::scope(|scope| {
@@ -128,7 +128,8 @@ fn live_blocks_keep_their_content_while_free_pages_go() {
     assert_eq!(provider.pages.live_regions(), 0);
 }
 
-/// What another process has open keeps its content when the pool goes, and goes when it is closed.
+/// A block that another process has open keeps its content after the pool is dropped, until it is
+/// closed.
 #[test]
 fn leased_blocks_keep_their_content_without_their_pool() {
     let provider = Purging::new();
@@ -140,7 +141,7 @@ fn leased_blocks_keep_their_content_without_their_pool() {
             pool.mark_exported(address).unwrap();
             borrower.open(address, size);
             if is_freed {
-                // SAFETY: the test's own.
+                // SAFETY: the block is live, and no thread uses it.
                 unsafe { pool.free(address) }.unwrap();
             }
         }
@@ -156,7 +157,7 @@ fn leased_blocks_keep_their_content_without_their_pool() {
     }
 }
 
-/// A provider may use the pool itself while it purges: jemalloc has returned by then.
+/// A provider may use the pool while it purges, since the pool purges after jemalloc has returned.
 #[test]
 fn purging_may_allocate_from_the_pool() {
     let provider = Purging::new();

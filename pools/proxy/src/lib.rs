@@ -1,17 +1,14 @@
-//! The proxy pool of umf: each request goes to the provider.
+//! The proxy pool of umf: passes each request to the provider.
 //!
-//! A block is a region, so it costs what the provider costs, and needs a multiple of the provider's page
-//! size. What the pool adds is what every pool gives: tracking, checked frees, the export flag,
-//! statistics, a limit.
+//! A block is a region. So it costs what a region of the provider costs, and its size is a multiple
+//! of the provider's page size. The pool adds what every pool has: tracking, checked frees, the
+//! export flag, statistics and limits.
 //!
-//! [`ProxyPool`] is the pool, [`ProxySettings`] are its knobs.
+//! [`ProxyPool`] is the pool, [`ProxySettings`] are its settings.
 
-mod block;
 mod pool;
-mod settings;
 
-pub use pool::ProxyPool;
-pub use settings::ProxySettings;
+pub use pool::{ProxyPool, ProxySettings};
 
 /// The example in the README compiles.
 #[cfg(doctest)]

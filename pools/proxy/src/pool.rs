@@ -1,4 +1,5 @@
-//! [`ProxyPool`]: a block is a region.
+//! [`ProxyPool`]: each block is a region. Its record has a state word, which tells whether it is
+//! live.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -8,37 +9,37 @@ use std::sync::Arc;
 use umf_core::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{
-    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Layout, Pool, ProviderRef, Region, Result,
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, FactoryError, Layout, Pool, PoolFactory,
+    PoolRequest, ProviderRef, Region, Result,
 };
 use umf_runtime::Upstream;
 use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::limit::Reserved;
 use umf_runtime::observer::before_free;
 use umf_runtime::tracker::{self, TrackedRegion};
+use umf_sync::chunks::Zeroable;
 use umf_sync::table::Table;
-
-use crate::ProxySettings;
-use crate::block::Block;
 
 const OWNER: &str = "this proxy pool";
 
 /// A pool that passes each request to its provider.
 ///
-/// Dropping it gives every region back, those of live blocks included (their exports are retired first).
+/// Dropping the pool returns every region, those of live blocks included, after it has retired the
+/// exports of these blocks.
 pub struct ProxyPool {
-    // First, so that it is dropped before what its guards could still reach.
+    // First, so that it is dropped, and guards waited for, before what they could still reach.
     upstream: Upstream,
     settings: ProxySettings,
-    /// One record per region; its number is the tracker's span of the region.
-    blocks: Table<Block>,
+    /// One record per region. The tracker has its number as the span of the region.
+    blocks: Table<BlockState>,
     live: Gauge,
-    /// Regions that the provider has not got back: those of live blocks, and those that are held.
+    /// The bytes of regions that are not returned: those of live blocks, and of deferred ones.
     reserved: Reserved,
     allocations: AtomicU64,
 }
 
 impl ProxyPool {
-    /// A pool over `provider` with default settings.
+    /// Returns a pool over `provider` with default settings.
     ///
     /// # Errors
     /// As [`ProxyPool::with_settings`].
@@ -46,10 +47,10 @@ impl ProxyPool {
         Self::with_settings(provider, ProxySettings::default())
     }
 
-    /// A pool over `provider`.
+    /// Returns a pool over `provider`.
     ///
     /// # Errors
-    /// [`Error::TooMany`] past 16,383 pools in one process.
+    /// [`Error::TooMany`] beyond 16,383 pools in one process.
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: ProxySettings) -> Result<Arc<Self>> {
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
@@ -65,18 +66,19 @@ impl ProxyPool {
         });
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
         if let Some(this) = NonNull::new(this.cast_mut()) {
-            // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the pool goes.
+            // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before
+            // the pool is.
             unsafe { pool.upstream.set_pool(this) };
         }
         Ok(pool)
     }
 
-    /// Makes the region known as a block.
-    fn enter(&self, region: &Region, number: tracker::RegionNumber) -> Result<()> {
+    /// Publishes a region as a live block.
+    fn publish(&self, region: &Region, number: tracker::RegionNumber) -> Result<()> {
         let (span, block) = self.blocks.allocate()?;
         block.publish(region);
         tracker::set_span(number, region.base(), region.size(), span).inspect_err(|_| {
-            block.end(region);
+            block.clear_live(region);
             self.blocks.release(span);
         })
     }
@@ -85,7 +87,7 @@ impl ProxyPool {
         self.upstream.admit()?;
         self.upstream.poll_pending();
         let (region, number) = match self.reserved.allocate_region(&self.upstream, layout) {
-            // What nobody uses any more may be what is lacking; or what is free with those who share the limit.
+            // The memory that is missing may be deferred, or free in pools that share the limit.
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if self.upstream.poll() > 0 => {
                 self.reserved.allocate_region(&self.upstream, layout)?
             }
@@ -94,9 +96,10 @@ impl ProxyPool {
             }
             result => result?,
         };
-        if let Err(error) = self.enter(&region, number) {
+        if let Err(error) = self.publish(&region, number) {
             self.reserved.remove_region(region.size());
-            // SAFETY: nobody has seen the region. If it cannot be taken back, the first error still matters more.
+            // The first error is returned, even if the provider refuses the region.
+            // SAFETY: no other code knows the region.
             let _ = unsafe { self.upstream.free(region) };
             return Err(error);
         }
@@ -105,21 +108,21 @@ impl ProxyPool {
         Ok(region.base())
     }
 
-    /// Frees a block, which goes back when `completion` is ready.
+    /// Frees a block; with a `completion`, when that is ready.
     fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
         if self.upstream.is_frozen() {
             return Ok(());
         }
         let (found, block) = self.find_start(address)?;
         let size = found.region.size();
-        let leases = match block.end(&found.region) {
+        let leases = match block.clear_live(&found.region) {
             Some(true) => before_free(Freed::Block { address }),
             Some(false) => None,
             None => return Err(Error::NotAllocated { address }),
         };
         if leases.is_some() || completion.is_some() {
-            // Before it can be let go.
-            block.hold(&found.region);
+            // Before the upstream holds the block: from then on another thread may reclaim it.
+            block.set_deferred(&found.region);
             let held = match (completion, leases) {
                 (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
                 (None, Some(leases)) => self.upstream.defer(address, size, leases),
@@ -130,17 +133,18 @@ impl ProxyPool {
                 self.upstream.poll_some();
                 return Ok(());
             }
-            block.end_hold(&found.region);
+            block.clear_deferred(&found.region);
         }
-        self.give_back(&found).inspect_err(|_| block.revive(&found.region))?;
+        self.return_region(&found).inspect_err(|_| block.restore_live(&found.region))?;
         self.live.remove(size);
         Ok(())
     }
 
-    /// Gives the region of a block back, whose life the caller has taken. After an error the region is found as before.
-    fn give_back(&self, freed: &TrackedRegion) -> Result<()> {
-        // SAFETY: the caller owned the block, which is the whole region, and `end` let nobody else through.
-        let fate = unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.reenter(freed))?;
+    /// Returns the region of a block whose live state the caller has cleared. After an error the
+    /// tracker has the region as before.
+    fn return_region(&self, freed: &TrackedRegion) -> Result<()> {
+        // SAFETY: the block is the whole region, and only the caller has cleared its live state.
+        let fate = unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.restore_span(freed))?;
         self.blocks.release(freed.span);
         if fate == FreeOutcome::Freed {
             self.reserved.remove_region(freed.region.size());
@@ -148,16 +152,16 @@ impl ProxyPool {
         Ok(())
     }
 
-    /// Makes a region findable whose provider did not take it back.
-    fn reenter(&self, freed: &TrackedRegion) {
-        // The tracker may have taken the region out and in again, without its span.
+    /// Sets the span of a region again, after the provider refused the region.
+    fn restore_span(&self, freed: &TrackedRegion) {
+        // The tracker may have removed the region and entered it again, without its span.
         if let Some(found) = tracker::find(freed.region.base()).filter(|found| found.region == freed.region) {
             let _ = tracker::set_span(found.number, found.region.base(), found.region.size(), freed.span);
         }
     }
 
-    /// The region and record that hold `address`, if the block is live.
-    fn find(&self, address: Address) -> Result<(TrackedRegion, &Block)> {
+    /// Returns the region and the record of the live block that holds `address`.
+    fn find(&self, address: Address) -> Result<(TrackedRegion, &BlockState)> {
         let foreign = Error::ForeignAddress { address, owner: OWNER };
         let found =
             tracker::find(address).filter(|found| found.owner == self.upstream.id()).ok_or(foreign)?;
@@ -165,7 +169,8 @@ impl ProxyPool {
         Ok((found, block.ok_or(Error::NotAllocated { address })?))
     }
 
-    fn find_start(&self, address: Address) -> Result<(TrackedRegion, &Block)> {
+    /// Returns the region and the record of the live block that begins at `address`.
+    fn find_start(&self, address: Address) -> Result<(TrackedRegion, &BlockState)> {
         let (found, block) = self.find(address)?;
         if found.region.base() == address {
             Ok((found, block))
@@ -175,8 +180,8 @@ impl ProxyPool {
     }
 }
 
-// SAFETY: a block is a region that the provider handed out, and stays it until freed; exported ones are
-// announced in `free` before their region goes.
+// SAFETY: a block is a region of the provider until it is freed. `free_block` announces an exported
+// block before it returns the region.
 unsafe impl Pool for ProxyPool {
     fn name(&self) -> &str {
         &self.settings.name
@@ -200,7 +205,7 @@ unsafe impl Pool for ProxyPool {
     }
 
     fn trim(&self, _keep: usize) -> Result<usize> {
-        // Nothing free is ever kept; what is freed may be held.
+        // The pool keeps no free memory. Deferred blocks may be ready.
         if self.upstream.is_frozen() {
             return Ok(0);
         }
@@ -230,8 +235,8 @@ unsafe impl Pool for ProxyPool {
     }
 }
 
-// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the upstream holds stays
-// out of reach until `reclaim`.
+// SAFETY: `free_block` announces exported blocks before it returns their regions. Blocks that the
+// upstream holds stay regions of the pool until `reclaim`.
 unsafe impl DeferredFree for ProxyPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         let (found, block) = self.find_start(address)?;
@@ -248,9 +253,9 @@ unsafe impl DeferredFree for ProxyPool {
                 let none = Error::NotAllocated { address };
                 let found = tracker::find(address).filter(|found| found.owner == self.upstream.id());
                 let found = found.filter(|found| found.region.base() == address).ok_or(none)?;
-                let block = self.blocks.get(found.span).filter(|block| block.end_hold(&found.region));
+                let block = self.blocks.get(found.span).filter(|block| block.clear_deferred(&found.region));
                 let block = block.ok_or(none)?;
-                self.give_back(&found).inspect_err(|_| block.hold(&found.region))
+                self.return_region(&found).inspect_err(|_| block.set_deferred(&found.region))
             }
             Freed::Region(region) => {
                 self.reserved.remove_region(region.size());
@@ -272,20 +277,20 @@ impl Drop for ProxyPool {
             let Some(found) = tracker::find(address).filter(|found| block.belongs_to(&found.region)) else {
                 continue;
             };
-            if block.end(&found.region) == Some(true)
+            if block.clear_live(&found.region) == Some(true)
                 && !self.upstream.is_frozen()
                 && let Some(leases) = before_free(Freed::Block { address })
             {
-                // The region is held when it is freed, as long as the block is.
+                // The upstream then holds the region until the leases of the block end.
                 let _ = self.upstream.defer(address, found.region.size(), leases);
             }
-            // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A
-            // provider that refuses keeps the region.
+            // A provider that refuses the region keeps it.
+            // SAFETY: by the contract of `allocate`, no thread uses a block of a dropped pool.
             let _ = unsafe { self.upstream.free(found.region) };
         }
-        // What could not be given back no longer counts against the shared limit.
+        // Regions that the provider refused no longer count against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
-        // Waits for threads that are shown the pool.
+        // Waits for threads that use the pool through the tracker.
         self.upstream.close();
     }
 }
@@ -293,5 +298,101 @@ impl Drop for ProxyPool {
 impl fmt::Debug for ProxyPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "proxy pool {:?} over {:?}", self.settings.name, self.upstream.provider())
+    }
+}
+
+// BlockState states.
+
+const LIVE: u64 = 1;
+/// With [`LIVE`]: an export names the block. Alone: the free of the block is deferred.
+const EXPORTED: u64 = 2;
+const FLAGS: u32 = 2;
+
+/// The record of a block. Its state word has the id of the region besides the flags, so that the
+/// compare-and-swap of a free fails if the record is now that of another block.
+#[derive(Debug)]
+struct BlockState {
+    /// The id of the region shifted by [`FLAGS`], with the flags; 0 while the record is not in use.
+    state: AtomicU64,
+    base: AtomicU64,
+}
+
+// SAFETY: all fields are atomics, and a zeroed record is not in use.
+unsafe impl Zeroable for BlockState {}
+
+const fn live(region: &Region) -> u64 {
+    (region.id().get() << FLAGS) | LIVE
+}
+
+impl BlockState {
+    /// Fills the record of a number that was just allocated.
+    fn publish(&self, region: &Region) {
+        self.base.store(region.base().to_bits(), Ordering::Relaxed);
+        self.state.store(live(region), Ordering::Release);
+    }
+
+    /// Returns whether the record is that of `region`, live.
+    fn is_live(&self, region: &Region) -> bool {
+        self.state.load(Ordering::Acquire) & !EXPORTED == live(region)
+    }
+
+    /// Clears the live state, once. Returns whether the block was exported; `None` if it is not
+    /// live.
+    fn clear_live(&self, region: &Region) -> Option<bool> {
+        let same = |state| (state & !EXPORTED == live(region)).then_some(0);
+        let old = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, same).ok()?;
+        Some(old & EXPORTED != 0)
+    }
+
+    /// Makes the block live again, after the provider refused its region.
+    fn restore_live(&self, region: &Region) {
+        self.state.store(live(region), Ordering::Release);
+    }
+
+    /// Marks a block whose live state was cleared as deferred.
+    fn set_deferred(&self, region: &Region) {
+        self.state.store((region.id().get() << FLAGS) | EXPORTED, Ordering::Release);
+    }
+
+    /// Clears the state of a deferred block, once; returns `false` if the block is not deferred.
+    fn clear_deferred(&self, region: &Region) -> bool {
+        let deferred = (region.id().get() << FLAGS) | EXPORTED;
+        self.state.compare_exchange(deferred, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Returns whether the record is that of `region`, live or deferred.
+    fn belongs_to(&self, region: &Region) -> bool {
+        self.state.load(Ordering::Acquire) >> FLAGS == region.id().get()
+    }
+
+    /// Flags a live block as exported; returns `false` if it is not live.
+    fn mark_exported(&self, region: &Region) -> bool {
+        let same = |state| (state & !EXPORTED == live(region)).then_some(state | EXPORTED);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, same).is_ok()
+    }
+
+    /// Returns where the block begins, if the record is in use.
+    fn address(&self) -> Option<Address> {
+        let used = self.state.load(Ordering::Acquire) != 0;
+        used.then(|| Address::from_bits(self.base.load(Ordering::Relaxed)))
+    }
+}
+
+// Settings.
+
+umf_core::pool_settings! {
+    /// The settings of a [`crate::ProxyPool`]. The kind has no keys of its own.
+    #[non_exhaustive]
+    pub struct ProxySettings {}
+    name: String = "proxy"
+}
+
+impl PoolFactory for ProxyPool {
+    const KIND: &'static str = "proxy";
+    type Settings = ProxySettings;
+
+    fn build(request: PoolRequest<'_>, settings: ProxySettings) -> Result<Arc<dyn Pool>, FactoryError> {
+        let settings = settings.requested(&request);
+        Ok(Self::with_settings(request.provider, settings)?)
     }
 }
