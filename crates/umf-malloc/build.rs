@@ -1,8 +1,10 @@
-//! Compiles the one thread-local word whose model only C can name on every machine, and has the library never be unloaded.
+//! Compiles the thread-local word of `reentrancy`, whose TLS model only C can select on every
+//! machine, and links the library such that `dlclose` does not unload it.
 
 fn main() {
     println!("cargo::rerun-if-changed=c/busy.c");
-    // Blocks, fork handlers and threads of its pool, and what libumf.so.1 knows of it, outlive a `dlclose`.
+    // Live blocks, fork handlers, threads of the pool and the pointers in libumf.so.1 outlive a
+    // `dlclose`.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     cc::Build::new()
         .file("c/busy.c")

@@ -1,4 +1,5 @@
-//! A C program with this library and without, in turn: `name, ours, peer, ratio`, which is ours to the peer's.
+//! Times a C program with this library and without, in turn: `name, ours, peer, ratio` (ours to
+//! peer's).
 //!
 //! `cargo bench -p umf-malloc --profile capi` takes the library as `install` builds it.
 
@@ -55,7 +56,7 @@ fn main() {
     }
 }
 
-/// What the program says; of its start, how long it takes as a whole.
+/// Returns the time that the program prints; for `start`, the time of the whole run.
 fn time(program: &Path, arguments: [&str; 3], preload: Option<&Path>) -> f64 {
     let mut command = Command::new(program);
     command.args(arguments).env_remove("LD_PRELOAD").env_remove("UMF_PROXY");

@@ -1,4 +1,4 @@
-/* A word of each thread that is found without a call of the dynamic linker, which may allocate for others. */
+/* One word per thread, found without a call of the dynamic linker: such a call may allocate. */
 
 static __thread unsigned busy __attribute__((tls_model("initial-exec")));
 

@@ -1,8 +1,10 @@
-//! Which pool serves, and how it is made.
+//! The pool that serves the process: how it is created, found and replaced.
 //!
-//! The first one is made by the first allocation, or when the library is loaded, whatever comes first. Nobody waits while that
-//! happens: other allocations are [`early`](crate::early) ones. Where the memory is shared, a forked child makes another pool, over private
-//! memory, and what it inherited is read, copied and never freed.
+//! The first allocation creates the pool, or loading the library does, whichever comes first. Other
+//! threads do not wait for it: the [`bootstrap`](crate::bootstrap) allocator serves their requests.
+//!
+//! If the heap lies in shared memory, a forked child retires the inherited pool and creates another
+//! one over private memory. Inherited blocks can be read and copied, and are never freed.
 
 use core::ffi::c_char;
 use core::ptr;
@@ -13,67 +15,67 @@ use umf_core::{Address, BlockSpan, Error, Layout, Pool, Provider, Result};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::HostProvider;
 
-use crate::fork;
-use crate::next::Next;
-use crate::settings::{Disposition, Settings};
-use crate::shared::Shared;
-use crate::tell::{Text, tell};
+use crate::next::NextAllocator;
+use crate::settings::{Disposition, Printable, Settings, report};
+use crate::shared::{self, SharedProvider};
 
-/// Larger requests are mappings of their own.
+/// The largest request that the pool keeps blocks for. Larger blocks are mappings of their own.
 pub(crate) const LARGEST_POOLED: usize = 8 << 20;
 /// How long free memory stays in the process, about.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
 static PRIVATE: HostProvider = HostProvider::private_static();
 
-/// The pool that serves.
-static SERVING: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
-/// The same, where nothing else has to be looked at.
-static AT_ONCE: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
-/// One that served before, and does no more.
+/// The current pool: all new blocks come from it.
+static CURRENT: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
+/// The current pool for the fast paths; null if some requests go to the next allocator.
+static FAST: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
+/// The pool before the current one. Its blocks are still live.
 static RETIRED: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
-/// The pool that serves is over shared memory.
+/// Whether the current pool is over shared memory.
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
-/// What shared memory is, in the words of [`umf_runtime::preloaded_heap`].
+/// The kind of shared memory, a constant of [`umf_runtime::preloaded_heap`].
 static KIND: AtomicU32 = AtomicU32::new(umf_runtime::preloaded_heap::PRIVATE);
-/// Requests for fewer bytes go to the next allocator, where there is one.
+/// Requests for fewer bytes go to the next allocator, if there is one.
 static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
 
-const UNMADE: u8 = 0;
-const MAKING: u8 = 1;
-const MADE: u8 = 2;
-static STATE: AtomicU8 = AtomicU8::new(UNMADE);
-/// The environment was read.
-static IS_SET: AtomicBool = AtomicBool::new(false);
+const ABSENT: u8 = 0;
+const CREATING: u8 = 1;
+const CREATED: u8 = 2;
+/// Whether the current pool exists. [`CREATED`] also says that creating it failed.
+static CREATION: AtomicU8 = AtomicU8::new(ABSENT);
+/// Whether `UMF_PROXY` was read.
+static IS_CONFIGURED: AtomicBool = AtomicBool::new(false);
 
-fn pool(place: &AtomicPtr<SlabPool>) -> Option<&'static SlabPool> {
-    // SAFETY: only pools that live for ever are stored.
-    unsafe { place.load(Ordering::Acquire).as_ref() }
+fn load(pool: &AtomicPtr<SlabPool>) -> Option<&'static SlabPool> {
+    // SAFETY: only pools of `SlabPool::new_static` are stored, which are never dropped.
+    unsafe { pool.load(Ordering::Acquire).as_ref() }
 }
 
-/// The pool, where a request is a matter of its common path.
+/// Returns the current pool, if a request may take its fast path without further checks.
 #[inline(always)]
-pub(crate) fn at_once() -> Option<&'static SlabPool> {
-    pool(&AT_ONCE)
+pub(crate) fn fast_pool() -> Option<&'static SlabPool> {
+    load(&FAST)
 }
 
-/// The next allocator, if requests of this size are its own.
+/// Returns the next allocator, if it serves requests of this size.
 #[inline]
-pub(crate) fn next_for(size: usize) -> Option<Next> {
-    if size < THRESHOLD.load(Ordering::Relaxed) { Next::known() } else { None }
+pub(crate) fn next_for(size: usize) -> Option<NextAllocator> {
+    if size < THRESHOLD.load(Ordering::Relaxed) { NextAllocator::get() } else { None }
 }
 
-/// The next allocator, if any requests are its own.
-pub(crate) fn next() -> Option<Next> {
+/// Returns the next allocator, if it serves any requests.
+pub(crate) fn next() -> Option<NextAllocator> {
     next_for(0)
 }
 
-/// The pool that serves, which is made if need be; `None` as long as it is not there. The calling thread is busy.
-pub(crate) fn serving() -> Option<&'static SlabPool> {
-    pool(&SERVING).or_else(make)
+/// Returns the current pool, which is created if need be; `None` while another thread creates it.
+/// The calling thread has a [`ReentrancyGuard`](crate::reentrancy::ReentrancyGuard).
+pub(crate) fn current_pool() -> Option<&'static SlabPool> {
+    load(&CURRENT).or_else(create)
 }
 
-/// What the memory of the pool that serves is, in the words of [`umf_runtime::preloaded_heap`].
+/// Returns the kind of the current pool's memory, a constant of [`umf_runtime::preloaded_heap`].
 pub(crate) extern "C" fn kind() -> u32 {
     if IS_SHARED.load(Ordering::Relaxed) {
         KIND.load(Ordering::Relaxed)
@@ -82,36 +84,36 @@ pub(crate) extern "C" fn kind() -> u32 {
     }
 }
 
-/// The live block around `address`.
+/// Returns the live block that holds `address`.
 pub(crate) fn block_around(address: Address) -> Option<BlockSpan> {
-    [&SERVING, &RETIRED].into_iter().find_map(|place| pool(place)?.block_at(address).ok())
+    [&CURRENT, &RETIRED].into_iter().find_map(|pool| load(pool)?.block_at(address).ok())
 }
 
-/// The live block at `address`, and its pool, which may have retired.
+/// Returns the live block that begins at `address`, and its pool, which may be retired.
 pub(crate) fn find(address: Address) -> Option<(&'static SlabPool, BlockSpan)> {
-    [&SERVING, &RETIRED].into_iter().find_map(|place| {
-        let pool = pool(place)?;
+    [&CURRENT, &RETIRED].into_iter().find_map(|pool| {
+        let pool = load(pool)?;
         let block = pool.block_at(address).ok().filter(|block| block.address == address)?;
         Some((pool, block))
     })
 }
 
-/// Whether this pool serves, and its memory is this process's alone.
+/// Returns whether a pool is the current one, over private memory.
 pub(crate) fn is_private(pool: &SlabPool) -> bool {
-    !IS_SHARED.load(Ordering::Relaxed) && ptr::eq(SERVING.load(Ordering::Acquire), pool)
+    !IS_SHARED.load(Ordering::Relaxed) && ptr::eq(CURRENT.load(Ordering::Acquire), pool)
 }
 
-/// Frees a block, whichever pool it is from.
+/// Frees a block of the current or the retired pool.
 ///
 /// # Errors
-/// [`Error::ForeignAddress`] if from none, and what else [`Pool::free`] says.
+/// [`Error::ForeignAddress`] for a block of neither, and those of [`Pool::free`].
 ///
 /// # Safety
 /// As [`Pool::free`].
 pub(crate) unsafe fn free(address: Address) -> Result<()> {
     let mut result = Err(Error::ForeignAddress { address, owner: "this library" });
-    for place in [&SERVING, &RETIRED] {
-        if let Some(pool) = pool(place)
+    for pool in [&CURRENT, &RETIRED] {
+        if let Some(pool) = load(pool)
             && let Err(Error::ForeignAddress { .. }) = result
         {
             // SAFETY: passed on to the caller.
@@ -121,93 +123,99 @@ pub(crate) unsafe fn free(address: Address) -> Result<()> {
     result
 }
 
-/// Why there is no block.
+/// Why the heap has no block for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lacking {
+pub(crate) enum HeapError {
     /// There is no pool yet.
-    Pool,
-    /// The pool has none.
-    Memory,
+    NoPool,
+    /// The pool has no memory.
+    OutOfMemory,
 }
 
-/// Allocates from the pool that serves. The calling thread is busy.
-pub(crate) fn allocate(layout: Layout) -> Result<Address, Lacking> {
-    let pool = serving().ok_or(Lacking::Pool)?;
+/// Allocates from the current pool. The calling thread has a
+/// [`ReentrancyGuard`](crate::reentrancy::ReentrancyGuard).
+pub(crate) fn allocate(layout: Layout) -> Result<Address, HeapError> {
+    let pool = current_pool().ok_or(HeapError::NoPool)?;
     match pool.allocate(layout) {
         Ok(block) => Ok(block),
-        // A child of which no handler was told, or a program that closed the file.
+        // The program closed the memory file, or this is a child whose fork ran no handlers.
         Err(Error::Frozen { .. }) => {
             retire(pool);
-            serving().ok_or(Lacking::Pool)?.allocate(layout).map_err(|_| Lacking::Memory)
+            let pool = current_pool().ok_or(HeapError::NoPool)?;
+            pool.allocate(layout).map_err(|_| HeapError::OutOfMemory)
         }
-        Err(_) => Err(Lacking::Memory),
+        Err(_) => Err(HeapError::OutOfMemory),
     }
 }
 
-/// If the pool that serves is over shared memory: from here on another one serves.
+/// Retires the current pool if it is over shared memory.
 pub(crate) fn retire_shared() {
     if IS_SHARED.load(Ordering::Relaxed)
-        && let Some(old) = pool(&SERVING)
+        && let Some(old) = load(&CURRENT)
     {
         retire(old);
     }
 }
 
-/// From here on another pool serves than this one.
+/// Retires the current pool. The next allocation creates another one.
 fn retire(old: &'static SlabPool) {
-    let place = ptr::from_ref(old).cast_mut();
-    RETIRED.store(place, Ordering::Release);
+    let old = ptr::from_ref(old).cast_mut();
+    RETIRED.store(old, Ordering::Release);
     let none = ptr::null_mut();
-    // (Who is late leaves the next one as it is.)
-    let _ = AT_ONCE.compare_exchange(place, none, Ordering::AcqRel, Ordering::Relaxed);
-    if SERVING.compare_exchange(place, none, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    // If another thread was faster, its new pool stays.
+    let _ = FAST.compare_exchange(old, none, Ordering::AcqRel, Ordering::Relaxed);
+    if CURRENT.compare_exchange(old, none, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         IS_SHARED.store(false, Ordering::Relaxed);
-        STATE.store(UNMADE, Ordering::Release);
+        CREATION.store(ABSENT, Ordering::Release);
     }
 }
 
-/// Makes the pool, if nobody else does.
+/// Creates the current pool, unless another thread does so.
 #[cold]
-fn make() -> Option<&'static SlabPool> {
+fn create() -> Option<&'static SlabPool> {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: a word of the C library; nobody changes the environment while others read it.
-    if unsafe { environ.is_null() } && !IS_SET.load(Ordering::Relaxed) {
-        // Before the C library has it. It will come.
+    // SAFETY: the C library defines the word; programs must not change the environment while others
+    // read it.
+    if unsafe { environ.is_null() } && !IS_CONFIGURED.load(Ordering::Relaxed) {
+        // The C library has not set the environment yet.
         return None;
     }
-    STATE.compare_exchange(UNMADE, MAKING, Ordering::AcqRel, Ordering::Acquire).ok()?;
-    let settings = if IS_SET.swap(true, Ordering::Relaxed) { Settings::DEFAULT } else { read_settings() };
+    CREATION.compare_exchange(ABSENT, CREATING, Ordering::AcqRel, Ordering::Acquire).ok()?;
+    let settings =
+        if IS_CONFIGURED.swap(true, Ordering::Relaxed) { Settings::DEFAULT } else { read_settings() };
     let has_addresses = has_addresses();
-    let made = has_addresses.then(|| over_shared(settings).or_else(|| over(&PRIVATE))).flatten();
-    if made.is_none() && Next::find().is_some() {
+    let pool = has_addresses.then(|| pool_over_shared(settings).or_else(|| pool_over(&PRIVATE))).flatten();
+    if pool.is_none() && NextAllocator::find().is_some() {
         let why = if has_addresses {
-            "no pool can be made"
+            "cannot create a pool"
         } else {
-            "addresses for a pool (ulimit -v) are too few"
+            "cannot create a pool within the address space limit (ulimit -v)"
         };
-        tell(format_args!("{why}: memory is that of the next allocator"));
+        report(format_args!("{why}; the next allocator serves all requests"));
         THRESHOLD.store(usize::MAX, Ordering::Relaxed);
     }
-    if let Some(made) = made {
-        fork::take_part();
-        SERVING.store(ptr::from_ref(made).cast_mut(), Ordering::Release);
+    if let Some(pool) = pool {
+        shared::add_fork_hooks();
+        CURRENT.store(ptr::from_ref(pool).cast_mut(), Ordering::Release);
         if next().is_none() {
-            AT_ONCE.store(ptr::from_ref(made).cast_mut(), Ordering::Release);
+            FAST.store(ptr::from_ref(pool).cast_mut(), Ordering::Release);
         }
     }
-    // What could not be made is not tried again: what is asked for is early memory then, or there is none.
-    STATE.store(MADE, Ordering::Release);
-    made
+    // After a failure no thread tries again: the bootstrap or the next allocator serves the
+    // requests.
+    CREATION.store(CREATED, Ordering::Release);
+    pool
 }
 
-/// Whether a pool's tables and some memory have room in this process. To begin with them and fail would cost what is left.
+/// Returns whether the address space limit leaves room for the tables of a pool and some memory. A
+/// pool that fails half-way would use up what is left.
 fn has_addresses() -> bool {
-    /// The tables are 30 MB, most of which are never touched. The rest is for what a small program needs then.
+    /// 30 MB of tables, most of which are never touched, and what a small program needs besides.
     const POOL: usize = 44 << 20;
     let mut limit = core::mem::MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: `limit` is valid for the write, and was written if that is what the call says.
+    // SAFETY: `limit` is valid for the write, and is read only if the call has written it.
     let is_bounded = unsafe {
         libc::getrlimit(libc::RLIMIT_AS, limit.as_mut_ptr()) == 0
             && limit.assume_init().rlim_cur != libc::RLIM_INFINITY
@@ -218,31 +226,31 @@ fn has_addresses() -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let probe = unsafe { libc::mmap(ptr::null_mut(), POOL, libc::PROT_NONE, flags, -1, 0) };
-    // SAFETY: mapped above.
+    // SAFETY: the mapping was made above, and no other thread knows it.
     probe != libc::MAP_FAILED && unsafe { libc::munmap(probe, POOL) } == 0
 }
 
 fn read_settings() -> Settings {
     let settings = umf_os::environment::with_variable(c"UMF_PROXY", |text| {
         Settings::parse(text.to_bytes(), |part, why| {
-            tell(format_args!("UMF_PROXY: '{}' is ignored: {why}", Text(part)));
+            report(format_args!("UMF_PROXY: '{}' is ignored: {why}", Printable(part)));
         })
     });
     let Some(settings) = settings else { return Settings::DEFAULT };
     if settings.threshold > 0 {
-        match Next::find() {
+        match NextAllocator::find() {
             Some(_) => THRESHOLD.store(settings.threshold, Ordering::Relaxed),
-            None => tell(format_args!("UMF_PROXY: size.threshold is ignored: there is no other allocator")),
+            None => report(format_args!("UMF_PROXY: size.threshold is ignored: there is no other allocator")),
         }
     }
     settings
 }
 
-fn over_shared(settings: Settings) -> Option<&'static SlabPool> {
+fn pool_over_shared(settings: Settings) -> Option<&'static SlabPool> {
     if settings.disposition == Disposition::Private {
         return None;
     }
-    match Shared::make(settings.disposition) {
+    match SharedProvider::create(settings.disposition) {
         Ok(provider) => {
             let kind = match settings.disposition {
                 Disposition::SharedShm => umf_runtime::preloaded_heap::SHARED_SHM,
@@ -250,25 +258,25 @@ fn over_shared(settings: Settings) -> Option<&'static SlabPool> {
             };
             KIND.store(kind, Ordering::Relaxed);
             IS_SHARED.store(true, Ordering::Relaxed);
-            over(provider).or_else(|| {
+            pool_over(provider).or_else(|| {
                 IS_SHARED.store(false, Ordering::Relaxed);
                 None
             })
         }
         Err(error) => {
-            tell(format_args!("UMF_PROXY: memory is private, because: {error}"));
+            report(format_args!("UMF_PROXY: memory is private, because: {error}"));
             None
         }
     }
 }
 
-fn over(provider: &'static dyn Provider) -> Option<&'static SlabPool> {
+fn pool_over(provider: &'static dyn Provider) -> Option<&'static SlabPool> {
     let settings = SlabSettings::new()
         .name("malloc")
         .min_block_size(crate::ALIGN)
         .max_poolable_size(LARGEST_POOLED)
         .release_after(RELEASE_AFTER);
     SlabPool::new_static(provider, settings)
-        .inspect_err(|error| tell(format_args!("there is no pool: {error}")))
+        .inspect_err(|error| report(format_args!("cannot create a pool: {error}")))
         .ok()
 }

@@ -1,4 +1,5 @@
-//! What `libumf.so.1` of the same process is told of the heap, and asks of it: see [`umf_runtime::preloaded_heap`].
+//! The table of functions through which `libumf.so.1` of the same process uses the heap: finding
+//! and exporting blocks, and the functions of `malloc`. [`umf_runtime::preloaded_heap`] defines it.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -8,11 +9,10 @@ use umf_core::{Address, Error};
 use umf_ipc::{Exchange, Exporter, ExporterSettings, LimitPolicy, Mode, Ptracer};
 use umf_runtime::preloaded_heap::{Block, Exports, FAILED, HANDLE, Heap, LIMIT, NOT_FOUND, NOT_SHARED, OK};
 
-use crate::busy::Busy;
-use crate::errno::Errno;
-use crate::{calls, heap};
+use crate::reentrancy::{ReentrancyGuard, SavedErrno};
+use crate::{exports, heap};
 
-/// The table. Its name is [`umf_runtime::preloaded_heap::NAME`].
+/// The table, with the symbol name [`umf_runtime::preloaded_heap::NAME`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[used]
 #[allow(non_upper_case_globals, reason = "a name of C")]
@@ -20,59 +20,63 @@ pub static umf_proxy_heap_1: Heap = Heap {
     kind: heap::kind,
     find,
     export,
-    malloc: calls::malloc,
-    calloc: calls::calloc,
-    realloc: calls::realloc,
-    memalign: calls::memalign,
-    free: calls::free,
-    trim: calls::malloc_trim,
+    malloc: exports::malloc,
+    calloc: exports::calloc,
+    realloc: exports::realloc,
+    memalign: exports::memalign,
+    free: exports::free,
+    trim: exports::malloc_trim,
 };
 
-/// Made by the first export; it lives for ever.
+/// The exporter, which the first export creates and which is never dropped.
 static EXPORTER: AtomicPtr<Exporter> = AtomicPtr::new(ptr::null_mut());
 
+/// Finds the live block that holds `address`.
+///
 /// # Safety
-/// `block` can be written to, or is null.
+/// `block` is valid for a write, or null.
 unsafe extern "C" fn find(address: *const c_void, block: *mut Block) -> i32 {
     let Some(found) = heap::block_around(Address::from_ptr(address.cast::<u8>())) else { return NOT_FOUND };
     // SAFETY: passed on to the caller.
-    unsafe { put(block, found) }
+    unsafe { write_block(block, found) }
 }
 
 /// # Safety
-/// `block` can be written to, or is null.
-unsafe fn put(place: *mut Block, found: umf_core::BlockSpan) -> i32 {
+/// `out` is valid for a write, or null.
+unsafe fn write_block(out: *mut Block, found: umf_core::BlockSpan) -> i32 {
     let Ok(base) = usize::try_from(found.address.value()) else { return NOT_FOUND };
-    if !place.is_null() {
+    if !out.is_null() {
         // SAFETY: passed on to the caller.
-        unsafe { place.write(Block { base, size: found.size }) };
+        unsafe { out.write(Block { base, size: found.size }) };
     }
     OK
 }
 
+/// Exports the live block that holds `address`, and writes its handle.
+///
 /// # Safety
-/// The pointers but the address are null, or valid for what they are for.
+/// `settings` is valid for a read, `handle` and `block` for a write; each of them may be null.
 unsafe extern "C" fn export(
     address: *const c_void,
     settings: *const Exports,
     handle: *mut [u8; HANDLE],
     block: *mut Block,
 ) -> i32 {
-    let _errno = Errno::keep();
+    let _errno = SavedErrno::save();
     let address = Address::from_ptr(address.cast::<u8>());
-    // Amid the pool's own slow paths, or a fork: nobody asks from there.
-    let Some(_busy) = Busy::begin() else { return FAILED };
+    // Neither the slow paths of the pool nor fork handlers export blocks.
+    let Some(_guard) = ReentrancyGuard::enter() else { return FAILED };
     // SAFETY: passed on to the caller.
     let (Some(settings), false) = (unsafe { settings.as_ref() }, handle.is_null()) else { return FAILED };
     let Some(found) = heap::block_around(address) else { return NOT_FOUND };
-    // SAFETY: what C programs have of the heap are pointers.
+    // SAFETY: the block was allocated by `malloc`, so the program uses it by raw pointers only.
     let exported = exporter(settings).and_then(|exporter| unsafe { exporter.handle(address) });
     match exported {
         Ok(exported) => {
             // SAFETY: passed on to the caller.
             unsafe {
                 handle.write(*exported.as_bytes());
-                put(block, found)
+                write_block(block, found)
             }
         }
         Err(
@@ -91,7 +95,7 @@ unsafe extern "C" fn export(
 }
 
 fn exporter(settings: &Exports) -> umf_ipc::Result<&'static Exporter> {
-    // SAFETY: what is stored lives for ever.
+    // SAFETY: a stored exporter is never dropped.
     if let Some(made) = unsafe { EXPORTER.load(Ordering::Acquire).as_ref() } {
         return Ok(made);
     }
@@ -100,9 +104,9 @@ fn exporter(settings: &Exports) -> umf_ipc::Result<&'static Exporter> {
         // SAFETY: as above.
         Ok(_) => Ok(unsafe { &*made }),
         Err(first) => {
-            // SAFETY: made above, and nobody has seen it.
+            // SAFETY: it was created above, and no other thread knows it.
             drop(unsafe { Box::from_raw(made) });
-            // SAFETY: as above.
+            // SAFETY: a stored exporter is never dropped.
             Ok(unsafe { &*first })
         }
     }

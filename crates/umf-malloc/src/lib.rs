@@ -1,43 +1,39 @@
-//! `libumf_proxy.so`: preloaded into any program, it replaces its `malloc` by a slab pool over host memory.
+//! `libumf_proxy.so`: preloaded into a program, it replaces `malloc` with a slab pool over host
+//! memory.
 //!
 //! ```text
 //! LD_PRELOAD=/opt/umf/lib/libumf_proxy.so program
 //! ```
 //!
-//! `docs/capi.md` says what `UMF_PROXY` can set. The crate has no Rust interface. The pool keeps all that it remembers in mappings of its own, and
-//! so never comes back here; what the C library does on the pool's slow paths may, and is served apart.
+//! `docs/capi.md` lists the settings in `UMF_PROXY`. The crate has no Rust interface.
 //!
-//! | module | idea |
+//! The pool keeps its metadata in mappings of its own, so it never calls the exported `malloc`. The
+//! C library, which the slow paths of the pool call, may do so: the bootstrap allocator serves
+//! these requests.
+//!
+//! | module | part |
 //! |---|---|
-//! | `calls` | the functions that are exported, and their common paths |
-//! | `requests` | everything that is not common |
-//! | `heap` | which pool serves, and how it is made |
-//! | `early` | memory before there is a pool, and for what the pool's slow paths bring about |
-//! | `busy` | a thread that is on such a path |
-//! | `deferred` | what a busy thread frees |
-//! | `moved` | large blocks that grow |
-//! | `next` | the allocator that the program would have had |
-//! | `interface` | what `libumf.so.1` is told of the heap, where both are in a process |
-//! | `fork`, `shared`, `snapshot` | forks, and what they mean for shared memory |
-//! | `settings`, `tell`, `errno` | `UMF_PROXY`, lines on standard error, `errno` |
+//! | `exports` | the exported C functions and their fast paths |
+//! | `slow_path` | everything else that these functions do |
+//! | `heap` | the pool that serves the process, and how it is created and replaced |
+//! | `bootstrap` | the allocator for requests before there is a pool, and from inside its slow paths |
+//! | `reentrancy` | the guard against entering the pool twice; deferred frees; `errno` |
+//! | `next` | the next allocator in symbol order, usually that of the C library |
+//! | `shared` | heaps in shared memory, and the snapshot that a forked child gets |
+//! | `interface` | the table through which `libumf.so.1` of the same process uses the heap |
+//! | `settings` | `UMF_PROXY`, and lines on standard error |
 
 #![cfg_attr(test, allow(dead_code, reason = "tests export nothing"))]
 
-mod busy;
-mod calls;
-mod deferred;
-mod early;
-mod errno;
-mod fork;
+mod bootstrap;
+mod exports;
 mod heap;
 mod interface;
-mod moved;
 mod next;
-mod requests;
+mod reentrancy;
 mod settings;
 mod shared;
-mod snapshot;
-mod tell;
+mod slow_path;
 
-/// What every block is aligned to.
+/// The alignment of every block.
 const ALIGN: usize = 16;

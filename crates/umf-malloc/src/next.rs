@@ -1,55 +1,61 @@
-//! The allocator that the program would have had without this library.
+//! [`NextAllocator`]: the allocator that follows this library in symbol order, usually that of the
+//! C library.
+//!
+//! It serves requests below `size.threshold`, and all requests if no pool can be created.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the next library that has one of that name.
-struct Function {
+/// A function, as `dlsym(RTLD_NEXT)` finds it.
+struct NextFunction {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
-impl Function {
+impl NextFunction {
     const fn new(name: &'static CStr) -> Self {
         Self { name, found: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
     fn find(&self) -> bool {
-        // SAFETY: a C string; the handle asks for what comes after this library.
+        // SAFETY: the name is a C string, and the handle is a constant of `dlsym`.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Release);
         !found.is_null()
     }
 }
 
-static MALLOC: Function = Function::new(c"malloc");
-static CALLOC: Function = Function::new(c"calloc");
-static REALLOC: Function = Function::new(c"realloc");
-static FREE: Function = Function::new(c"free");
-static MEMALIGN: Function = Function::new(c"memalign");
-static USABLE_SIZE: Function = Function::new(c"malloc_usable_size");
+static MALLOC: NextFunction = NextFunction::new(c"malloc");
+static CALLOC: NextFunction = NextFunction::new(c"calloc");
+static REALLOC: NextFunction = NextFunction::new(c"realloc");
+static FREE: NextFunction = NextFunction::new(c"free");
+static MEMALIGN: NextFunction = NextFunction::new(c"memalign");
+static USABLE_SIZE: NextFunction = NextFunction::new(c"malloc_usable_size");
 
-/// Another allocator, all of whose functions were found.
+/// The next allocator. A value exists only once all its functions were found.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Next(());
+pub(crate) struct NextAllocator(());
 
-/// What makes a function of an address that [`Function::find`] found.
+/// Calls a function that [`NextFunction::find`] found.
 macro_rules! call {
     ($function:ident as $kind:ty, $($argument:expr),*) => {{
         let found = $function.found.load(Ordering::Acquire);
-        // SAFETY: a `Next` exists, so it was found; every C library declares it so.
+        // SAFETY: a `NextAllocator` exists, so the function was found, and C declares it with this
+        // type.
         let function = unsafe { core::mem::transmute::<*mut c_void, $kind>(found) };
         // SAFETY: passed on to the caller of the method.
         unsafe { function($($argument),*) }
     }};
 }
 
-impl Next {
-    /// Looks for it, and allocates a block once. The calling thread is busy: finding a function may allocate.
+impl NextAllocator {
+    /// Looks up the functions, then allocates and frees one block. The calling thread has a
+    /// [`ReentrancyGuard`](crate::reentrancy::ReentrancyGuard), since `dlsym` may allocate.
     ///
-    /// The first `malloc` of glibc sets its heap up without a lock, and `fork` takes none before that. glibc counts on
-    /// the first allocation being made before there are threads, which does not hold for an allocator that serves some
-    /// sizes only: a fork in that moment gave the child a heap that was set up in half.
+    /// The first `malloc` of glibc initialises its heap without a lock, and `fork` before that
+    /// takes none. glibc relies on an allocation before the first thread. An allocator that serves
+    /// some sizes only may get its first request later: a fork at that moment gave the child a heap
+    /// that was half initialised.
     pub(crate) fn find() -> Option<Self> {
         let functions = [&MALLOC, &CALLOC, &REALLOC, &FREE, &MEMALIGN, &USABLE_SIZE];
         if !functions.iter().all(|function| function.find()) {
@@ -57,13 +63,13 @@ impl Next {
         }
         let next = Self(());
         let block = next.allocate(1, 1);
-        // SAFETY: its own block, or null.
+        // SAFETY: the block is one of this allocator, or null.
         unsafe { next.free(block) };
         Some(next)
     }
 
-    /// What [`Next::find`] found before.
-    pub(crate) fn known() -> Option<Self> {
+    /// Returns the allocator if [`NextAllocator::find`] has found it.
+    pub(crate) fn get() -> Option<Self> {
         (!USABLE_SIZE.found.load(Ordering::Acquire).is_null()).then_some(Self(()))
     }
 
@@ -80,19 +86,19 @@ impl Next {
     }
 
     /// # Safety
-    /// As `realloc`: it is a block of this allocator.
+    /// As `realloc`, and `block` is one of this allocator.
     pub(crate) unsafe fn reallocate(self, block: *mut c_void, size: usize) -> *mut c_void {
         call!(REALLOC as unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void, block, size)
     }
 
     /// # Safety
-    /// As `free`: it is a block of this allocator.
+    /// As `free`, and `block` is one of this allocator.
     pub(crate) unsafe fn free(self, block: *mut c_void) {
         call!(FREE as unsafe extern "C" fn(*mut c_void), block);
     }
 
     /// # Safety
-    /// It is a block of this allocator.
+    /// `block` is one of this allocator.
     pub(crate) unsafe fn usable_size(self, block: *mut c_void) -> usize {
         call!(USABLE_SIZE as unsafe extern "C" fn(*mut c_void) -> usize, block)
     }

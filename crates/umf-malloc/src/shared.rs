@@ -1,9 +1,17 @@
-//! [`Shared`]: memory that other processes can map, and who knows all of its regions.
+//! Heaps in shared memory: [`SharedProvider`], and the [`Snapshot`] that a forked child gets.
 //!
-//! The file lies among the program's descriptors, which the program may close or use for something else: daemons do, and
-//! `exec 3>file` of a shell. It is looked at before anything is done with it. Once it is gone, there is no more of its memory.
+//! **The file.** The memory file is among the descriptors of the program, which may close the
+//! descriptor or reuse its number: daemons do, and a shell does for `exec 3>file`. So this module
+//! checks device and inode before each use. Once the descriptor is gone, the provider has no more
+//! memory.
+//!
+//! **Forks.** After a fork, parent and child would allocate from one heap, and each would find what
+//! the other wrote. So the parent copies the regions before it forks. The child maps the copies in
+//! place of the regions, and the parent unmaps its copies. A fork costs as much as the heap has
+//! data, and no thread waits for another.
 
 use core::mem::MaybeUninit;
+use core::ptr;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,95 +22,101 @@ use umf_core::{Error, Export, Layout, MemoryKind, Provider, ProviderKind, Region
 use umf_provider_host::{HostBuilder, HostProvider};
 use umf_runtime::metadata::Mapped;
 use umf_sync::Lock;
+use umf_sync::fork::{self, Hooks};
 
-use crate::settings::Disposition;
-use crate::snapshot::{self, Snapshot};
-use crate::tell::tell;
+use crate::heap;
+use crate::reentrancy::{ReentrancyGuard, SavedErrno};
+use crate::settings::{Disposition, report};
 
-/// A region, and where it lies in which file.
-pub(crate) struct Placed {
-    pub(crate) region: Region,
-    pub(crate) file: File,
-    pub(crate) offset: u64,
+/// A region, its memory file, and its offset in the file.
+struct FileRegion {
+    region: Region,
+    file: MemoryFile,
+    offset: u64,
 }
 
-/// A file that the program may have closed meanwhile.
+/// A memory file whose descriptor the program may close.
 #[derive(Clone)]
-pub(crate) struct File {
+struct MemoryFile {
     fd: Arc<OwnedFd>,
     /// Device and inode.
     identity: (u64, u64),
 }
 
-impl File {
+impl MemoryFile {
     fn new(fd: Arc<OwnedFd>) -> Self {
         let identity = identity(fd.as_raw_fd()).unwrap_or_default();
         Self { fd, identity }
     }
 
-    /// The number of its descriptor, if that is still it.
-    pub(crate) fn number(&self) -> Option<i32> {
-        let number = self.fd.as_raw_fd();
-        (identity(number)? == self.identity).then_some(number)
+    /// Returns the descriptor, if it still refers to the file.
+    fn descriptor(&self) -> Option<i32> {
+        let descriptor = self.fd.as_raw_fd();
+        (identity(descriptor)? == self.identity).then_some(descriptor)
     }
 }
 
-/// Device and inode of what is open under a number.
+/// Returns device and inode of an open file.
 fn identity(fd: i32) -> Option<(u64, u64)> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `stat` is valid for the write.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: written, as the call says.
+    // SAFETY: the call succeeded, so it has written `stat`.
     let stat = unsafe { stat.assume_init() };
     Some((stat.st_dev, stat.st_ino))
 }
 
-struct State {
-    /// The file that the latest region is of.
-    file: Option<File>,
-    regions: Vec<Placed, Mapped>,
+struct SharedHeap {
+    /// The file of the latest region.
+    file: Option<MemoryFile>,
+    regions: Vec<FileRegion, Mapped>,
     snapshot: Snapshot,
 }
 
-static STATE: Lock<State> =
-    Lock::new(State { file: None, regions: Vec::new_in(Mapped), snapshot: Snapshot::new() });
+static HEAP: Lock<SharedHeap> =
+    Lock::new(SharedHeap { file: None, regions: Vec::new_in(Mapped), snapshot: Snapshot::new() });
 
-/// The name in `/dev/shm`, of the process that made it; 0 if none has.
+/// The process that created the name in `/dev/shm`; 0 without a name.
 static NAMED_BY: AtomicI32 = AtomicI32::new(0);
+/// The number in the name, and device and inode of the file.
 static NAME: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
-/// The provider.
-pub(crate) struct Shared {
+/// A provider of shared memory that records its regions, so that a fork can copy them.
+pub(crate) struct SharedProvider {
     inner: Arc<HostProvider>,
 }
 
-impl Shared {
-    /// Descriptors from here on are what programs seldom come to.
+impl SharedProvider {
+    /// The least descriptor number of the file. Programs seldom use numbers from here on.
     const FIRST_DESCRIPTOR: i32 = 900;
 
-    /// Makes the provider, which lives for ever.
-    pub(crate) fn make(disposition: Disposition) -> Result<&'static Self> {
+    /// Creates the provider, which is never dropped.
+    pub(crate) fn create(disposition: Disposition) -> Result<&'static Self> {
         let builder =
             HostProvider::builder().visibility(Visibility::Shared).lowest_fd(Self::FIRST_DESCRIPTOR);
         let inner = match disposition {
-            // Its pages are made at once: where there is no room for them, a touch would be a signal.
-            Disposition::SharedShm => named(&builder.populate(true))?,
+            // Populates the pages at once: touching a page for which `/dev/shm` is full raises
+            // `SIGBUS`.
+            Disposition::SharedShm => build_named(&builder.populate(true))?,
             _ => builder.build()?,
         };
         Ok(Box::leak(Box::new(Self { inner })))
     }
 
-    /// Nothing of the file can be had any more.
-    fn is_lost(&self) -> bool {
-        STATE.lock().file.as_ref().is_some_and(|file| file.number().is_none())
+    /// Returns whether the program has closed the descriptor of the file.
+    fn is_closed(&self) -> bool {
+        HEAP.lock().file.as_ref().is_some_and(|file| file.descriptor().is_none())
     }
 }
 
-/// With the original's name, which the process before may have left when it became this one (`exec`), or when it was killed. One of
-/// another pid namespace may have it, and go on with it: then there is a number behind the name.
-fn named(builder: &HostBuilder) -> Result<Arc<HostProvider>> {
+/// Builds a provider whose file has the name that the original library uses, which holds the pid.
+///
+/// A process with this pid may have left a file of that name: before it called `exec`, or when it
+/// was killed. Such a file is removed. A process of another pid namespace may still use one. Then
+/// the name gets a number.
+fn build_named(builder: &HostBuilder) -> Result<Arc<HostProvider>> {
     const NAMES: u64 = 100;
     let pid = std::process::id().cast_signed();
     let mut number = 0;
@@ -119,8 +133,8 @@ fn named(builder: &HostBuilder) -> Result<Arc<HostProvider>> {
         if built.is_ok()
             && let Some((device, inode)) = open(&text).and_then(|file| identity(file.as_raw_fd()))
         {
-            for (place, value) in NAME.iter().zip([number, device, inode]) {
-                place.store(value, Ordering::Relaxed);
+            for (word, value) in NAME.iter().zip([number, device, inode]) {
+                word.store(value, Ordering::Relaxed);
             }
             NAMED_BY.store(pid, Ordering::Relaxed);
         }
@@ -141,20 +155,23 @@ fn is_taken(built: &Result<Arc<HostProvider>>) -> bool {
 
 fn open(name: &str) -> Option<OwnedFd> {
     let name = CString::new(name).ok()?;
-    // SAFETY: a C string. (Where it is leased, this does not wait.)
+    // With `O_NONBLOCK`, the call does not wait for the end of a lease.
+    // SAFETY: the name is a C string.
     let file = unsafe { libc::shm_open(name.as_ptr(), libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC, 0) };
-    // SAFETY: a new descriptor, of nobody else.
+    // SAFETY: the call returned a new descriptor, which no other code knows.
     (file >= 0).then(|| unsafe { OwnedFd::from_raw_fd(file) })
 }
 
-/// Takes a name away if nobody has its file open or mapped, wherever on this machine: then the kernel grants a lease on it.
+/// Unlinks a file in `/dev/shm` if no process of the machine has it open or mapped: the kernel
+/// grants a write lease only then. Returns whether it did.
 fn remove_unused(name: &str) -> bool {
     /// `fcntl(2)`; the crate `libc` does not have it.
     const F_SETSIG: i32 = 10;
     let Some(file) = open(name) else { return false };
     let file = file.as_raw_fd();
-    // Whoever opens it meanwhile waits, and has a signal sent here: one that is ignored.
-    // SAFETY: a descriptor of this function's, and numbers.
+    // A process that opens the file meanwhile blocks, and the kernel sends the signal to this
+    // process. The default action of `SIGURG` is to ignore it.
+    // SAFETY: the descriptor is this function's, and the other arguments are numbers.
     let leased = unsafe {
         libc::fcntl(file, F_SETSIG, libc::SIGURG) == 0
             && libc::fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) == 0
@@ -167,12 +184,13 @@ fn remove_unused(name: &str) -> bool {
 
 fn unlink(name: &str) {
     if let Ok(name) = CString::new(name) {
-        // SAFETY: a C string.
+        // SAFETY: the name is a C string.
         unsafe { libc::shm_unlink(name.as_ptr()) };
     }
 }
 
-/// The name goes with the process that made it, if it still is that of its file.
+/// Unlinks the file at the end of the process that created it, unless the name now has another
+/// file.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
@@ -191,8 +209,8 @@ static AT_END: extern "C" fn() = {
     at_end
 };
 
-// SAFETY: the host provider's promises are passed on.
-unsafe impl Provider for Shared {
+// SAFETY: each method has the contract of the host provider's.
+unsafe impl Provider for SharedProvider {
     fn kind(&self) -> ProviderKind {
         self.inner.kind()
     }
@@ -214,8 +232,8 @@ unsafe impl Provider for Shared {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
-        if self.is_lost() {
-            tell(format_args!("the program closed the file of its memory; from here on memory is private"));
+        if self.is_closed() {
+            report(format_args!("the program closed the file of its memory; from here on memory is private"));
             return Err(Error::Frozen { what: "shared memory whose file was closed" });
         }
         let region = self.inner.allocate(layout)?;
@@ -223,10 +241,10 @@ unsafe impl Provider for Shared {
         if let Some(export) = export
             && let Some(fd) = export.fd
         {
-            let mut state = STATE.lock();
-            if state.regions.try_reserve(1).is_err() {
-                drop(state);
-                // SAFETY: nobody else has seen it.
+            let mut heap = HEAP.lock();
+            if heap.regions.try_reserve(1).is_err() {
+                drop(heap);
+                // SAFETY: no other code knows the region.
                 unsafe { self.inner.free(region)? };
                 return Err(Error::OutOfMemory {
                     size: layout.size(),
@@ -234,22 +252,23 @@ unsafe impl Provider for Shared {
                     native: 0,
                 });
             }
-            let known = state.file.clone().filter(|file| Arc::ptr_eq(&file.fd, &fd));
-            let file = known.unwrap_or_else(|| File::new(fd));
-            state.file = Some(file.clone());
-            state.regions.push(Placed { region, file, offset: export.offset });
+            let known = heap.file.clone().filter(|file| Arc::ptr_eq(&file.fd, &fd));
+            let file = known.unwrap_or_else(|| MemoryFile::new(fd));
+            heap.file = Some(file.clone());
+            heap.regions.push(FileRegion { region, file, offset: export.offset });
         }
         Ok(region)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        let placed = {
-            let mut state = STATE.lock();
-            let place = state.regions.iter().position(|placed| placed.region == region);
-            place.map(|place| state.regions.swap_remove(place))
+        let recorded = {
+            let mut heap = HEAP.lock();
+            let index = heap.regions.iter().position(|recorded| recorded.region == region);
+            index.map(|index| heap.regions.swap_remove(index))
         };
-        if placed.is_some_and(|placed| placed.file.number().is_none()) {
-            // Its pages cannot be given back without the file, and their addresses are not used again.
+        if recorded.is_some_and(|recorded| recorded.file.descriptor().is_none()) {
+            // Without the descriptor the pages cannot be freed. The addresses stay mapped and
+            // unused.
             return Ok(());
         }
         // SAFETY: passed on to the caller.
@@ -265,28 +284,182 @@ unsafe impl Provider for Shared {
     }
 }
 
-/// Before a fork, if the memory is shared: copies it for the child.
-pub(crate) fn before_fork() {
-    // (Taken by what the fork interrupted, if a signal handler forks: then the child ends.)
-    if let Some(mut state) = STATE.try_lock() {
-        let State { regions, snapshot, .. } = &mut *state;
+/// Fork hooks. The forking thread stays out of the pool until the pool knows that it is in a child:
+/// handlers of other libraries run in between, and may allocate.
+static AT_FORK: Hooks = Hooks {
+    prepare: || {
+        ReentrancyGuard::begin_fork();
+        before_fork();
+    },
+    parent: || {
+        after_fork_in_parent();
+        ReentrancyGuard::end_fork();
+    },
+    child: || {
+        after_fork_in_child();
+        // The memory belongs to the parent.
+        heap::retire_shared();
+        ReentrancyGuard::end_fork();
+    },
+};
+
+/// Adds the fork hooks of this library. Called after a pool is created.
+pub(crate) fn add_fork_hooks() {
+    // If no hooks can be added, the pool could not be created either.
+    let _ = fork::add_hooks(&AT_FORK);
+}
+
+/// Copies the regions for the child.
+fn before_fork() {
+    // If a signal handler forks, the interrupted code may hold the lock. Then the child ends.
+    if let Some(mut heap) = HEAP.try_lock() {
+        let SharedHeap { regions, snapshot, .. } = &mut *heap;
         snapshot.take(regions);
     }
 }
 
-/// After it, in the parent.
-pub(crate) fn after_fork() {
-    if let Some(mut state) = STATE.try_lock() {
-        state.snapshot.forget();
+/// Unmaps the copies.
+fn after_fork_in_parent() {
+    if let Some(mut heap) = HEAP.try_lock() {
+        heap.snapshot.discard();
     }
 }
 
-/// After it, in the child.
-pub(crate) fn after_fork_in_child() {
-    let Some(mut state) = STATE.try_lock() else {
-        snapshot::end_child(format_args!("the fork came in the middle of an allocation or of another fork"));
+/// Maps the copies in place of the regions.
+fn after_fork_in_child() {
+    let Some(mut heap) = HEAP.try_lock() else {
+        end_child(format_args!("the fork came in the middle of an allocation or of another fork"));
     };
-    state.snapshot.put_in_place();
-    state.regions.clear();
-    state.file = None;
+    heap.snapshot.restore();
+    heap.regions.clear();
+    heap.file = None;
+}
+
+/// A private copy of a region.
+struct RegionCopy {
+    /// The base of the region.
+    base: usize,
+    size: usize,
+    /// The address of the copy.
+    copy: usize,
+}
+
+/// The copies of all regions, which exist while a fork is in progress.
+struct Snapshot {
+    copies: Vec<RegionCopy, Mapped>,
+    /// The bytes for which there was no memory.
+    missing: usize,
+    /// The number of forks in progress, each nested in the one before.
+    forks: u32,
+}
+
+impl Snapshot {
+    const fn new() -> Self {
+        Self { copies: Vec::new_in(Mapped), missing: 0, forks: 0 }
+    }
+
+    /// Copies the regions, before the outermost fork.
+    fn take(&mut self, regions: &[FileRegion]) {
+        self.forks += 1;
+        if self.forks > 1 {
+            return;
+        }
+        let _errno = SavedErrno::save();
+        self.missing = 0;
+        for region in regions {
+            let is_reserved = self.copies.try_reserve(1).is_ok();
+            match is_reserved.then(|| copy_region(region)).flatten() {
+                Some(copy) => self.copies.push(copy),
+                None => self.missing += region.region.size(),
+            }
+        }
+    }
+
+    /// Maps the copies in place of the regions, in the child. A child without a copy ends, since it
+    /// would otherwise share its parent's heap.
+    fn restore(&mut self) {
+        self.forks = self.forks.saturating_sub(1);
+        let _errno = SavedErrno::save();
+        for copy in self.copies.drain(..) {
+            let from = ptr::with_exposed_provenance_mut(copy.copy);
+            let to = ptr::with_exposed_provenance_mut::<core::ffi::c_void>(copy.base);
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: the copy is this snapshot's. The mapping that it replaces has the same
+            // contents, and no other thread of the child uses it.
+            let moved = unsafe { libc::mremap(from, copy.size, copy.size, flags, to) };
+            if moved == libc::MAP_FAILED {
+                self.missing += copy.size;
+            }
+        }
+        if self.missing > 0 {
+            end_child(format_args!("there is no memory for a copy of {} bytes", self.missing));
+        }
+    }
+
+    /// Unmaps the copies, in the parent, after the outermost fork.
+    fn discard(&mut self) {
+        self.forks = self.forks.saturating_sub(1);
+        if self.forks > 0 {
+            return;
+        }
+        let _errno = SavedErrno::save();
+        for copy in self.copies.drain(..) {
+            // SAFETY: the mapping is this snapshot's.
+            unsafe { libc::munmap(ptr::with_exposed_provenance_mut(copy.copy), copy.size) };
+        }
+    }
+}
+
+/// Reports why a forked child cannot go on, and ends it.
+fn end_child(why: core::fmt::Arguments<'_>) -> ! {
+    report(format_args!("a forked child ends, because {why}"));
+    // SAFETY: the call ends the process, and runs no code of it.
+    unsafe { libc::_exit(libc::EXIT_FAILURE) };
+}
+
+/// Copies a region, without the holes in its part of the file.
+fn copy_region(region: &FileRegion) -> Option<RegionCopy> {
+    let base = region.region.base().as_ptr()?;
+    let size = region.region.size();
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let copy = unsafe { libc::mmap(ptr::null_mut(), size, access, flags, -1, 0) };
+    if copy == libc::MAP_FAILED {
+        return None;
+    }
+    let mut done = 0;
+    while let Some((begin, end)) = next_data(region, done) {
+        // Other threads may write meanwhile. Then the child has a part of what they write, and not
+        // the threads.
+        // SAFETY: both mappings have `size` bytes, and `next_data` returns a range below that.
+        unsafe { ptr::copy_nonoverlapping(base.add(begin), copy.cast::<u8>().add(begin), end - begin) };
+        done = end;
+    }
+    Some(RegionCopy { base: base.expose_provenance(), size, copy: copy.expose_provenance() })
+}
+
+/// Returns the next range of a region, from `done` on, that is not a hole in its file.
+fn next_data(region: &FileRegion, done: usize) -> Option<(usize, usize)> {
+    let size = region.region.size();
+    if done >= size {
+        return None;
+    }
+    let Some(file) = region.file.descriptor() else { return Some((done, size)) };
+    let in_file = |offset: usize| libc::off_t::try_from(region.offset.checked_add(offset as u64)?).ok();
+    let in_region = |found: libc::off_t| {
+        let offset = u64::try_from(found).ok()?.saturating_sub(region.offset);
+        Some(usize::try_from(offset).unwrap_or(usize::MAX).min(size))
+    };
+    // SAFETY: the file is this library's, and only this code, under a lock, moves its offset.
+    let begin = unsafe { libc::lseek(file, in_file(done)?, libc::SEEK_DATA) };
+    if begin < 0 {
+        // SAFETY: `errno` belongs to the calling thread.
+        let is_hole = unsafe { *libc::__errno_location() } == libc::ENXIO;
+        return (!is_hole).then_some((done, size));
+    }
+    // SAFETY: as above, in this function.
+    let end = unsafe { libc::lseek(file, begin, libc::SEEK_HOLE) };
+    let (begin, end) = (in_region(begin)?, in_region(end).unwrap_or(size));
+    (begin < size && end > begin).then_some((begin, end))
 }

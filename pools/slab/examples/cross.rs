@@ -1,8 +1,10 @@
-//! Nanoseconds per block that one thread allocates and another one frees, and of threads that come and go: on the wall, and
-//! of the threads' processor time without the time in which they wait for each other.
+//! Nanoseconds per block that one thread allocates and another one frees, and of threads that come
+//! and go: on the wall, and of the threads' processor time without the time in which they wait for
+//! each other.
 //!
-//! `cargo run --release -p umf-pool-slab --example cross -- [xfree|larson] [small|large] [THREADS] [TIMES] [LENGTH]`: what
-//! new threads do each time is `LENGTH` portions of blocks, or for larson so many blocks.
+//! `cargo run --release -p umf-pool-slab --example cross -- [xfree|larson] [small|large] [THREADS]
+//! [TIMES] [LENGTH]`: what new threads do each time is `LENGTH` portions of blocks, or for larson
+//! so many blocks.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +14,8 @@ use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::Pages;
 
-/// Blocks that go from one thread to the other at a time, and how many such portions are on the way.
+/// Blocks that go from one thread to the other at a time, and how many such portions are on the
+/// way.
 const PORTION: usize = 25;
 const PORTIONS: usize = 8;
 /// Blocks that each thread replaces at random.

@@ -1,17 +1,17 @@
 //! The path of an allocation, from the thread's bin to the provider.
 //!
-//! | step | where from |
+//! | step | source of the block |
 //! |---|---|
-//! | [`SlabPool::allocate_fast`] | the thread's bin, without a call |
-//! | [`SlabPool::allocate_slow`] | the same, if the fast path does not lead there |
-//! | `serve` | everything behind the bins, with what happens when memory is short |
-//! | `allocate_class` | what other threads freed, then a refill, then new memory |
+//! | [`SlabPool::allocate_fast`] | the bin of the calling thread, without a call |
+//! | [`SlabPool::allocate_slow`] | the same bin, for threads and flags that the fast path leaves out |
+//! | `allocate_uncached` | the layers behind the bins; reclaims memory if they have none |
+//! | `allocate_class` | the inbox, then a refill, then new memory |
 //! | `refill_small`, `refill_large` | central slabs; the stock of large blocks |
 //! | `add_slab`, `cut_block` | extents, and regions from the provider |
 //!
-//! A large request takes a block of its class or of the next two, so that kept blocks serve in
-//! spite of their sizes. Before the pool takes more memory from its provider than it should need,
-//! kept large blocks are merged (`gather`).
+//! A large request takes a block of its class or of the next two, so that more kept blocks can
+//! serve it. Before the pool takes more memory from its provider than it should need, kept large
+//! blocks are merged (`merge_kept`).
 
 use core::sync::atomic::Ordering;
 
@@ -21,10 +21,10 @@ use umf_sync::{failpoint, thread};
 use crate::SlabPool;
 use crate::central::make_slab;
 use crate::extents::{GRANULE_UNITS, Range, UNIT};
-use crate::heap::{BinPlace, Evicted, Heap};
+use crate::heap::Evicted;
 use crate::regions::OWNER;
 use crate::section::{CLOSING, FENCED, SHARED, Section, TRACED};
-use crate::span::{Entry, Span, UNOWNED, thread_word};
+use crate::types::{BinOffset, Entry, Heap, Span, UNOWNED, thread_word};
 
 /// The most small blocks in one refill. With more, a thread that frees blocks of other threads
 /// would touch more addresses in rotation.
@@ -57,7 +57,7 @@ enum Route {
 }
 
 /// What merging kept blocks achieved.
-enum Gathered {
+enum MergeOutcome {
     /// There is little to merge: the pool should grow.
     Little,
     /// Some blocks were merged: try again.
@@ -75,7 +75,7 @@ impl SlabPool {
             None => {
                 let class = self.heaps.classes.larger_class(layout)?;
                 let section = self.heaps.enter_fast(thread::index_plus_one())?;
-                let (heap, bin) = (section.heap(), section.heap().bin_at(BinPlace::of(class)));
+                let (heap, bin) = (section.heap(), section.heap().bin_at(BinOffset::of(class)));
                 match bin.pop() {
                     Some(entry) => {
                         // Of a small class it is 0.
@@ -86,8 +86,8 @@ impl SlabPool {
                 }
             }
         };
-        // SAFETY: entries of this pool's heaps name states in its own metadata, and a popped one is
-        // ours.
+        // SAFETY: entries of this pool's heaps point into its metadata, and only this thread has a
+        // popped one.
         Some(unsafe { entry.hand_out() })
     }
 
@@ -99,8 +99,8 @@ impl SlabPool {
         Some(unsafe { entry.hand_out() })
     }
 
-    /// Pops a block from the thread's bin by its own look at the slow-path flags, or serves the
-    /// request from behind the bins.
+    /// Pops a block from the bin of the calling thread after checking each slow-path flag, or
+    /// allocates it from the layers behind.
     #[inline(never)]
     pub(crate) fn allocate_slow(&self, layout: Layout) -> Result<Address> {
         let flags = self.heaps.flags.get();
@@ -109,14 +109,14 @@ impl SlabPool {
         }
         if flags & TRACED == 0
             && let Route::Class(class) = self.route(layout)
-            && let Some((_, heap)) = self.heaps.own()
+            && let Some((_, heap)) = self.heaps.current()
             && let Some(_section) = heap.enter(flags & FENCED != 0)
             && let Some(entry) = self.heaps.pop(heap, class)
         {
             // SAFETY: as in `allocate_fast`.
             return Ok(unsafe { entry.hand_out() });
         }
-        self.serve(layout)
+        self.allocate_uncached(layout)
     }
 
     /// Returns an error if the pool may not take memory.
@@ -150,10 +150,11 @@ impl SlabPool {
         }
     }
 
-    /// Serves a request from behind the thread's bins, unless too much is held. If memory is short,
-    /// gives everything that is free back and tries again, then asks the callback that was set.
+    /// Allocates a block from the layers behind the bins, unless too much is held. Out of memory,
+    /// it returns all free memory to the provider and tries again, then calls the callback that was
+    /// set.
     #[cold]
-    fn serve(&self, layout: Layout) -> Result<Address> {
+    fn allocate_uncached(&self, layout: Layout) -> Result<Address> {
         let allocate = || {
             let entry = match self.route(layout) {
                 Route::Class(class) => self.allocate_class(class)?,
@@ -173,7 +174,7 @@ impl SlabPool {
             if !matches!(result, Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })) {
                 return result;
             }
-            // What the provider refuses to take back does not matter here.
+            // If the provider refuses a region, it stays.
             let _ = self.release_free(0);
             allocate().or_else(|error| if self.back.limits.reclaim(&error) { allocate() } else { Err(error) })
         });
@@ -188,7 +189,7 @@ impl SlabPool {
 
     /// Takes a block of the class, or of one a little larger, and counts it as allocated.
     fn allocate_class(&self, class: usize) -> Result<Entry> {
-        let Some((index, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs) else {
+        let Some((index, heap)) = self.heaps.current_with_bin(class, &self.back.meta.runs) else {
             return self.allocate_without_heap(class);
         };
         if !self.heaps.classes.is_large(class) {
@@ -216,8 +217,8 @@ impl SlabPool {
         }
     }
 
-    /// Takes a block of a small class: one that other threads have freed for this one, one of a slab,
-    /// one that waits for another thread, or one of a new slab.
+    /// Takes a block of a small class: one that other threads have freed for this one, one of a
+    /// slab, one that waits for another thread, or one of a new slab.
     fn allocate_small(&self, index: u32, heap: &Heap, class: usize) -> Result<Entry> {
         let mut may_reach = true;
         loop {
@@ -229,12 +230,12 @@ impl SlabPool {
             if let Some(entry) = found {
                 return Ok(entry);
             }
-            if self.settle_unowned(heap) || self.back.upstream.poll_many_pending() {
+            if self.collect_unowned(heap) || self.back.upstream.poll_many_pending() {
                 continue;
             }
             if core::mem::take(&mut may_reach) {
                 self.send_open(heap);
-                self.reach_into_idle(index, class);
+                self.drain_idle_owner(index, class);
                 continue;
             }
             self.add_slab(class)?;
@@ -260,7 +261,8 @@ impl SlabPool {
         is_full
     }
 
-    /// Pops a block of a small class; fills the bin from the slabs if it is empty. Inside.
+    /// Pops a block of a small class; fills the bin from the slabs if it is empty. Inside the
+    /// section.
     fn refill_small(&self, index: u32, heap: &Heap, class: usize) -> Option<Entry> {
         heap.bin(class).pop().or_else(|| {
             let (bin, limits) = (heap.bin(class), heap.limits(class));
@@ -277,7 +279,8 @@ impl SlabPool {
         })
     }
 
-    /// Pops a large block from the thread's bins; fills one from stock if they are empty. Inside.
+    /// Pops a large block from the thread's bins; fills one from stock if they are empty. Inside
+    /// the section.
     fn refill_large(&self, index: u32, heap: &Heap, class: usize) -> Option<Entry> {
         if let Some(found) = self.heaps.pop(heap, class) {
             return Some(found);
@@ -298,7 +301,7 @@ impl SlabPool {
             for &entry in bin.newest(took) {
                 // SAFETY: the stock holds large blocks of this pool.
                 let span = unsafe { Span::of_own_state(entry) };
-                span.taker.store(thread_word(index), Ordering::Relaxed);
+                span.last_user.store(thread_word(index), Ordering::Relaxed);
             }
             heap.set_large_bytes(heap.large_bytes() + took * size);
             if let Some(entry) = bin.pop() {
@@ -339,7 +342,7 @@ impl SlabPool {
 
     /// Takes a large block at an alignment that its class does not give by itself, and counts it.
     fn allocate_aligned(&self, class: usize, align: usize) -> Result<Entry> {
-        if let Some((_, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs)
+        if let Some((_, heap)) = self.heaps.current_with_bin(class, &self.back.meta.runs)
             && let _section = self.heaps.enter(heap)
             && let Some(entry) = heap.bin(class).pop_aligned(align)
         {
@@ -375,7 +378,7 @@ impl SlabPool {
             .and_then(|range| self.back.make_block(class, size, range, number));
         match (&made, thread::current()) {
             (Err(_), _) => self.back.meta.release_span(number),
-            (Ok(_), Some(index)) => span.taker.store(thread_word(index.get()), Ordering::Relaxed),
+            (Ok(_), Some(index)) => span.last_user.store(thread_word(index.get()), Ordering::Relaxed),
             (Ok(_), None) => {}
         }
         made
@@ -389,10 +392,10 @@ impl SlabPool {
                 return Ok(range);
             }
             let (size, align) = (units as usize * UNIT, align as usize * UNIT);
-            match self.gather(attempt) {
-                Gathered::Some => {}
-                Gathered::Little => self.back.add_region(size, align, PART)?,
-                Gathered::All => self.back.add_region(size, align, PART_AFTER_MERGE)?,
+            match self.merge_kept(attempt) {
+                MergeOutcome::Some => {}
+                MergeOutcome::Little => self.back.add_region(size, align, PART)?,
+                MergeOutcome::All => self.back.add_region(size, align, PART_AFTER_MERGE)?,
             }
             attempt += 1;
         }
@@ -400,7 +403,7 @@ impl SlabPool {
 
     /// Merges kept large blocks, more with each attempt, if more memory is free than should be
     /// although no extent is long enough.
-    fn gather(&self, attempt: u32) -> Gathered {
+    fn merge_kept(&self, attempt: u32) -> MergeOutcome {
         let in_heaps = || self.heaps.iter().map(|(_, heap)| heap.large_bytes());
         let kept = in_heaps().sum::<usize>() as u64 + self.transfer.bytes();
         let keepers = in_heaps().filter(|&bytes| bytes > 0).count().clamp(1, KEEPERS);
@@ -409,14 +412,14 @@ impl SlabPool {
         let allowed = max.saturating_sub(reserved / 4).max(reserved / 32);
         let free = self.back.extents.lock().free_units() * UNIT as u64 + kept;
         if free <= allowed {
-            return Gathered::Little;
+            return MergeOutcome::Little;
         }
-        let own = self.heaps.own();
+        let own = self.heaps.current();
         match attempt {
             // A few at a time, from each class in turn, so that blocks that were freed long ago go
             // first.
             0..TRIES => {
-                let Some((_, heap)) = own else { return Gathered::Some };
+                let Some((_, heap)) = own else { return MergeOutcome::Some };
                 for _ in 0..2 {
                     let evicted = {
                         let _section = self.heaps.enter(heap);
@@ -425,7 +428,7 @@ impl SlabPool {
                     };
                     self.merge(evicted.entries(), false);
                 }
-                Gathered::Some
+                MergeOutcome::Some
             }
             TRIES => {
                 self.merge_transfer(false);
@@ -435,9 +438,9 @@ impl SlabPool {
                 if max < reserved / 16 * 5 {
                     self.heaps.begin_merging();
                 }
-                Gathered::Some
+                MergeOutcome::Some
             }
-            _ => Gathered::All,
+            _ => MergeOutcome::All,
         }
     }
 }

@@ -2,10 +2,10 @@
 //! exchange.
 //!
 //! A large block that one thread took and freed may be biased towards it. As long as only that
-//! thread frees it, clearing the live bit is a load and a store inside its section, and the lookaside
-//! cache finds the block. The first other thread that frees it takes the bias away,
-//! [`Heaps::revoke_bias`]: it revokes the section once. That costs a hundred times what a biased
-//! free saves. So a thread that was wrong goes without bias for a while: [`LargeBias`].
+//! thread frees it, clearing the live bit is a load and a store inside its section, and the
+//! lookaside cache finds the block. The first other thread that frees it revokes the bias,
+//! [`Heaps::revoke_bias`], and with it the section, once. That costs a hundred times what a biased
+//! free saves. So after a revocation a thread gets no bias for a while: [`LargeBias`].
 //!
 //! Everything of the bias is here, besides [`Span::owner`] and the fast path in `free`. Slabs have
 //! owners instead: see `remote`.
@@ -19,14 +19,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use umf_core::Address;
 use umf_sync::thread;
 
-use crate::heap::Heap;
 use crate::heaps::Heaps;
 use crate::lookaside::granule_of;
 use crate::metadata::Metadata;
 use crate::section::{BiasedLock, await_exit, restore, revoke};
-use crate::span::{Entry, Span, UNOWNED, thread_word};
+use crate::types::{Entry, Heap, Span, UNOWNED, thread_word};
 
-/// The bias of a span while a thread takes it away.
+/// The bias of a span while a thread revokes it.
 const REVOKING: u32 = u32::MAX;
 
 /// Takes the bias of a span away from the owner of `lock`. `forget` clears what the owner remembers
@@ -83,13 +82,15 @@ impl Heaps {
 }
 
 impl Heap {
-    /// Makes a span that is biased towards this heap's thread unbiased. Inside, or while revoked.
+    /// Makes a span that is biased towards this heap's thread unbiased. Inside the section, or
+    /// while it is revoked.
     pub(crate) fn unbias(&self, span: &Span) {
         self.lookaside.forget(span);
         span.owner.store(UNOWNED, Ordering::Release);
     }
 
-    /// Makes large blocks that leave this heap unbiased. Inside, or while revoked.
+    /// Makes large blocks that leave this heap unbiased. Inside the section, or while it is
+    /// revoked.
     pub(crate) fn unbias_large(&self, entries: &[Entry]) {
         for &entry in entries {
             // SAFETY: they are large blocks of the pool, as all callers say.
@@ -101,7 +102,7 @@ impl Heap {
     }
 
     /// Enters the slabs of blocks that a refill brought into the lookaside cache, if thread number
-    /// `index`, this heap's, owns them. Inside.
+    /// `index`, this heap's, owns them. Inside the section.
     pub(crate) fn remember_owned(&self, index: u32, meta: &Metadata, entries: &[Entry]) {
         let mut last = None;
         for entry in entries {
@@ -119,10 +120,11 @@ impl Heap {
     }
 
     /// Keeps an unbiased large block that thread number `index`, this heap's, has freed. The thread
-    /// becomes its owner, and the block may become biased. No other free is under way. Inside.
+    /// becomes its owner, and the block may become biased. No other free is under way. Inside the
+    /// section.
     #[inline]
     pub(crate) fn keep_large(&self, index: u32, span: &Span) {
-        span.taker.store(thread_word(index), Ordering::Relaxed);
+        span.last_user.store(thread_word(index), Ordering::Relaxed);
         if self.bias.grants() {
             span.owner.store(thread_word(index), Ordering::Relaxed);
             // SAFETY: the span is biased towards this thread, and in use.
@@ -157,7 +159,7 @@ impl LargeBias {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// Decides for a block that the thread frees. Inside.
+    /// Decides for a block that the thread frees. Inside the section.
     #[inline]
     fn grants(&self) -> bool {
         let revoked = self.revoked.load(Ordering::Relaxed);

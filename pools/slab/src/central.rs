@@ -1,16 +1,16 @@
 //! [`Central`]: the slabs of each small class, under one lock per class.
 //!
-//! The middle of the pool, together with `transfer`. A slab is an extent of equal blocks with a bit
-//! per free block. A thread that takes blocks of a slab is its owner, and alone takes from it: so one
-//! processor writes the states of neighbouring blocks, by plain stores. An unowned slab gets an
-//! owner when a thread needs blocks. Slabs are made out of extents when a class has no free block,
-//! and are taken apart when they are empty.
+//! The middle of the pool, together with `transfer`. A slab is an extent of equal blocks, with a
+//! bitmap of free blocks. Only the owner thread takes blocks from it: so one processor writes the
+//! states of neighbouring blocks, by plain stores. A thread that needs blocks becomes the owner of
+//! an unowned slab. If a class has no free block, a thread makes a slab out of an extent. Empty
+//! slabs become extents again.
 //!
 //! **Owners change** under the lock of the class. A slab leaves its owner when it becomes empty, or
-//! is abandoned: by the owner's thread inside its section, or by another thread that revokes the
-//! section. So inside its section a thread knows which slabs are its own, without the lock. When a
-//! slab leaves, the lookaside cache of its owner forgets it, and no bin of the owner has blocks of
-//! it.
+//! when it is abandoned: by the owner thread inside its section, or by a thread that has revoked
+//! the section. So inside its section a thread knows the slabs that it owns, without the lock. When
+//! a slab leaves, it is cleared from the lookaside cache of its owner, and no bin of the owner has
+//! blocks of it.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -25,13 +25,14 @@ use crate::extents::Range;
 use crate::heaps::Heaps;
 use crate::metadata::Metadata;
 use crate::regions::Backend;
-use crate::span::{Cold, Entry, Place, Span, UNOWNED};
+use crate::span::BlockRef;
+use crate::types::{Cold, Entry, Span, UNOWNED};
 
 /// The list that a slab is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ListName(u32);
+pub(crate) struct ListId(u32);
 
-impl ListName {
+impl ListId {
     /// None.
     pub(crate) const NONE: Self = Self(0);
     /// Slabs whose blocks are all free.
@@ -66,8 +67,8 @@ impl ListName {
     }
 }
 
-/// The heads of the lists of one class that belong to no thread.
-struct Heads {
+/// The heads of the lists of unowned slabs of one class.
+struct SlabLists {
     unowned: u32,
     empty: u32,
     /// The number of empty slabs, and its minimum since the last decay.
@@ -76,16 +77,19 @@ struct Heads {
 }
 
 /// The slabs of all small classes.
-pub(crate) struct Central([Lock<Heads>; MAX_CLASSES]);
+pub(crate) struct Central([Lock<SlabLists>; MAX_CLASSES]);
 
 impl Central {
     pub(crate) const fn new() -> Self {
-        Self([const { Lock::new(Heads { unowned: 0, empty: 0, empties: 0, min_empties: 0 }) }; MAX_CLASSES])
+        Self(
+            [const { Lock::new(SlabLists { unowned: 0, empty: 0, empties: 0, min_empties: 0 }) };
+                MAX_CLASSES],
+        )
     }
 
     /// Locks the slabs of a class.
     pub(crate) fn lock<'a>(&'a self, meta: &'a Metadata, heaps: &'a Heaps, class: usize) -> Slabs<'a> {
-        Slabs { heads: self.0[class].lock(), meta, heaps, class }
+        Slabs { lists: self.0[class].lock(), meta, heaps, class }
     }
 
     /// Locks the slabs of a class, unless they are locked.
@@ -95,13 +99,13 @@ impl Central {
         heaps: &'a Heaps,
         class: usize,
     ) -> Option<Slabs<'a>> {
-        Some(Slabs { heads: self.0[class].try_lock()?, meta, heaps, class })
+        Some(Slabs { lists: self.0[class].try_lock()?, meta, heaps, class })
     }
 }
 
 /// The slabs of one class, locked.
 pub(crate) struct Slabs<'a> {
-    heads: LockGuard<'a, Heads>,
+    lists: LockGuard<'a, SlabLists>,
     meta: &'a Metadata,
     heaps: &'a Heaps,
     class: usize,
@@ -120,26 +124,26 @@ impl<'a> Slabs<'a> {
     }
 
     /// Returns the head of a list of a thread's slabs, which lies in its heap.
-    fn owned_head(&self, list: ListName) -> Option<&'a AtomicU32> {
+    fn owned_head(&self, list: ListId) -> Option<&'a AtomicU32> {
         let (index, is_full) = list.owner()?;
         let heap = self.heaps.get(index)?;
         Some(if is_full { heap.full_slabs(self.class) } else { heap.partial_slabs(self.class) })
     }
 
-    fn head(&self, list: ListName) -> u32 {
+    fn head(&self, list: ListId) -> u32 {
         match list {
-            ListName::NONE => 0,
-            ListName::EMPTY => self.heads.empty,
-            ListName::UNOWNED => self.heads.unowned,
+            ListId::NONE => 0,
+            ListId::EMPTY => self.lists.empty,
+            ListId::UNOWNED => self.lists.unowned,
             owned => self.owned_head(owned).map_or(0, |head| head.load(Ordering::Relaxed)),
         }
     }
 
-    fn set_head(&mut self, list: ListName, number: u32) {
+    fn set_head(&mut self, list: ListId, number: u32) {
         match list {
-            ListName::NONE => {}
-            ListName::EMPTY => self.heads.empty = number,
-            ListName::UNOWNED => self.heads.unowned = number,
+            ListId::NONE => {}
+            ListId::EMPTY => self.lists.empty = number,
+            ListId::UNOWNED => self.lists.unowned = number,
             owned => {
                 if let Some(head) = self.owned_head(owned) {
                     head.store(number, Ordering::Relaxed);
@@ -148,7 +152,7 @@ impl<'a> Slabs<'a> {
         }
     }
 
-    fn push(&mut self, list: ListName, number: u32) {
+    fn push(&mut self, list: ListId, number: u32) {
         let next = self.head(list);
         if let Some(cold) = self.cold(number) {
             (cold.prev, cold.next, cold.list) = (0, next, list);
@@ -157,15 +161,15 @@ impl<'a> Slabs<'a> {
             next.prev = number;
         }
         self.set_head(list, number);
-        if list == ListName::EMPTY {
-            self.heads.empties += 1;
+        if list == ListId::EMPTY {
+            self.lists.empties += 1;
         }
     }
 
-    /// Takes a slab out of its list, if it is in one.
+    /// Removes a slab from its list, if it is in one.
     fn unlink(&mut self, number: u32) {
-        let Some(cold) = self.cold(number).filter(|cold| cold.list != ListName::NONE) else { return };
-        let (next, prev, list) = (cold.next, cold.prev, core::mem::replace(&mut cold.list, ListName::NONE));
+        let Some(cold) = self.cold(number).filter(|cold| cold.list != ListId::NONE) else { return };
+        let (next, prev, list) = (cold.next, cold.prev, core::mem::replace(&mut cold.list, ListId::NONE));
         if let Some(next) = self.cold(next) {
             next.prev = prev;
         }
@@ -173,9 +177,9 @@ impl<'a> Slabs<'a> {
             Some(prev) => prev.next = next,
             None => self.set_head(list, next),
         }
-        if list == ListName::EMPTY {
-            self.heads.empties -= 1;
-            self.heads.min_empties = self.heads.min_empties.min(self.heads.empties);
+        if list == ListId::EMPTY {
+            self.lists.empties -= 1;
+            self.lists.min_empties = self.lists.min_empties.min(self.lists.empties);
         }
     }
 
@@ -207,7 +211,7 @@ impl<'a> Slabs<'a> {
             if cold.free == 0 {
                 self.unlink(number);
                 if let Some(index) = owner.checked_sub(1) {
-                    self.push(ListName::full(index), number);
+                    self.push(ListId::full(index), number);
                 }
             }
         }
@@ -216,8 +220,8 @@ impl<'a> Slabs<'a> {
 
     /// Returns a slab with free blocks, which is `owner`'s then; 0 if there is none.
     fn pick(&mut self, owner: u32) -> u32 {
-        let own = ListName::of_owner(owner);
-        for list in [own, ListName::UNOWNED, ListName::EMPTY] {
+        let own = ListId::of_owner(owner);
+        for list in [own, ListId::UNOWNED, ListId::EMPTY] {
             let number = self.head(list);
             if number == 0 {
                 continue;
@@ -236,7 +240,7 @@ impl<'a> Slabs<'a> {
 
     /// Adds a slab whose blocks are all free.
     pub(crate) fn add(&mut self, number: u32) {
-        self.push(ListName::EMPTY, number);
+        self.push(ListId::EMPTY, number);
     }
 
     /// Puts blocks back into their slabs, as [`Slabs::put_block`] does.
@@ -250,7 +254,7 @@ impl<'a> Slabs<'a> {
 
     /// Puts a block, which the caller alone has, back into its slab. The slab is unowned or
     /// `owner`'s, whose thread is the calling one inside its section, or has its section revoked.
-    pub(crate) fn put_block(&mut self, place: &Place<'_>, owner: u32) {
+    pub(crate) fn put_block(&mut self, place: &BlockRef<'_>, owner: u32) {
         let Some((span, cold)) = self.slab(place.number) else { return };
         // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
         unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };
@@ -261,15 +265,15 @@ impl<'a> Slabs<'a> {
         if free == total && (now == UNOWNED || now == owner) {
             self.disown(span);
             self.unlink(place.number);
-            self.push(ListName::EMPTY, place.number);
+            self.push(ListId::EMPTY, place.number);
         } else if free == 1 {
             cold.hint = (place.index / 64) as u32;
             self.unlink(place.number);
-            self.push(ListName::of_owner(now), place.number);
+            self.push(ListId::of_owner(now), place.number);
         }
     }
 
-    /// Takes the slab from its owner, as [`Slabs::put_block`] says.
+    /// Makes the slab unowned. The conditions are those of [`Slabs::put_block`].
     fn disown(&self, span: &Span) {
         let owner = span.owner.load(Ordering::Relaxed);
         if let Some(heap) = owner.checked_sub(1).and_then(|index| self.heaps.get(index)) {
@@ -278,28 +282,28 @@ impl<'a> Slabs<'a> {
         }
     }
 
-    /// Takes the slabs of thread number `index` from it, for other threads to use: those with blocks
-    /// in the bitmap, with `full` the others too. No bin of the thread has blocks of the class. As
-    /// [`Slabs::put_block`].
+    /// Abandons the slabs of thread number `index`: those with blocks in the bitmap, and with
+    /// `full` the others too. No bin of the thread has blocks of the class. The conditions are
+    /// those of [`Slabs::put_block`].
     pub(crate) fn abandon(&mut self, index: u32, full: bool) {
-        self.abandon_list(ListName::partial(index));
+        self.abandon_list(ListId::partial(index));
         if full {
-            self.abandon_list(ListName::full(index));
+            self.abandon_list(ListId::full(index));
         }
     }
 
-    fn abandon_list(&mut self, list: ListName) {
+    fn abandon_list(&mut self, list: ListId) {
         loop {
             let number = self.head(list);
             let Some((span, cold)) = self.slab(number) else { return };
             let to = match cold.free {
-                0 => ListName::NONE,
-                free if free == cold.total => ListName::EMPTY,
-                _ => ListName::UNOWNED,
+                0 => ListId::NONE,
+                free if free == cold.total => ListId::EMPTY,
+                _ => ListId::UNOWNED,
             };
             self.disown(span);
             self.unlink(number);
-            if to != ListName::NONE {
+            if to != ListId::NONE {
                 self.push(to, number);
             }
         }
@@ -307,8 +311,8 @@ impl<'a> Slabs<'a> {
 
     /// Unlinks the empty slabs beyond `capacity`, and adds them to a chain for [`remove_slab`].
     pub(crate) fn trim(&mut self, capacity: u32, chain: &mut u32) {
-        while self.heads.empties > capacity && self.heads.empty != 0 {
-            let number = self.heads.empty;
+        while self.lists.empties > capacity && self.lists.empty != 0 {
+            let number = self.lists.empty;
             self.unlink(number);
             if let Some(cold) = self.cold(number) {
                 cold.next = core::mem::replace(chain, number);
@@ -318,12 +322,12 @@ impl<'a> Slabs<'a> {
 
     /// Returns how many empty slabs were used since the last decay.
     pub(crate) fn used_empties(&self) -> u32 {
-        self.heads.empties - self.heads.min_empties
+        self.lists.empties - self.lists.min_empties
     }
 
     /// Begins a new decay period.
     pub(crate) fn begin_period(&mut self) {
-        self.heads.min_empties = self.heads.empties;
+        self.lists.min_empties = self.lists.empties;
     }
 }
 

@@ -9,7 +9,7 @@ use umf_core::Layout;
 use umf_runtime::tracker::GRANULE;
 
 use crate::extents::UNIT;
-use crate::heap::BinPlace;
+use crate::types::BinOffset;
 
 /// The most classes that a pool can have.
 pub(crate) const MAX_CLASSES: usize = 256;
@@ -32,7 +32,7 @@ pub(crate) struct Classes {
     linear: usize,
     /// The bin of the class of sizes up to 8 times the index plus one; that of [`Classes::NONE`] if
     /// the class is large.
-    table: [BinPlace; TABLE],
+    table: [BinOffset; TABLE],
 }
 
 const TABLE: usize = 512;
@@ -42,7 +42,7 @@ impl Classes {
     /// Returns the classes from `min_block` (a power of two) up to at least `max_poolable`.
     pub(crate) const fn new(min_block: usize, max_poolable: usize) -> Self {
         let shift = min_block.ilog2();
-        let table = [BinPlace::of(Self::NONE); TABLE];
+        let table = [BinOffset::of(Self::NONE); TABLE];
         let mut classes = Self { shift, count: 0, slab_count: 0, linear: 8 << shift, table };
         if max_poolable > 0 {
             classes.count = classes.of(max_poolable) + 1;
@@ -54,7 +54,7 @@ impl Classes {
         while place < TABLE {
             let class = classes.of((place + 1) << STEP_BITS);
             if class < classes.slab_count {
-                classes.table[place] = BinPlace::of(class);
+                classes.table[place] = BinOffset::of(class);
             }
             place += 1;
         }
@@ -118,7 +118,7 @@ impl Classes {
     /// Returns the bin of a layout of up to 4 KiB, or that of [`Classes::NONE`] if its class is
     /// large; `None` for a larger layout.
     #[inline(always)]
-    pub(crate) fn small_bin(&self, layout: Layout) -> Option<BinPlace> {
+    pub(crate) fn small_bin(&self, layout: Layout) -> Option<BinOffset> {
         self.table.get(Self::last(layout) >> STEP_BITS).copied()
     }
 
@@ -207,8 +207,10 @@ mod tests {
                 for size in [classes.size(class), classes.size(class - 1) + 1] {
                     let layout = Layout::new(size, 1).unwrap();
                     match classes.small_bin(layout) {
-                        Some(place) if class < classes.slab_count() => assert_eq!(place, BinPlace::of(class)),
-                        Some(place) => assert_eq!(place, BinPlace::of(Classes::NONE)),
+                        Some(place) if class < classes.slab_count() => {
+                            assert_eq!(place, BinOffset::of(class))
+                        }
+                        Some(place) => assert_eq!(place, BinOffset::of(Classes::NONE)),
                         None => assert_eq!(classes.larger_class(layout), Some(class)),
                     }
                 }

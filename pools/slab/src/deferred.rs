@@ -1,10 +1,10 @@
-//! Deferred frees: blocks that are freed while other processes have them open, or while work that
-//! was given to a device may still use them.
+//! Deferred frees: blocks that are freed while other processes have them open, or while a device
+//! may still use them.
 //!
-//! Such a block counts as freed and goes nowhere. Its state says that it is not live, and no bin,
-//! slab or list of extents has it, so that nothing around it is returned either. The upstream holds
-//! it until its importers have closed it, or until its completion is ready.
-//! [`SlabPool::reclaim_deferred`] ends that.
+//! Such a block counts as freed and is not reused. Its state byte is [`DEFERRED`], and no bin,
+//! bitmap or free extent has it, so its region is not returned either. The upstream holds it until
+//! its importers have closed it, or until its completion is ready. Then
+//! [`SlabPool::reclaim_deferred`] frees it.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
 use crate::section::{SHARED, TRACED};
-use crate::span::{Place, Span};
-use crate::state::{DEFERRED, EXPORTED, LIVE, is_exported};
+use crate::span::BlockRef;
+use crate::state::is_exported;
+use crate::types::{DEFERRED, EXPORTED, LIVE, Span};
 
 impl SlabPool {
     /// Frees an exported block, whose live bit the caller has cleared.
     #[cold]
     #[inline(never)]
-    pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
+    pub(crate) fn free_exported(&self, place: BlockRef<'_>, address: Address) -> Result<()> {
         let Some(leases) = before_free(Freed::Block { address }) else { return self.put(place, address) };
         let upstream = &self.back.upstream;
         if !self.defer(place, |size| upstream.defer(address, size, leases)) {
@@ -57,7 +58,7 @@ impl SlabPool {
 
     /// Marks a block as deferred, and has `hold` hold it; `false` if that does not. Counts the
     /// free.
-    fn defer(&self, place: Place<'_>, hold: impl FnOnce(usize) -> bool) -> bool {
+    fn defer(&self, place: BlockRef<'_>, hold: impl FnOnce(usize) -> bool) -> bool {
         // Before other threads can reclaim the block: then the span may be another one's.
         let (class, size) = (place.class(), place.span.block() as usize);
         if class.is_some_and(|class| self.heaps.classes.is_large(class)) {
@@ -77,7 +78,7 @@ impl SlabPool {
         true
     }
 
-    /// Takes back what the upstream held.
+    /// Frees a block or counts a region that the upstream held.
     pub(crate) fn reclaim_deferred(&self, freed: Freed) -> Result<()> {
         let address = match freed {
             Freed::Block { address } => address,
@@ -101,7 +102,7 @@ impl SlabPool {
     }
 
     /// Announces all live exported blocks of a span that is about to go.
-    pub(crate) fn announce(&self, span: &Span) {
+    pub(crate) fn announce_exported(&self, span: &Span) {
         let blocks = span.bytes().checked_div(span.block()).unwrap_or(0);
         let size = span.block() as usize;
         for index in 0..blocks {

@@ -76,7 +76,7 @@ fn units_of(meta: &Metadata, region: u32) -> Option<(u32, u32)> {
     let span = meta.span(region)?;
     // SAFETY: both fields are written once, before the region is entered, and read while it is.
     unsafe {
-        let cold = span.settled();
+        let cold = span.published();
         Some((cold.table_run.assume_init_ref().first() * UNITS_PER_LINE, cold.unit))
     }
 }

@@ -3,9 +3,9 @@
 //! | step | for |
 //! |---|---|
 //! | `free_owned` | a block of a slab that the thread owns, or a large one that is biased towards it |
-//! | `free_found`, `free_entering` | any block that the thread may keep, or put into a batch |
-//! | [`SlabPool::free_slow`] | all others: exported, without room, regions, and errors |
-//! | `put` | a block whose live bit is cleared, wherever it has room |
+//! | `free_to_cache`, `locate_and_free_to_cache` | any block that fits into a bin or a batch |
+//! | [`SlabPool::free_slow`] | all others: exported, full bin, regions, and errors |
+//! | `put` | a block whose live bit is cleared: into the first layer with room for it |
 //!
 //! A block of another owner's slab goes to that owner: see `remote`.
 //!
@@ -20,17 +20,17 @@ use umf_sync::{failpoint, thread};
 
 use crate::SlabPool;
 use crate::central::remove_slab;
-use crate::heap::{Bin, Heap};
+use crate::collect::FollowUp;
 use crate::heaps::Heaps;
 use crate::section::{FENCED, SHARED, Section, TRACED};
-use crate::settle::Work;
-use crate::span::{Entry, Place, Span, UNOWNED, thread_word};
-use crate::state::{self, EXPORTED, LIVE, REMOTE};
-use crate::transfer::Batch;
+use crate::span::BlockRef;
+use crate::state;
+use crate::transfer::LargeBatch;
+use crate::types::{Bin, EXPORTED, Entry, Heap, LIVE, REMOTE, Span, UNOWNED, thread_word};
 
-/// The span of a block that is not the thread's own, as the fast path found it, with the section
+/// The span of an address that another thread owns, as the fast path located it. The section is
 /// still entered.
-pub(crate) struct Found<'a> {
+pub(crate) struct LocatedSpan<'a> {
     pub(crate) section: Section<'a>,
     pub(crate) span: &'a Span,
     pub(crate) number: u32,
@@ -39,10 +39,10 @@ pub(crate) struct Found<'a> {
 }
 
 impl SlabPool {
-    /// Frees a block of a span that the calling thread owns. Otherwise nothing has happened, and the
-    /// error has the span if it is another one.
+    /// Frees a block of a span that the calling thread owns. Otherwise it does nothing; if the
+    /// tracker has a span for the address, the error is that span.
     #[inline(always)]
-    pub(crate) fn free_owned(&self, address: Address) -> Result<(), Option<Found<'_>>> {
+    pub(crate) fn free_owned(&self, address: Address) -> Result<(), Option<LocatedSpan<'_>>> {
         let word = thread::index_plus_one();
         let section = self.heaps.enter_fast(word).ok_or(None)?;
         let heap = section.heap();
@@ -55,10 +55,10 @@ impl SlabPool {
         let owner = span.owner.load(Ordering::Acquire);
         if u64::from(owner) != word {
             let index = (word as u32).wrapping_sub(1);
-            return Err((word != 0).then_some(Found { section, span, number, index }));
+            return Err((word != 0).then_some(LocatedSpan { section, span, number, index }));
         }
-        // SAFETY: a span that this thread owns does not change while the thread is inside. (A thread
-        // without a number comes here with an unowned span, and finds no room in its bin.)
+        // SAFETY: a span that this thread owns does not change while the thread is inside. (A
+        // thread without a number comes here with an unowned span, and finds no room in its bin.)
         unsafe {
             let state = span.state_of(address).ok_or(None)?;
             self.push_owned(heap, heap.bin_at(span.bin()), state, address).ok_or(None)
@@ -97,20 +97,21 @@ impl SlabPool {
         Some(())
     }
 
-    /// Enters the section and finds the block, for [`SlabPool::free_found`].
+    /// Enters the section and finds the block, for [`SlabPool::free_to_cache`].
     #[inline(never)]
-    pub(crate) fn free_entering(&self, address: Address) -> Option<()> {
-        let (index, heap) = self.heaps.own()?;
+    pub(crate) fn locate_and_free_to_cache(&self, address: Address) -> Option<()> {
+        let (index, heap) = self.heaps.current()?;
         let section = heap.enter(self.heaps.flags.is_set(FENCED))?;
         let number = self.back.meta.span_number(address)?;
-        self.free_found(section, self.back.meta.span(number)?, number, index, address)
+        self.free_to_cache(section, self.back.meta.span(number)?, number, index, address)
     }
 
-    /// Frees a block of a span that was found into the bin of thread number `index`, or into a batch
-    /// if another thread is to have it; `None` if there is no room or the block is not of the common
-    /// kind, and nothing has changed. A tail call of the fast path: the arguments are in registers.
+    /// Frees a block of a span that was found into the bin of thread number `index`, or into a
+    /// batch if another thread is to have it; `None` if there is no room or the block is not of the
+    /// common kind, and nothing has changed. A tail call of the fast path: the arguments are in
+    /// registers.
     #[inline(never)]
-    pub(crate) fn free_found(
+    pub(crate) fn free_to_cache(
         &self,
         section: Section<'_>,
         span: &Span,
@@ -130,7 +131,7 @@ impl SlabPool {
                 return added.then(|| bin.count_free());
             }
             // The slab does not change as long as this thread is inside.
-            if bin.is_full() || !state::free_own(place.state) {
+            if bin.is_full() || !state::free_by_owner(place.state) {
                 return None;
             }
             // SAFETY: this thread owns the slab, which is in use.
@@ -150,7 +151,7 @@ impl SlabPool {
         let bias = span.owner.load(Ordering::Acquire);
         if bias == thread_word(index) {
             // No other thread clears a live bit in this span as long as this thread is inside.
-            if !state::free_own(place.state) {
+            if !state::free_by_owner(place.state) {
                 return None;
             }
             // SAFETY: the span is biased towards this thread, and in use.
@@ -170,7 +171,7 @@ impl SlabPool {
     /// Returns whether a block that was marked as [`REMOTE`] is still that of the
     /// address; undoes the mark if not.
     #[inline(always)]
-    fn is_still(place: &Place<'_>) -> bool {
+    fn is_still(place: &BlockRef<'_>) -> bool {
         let is_current = place.is_current();
         if !is_current {
             // A second free met a span that was filled anew; the block is another thread's.
@@ -182,7 +183,7 @@ impl SlabPool {
     /// Clears the live bit of an unbiased large block by atomic exchange, if the block is live and
     /// not exported.
     #[inline(always)]
-    fn clear_live(place: &Place<'_>) -> Option<()> {
+    fn clear_live(place: &BlockRef<'_>) -> Option<()> {
         place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         if place.is_current() {
             return Some(());
@@ -204,7 +205,7 @@ impl SlabPool {
                 self.back.trace.block("free", 0, Some(&address));
             }
         }
-        if self.free_entering(address).is_some() {
+        if self.locate_and_free_to_cache(address).is_some() {
             return Ok(());
         }
         let place = self.back.meta.locate_start(address).filter(|place| place.span.is_slab());
@@ -219,9 +220,9 @@ impl SlabPool {
     }
 
     /// Frees a block of a slab, exported or not, with or without room for it.
-    fn free_small(&self, place: Place<'_>, address: Address) -> Result<()> {
+    fn free_small(&self, place: BlockRef<'_>, address: Address) -> Result<()> {
         let (span, state) = (place.span, place.state);
-        let own = self.heaps.own();
+        let own = self.heaps.current();
         loop {
             if state.load(Ordering::Acquire) & EXPORTED != 0 {
                 // Exact: no thread changes such a state by a plain store.
@@ -238,7 +239,7 @@ impl SlabPool {
                 let freed = {
                     let _section = self.heaps.enter(heap);
                     let is_own = span.owner.load(Ordering::Acquire) == thread_word(index);
-                    (is_own && place.is_current()).then(|| state::free_own(state))
+                    (is_own && place.is_current()).then(|| state::free_by_owner(state))
                 };
                 if freed == Some(true) {
                     return self.put(place, address);
@@ -266,7 +267,7 @@ impl SlabPool {
     /// its state before.
     #[cold]
     #[inline(never)]
-    pub(crate) fn clear_state(&self, address: Address) -> Result<(Place<'_>, u8)> {
+    pub(crate) fn clear_state(&self, address: Address) -> Result<(BlockRef<'_>, u8)> {
         let Some(place) = self.back.meta.locate_start(address) else {
             return Err(self.why_not_live(address));
         };
@@ -297,7 +298,7 @@ impl SlabPool {
     /// caller is outside of its section.
     #[cold]
     #[inline(never)]
-    pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+    pub(crate) fn put(&self, place: BlockRef<'_>, address: Address) -> Result<()> {
         let Some(class) = place.class() else { return self.back.free_direct(place) };
         if place.span.is_slab() {
             self.put_small(&place, address);
@@ -305,7 +306,7 @@ impl SlabPool {
         }
         let entry = place.entry(address);
         let runs = &self.back.meta.runs;
-        match self.heaps.own_with_bin(class, runs) {
+        match self.heaps.current_with_bin(class, runs) {
             None => {
                 self.heaps.count_free(class, runs);
                 self.return_blocks(class, &[entry]);
@@ -318,13 +319,13 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Keeps a block of a slab, whose state is 0 and which the caller alone has, and counts the free.
-    /// If another thread owns the slab, the block goes to that.
-    fn put_small(&self, place: &Place<'_>, address: Address) {
+    /// Keeps a block of a slab, whose state is 0 and which the caller alone has, and counts the
+    /// free. If another thread owns the slab, the block goes to that.
+    fn put_small(&self, place: &BlockRef<'_>, address: Address) {
         let class = place.span.class();
-        if let Some((index, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs) {
+        if let Some((index, heap)) = self.heaps.current_with_bin(class, &self.back.meta.runs) {
             let bin = heap.bin(class);
-            let mut work = Work::new();
+            let mut work = FollowUp::new();
             let is_own = {
                 let _section = self.heaps.enter(heap);
                 let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
@@ -349,17 +350,17 @@ impl SlabPool {
         self.put_remote(place, address, false);
     }
 
-    /// Gives a block of a slab, whose state is 0 and which the caller alone has, to the slab's owner,
-    /// or back to a slab without one. Counts the free unless `is_counted`.
-    pub(crate) fn put_remote(&self, place: &Place<'_>, address: Address, is_counted: bool) {
+    /// Gives a block of a slab, whose state is 0 and which the caller alone has, to the slab's
+    /// owner, or back to a slab without one. Counts the free unless `is_counted`.
+    pub(crate) fn put_remote(&self, place: &BlockRef<'_>, address: Address, is_counted: bool) {
         let (span, class) = (place.span, place.span.class());
         place.state.store(REMOTE, Ordering::Release);
-        match self.heaps.own() {
+        match self.heaps.current() {
             Some((index, heap)) if span.owner.load(Ordering::Acquire) == thread_word(index) => {
                 if !is_counted {
                     self.heaps.count_free(class, &self.back.meta.runs);
                 }
-                self.settle_own(index, heap, class, address);
+                self.collect_own(index, heap, class, address);
             }
             _ => self.add_remote(class, span.owner.load(Ordering::Acquire), address, is_counted),
         }
@@ -376,7 +377,7 @@ impl SlabPool {
                 }
                 heap.outgoing.take()
             };
-            let is_too_large = batch.as_ref().is_some_and(Batch::is_empty);
+            let is_too_large = batch.as_ref().is_some_and(LargeBatch::is_empty);
             let empty = match batch {
                 Some(batch) if !is_too_large => self.send_large_batch(batch),
                 batch => batch,
@@ -393,7 +394,7 @@ impl SlabPool {
     }
 
     /// Sets an empty batch for the thread to fill, unless it has one.
-    fn set_outgoing(&self, heap: &Heap, batch: Batch) {
+    fn set_outgoing(&self, heap: &Heap, batch: LargeBatch) {
         let surplus = {
             let _section = self.heaps.enter(heap);
             match heap.outgoing.take() {
@@ -410,7 +411,7 @@ impl SlabPool {
 
     /// Sends a batch to the transfer cache, or its blocks to the shared lists if too many batches
     /// wait; returns an empty batch, if there is one.
-    pub(crate) fn send_large_batch(&self, batch: Batch) -> Option<Batch> {
+    pub(crate) fn send_large_batch(&self, batch: LargeBatch) -> Option<LargeBatch> {
         let bytes = batch.bytes();
         match self.transfer.put(batch, self.back.limits.bytes()) {
             Ok(empty) => {

@@ -1,54 +1,17 @@
 //! [`Heap`]: the free blocks that one thread keeps, in a bin per class.
 //!
 //! The front of the pool. A heap belongs to a thread number ([`umf_sync::thread`]) and lies in a
-//! table of the pool, [`crate::heaps`]. Its thread touches it inside its section only, other
-//! threads only while that is revoked: see `section`. So nothing in it is locked. Other threads
-//! read its counters at any time.
+//! table of the pool, [`crate::heaps`]. Its thread accesses it inside the critical section only,
+//! and other threads only while they have revoked the section: see `section`. So a heap has no
+//! lock. Other threads read its counters at any time.
 
-use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::ptr;
-use core::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
-use umf_sync::chunks::Zeroable;
-
-use crate::bias::LargeBias;
 use crate::classes::MAX_CLASSES;
-use crate::lookaside::Lookaside;
-use crate::remote::{Inbox, OpenBatches};
-use crate::span::Entry;
-use crate::transfer::Outgoing;
-
-/// The free blocks of one class in one thread, as a stack.
-#[repr(C, align(64))]
-pub(crate) struct Bin {
-    top: AtomicPtr<Entry>,
-    base: AtomicPtr<Entry>,
-    /// Where the top is when the bin is full.
-    end: Cell<*mut Entry>,
-    /// The same; null for a large class, so that one comparison tells both.
-    small_end: Cell<*mut Entry>,
-    /// Bytes of a block of a large class; 0 for a small class.
-    weight: Cell<usize>,
-    allocations: AtomicU64,
-    /// Frees less allocations less the length: blocks that came and went without either. So frees
-    /// need no counter.
-    transfers: AtomicI64,
-    /// Odd while length and transfers do not belong together.
-    moves: AtomicU32,
-}
-
-/// The capacity of a bin, apart from the bin since it is seldom read.
-#[repr(C)]
-pub(crate) struct BinLimits {
-    /// Entries for which the bin has room.
-    capacity: Cell<u32>,
-    /// Entries that it takes: less than the capacity for as long as that saves no exchanges.
-    limit: Cell<u32>,
-}
+use crate::types::{Bin, BinLimits, BinOffset, Entry, Heap};
 
 impl BinLimits {
     /// Returns whether the bin has memory.
@@ -66,80 +29,10 @@ impl BinLimits {
     }
 }
 
-/// What one thread keeps.
-#[repr(C, align(64))]
-pub(crate) struct Heap {
-    /// First, so that the place of a bin depends on its class alone.
-    bins: [Bin; MAX_CLASSES],
-    pub(crate) lookaside: Lookaside,
-    /// The thread is inside its section.
-    pub(crate) inside: AtomicBool,
-    /// Another thread revokes the section.
-    pub(crate) revoked: AtomicBool,
-    /// The thread exists in the parent process only.
-    pub(crate) of_parent: AtomicBool,
-    /// Bytes in bins of large classes. Written inside; other threads read it for an estimate.
-    large_bytes: AtomicUsize,
-    /// Bytes of the limits of all bins of small classes.
-    small_limit: Cell<usize>,
-    /// The class that gave up room last.
-    turn: Cell<u32>,
-    /// Which bins were ever used. Written inside.
-    used: [AtomicU64; MAX_CLASSES / 64],
-    /// Slabs that this thread owns, with and without blocks in the bitmap: heads of lists that the
-    /// lock of the class guards.
-    partial_slabs: [AtomicU32; MAX_CLASSES],
-    full_slabs: [AtomicU32; MAX_CLASSES],
-    limits: [BinLimits; MAX_CLASSES],
-    pub(crate) bias: LargeBias,
-    /// Freed large blocks that other threads took.
-    pub(crate) outgoing: Outgoing,
-    /// Freed blocks of other owners' slabs.
-    pub(crate) open: OpenBatches,
-    /// Blocks of own slabs that other threads have freed.
-    pub(crate) inbox: Inbox,
-}
-
-// SAFETY: the cells are touched inside the section or while it is revoked; all else is atomic.
-unsafe impl Sync for Heap {}
-// SAFETY: entries point into the pool's metadata, which goes along.
-unsafe impl Send for Heap {}
-// SAFETY: zeros are valid: bins without entries.
-unsafe impl Zeroable for Heap {}
-
-/// Where the bin of a class is in a heap: bytes from its beginning. Kept instead of the class where
-/// the bin must be found fast.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BinPlace(u16);
-
-impl BinPlace {
-    /// Returns that of a class below [`MAX_CLASSES`].
-    pub(crate) const fn of(class: usize) -> Self {
-        const { assert!(core::mem::offset_of!(Heap, bins) == 0) };
-        const { assert!(MAX_CLASSES * size_of::<Bin>() <= 1 << 16) };
-        Self((class % MAX_CLASSES * size_of::<Bin>()) as u16)
-    }
-
-    /// Returns the place with this offset.
-    ///
-    /// # Safety
-    /// [`BinPlace::offset`] returned the offset, or it is 0.
-    #[inline(always)]
-    pub(crate) const unsafe fn from_offset(offset: u16) -> Self {
-        Self(offset)
-    }
-
-    /// Returns the place in bytes.
-    #[inline(always)]
-    pub(crate) const fn offset(self) -> u16 {
-        self.0
-    }
-}
-
 impl Heap {
     /// Returns the bin at a place.
     #[inline(always)]
-    pub(crate) fn bin_at(&self, place: BinPlace) -> &Bin {
+    pub(crate) fn bin_at(&self, place: BinOffset) -> &Bin {
         // SAFETY: a bin is there: that is how places are made.
         unsafe { &*ptr::from_ref(self).byte_add(usize::from(place.offset())).cast() }
     }
@@ -185,8 +78,8 @@ impl Heap {
         Some(class)
     }
 
-    /// Says that a thread has the number of this heap: after one that ended, perhaps in the parent process.
-    /// Before that thread first enters the section.
+    /// Adopts the heap for a new thread with its number, after a thread that ended or exists in the
+    /// parent process only. Called before the new thread first enters the section.
     pub(crate) fn adopt(&self) {
         self.inbox.reopen();
         if self.of_parent.load(Ordering::Relaxed) {
@@ -216,7 +109,7 @@ impl Heap {
         self.large_bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets the bytes in bins of large classes. Inside.
+    /// Sets the bytes in bins of large classes. Inside the section.
     #[inline]
     pub(crate) fn set_large_bytes(&self, bytes: usize) {
         self.large_bytes.store(bytes, Ordering::Relaxed);
@@ -256,7 +149,7 @@ impl Heap {
 }
 
 impl Bin {
-    /// Returns where the next block goes.
+    /// Returns the top, where the next block is pushed.
     #[inline(always)]
     pub(crate) fn top(&self) -> *mut Entry {
         self.top.load(Ordering::Relaxed)
@@ -290,7 +183,7 @@ impl Bin {
         self.top().addr().saturating_sub(self.base.load(Ordering::Relaxed).addr()) / size_of::<Entry>()
     }
 
-    /// Allocates a block, if there is one.
+    /// Pops a block, if there is one, and counts an allocation.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<Entry> {
         let top = self.top();
@@ -307,10 +200,10 @@ impl Bin {
         }
     }
 
-    /// Puts a freed block in, at the top that the caller has read.
+    /// Pushes a freed block, at the top that the caller has read.
     ///
     /// # Safety
-    /// The top is there, and the bin is not full.
+    /// `top` is the top of the bin, which is not full.
     #[inline(always)]
     pub(crate) unsafe fn push_at(&self, top: *mut Entry, entry: Entry) {
         // SAFETY: `set_memory` promised room for `capacity` entries; the limit is no more, and not
@@ -356,7 +249,7 @@ impl Bin {
         took
     }
 
-    /// Returns the blocks that came last, up to `n`. Inside.
+    /// Returns the blocks that came last, up to `n`. Inside the section.
     pub(crate) fn newest(&self, n: usize) -> &[Entry] {
         let n = n.min(self.len());
         // SAFETY: so many entries below the top are written.
@@ -435,8 +328,8 @@ impl Bin {
 /// The most blocks of an [`Evicted`].
 const EVICTED: usize = 64;
 
-/// Blocks that have left a bin or a stock. They leave before anything else is done with them:
-/// giving them back may call a provider that allocates from this very pool.
+/// Blocks that have left a bin or a stock. They are removed before they are freed, since freeing
+/// them may call a provider that allocates from this very pool.
 pub(crate) struct Evicted {
     entries: [MaybeUninit<Entry>; EVICTED],
     len: usize,

@@ -1,7 +1,7 @@
-//! [`Heaps`]: the heaps of all threads of a pool, and how threads enter them.
+//! [`Heaps`]: the heaps of all threads of a pool, their sections and their limits.
 //!
-//! The front of the pool as a whole: which thread has which heap, how much each may keep, and the
-//! sections of all threads. The exchange with the layers behind is in `allocate` and `free`.
+//! The front of the pool as a whole. The exchange with the layers behind is in `allocate` and
+//! `free`.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -13,11 +13,11 @@ use umf_sync::{Lock, thread};
 
 use crate::SlabSettings;
 use crate::classes::{Classes, MAX_CLASSES};
-use crate::heap::{Evicted, Heap};
+use crate::heap::Evicted;
 use crate::metadata::Arena;
 use crate::registry::is_thread_ending;
 use crate::section::{FENCED, LockingSection, Section, SlowPathFlags, await_exit, restore, revoke};
-use crate::span::{Entry, Span, UNOWNED, thread_word};
+use crate::types::{Entry, Heap, Span, UNOWNED, thread_word};
 
 /// Heaps that the fast paths know: that of threads without a number, and those of small numbers.
 const FIRST: usize = 64;
@@ -27,22 +27,22 @@ const FIRST: usize = 64;
 const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
 /// The least blocks of a bin of a large class.
 const LEAST_LARGE: usize = 4;
-/// The limit that the bin of a small class begins with, as in [`SMALL`].
+/// The first limit of the bin of a small class, as in [`SMALL`].
 const FIRST_LIMIT: (usize, usize, usize) = (16, 8 << 10, 4);
 /// Blocks of a large class in one exchange with the transfer cache, as in [`SMALL`].
 const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 /// Entries in a cache line.
 const PER_LINE: usize = 64 / size_of::<Entry>();
-/// A request takes a block of its class or of this many above it: a quarter larger at most.
+/// A request takes a block of its class or of this many classes above: at most a quarter larger.
 const ABOVE: usize = 2;
-/// The part of what a thread may keep that a batch may hold.
+/// A batch holds at most this part of the bytes that a thread may keep.
 const BATCH_PART: usize = 8;
-/// The part of what a thread may keep of small blocks that waits for it before a thread that needs a new
-/// slab drains its inbox.
+/// A thread that needs a new slab first drains an inbox with this part of the small bytes that a
+/// thread may keep.
 const MANY_PART: u64 = 4;
 
-/// How many large blocks are merged as they are freed, after all kept ones had to be merged:
-/// between kept blocks no longer range comes about.
+/// After all kept large blocks had to be merged, so many are merged as they are freed: kept blocks
+/// would prevent longer free extents.
 const MERGING: u32 = 8192;
 
 const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> usize {
@@ -60,15 +60,14 @@ const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> us
 pub(crate) struct Heaps {
     pub(crate) flags: SlowPathFlags,
     pub(crate) classes: Classes,
-    /// Element 0 is that of threads without a number, and never holds a block: so the fast paths
-    /// need not ask first whether the thread has one. The others belong to the thread whose number
-    /// is one less.
+    /// Element 0 is for threads without a number, and never holds a block: so the fast paths need
+    /// not check whether the thread has a number. Element `n` belongs to thread number `n - 1`.
     heaps: Chunks<Heap, FIRST>,
     first: [NonNull<Heap>; FIRST],
-    /// Bytes of large blocks that a thread keeps at most: `thread_cache_size`, or 0 while
+    /// The most bytes of large blocks that a thread keeps: `thread_cache_size`, or 0 while
     /// `merging`.
     max_large: AtomicUsize,
-    /// How many large blocks are merged as they are freed before threads keep any again.
+    /// The number of large blocks that are merged as they are freed before threads keep any again.
     merging: AtomicU32,
     thread_cache_size: usize,
     small_cache_size: usize,
@@ -77,7 +76,7 @@ pub(crate) struct Heaps {
     pub(crate) revoker: Lock<()>,
     /// Allocations and frees of each class by threads without a heap.
     without_heap: [[AtomicU64; 2]; MAX_CLASSES],
-    /// Frees of each class that were found to be the second of their block: see `remote`.
+    /// Frees of each class that were dropped as the second of their block: see `remote`.
     late: [AtomicU64; MAX_CLASSES],
 }
 
@@ -113,21 +112,22 @@ impl Heaps {
         self.heaps.get(index + 1)
     }
 
-    /// Shows the heaps of all threads, with the threads' numbers.
+    /// Returns the heaps of all threads, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Heap)> {
         (0..thread::end()).filter_map(|index| Some((index, self.get(index)?)))
     }
 
-    /// Returns the calling thread's number and heap; `None` before it needs one, and while it ends.
+    /// Returns the number and the heap of the calling thread; `None` before its first slow path,
+    /// and while it ends.
     #[inline]
-    pub(crate) fn own(&self) -> Option<(u32, &Heap)> {
+    pub(crate) fn current(&self) -> Option<(u32, &Heap)> {
         let index = thread::current()?.get();
         Some((index, self.get(index)?))
     }
 
-    /// Returns the calling thread's number, and its heap with a bin for the class; `None` if the
-    /// thread has to go without.
-    pub(crate) fn own_with_bin(&self, class: usize, runs: &Arena) -> Option<(u32, &Heap)> {
+    /// Returns the number of the calling thread, and its heap with memory for the bin of the class.
+    /// Returns `None` if the thread ends, or there is no memory for a heap.
+    pub(crate) fn current_with_bin(&self, class: usize, runs: &Arena) -> Option<(u32, &Heap)> {
         if is_thread_ending() {
             return None;
         }
@@ -138,8 +138,8 @@ impl Heaps {
             let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
             let large = (self.large_blocks, usize::MAX, LEAST_LARGE);
             let capacity = bounded(if is_large { large } else { SMALL }, size);
-            // Runs are aligned to their length. If all bins began at the same line of a page, those
-            // in use would share one set of the processor's cache.
+            // Runs are aligned to their length. The skew spreads the beginnings of bins over the
+            // sets of the processor's cache.
             let skew = class % (capacity / PER_LINE / 4).max(1) * PER_LINE;
             let (_, place) = runs.allocate(capacity * size_of::<Entry>()).ok()?;
             let capacity = capacity - skew;
@@ -164,7 +164,7 @@ impl Heaps {
         // SAFETY: the elements of the first chunk are there as long as the pool.
         let heap = unsafe { self.first.get(word as usize)?.as_ref() };
         if word != 0 {
-            heap.debug_outside();
+            heap.debug_assert_outside();
         }
         heap.enter_if(false, || self.flags.is_fast_allowed())
     }
@@ -181,9 +181,9 @@ impl Heaps {
         }
     }
 
-    /// Runs `look` while thread number `index`, whose heap this is, stays outside of its section. The
-    /// calling thread is outside of its own, and holds no lock. `look` calls no provider.
-    pub(crate) fn reach<R>(&self, index: u32, heap: &Heap, look: impl FnOnce() -> R) -> R {
+    /// Runs `look` with the section of thread number `index`, the owner of `heap`, revoked.
+    /// The calling thread is outside of its own, and holds no lock. `look` calls no provider.
+    pub(crate) fn with_revoked<R>(&self, index: u32, heap: &Heap, look: impl FnOnce() -> R) -> R {
         let _revoker = self.revoker.lock();
         if thread::current().is_some_and(|own| own.get() == index) {
             return look();
@@ -196,7 +196,8 @@ impl Heaps {
         result
     }
 
-    /// Shows the heaps of all other threads, with their sections revoked. `look` calls no provider.
+    /// Passes the heaps of all other threads to `look`, with their sections revoked. `look` calls
+    /// no provider.
     pub(crate) fn revoke_all(&self, mut look: impl FnMut(u32, &Heap)) {
         let _revoker = self.revoker.lock();
         let own = thread::current().map(thread::ThreadIndex::get);
@@ -205,7 +206,7 @@ impl Heaps {
                 own != Some(index) && !heap.of_parent.load(Ordering::Relaxed) && heap.used().next().is_some()
             })
         };
-        // A thread that gets a number meanwhile is neither revoked nor shown.
+        // A thread that gets a number meanwhile is left out.
         let Some((last, _)) = others().last() else { return };
         let others = || others().take_while(|&(index, _)| index <= last);
         revoke(others().map(|(_, heap)| heap), || self.flags.forbid_fast());
@@ -220,7 +221,7 @@ impl Heaps {
     // What a thread keeps.
 
     /// Pops a block of the class. If it is a large class and the thread keeps much, also one of the
-    /// classes above. Inside.
+    /// classes above. Inside the section.
     #[inline]
     pub(crate) fn pop(&self, heap: &Heap, class: usize) -> Option<Entry> {
         match heap.bin(class).pop() {
@@ -233,7 +234,7 @@ impl Heaps {
     }
 
     /// If it is a large class and the thread keeps much, pops a block of one of the classes above.
-    /// Inside.
+    /// Inside the section.
     #[inline]
     pub(crate) fn pop_above(&self, heap: &Heap, class: usize) -> Option<Entry> {
         if !self.classes.is_large(class) || heap.large_bytes() <= self.thread_cache_size / 4 {
@@ -259,7 +260,7 @@ impl Heaps {
     }
 
     /// Raises the limit of the bin of a small class, if need be at the cost of another class.
-    /// Inside.
+    /// Inside the section.
     pub(crate) fn widen(&self, heap: &Heap, class: usize) {
         let (limits, size) = (heap.limits(class), self.classes.size(class));
         let more = (limits.limit() / 2).max(4).min(limits.capacity().saturating_sub(limits.limit()));
@@ -284,7 +285,7 @@ impl Heaps {
         self.max_large.load(Ordering::Relaxed)
     }
 
-    /// Has large blocks merged as they are freed, for a while.
+    /// Makes threads merge the next large blocks as they are freed.
     pub(crate) fn begin_merging(&self) {
         self.merging.store(MERGING, Ordering::Relaxed);
         self.max_large.store(0, Ordering::Relaxed);
@@ -314,8 +315,8 @@ impl Heaps {
     /// is a region is taken by none.
     #[inline(always)]
     pub(crate) fn is_foreign(span: &Span, index: u32) -> bool {
-        let taker = span.taker.load(Ordering::Relaxed);
-        taker != thread_word(index) && taker != 0 && span.owner.load(Ordering::Acquire) == UNOWNED
+        let last_user = span.last_user.load(Ordering::Relaxed);
+        last_user != thread_word(index) && last_user != 0 && span.owner.load(Ordering::Acquire) == UNOWNED
     }
 
     /// Returns the most bytes in a batch of remote frees.
@@ -339,7 +340,8 @@ impl Heaps {
         self.max_large() / BATCH_PART
     }
 
-    /// Puts a large block into the thread's outgoing batch, if there is room and `free` frees it. Inside.
+    /// Puts a large block into the thread's outgoing batch, if there is room and `free` frees it.
+    /// Inside the section.
     #[inline(always)]
     pub(crate) fn add_outgoing(
         &self,
@@ -358,8 +360,8 @@ impl Heaps {
         freed
     }
 
-    /// Puts a block of a batch into the bin of thread number `index`, and returns its size; `None` if
-    /// there is no room. Inside.
+    /// Puts a block of a batch into the bin of thread number `index`, and returns its size; `None`
+    /// if there is no room. Inside the section.
     pub(crate) fn receive(&self, index: u32, heap: &Heap, class: usize, entry: Entry) -> Option<usize> {
         let (bin, size) = (heap.bin(class), self.classes.size(class));
         let bytes = heap.large_bytes() + size;
@@ -369,7 +371,7 @@ impl Heaps {
         heap.set_large_bytes(bytes);
         // SAFETY: batches have large blocks, whose state is their span's own.
         let span = unsafe { Span::of_own_state(entry) };
-        span.taker.store(thread_word(index), Ordering::Relaxed);
+        span.last_user.store(thread_word(index), Ordering::Relaxed);
         // SAFETY: it is not full.
         unsafe { bin.receive(entry) };
         Some(size)
@@ -379,7 +381,7 @@ impl Heaps {
 
     /// Counts an allocation, with `frees` a free, of a block that is in no bin.
     fn count(&self, class: usize, runs: &Arena, is_free: bool) {
-        match self.own_with_bin(class, runs) {
+        match self.current_with_bin(class, runs) {
             Some((_, heap)) => {
                 let _section = self.enter(heap);
                 if is_free { heap.bin(class).count_free() } else { heap.bin(class).count_allocation() }

@@ -24,8 +24,8 @@ use crate::extents::{UNIT, extent_around};
 use crate::metadata::Metadata;
 use crate::regions::OWNER;
 use crate::settings::Name;
-use crate::span::{Kind, Place};
-use crate::state::{DEFERRED, LIVE};
+use crate::span::BlockRef;
+use crate::types::{DEFERRED, Kind, LIVE};
 use crate::{SlabPool, SlabSettings, registry};
 
 /// The class under which blocks that are regions are counted.
@@ -44,7 +44,7 @@ impl Trace {
         Self { pool: settings.name, level: settings.trace, reports: settings.reports }
     }
 
-    /// Tells what happens to a block. The caller has looked at the level: see
+    /// Emits an event about a block. The caller has checked the level: see
     /// [`crate::section::TRACED`].
     #[cold]
     pub(crate) fn block(&self, what: &str, size: usize, address: Option<&Address>) {
@@ -54,14 +54,14 @@ impl Trace {
         });
     }
 
-    /// Tells what happens to a slab of `size` bytes.
+    /// Emits an event about a slab of `size` bytes.
     pub(crate) fn slab(&self, what: &str, size: usize, block: usize) {
         if self.level >= 2 && !registry::is_thread_ending() {
             output::event(|| tracing::debug!(pool = self.pool.as_str(), slab = what, size, block));
         }
     }
 
-    /// Tells what happens to a region.
+    /// Emits an event about a region.
     pub(crate) fn region(&self, what: &str, region: Region) {
         if self.level >= 2 && !registry::is_thread_ending() {
             let (address, size) = (region.base(), region.size());
@@ -69,7 +69,7 @@ impl Trace {
         }
     }
 
-    /// Tells that a block was freed twice at the same time, as `count` were so far.
+    /// Reports that two threads freed a block at the same time; `count` frees were dropped so far.
     pub(crate) fn late_double_free(&self, address: Address, count: u64) {
         if self.reports {
             output::event(|| {
@@ -83,7 +83,7 @@ impl Trace {
         }
     }
 
-    /// Tells the end of the pool.
+    /// Emits an event about the end of the pool.
     pub(crate) fn end(&self, statistics: impl FnOnce() -> PoolStatistics) {
         if self.level >= 1 {
             let statistics = statistics();
@@ -101,7 +101,7 @@ impl Trace {
     }
 }
 
-/// What some requests of each class asked for, and what they got.
+/// The requested sizes of some requests of each class, and the sizes of their blocks.
 pub(crate) struct Requested([Sampled; MAX_CLASSES + 1]);
 
 /// Bytes that some requests of one class asked for, and got.
@@ -167,7 +167,7 @@ impl SlabPool {
         blocks.map(|blocks| u64::try_from(blocks).unwrap_or(0))
     }
 
-    /// Returns the bytes in live blocks, and what was requested of them.
+    /// Returns the bytes in live blocks, and an estimate of the requested bytes among them.
     fn live_and_requested(&self) -> (u64, u64) {
         let direct = self.back.direct.bytes();
         let (mut live, mut requested) = (direct, self.requested.of(DIRECT, direct));
@@ -184,7 +184,7 @@ impl SlabPool {
         self.live_and_requested().0
     }
 
-    pub(crate) fn sum_up(&self) -> PoolStatistics {
+    pub(crate) fn compute_statistics(&self) -> PoolStatistics {
         let mut statistics = PoolStatistics::default();
         self.heaps.counts(|_, allocations, frees| {
             statistics.allocations += allocations;
@@ -215,7 +215,7 @@ impl SlabPool {
     // Live blocks.
 
     /// Shows which blocks are live. Takes no memory from the global allocator.
-    pub(crate) fn show_leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) {
+    pub(crate) fn report_leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) {
         let sizes = self.live_sizes();
         look(&LeakReport {
             pool: self.name(),
@@ -270,7 +270,7 @@ impl SlabPool {
     }
 
     /// Returns the live block that holds `address`, and its place.
-    pub(crate) fn find_block(&self, address: Address) -> Result<(BlockSpan, Place<'_>)> {
+    pub(crate) fn find_block(&self, address: Address) -> Result<(BlockSpan, BlockRef<'_>)> {
         if let Some(place) = self.back.meta.locate(address).or_else(|| self.locate_around(address)) {
             let size = place.span.block() as usize;
             let live = place.state.load(Ordering::Acquire) & LIVE != 0 && place.is_current();
@@ -286,7 +286,7 @@ impl SlabPool {
     }
 
     /// Returns the large block that `address` lies in, and that begins in another granule.
-    fn locate_around(&self, address: Address) -> Option<Place<'_>> {
+    fn locate_around(&self, address: Address) -> Option<BlockRef<'_>> {
         let meta = &self.back.meta;
         let number = meta.span_number(address)?;
         let span = meta.span(number)?;
@@ -299,10 +299,10 @@ impl SlabPool {
 
     // The map.
 
-    /// Reads every record, without a lock. What changes meanwhile is missing, or as it was.
+    /// Reads every record, without a lock. A record that changes meanwhile is missing or stale.
     pub(crate) fn read_map(&self) -> PoolMap {
         let (mut regions, mut taken) = (Vec::new(), Vec::new());
-        let mut sizes = BTreeMap::<u64, Sizes>::new();
+        let mut sizes = BTreeMap::<u64, SizeTotals>::new();
         for (_, span) in self.back.meta.spans() {
             let Some((span, runs)) = span.snapshot(|states| runs_of(states)) else { continue };
             let base = span.base.to_bits();
@@ -310,12 +310,12 @@ impl SlabPool {
                 Kind::Free => continue,
                 Kind::Region => {
                     let (front, end) = (u64::from(span.region), base + span.block);
-                    regions.push(Whole { base: base - front, size: span.whole, begin: base, end });
+                    regions.push(RegionBounds { base: base - front, size: span.whole, begin: base, end });
                     continue;
                 }
                 Kind::Direct => {
                     let end = base + span.block;
-                    regions.push(Whole { base, size: span.block, begin: base, end });
+                    regions.push(RegionBounds { base, size: span.block, begin: base, end });
                     end
                 }
                 Kind::Slab | Kind::Block => {
@@ -332,7 +332,7 @@ impl SlabPool {
             let live: u64 = runs.iter().filter(is_live).map(|&(_, count)| count * span.block).sum();
             let class = if span.kind == Kind::Direct { DIRECT } else { span.class };
             *of_size.live.entry(class).or_default() += live;
-            taken.push(Taken { base, end, runs, block: span.block });
+            taken.push(UsedExtent { base, end, runs, block: span.block });
         }
         regions.sort_unstable();
         taken.sort_unstable_by_key(|taken| taken.base);
@@ -368,7 +368,7 @@ impl SlabPool {
 }
 
 /// A slab or block with all that it takes of its region.
-struct Taken {
+struct UsedExtent {
     base: u64,
     end: u64,
     /// Numbers of consecutive blocks with one state.
@@ -378,7 +378,7 @@ struct Taken {
 
 /// A region as its provider gave it, and the range of it that is cut up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Whole {
+struct RegionBounds {
     base: u64,
     size: u64,
     begin: u64,
@@ -387,7 +387,7 @@ struct Whole {
 
 /// Of one block size: slabs, bytes wasted in them, and bytes of live blocks by class.
 #[derive(Default)]
-struct Sizes {
+struct SizeTotals {
     slabs: u64,
     waste: u64,
     live: BTreeMap<usize, u64>,
@@ -410,8 +410,8 @@ fn runs_of(states: &mut dyn Iterator<Item = u8>) -> Vec<(PieceState, u64)> {
     runs
 }
 
-/// Returns what is taken of a region, and what is free between that.
-fn pieces(taken: &[Taken], Whole { base, begin, end, .. }: Whole) -> Vec<Piece> {
+/// Returns the used extents of a region and the free ranges between them.
+fn pieces(taken: &[UsedExtent], RegionBounds { base, begin, end, .. }: RegionBounds) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = begin;
     let free = |at: u64, until: u64| {

@@ -27,47 +27,60 @@
 //! doubling). A larger one is an extent of its own, kept by class too. A request above
 //! [`SlabSettings::max_poolable_size`] is a region of its own.
 //!
-//! **Front.** Each thread keeps free blocks per class, so that the fast paths take no lock.
-//! Allocating pops an entry, stores one state byte and counts. Freeing finds the block through the
-//! lookaside cache, or through the tracker's map and one multiplication, clears its live bit and
-//! pushes an entry. The live bit tells a second free and an exported block. Everything that does
-//! not happen each time (limits, traces, forks of shared memory) is behind one word of slow-path
-//! flags.
+//! **Front.** Each thread has a heap with a bin of free blocks per class, so that the fast paths
+//! take no lock. Allocating pops an entry, stores one state byte and counts. Freeing finds the
+//! block through the lookaside cache, or through the tracker's map and one multiplication, clears
+//! its live bit and pushes an entry. The state byte tells a second free and an exported block.
+//! Limits, traces and forks of shared memory are on slow paths, behind one word of slow-path flags.
 //!
-//! **Owners.** A slab belongs to the thread that took it, so that two threads do not write the
-//! states of neighbouring blocks. The owner frees its blocks without an atomic exchange. Another
-//! thread marks a block as freed and sends its address to the owner, in a batch: see `remote`.
+//! **Owners.** A slab has an owner: the thread that allocates from it. So two threads do not write
+//! the states of neighbouring blocks. The owner frees its blocks without an atomic exchange.
+//! Another thread marks a block as freed and sends its address to the owner, in a batch: see
+//! `remote`.
 //!
 //! **Large blocks** are treated alike. Freed ones are kept whole, by class. They are merged with
 //! the free extents around them when a thread keeps too much, when no extent is long enough, and
 //! when the pool is trimmed. How much is kept shrinks as the pool grows.
 //!
+//! # The fast paths
+//!
+//! From the block types of the `umf` crate to the entry of the block; all of it is inlined:
+//!
+//! ```text
+//! umf::Pool::allocate -> umf_core::pool::allocate -> Pool::allocate_fast -> SlabPool::allocate_fast
+//!     -> Bin::pop, within the section that Heaps::enter_fast enters
+//! umf::Block::drop    -> umf_core::pool::free     -> Pool::free_fast     -> SlabPool::free_owned
+//!     -> SlabPool::push_owned -> Bin::push_at
+//! ```
+//!
 //! | module | part |
 //! |---|---|
+//! | `types` | the data types on one page: read this first |
 //! | `pool` | [`SlabPool`]: the layers, put together |
 //! | `allocate`, `free` | the two paths through the layers |
-//! | `heaps`, `heap`, `lookaside` | front: what each thread keeps |
-//! | `section`, `bias` | what a thread does without locks, and how other threads revoke that |
-//! | `remote`, `settle` | small blocks that a thread frees which does not own their slabs |
+//! | `heaps`, `heap`, `lookaside` | front: the heaps of all threads |
+//! | `section`, `bias` | the critical section of a heap, ownership bias, and how threads revoke them |
+//! | `remote`, `collect` | remote frees: small blocks freed by another thread than their owner |
 //! | `central`, `transfer` | middle: slabs; large blocks between threads |
 //! | `regions`, `extents` | back: regions of the provider, and extents in them |
-//! | `metadata`, `span`, `state` | from an address to a block and its state; records |
+//! | `metadata`, `span`, `state` | from an address to a block and its state byte; records |
 //! | `classes`, `settings` | size classes; [`SlabSettings`] |
 //! | `purge` | automatic release by bytes and by age, the background purger, trim |
-//! | `deferred` | frees that wait for other processes or for devices |
+//! | `deferred` | deferred frees: blocks that other processes or devices still use |
 //! | `inspect` | statistics, maps, live blocks, traces |
-//! | `registry` | ends of threads, forks, pools that live for ever |
+//! | `registry` | ends of threads, forks, static pools |
 //!
 //! # Forks
 //!
-//! Over private memory a pool goes on working in a forked child, but blocks in the heaps of the
-//! parent's other threads are lost to the child. Over shared memory it is frozen there: allocating
-//! is an error, and freeing does nothing.
+//! Over private memory, a pool works in a forked child, but the free blocks in the heaps of the
+//! parent's other threads are lost to the child. Over shared memory, the pool is frozen in the
+//! child: allocating is an error, and freeing does nothing.
 
 mod allocate;
 mod bias;
 mod central;
 mod classes;
+mod collect;
 mod deferred;
 mod extents;
 mod free;
@@ -83,10 +96,10 @@ mod registry;
 mod remote;
 mod section;
 mod settings;
-mod settle;
 mod span;
 mod state;
 mod transfer;
+mod types;
 
 pub use pool::SlabPool;
 pub use settings::SlabSettings;

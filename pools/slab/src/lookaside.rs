@@ -1,15 +1,13 @@
-//! [`Lookaside`]: the blocks of a thread's own spans, found without the tracker.
+//! [`Lookaside`]: a cache from addresses to state bytes, for the spans that a thread owns.
 //!
-//! Three dependent loads lead from an address to the state of its block: the tracker's two levels,
-//! and the span. Until they are done, the processor cannot tell whether the next allocation reads
-//! what this free writes, so that it waits for all three. The lookaside cache of a heap has one
-//! load instead. It has an entry per granule, for slabs that the thread owns and for large blocks
-//! that are biased towards it.
+//! Without it, three dependent loads lead from an address to its state byte: the two levels of the
+//! tracker, and the span. The processor cannot run the next allocation ahead of them, since that
+//! may read what this free writes. The lookaside cache of a heap needs one load. It has an entry
+//! per granule, for slabs that the thread owns and for large blocks that are biased towards it.
 //!
-//! When a span leaves its owner, the entries of the span are cleared: by the owner's thread inside its
-//! section, or while that is revoked. See `central` and `bias`.
+//! When a span leaves its owner, the entries of the span are cleared: by the owner thread inside
+//! its section, or by a thread that has revoked it. See `central` and `bias`.
 
-use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::AtomicU8;
 
@@ -17,27 +15,7 @@ use umf_core::Address;
 use umf_runtime::tracker::GRANULE;
 
 use crate::classes::Divisor;
-use crate::heap::BinPlace;
-use crate::span::{Kind, Span};
-
-/// The number of entries: the granules of 512 MiB, if they lie side by side.
-const ENTRIES: usize = 8192;
-
-/// A span in one granule. Granules share entries. Whether an address is a block of this span, its
-/// number in the span tells. Two entries fill a cache line.
-#[repr(C, align(32))]
-struct Known {
-    base: Cell<u64>,
-    inverse: Cell<u64>,
-    states: Cell<*mut AtomicU8>,
-    /// 0 for an empty entry.
-    count: Cell<u32>,
-    bin: Cell<BinPlace>,
-    shift: Cell<u8>,
-}
-
-/// The lookaside cache of one heap. Zeros are an empty one. Touched inside the section of the heap.
-pub(crate) struct Lookaside([Known; ENTRIES]);
+use crate::types::{BinOffset, Kind, LOOKASIDE_ENTRIES, Lookaside, LookasideEntry, Span};
 
 /// Returns the number of the granule that holds `address`.
 pub(crate) const fn granule_of(address: Address) -> u64 {
@@ -46,19 +24,20 @@ pub(crate) const fn granule_of(address: Address) -> u64 {
 
 impl Lookaside {
     #[inline(always)]
-    fn entry(&self, address: Address) -> &Known {
-        // The bytes from the first entry, without the granule's number between: two instructions
+    fn entry(&self, address: Address) -> &LookasideEntry {
+        // Computes the byte offset of the entry without the granule's number: two instructions
         // less.
-        const SHIFT: u32 = GRANULE.ilog2() - size_of::<Known>().ilog2();
-        let offset = (address.to_bits() >> SHIFT) as usize & ((ENTRIES - 1) * size_of::<Known>());
+        const SHIFT: u32 = GRANULE.ilog2() - size_of::<LookasideEntry>().ilog2();
+        let offset =
+            (address.to_bits() >> SHIFT) as usize & ((LOOKASIDE_ENTRIES - 1) * size_of::<LookasideEntry>());
         // SAFETY: it is the offset of an entry.
         unsafe { &*self.0.as_ptr().byte_add(offset) }
     }
 
-    /// Returns the state of the block that begins at `address`, and where the bin of its class is,
-    /// if an entry has the block.
+    /// Returns the state byte of the block that begins at `address` and the bin of its class, if an
+    /// entry has the block.
     #[inline(always)]
-    pub(crate) fn find(&self, address: Address) -> Option<(NonNull<AtomicU8>, BinPlace)> {
+    pub(crate) fn find(&self, address: Address) -> Option<(NonNull<AtomicU8>, BinOffset)> {
         let known = self.entry(address);
         let divisor = Divisor { inverse: known.inverse.get(), shift: known.shift.get() };
         let index = divisor.number(address.to_bits().wrapping_sub(known.base.get()));
@@ -93,7 +72,7 @@ impl Lookaside {
         let bytes = if span.kind() == Kind::Slab { span.bytes() } else { 0 };
         let last = span.base().to_bits() + bytes.saturating_sub(1);
         let granules = granule_of(span.base())..=granule_of(Address::from_bits(last));
-        for granule in granules.take(ENTRIES) {
+        for granule in granules.take(LOOKASIDE_ENTRIES) {
             let known = self.entry(Address::from_bits(granule * GRANULE as u64));
             if ptr::eq(known.states.get(), span.states()) {
                 known.count.set(0);

@@ -1,13 +1,12 @@
-//! [`Metadata`]: the records of a pool, and the way from an address to a block.
+//! [`Metadata`]: the memory of all records of a pool, and the lookup from an address to a block.
 //!
-//! The bottom of the crate. Nothing is written into the memory that the pool hands out, and the
-//! global allocator is not used. Span records lie in a table, addressed by the number that the
-//! tracker's map holds for each granule. State bytes, bitmaps, unit tables, bins and batches differ
-//! in length; an [`Arena`] hands them out as runs of cache lines, in one piece, so that reading
-//! them is one load.
+//! The bottom of the crate. All metadata is out of band, and does not come from the global
+//! allocator. Spans are in a table, indexed by the number that the tracker has for each granule.
+//! State bytes, bitmaps, unit tables, bins and batches differ in length: an [`Arena`] allocates
+//! them as contiguous runs of cache lines, so that reading them is one load.
 //!
-//! No metadata is unmapped while the pool lives. So a late reader reads a newer record, never an
-//! unmapped page.
+//! No metadata is unmapped while the pool lives. So a thread with a stale address reads a newer
+//! record, never an unmapped page.
 
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
@@ -19,7 +18,8 @@ use umf_sync::Lock;
 use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::table::Table;
 
-use crate::span::{Entry, Kind, Place, Span};
+use crate::span::BlockRef;
+use crate::types::{Entry, Kind, Span};
 
 /// Spans below this number are on the fast path: this many slabs of 64 KiB are a GiB.
 const FIRST_SPANS: usize = 1 << 14;
@@ -31,9 +31,9 @@ const MAX_SPANS: u32 = (1 << 24) - 1;
 pub(crate) struct Metadata {
     spans: Table<Span, FIRST_SPANS>,
     first_spans: NonNull<Span>,
-    /// State bytes and nothing else. A second free that races with the end of a slab may exchange a
-    /// byte of a run that serves another slab by then. It notices that and restores the byte, which
-    /// was a state too.
+    /// State bytes only. A second free that races with the end of a slab may exchange a byte in a
+    /// run that another slab uses by then. It notices that and restores the byte, which is a state
+    /// byte too.
     pub(crate) states: Arena,
     /// All other runs.
     pub(crate) runs: Arena,
@@ -51,12 +51,12 @@ impl Metadata {
         Ok(Self { spans, first_spans, states: Arena::new(), runs: Arena::new() })
     }
 
-    /// Takes a number whose record is not in use.
+    /// Allocates a span number, whose record is not in use.
     pub(crate) fn allocate_span(&self) -> Result<(u32, &Span)> {
         self.spans.allocate()
     }
 
-    /// Takes a number back. Its record is retracted, or was never published.
+    /// Releases a span number. Its record is retracted, or was never published.
     pub(crate) fn release_span(&self, number: u32) {
         self.spans.release(number);
     }
@@ -67,7 +67,7 @@ impl Metadata {
         self.spans.get(number)
     }
 
-    /// Shows all records, those that are not in use included.
+    /// Returns all records, those that are not in use included.
     pub(crate) fn spans(&self) -> impl Iterator<Item = (u32, &Span)> {
         (1..self.spans.end()).filter_map(|number| Some((number, self.spans.get(number)?)))
     }
@@ -89,14 +89,14 @@ impl Metadata {
 
     /// Returns the block around `address`, live or not. Finds a large block only in the granule in
     /// which it begins.
-    pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
+    pub(crate) fn locate(&self, address: Address) -> Option<BlockRef<'_>> {
         // If another pool set the number, the span does not hold the address.
         let number = self.span_number(address)?;
         self.span(number)?.locate(number, address)
     }
 
     /// Returns the block that begins at `address`, live or not.
-    pub(crate) fn locate_start(&self, address: Address) -> Option<Place<'_>> {
+    pub(crate) fn locate_start(&self, address: Address) -> Option<BlockRef<'_>> {
         let number = self.span_number(address)?;
         self.span(number)?.locate_start(number, address)
     }
@@ -134,7 +134,7 @@ impl Run {
     }
 }
 
-struct State {
+struct ArenaState {
     /// The first line that was never handed out.
     next: u32,
     /// Per order: the first line of a free run, plus one; 0 for none.
@@ -145,10 +145,10 @@ struct State {
 /// its length.
 pub(crate) struct Arena {
     lines: Chunks<Line, FIRST_LINES>,
-    /// For the first line of a free run: the next run of its order, as in `State::free`. It is not
-    /// in the run itself, which late readers may still read.
+    /// For the first line of a free run: the next run of its order, as in `ArenaState::free`. It is
+    /// not in the run itself, which late readers may still read.
     links: Chunks<AtomicU32, FIRST_LINES>,
-    state: Lock<State>,
+    state: Lock<ArenaState>,
 }
 
 impl Arena {
@@ -156,7 +156,7 @@ impl Arena {
         Self {
             lines: Chunks::new(),
             links: Chunks::new(),
-            state: Lock::new(State { next: 0, free: [0; ORDERS] }),
+            state: Lock::new(ArenaState { next: 0, free: [0; ORDERS] }),
         }
     }
 
@@ -204,7 +204,7 @@ impl Arena {
         self.push(&mut self.state.lock(), run);
     }
 
-    fn push(&self, state: &mut State, run: Run) {
+    fn push(&self, state: &mut ArenaState, run: Run) {
         if let Some(link) = self.links.get(run.first) {
             link.store(state.free[run.order as usize], Ordering::Relaxed);
             state.free[run.order as usize] = run.first + 1;

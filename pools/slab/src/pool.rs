@@ -16,16 +16,16 @@ use umf_core::{
 use umf_sync::failpoint;
 
 use crate::central::{Central, Slabs};
-use crate::free::Found;
+use crate::free::LocatedSpan;
 use crate::heaps::Heaps;
 use crate::inspect::Requested;
 use crate::purge::Policy;
 use crate::regions::{Backend, OWNER};
-use crate::remote::Batches;
+use crate::remote::FreeBatches;
 use crate::section::{CLOSING, FENCED, SHARED, TRACED};
-use crate::span::Kind;
 use crate::state;
 use crate::transfer::TransferCache;
+use crate::types::Kind;
 use crate::{SlabSettings, registry};
 
 /// A pool of slabs and large blocks with per-thread caches and all metadata out of band.
@@ -45,13 +45,12 @@ use crate::{SlabSettings, registry};
 /// }
 /// ```
 pub struct SlabPool {
-    // First, so that its upstream is dropped, and guards waited for, before what they could still
-    // reach.
+    // First, so that its upstream is dropped, and guards waited for, before the data that they use.
     pub(crate) back: Backend,
     pub(crate) heaps: Heaps,
     pub(crate) transfer: TransferCache,
-    /// Batches of remote frees that are not in use.
-    pub(crate) batches: Batches,
+    /// Empty batches of remote frees.
+    pub(crate) batches: FreeBatches,
     /// When a late double free may be reported again, in ms.
     pub(crate) late_report_due: AtomicU64,
     central: Central,
@@ -87,7 +86,7 @@ impl SlabPool {
             back: Backend::new(provider, &settings)?,
             heaps: Heaps::new(&settings, flags)?,
             transfer: TransferCache::new(&settings),
-            batches: Batches::new(),
+            batches: FreeBatches::new(),
             late_report_due: AtomicU64::new(0),
             central: Central::new(),
             policy: Policy::new(&settings),
@@ -97,10 +96,10 @@ impl SlabPool {
         })
     }
 
-    /// Makes the pool known to the tracker, to forks and to ending threads.
+    /// Registers the pool with the tracker, for forks and for ends of threads.
     ///
     /// # Safety
-    /// The pool stays where it is until dropped.
+    /// The pool is not moved until it is dropped.
     pub(crate) unsafe fn register(&self) -> Result<()> {
         let pool: &dyn Pool = self;
         // SAFETY: only the lifetime of the trait object changes. The upstream, a field, goes before
@@ -123,14 +122,14 @@ impl SlabPool {
         }
     }
 
-    /// Frees a block that the calling thread took, if a few instructions suffice. If this is
-    /// `false`, nothing has happened. It takes no lock and calls nothing, so that a thread may call
-    /// it in the middle of another call of this pool.
+    /// Frees a block of a span that the calling thread owns, if a few instructions suffice. Returns
+    /// `false` if it has done nothing. It takes no lock and calls no function, so that a thread may
+    /// call it in the middle of another call of this pool.
     ///
     /// # Safety
     /// As [`Pool::free`].
     #[inline]
-    pub unsafe fn free_own_fast(&self, address: Address) -> bool {
+    pub unsafe fn try_free_owned(&self, address: Address) -> bool {
         self.free_owned(address).is_ok()
     }
 
@@ -184,11 +183,11 @@ unsafe impl Pool for SlabPool {
     unsafe fn free_fast(&self, address: Address) -> bool {
         match self.free_owned(address) {
             Ok(()) => true,
-            Err(Some(Found { section, span, number, index })) => {
-                self.free_found(section, span, number, index, address).is_some()
+            Err(Some(LocatedSpan { section, span, number, index })) => {
+                self.free_to_cache(section, span, number, index, address).is_some()
             }
             // If a flag is set, the block is for `free`.
-            Err(None) => self.heaps.flags.get() == 0 && self.free_entering(address).is_some(),
+            Err(None) => self.heaps.flags.get() == 0 && self.locate_and_free_to_cache(address).is_some(),
         }
     }
 
@@ -215,7 +214,7 @@ unsafe impl Pool for SlabPool {
     }
 
     fn statistics(&self) -> PoolStatistics {
-        self.sum_up()
+        self.compute_statistics()
     }
 
     fn deferred_free(&self) -> Option<&dyn DeferredFree> {
@@ -298,7 +297,7 @@ impl Inspect for SlabPool {
     }
 
     fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.show_leaks(look);
+        self.report_leaks(look);
         true
     }
 }
@@ -314,10 +313,10 @@ impl Drop for SlabPool {
         self.heaps.flags.set(CLOSING);
         registry::POOLS.leave(NonNull::from(&*self));
         self.policy.end_background();
-        self.back.trace.end(|| self.sum_up());
+        self.back.trace.end(|| self.compute_statistics());
         self.back.upstream.stop_reclaiming();
         if self.any_exported.load(Ordering::Relaxed) && !self.is_frozen() {
-            self.back.meta.spans().for_each(|(_, span)| self.announce(span));
+            self.back.meta.spans().for_each(|(_, span)| self.announce_exported(span));
         }
         failpoint!("pool.closing");
         for (_, span) in self.back.meta.spans() {
@@ -332,9 +331,9 @@ impl Drop for SlabPool {
                 span.retract();
             }
         }
-        // What could not be given back no longer counts against the shared limit.
+        // Regions that the provider refused no longer count against the shared limit.
         self.back.limits.remove(usize::try_from(self.back.limits.bytes()).unwrap_or(0));
-        // Waits for threads that are shown the pool.
+        // Waits for threads that use the pool through the tracker.
         self.back.upstream.close();
     }
 }

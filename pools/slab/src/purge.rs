@@ -1,4 +1,4 @@
-//! Automatic release: memory that goes back to the provider by itself, and trimming.
+//! Purging: automatic release of free memory to the provider, and trimming.
 //!
 //! - **By bytes** (`max_cached`): the bytes that are free beyond a bound. A thread looks at them
 //!   when threads have returned a part of the bound to the shared lists.
@@ -25,9 +25,10 @@ use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::{Lock, fork};
 
 use crate::classes::MAX_CLASSES;
-use crate::heap::{Evicted, Heap};
-use crate::settle::Work;
-use crate::transfer::Batch;
+use crate::collect::FollowUp;
+use crate::heap::Evicted;
+use crate::transfer::LargeBatch;
+use crate::types::Heap;
 use crate::{SlabPool, SlabSettings, registry};
 
 /// The least bytes that come back before a thread looks.
@@ -47,10 +48,10 @@ pub(crate) struct Policy {
     /// When the next decay is due.
     due: AtomicU64,
     /// A thread is returning memory.
-    at_work: AtomicBool,
+    is_purging: AtomicBool,
     /// The background purger counts this pool.
     in_background: AtomicBool,
-    /// What each thread's bins were used for at the last decay.
+    /// The use of each thread's bins at the last decay.
     seen: Chunks<Seen>,
 }
 
@@ -61,10 +62,10 @@ struct Seen([AtomicU64; MAX_CLASSES]);
 unsafe impl Zeroable for Seen {}
 
 /// The calling thread returns memory until this is dropped, and looks again then
-/// ([`SlabPool::look_again`]): a thread that found it at work returned blocks and left.
-struct AtWork<'a>(&'a AtomicBool);
+/// ([`SlabPool::purge_again`]): a thread that found it at work returned blocks and left.
+struct PurgeInProgress<'a>(&'a AtomicBool);
 
-impl Drop for AtWork<'_> {
+impl Drop for PurgeInProgress<'_> {
     fn drop(&mut self) {
         // An exchange, not a store: it sees what threads that found this one at work have counted
         // before.
@@ -83,7 +84,7 @@ impl Policy {
             returned: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
             due: AtomicU64::new(0),
-            at_work: AtomicBool::new(false),
+            is_purging: AtomicBool::new(false),
             in_background: AtomicBool::new(false),
             seen: Chunks::new(),
         }
@@ -91,7 +92,7 @@ impl Policy {
 
     /// Forgets, in a forked child, the thread of the parent that was at work.
     pub(crate) fn forked(&self) {
-        self.at_work.store(false, Ordering::Relaxed);
+        self.is_purging.store(false, Ordering::Relaxed);
     }
 
     /// Has the background purger look after this pool, if `background`.
@@ -114,8 +115,8 @@ impl Policy {
         Duration::from_millis(if self.age == 0 { 100 } else { (self.age / 2).clamp(1, LONGEST) })
     }
 
-    fn begin(&self) -> Option<AtWork<'_>> {
-        (!self.at_work.swap(true, Ordering::AcqRel)).then(|| AtWork(&self.at_work))
+    fn begin(&self) -> Option<PurgeInProgress<'_>> {
+        (!self.is_purging.swap(true, Ordering::AcqRel)).then(|| PurgeInProgress(&self.is_purging))
     }
 
     /// Returns whether so many bytes came back since a thread looked that it is time to look.
@@ -170,23 +171,23 @@ impl SlabPool {
         }
     }
 
-    /// Returns what is free beyond the bound, unless another thread is at work: that one looks
+    /// Returns what is free beyond the bound, unless another thread is purging: that one looks
     /// again.
     fn return_excess(&self) {
-        if let Some(at_work) = self.policy.begin() {
+        if let Some(is_purging) = self.policy.begin() {
             self.return_excess_alone();
-            drop(at_work);
-            self.look_again();
+            drop(is_purging);
+            self.purge_again();
         }
     }
 
-    /// After work: does what threads that found this one at work have left.
-    fn look_again(&self) {
+    /// Purges again for threads that returned blocks while this one was purging.
+    fn purge_again(&self) {
         while self.policy.is_much(self.policy.returned.load(Ordering::Acquire))
-            && let Some(at_work) = self.policy.begin()
+            && let Some(is_purging) = self.policy.begin()
         {
             self.return_excess_alone();
-            drop(at_work);
+            drop(is_purging);
         }
     }
 
@@ -198,17 +199,17 @@ impl SlabPool {
         if self.back.limits.bytes() <= policy.max_free || self.is_frozen() {
             return;
         }
-        if self.sum_up().cached_bytes <= policy.max_free {
+        if self.compute_statistics().cached_bytes <= policy.max_free {
             return policy.stuck.store(0, Ordering::Relaxed);
         }
         let keep = usize::try_from(policy.max_free - policy.max_free / 8).unwrap_or(usize::MAX);
         let floor = self.back.reserve_floor();
         // If the provider refuses a region, it stays.
         let _ = self.release_shared(keep, floor);
-        if self.sum_up().cached_bytes > policy.max_free {
+        if self.compute_statistics().cached_bytes > policy.max_free {
             let _ = self.release_above(keep, floor);
         }
-        let left = self.sum_up().cached_bytes;
+        let left = self.compute_statistics().cached_bytes;
         policy.stuck.store(if left > policy.max_free { left } else { 0 }, Ordering::Relaxed);
     }
 
@@ -221,16 +222,16 @@ impl SlabPool {
             return;
         }
         // One of the threads that come here at one time works.
-        let Some(at_work) = policy.begin() else { return };
+        let Some(is_purging) = policy.begin() else { return };
         if now >= policy.due.load(Ordering::Relaxed) {
             policy.due.store(now.saturating_add(policy.age), Ordering::Relaxed);
             self.decay();
         }
-        drop(at_work);
-        self.look_again();
+        drop(is_purging);
+        self.purge_again();
     }
 
-    /// Returns what lay unused since the last decay.
+    /// Returns memory that was not used since the last decay.
     pub(crate) fn decay(&self) {
         if self.is_frozen() {
             return;
@@ -249,9 +250,9 @@ impl SlabPool {
         for _ in 0..self.transfer.unused_batches() {
             self.empty_batch(self.transfer.take(), false);
         }
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         self.deliver_open(&mut work);
-        if let Some((index, heap)) = self.heaps.own() {
+        if let Some((index, heap)) = self.heaps.current() {
             self.empty_batch(self.take_outgoing(heap), false);
             let _section = self.heaps.enter(heap);
             self.decay_heap(index, heap, &mut work);
@@ -260,7 +261,7 @@ impl SlabPool {
             self.empty_batch(heap.outgoing.take(), false);
             self.decay_heap(index, heap, &mut work);
         });
-        self.drain_lost(&mut work);
+        self.drain_parent_inboxes(&mut work);
         self.finish(work);
         for class in classes.small() {
             let mut chain = 0;
@@ -277,9 +278,9 @@ impl SlabPool {
     }
 
     /// Drains the inbox of a heap, empties bins that nothing was taken from, and halves the others.
-    /// Inside, or while revoked.
-    fn decay_heap(&self, index: u32, heap: &Heap, work: &mut Work) {
-        self.drain_reached(index, heap, work);
+    /// Inside the section, or while it is revoked.
+    fn decay_heap(&self, index: u32, heap: &Heap, work: &mut FollowUp) {
+        self.drain_to_bitmaps(index, heap, work);
         let Ok(seen) = self.policy.seen.get_or_grow(index) else { return };
         for class in heap.used() {
             let (allocations, _) = heap.bin(class).counts();
@@ -317,14 +318,14 @@ impl SlabPool {
         Ok(usize::try_from(before.saturating_sub(self.back.limits.bytes())).unwrap_or(usize::MAX))
     }
 
-    /// Returns `bytes`, or what is free, for another pool that shares the limit.
+    /// Returns up to `bytes` free bytes for another pool that shares the limit.
     pub(crate) fn release_for_others(&self, limit: &SharedLimit, bytes: u64) -> u64 {
         if !self.back.limits.shares(limit) {
             return 0;
         }
         let mut released = 0;
         registry::POOLS.with(NonNull::from(self), |_| {
-            let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
+            let keep = self.compute_statistics().cached_bytes.saturating_sub(bytes);
             let keep = usize::try_from(keep).unwrap_or(usize::MAX);
             released = self.release_above(keep, self.back.reserve_floor()).unwrap_or(0);
         });
@@ -338,15 +339,15 @@ impl SlabPool {
             return Ok(0);
         }
         let before = self.back.limits.bytes();
-        if self.sum_up().cached_bytes <= keep as u64 {
+        if self.compute_statistics().cached_bytes <= keep as u64 {
             return Ok(0);
         }
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         self.deliver_open(&mut work);
         self.heaps.revoke_all(|index, heap| self.empty_revoked(index, heap, &mut work));
-        self.drain_lost(&mut work);
+        self.drain_parent_inboxes(&mut work);
         self.finish(work);
-        if let Some((index, heap)) = self.heaps.own() {
+        if let Some((index, heap)) = self.heaps.current() {
             self.empty_own(index, heap, false);
         }
         let result = self.release_shared(keep, floor);
@@ -371,8 +372,8 @@ impl SlabPool {
 
     /// Puts the open batches of all threads into the inboxes of their owners. The rest is left in
     /// `work`.
-    fn deliver_open(&self, work: &mut Work) {
-        if let Some((_, heap)) = self.heaps.own() {
+    fn deliver_open(&self, work: &mut FollowUp) {
+        if let Some((_, heap)) = self.heaps.current() {
             let open = {
                 let _section = self.heaps.enter(heap);
                 heap.open.take_all()
@@ -383,8 +384,8 @@ impl SlabPool {
     }
 
     /// Empties a heap whose section is revoked, without returning anything to the provider.
-    fn empty_revoked(&self, index: u32, heap: &Heap, work: &mut Work) {
-        self.drain_reached(index, heap, work);
+    fn empty_revoked(&self, index: u32, heap: &Heap, work: &mut FollowUp) {
+        self.drain_to_bitmaps(index, heap, work);
         for class in heap.used() {
             if self.heaps.classes.is_large(class) {
                 self.merge_all(class, false, || heap.evict(class, usize::MAX));
@@ -409,7 +410,7 @@ impl SlabPool {
                 self.return_blocks(class, evicted.entries());
             }
         }
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         let open = {
             let _section = self.heaps.enter(heap);
             for class in heap.used().filter(|&class| !self.heaps.classes.is_large(class)) {
@@ -417,7 +418,7 @@ impl SlabPool {
                 self.central(class).abandon(index, ends);
             }
             // After the slabs were abandoned: what comes in later is drained by its sender.
-            self.drain_reached(index, heap, &mut work);
+            self.drain_to_bitmaps(index, heap, &mut work);
             heap.open.take_all()
         };
         work.batches.append(open);
@@ -433,13 +434,13 @@ impl SlabPool {
     }
 
     /// Takes the calling thread's outgoing batch.
-    pub(crate) fn take_outgoing(&self, heap: &Heap) -> Option<Batch> {
+    pub(crate) fn take_outgoing(&self, heap: &Heap) -> Option<LargeBatch> {
         let _section = self.heaps.enter(heap);
         heap.outgoing.take()
     }
 
     /// Returns the blocks of a batch to their slabs and extents.
-    fn empty_batch(&self, batch: Option<Batch>, release: bool) {
+    fn empty_batch(&self, batch: Option<LargeBatch>, release: bool) {
         if let Some(mut batch) = batch {
             batch.drain(|_, entries| self.merge(entries, release));
             self.transfer.recycle(batch);
@@ -481,14 +482,14 @@ impl SlabPool {
 mod purger {
     use super::*;
 
-    struct State {
+    struct PurgerState {
         /// Pools that ask for it.
         pools: u32,
         /// The thread, once it runs, and the process that it is of.
         thread: Option<(Option<Thread>, u32)>,
     }
 
-    static STATE: Lock<State> = Lock::new(State { pools: 0, thread: None });
+    static STATE: Lock<PurgerState> = Lock::new(PurgerState { pools: 0, thread: None });
     /// The process in which there is, or cannot be, a thread.
     static ENSURED: AtomicU32 = AtomicU32::new(0);
 

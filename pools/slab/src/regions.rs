@@ -1,4 +1,4 @@
-//! [`Backend`]: regions from the provider, and what is cut out of them.
+//! [`Backend`]: regions from the provider, and the extents in them.
 //!
 //! The back of the pool. It takes regions of a few MiB from the provider, within the limits, and
 //! cuts extents out of them for slabs and for large blocks. A free extent is merged with its
@@ -28,8 +28,8 @@ use crate::SlabSettings;
 use crate::extents::{Extents, Range, UNIT, table_bytes};
 use crate::inspect::Trace;
 use crate::metadata::Metadata;
-use crate::span::{Cold, Entry, Kind, Place, UNOWNED};
-use crate::state::LIVE;
+use crate::span::BlockRef;
+use crate::types::{Cold, Entry, Kind, LIVE, UNOWNED};
 
 /// The name of the pool in errors.
 pub(crate) const OWNER: &str = "this slab pool";
@@ -114,7 +114,7 @@ impl Backend {
     pub(crate) fn resolve(&self, range: Range) -> Option<(Address, RegionNumber)> {
         let span = self.meta.span(range.region)?;
         // SAFETY: written before the region is entered, and not while units of it are in use.
-        let (_, number) = unsafe { span.settled().upstream.assume_init() };
+        let (_, number) = unsafe { span.published().upstream.assume_init() };
         Some((span.base().checked_add(u64::from(range.first) * UNIT as u64)?, number))
     }
 
@@ -419,7 +419,7 @@ impl Backend {
 
     /// Frees a block that is a region, whose live bit the caller has cleared.
     #[cold]
-    pub(crate) fn free_direct(&self, place: Place<'_>) -> Result<()> {
+    pub(crate) fn free_direct(&self, place: BlockRef<'_>) -> Result<()> {
         let size = place.span.bytes() as usize;
         self.return_direct(place).inspect_err(|_| place.state.store(LIVE, Ordering::Release))?;
         self.direct.remove(size);
@@ -428,7 +428,7 @@ impl Backend {
 
     /// Returns the region of a block to the provider. If the provider refuses it, the region stays,
     /// and the block stays not live.
-    pub(crate) fn return_direct(&self, place: Place<'_>) -> Result<()> {
+    pub(crate) fn return_direct(&self, place: BlockRef<'_>) -> Result<()> {
         let span = place.span;
         // SAFETY: a direct span has it, and the caller alone cleared the live bit of the block.
         let (region, _) = unsafe { span.cold().upstream.assume_init() };

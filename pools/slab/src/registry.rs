@@ -1,5 +1,5 @@
-//! The pools of the process: what a thread that ends empties its heaps into, what a forked child
-//! goes on with, and pools that live for ever.
+//! All pools of the process: ending threads empty their heaps, forked children abandon the heaps of
+//! the parent's threads; and static pools.
 
 use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
@@ -12,9 +12,9 @@ use umf_sync::chunks::{Chunks, Zeroable};
 use umf_sync::fork::{self, Hooks};
 use umf_sync::thread::{self, ThreadIndex};
 
-use crate::heap::Heap;
 use crate::section::CLOSING;
-use crate::transfer::Batch;
+use crate::transfer::LargeBatch;
+use crate::types::Heap;
 use crate::{SlabPool, SlabSettings};
 
 const LIMIT: u32 = 1 << 14;
@@ -42,8 +42,8 @@ thread_local! {
     static IS_THREAD_ENDING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the calling thread empties its heaps, or has. Subscribers of events may not work
-/// any more.
+/// Returns whether the calling thread is ending, and empties its heaps or has done so. Subscribers
+/// of events may not work any more.
 pub(crate) fn is_thread_ending() -> bool {
     IS_THREAD_ENDING.get()
 }
@@ -74,7 +74,7 @@ impl SlabPool {
                     break;
                 }
                 for &entry in evicted.entries() {
-                    let is_full = |batch: &mut Batch| !batch.is_empty() && !batch.fits(size, max);
+                    let is_full = |batch: &mut LargeBatch| !batch.is_empty() && !batch.fits(size, max);
                     if let Some(full) = batch.take_if(is_full) {
                         batch = self.send_large_batch(full);
                     }
@@ -116,8 +116,8 @@ impl SlabPool {
         }
     }
 
-    /// Returns a pool that lives for ever, and that may be the global allocator: neither making nor
-    /// using it touches that, as long as `provider` does not.
+    /// Returns a static pool, which may be the global allocator: neither creating nor using it
+    /// calls the global allocator, as long as `provider` does not.
     ///
     /// [`SlabSettings::trace`] and [`SlabSettings::background`] are ignored, since subscribers and
     /// threads allocate.
@@ -126,7 +126,7 @@ impl SlabPool {
     /// As [`SlabPool::new`], and [`umf_core::Error::OutOfMemory`] if there is no memory for the
     /// pool itself.
     pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
-        let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
+        let place = STATIC_POOLS.get_or_grow(STATIC_COUNT.fetch_add(1, Ordering::Relaxed))?.0.get();
         let mut settings = settings.trace(0).background(false);
         settings.reports = false;
         let pool = Self::unregistered(ProviderRef::Static(provider), settings)?;
@@ -146,13 +146,13 @@ impl SlabPool {
 }
 
 /// Where pools that live for ever lie.
-static PLACES: Chunks<Place, 1> = Chunks::new();
-static TAKEN: AtomicU32 = AtomicU32::new(0);
+static STATIC_POOLS: Chunks<StaticPool, 1> = Chunks::new();
+static STATIC_COUNT: AtomicU32 = AtomicU32::new(0);
 
-struct Place(UnsafeCell<MaybeUninit<SlabPool>>);
+struct StaticPool(UnsafeCell<MaybeUninit<SlabPool>>);
 
 // SAFETY: a place is written once, by the thread that took its number, before a reference to it
 // exists.
-unsafe impl Sync for Place {}
+unsafe impl Sync for StaticPool {}
 // SAFETY: anything is a valid `MaybeUninit`.
-unsafe impl Zeroable for Place {}
+unsafe impl Zeroable for StaticPool {}

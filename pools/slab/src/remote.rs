@@ -1,25 +1,26 @@
 //! Remote frees: blocks that a thread frees in slabs of other owners.
 //!
-//! The states of a slab's blocks are changed by plain stores, by the thread that owns the slab. So
-//! another thread that frees a block does not free it. It asks the owner to.
+//! The owner thread of a slab changes the states of its blocks by plain stores. So another thread
+//! cannot free a block itself. It sends a request to the owner.
 //!
-//! 1. The thread turns the state of the block from [`LIVE`] to [`REMOTE`], by compare-exchange. From
-//!    there on the block is not live: a second free is an error.
+//! 1. The thread turns the state of the block from [`LIVE`] to [`REMOTE`], by compare-exchange.
+//!    From there on the block is not live: a second free is an error.
 //! 2. The address goes into the thread's open [`RemoteBatch`] for that owner: [`OpenBatches`].
 //! 3. A full batch goes into the owner's [`Inbox`], a stack: threads push by compare-exchange, and
 //!    all that it holds is taken out at once.
-//! 4. The owner drains its inbox before it looks for blocks elsewhere: see `settle`. It finds each
+//! 4. The owner drains its inbox before it looks for blocks elsewhere: see `collect`. It finds each
 //!    block again by its address, which is all that a batch holds.
 //!
-//! **Two frees of one block at the same time.** If the owner and another thread free a block in the
-//! same instant, the owner's plain store may overwrite [`REMOTE`]. Then both are told that they
-//! freed the block. It is in one bin only. The request that arrives finds another state than
-//! [`REMOTE`] and is dropped. A mark that is not from a request exists only while a thread undoes it
-//! (`state::unmark_remote`), which takes a second free of a block whose slab is gone. But for two such errors
-//! at once, none is lost and none is handed out twice.
+//! **Two frees of one block at the same time.** If the owner and another thread free a block
+//! concurrently, the plain store of the owner may overwrite [`REMOTE`]. Then both calls succeed,
+//! but only one bin gets the block: the request finds another state than [`REMOTE`] and is dropped.
 //!
-//! The functions that change words, here and in `state`, are generic, so that loom explores them: see
-//! `model`.
+//! A mark without a request exists only while a thread undoes it (`state::unmark_remote`), after a
+//! second free of a block whose slab is gone. Unless the program makes two such errors at once, no
+//! block is lost, and none is handed out twice.
+//!
+//! The functions that change words, here and in `state`, are generic, so that loom explores them:
+//! see `model`.
 
 #[cfg(test)]
 mod model;
@@ -33,116 +34,119 @@ use umf_sync::Lock;
 
 use crate::metadata::Arena;
 #[cfg(doc)]
-use crate::state::{LIVE, REMOTE};
+use crate::types::{LIVE, REMOTE};
 
 // Batches.
 
 /// The most addresses in a batch, which takes 512 bytes.
-const ROOM: usize = 54;
-/// What an address counts at least, in bytes, among what waits for an owner: the batch is memory, too.
+const CAPACITY: usize = 54;
+/// What an address counts at least, in bytes, among what waits for an owner: the batch is memory,
+/// too.
 const LEAST_WEIGHT: u64 = 512;
 
 /// The owner that is written in a batch whose blocks have several.
 pub(crate) const MIXED: u32 = u32::MAX;
 
-/// The contents of a batch, in a run of the pool's metadata.
+/// The data of a batch, in a run of the pool's metadata.
 #[repr(C, align(64))]
-pub(crate) struct Content {
-    next: Cell<*mut Content>,
-    /// As [`crate::span::thread_word`] writes it, 0 for slabs without owner, or [`MIXED`].
+pub(crate) struct RemoteBatchData {
+    next: Cell<*mut RemoteBatchData>,
+    /// As [`crate::types::thread_word`] writes it, 0 for slabs without owner, or [`MIXED`].
     owner: u32,
     len: u32,
     /// Bytes of the blocks.
     bytes: u64,
-    addresses: [MaybeUninit<u64>; ROOM],
+    addresses: [MaybeUninit<u64>; CAPACITY],
     /// The classes of the blocks.
-    classes: [u8; ROOM],
+    classes: [u8; CAPACITY],
 }
 
-const _: () = assert!(size_of::<Content>() == 512);
+const _: () = assert!(size_of::<RemoteBatchData>() == 512);
 
-/// Addresses of freed blocks for one owner. The value owns its contents.
-pub(crate) struct RemoteBatch(NonNull<Content>);
+/// Addresses of freed blocks for one owner. The value owns its data.
+pub(crate) struct RemoteBatch(NonNull<RemoteBatchData>);
 
-// SAFETY: the content is this value's alone, and belongs to the pool's metadata, which goes along.
+// SAFETY: only this value refers to the data, which lies in the metadata of the pool.
 unsafe impl Send for RemoteBatch {}
 
 impl RemoteBatch {
-    const BYTES: usize = size_of::<Content>();
+    const BYTES: usize = size_of::<RemoteBatchData>();
 
-    fn content(&self) -> &Content {
-        // SAFETY: `Batches::empty` filled it in; this value alone refers to it.
+    fn data(&self) -> &RemoteBatchData {
+        // SAFETY: `FreeBatches::empty` filled it in; this value alone refers to it.
         unsafe { self.0.as_ref() }
     }
 
-    fn content_mut(&mut self) -> &mut Content {
-        // SAFETY: as in `content`.
+    fn data_mut(&mut self) -> &mut RemoteBatchData {
+        // SAFETY: as in `data`.
         unsafe { self.0.as_mut() }
     }
 
     /// Returns the owner for which it is.
     #[inline(always)]
     pub(crate) fn owner(&self) -> u32 {
-        self.content().owner
+        self.data().owner
     }
 
     pub(crate) fn set_owner(&mut self, owner: u32) {
-        self.content_mut().owner = owner;
+        self.data_mut().owner = owner;
     }
 
-    /// Returns whether there is room for one more block, with at most `max` bytes then or one block.
+    /// Returns whether there is room for one more block, with at most `max` bytes then or one
+    /// block.
     #[inline(always)]
     pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
-        let content = self.content();
-        (content.len as usize) < ROOM && (content.bytes + size as u64 <= max as u64 || content.len == 0)
+        let data = self.data();
+        (data.len as usize) < CAPACITY && (data.bytes + size as u64 <= max as u64 || data.len == 0)
     }
 
     /// Returns the bytes of its blocks.
     pub(crate) fn bytes(&self) -> u64 {
-        self.content().bytes
+        self.data().bytes
     }
 
     /// Returns what it counts among what waits for an owner, in bytes.
     fn weight(&self) -> u64 {
-        self.bytes().max(u64::from(self.content().len) * LEAST_WEIGHT)
+        self.bytes().max(u64::from(self.data().len) * LEAST_WEIGHT)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.content().len == 0
+        self.data().len == 0
     }
 
     /// Puts the address of a block of `size` bytes in, if it [`RemoteBatch::fits`].
     #[inline(always)]
     pub(crate) fn push(&mut self, address: u64, class: usize, size: usize) {
-        let content = self.content_mut();
-        let place = content.len as usize;
-        if let Some((slot, known)) = content.addresses.get_mut(place).zip(content.classes.get_mut(place)) {
+        let data = self.data_mut();
+        let place = data.len as usize;
+        if let Some((slot, known)) = data.addresses.get_mut(place).zip(data.classes.get_mut(place)) {
             slot.write(address);
             *known = class as u8;
-            content.len += 1;
-            content.bytes += size as u64;
+            data.len += 1;
+            data.bytes += size as u64;
         }
     }
 
     pub(crate) fn addresses(&self) -> &[u64] {
-        let content = self.content();
+        let data = self.data();
         // SAFETY: the first `len` were written.
-        unsafe { core::slice::from_raw_parts(content.addresses.as_ptr().cast(), content.len as usize) }
+        unsafe { core::slice::from_raw_parts(data.addresses.as_ptr().cast(), data.len as usize) }
     }
 
-    /// Keeps the addresses for which `keep`, which is told the class, returns `true`. The bytes stay.
+    /// Keeps the addresses for which `keep`, which is told the class, returns `true`. The bytes
+    /// stay.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, usize) -> bool) {
         let mut left = 0;
         for place in 0..self.addresses().len() {
-            let (address, class) = (self.addresses()[place], self.content().classes[place]);
+            let (address, class) = (self.addresses()[place], self.data().classes[place]);
             if keep(address, usize::from(class)) {
-                let content = self.content_mut();
-                content.addresses[left].write(address);
-                content.classes[left] = class;
+                let data = self.data_mut();
+                data.addresses[left].write(address);
+                data.classes[left] = class;
                 left += 1;
             }
         }
-        self.content_mut().len = left as u32;
+        self.data_mut().len = left as u32;
     }
 }
 
@@ -155,7 +159,7 @@ impl Chain {
 
     pub(crate) fn push(&mut self, batch: RemoteBatch) {
         let next = self.0.take().map_or(ptr::null_mut(), |next| next.0.as_ptr());
-        batch.content().next.set(next);
+        batch.data().next.set(next);
         self.0 = Some(batch);
     }
 
@@ -167,15 +171,15 @@ impl Chain {
 
     pub(crate) fn pop(&mut self) -> Option<RemoteBatch> {
         let batch = self.0.take()?;
-        self.0 = NonNull::new(batch.content().next.get()).map(RemoteBatch);
+        self.0 = NonNull::new(batch.data().next.get()).map(RemoteBatch);
         Some(batch)
     }
 }
 
 /// The batches of a pool that are not in use.
-pub(crate) struct Batches(Lock<Chain>);
+pub(crate) struct FreeBatches(Lock<Chain>);
 
-impl Batches {
+impl FreeBatches {
     pub(crate) const fn new() -> Self {
         Self(Lock::new(Chain::EMPTY))
     }
@@ -187,14 +191,14 @@ impl Batches {
             Some(batch) => batch,
             None => {
                 let (_, place) = runs.allocate(RemoteBatch::BYTES).ok()?;
-                let place = place.cast::<Content>();
+                let place = place.cast::<RemoteBatchData>();
                 // SAFETY: the run is of that size, aligned to a cache line, and stays the batch's.
                 // Addresses beyond the length are not read.
                 unsafe {
                     (&raw mut (*place.as_ptr()).next).write(Cell::new(ptr::null_mut()));
                     (&raw mut (*place.as_ptr()).len).write(0);
                     (&raw mut (*place.as_ptr()).bytes).write(0);
-                    (&raw mut (*place.as_ptr()).classes).write([0; ROOM]);
+                    (&raw mut (*place.as_ptr()).classes).write([0; CAPACITY]);
                 }
                 RemoteBatch(place)
             }
@@ -205,8 +209,8 @@ impl Batches {
 
     /// Takes a batch back.
     pub(crate) fn recycle(&self, mut batch: RemoteBatch) {
-        let content = batch.content_mut();
-        (content.len, content.bytes) = (0, 0);
+        let data = batch.data_mut();
+        (data.len, data.bytes) = (0, 0);
         self.0.lock().push(batch);
     }
 }
@@ -214,8 +218,8 @@ impl Batches {
 /// Owners for which a thread fills batches at one time.
 const OPEN: usize = 64;
 
-/// The batches that a thread fills, by owner. Owners that share a place share a batch, which is [`MIXED`]
-/// then. Touched inside the section of the heap.
+/// The batches that a thread fills, by owner. Owners that share a place share a batch, which is
+/// [`MIXED`] then. Touched inside the section of the heap.
 pub(crate) struct OpenBatches([Cell<Option<RemoteBatch>>; OPEN]);
 
 impl OpenBatches {
@@ -224,8 +228,8 @@ impl OpenBatches {
         &self.0[owner as usize % OPEN]
     }
 
-    /// Puts the address of a block, of a class and size, into the batch for an owner, if there is one with
-    /// room, at most `max` bytes, and `mark` marks the block.
+    /// Puts the address of a block, of a class and size, into the batch for an owner, if there is
+    /// one with room, at most `max` bytes, and `mark` marks the block.
     #[inline(always)]
     pub(crate) fn add(
         &self,
@@ -267,8 +271,8 @@ impl OpenBatches {
 
 // Inboxes.
 
-/// The words of an inbox. The model has words of its own.
-pub(crate) trait Stack {
+/// The words of an inbox. The loom model implements it with its own atomics.
+pub(crate) trait InboxWords {
     type Batch: Copy;
     fn head(&self) -> Self::Batch;
     fn set_next(&self, batch: Self::Batch, next: Self::Batch);
@@ -283,49 +287,49 @@ pub(crate) trait Stack {
 
 /// Puts a batch into an inbox. Returns whether its thread has ended: then the calling thread drains
 /// it.
-pub(crate) fn push<S: Stack>(inbox: &S, batch: S::Batch) -> bool {
+pub(crate) fn push<S: InboxWords>(inbox: &S, batch: S::Batch) -> bool {
     loop {
         let head = inbox.head();
         inbox.set_next(batch, head);
         if inbox.exchange_head(head, batch) {
-            // If the ending thread has taken the head before, the exchange has read what that wrote,
-            // and this reads that the inbox is abandoned.
+            // If the ending thread has taken the head before, the exchange has read what that
+            // wrote, and this reads that the inbox is abandoned.
             return inbox.is_abandoned();
         }
     }
 }
 
 /// Marks the inbox of a thread that ends, which drains it afterwards.
-pub(crate) fn abandon(inbox: &impl Stack) {
+pub(crate) fn abandon(inbox: &impl InboxWords) {
     inbox.abandon();
 }
 
 /// The batches that other threads have sent to the owner of a heap.
 pub(crate) struct Inbox {
-    head: AtomicPtr<Content>,
+    head: AtomicPtr<RemoteBatchData>,
     /// The weight of the batches, or more.
     pending: AtomicU64,
     /// 1: the thread ended, and no thread has its number now.
     abandoned: AtomicU32,
 }
 
-impl Stack for Inbox {
-    type Batch = *mut Content;
+impl InboxWords for Inbox {
+    type Batch = *mut RemoteBatchData;
 
-    fn head(&self) -> *mut Content {
+    fn head(&self) -> *mut RemoteBatchData {
         self.head.load(Ordering::Relaxed)
     }
 
-    fn set_next(&self, batch: *mut Content, next: *mut Content) {
+    fn set_next(&self, batch: *mut RemoteBatchData, next: *mut RemoteBatchData) {
         // SAFETY: the caller of `Inbox::push` has the batch.
         unsafe { (*batch).next.set(next) };
     }
 
-    fn exchange_head(&self, head: *mut Content, new: *mut Content) -> bool {
+    fn exchange_head(&self, head: *mut RemoteBatchData, new: *mut RemoteBatchData) -> bool {
         self.head.compare_exchange(head, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    fn take_head(&self) -> *mut Content {
+    fn take_head(&self) -> *mut RemoteBatchData {
         self.head.swap(ptr::null_mut(), Ordering::AcqRel)
     }
 
@@ -351,10 +355,10 @@ impl Inbox {
     pub(crate) fn take_all(&self) -> Chain {
         let head = self.take_head();
         let (mut weight, mut batch) = (0, head);
-        while let Some(content) = NonNull::new(batch) {
-            let content = RemoteBatch(content);
-            weight += content.weight();
-            batch = content.content().next.get();
+        while let Some(data) = NonNull::new(batch) {
+            let data = RemoteBatch(data);
+            weight += data.weight();
+            batch = data.data().next.get();
         }
         self.pending.fetch_sub(weight, Ordering::Relaxed);
         Chain(NonNull::new(head).map(RemoteBatch))

@@ -1,15 +1,17 @@
-//! The critical section of a heap: what its thread does without locks, and how other threads revoke
-//! it.
+//! The critical section of a heap: a biased lock, which its thread enters without atomic exchanges
+//! and which other threads revoke.
 //!
 //! A heap, and the live bits in slabs that its thread owns, belong to one thread until another one
-//! needs them. This is a biased lock. The thread enters its section with a plain
-//! store, [`try_enter`], reads whether it may, and exits with another store. A thread that revokes
-//! first writes that the owner may not enter any more: in the owner's heap, and in the pool's
-//! slow-path flags, which all fast paths read. Then it has the kernel fence all threads
-//! ([`umf_sync::fence::heavy`]), and waits until the owner is outside of its section. From there on
-//! the owner stays outside, and the revoking thread sees everything that the owner did. An atomic
-//! exchange in each free would cost twenty cycles, as much as all the rest. Revoking costs a
-//! microsecond, to the thread that revokes. So a trim reaches what other threads keep.
+//! needs them. The owner enters its section with a plain store, [`try_enter`], reads whether it may
+//! stay, and exits with another store.
+//!
+//! A thread that revokes the section first forbids the owner to enter: in the owner's heap, and in
+//! the slow-path flags of the pool, which all fast paths read. Then it has the kernel fence all
+//! threads ([`umf_sync::fence::heavy`]), and waits until the owner is outside. From there on the
+//! owner stays outside, and the revoking thread sees all writes of the owner.
+//!
+//! An atomic exchange in each free would cost twenty cycles, as much as all the rest. Revoking
+//! costs the revoking thread a microsecond. It lets a trim empty the heaps of other threads.
 //!
 //! One thread revokes at a time, under a lock that no thread takes inside its section or while it
 //! holds another lock. Inside its section, a thread waits for short locks only, and calls no
@@ -25,7 +27,7 @@ use umf_sync::WipeOnForkWord;
 use umf_sync::fence::{heavy, light};
 use umf_sync::fork::{ForkGuard, Outer};
 
-use crate::heap::Heap;
+use crate::types::Heap;
 
 /// Slow-path flag: the memory is shared with other processes, and a forked child must not use it.
 pub(crate) const SHARED: u8 = 1;
@@ -224,7 +226,7 @@ impl Heap {
     /// `fenced`: the kernel does not fence other threads.
     #[inline(always)]
     pub(crate) fn enter(&self, fenced: bool) -> Option<Section<'_>> {
-        self.debug_outside();
+        self.debug_assert_outside();
         self.enter_if(fenced, || !self.revoked.load(Ordering::Acquire))
     }
 
@@ -240,7 +242,7 @@ impl Heap {
     /// Checks that the thread is outside. Not for the heap of threads without a number, which
     /// several threads enter; it is always empty.
     #[inline(always)]
-    pub(crate) fn debug_outside(&self) {
+    pub(crate) fn debug_assert_outside(&self) {
         debug_assert!(!self.inside.load(Ordering::Relaxed), "a thread enters its section once at a time");
     }
 }

@@ -1,4 +1,4 @@
-//! [`SlabSettings`]: the knobs, named as users of the field know them.
+//! [`SlabSettings`]: the settings of the pool, and the factory of the pool kind `slab`.
 
 use core::fmt;
 use core::time::Duration;
@@ -43,7 +43,7 @@ impl fmt::Debug for Name {
 }
 
 umf_core::pool_settings! {
-    /// What can be set of a [`crate::SlabPool`]. Sizes are in bytes. A name is cut to 48 bytes.
+    /// The settings of a [`crate::SlabPool`]. Sizes are in bytes. A name is cut to 48 bytes.
     ///
     /// ```
     /// use umf_pool_slab::SlabSettings;
@@ -66,44 +66,45 @@ umf_core::pool_settings! {
             "a power of two of bytes up to \"64KiB\", such as 8 or \"1KiB\""
             if |bytes| bytes.is_power_of_two() && *bytes <= SlabSettings::LARGEST_MIN_BLOCK;
         /// Most bytes that may be free in the pool before memory goes back to the provider
-        /// automatically; 0 is unlimited. Reserved memory stays, and a region with a live block in it.
-        /// Each thread's cache for small and for large blocks, and the shared cache, are bounded at a
-        /// quarter of it. It is looked at when blocks leave the caches of threads.
+        /// automatically; 0 is unlimited. Reserved memory stays, and a region with a live block in
+        /// it. Each thread's cache for small and for large blocks, and the shared cache, are
+        /// bounded at a quarter of it. The pool checks it when blocks leave the caches of threads.
         pub(crate) max_cached: u64 as ByteSize = 0;
-        /// How long memory may lie unused before it goes back to the provider automatically, by whole
-        /// regions, in milliseconds; 0 is for ever. It goes between once and twice that time after its
-        /// last use. It is looked at where threads are on slow paths, so an application in which nothing
-        /// happens purges now and then, or sets release_thread.
+        /// How long memory may lie unused before it goes back to the provider automatically, by
+        /// whole regions, in milliseconds; 0 is for ever. It goes between once and twice that time
+        /// after its last use. Threads check it on slow paths, so an idle application purges now
+        /// and then, or sets release_thread.
         pub(crate) release_after("release_after_ms"): Duration as Milliseconds = Duration::ZERO;
-        /// Whether a thread in the background, one for all pools of the process that ask for it, sees to
+        /// Whether a background thread, one for all pools of the process that ask for it, checks
         /// max_cached and release_after_ms too.
         pub(crate) background("release_thread"): bool = false;
-        /// Most bytes that one thread keeps in free blocks of 64 KiB and above. What threads keep is used
-        /// before the pool takes more from its provider than it should need, and goes back when the pool
-        /// is trimmed or short of memory, whatever thread keeps it.
+        /// Most bytes that one thread keeps in free blocks of 64 KiB and above. The pool uses these
+        /// blocks before it takes more from its provider than it should need. When it is trimmed or
+        /// short of memory, it returns those of all threads.
         pub(crate) thread_cache_size: usize as ByteSize = 256 << 20;
         /// Most free blocks of one size class of 64 KiB and above that a thread keeps; at least 4.
         pub(crate) thread_cache_blocks: u32 = 128;
-        /// Most bytes that one thread keeps in smaller free blocks, beyond a few of each size class.
+        /// Most bytes that one thread keeps in smaller free blocks, beyond a few of each size
+        /// class.
         pub(crate) small_cache_size: usize as ByteSize = 2 << 20;
-        /// Most bytes of free blocks of 64 KiB and above that are kept for all threads together, before
-        /// they are merged with what is free around them. The default is a quarter of what the pool has,
-        /// where that is more; another size is kept to.
+        /// Most bytes of free blocks of 64 KiB and above that are kept for all threads together,
+        /// before they are merged with the free memory around them. The default is a quarter of the
+        /// bytes of the pool, if that is more; another size is a fixed limit.
         pub(crate) shared_cache_size: usize as ByteSize = SlabSettings::SHARED_CACHE;
         /// Most blocks of one size class that are kept for all threads together.
         pub(crate) shared_cache_blocks: u32 = 64;
-        /// How much is logged about allocations: 0 nothing, 1 the pool's end, 2 regions and slabs, 3 each
-        /// block. A pool that is the global allocator ignores it.
+        /// How much is logged about allocations: 0 nothing, 1 the pool's end, 2 regions and slabs,
+        /// 3 each block. A pool that is the global allocator ignores it.
         pub(crate) trace: u32 = 0, "a whole number from 0 to 3" if |level| *level <= 3;
     }
     name: Name = "slab"
     values {
-        /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and
-        /// keeps: [`umf_core::Reserve::reserve`]. Default: 0.
+        /// Bytes that the pool takes from its provider at the beginning, for blocks that are
+        /// pooled, and keeps: [`umf_core::Reserve::reserve`]. Default: 0.
         pub(crate) reserve: u64 = 0;
     }
     parts {
-        /// Whether `shared_cache_size` becomes more with what the pool has.
+        /// Whether `shared_cache_size` grows with the bytes of the pool.
         pub(crate) shared_cache_grows: bool = true;
         /// Whether misuse is reported. Not by a pool that may be the global allocator, which
         /// subscribers use.
@@ -123,7 +124,10 @@ impl SlabSettings {
     /// The default of `shared_cache_size`.
     const SHARED_CACHE: usize = 256 << 20;
 
-    /// The settings with everything in its range, or what is out of it.
+    /// Returns the settings, adjusted to each other.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first setting that is out of range.
     pub(crate) fn checked(mut self) -> Result<Self> {
         if let Some((what, why)) = self.invalid() {
             return Err(Error::InvalidArgument { what, why });

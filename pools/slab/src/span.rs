@@ -1,4 +1,4 @@
-//! [`Span`]: the record of a run of equal blocks, and the state byte of each block.
+//! The record of a [`Span`]: from an address to the state byte of a block.
 //!
 //! Each granule of a pool's memory carries the number of a span in the tracker's map. Slabs, large
 //! blocks and blocks that are regions are read in the same way: blocks of equal size from a base,
@@ -9,83 +9,20 @@
 //! [`Span::owner`] says which thread may clear the live bit of a block without an atomic exchange:
 //! see `state`.
 //!
-//! **Records change under readers.** A reader may come with the address of a block whose span is
-//! gone. So a record has a generation: [`publish`] and [`retract`] write it, [`read`] and
-//! [`is_current`] compare it.
+//! **Records change while threads read them**, since a thread may free an address whose span is
+//! gone. So a record has a generation, as a sequence lock has: [`publish`] and [`retract`] write
+//! it, [`read`] and [`is_current`] compare it.
 
 #[cfg(test)]
 mod model;
 
-use core::cell::UnsafeCell;
-use core::mem::MaybeUninit;
-use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, Ordering, fence};
 
-use umf_core::{Address, Region};
-use umf_runtime::tracker::RegionNumber;
-use umf_sync::chunks::Zeroable;
+use umf_core::Address;
 
-use crate::central::ListName;
 use crate::classes::Divisor;
-use crate::heap::BinPlace;
-use crate::metadata::Run;
-use crate::state::LIVE;
-
-/// The owner of a slab that has none, and of a large block that is not biased.
-pub(crate) const UNOWNED: u32 = 0;
-
-/// Returns how spans name thread number `index`.
-#[inline]
-pub(crate) const fn thread_word(index: u32) -> u32 {
-    index + 1
-}
-
-/// A free block as caches keep it: its address, and where its state lies. So handing it out looks
-/// nothing up.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
-    /// [`umf_core::Address::to_bits`].
-    pub(crate) address: u64,
-    state: NonNull<AtomicU8>,
-}
-
-impl Entry {
-    #[inline]
-    pub(crate) const fn new(address: u64, state: NonNull<AtomicU8>) -> Self {
-        Self { address, state }
-    }
-
-    /// Returns where its state lies.
-    pub(crate) const fn state(self) -> NonNull<AtomicU8> {
-        self.state
-    }
-
-    /// Marks the block as handed out, and returns its address.
-    ///
-    /// # Safety
-    /// The state lies in metadata of a pool that is alive, and the caller alone has this entry.
-    #[inline]
-    pub(crate) unsafe fn hand_out(self) -> Address {
-        // SAFETY: passed on to the caller.
-        unsafe { self.state.as_ref() }.store(LIVE, Ordering::Release);
-        Address::from_bits(self.address)
-    }
-}
-
-/// The kind of a span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Not in use.
-    Free,
-    /// Equal blocks of one class.
-    Slab,
-    /// One block of a large class.
-    Block,
-    /// One block that is a region.
-    Direct,
-    /// A region, cut up into extents.
-    Region,
-}
+use crate::types::{BinOffset, Cold, Entry, Kind, LIVE, Span, UNOWNED};
 
 const SLAB: u32 = 1;
 const BLOCK: u32 = 2;
@@ -94,95 +31,9 @@ const REGION: u32 = 4;
 const KIND_SHIFT: u32 = 16;
 const ENTERED: u32 = (REGION << KIND_SHIFT) | 1;
 
-/// The record of a span. Its first cache line is what `free(address)` reads. The second is guarded
-/// by the lock of the span (a slab: its class's; a region: that of the extents), or belongs to the
-/// thread that has the block.
-#[repr(C, align(64))]
-pub(crate) struct Span {
-    base: AtomicU64,
-    /// The inverse of the block size: see [`Divisor`]. Region: the bytes that the provider gave.
-    inverse: AtomicU64,
-    states: AtomicPtr<AtomicU8>,
-    /// The number of blocks; 0 while the record is not in use, and for a region.
-    count: AtomicU64,
-    shift: AtomicU8,
-    /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
-    own_state: AtomicU8,
-    /// Kind in the upper half, class in the lower. Region: whether its units are among the extents.
-    kind_class: AtomicU32,
-    /// Advances when the record is retracted.
-    generation: AtomicU32,
-    /// The thread that clears live bits of this span by plain stores, as [`thread_word`] writes it;
-    /// [`UNOWNED`] for none. Slab: its owner, written under the lock of the class; see `central`.
-    /// Large block: the thread that it is biased towards; see `bias`.
-    pub(crate) owner: AtomicU32,
-    /// Large block: the thread that took it last; 0 for none. It is a hint: a thread that reads a
-    /// stale one puts a block where it is found a little later.
-    pub(crate) taker: AtomicU32,
-    /// Where the bin of the class is in a heap: a [`BinPlace`].
-    bin: AtomicU16,
-    /// Size of a block. Region: its bytes.
-    block: AtomicU64,
-    cold: UnsafeCell<Cold>,
-    /// The span of the region around a slab or large block. Region: what the provider gave before
-    /// the base, in bytes.
-    region: AtomicU32,
-}
-
-/// The guarded part of a span.
-#[derive(Clone, Copy)]
-pub(crate) struct Cold {
-    /// Neighbours in the list that the span is in, 0 for none.
-    pub(crate) next: u32,
-    pub(crate) prev: u32,
-    /// Slab: the list that it is in.
-    pub(crate) list: ListName,
-    /// Slab: blocks in its bitmap, blocks in all, and the word of the bitmap where the search
-    /// begins.
-    pub(crate) free: u32,
-    pub(crate) total: u32,
-    pub(crate) hint: u32,
-    /// Slab, large block: its first unit in the region. Region: its units in all.
-    pub(crate) unit: u32,
-    /// Slab: its bitmap (1: free). Otherwise null.
-    pub(crate) bitmap: *mut u64,
-    /// Slab: the run of its states.
-    pub(crate) state_run: MaybeUninit<Run>,
-    /// Slab: the run of its bitmap. Region: the run of its unit table.
-    pub(crate) table_run: MaybeUninit<Run>,
-    /// Region and direct: what the provider gave.
-    pub(crate) upstream: MaybeUninit<(Region, RegionNumber)>,
-}
-
-impl Cold {
-    pub(crate) const EMPTY: Self = Self {
-        next: 0,
-        prev: 0,
-        list: ListName::NONE,
-        free: 0,
-        total: 0,
-        hint: 0,
-        unit: 0,
-        bitmap: ptr::null_mut(),
-        state_run: MaybeUninit::uninit(),
-        table_run: MaybeUninit::uninit(),
-        upstream: MaybeUninit::uninit(),
-    };
-}
-
-// SAFETY: the hot part is atomics; the cold part is reached through `cold`, whose contract is a
-// lock.
-unsafe impl Sync for Span {}
-// SAFETY: sending a span moves plain words; what they point to belongs to the pool, which goes
-// along.
-unsafe impl Send for Span {}
-// SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is
-// free.
-unsafe impl Zeroable for Span {}
-
 /// A block of a span, found from an address.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct BlockRef<'a> {
     pub(crate) span: &'a Span,
     pub(crate) number: u32,
     pub(crate) index: u64,
@@ -191,7 +42,7 @@ pub(crate) struct Place<'a> {
     generation: u32,
 }
 
-impl Place<'_> {
+impl BlockRef<'_> {
     /// Returns whether the span is still what [`Span::locate`] read.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
@@ -298,9 +149,9 @@ impl Span {
             self.shift.store(divisor.shift, Ordering::Relaxed);
             self.states.store(states.as_ptr(), Ordering::Relaxed);
             self.owner.store(UNOWNED, Ordering::Relaxed);
-            self.taker.store(0, Ordering::Relaxed);
+            self.last_user.store(0, Ordering::Relaxed);
             self.region.store(region, Ordering::Relaxed);
-            self.bin.store(BinPlace::of(class).offset(), Ordering::Relaxed);
+            self.bin.store(BinOffset::of(class).offset(), Ordering::Relaxed);
             self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
         });
     }
@@ -312,14 +163,14 @@ impl Span {
 
     /// Returns the block of this span around `address`; `None` if the span does not hold the
     /// address.
-    pub(crate) fn locate(&self, number: u32, address: Address) -> Option<Place<'_>> {
+    pub(crate) fn locate(&self, number: u32, address: Address) -> Option<BlockRef<'_>> {
         let block = || self.block.load(Ordering::Relaxed);
         self.place(number, address, block, |offset, block| offset.checked_div(block))
     }
 
     /// Returns the block of this span that begins at `address`; `None` if none does.
     #[inline]
-    pub(crate) fn locate_start(&self, number: u32, address: Address) -> Option<Place<'_>> {
+    pub(crate) fn locate_start(&self, number: u32, address: Address) -> Option<BlockRef<'_>> {
         let divisor = || Divisor {
             inverse: self.inverse.load(Ordering::Relaxed),
             shift: self.shift.load(Ordering::Relaxed),
@@ -336,7 +187,7 @@ impl Span {
         address: Address,
         read_words: impl FnOnce() -> T,
         find: impl FnOnce(u64, T) -> Option<u64>,
-    ) -> Option<Place<'_>> {
+    ) -> Option<BlockRef<'_>> {
         let (generation, count, (base, words, states)) = read(self, || {
             (self.base.load(Ordering::Relaxed), read_words(), self.states.load(Ordering::Relaxed))
         })?;
@@ -346,7 +197,7 @@ impl Span {
         // promised a state for each block. If the span is retracted from now on, the byte remains a
         // state: see `Metadata::states`.
         let state = unsafe { &*states.add(index as usize) };
-        Some(Place { span: self, number, index, state, generation })
+        Some(BlockRef { span: self, number, index, state, generation })
     }
 
     /// Returns what the record says, and what `read_states` makes of the states of its blocks;
@@ -376,10 +227,10 @@ impl Span {
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
-    pub(crate) unsafe fn bin(&self) -> BinPlace {
+    pub(crate) unsafe fn bin(&self) -> BinOffset {
         // SAFETY: no thread writes it meanwhile, says the caller; `publish` wrote a place, or it is
         // still 0.
-        unsafe { BinPlace::from_offset(*self.bin.as_ptr()) }
+        unsafe { BinOffset::from_bytes(*self.bin.as_ptr()) }
     }
 
     /// Returns the state of the block that begins at `address`.
@@ -515,7 +366,7 @@ impl Span {
     ///
     /// # Safety
     /// The span is in use as long as the reference is.
-    pub(crate) unsafe fn settled(&self) -> &Cold {
+    pub(crate) unsafe fn published(&self) -> &Cold {
         // SAFETY: passed on to the caller; a region's or slab's place and tables do not change
         // while it is in use.
         unsafe { &*self.cold.get() }
@@ -534,7 +385,7 @@ impl Span {
 }
 
 /// What orders the words of one record. The model in `model` has words of its own.
-trait Record {
+trait VersionedRecord {
     fn generation(&self, order: Ordering) -> u32;
     fn advance(&self, order: Ordering);
     fn count(&self, order: Ordering) -> u64;
@@ -545,7 +396,7 @@ trait Record {
 /// Fills a record that is not in use. `write` writes its words, relaxed; `count` is the number of
 /// blocks.
 #[inline(always)]
-fn publish<R: Record>(record: &R, count: u64, write: impl FnOnce()) {
+fn publish<R: VersionedRecord>(record: &R, count: u64, write: impl FnOnce()) {
     // A reader that sees a word from below sees that the generation has advanced since `retract`.
     R::fence(Ordering::Release);
     write();
@@ -554,7 +405,7 @@ fn publish<R: Record>(record: &R, count: u64, write: impl FnOnce()) {
 
 /// Marks a record as not in use, before it is filled again. `clear` clears words, relaxed.
 #[inline(always)]
-fn retract<R: Record>(record: &R, clear: impl FnOnce()) {
+fn retract<R: VersionedRecord>(record: &R, clear: impl FnOnce()) {
     record.set_count(0, Ordering::Relaxed);
     clear();
     record.advance(Ordering::Release);
@@ -563,7 +414,7 @@ fn retract<R: Record>(record: &R, clear: impl FnOnce()) {
 /// Returns the generation, the count and what `words` reads, relaxed, all of one moment; `None` if
 /// the record is just being filled anew.
 #[inline(always)]
-fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64, T)> {
+fn read<R: VersionedRecord, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64, T)> {
     let generation = record.generation(Ordering::Acquire);
     let count = record.count(Ordering::Acquire);
     let words = words();
@@ -574,11 +425,11 @@ fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64
 /// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state
 /// that it named. If not, the caller restores the state.
 #[inline(always)]
-fn is_current<R: Record>(record: &R, generation: u32) -> bool {
+fn is_current<R: VersionedRecord>(record: &R, generation: u32) -> bool {
     record.generation(Ordering::Acquire) == generation
 }
 
-impl Record for Span {
+impl VersionedRecord for Span {
     #[inline(always)]
     fn generation(&self, order: Ordering) -> u32 {
         self.generation.load(order)

@@ -3,20 +3,19 @@
 //!
 //! The middle of the pool, in front of `central`. It has two parts.
 //!
-//! **Batches.** A thread that frees a block that another thread took puts it into its outgoing
-//! batch, together with such blocks of all large classes. A full batch goes here as a whole, under a
-//! lock that is held for a few stores. A thread whose bin is empty takes a batch as a whole and puts its
-//! blocks into its bins. No slab and no list of extents is looked at on the way, and a block
-//! reaches the threads that need it after a few frees, however many classes there are. A thread
-//! that only frees keeps the batch that it fills and nothing else. The large blocks that a thread
-//! keeps when it ends go the same way.
+//! **Batches.** A thread that frees a block which another thread allocated puts it into its
+//! outgoing batch, together with such blocks of all large classes. It sends a full batch here as a
+//! whole, under a lock that is held for a few stores. A thread with an empty bin takes a whole
+//! batch and puts its blocks into its bins. Neither touches slabs or extents. So a block reaches a
+//! thread that needs it after a few frees, however many classes there are. A thread that only frees
+//! keeps no blocks but those in its outgoing batch. The large blocks of an ending thread go the
+//! same way.
 //!
-//! **Stock.** Per large class a stack of blocks that had no room in the bins of their threads. They
-//! keep their size until a thread takes them or they are merged into the extents.
+//! **Stock.** Per large class, a stack of blocks that did not fit into the bins of their threads.
+//! They keep their size until a thread takes them or they are merged into the extents.
 //!
-//! A block in here is free, counted as such by the thread that freed it, and its span is not
-//! biased: it is freed by atomic exchange when it is used again, so that no thread's section is
-//! revoked when it changes hands.
+//! A block in here is free, and the thread that freed it has counted that. Its span is unbiased, so
+//! that no section is revoked when it changes hands: its next free is an atomic exchange.
 
 use core::cell::Cell;
 use core::mem::MaybeUninit;
@@ -29,10 +28,10 @@ use crate::SlabSettings;
 use crate::classes::MAX_CLASSES;
 use crate::heap::Evicted;
 use crate::metadata::Arena;
-use crate::span::Entry;
+use crate::types::Entry;
 
 /// The most blocks in a batch.
-const ROOM: usize = 64;
+const CAPACITY: usize = 64;
 /// The most batches that wait: this many, and one more for each [`BYTES_PER_BATCH`] of the pool, up
 /// to [`MAX_BATCHES`].
 const MIN_BATCHES: u64 = 16;
@@ -41,87 +40,87 @@ const MAX_BATCHES: u64 = 1024;
 
 /// The contents of a batch, in a run of the pool's metadata.
 #[repr(C, align(64))]
-struct Content {
-    next: Option<Batch>,
+struct LargeBatchData {
+    next: Option<LargeBatch>,
     /// Bytes of the blocks.
     bytes: usize,
     len: usize,
-    classes: [u8; ROOM],
-    entries: [MaybeUninit<Entry>; ROOM],
+    classes: [u8; CAPACITY],
+    entries: [MaybeUninit<Entry>; CAPACITY],
 }
 
 /// Free blocks of several large classes. The value owns its contents.
-pub(crate) struct Batch(NonNull<Content>);
+pub(crate) struct LargeBatch(NonNull<LargeBatchData>);
 
-// SAFETY: the content is this value's alone, and belongs to the pool's metadata, which goes along.
-unsafe impl Send for Batch {}
+// SAFETY: only this value refers to the data, which lies in the metadata of the pool.
+unsafe impl Send for LargeBatch {}
 
-impl Batch {
-    const BYTES: usize = size_of::<Content>();
+impl LargeBatch {
+    const BYTES: usize = size_of::<LargeBatchData>();
 
     /// Returns an empty batch.
     ///
     /// # Safety
-    /// `place` is aligned to a cache line, and has [`Batch::BYTES`] that no other code uses as long
-    /// as the pool lives.
+    /// `place` is aligned to a cache line, and has [`LargeBatch::BYTES`] that no other code uses as
+    /// long as the pool lives.
     unsafe fn new(place: NonNull<u8>) -> Self {
-        let place = place.cast::<Content>();
+        let place = place.cast::<LargeBatchData>();
         // SAFETY: passed on to the caller. The classes and entries past `len` are not read.
         unsafe {
             (&raw mut (*place.as_ptr()).next).write(None);
             (&raw mut (*place.as_ptr()).bytes).write(0);
             (&raw mut (*place.as_ptr()).len).write(0);
-            (&raw mut (*place.as_ptr()).classes).write([0; ROOM]);
+            (&raw mut (*place.as_ptr()).classes).write([0; CAPACITY]);
         }
         Self(place)
     }
 
-    fn content(&self) -> &Content {
+    fn data(&self) -> &LargeBatchData {
         // SAFETY: see `new`; this value alone refers to it.
         unsafe { self.0.as_ref() }
     }
 
-    fn content_mut(&mut self) -> &mut Content {
-        // SAFETY: as in `content`.
+    fn data_mut(&mut self) -> &mut LargeBatchData {
+        // SAFETY: as in `data`.
         unsafe { self.0.as_mut() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.content().len == 0
+        self.data().len == 0
     }
 
     /// Returns the bytes of its blocks.
     pub(crate) fn bytes(&self) -> u64 {
-        self.content().bytes as u64
+        self.data().bytes as u64
     }
 
     /// Returns whether there is room for one more block, with at most `max` bytes then.
     pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
-        let content = self.content();
-        content.len < ROOM && content.bytes + size <= max
+        let data = self.data();
+        data.len < CAPACITY && data.bytes + size <= max
     }
 
-    /// Puts a block in, if it [`Batch::fits`].
+    /// Puts a block in, if it [`LargeBatch::fits`].
     pub(crate) fn push(&mut self, class: usize, entry: Entry, size: usize) {
-        let content = self.content_mut();
-        let place = content.len;
-        if let Some((known, slot)) = content.classes.get_mut(place).zip(content.entries.get_mut(place)) {
+        let data = self.data_mut();
+        let place = data.len;
+        if let Some((known, slot)) = data.classes.get_mut(place).zip(data.entries.get_mut(place)) {
             *known = class as u8;
             slot.write(entry);
-            content.len += 1;
-            content.bytes += size;
+            data.len += 1;
+            data.bytes += size;
         }
     }
 
     /// Takes all blocks out, and shows runs of blocks of one class.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(usize, &[Entry])) {
-        let content = self.content_mut();
-        let len = core::mem::take(&mut content.len);
-        content.bytes = 0;
+        let data = self.data_mut();
+        let len = core::mem::take(&mut data.len);
+        data.bytes = 0;
         // SAFETY: the first `len` entries were written.
-        let entries = unsafe { core::slice::from_raw_parts(content.entries.as_ptr().cast::<Entry>(), len) };
+        let entries = unsafe { core::slice::from_raw_parts(data.entries.as_ptr().cast::<Entry>(), len) };
         let mut from = 0;
-        for run in content.classes[..len].chunk_by(|one, other| one == other) {
+        for run in data.classes[..len].chunk_by(|one, other| one == other) {
             each(usize::from(run[0]), &entries[from..from + run.len()]);
             from += run.len();
         }
@@ -129,32 +128,32 @@ impl Batch {
 
     /// Takes the blocks out for which `take` returns their size.
     pub(crate) fn offer(&mut self, mut take: impl FnMut(usize, Entry) -> Option<usize>) {
-        let content = self.content_mut();
+        let data = self.data_mut();
         let mut left = 0;
-        for place in 0..content.len {
+        for place in 0..data.len {
             // SAFETY: the first `len` entries were written.
-            let entry = unsafe { content.entries[place].assume_init() };
-            match take(usize::from(content.classes[place]), entry) {
-                Some(size) => content.bytes -= size,
+            let entry = unsafe { data.entries[place].assume_init() };
+            match take(usize::from(data.classes[place]), entry) {
+                Some(size) => data.bytes -= size,
                 None => {
-                    content.classes[left] = content.classes[place];
-                    content.entries[left].write(entry);
+                    data.classes[left] = data.classes[place];
+                    data.entries[left].write(entry);
                     left += 1;
                 }
             }
         }
-        content.len = left;
+        data.len = left;
     }
 }
 
-/// The batch that a thread fills with large blocks that other threads took. Touched inside the section of its
-/// heap.
-pub(crate) type Outgoing = Cell<Option<Batch>>;
+/// The batch that a thread fills with large blocks that other threads took. Touched inside the
+/// section of its heap.
+pub(crate) type Outgoing = Cell<Option<LargeBatch>>;
 
 /// Batches that wait, and empty ones, as stacks.
 struct Stacks {
-    waiting: Option<Batch>,
-    empty: Option<Batch>,
+    waiting: Option<LargeBatch>,
+    empty: Option<LargeBatch>,
     /// The minimum of the number that wait since the last decay.
     min_waiting: u32,
 }
@@ -226,7 +225,7 @@ impl TransferCache {
 
     /// Puts a batch in, and returns an empty one for it, if there is one. Returns the batch itself
     /// if too many wait, for a pool of `reserved` bytes.
-    pub(crate) fn put(&self, batch: Batch, reserved: u64) -> Result<Option<Batch>, Batch> {
+    pub(crate) fn put(&self, batch: LargeBatch, reserved: u64) -> Result<Option<LargeBatch>, LargeBatch> {
         let bytes = batch.bytes();
         let max = self.max_bytes(reserved).saturating_sub(self.stock_bytes.load(Ordering::Relaxed));
         let batches = (MIN_BATCHES + reserved / BYTES_PER_BATCH).min(MAX_BATCHES);
@@ -241,7 +240,7 @@ impl TransferCache {
     }
 
     /// Takes the batch that came last.
-    pub(crate) fn take(&self) -> Option<Batch> {
+    pub(crate) fn take(&self) -> Option<LargeBatch> {
         if self.batches() == 0 {
             return None;
         }
@@ -260,17 +259,17 @@ impl TransferCache {
     }
 
     /// Returns an empty batch, unless there is no memory for one.
-    pub(crate) fn empty_batch(&self, runs: &Arena) -> Option<Batch> {
+    pub(crate) fn empty_batch(&self, runs: &Arena) -> Option<LargeBatch> {
         let empty = pop(&mut self.stacks.lock().empty);
         empty.or_else(|| {
-            let (_, place) = runs.allocate(Batch::BYTES).ok()?;
+            let (_, place) = runs.allocate(LargeBatch::BYTES).ok()?;
             // SAFETY: the run is of that size, aligned to a cache line, and stays the batch's.
-            Some(unsafe { Batch::new(place) })
+            Some(unsafe { LargeBatch::new(place) })
         })
     }
 
     /// Takes an empty batch back.
-    pub(crate) fn recycle(&self, batch: Batch) {
+    pub(crate) fn recycle(&self, batch: LargeBatch) {
         push(&mut self.stacks.lock().empty, batch);
     }
 
@@ -364,14 +363,14 @@ impl TransferCache {
     }
 }
 
-fn push(stack: &mut Option<Batch>, mut batch: Batch) {
-    batch.content_mut().next = stack.take();
+fn push(stack: &mut Option<LargeBatch>, mut batch: LargeBatch) {
+    batch.data_mut().next = stack.take();
     *stack = Some(batch);
 }
 
-fn pop(stack: &mut Option<Batch>) -> Option<Batch> {
+fn pop(stack: &mut Option<LargeBatch>) -> Option<LargeBatch> {
     let mut batch = stack.take()?;
-    *stack = batch.content_mut().next.take();
+    *stack = batch.data_mut().next.take();
     Some(batch)
 }
 

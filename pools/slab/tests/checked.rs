@@ -1,4 +1,5 @@
-//! Checks of the use of a pool, over a slab pool and where it matters over a proxy pool.
+//! The checked pool (double frees, leaks, quarantine), over a slab pool, and some tests over a
+//! proxy pool.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -512,7 +513,7 @@ fn panic_in_a_report_is_caught() {
 /// A pool that is asked for more memory sees its application's own pool, so that what that frees is
 /// checked.
 #[test]
-fn shortage_names_the_checked_pool() {
+fn out_of_memory_callback_gets_the_checked_pool() {
     for make in KINDS {
         let provider = Numbers::new(4096);
         let pool = make(provider.clone().into(), CheckSettings::new().history(100));

@@ -1,10 +1,11 @@
 //! Threads that use one pool, and a checker that claims every byte of every block, from before
 //! another thread can get the block until after no thread can use it.
 //!
-//! The memory itself holds the claims: each word names the allocation that it belongs to, 0 is none.
-//! The thread that gets a block claims all its words, and the thread that frees it clears them; both
-//! by atomic exchange, so that of two owners each finds the other. A pool writes nothing into its
-//! memory, and a provider gives zeros: so a word with a foreign claim was handed out twice.
+//! The memory itself holds the claims: each word names the allocation that it belongs to, 0 is
+//! none. The thread that gets a block claims all its words, and the thread that frees it clears
+//! them; both by atomic exchange, so that of two owners each finds the other. A pool writes nothing
+//! into its memory, and a provider gives zeros: so a word with a foreign claim was handed out
+//! twice.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -168,7 +169,7 @@ fn every_byte_has_one_owner() {
 }
 
 #[test]
-fn every_byte_has_one_owner_where_little_is_kept() {
+fn every_byte_has_one_owner_with_small_caches() {
     let settings = SlabSettings::new().capacity(0).thread_cache_size(256 << 10).max_poolable_size(1 << 20);
     run(settings, generations(2), 5_000);
 }

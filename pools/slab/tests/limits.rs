@@ -31,7 +31,7 @@ fn sharing(limit: &Arc<SharedLimit>) -> Arc<SlabPool> {
 }
 
 #[test]
-fn free_memory_of_one_pool_goes_before_a_shared_limit_refuses_another() {
+fn shared_limit_takes_free_memory_of_other_pools_first() {
     for (size, most) in [(64, 4 * MIB), (5000, 16 * MIB), (100_000, 64 * MIB), (MIB, 64 * MIB)] {
         let limit = Arc::new(SharedLimit::new(most as u64));
         let (one, two) = (sharing(&limit), sharing(&limit));

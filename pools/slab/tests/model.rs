@@ -1,4 +1,4 @@
-//! The pool against a plain reference: a map of live blocks.
+//! Compares the pool with a model: a map of live blocks.
 
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 

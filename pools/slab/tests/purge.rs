@@ -1,4 +1,4 @@
-//! The thread in the background: in a program of its own, since it counts threads.
+//! The background purger, in a program of its own, since the test counts threads.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! What belongs to one thread until another thread revokes its section.
+//! Critical sections: data of one thread until another thread revokes its section.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -20,8 +20,8 @@ fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
 }
 
 /// The thread that allocated a block, which owns its slab, frees it against another thread. One of
-/// the two frees succeeds. In the same instant both frees of a small block may: then the block is not
-/// handed out twice, and the second free is counted as such.
+/// the two frees succeeds. In the same instant both frees of a small block may: then the block is
+/// not handed out twice, and the second free is counted as such.
 #[test]
 fn one_of_owner_and_other_thread_frees_a_block() {
     const POOLS: usize = 150;

@@ -1,4 +1,4 @@
-//! Subscribers of events that need thread-local storage, in threads whose storage is gone.
+//! Event subscribers that use thread-local storage, called in threads whose storage is destroyed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -97,7 +97,7 @@ fn mappings() -> BTreeMap<u64, (u64, String, u64)> {
     mappings
 }
 
-/// That the block lies in a mapping that allows nothing, and has no memory.
+/// Checks that the block lies in a mapping without access and without memory.
 fn check(mappings: &BTreeMap<u64, (u64, String, u64)>, pool: &SlabPool, address: Address) {
     let end = address.to_bits() + pool.block_at(address).unwrap().size as u64;
     let (_, (mapped_to, rights, resident)) = mappings.range(..=address.to_bits()).next_back().unwrap();
@@ -105,8 +105,8 @@ fn check(mappings: &BTreeMap<u64, (u64, String, u64)>, pool: &SlabPool, address:
 }
 
 fn run(settings: SlabSettings) {
-    // Who polls lets go of what any pool of the process holds: at the end of one run another one
-    // would still be at that.
+    // One run at a time: a poll frees deferred blocks of every pool of the process, so the end of
+    // one run would depend on the other.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let provider = Pages::untouchable();

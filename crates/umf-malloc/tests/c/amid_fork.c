@@ -1,4 +1,4 @@
-/* A handler of signals forks amid a fork: the one that it came amid goes on as it would have. */
+/* A signal handler that interrupts a fork forks; the interrupted fork goes on. */
 
 #include <errno.h>
 #include <signal.h>
@@ -34,7 +34,7 @@ int main(void) {
     int own_failed = 0, wrong = 0;
     for (int round = 0; round < 300; round++) {
         memset(block, 1, 100000);
-        /* Before, amid and after the fork. */
+        /* Before, during and after the fork. */
         struct itimerval once = {{0, 0}, {0, 10 + round * 37 % 600}};
         setitimer(ITIMER_REAL, &once, NULL);
         pid_t pid = fork();

@@ -1,4 +1,4 @@
-/* What the functions promise, one line for each promise: `ok` or `bad`, and what it was. */
+/* Checks the exported functions. Prints one line for each check: `ok` or `bad`, and what it checks. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The compiler must not know what these do. */
+/* Volatile, so that the compiler does not optimise the calls away. */
 static void *(*volatile take)(size_t) = malloc;
 static void *(*volatile take_zeroed)(size_t, size_t) = calloc;
 static void *(*volatile change)(void *, size_t) = realloc;
@@ -129,7 +129,7 @@ static void reallocations(void) {
     aligned = change(aligned, 100000);
     check("of aligned blocks, too", is_all(aligned, 9, 100));
     give(aligned);
-    /* A large one, grown by little again and again. */
+    /* A large block that grows little by little. */
     size_t size = 9 << 20;
     unsigned char *grown = take(size);
     memset(grown, 3, size);
@@ -178,7 +178,7 @@ static void foreign(void) {
 static char *volatile from_handlers;
 static int handled, apart;
 
-/* More than the pool keeps: a mapping of its own, which is a whole number of pages. */
+/* A block above the pool's largest class is a mapping of whole pages. */
 enum { LARGE = 9000001 };
 
 static void in_handler(void) {
@@ -189,13 +189,13 @@ static void in_handler(void) {
         from_handlers = block;
     }
     handled++;
-    /* Memory from apart has as many bytes as were asked for: so the pool was locked. */
+    /* A block of the bootstrap allocator has exactly the requested size: so the pool was locked. */
     char *large = take(LARGE);
     apart += malloc_usable_size(large) == LARGE;
     give(large);
 }
 
-/* Before any library begins. What is registered first is prepared last, and let go of first: while the pool is locked. */
+/* Before any library's constructor: fork handlers that are registered first run while the pool is locked. */
 static void begin(void) { pthread_atfork(in_handler, in_handler, in_handler); }
 __attribute__((section(".preinit_array"), used)) static void (*first)(void) = begin;
 
@@ -257,7 +257,7 @@ static void forks(void) {
 static pthread_key_t keys[100];
 
 static void at_end_of_thread(void *value) {
-    /* Other destructors, and the pool's own, have run before or will after. */
+    /* Other destructors, and the pool's own, run before or after this one. */
     char *block = take(300);
     memset(block, 1, 300);
     give(block);
@@ -299,7 +299,7 @@ int main(int count, char **arguments) {
     sizes();
     alignments();
     reallocations();
-    /* With a threshold, what is not ours goes to the C library, which ends a program for that. */
+    /* With a threshold, unknown addresses go to the C library, which aborts the program. */
     if (count < 2 || strcmp(arguments[1], "threshold")) {
         foreign();
     }

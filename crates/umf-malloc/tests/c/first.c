@@ -1,4 +1,4 @@
-/* Says whether the C library's own heap has any memory yet. */
+/* Prints whether the C library's heap is initialised. */
 
 #include <malloc.h>
 #include <unistd.h>

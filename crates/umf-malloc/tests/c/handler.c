@@ -1,4 +1,4 @@
-/* A handler of signals forks, also amid malloc: parent and child go on. */
+/* A signal handler forks, also while it interrupts malloc; parent and child go on. */
 
 #include <errno.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ static void handler(int number) {
         forks++;
         pid_t pid = fork();
         if (pid == 0) {
-            /* It returns to what was interrupted, and ends there. */
+            /* The child returns to the interrupted code, and exits there. */
             child = getpid();
             alarm(60);
             return;
@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
     struct itimerval often = {{0, 300}, {0, 300}};
     setitimer(ITIMER_PROF, &often, NULL);
     unsigned random = 1, left = 2000;
-    /* Shared memory is copied for each fork: less of both. */
+    /* Each fork copies shared memory: fewer forks, less memory. */
     int few = argc > 1 && strcmp(argv[1], "few") == 0;
     most = few ? 100 : most;
     int wrong = 0;
@@ -53,13 +53,13 @@ int main(int argc, char **argv) {
         blocks[place] = malloc(size);
         blocks[place][0] = (char)place;
         if ((random & 0xff00) == 0) {
-            /* Caches go, and everything is on the slow paths again. */
+            /* Empties the caches, so that allocations take slow paths. */
             for (int n = 0; n < 1024; n++) {
                 free(blocks[n]);
                 blocks[n] = NULL;
             }
         }
-        /* A child works on for a while. */
+        /* The child allocates for a while. */
         left -= child != 0;
     }
     if (child != 0) {

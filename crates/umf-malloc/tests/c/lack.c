@@ -1,4 +1,5 @@
-/* Lack of memory: what does not fit is NULL, and no signal. lack full: all that there is; lack huge: what no machine has. */
+/* Out of memory: allocations return NULL and raise no signal. `lack full` takes all memory; `lack huge` asks for
+   impossible sizes. */
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Threads that allocate, reallocate and free each other's blocks, and fork meanwhile. Each block says what it should hold. */
+/* Threads allocate, reallocate and free each other's blocks, and fork meanwhile. Each block begins with its size and
+   the byte that it is filled with. */
 
 #define _GNU_SOURCE
 #include <malloc.h>
@@ -19,7 +20,7 @@ typedef struct {
     unsigned char byte;
 } block;
 
-/* Blocks that any thread may take. */
+/* Blocks that any thread may take and free. */
 static _Atomic(block *) slots[SLOTS];
 static atomic_int wrong;
 static long rounds;
@@ -144,7 +145,7 @@ int main(int count, char **arguments) {
         pthread_create(&one, NULL, short_lived, (void *)(uintptr_t)(number + 100));
         pid_t child = fork();
         if (child == 0) {
-            /* What hangs is ended. */
+            /* Kills a child that hangs. */
             alarm(60);
             wrong = 0;
             work(&state, 3000);

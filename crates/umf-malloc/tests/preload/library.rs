@@ -1,11 +1,11 @@
-//! The library, and programs that run with it and without.
+//! Runs programs with the library and without.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// All memory dispositions that can be had here.
+/// Returns the settings of all memory dispositions that work on this machine.
 pub fn modes(test: &str) -> Vec<&'static str> {
     let mut modes = vec!["", "page.disposition=shared-fd"];
     if has_room(test) {
@@ -14,12 +14,13 @@ pub fn modes(test: &str) -> Vec<&'static str> {
     modes
 }
 
-/// Whether there is room for heaps in `/dev/shm`; one line that says so if there is not. (Touching what does not fit is a signal.)
+/// Returns whether `/dev/shm` has room for heaps; prints that the test is skipped if not. Touching
+/// a page that does not fit raises `SIGBUS`.
 pub fn has_room(test: &str) -> bool {
     let mut room = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: a C string, and `room` is valid for the write.
+    // SAFETY: the path is a C string, and `room` is valid for the write.
     let result = unsafe { libc::statvfs(c"/dev/shm".as_ptr(), room.as_mut_ptr()) };
-    // SAFETY: zeros are numbers, and what the call writes is, too.
+    // SAFETY: zeros are valid, and so is what the call writes.
     let room = unsafe { room.assume_init() };
     let has_room = result == 0 && room.f_bavail.saturating_mul(room.f_frsize) >= 1 << 30;
     if !has_room {
@@ -28,7 +29,7 @@ pub fn has_room(test: &str) -> bool {
     has_room
 }
 
-/// Cargo builds it beside the tests.
+/// Returns the path of the library, which cargo builds beside the tests.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -38,16 +39,16 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// What a program said, and how it ended: the exit status, or minus the signal.
+/// The output of a program, and its exit status, or minus the signal that killed it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct Outcome {
     pub status: i32,
     pub output: String,
     pub errors: String,
 }
 
-/// Runs a command, with the library and these settings if there are any, and ends it if it does not end.
-pub fn run(command: &mut Command, settings: Option<&str>) -> Said {
+/// Runs a command, with the library if there are `settings`. Kills it after two minutes.
+pub fn run(command: &mut Command, settings: Option<&str>) -> Outcome {
     use std::os::unix::process::ExitStatusExt as _;
     command.env_remove("LD_PRELOAD").env_remove("UMF_PROXY").env("LC_ALL", "C");
     if let Some(settings) = settings {
@@ -73,11 +74,11 @@ pub fn run(command: &mut Command, settings: Option<&str>) -> Said {
     };
     let text = |path: &PathBuf| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
     let status = status.code().unwrap_or_else(|| -status.signal().unwrap());
-    Said { status, output: text(&output), errors: text(&errors) }
+    Outcome { status, output: text(&output), errors: text(&errors) }
 }
 
-/// Whether there is such a program; one line that says so if there is not.
-pub fn is_there(test: &str, program: &str) -> bool {
+/// Returns whether a program is installed; prints that the test is skipped if not.
+pub fn is_installed(test: &str, program: &str) -> bool {
     let found = Command::new("sh")
         .args(["-c", "command -v \"$0\"", program])
         .stdout(Stdio::null())
@@ -92,14 +93,14 @@ pub fn is_there(test: &str, program: &str) -> bool {
 /// Compiles `tests/c/<name>.c` into `folder`.
 pub fn compile(test: &str, name: &str, folder: &Path) -> Option<PathBuf> {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    if !is_there(test, &compiler) {
+    if !is_installed(test, &compiler) {
         return None;
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     let program = folder.join(name);
     let mut compile = Command::new(compiler);
     compile.args(["-Wall", "-Wextra", "-std=gnu11", "-O1", "-o"]).arg(&program).arg(source);
-    let said = run(compile.args(["-lpthread", "-ldl"]), None);
-    assert_eq!(said.status, 0, "{}", said.errors);
+    let outcome = run(compile.args(["-lpthread", "-ldl"]), None);
+    assert_eq!(outcome.status, 0, "{}", outcome.errors);
     Some(program)
 }

@@ -1,12 +1,12 @@
-//! Programs that every Debian has, with the library and without: they say the same.
+//! Programs that every Debian has print the same with the library and without.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::library::{Said, is_there, library, modes, run};
+use crate::library::{Outcome, is_installed, library, modes, run};
 
-/// Runs a script of the shell in a folder that is made anew for it.
-fn script(text: &str, settings: Option<&str>) -> Said {
+/// Runs a shell script in a new folder.
+fn script(text: &str, settings: Option<&str>) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("bash");
     command.arg("-c").arg(text).current_dir(folder.path()).env("HOME", folder.path());
@@ -14,7 +14,7 @@ fn script(text: &str, settings: Option<&str>) -> Said {
 }
 
 fn same(test: &str, needs: &[&str], text: &str, modes: &[&str]) {
-    if !needs.iter().chain(&["bash"]).all(|program| is_there(test, program)) {
+    if !needs.iter().chain(&["bash"]).all(|program| is_installed(test, program)) {
         return;
     }
     let without = script(text, None);
@@ -26,7 +26,7 @@ fn same(test: &str, needs: &[&str], text: &str, modes: &[&str]) {
 }
 
 #[test]
-fn a_shell_and_its_tools_say_the_same() {
+fn shell_and_tools_print_the_same() {
     let text = r#"
         set -e
         for n in $(seq 1 40); do x="$x $(echo $n | sed s/1/one/)"; done; echo $x
@@ -40,12 +40,12 @@ fn a_shell_and_its_tools_say_the_same() {
         tar cf - numbers | tar tf -
         bash -c 'exec bash -c "exec echo after exec"'
     "#;
-    let test = "a_shell_and_its_tools_say_the_same";
+    let test = "shell_and_tools_print_the_same";
     same(test, &["sort", "awk", "gzip", "tar"], text, &modes(test));
 }
 
 #[test]
-fn python_with_threads_and_processes_says_the_same() {
+fn python_with_threads_and_processes_prints_the_same() {
     let text = r#"
 python3 - <<'END'
 import concurrent.futures, json, multiprocessing, os, re, subprocess, sys, threading
@@ -73,17 +73,17 @@ if __name__ == "__main__":
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 END
     "#;
-    let test = "python_with_threads_and_processes_says_the_same";
+    let test = "python_with_threads_and_processes_prints_the_same";
     same(test, &["python3"], text, &modes(test));
 }
 
 #[test]
-fn perl_git_and_sqlite_say_the_same() {
+fn perl_git_and_sqlite_print_the_same() {
     let text = r"
         perl -e 'my %h; $h{$_ % 997} .= chr(65 + $_ % 26) for 1..60000; print join(q(,), map { length $h{$_} } 1..20), qq(\n);
             print scalar(reverse(sort(qw(c a b)))), qq(\n); if (my $p = fork) { waitpid $p, 0; print $? >> 8, qq(\n) } else { exit 7 }'
     ";
-    let test = "perl_git_and_sqlite_say_the_same";
+    let test = "perl_git_and_sqlite_print_the_same";
     same(test, &["perl"], text, &modes(test));
     let text = r"
         set -e
@@ -102,15 +102,15 @@ fn perl_git_and_sqlite_say_the_same() {
 }
 
 #[test]
-fn a_compiler_makes_the_same() {
+fn compiler_output_is_the_same() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/stress.c");
     let text = format!("cc -O1 -g0 -c -o made.o {} && cksum < made.o", source.display());
-    same("a_compiler_makes_the_same", &["cc"], &text, &["", "size.threshold=64"]);
+    same("compiler_output_is_the_same", &["cc"], &text, &["", "size.threshold=64"]);
 }
 
-/// The programs above really ran with it.
+/// Makes sure that the programs above ran with the library.
 #[test]
-fn it_is_in_the_programs() {
-    let said = script("grep -c libumf_proxy /proc/self/maps", Some(""));
-    assert!(library().exists() && said.output.trim().parse::<u32>().unwrap() > 0, "{said:?}");
+fn library_is_mapped_in_programs() {
+    let outcome = script("grep -c libumf_proxy /proc/self/maps", Some(""));
+    assert!(library().exists() && outcome.output.trim().parse::<u32>().unwrap() > 0, "{outcome:?}");
 }

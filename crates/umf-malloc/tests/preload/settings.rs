@@ -1,18 +1,18 @@
-//! `UMF_PROXY`, and what shared memory leaves among the program's files.
+//! `UMF_PROXY`, and the files of heaps in shared memory.
 
 use std::process::Command;
 
-use crate::library::{has_room, is_there, library, run};
+use crate::library::{has_room, is_installed, library, run};
 
-fn shell(text: &str, settings: &str) -> crate::library::Said {
+fn shell(text: &str, settings: &str) -> crate::library::Outcome {
     run(Command::new("bash").args(["-c", text]), Some(settings))
 }
 
 #[test]
-fn what_is_no_setting_is_told_once_and_left_out() {
-    let said = shell("echo $((1 + 1))", "colour=red;page.disposition=shared-fd;size.threshold=many");
-    assert_eq!((said.status, said.output.as_str()), (0, "2\n"));
-    let lines: Vec<_> = said.errors.lines().collect();
+fn invalid_settings_are_reported_once_and_ignored() {
+    let outcome = shell("echo $((1 + 1))", "colour=red;page.disposition=shared-fd;size.threshold=many");
+    assert_eq!((outcome.status, outcome.output.as_str()), (0, "2\n"));
+    let lines: Vec<_> = outcome.errors.lines().collect();
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(
         lines[0].contains("'colour=red' is ignored") && lines[1].contains("'size.threshold=many' is ignored")
@@ -20,27 +20,27 @@ fn what_is_no_setting_is_told_once_and_left_out() {
 }
 
 #[test]
-fn a_named_file_is_there_as_long_as_its_process() {
-    if !has_room("a_named_file_is_there_as_long_as_its_process") {
+fn named_file_exists_until_its_process_ends() {
+    if !has_room("named_file_exists_until_its_process_ends") {
         return;
     }
     let text = r#"ls /dev/shm/umf_proxy_lib_shm_pid_$$ && exec bash -c 'ls /dev/shm/umf_proxy_lib_shm_pid_$$; echo $$'"#;
-    let said = shell(text, "page.disposition=shared-shm");
-    let pid = said.output.lines().last().unwrap();
+    let outcome = shell(text, "page.disposition=shared-shm");
+    let pid = outcome.output.lines().last().unwrap();
     let name = format!("/dev/shm/umf_proxy_lib_shm_pid_{pid}");
     assert_eq!(
-        (said.status, said.output.as_str(), said.errors.as_str()),
+        (outcome.status, outcome.output.as_str(), outcome.errors.as_str()),
         (0, &*format!("{name}\n{name}\n{pid}\n"), "")
     );
     assert!(!std::path::Path::new(&name).exists());
 }
 
-/// A program that closes all files, or puts another one in the place of the library's, goes on with private memory, and its
-/// own file is not touched.
+/// A program that closes all files, or puts another one in the place of the library's, goes on with
+/// private memory, and its own file is not touched.
 #[test]
-fn the_file_may_be_closed_or_replaced() {
-    let test = "the_file_may_be_closed_or_replaced";
-    if !is_there(test, "python3") {
+fn closed_or_replaced_descriptor_makes_the_heap_private() {
+    let test = "closed_or_replaced_descriptor_makes_the_heap_private";
+    if !is_installed(test, "python3") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -62,42 +62,48 @@ fn the_file_may_be_closed_or_replaced() {
     );
     for close in ["True", "False"] {
         let text = text.replace("CLOSE", close);
-        let said = run(Command::new("python3").args(["-c", &text]), Some("page.disposition=shared-fd"));
-        assert_eq!((said.status, said.output.as_str()), (0, "2\n"), "{}", said.errors);
+        let outcome = run(Command::new("python3").args(["-c", &text]), Some("page.disposition=shared-fd"));
+        assert_eq!((outcome.status, outcome.output.as_str()), (0, "2\n"), "{}", outcome.errors);
         assert_eq!(
-            said.errors,
+            outcome.errors,
             "umf_proxy: the program closed the file of its memory; from here on memory is private\n"
         );
         assert!(std::fs::read(&kept).unwrap() == vec![b'k'; 3 << 20]);
     }
 }
 
-/// Where a process may have few addresses, memory is the next allocator's, or the pool's.
+/// With a small address space, the next allocator serves the program; with a larger one, the pool.
 #[test]
-fn few_addresses_are_enough() {
-    let mut told = Vec::new();
+fn programs_run_within_any_address_space_limit() {
+    let mut reported = Vec::new();
     for megabytes in (24..76).step_by(2) {
         let text = format!("(ulimit -v {}; exec ls /etc/hostname)", megabytes << 10);
-        let said = shell(&text, "");
-        assert_eq!((said.status, said.output.as_str()), (0, "/etc/hostname\n"), "{megabytes} MB: {said:?}");
-        told.push(!said.errors.is_empty());
+        let outcome = shell(&text, "");
+        assert_eq!(
+            (outcome.status, outcome.output.as_str()),
+            (0, "/etc/hostname\n"),
+            "{megabytes} MB: {outcome:?}"
+        );
+        reported.push(!outcome.errors.is_empty());
     }
-    assert!(told.is_sorted_by(|few, many| few >= many), "{told:?}");
-    assert!(told[0] && !told[told.len() - 1], "{told:?}");
+    assert!(reported.is_sorted_by(|few, many| few >= many), "{reported:?}");
+    assert!(reported[0] && !reported[reported.len() - 1], "{reported:?}");
 }
 
-/// Where there is no room far behind, the file is not in the place of a stream that the program was started without.
+/// Where there is no room far behind, the file is not in the place of a stream that the program was
+/// started without.
 #[test]
-fn the_file_is_no_standard_stream() {
+fn file_does_not_become_a_standard_stream() {
     let text = r"ulimit -n 64; exec bash -c '(readlink /proc/$$/fd/1 || echo none) >&2' >&-";
-    let said = shell(text, "page.disposition=shared-fd");
-    assert_eq!((said.status, said.errors.as_str()), (0, "none\n"));
+    let outcome = shell(text, "page.disposition=shared-fd");
+    assert_eq!((outcome.status, outcome.errors.as_str()), (0, "none\n"));
 }
 
-/// What another process has open is not taken from it: it may be one of another pid namespace.
+/// A file that another process has open is not unlinked: the process may be one of another pid
+/// namespace.
 #[test]
-fn a_name_in_use_stays_with_who_uses_it() {
-    if !has_room("a_name_in_use_stays_with_who_uses_it") {
+fn name_in_use_is_left_and_numbered() {
+    if !has_room("name_in_use_is_left_and_numbered") {
         return;
     }
     let preload = format!(
@@ -106,29 +112,29 @@ fn a_name_in_use_stays_with_who_uses_it() {
     );
     for (open, names) in [("exec 5<\"$name\"", &["", "_1"][..]), (":", &[""])] {
         let text = format!("name=/dev/shm/umf_proxy_lib_shm_pid_$$; : > \"$name\"; {open}; {preload}");
-        let said = run(Command::new("bash").args(["-c", &text]), None);
-        let (list, pid) = said.output.trim_end().rsplit_once('\n').unwrap();
+        let outcome = run(Command::new("bash").args(["-c", &text]), None);
+        let (list, pid) = outcome.output.trim_end().rsplit_once('\n').unwrap();
         let path = format!("/dev/shm/umf_proxy_lib_shm_pid_{pid}");
         let found: Vec<_> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         assert_eq!(
             found.iter().map(|line| line[1].replace(&path[9..], "")).collect::<Vec<_>>(),
             names,
-            "{said:?}"
+            "{outcome:?}"
         );
-        // The one that was there is as it was: empty.
-        assert_eq!(found[0][0] == "0", names.len() == 2, "{said:?}");
-        assert_ne!(found[names.len() - 1][0], "0", "{said:?}");
+        // The file that existed before is unchanged: empty.
+        assert_eq!(found[0][0] == "0", names.len() == 2, "{outcome:?}");
+        assert_ne!(found[names.len() - 1][0], "0", "{outcome:?}");
         assert_eq!(std::path::Path::new(&path).exists(), names.len() == 2);
         assert!(!std::path::Path::new(&format!("{path}_1")).exists());
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// A child of which no copy of the heap could be made would go on in its parent's.
+/// A child for which the heap could not be copied would share its parent's heap.
 #[test]
-fn a_child_without_a_copy_ends() {
-    let test = "a_child_without_a_copy_ends";
-    if !is_there(test, "python3") {
+fn child_without_a_copy_of_the_heap_ends() {
+    let test = "child_without_a_copy_of_the_heap_ends";
+    if !is_installed(test, "python3") {
         return;
     }
     let text = "import os, resource\n\
@@ -143,11 +149,13 @@ fn a_child_without_a_copy_ends() {
                 pid = os.fork()\n\
                 if pid == 0: os._exit(7)\n\
                 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n";
-    let said = run(Command::new("python3").args(["-c", text]), Some("page.disposition=shared-fd"));
-    assert_eq!((said.status, said.output.as_str()), (0, "1\n7\n"), "{said:?}");
+    let outcome = run(Command::new("python3").args(["-c", text]), Some("page.disposition=shared-fd"));
+    assert_eq!((outcome.status, outcome.output.as_str()), (0, "1\n7\n"), "{outcome:?}");
     assert!(
-        said.errors.starts_with("umf_proxy: a forked child ends, because there is no memory for a copy of "),
-        "{said:?}"
+        outcome
+            .errors
+            .starts_with("umf_proxy: a forked child ends, because there is no memory for a copy of "),
+        "{outcome:?}"
     );
-    assert_eq!(said.errors.lines().count(), 1);
+    assert_eq!(outcome.errors.lines().count(), 1);
 }

@@ -9,8 +9,7 @@ use loom::thread;
 use super::take_bias;
 use crate::section::model::{Flag, ModelLock, Reached, explore};
 use crate::section::{exit, try_enter};
-use crate::span::UNOWNED;
-use crate::state::LIVE;
+use crate::types::{LIVE, UNOWNED};
 
 const OWNER: u32 = 1;
 
@@ -35,7 +34,7 @@ impl Span {
     }
 
     /// A free by the owner, as in `free_biased`, or by exchange where that is not possible.
-    fn free_own(&self) -> bool {
+    fn free_by_owner(&self) -> bool {
         let may = try_enter(&self.lock, false, || self.fast.load(Ordering::Acquire));
         // SAFETY: here and below, loom checks that no other thread has it.
         let is_own = may
@@ -81,7 +80,7 @@ fn two_frees(remembered: bool) {
             let span = Arc::clone(&span);
             // The second is a double free in any case, found by the lookaside cache if that has the
             // span.
-            thread::spawn(move || [span.free_own(), span.free_own()])
+            thread::spawn(move || [span.free_by_owner(), span.free_by_owner()])
         };
         let other = span.free_other();
         let [first, second] = owner.join().unwrap();

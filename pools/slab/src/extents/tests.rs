@@ -1,4 +1,4 @@
-//! The extents against a plain reference.
+//! Compares the extents with a model.
 
 use core::mem::MaybeUninit;
 use std::collections::BTreeMap;
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use umf_core::{Address, AddressSpace};
 
 use super::*;
-use crate::span::Cold;
+
+use crate::types::Cold;
 
 struct Bed {
     meta: Metadata,
@@ -65,7 +66,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn extents_agree_with_a_plain_reference(steps in prop::collection::vec(step(), 1..400)) {
+    fn extents_agree_with_a_model(steps in prop::collection::vec(step(), 1..400)) {
         let mut bed = Bed::new();
         let mut used: BTreeMap<(u32, u32), u32> = BTreeMap::new();
         for step in steps {

@@ -1,4 +1,4 @@
-//! What is released, and what is not, with a clock of the tests' own.
+//! Automatic release, with a clock of the tests' own.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

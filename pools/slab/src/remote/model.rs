@@ -6,12 +6,13 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use loom::thread;
 
-use super::{Stack, abandon, push};
+use super::{InboxWords, abandon, push};
 use crate::section::model::{Flag, ModelLock, Reached, explore};
 use crate::section::{await_exit, exit, restore, revoke, try_enter};
-use crate::state::{EXPORTED, LIVE, REMOTE, State, clear, free_own, mark_exported, mark_remote, settle};
+use crate::state::{StateByte, clear, collect, free_by_owner, mark_exported, mark_remote};
+use crate::types::{EXPORTED, LIVE, REMOTE};
 
-impl State for AtomicU8 {
+impl StateByte for AtomicU8 {
     fn load(&self, order: Ordering) -> u8 {
         self.load(order)
     }
@@ -59,7 +60,7 @@ impl Inbox {
     }
 }
 
-impl Stack for Inbox {
+impl InboxWords for Inbox {
     type Batch = u32;
 
     fn head(&self) -> u32 {
@@ -115,8 +116,8 @@ impl Slab {
     }
 
     /// Frees the block as the owner, inside; `false` if it is not live.
-    fn free_own(&self) -> bool {
-        let freed = free_own(&self.state);
+    fn free_by_owner(&self) -> bool {
+        let freed = free_by_owner(&self.state);
         if freed {
             self.add_free();
         }
@@ -138,7 +139,7 @@ impl Slab {
     fn drain(&self) -> u32 {
         let mut late = 0;
         for _ in self.inbox.take_all() {
-            if settle(&self.state) {
+            if collect(&self.state) {
                 self.add_free();
             } else {
                 late += 1;
@@ -191,14 +192,14 @@ fn beside<T: 'static, R: 'static>(
 }
 
 #[test]
-fn loom_block_that_owner_and_stranger_free_is_free_once() {
+fn loom_block_that_owner_and_other_thread_free_is_free_once() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let stranger = beside(&slab, |slab| slab.free_remote(1));
-        let own = slab.inside(|| slab.free_own()) == Some(true);
-        let remote = stranger.join().unwrap();
+        let other = beside(&slab, |slab| slab.free_remote(1));
+        let own = slab.inside(|| slab.free_by_owner()) == Some(true);
+        let remote = other.join().unwrap();
         let late = slab.drain();
         assert_eq!(slab.is_free(), 1, "freed once");
         assert!(own || remote);
@@ -218,11 +219,11 @@ fn loom_block_that_is_handed_out_again_has_one_owner() {
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let stranger = beside(&slab, |slab| slab.free_remote(1));
-        slab.free_own();
+        let other = beside(&slab, |slab| slab.free_remote(1));
+        slab.free_by_owner();
         let again = slab.hand_out();
         let late = slab.drain();
-        let remote = stranger.join().unwrap();
+        let remote = other.join().unwrap();
         let late = late + slab.drain();
         let live = slab.state.load(Ordering::Acquire) == LIVE;
         assert_eq!(slab.is_free() + u32::from(live), 1, "the block is live, or free once");
@@ -230,7 +231,7 @@ fn loom_block_that_is_handed_out_again_has_one_owner() {
             (true, true, 1, true) => "late request is dropped",
             (true, true, 0, false) => "freed after it was handed out again",
             (true, false, 0, true) => "second free is refused",
-            (false, true, 0, false) => "stranger alone",
+            (false, true, 0, false) => "other alone",
             other => panic!("{other:?}"),
         });
     });
@@ -238,7 +239,7 @@ fn loom_block_that_is_handed_out_again_has_one_owner() {
         "freed after it was handed out again",
         "late request is dropped",
         "second free is refused",
-        "stranger alone",
+        "other alone",
     ]);
 }
 
@@ -289,14 +290,14 @@ fn loom_reaching_thread_drains_beside_senders_and_owner() {
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let owner = beside(&slab, |slab| slab.inside(|| slab.free_own()) == Some(true));
-        let stranger = beside(&slab, |slab| slab.free_remote(1));
+        let owner = beside(&slab, |slab| slab.inside(|| slab.free_by_owner()) == Some(true));
+        let other = beside(&slab, |slab| slab.free_remote(1));
         let late = slab.reached(|| {
             let late = slab.drain();
             in_model.reach(if slab.is_free() == 1 { "drained" } else { "nothing yet" });
             late
         });
-        let (own, remote) = (owner.join().unwrap(), stranger.join().unwrap());
+        let (own, remote) = (owner.join().unwrap(), other.join().unwrap());
         let late = late + slab.drain();
         assert!(slab.is_free() == u32::from(own || remote), "free once");
         assert_eq!(late, u32::from(own && remote));
@@ -305,13 +306,13 @@ fn loom_reaching_thread_drains_beside_senders_and_owner() {
 }
 
 #[test]
-fn loom_block_that_a_stranger_exports_is_not_freed_as_if_it_were_not() {
+fn loom_block_that_another_thread_exports_is_not_freed_as_if_it_were_not() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
         let owner = beside(&slab, |slab| {
-            let freed = slab.inside(|| free_own(&slab.state));
+            let freed = slab.inside(|| free_by_owner(&slab.state));
             // Outside, an exchange: the slab is this thread's.
             if freed == Some(true) { Some(LIVE) } else { clear(&slab.state) }
         });

@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 
-use super::{LIVE, Record, is_current, publish, read, retract};
+use super::{LIVE, VersionedRecord, is_current, publish, read, retract};
 
 /// A record of spans of one block, and the states that they may name.
 struct Model {
@@ -19,7 +19,7 @@ struct Model {
     states: [AtomicU8; 2],
 }
 
-impl Record for Model {
+impl VersionedRecord for Model {
     fn generation(&self, order: Ordering) -> u32 {
         self.generation.load(order)
     }

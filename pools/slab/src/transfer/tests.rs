@@ -1,4 +1,4 @@
-//! Batches against a plain reference, and blocks that one thread frees and another one gets.
+//! Compares batches with a model; blocks that one thread frees and another one allocates.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -52,9 +52,9 @@ proptest! {
     #[test]
     fn batch_is_a_list(steps in prop::collection::vec(step(), 0..400), most in 1_usize..4000) {
         let arena = Arena::new();
-        let (_, place) = arena.allocate(Batch::BYTES).unwrap();
+        let (_, place) = arena.allocate(LargeBatch::BYTES).unwrap();
         // SAFETY: the run is the test's own, and long enough.
-        let mut batch = unsafe { Batch::new(place) };
+        let mut batch = unsafe { LargeBatch::new(place) };
         let state = AtomicU8::new(0);
         let mut list: Vec<(usize, u64, usize)> = Vec::new();
         let bytes = |list: &[(usize, u64, usize)]| -> usize { list.iter().map(|(.., size)| size).sum() };
@@ -62,7 +62,7 @@ proptest! {
             match step {
                 Step::Push { class, size } => {
                     let class = usize::from(class);
-                    let fits = list.len() < ROOM && bytes(&list) + size <= most;
+                    let fits = list.len() < CAPACITY && bytes(&list) + size <= most;
                     prop_assert_eq!(batch.fits(size, most), fits);
                     if fits {
                         batch.push(class, Entry::new(number, NonNull::from(&state)), size);
@@ -133,8 +133,8 @@ fn blocks_freed_by_one_thread_serve_another() {
     assert_eq!(pool.statistics().reserved_bytes, 0);
 }
 
-/// Freeing a block in a batch again is an error, in any thread. Small blocks are in batches of their
-/// own.
+/// Freeing a block in a batch again is an error, in any thread. Small blocks are in batches of
+/// their own.
 #[test]
 fn block_in_a_batch_is_not_live() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
@@ -148,7 +148,7 @@ fn block_in_a_batch_is_not_live() {
             for &address in &blocks {
                 assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })), "{size}");
             }
-            let waits = pool.heaps.own().is_some_and(|(_, heap)| match size {
+            let waits = pool.heaps.current().is_some_and(|(_, heap)| match size {
                 0..70_000 => heap.open.take_all().pop().is_some(),
                 _ => heap.outgoing.take().is_some(),
             });
@@ -222,7 +222,7 @@ fn large_blocks_that_are_passed_on_are_not_biased() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     let (own, _) = {
         free(&pool, allocate(&pool, 24)).unwrap();
-        pool.heaps.own().unwrap()
+        pool.heaps.current().unwrap()
     };
     let revoked = || pool.heaps.get(own).unwrap().bias.revoked();
     let take = || (0..100).map(|number| allocate(&pool, SIZES[4 + number % 2])).collect::<Vec<_>>();

@@ -1,29 +1,31 @@
-//! The functions that programs call, by the names that C has for them.
+//! The exported C functions and their fast paths.
 //!
-//! As `malloc(3)`, `posix_memalign(3)` and `malloc_usable_size(3)` say. Blocks are aligned to 16 bytes at least. All of them may be called
-//! by any thread at any time, from the process's first instruction to its last.
+//! They behave as `malloc(3)`, `posix_memalign(3)` and `malloc_usable_size(3)` describe. Blocks are
+//! aligned to at least 16 bytes. Any thread may call any function at any time, from the first
+//! instruction of the process to its last. What the fast paths do not serve is in `slow_path`.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, NonNull};
 
 use umf_core::{Address, Layout, Pool};
 
-use crate::{ALIGN, heap, requests};
+use crate::reentrancy::SavedErrno;
+use crate::{ALIGN, heap, slow_path};
 
 const PAGE: usize = 4096;
 
 #[inline(always)]
 fn allocate(size: usize, align: usize) -> *mut c_void {
-    match allocate_at_once(if size == 0 { 1 } else { size }, align) {
+    match allocate_fast(if size == 0 { 1 } else { size }, align) {
         Some(block) => block.as_ptr().cast(),
-        None => requests::allocate_else(size, align),
+        None => slow_path::allocate_slow(size, align),
     }
 }
 
-/// A block that is at hand.
+/// Allocates a block on the fast path of the pool. `size` is not 0.
 #[inline(always)]
-pub(crate) fn allocate_at_once(size: usize, align: usize) -> Option<NonNull<u8>> {
-    let pool = heap::at_once()?;
+pub(crate) fn allocate_fast(size: usize, align: usize) -> Option<NonNull<u8>> {
+    let pool = heap::fast_pool()?;
     NonNull::new(pool.allocate_fast(Layout::new(size, align).ok()?)?.as_ptr()?)
 }
 
@@ -36,23 +38,23 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 /// `calloc(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
-    /// From here on what is new is not written to.
+    /// Blocks of at least this size may consist of pages that already read as zero.
     const LARGE: usize = 4096;
     let bytes = count.checked_mul(size);
     if let Some(bytes) = bytes.filter(|&bytes| bytes != 0 && bytes < LARGE)
-        && let Some(block) = allocate_at_once(bytes, ALIGN)
+        && let Some(block) = allocate_fast(bytes, ALIGN)
     {
-        // SAFETY: the block has so many bytes, and is this call's.
+        // SAFETY: the block has `bytes` bytes, and only this call knows it.
         unsafe { block.write_bytes(0, bytes) };
         return block.as_ptr().cast();
     }
-    requests::allocate_zeroed(bytes)
+    slow_path::allocate_zeroed(bytes)
 }
 
-/// `realloc(3)`. Of a block to 0 bytes: frees it and yields null, as the GNU C library does.
+/// `realloc(3)`. If `size` is 0, frees the block and returns null, as the GNU C library does.
 ///
 /// # Safety
-/// `block` is null, or a live block that nobody else uses.
+/// `block` is null, or a live block that no thread uses during the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
     let Some(old) = NonNull::new(block) else { return malloc(size) };
@@ -62,7 +64,7 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void
         return ptr::null_mut();
     }
     // SAFETY: passed on to the caller.
-    unsafe { requests::reallocate(old.cast(), size) }
+    unsafe { slow_path::reallocate(old.cast(), size) }
 }
 
 /// `reallocarray(3)`.
@@ -78,24 +80,24 @@ pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: us
     }
 }
 
-/// `free(3)`. What is no live block is left alone.
+/// `free(3)`. Ignores an address at which no live block begins.
 ///
 /// # Safety
-/// Nobody uses the block any more.
+/// No thread uses the block any more.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn free(block: *mut c_void) {
     let Some(block) = NonNull::new(block.cast::<u8>()) else { return };
-    if let Some(pool) = heap::at_once()
+    if let Some(pool) = heap::fast_pool()
         // SAFETY: passed on to the caller.
-        && unsafe { pool.free_own_fast(Address::from_ptr(block.as_ptr())) }
+        && unsafe { pool.try_free_owned(Address::from_ptr(block.as_ptr())) }
     {
         return;
     }
     // SAFETY: passed on to the caller.
-    unsafe { requests::free_else(block) };
+    unsafe { slow_path::free_slow(block) };
 }
 
-/// `free_sized` of C23: as [`free`].
+/// `free_sized` of C23. Behaves as [`free`].
 ///
 /// # Safety
 /// As [`free`].
@@ -105,7 +107,7 @@ pub unsafe extern "C" fn free_sized(block: *mut c_void, _: usize) {
     unsafe { free(block) };
 }
 
-/// `free_aligned_sized` of C23: as [`free`].
+/// `free_aligned_sized` of C23. Behaves as [`free`].
 ///
 /// # Safety
 /// As [`free`].
@@ -115,13 +117,14 @@ pub unsafe extern "C" fn free_aligned_sized(block: *mut c_void, _: usize, _: usi
     unsafe { free(block) };
 }
 
-/// `aligned_alloc(3)`: `EINVAL` for an alignment that is no power of two.
+/// `aligned_alloc(3)`. Fails with `EINVAL` for an alignment that is not a power of two.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     if align.is_power_of_two() { allocate(size, align.max(ALIGN)) } else { fail(libc::EINVAL) }
 }
 
-/// `memalign(3)`: an alignment that is no power of two is rounded up to one, as in the GNU C library.
+/// `memalign(3)`. Rounds an alignment that is not a power of two up to one, as the GNU C library
+/// does.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     match align.checked_next_power_of_two() {
@@ -130,16 +133,16 @@ pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// `posix_memalign(3)`. Leaves `errno` as it is.
+/// `posix_memalign(3)`. Does not change `errno`.
 ///
 /// # Safety
-/// `out` can be written to.
+/// `out` is valid for a write.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    let _errno = crate::errno::Errno::keep();
+    let _errno = SavedErrno::save();
     let block = allocate(size, align.max(ALIGN));
     if block.is_null() {
         return libc::ENOMEM;
@@ -164,8 +167,8 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
     }
 }
 
-/// `malloc_usable_size(3)`; 0 of what is no live block. Of the address 1 it is `0xDEADBEEF`: so programs that know the original ask whether
-/// they are served by this library.
+/// `malloc_usable_size(3)`. Returns 0 if no live block begins at the address, and `0xDEADBEEF` for
+/// the address 1: programs that know the original library ask so whether it serves them.
 ///
 /// # Safety
 /// As `malloc_usable_size`.
@@ -175,28 +178,28 @@ pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
         None => 0,
         Some(block) if block.addr().get() == 1 => 0xDEAD_BEEF,
         // SAFETY: passed on to the caller.
-        Some(block) => unsafe { requests::usable_size(block) },
+        Some(block) => unsafe { slow_path::usable_size(block) },
     }
 }
 
 /// `malloc_trim(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn malloc_trim(keep: usize) -> c_int {
-    c_int::from(requests::trim(keep))
+    c_int::from(slow_path::trim(keep))
 }
 
 fn fail(errno: c_int) -> *mut c_void {
-    crate::errno::Errno::keep().set(errno);
+    SavedErrno::save().set(errno);
     ptr::null_mut()
 }
 
-/// The pool is made when the library is loaded, if not before.
+/// Creates the pool when the library is loaded, unless an allocation came first.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
-        requests::begin();
+        slow_path::create_pool();
     }
     at_load
 };

@@ -1,8 +1,14 @@
-//! [`Early`]: memory for what comes before the pool, and for what the pool's own slow paths bring about.
+//! [`Bootstrap`]: the allocator for requests before the pool exists, and from inside its slow
+//! paths.
 //!
-//! A few pages in the life of a process. Chunks are mappings that stay; each is twice as large as the one before. A block has its size in
-//! front of it, and is used again, but for huge ones. All of it reads as zero when it is handed out. No lock is waited for: a thread that
-//! finds it taken (by itself, or by one that a forked child does not have) goes without used blocks.
+//! It serves a few pages in the life of a process. It bumps a pointer through chunks, each twice as
+//! large as the one before, which are never unmapped. Each block has a header with its size in
+//! front of it. Freed blocks of up to 1 MiB go to a free list per power of two. All blocks read as
+//! zero.
+//!
+//! No thread waits for the lock of the free lists. The calling thread itself may hold it, or a
+//! thread that a forked child does not have. A thread that finds the lock taken does not use the
+//! free lists.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
@@ -12,9 +18,9 @@ use umf_sync::{Lock, fork::LeafUnindexed};
 
 const FIRST: usize = 256 << 10;
 const CHUNKS: usize = 30;
-/// In front of each block, and what it is aligned to at least.
+/// The bytes of a header, and the least alignment of a block.
 const HEADER: usize = 16;
-/// Blocks of 32, 64, and so on up to 1 MiB are used again.
+/// The number of free lists: for blocks of 32 bytes, 64 bytes, and so on up to 1 MiB.
 const CLASSES: usize = 16;
 const SMALLEST: usize = 32;
 
@@ -29,55 +35,60 @@ impl Chunk {
     }
 }
 
-/// What lies in front of a block.
+/// The header of a block.
 struct Header {
     size: usize,
-    /// [`LIVE`], plus the class whose list it goes to: [`CLASSES`] if to none.
+    /// [`LIVE`] plus the class of the block, [`CLASSES`] if it goes to no free list; 0 once it is
+    /// free.
     tag: usize,
 }
 
-/// What else does not lie in front of an address: a wrong one is told from a block by it, and a second free from the first.
+/// A magic number. It tells a block from another address, and the first free from the second.
 const LIVE: usize = 0x756d_665f_6c69_7665 & !0xff;
 
-/// The head of each list of free blocks, whose first word is the next one.
-struct Free([usize; CLASSES]);
+/// The heads of the free lists. The first word of a free block is the address of the next one.
+struct FreeLists([usize; CLASSES]);
 
-/// The allocator.
-pub(crate) struct Early {
+/// The bootstrap allocator.
+pub(crate) struct Bootstrap {
     chunks: [Chunk; CHUNKS],
-    free: Lock<Free, LeafUnindexed>,
+    free_lists: Lock<FreeLists, LeafUnindexed>,
 }
 
-/// The one that there is. Rust's own collections in this library are from it, too.
+/// The bootstrap allocator of the process, which is also the global allocator of this library.
 #[cfg_attr(not(test), global_allocator)]
-pub(crate) static EARLY: Early = Early::new();
+pub(crate) static BOOTSTRAP: Bootstrap = Bootstrap::new();
 
-impl Early {
+impl Bootstrap {
     const fn new() -> Self {
-        Self { chunks: [const { Chunk::new() }; CHUNKS], free: Lock::new(Free([0; CLASSES])) }
+        Self { chunks: [const { Chunk::new() }; CHUNKS], free_lists: Lock::new(FreeLists([0; CLASSES])) }
     }
 
-    /// A zeroed block; `None` where there is no memory.
+    /// Returns a zeroed block; `None` without memory.
     pub(crate) fn allocate(&self, size: usize, align: usize) -> Option<NonNull<u8>> {
         let class = if align <= HEADER { class_of(size) } else { CLASSES };
-        if let Some(block) = self.take_used(class) {
+        if let Some(block) = self.pop_free(class) {
             return Some(block);
         }
-        let room = if class < CLASSES { SMALLEST << class } else { size };
+        let usable = if class < CLASSES { SMALLEST << class } else { size };
         let align = align.max(HEADER);
-        let need = room.checked_next_multiple_of(HEADER)?.checked_add(HEADER)?.checked_add(align - HEADER)?;
-        let place = self.carve(need)?;
-        let start = (place.addr() + HEADER).checked_next_multiple_of(align)?;
-        let block = place.with_addr(start);
-        // SAFETY: `carve` gave `need` bytes to this call alone, of which the header and the block are part; both are aligned.
-        unsafe { block.sub(HEADER).cast::<Header>().write(Header { size: room, tag: LIVE + class }) };
+        let need =
+            usable.checked_next_multiple_of(HEADER)?.checked_add(HEADER)?.checked_add(align - HEADER)?;
+        let memory = self.bump(need)?;
+        let start = (memory.addr() + HEADER).checked_next_multiple_of(align)?;
+        let block = memory.with_addr(start);
+        // SAFETY: the header and the block lie in the `need` bytes that `bump` gave to this call
+        // alone, and both are aligned.
+        unsafe { block.sub(HEADER).cast::<Header>().write(Header { size: usable, tag: LIVE + class }) };
         NonNull::new(block)
     }
 
-    fn take_used(&self, class: usize) -> Option<NonNull<u8>> {
-        let mut free = (class < CLASSES).then(|| self.free.try_lock()).flatten()?;
+    /// Pops a block from the free list of a class, and zeroes it.
+    fn pop_free(&self, class: usize) -> Option<NonNull<u8>> {
+        let mut free = (class < CLASSES).then(|| self.free_lists.try_lock()).flatten()?;
         let block = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(free.0[class]))?;
-        // SAFETY: what is in a list is a block of this size that nobody uses, and its first word is the next one.
+        // SAFETY: a block in the list has this size, no other code uses it, and its first word is
+        // the address of the next one.
         unsafe {
             free.0[class] = block.cast::<usize>().read();
             drop(free);
@@ -87,8 +98,8 @@ impl Early {
         Some(block)
     }
 
-    /// So many bytes of a chunk, never handed out before.
-    fn carve(&self, need: usize) -> Option<*mut u8> {
+    /// Returns `need` bytes of a chunk that were never handed out before.
+    fn bump(&self, need: usize) -> Option<*mut u8> {
         for (number, chunk) in self.chunks.iter().enumerate() {
             let size = FIRST << number;
             if need > size {
@@ -97,26 +108,26 @@ impl Early {
             let base = NonNull::new(chunk.base.load(Ordering::Acquire)).or_else(|| map(chunk, size))?;
             let take = |used: usize| used.checked_add(need).filter(|&end| end <= size);
             if let Ok(offset) = chunk.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-                // SAFETY: the chunk has `size` bytes.
+                // SAFETY: the chunk has `size` bytes, and the offset is below.
                 return Some(unsafe { base.as_ptr().add(offset) });
             }
         }
         None
     }
 
-    /// Whether `address` lies in a chunk.
-    pub(crate) fn has(&self, address: usize) -> bool {
+    /// Returns whether `address` lies in a chunk.
+    pub(crate) fn contains(&self, address: usize) -> bool {
         self.header(address).is_some()
     }
 
-    /// How many bytes the live block at `address` has; `None` if there is none.
+    /// Returns the size of the live block at `address`; `None` if there is none.
     pub(crate) fn size_of(&self, address: usize) -> Option<usize> {
-        // SAFETY: it lies in a chunk, all of which can be read.
+        // SAFETY: the header lies in a chunk, which is mapped and readable.
         let header = unsafe { self.header(address)?.read_unaligned() };
         (LIVE..=LIVE + CLASSES).contains(&header.tag).then_some(header.size)
     }
 
-    /// What would be the header of a block there.
+    /// Returns where the header of a block at `address` would lie.
     fn header(&self, address: usize) -> Option<*mut Header> {
         let lies_in = |(number, chunk): (usize, &Chunk)| {
             let base = chunk.base.load(Ordering::Acquire);
@@ -127,18 +138,18 @@ impl Early {
         Some(base.with_addr(address - HEADER).cast())
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Safety
-    /// It is one of [`Early::allocate`], and nobody uses it.
+    /// [`Bootstrap::allocate`] returned the block, and no thread uses it any more.
     pub(crate) unsafe fn free(&self, block: NonNull<u8>) {
         // SAFETY: passed on to the caller.
         let tag = unsafe { &mut block.sub(HEADER).cast::<Header>().as_mut().tag };
         let class = core::mem::replace(tag, 0).wrapping_sub(LIVE);
         if class < CLASSES
-            && let Some(mut free) = self.free.try_lock()
+            && let Some(mut free) = self.free_lists.try_lock()
         {
-            // SAFETY: the block is nobody's, and has room for a word.
+            // SAFETY: the block is free and at least `SMALLEST` bytes long.
             unsafe { block.cast::<usize>().write(free.0[class]) };
             free.0[class] = block.as_ptr().expose_provenance();
         }
@@ -149,7 +160,7 @@ fn class_of(size: usize) -> usize {
     (0..CLASSES).find(|class| size <= SMALLEST << class).unwrap_or(CLASSES)
 }
 
-/// Maps a chunk, if nobody else was first.
+/// Maps a chunk, unless another thread was first; returns its memory.
 fn map(chunk: &Chunk, size: usize) -> Option<NonNull<u8>> {
     let (access, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
@@ -162,21 +173,21 @@ fn map(chunk: &Chunk, size: usize) -> Option<NonNull<u8>> {
     match chunk.base.compare_exchange(none, mapped.cast(), Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => NonNull::new(mapped.cast()),
         Err(first) => {
-            // SAFETY: nobody has seen this mapping.
+            // SAFETY: no other thread knows this mapping.
             unsafe { libc::munmap(mapped, size) };
             NonNull::new(first)
         }
     }
 }
 
-// SAFETY: blocks do not overlap, have the size and alignment that is asked for, and stay.
-unsafe impl GlobalAlloc for Early {
+// SAFETY: blocks do not overlap, have the requested size and alignment, and stay mapped.
+unsafe impl GlobalAlloc for Bootstrap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.allocate(layout.size(), layout.align()).map_or(ptr::null_mut(), NonNull::as_ptr)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: passed on to the caller; all of it is zeroed.
+        // SAFETY: passed on to the caller; all blocks are zeroed.
         unsafe { self.alloc(layout) }
     }
 
@@ -193,8 +204,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_zeroed_aligned_apart_and_used_again() {
-        static OWN: Early = Early::new();
+    fn blocks_are_zeroed_aligned_disjoint_and_reused() {
+        static OWN: Bootstrap = Bootstrap::new();
         let mut ends = Vec::new();
         for size in [0, 1, 31, 32, 33, 4096, 4097, 300 << 10, 5 << 20] {
             for align in [1, 16, 64, 4096, 64 << 10] {
@@ -202,7 +213,7 @@ mod tests {
                 assert_eq!(block.addr().get() % align.max(16), 0);
                 let has = OWN.size_of(block.addr().get()).unwrap();
                 assert!(has >= size);
-                // SAFETY: the block has so many bytes.
+                // SAFETY: the block has `has` bytes.
                 let bytes = unsafe { core::slice::from_raw_parts_mut(block.as_ptr(), has) };
                 assert!(bytes.iter().all(|&byte| byte == 0));
                 bytes.fill(7);
@@ -212,7 +223,7 @@ mod tests {
         ends.sort_unstable();
         assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0));
         let block = OWN.allocate(100, 8).unwrap();
-        // SAFETY: it is of 100 bytes, and not used below.
+        // SAFETY: the block has 100 bytes, and is not used below.
         unsafe {
             block.write_bytes(1, 100);
             OWN.free(block);
@@ -224,13 +235,13 @@ mod tests {
         assert!(unsafe { core::slice::from_raw_parts(again.as_ptr(), 70) }.iter().all(|&byte| byte == 0));
         for size in [5000, 100_000, 1 << 20] {
             let large = OWN.allocate(size, 8).unwrap();
-            // SAFETY: it is of so many bytes, and not used below.
+            // SAFETY: the block has `size` bytes, and is not used below.
             unsafe {
                 large.write_bytes(1, size);
                 OWN.free(large);
             }
-            assert_eq!(OWN.allocate(size - 100, 8), Some(large), "used again");
-            // SAFETY: the block has so many bytes.
+            assert_eq!(OWN.allocate(size - 100, 8), Some(large), "reused");
+            // SAFETY: the block has `size` bytes.
             let bytes = unsafe { core::slice::from_raw_parts(large.as_ptr(), size) };
             assert!(bytes.iter().all(|&byte| byte == 0));
         }

@@ -1,4 +1,4 @@
-//! Blocks that threads free which do not own their slabs.
+//! Remote frees: blocks that another thread than the owner of their slab frees.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests, and one reads the environment")]
 
@@ -13,7 +13,7 @@ use umf_core::{Address, DeferredFree, Error, Layout, Pool};
 use umf_testkit::pool::{Numbers, Pages, Token};
 use umf_testkit::{Borrower, race};
 
-use crate::state::LIVE;
+use crate::types::LIVE;
 use crate::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 4] = [24, 700, 4000, 50_000];
@@ -62,7 +62,7 @@ fn assert_unused(pool: &SlabPool) {
 /// The owner and another thread free one block in the same instant. Both may succeed; the block is
 /// handed out once, and each free that is one too many is counted.
 #[test]
-fn block_that_owner_and_stranger_free_is_handed_out_once() {
+fn block_freed_by_owner_and_other_thread_is_handed_out_once() {
     const RACES: usize = 50_000;
     const BLOCKS: usize = 100;
     let pool = pool();
@@ -85,7 +85,7 @@ fn block_that_owner_and_stranger_free_is_handed_out_once() {
         assert_eq!(again.iter().collect::<BTreeSet<_>>().len(), again.len(), "handed out twice");
         free_all(&pool, again.drain(..));
         // What the other thread has sent is drained here at the latest.
-        let (index, heap) = pool.heaps.own().unwrap();
+        let (index, heap) = pool.heaps.current().unwrap();
         pool.drain_own(index, heap);
         let statistics = pool.statistics();
         assert_eq!((statistics.late_double_frees, statistics.live_blocks), (both as u64, 0));
@@ -123,7 +123,8 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Late double frees are counted and logged. Several at one time are logged once, with their number.
+/// Late double frees are counted and logged. Several at one time are logged once, with their
+/// number.
 #[test]
 fn late_double_frees_are_logged_and_counted() {
     const MANY: usize = 3;
@@ -142,7 +143,7 @@ fn late_double_frees_are_logged_and_counted() {
     assert_eq!(pool.statistics().late_double_frees, 0);
     let warnings = Arc::new(Warnings(Mutex::default()));
     tracing::subscriber::with_default(Arc::clone(&warnings), || {
-        let (index, heap) = pool.heaps.own().unwrap();
+        let (index, heap) = pool.heaps.current().unwrap();
         pool.drain_own(index, heap);
     });
     let statistics = pool.statistics();
@@ -167,7 +168,7 @@ fn late_double_frees_in_slabs_that_are_gone_are_counted() {
                 let place = pool.back.meta.locate_start(address).unwrap();
                 place.state.store(LIVE, Ordering::Release);
                 free(&pool, address).unwrap();
-                let (index, heap) = pool.heaps.own().unwrap();
+                let (index, heap) = pool.heaps.current().unwrap();
                 pool.empty_own(index, heap, false);
                 free_all(&pool, (0..other).map(|_| allocate(&pool, 700)).collect::<Vec<_>>());
             },
@@ -200,7 +201,7 @@ fn remote_free_of_a_block_that_is_not_live_is_an_error() {
 
 /// A trim takes what waits in open batches and inboxes, of idle threads too.
 #[test]
-fn trim_settles_pending_batches() {
+fn trim_collects_pending_batches() {
     for many in [1, 61, 62, 63, 2000, 20_000] {
         let pool = pool();
         let take = || (0..many).map(|number| allocate(&pool, SIZES[number % 3])).collect::<Vec<_>>();
@@ -218,7 +219,7 @@ fn trim_settles_pending_batches() {
 
 /// Blocks that wait for an idle thread serve others before the pool grows.
 #[test]
-fn batches_of_an_idle_owner_are_reached() {
+fn inbox_of_an_idle_owner_is_drained() {
     const MANY: usize = 30_000;
     let pool = pool();
     let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<BTreeSet<_>>();
@@ -233,7 +234,8 @@ fn batches_of_an_idle_owner_are_reached() {
     assert_unused(&pool);
 }
 
-/// Slabs of an idle owner that are free in part serve others, whether their batches still wait or not.
+/// Slabs of an idle owner that are free in part serve others, whether their batches still wait or
+/// not.
 #[test]
 fn free_blocks_of_an_idle_owner_serve_others() {
     for many in [4000, 16_000, 30_000] {
@@ -256,9 +258,10 @@ fn free_blocks_of_an_idle_owner_serve_others() {
     }
 }
 
-/// What waits for an idle owner counts as free, and what threads hold for owners is bounded in bytes.
+/// What waits for an idle owner counts as free, and what threads hold for owners is bounded in
+/// bytes.
 #[test]
-fn pending_batches_heed_max_cached() {
+fn pending_batches_count_against_max_cached() {
     const MOST: u64 = 8 << 20;
     for (size, many) in [(50_000, 900), (50_000, 3600), (1000, 3600)] {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(MOST)).unwrap();
@@ -288,7 +291,7 @@ fn sender_drains_the_inbox_of_a_sleeping_owner() {
 
 /// Threads that start, end and free each other's blocks: nothing is lost.
 #[test]
-fn blocks_of_threads_that_come_and_go_come_back() {
+fn blocks_of_short_lived_threads_are_reused() {
     let pool = pool();
     let shelf: Mutex<VecDeque<Address>> = Mutex::default();
     for generation in 0..60_usize {
@@ -317,7 +320,7 @@ fn blocks_of_threads_that_come_and_go_come_back() {
 
 /// Very many threads, each of which frees what others took, and leaves blocks for others to free.
 #[test]
-fn very_many_threads_leave_nothing_behind() {
+fn many_threads_leave_no_live_blocks() {
     let generations = if std::env::var_os("UMF_TESTS_LONG").is_some() { 120_000 } else { 3000 };
     let pool = pool();
     let shelf: Mutex<VecDeque<Address>> = Mutex::default();
@@ -386,7 +389,7 @@ fn more_threads_than_open_batches_free_each_others_blocks() {
 
 /// A child goes on with blocks of the parent's other threads, those that are under way included.
 #[test]
-fn child_settles_batches_for_threads_of_its_parent() {
+fn child_collects_batches_for_threads_of_its_parent() {
     const MANY: usize = 4000;
     let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
     let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<Vec<_>>();
@@ -425,17 +428,17 @@ fn wait_for(child: libc::pid_t) -> i32 {
     status
 }
 
-/// A thread of a child has the number of a thread of the parent that had ended: other threads wait while
-/// it is inside its section.
+/// A thread of a child has the number of a thread of the parent that had ended: other threads wait
+/// while it is inside its section.
 #[test]
-fn thread_of_a_child_with_a_used_number_is_waited_for() {
+fn revoking_waits_for_a_child_thread_with_a_reused_number() {
     static STATE: AtomicUsize = AtomicUsize::new(0);
     static INDEX: AtomicUsize = AtomicUsize::new(0);
     extern "C" fn stay_inside(pool: *mut libc::c_void) -> *mut libc::c_void {
         // SAFETY: the pool lives as long as the process.
         let pool = unsafe { &*pool.cast::<SlabPool>() };
         allocate(pool, 100);
-        let (index, heap) = pool.heaps.own().unwrap();
+        let (index, heap) = pool.heaps.current().unwrap();
         INDEX.store(index as usize, Ordering::Relaxed);
         let section = pool.heaps.enter(heap);
         STATE.store(1, Ordering::Release);
@@ -462,17 +465,18 @@ fn thread_of_a_child_with_a_used_number_is_waited_for() {
             std::thread::yield_now();
         }
         let index = INDEX.load(Ordering::Relaxed) as u32;
-        let state = pool.heaps.reach(index, pool.heaps.get(index).unwrap(), || STATE.load(Ordering::Acquire));
+        let state =
+            pool.heaps.with_revoked(index, pool.heaps.get(index).unwrap(), || STATE.load(Ordering::Acquire));
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(i32::from(state != 2)) };
     }
     assert_eq!(wait_for(child), 0, "the thread was inside");
 }
 
-/// Forks at any step of threads that free each other's blocks. The child frees a block of each of them,
-/// and uses up what the pool has.
+/// Forks at any step of threads that free each other's blocks. The child frees a block of each of
+/// them, and uses up what the pool has.
 #[test]
-fn child_goes_on_whatever_its_parents_threads_did() {
+fn child_works_whatever_the_parents_threads_did() {
     const CHILDREN: usize = 60;
     let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
     let stop = AtomicBool::new(false);
@@ -527,7 +531,7 @@ fn child_goes_on_whatever_its_parents_threads_did() {
 
 /// Exported, leased and deferred blocks that another thread than the owner frees.
 #[test]
-fn strangers_free_exported_and_deferred_blocks() {
+fn other_threads_free_exported_and_deferred_blocks() {
     for size in SIZES {
         let pool = pool();
         let take = || (0..30).map(|_| allocate(&pool, size)).collect::<Vec<_>>();

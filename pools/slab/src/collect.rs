@@ -1,15 +1,16 @@
-//! From batches of remote frees to bins and bitmaps: sending, draining and forwarding.
+//! Collecting remote frees: batches of addresses are sent, drained into bins and bitmaps, and
+//! forwarded.
 //!
 //! See `remote` for the states and the batches. A batch reaches
 //!
 //! - the owner, which drains its inbox when a bin is empty: `drain_own`;
-//! - a thread that reaches into the heap of the owner, whose section is revoked then: `reach_in`. It
-//!   does so if the owner has ended, if too much waits for it, if the calling thread would have to
-//!   make a slab otherwise, and if the pool is trimmed;
-//! - the sender itself, if the slabs are unowned: `settle`.
+//! - another thread, which revokes the owner's section and drains the inbox: `drain_revoked`. It
+//!   does so if the owner has ended, if too much waits for the owner, if the thread would need a
+//!   new slab otherwise, and if the pool is trimmed;
+//! - the sender itself, if the slabs are unowned: `collect_batch`.
 //!
-//! A slab may have another owner by then. What the calling thread cannot settle is sorted by owner
-//! and sent again: [`Work`].
+//! A slab may have another owner by then. Blocks that the calling thread may not collect are sorted
+//! by owner and sent again: [`FollowUp`].
 
 use core::sync::atomic::Ordering;
 
@@ -19,14 +20,14 @@ use umf_os::clock;
 use crate::SlabPool;
 use crate::central::Slabs;
 use crate::classes::MAX_CLASSES;
-use crate::heap::Heap;
 use crate::registry::is_thread_ending;
 use crate::remote::{Chain, MIXED, RemoteBatch};
-use crate::span::{Entry, Place, Span, UNOWNED, thread_word};
-use crate::state::{self, REMOTE};
+use crate::span::BlockRef;
+use crate::state;
+use crate::types::{Entry, Heap, REMOTE, Span, UNOWNED, thread_word};
 
-/// What remains to be done outside of sections and locks.
-pub(crate) struct Work {
+/// The work that a thread does after it has left its section and its locks.
+pub(crate) struct FollowUp {
     /// Batches to be sent, by their owners.
     pub(crate) batches: Chain,
     /// Slabs that are to be taken apart: see [`Slabs::trim`].
@@ -39,7 +40,7 @@ pub(crate) struct Work {
     late: Option<Address>,
 }
 
-impl Work {
+impl FollowUp {
     pub(crate) const fn new() -> Self {
         Self { batches: Chain::EMPTY, emptied: 0, bytes: 0, classes: [0; MAX_CLASSES / 64], late: None }
     }
@@ -48,12 +49,12 @@ impl Work {
 impl SlabPool {
     // Sending.
 
-    /// Puts the address of a block that was marked as [`REMOTE`] into the calling thread's batch for
-    /// the owner, and counts the free unless `is_counted`. The calling thread is outside of its
+    /// Puts the address of a block that was marked as [`REMOTE`] into the calling thread's batch
+    /// for the owner, and counts the free unless `is_counted`. The calling thread is outside of its
     /// section, and holds no lock.
     pub(crate) fn add_remote(&self, class: usize, owner: u32, address: Address, is_counted: bool) {
         let runs = &self.back.meta.runs;
-        let Some((_, heap)) = self.heaps.own_with_bin(class, runs) else {
+        let Some((_, heap)) = self.heaps.current_with_bin(class, runs) else {
             if !is_counted {
                 self.heaps.count_free(class, runs);
             }
@@ -76,7 +77,7 @@ impl SlabPool {
                 if !is_counted {
                     self.heaps.count_free(class, runs);
                 }
-                return self.settle_alone(class, address);
+                return self.collect_one(class, address);
             };
             let other = {
                 let _section = self.heaps.enter(heap);
@@ -94,29 +95,29 @@ impl SlabPool {
                 batch.push(address.to_bits(), class, self.heaps.classes.size(class));
                 self.send(batch);
             }
-            None => self.settle_alone(class, address),
+            None => self.collect_one(class, address),
         }
     }
 
     /// Sends a batch to its owner. As [`SlabPool::finish`].
     pub(crate) fn send(&self, batch: RemoteBatch) {
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         work.batches.push(batch);
         self.finish(work);
     }
 
     /// Does what remains. The calling thread is outside of its section, and holds no lock.
-    pub(crate) fn finish(&self, mut work: Work) {
+    pub(crate) fn finish(&self, mut work: FollowUp) {
         while let Some(batch) = work.batches.pop() {
             match batch.owner() {
                 _ if batch.is_empty() => self.batches.recycle(batch),
                 MIXED => self.sort(batch, &mut work),
-                UNOWNED => self.settle(batch, UNOWNED, &mut work),
+                UNOWNED => self.collect_batch(batch, UNOWNED, &mut work),
                 owner => {
                     let Some(heap) = self.heaps.get(owner - 1) else { continue };
                     work.bytes += batch.bytes() as usize;
                     if heap.inbox.push(batch, self.heaps.max_pending()) {
-                        self.reach_in(owner - 1, None, &mut work);
+                        self.drain_revoked(owner - 1, None, &mut work);
                     }
                 }
             }
@@ -135,7 +136,7 @@ impl SlabPool {
 
     /// Puts batches into the inboxes of their owners, which the caller drains. Others are left in
     /// `work`.
-    pub(crate) fn deliver(&self, mut batches: Chain, work: &mut Work) {
+    pub(crate) fn deliver(&self, mut batches: Chain, work: &mut FollowUp) {
         while let Some(batch) = batches.pop() {
             match batch.owner().checked_sub(1).and_then(|index| self.heaps.get(index)) {
                 Some(heap) if !batch.is_empty() => {
@@ -147,13 +148,13 @@ impl SlabPool {
     }
 
     /// Returns the block of a slab that begins at an address.
-    fn locate_small(&self, address: u64) -> Option<Place<'_>> {
+    fn locate_small(&self, address: u64) -> Option<BlockRef<'_>> {
         let place = self.back.meta.locate_start(Address::from_bits(address))?;
         place.span.is_slab().then_some(place)
     }
 
     /// Makes a batch for the owner of the first block, and one of the rest.
-    fn sort(&self, mut batch: RemoteBatch, work: &mut Work) {
+    fn sort(&self, mut batch: RemoteBatch, work: &mut FollowUp) {
         let (mut first, mut rest) = (None, None);
         batch.retain(|address, class| {
             let place = self.locate_small(address);
@@ -168,7 +169,7 @@ impl SlabPool {
             rest = rest.take().or_else(|| self.batches.empty(&self.back.meta.runs, MIXED));
             match &mut rest {
                 Some(rest) => rest.push(address, class, self.heaps.classes.size(class)),
-                None => self.settle_alone(class, Address::from_bits(address)),
+                None => self.collect_one(class, Address::from_bits(address)),
             }
             false
         });
@@ -181,7 +182,7 @@ impl SlabPool {
 
     /// Puts the blocks of a batch into the bitmaps of slabs that are unowned or `owner`'s, as
     /// [`Slabs::put_block`] says. Others are left in `work`.
-    pub(crate) fn settle(&self, mut batch: RemoteBatch, owner: u32, work: &mut Work) {
+    pub(crate) fn collect_batch(&self, mut batch: RemoteBatch, owner: u32, work: &mut FollowUp) {
         let mut locked: Option<(usize, Slabs<'_>)> = None;
         let mut left = false;
         batch.retain(|address, class| {
@@ -200,7 +201,7 @@ impl SlabPool {
                 left = true;
                 return true;
             }
-            if place.is_current() && state::settle(place.state) {
+            if place.is_current() && state::collect(place.state) {
                 slabs.put_block(&place, owner);
                 work.bytes += place.span.block() as usize;
                 work.classes[class / 64] |= 1 << (class % 64);
@@ -219,7 +220,7 @@ impl SlabPool {
     }
 
     /// Unlocks the slabs of a class. Empty ones beyond those that are kept are left in `work`.
-    fn unlock(&self, locked: Option<(usize, Slabs<'_>)>, work: &mut Work) {
+    fn unlock(&self, locked: Option<(usize, Slabs<'_>)>, work: &mut FollowUp) {
         if let Some((_, mut slabs)) = locked {
             slabs.trim(self.settings.capacity, &mut work.emptied);
         }
@@ -227,19 +228,19 @@ impl SlabPool {
 
     /// Puts one block into its slab's bitmap, whatever the owner of the slab.
     #[cold]
-    fn settle_alone(&self, class: usize, address: Address) {
-        let mut work = Work::new();
+    fn collect_one(&self, class: usize, address: Address) {
+        let mut work = FollowUp::new();
         match self.locate_small(address.to_bits()) {
             Some(place) => {
-                let settled = self.exclusively(&place, |slabs, owner| {
-                    let settled = place.is_current() && state::settle(place.state);
-                    if settled {
+                let collected = self.exclusively(&place, |slabs, owner| {
+                    let collected = place.is_current() && state::collect(place.state);
+                    if collected {
                         slabs.put_block(&place, owner);
                         slabs.trim(self.settings.capacity, &mut work.emptied);
                     }
-                    settled
+                    collected
                 });
-                if !settled {
+                if !collected {
                     self.note_late(address.to_bits(), class, &mut work);
                 }
             }
@@ -250,25 +251,25 @@ impl SlabPool {
 
     /// Puts one block into the bitmap of the calling thread's slab, or of that of the owner that it
     /// has by now. The calling thread is outside of its section, and holds no lock.
-    pub(crate) fn settle_own(&self, index: u32, heap: &Heap, class: usize, address: Address) {
+    pub(crate) fn collect_own(&self, index: u32, heap: &Heap, class: usize, address: Address) {
         let Some(mut batch) = self.batches.empty(&self.back.meta.runs, MIXED) else {
-            return self.settle_alone(class, address);
+            return self.collect_one(class, address);
         };
         batch.push(address.to_bits(), class, self.heaps.classes.size(class));
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         {
             let _section = self.heaps.enter(heap);
-            self.settle(batch, thread_word(index), &mut work);
+            self.collect_batch(batch, thread_word(index), &mut work);
         }
         self.finish(work);
     }
 
-    /// Runs `change` while no thread changes states of the slab by plain stores, with the lock of the
-    /// class, and with the owner whose thread stays outside of its section. The calling thread is
-    /// outside of its own, and holds no lock. The slab may have been taken apart.
+    /// Runs `change` while no thread changes states of the slab by plain stores, with the lock of
+    /// the class, and with the owner whose thread stays outside of its section. The calling thread
+    /// is outside of its own, and holds no lock. The slab may have been taken apart.
     pub(crate) fn exclusively<R>(
         &self,
-        place: &Place<'_>,
+        place: &BlockRef<'_>,
         mut change: impl FnMut(&mut Slabs<'_>, u32) -> R,
     ) -> R {
         let span: &Span = place.span;
@@ -281,7 +282,7 @@ impl SlabPool {
             };
             let heap = owner.checked_sub(1).and_then(|index| Some((index, self.heaps.get(index)?)));
             let done = match heap {
-                Some((index, heap)) => self.heaps.reach(index, heap, run),
+                Some((index, heap)) => self.heaps.with_revoked(index, heap, run),
                 None => run(),
             };
             if let Some(done) = done {
@@ -292,13 +293,13 @@ impl SlabPool {
 
     // Draining.
 
-    /// Drains the calling thread's inbox into its bins, and what has no room there into bitmaps. The
-    /// calling thread is outside of its section, and holds no lock.
+    /// Drains the calling thread's inbox into its bins, and what has no room there into bitmaps.
+    /// The calling thread is outside of its section, and holds no lock.
     pub(crate) fn drain_own(&self, index: u32, heap: &Heap) {
         if heap.inbox.is_empty() {
             return;
         }
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         {
             let _section = self.heaps.enter(heap);
             let mut batches = heap.inbox.take_all();
@@ -309,18 +310,18 @@ impl SlabPool {
         self.finish(work);
     }
 
-    /// Drains a batch. Inside.
-    fn drain(&self, index: u32, heap: &Heap, mut batch: RemoteBatch, work: &mut Work) {
+    /// Drains a batch. Inside the section.
+    fn drain(&self, index: u32, heap: &Heap, mut batch: RemoteBatch, work: &mut FollowUp) {
         batch.retain(|address, _| {
             let Some((state, place)) = heap.lookaside.find(Address::from_bits(address)) else { return true };
             let bin = heap.bin_at(place);
             // SAFETY: the lookaside cache has slabs of this thread, which are in use.
-            let settled = bin.weight() == 0 && !bin.is_full() && state::settle(unsafe { state.as_ref() });
-            if settled {
+            let collected = bin.weight() == 0 && !bin.is_full() && state::collect(unsafe { state.as_ref() });
+            if collected {
                 // SAFETY: it is not full.
                 unsafe { bin.receive(Entry::new(address, state)) };
             }
-            !settled
+            !collected
         });
         // Once: a bin that cannot grow would take the room of all other classes.
         let mut may_widen = true;
@@ -334,38 +335,38 @@ impl SlabPool {
             if bin.is_full() && core::mem::take(&mut may_widen) {
                 self.heaps.widen(heap, class);
             }
-            let settled = !bin.is_full() && state::settle(place.state);
-            if settled {
+            let collected = !bin.is_full() && state::collect(place.state);
+            if collected {
                 // SAFETY: it is not full.
                 unsafe { bin.receive(place.entry(Address::from_bits(address))) };
             }
-            !settled
+            !collected
         });
         if batch.is_empty() {
             self.batches.recycle(batch);
         } else {
-            self.settle(batch, thread_word(index), work);
+            self.collect_batch(batch, thread_word(index), work);
         }
     }
 
     /// Drains the inbox of a heap into bitmaps, while its section is revoked, or in its thread,
     /// inside.
-    pub(crate) fn drain_reached(&self, index: u32, heap: &Heap, work: &mut Work) {
+    pub(crate) fn drain_to_bitmaps(&self, index: u32, heap: &Heap, work: &mut FollowUp) {
         let mut batches = heap.inbox.take_all();
         while let Some(batch) = batches.pop() {
-            self.settle(batch, thread_word(index), work);
+            self.collect_batch(batch, thread_word(index), work);
         }
     }
 
-    /// Drains the inbox of thread number `index`, while that stays outside of its section, and takes its
-    /// slabs with free blocks from it, of the classes of what was drained and of `class`. The calling
-    /// thread is outside of its section, and holds no lock.
+    /// Drains the inbox of thread number `index`, while that stays outside of its section, and
+    /// takes its slabs with free blocks from it, of the classes of what was drained and of `class`.
+    /// The calling thread is outside of its section, and holds no lock.
     #[cold]
-    fn reach_in(&self, index: u32, class: Option<usize>, work: &mut Work) {
+    fn drain_revoked(&self, index: u32, class: Option<usize>, work: &mut FollowUp) {
         let Some(heap) = self.heaps.get(index) else { return };
-        self.heaps.reach(index, heap, || {
+        self.heaps.with_revoked(index, heap, || {
             work.classes = [0; MAX_CLASSES / 64];
-            self.drain_reached(index, heap, work);
+            self.drain_to_bitmaps(index, heap, work);
             // What the bins of a thread of the parent hold is lost, in a forked child.
             if heap.of_parent.load(Ordering::Relaxed) {
                 return;
@@ -381,9 +382,9 @@ impl SlabPool {
         });
     }
 
-    /// Reaches into the heap of another thread than number `own` for which much waits, and takes its
-    /// slabs of a class with free blocks from it; `false` if there is none.
-    pub(crate) fn reach_into_idle(&self, own: u32, class: usize) -> bool {
+    /// Reaches into the heap of another thread than number `own` for which much waits, and takes
+    /// its slabs of a class with free blocks from it; `false` if there is none.
+    pub(crate) fn drain_idle_owner(&self, own: u32, class: usize) -> bool {
         let waits = |heap: &Heap| {
             let many = if heap.inbox.has_ended() { 1 } else { self.heaps.many_pending() };
             !heap.inbox.is_empty() && heap.inbox.pending() >= many
@@ -391,15 +392,15 @@ impl SlabPool {
         let Some((index, _)) = self.heaps.iter().find(|&(index, heap)| index != own && waits(heap)) else {
             return false;
         };
-        let mut work = Work::new();
-        self.reach_in(index, Some(class), &mut work);
+        let mut work = FollowUp::new();
+        self.drain_revoked(index, Some(class), &mut work);
         self.finish(work);
         true
     }
 
     /// Sends what the calling thread has freed of other owners.
     pub(crate) fn send_open(&self, heap: &Heap) {
-        let mut work = Work::new();
+        let mut work = FollowUp::new();
         work.batches = {
             let _section = self.heaps.enter(heap);
             heap.open.take_all()
@@ -408,7 +409,7 @@ impl SlabPool {
     }
 
     /// Settles what the calling thread has freed in unowned slabs; `false` if that is nothing.
-    pub(crate) fn settle_unowned(&self, heap: &Heap) -> bool {
+    pub(crate) fn collect_unowned(&self, heap: &Heap) -> bool {
         let batch = {
             let _section = self.heaps.enter(heap);
             heap.open.take(UNOWNED)
@@ -420,17 +421,17 @@ impl SlabPool {
     }
 
     /// Drains the inboxes of threads of the parent, in a forked child.
-    pub(crate) fn drain_lost(&self, work: &mut Work) {
+    pub(crate) fn drain_parent_inboxes(&self, work: &mut FollowUp) {
         for (index, heap) in self.heaps.iter() {
             if heap.of_parent.load(Ordering::Relaxed) && !heap.inbox.is_empty() {
-                self.reach_in(index, None, work);
+                self.drain_revoked(index, None, work);
             }
         }
     }
 
-    /// Puts the oldest blocks of a small class into the bitmaps of their slabs, up to `n`. Inside, or
-    /// while revoked.
-    pub(crate) fn empty_bin(&self, index: u32, heap: &Heap, class: usize, n: usize, work: &mut Work) {
+    /// Puts the oldest blocks of a small class into the bitmaps of their slabs, up to `n`. Inside,
+    /// or while revoked.
+    pub(crate) fn empty_bin(&self, index: u32, heap: &Heap, class: usize, n: usize, work: &mut FollowUp) {
         let mut left = n;
         while left > 0 {
             let evicted = heap.evict(class, left);
@@ -448,9 +449,10 @@ impl SlabPool {
 
     // Late requests.
 
-    /// Counts a request whose block was not [`REMOTE`]: another thread freed it in the same instant.
+    /// Counts a request whose block was not [`REMOTE`]: another thread freed it in the same
+    /// instant.
     #[cold]
-    fn note_late(&self, address: u64, class: usize, work: &mut Work) {
+    fn note_late(&self, address: u64, class: usize, work: &mut FollowUp) {
         self.heaps.count_late(class);
         work.late = Some(Address::from_bits(address));
     }
