@@ -110,11 +110,12 @@ impl Domain {
         self.participant.create(size, kind)
     }
 
-    /// Returns the object of this kind with the lowest slot that has a living registrant, or creates one.
+    /// Returns the object of this kind with the lowest slot that has a living registrant, or
+    /// creates one.
     ///
-    /// Processes that call it at the same time get the same object, also when one of them dies meanwhile. An object
-    /// that exists keeps its size: compare [`Object::len`]. This process is registered as by [`Domain::register`] or
-    /// [`Domain::create`].
+    /// Processes that call it at the same time get the same object, also when one of them dies
+    /// meanwhile. An object that exists keeps its size: compare [`Object::len`]. This process is
+    /// registered as by [`Domain::register`] or [`Domain::create`].
     ///
     /// # Errors
     /// Those of [`Domain::create`], and [`crate::Error::TimedOut`] if all registrants are stopped;
@@ -143,8 +144,9 @@ impl Domain {
     /// Ends the registration of this process, as [`Object::unregister`] does.
     ///
     /// # Errors
-    /// [`crate::Error::WrongDomain`], [`crate::Error::NoSuchObject`], [`crate::Error::NotRegistered`],
-    /// [`crate::Error::Forked`], [`crate::Error::ArbiterHeld`], [`crate::Error::Expelled`].
+    /// [`crate::Error::WrongDomain`], [`crate::Error::NoSuchObject`],
+    /// [`crate::Error::NotRegistered`], [`crate::Error::Forked`], [`crate::Error::ArbiterHeld`],
+    /// [`crate::Error::Expelled`].
     pub fn unregister(&self, id: ObjectId) -> Result<()> {
         self.participant.unregister(id, None)
     }

@@ -100,8 +100,8 @@ impl Object {
     /// [`umf_core::Error::BadAlignment`] for types that are aligned to more than a page.
     pub fn view<T: Plain>(&self) -> umf_core::Result<View<'_, T>> {
         let memory = &self.inner.memory;
-        // SAFETY: the mapping is readable and writable and lives as long as `self`. The size of its file is sealed,
-        // so that no process can truncate it.
+        // SAFETY: the mapping is readable and writable and lives as long as `self`. The size of its
+        // file is sealed, so that no process can truncate it.
         unsafe { View::<u8>::new(memory.base().as_ptr(), memory.size()) }?.cast()
     }
 
@@ -116,8 +116,8 @@ impl Object {
     /// last registration, the object is destroyed.
     ///
     /// # Errors
-    /// [`crate::Error::NotRegistered`] if the registration has ended before; [`crate::Error::Forked`];
-    /// [`crate::Error::ArbiterHeld`].
+    /// [`crate::Error::NotRegistered`] if the registration has ended before;
+    /// [`crate::Error::Forked`]; [`crate::Error::ArbiterHeld`].
     pub fn unregister(self) -> Result<()> {
         let ObjectInner { participant, id, has_ended, .. } = &*self.inner;
         participant.unregister(*id, Some(has_ended))
@@ -246,8 +246,8 @@ pub(crate) mod region {
         Ok((fd, file, mapping))
     }
 
-    /// Maps the file that a participant sent for an object. Returns `None` if it is another file than
-    /// the one in the table.
+    /// Maps the file that a participant sent for an object. Returns `None` if it is another file
+    /// than the one in the table.
     pub(crate) fn open(fd: ReceivedFd, expected: SealedFile) -> Result<Option<(OwnedFd, SharedMapping)>> {
         let found = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
         let size = usize::try_from(expected.size).ok().filter(|&size| size > 0);

@@ -171,7 +171,8 @@ impl Participant {
                     Err(error) => return Err(self.create_error(error)),
                 }
             } else {
-                // Made without the arbiter, so that other processes do not wait for these system calls.
+                // Made without the arbiter, so that other processes do not wait for these system
+                // calls.
                 drop(arbiter);
                 region = Some(region::create(self.name(), size)?);
             }
@@ -252,7 +253,8 @@ impl Participant {
 
     /// Returns another handle to a registration that has a handle.
     fn existing_handle(&self, id: ObjectId, kind: u32) -> Result<Option<Object>> {
-        // The upgraded handle is returned and not dropped here: dropping the last one locks the arbiter.
+        // The upgraded handle is returned and not dropped here: dropping the last one locks the
+        // arbiter.
         let found = self.registrations.with(id, |found| match found.entry.kind {
             found_kind if found_kind == kind => Ok(found.handle.upgrade()),
             found_kind => Err(self.lookup_error(id, kind, LookupError::WrongKind(found_kind))),
@@ -260,7 +262,8 @@ impl Participant {
         Ok(found.transpose()?.flatten().map(Object::new))
     }
 
-    /// Returns a handle to a registration, also if its last handle was dropped and it has not ended.
+    /// Returns a handle to a registration, also if its last handle was dropped and it has not
+    /// ended.
     fn new_handle(
         self: &Arc<Self>,
         _arbiter: &ArbiterGuard,
@@ -280,8 +283,8 @@ impl Participant {
         Ok(Some(Object::new(inner)))
     }
 
-    /// Ends the registration. If a handle passes its `has_ended` flag, only the registration of that
-    /// handle is ended, and not a later one of the same object.
+    /// Ends the registration. If a handle passes its `has_ended` flag, only the registration of
+    /// that handle is ended, and not a later one of the same object.
     pub(crate) fn unregister(&self, id: ObjectId, handle: Option<&Arc<AtomicBool>>) -> Result<()> {
         let deadline = self.deadline()?;
         let fail = |error| self.lookup_error(id, 0, error);

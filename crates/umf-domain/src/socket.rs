@@ -147,7 +147,8 @@ pub(crate) fn probe_with(spare: &mut Option<OwnedFd>, name: &[u8]) -> sys::Resul
     if sys::listener_has_ended(socket.as_fd()) { Ok(Probe::Free) } else { Ok(Probe::Connected(socket)) }
 }
 
-/// Returns the uid of the socket that has the name. `None` for root, this process's user, or an unknown one.
+/// Returns the uid of the socket that has the name. `None` for root, this process's user, or an
+/// unknown one.
 pub(crate) fn foreign_owner(name: &[u8]) -> Option<u32> {
     sock_diag::owner(name).filter(|&uid| uid != 0 && uid != sys::effective_uid())
 }
@@ -183,8 +184,8 @@ mod sock_diag {
 
     /// Returns the user whose process made the `SOCK_SEQPACKET` socket with this abstract name.
     ///
-    /// Returns `None` if the name is free, or the kernel cannot tell (no `CONFIG_UNIX_DIAG`, or before
-    /// Linux 5.3).
+    /// Returns `None` if the name is free, or the kernel cannot tell (no `CONFIG_UNIX_DIAG`, or
+    /// before Linux 5.3).
     pub(crate) fn owner(name: &[u8]) -> Option<u32> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(

@@ -17,7 +17,8 @@ fn pipe() -> (File, File) {
     (File::from(reader), File::from(writer))
 }
 
-/// Joins once the writers of `start` are closed, sends the object id, and ends once those of `end` are.
+/// Joins once the writers of `start` are closed, sends the object id, and ends once those of `end`
+/// are.
 fn child(name: &str, mut start: File, mut ids: File, mut end: File) -> Result<(), Error> {
     let _ = start.read(&mut [0]);
     let mut settings = DomainSettings::default();
@@ -30,7 +31,8 @@ fn child(name: &str, mut start: File, mut ids: File, mut end: File) -> Result<()
     Ok(())
 }
 
-/// Starts processes, kills some of them after `microseconds`, and returns the object ids that the others got.
+/// Starts processes, kills some of them after `microseconds`, and returns the object ids that the
+/// others got.
 fn find_in_processes(name: &str, processes: usize, killed: usize, microseconds: u64) -> Vec<u64> {
     let (start, go) = pipe();
     let (end, stop) = pipe();

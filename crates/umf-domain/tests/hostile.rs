@@ -119,7 +119,8 @@ fn slow_close_of_received_fd_does_not_delay_join() {
     socket.set_nonblocking(false).unwrap();
     let fds = [OwnedFd::from(socket)];
     answer(&connection, b"UMFA\0\0\0\0\0\0\0\0\0\0\0\0", &fds);
-    // The copy in flight is the last one, unless the other thread is quicker. Then this close blocks.
+    // The copy in flight is the last one, unless the other thread is quicker. Then this close
+    // blocks.
     std::thread::spawn(move || drop(fds));
     let joined = result.recv_timeout(Duration::from_secs(30)).expect("join does not wait for the close");
     assert!(matches!(joined, Err(Error::Misbehaved { .. })), "{joined:?}");

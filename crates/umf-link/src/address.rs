@@ -25,11 +25,11 @@ const CHECKSUM: usize = ADDRESS_SIZE - 4;
 /// Longest name of an endpoint.
 const LONGEST_NAME: usize = 64;
 
-/// Where an [`crate::Endpoint`] can be reached: 64 plain bytes, which may travel through MPI, a socket, a
-/// file or argv.
+/// Where an [`crate::Endpoint`] can be reached: 64 plain bytes, which may travel through MPI, a
+/// socket, a file or argv.
 ///
-/// A value is well-formed. Whether a process listens there is found out by connecting. `docs/link.md` has
-/// the layout. Its text is `umfl2.` and 86 characters of URL-safe base64.
+/// A value is well-formed. Whether a process listens there is found out by connecting.
+/// `docs/link.md` has the layout. Its text is `umfl2.` and 86 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkAddress {
     bytes: [u8; ADDRESS_SIZE],
@@ -94,8 +94,8 @@ impl LinkAddress {
         Ok(Self::new(boot_id_bytes(), pid(), nonce))
     }
 
-    /// Returns the address of the endpoint that a process of this user has made with this name, on this
-    /// machine. A name has 1 to 64 letters, digits and `._:/+=@-`.
+    /// Returns the address of the endpoint that a process of this user has made with this name, on
+    /// this machine. A name has 1 to 64 letters, digits and `._:/+=@-`.
     ///
     /// # Errors
     /// [`Error::BadName`].
@@ -141,8 +141,8 @@ impl LinkAddress {
         self.bytes
     }
 
-    /// Returns the pid of the process that has the endpoint, in its own pid namespace; 0 if the address was
-    /// made from a name.
+    /// Returns the pid of the process that has the endpoint, in its own pid namespace; 0 if the
+    /// address was made from a name.
     #[must_use]
     pub fn pid(&self) -> u32 {
         u32::from_le_bytes(core::array::from_fn(|byte| self.bytes[24 + byte]))

@@ -1,4 +1,5 @@
-//! Both sides copy one message in one piece: the receiver from the front, the sender from the back.
+//! The engine `both`: receiver and sender copy one contiguous message, the receiver from the front,
+//! the sender from the back.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -20,12 +21,12 @@ use crate::receive::{FetchOutcome, Receiving, impossible};
 use crate::wait::Limit;
 use crate::{Engine, LinkStatistics, Result};
 
-/// Progress of a sender that could not copy what it had claimed.
+/// The progress of a sender that could not copy a chunk that it had claimed.
 const FAILED: u64 = (1 << 48) - 1;
-/// Smallest chunk that a receiver asks for.
+/// The smallest chunk size that a receiver requests.
 const LEAST_CHUNK: usize = 4096;
 
-/// Whether both sides copy.
+/// Whether both processes copy a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BothMode {
     No,
@@ -35,7 +36,7 @@ pub(crate) enum BothMode {
     Must,
 }
 
-/// Where the receiver copies from.
+/// The sender's memory, as the receiver reaches it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RemoteSource<'m> {
     /// A mapping of the sender's memory, and where the message is in it.
@@ -44,19 +45,19 @@ pub(crate) enum RemoteSource<'m> {
     Address(Iov),
 }
 
-/// Returns the bytes of a chunk: large enough that a claim costs little, small enough that both processes
-/// end at about the same time. The word of claims can count the chunks of any message.
+/// Returns the bytes of a chunk: large enough that a claim costs little, small enough that both
+/// processes end at about the same time. The word of claims can count the chunks of any message.
 fn chunk_size(length: usize) -> usize {
     let least = length.div_ceil(MAX_CHUNKS as usize);
     (length / 32).clamp(16 << 10, 256 << 10).max(least).next_multiple_of(LEAST_CHUNK)
 }
 
-/// Returns the exported memory that all of a list lies in, if other processes may write it.
+/// Returns the exported memory that contains the list, if other processes may write it.
 fn writable_memory<'l>(into: &'l List<'_>) -> Option<&'l Memory<'l>> {
     into.memory().filter(|memory| !memory.handle().is_read_only())
 }
 
-/// Returns why both sides cannot copy a message.
+/// Returns the reason why both processes cannot copy a message, if there is one.
 pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> Option<&'static str> {
     let Some(limit) = limit else {
         return Some(
@@ -70,7 +71,8 @@ pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> 
     if writable_memory(into).is_some() {
         return None;
     }
-    // The peer sees private memory for as long as the call lasts, which is until the sender is done.
+    // The peer sees private memory for as long as the call lasts, which is until the sender is
+    // done.
     if !limit.is_none() {
         return Some(
             "memory that is no pool's (Memory), or that is exported for reading only, is written by the peer only during \
@@ -81,8 +83,8 @@ pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> 
 }
 
 impl Inbox {
-    /// Fetches a message together with its sender, if `both` asks for it. Returns `None` if one process is to
-    /// copy it.
+    /// Fetches a message together with its sender, if `both` asks for it. Returns `None` if one
+    /// process is to copy it.
     pub(crate) fn fetch_both(
         &mut self,
         index: usize,
@@ -146,15 +148,15 @@ impl Inbox {
             Ok(true) => Ok(Some(self.end(index, id, offer, Engine::Both))),
             Ok(false) if channel.is_withdrawn(offer.index, offer.number) => {
                 self.withdrawn(index, id);
-                Ok(Some(FetchOutcome::Late))
+                Ok(Some(FetchOutcome::WithdrawnLate))
             }
             Ok(false) => refused("the peer cannot write to this memory"),
             Err(error) => Err(error),
         }
     }
 
-    /// Ends an attempt: the sender claims nothing more of it, and has copied what it had claimed. It may
-    /// still write memory of a pool after a call with a timeout.
+    /// Ends an attempt. The sender claims no more chunks, and has copied those that it had claimed.
+    /// After a call with a timeout it may still write memory of a pool.
     fn close_attempt(&mut self, index: usize, channel: &Channel, offer: &Offer, epoch: u16, limit: Limit) {
         channel.own_lane.word(layout::request(offer.index)).store(0, Ordering::Relaxed);
         let front = channel.own_lane.word(layout::front(offer.index));
@@ -173,7 +175,8 @@ impl Inbox {
     }
 }
 
-/// Claims and copies chunks from the front until all are claimed. Returns how many the sender has claimed.
+/// Claims and copies chunks from the front until all are claimed. Returns the number that the
+/// sender has claimed.
 fn claim_and_copy(
     channel: &Channel,
     from: RemoteSource<'_>,
@@ -215,7 +218,8 @@ fn copy_in(
     match from {
         RemoteSource::Mapped(mapping, part) => {
             let _time = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
-            // SAFETY: a part of the mapping, and the caller's memory, which both have the whole message.
+            // SAFETY: `part` lies in the mapping and `into` in the caller's memory. Both have the
+            // whole message, of which `start` and `length` are a chunk.
             unsafe { to.copy_in(part.base.wrapping_add(start), length) };
             Ok(())
         }
@@ -245,7 +249,7 @@ enum Target {
 }
 
 impl BackCopy {
-    /// Reads and checks what the receiver of offer `index` says of its memory.
+    /// Reads and checks the description of its memory that the receiver of offer `index` wrote.
     pub(crate) fn new(
         channel: &Channel,
         index: usize,
@@ -297,7 +301,8 @@ impl BackCopy {
                     // Bracketed for each chunk, as the receiver does.
                     let time = list.touch(Access::ReadOnly);
                     if time.is_err() || !copy_out(channel, list, to, start, length) {
-                        // A claim cannot be given back: the receiver begins again, alone.
+                        // A claim cannot be undone. The receiver copies the message again by
+                        // itself.
                         done.store(offer::progress(epoch, FAILED), Ordering::Release);
                         channel.kernel_copies.store(false, Ordering::Relaxed);
                         statistics.refused_cma += 1;
@@ -335,14 +340,15 @@ fn copy_out(channel: &Channel, list: &List<'_>, to: &Target, start: usize, lengt
             else {
                 return false;
             };
-            // SAFETY: `open_target` has checked that the whole message fits; the mapping can be written
-            // and lives. `from` is the caller's memory.
+            // SAFETY: `open_target` has checked that the whole message fits; the mapping can be
+            // written and lives. `from` is the caller's memory.
             unsafe { from.copy_out(base.wrapping_add(offset + start), length) };
             time.end().is_ok()
         }
         Target::Address(range) => {
             let remote = [Iov { address: range.address + start as u64, length: length as u64 }];
-            // SAFETY: `from` is the caller's memory; the pid is that of the peer, whose socket is open.
+            // SAFETY: `from` is the caller's memory; the pid is that of the peer, whose socket is
+            // open.
             unsafe { kernel_copy::copy(channel.pid, Direction::Write, &from.ranges(length), &remote) }.is_ok()
         }
     }

@@ -1,5 +1,5 @@
-//! Messages that go through the bounce area of their sender's lane, chunk by chunk: the sender fills while
-//! the receiver empties.
+//! The engine `bounce`: the sender copies a message into the bounce area of its lane, chunk by
+//! chunk, while the receiver copies chunks out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::offer::{self, BOUNCE, Offer};
 use crate::parts::{Cursor, List};
 use crate::protocol::Load;
 use crate::queue::{Abandoned, Abandonments};
-use crate::receive::{FetchOutcome, LATE, Receiving};
+use crate::receive::{FetchOutcome, Receiving, WITHDRAWN_WHILE_COMBINED};
 use crate::{Engine, LinkStatistics, Result};
 
-/// A message that this process receives through the bounce area of a peer; one at a time for each peer.
-/// Dropping it leaves the message to other receives.
+/// A message that is received through the bounce area of a peer. There is one at a time for each
+/// peer. Dropping it makes the message available to other receives.
 #[derive(Debug)]
 pub(crate) struct BounceReceive {
     peer: usize,
     id: u64,
     offer: Offer,
     epoch: u16,
-    /// Chunks that were emptied.
+    /// The number of chunks that were emptied.
     count: u64,
     abandonments: Arc<Abandonments>,
 }
@@ -77,7 +77,8 @@ impl Inbox {
                 let length = CHUNK.min(offer.length - start);
                 channel.populate_peer((layout::chunk(bouncing.count), length))?;
                 let from = channel.peer_lane.bytes(layout::chunk(bouncing.count), length);
-                // SAFETY: a chunk that is filled, and the caller's memory, which has the whole message.
+                // SAFETY: the chunk is populated and has `length` bytes; `into` has room for the
+                // whole message.
                 unsafe { receiving.into.0.cursor_at(start).copy_in(from, length) };
                 bouncing.count += 1;
                 channel.own_lane.word(layout::emptied(offer.index)).store(bouncing.count, Ordering::Release);
@@ -88,7 +89,7 @@ impl Inbox {
         }
         let is_whole = bouncing.count == all;
         let is_withdrawn = !is_whole && channel.is_withdrawn(offer.index, offer.number);
-        // A receive from any peer goes on with others if the sender is gone.
+        // If the sender is gone, a receive from any peer continues with other messages.
         let end = match receiving.matching.peer {
             None if !is_whole && !is_withdrawn => self.peer(index).check().err(),
             _ => None,
@@ -102,19 +103,21 @@ impl Inbox {
             self.end(index, bouncing.id, &bouncing.offer, Engine::Bounce)
         } else if let Some(end) = end {
             self.discard(bouncing.id, end);
-            if bouncing.count == 0 { FetchOutcome::Withdrawn } else { FetchOutcome::Late }
+            if bouncing.count == 0 { FetchOutcome::Withdrawn } else { FetchOutcome::WithdrawnLate }
         } else {
             let withdrawn = self.withdrawn(index, bouncing.id);
-            if bouncing.count == 0 { withdrawn } else { FetchOutcome::Late }
+            if bouncing.count == 0 { withdrawn } else { FetchOutcome::WithdrawnLate }
         };
         match outcome {
-            FetchOutcome::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+            FetchOutcome::WithdrawnLate if receiving.into.0.reduction().is_some() => {
+                Err(WITHDRAWN_WHILE_COMBINED)
+            }
             outcome => Ok(Some(outcome)),
         }
     }
 }
 
-/// Fills the bounce area with a message of this process, as far as the receiver has emptied it. `count`
+/// Copies chunks of a message into the bounce area, as far as the receiver has emptied it. `count`
 /// chunks were filled before in this attempt.
 pub(crate) fn fill(
     channel: &Channel,
@@ -140,7 +143,8 @@ pub(crate) fn fill(
         let length = CHUNK.min(list.len() - start);
         channel.populate((layout::chunk(*count), length))?;
         let to = channel.own_lane.bytes(layout::chunk(*count), length);
-        // SAFETY: the caller's memory, borrowed by the list; a chunk that the receiver has emptied.
+        // SAFETY: `list` borrows the caller's memory. The chunk has `length` bytes, and the
+        // receiver has emptied it.
         unsafe { Cursor::at(list.parts(), start).copy_out(to.as_ptr(), length) };
         *count += 1;
         done.store(offer::progress(epoch, *count), Ordering::Release);

@@ -1,7 +1,9 @@
-//! [`InboxShared`], which a process shares with all its peers, and [`Channel`], which it shares with one.
+//! [`InboxShared`], the part of an inbox that all peers see, and [`Channel`], the connection with
+//! one peer.
 //!
-//! Both are reference counted: guards that outlive a call ([`crate::View`], [`crate::Lent`],
-//! [`crate::Registration`]) keep what they need. Everything here can be used by several threads.
+//! Both are reference counted, since guards ([`crate::View`], [`crate::Lent`],
+//! [`crate::Registration`]) outlive calls and can be dropped by other threads. All functions here
+//! are thread safe.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +24,7 @@ use crate::sys::CloseOnFork;
 use crate::wait::{Limit, SLICE};
 use crate::{Error, LinkSettings, Result, sys};
 
-/// What all peers of an inbox see of this process: its catalog and its bell.
+/// The part of an inbox that its peers see, catalog and bell, with what channels share.
 #[derive(Debug)]
 pub(crate) struct InboxShared {
     pub catalog: OwnCatalog,
@@ -37,8 +39,8 @@ pub(crate) struct InboxShared {
     accessors: Mutex<Vec<Accessor>>,
 }
 
-/// A peer that may copy in registered ranges of this process by itself. It is kept beyond the end of its
-/// channel while it copies.
+/// A peer that may copy in registered ranges of this process. It is kept beyond the end of its
+/// channel while the peer copies.
 #[derive(Clone, Debug)]
 pub(crate) struct Accessor {
     lane: Arc<PeerLane>,
@@ -47,15 +49,15 @@ pub(crate) struct Accessor {
 }
 
 impl Accessor {
-    /// Returns whether the peer is in the range of a slot.
+    /// Whether the peer is copying in the range of a slot.
     pub(crate) fn is_inside(&self, slot: usize) -> bool {
         protocol::is_inside(&self.lane.word(layout::INSIDE), slot)
     }
 
-    /// Returns whether the peer is alive, as far as that is known.
+    /// Whether the peer may still be copying, as far as the kernel can tell.
     pub(crate) fn is_alive(&self) -> bool {
         match self.channel.upgrade() {
-            // A peer that has closed the link is in no call on it.
+            // A peer that has closed the link makes no call on it.
             Some(channel) => channel.check_alive().is_ok(),
             None => !sys::has_ended(self.pid),
         }
@@ -63,7 +65,7 @@ impl Accessor {
 
     fn is_needed(&self) -> bool {
         let is_inside = || self.lane.word(layout::INSIDE).load(Ordering::Relaxed) != 0;
-        // A process that was killed in a range never leaves it.
+        // A killed process never clears the word.
         self.channel.strong_count() > 0 || is_inside() && !sys::has_ended(self.pid)
     }
 }
@@ -127,7 +129,7 @@ fn populating() -> impl Fn(Errno) -> Error {
     Error::system("populating the shared memory of a link")
 }
 
-/// What a peer has sent when the link was made.
+/// The files that a peer sent in the handshake.
 #[derive(Debug)]
 pub(crate) struct PeerFiles {
     pub lane: PeerLane,
@@ -152,17 +154,17 @@ pub(crate) struct Channel {
     pub engines: Engines,
     /// The peer's pid in this pid namespace; 0 if the namespace does not show it.
     pub pid: i32,
-    /// Whether kernel copies still work with this peer: a refusal is remembered.
+    /// Whether kernel copies work with this peer. Cleared by the first permanent error.
     pub kernel_copies: AtomicBool,
     /// Number of the latest block in each slot for blocks that are handed over.
     pub lent: [AtomicU32; MAX_LENT],
     peer_bell: Bell,
     /// Whether the peer reads marked lanes only.
     has_marks: bool,
-    /// The peer's latest request to be woken by the socket that was answered.
-    poked: AtomicU64,
+    /// The peer's latest request to be woken by the socket that was served.
+    answered_arms: AtomicU64,
     state: AtomicU8,
-    /// The peer learns of this process's end by it, so a forked child closes it.
+    /// Its closing tells the peer that this process has ended. A forked child therefore closes it.
     socket: CloseOnFork,
 }
 
@@ -189,7 +191,7 @@ impl Channel {
             lent: [const { AtomicU32::new(0) }; MAX_LENT],
             has_marks: theirs.bell.has_marks(),
             peer_bell: theirs.bell,
-            poked: AtomicU64::new(0),
+            answered_arms: AtomicU64::new(0),
             state: AtomicU8::new(ALIVE),
             socket,
         });
@@ -228,7 +230,7 @@ impl Channel {
         self.peer_catalog.populate(extent).map_err(populating())
     }
 
-    /// Wakes the peer if its threads sleep. To be called after a change for which they may wait.
+    /// Wakes the peer if its threads sleep. Called after each change for which they may wait.
     #[inline(always)]
     pub(crate) fn notify(&self) {
         if self.has_marks {
@@ -247,7 +249,7 @@ impl Channel {
         }
         if asks & ARMED != 0 {
             let armed = self.peer_lane.word(layout::ARMED).load(Ordering::Relaxed);
-            if self.poked.swap(armed, Ordering::Relaxed) != armed {
+            if self.answered_arms.swap(armed, Ordering::Relaxed) != armed {
                 sys::poke(self.socket());
             }
         }
@@ -267,7 +269,7 @@ impl Channel {
         }
     }
 
-    /// Takes an offer of the peer. Returns `false` if the peer was first to withdraw it.
+    /// Takes an offer of the peer. Returns `false` if the peer withdrew it first.
     pub(crate) fn take(&self, index: usize, number: u32) -> bool {
         let mine = self.own_lane.word(layout::taken(index));
         let is_taken = protocol::take(mine, &self.peer_lane.word(layout::offered(index)), number);
@@ -282,11 +284,11 @@ impl Channel {
         now != protocol::offered(number, Offered::Open)
     }
 
-    /// Withdraws an offer. Returns `false` if the peer was first to take it. Waits for a peer that is
-    /// deciding at this moment.
+    /// Withdraws an offer. Returns `false` if the peer took it first. While the peer is deciding,
+    /// the call waits, at most for the handshake timeout.
     pub(crate) fn withdraw(&self, index: usize, number: u32) -> bool {
         if !protocol::withdraw(self.own_lane.word(layout::offered(index)), number) {
-            // Its slot was used again, which is done after it was taken.
+            // The slot was reused, which happens only after its message was taken.
             return false;
         }
         failpoint!("link.withdrawn");
@@ -312,21 +314,22 @@ impl Channel {
         }
     }
 
-    /// Tells the peer that this process takes part in no collective any more, and which end caused it.
+    /// Publishes that this process has ended its collectives, and the pid of the process whose end
+    /// was the reason, if any.
     pub(crate) fn end_collectives(&self, gone: Option<i32>) {
         let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
         self.own_lane.word(layout::GAVE_UP).store(1 << 32 | pid, Ordering::Release);
         self.notify();
     }
 
-    /// Returns what the peer has told by [`Channel::end_collectives`]: a pid, or 0.
+    /// Returns the pid (or 0) that the peer has published by [`Channel::end_collectives`].
     pub(crate) fn ended_collectives(&self) -> Option<i32> {
-        let told = self.peer_lane.word(layout::GAVE_UP).load(Ordering::Acquire);
-        (told != 0).then_some(told as i32)
+        let word = self.peer_lane.word(layout::GAVE_UP).load(Ordering::Acquire);
+        (word != 0).then_some(word as i32)
     }
 
-    /// Publishes the processor on which this thread spins. Returns whether it is to yield it, because the
-    /// peer may need it.
+    /// Publishes the processor on which this thread spins. Returns whether the peer last spun on
+    /// the same one, so that this thread should yield.
     pub(crate) fn should_yield(&self) -> bool {
         let here = sys::processor() as u64 + 1;
         let mine = self.own_lane.word(layout::PROCESSOR);
@@ -336,9 +339,9 @@ impl Channel {
         self.peer_lane.word(layout::PROCESSOR).load(Ordering::Relaxed) == here
     }
 
-    /// Returns whether the link can be used, by what is known.
+    /// Fails if this is a forked child, or if an end of the link was found before.
     #[inline(always)]
-    pub(crate) fn known(&self) -> Result<()> {
+    pub(crate) fn check_known(&self) -> Result<()> {
         if !self.own_lane.is_own_process() {
             return Err(Error::Forked);
         }
@@ -348,7 +351,7 @@ impl Channel {
         }
     }
 
-    /// As [`Channel::known`].
+    /// Whether [`Channel::check_known`] succeeds.
     #[inline(always)]
     pub(crate) fn is_known_alive(&self) -> bool {
         self.own_lane.is_own_process() && self.state.load(Ordering::Relaxed) == ALIVE
@@ -359,16 +362,17 @@ impl Channel {
         if end == GONE { Error::PeerGone { pid: self.pid } } else { Error::Closed { pid: self.pid } }
     }
 
-    /// Returns whether the peer has said that it closed the link.
+    /// Whether the peer has closed the link.
     #[inline(always)]
     pub(crate) fn has_closed(&self) -> bool {
         self.peer_lane.word(layout::CLOSED).load(Ordering::Acquire) != 0
     }
 
-    /// Asks the kernel whether the peer is alive. An end is remembered.
+    /// Asks the kernel whether the peer is alive. Stores an end for [`Channel::check_known`].
     pub(crate) fn check_alive(&self) -> Result<()> {
-        self.known()?;
-        // A child that the peer made by a raw clone may keep its socket open: the pid is asked for, too.
+        self.check_known()?;
+        // A child that the peer made by a raw clone may keep the socket open, so the pid is checked
+        // too.
         let is_gone = || sys::has_hung_up(self.socket()) || sys::has_ended(self.pid);
         // The peer sets the word before it closes the socket.
         let end = if self.has_closed() {
@@ -418,13 +422,13 @@ impl Channel {
         }
     }
 
-    /// Returns the error for memory of the peer that cannot be opened: the peer's end, if that is the
-    /// cause.
+    /// Returns the error for memory of the peer that cannot be opened. If the peer has ended, that
+    /// is the error.
     pub(crate) fn not_opened(&self, error: umf_ipc::Error) -> Error {
         use umf_ipc::Error as Ipc;
         match (self.check_alive(), error) {
             (Err(end), _) => end,
-            // The handle may be of another process's memory.
+            // The handle may name memory of another process, whose end is not that of the peer.
             (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
                 if i64::from(pid) == i64::from(self.pid) =>
             {
@@ -434,12 +438,13 @@ impl Channel {
         }
     }
 
-    /// Returns the error for a copy that the kernel refuses. A permanent refusal is remembered.
+    /// Returns the error for a failed kernel copy. After a permanent one, kernel copies are not
+    /// tried again.
     pub(crate) fn refused(&self, errno: Errno, call: &'static str) -> Error {
         if let Err(end) = self.check_alive() {
             return end;
         }
-        // The memory of a process goes before its socket is closed.
+        // The kernel frees the memory of an exiting process before it closes the socket.
         if errno == Errno::SRCH {
             return Error::PeerGone { pid: self.pid };
         }

@@ -1,7 +1,8 @@
-//! [`Endpoint`]: where other processes connect. [`LinkBuilder`] makes endpoints, links and communicators.
+//! [`Endpoint`], at which a process accepts links, and [`LinkBuilder`], which makes endpoints,
+//! links and communicators.
 //!
-//! Two processes meet on a socket, once: each sends its lane, its catalog and its bell. The socket stays
-//! open, because the kernel closes it when its process ends.
+//! In the handshake each process sends the descriptors of its lane, catalog and bell over a socket.
+//! The socket stays open, because the kernel closes it when its process ends.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +41,7 @@ pub(crate) enum Kind {
     Agreed = 4,
 }
 
-/// A packet of two processes that meet.
+/// A packet of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     /// Nonce of the two lanes.
@@ -49,8 +50,8 @@ pub(crate) struct Packet {
     pub catalog: u128,
     /// Address at which the sender has mapped its lane.
     pub base: u64,
-    /// In a hello of a rank: 1, its number, the size of its job, and the number of its former links with the
-    /// other rank. In a refusal: 1 for "connect later", or 2 and the size of the job.
+    /// In a hello of a rank: 1, its number, the size of its job, and the number of its former links
+    /// with the other rank. In a refusal: 1 for "connect later", or 2 and the size of the job.
     pub words: [u32; 4],
 }
 
@@ -124,8 +125,8 @@ impl LinkBuilder {
         self
     }
 
-    /// Sets the importer that opens memory of peers. Without one, nothing is mapped, and nothing can be
-    /// received as a view.
+    /// Sets the importer that opens memory of peers. Without one, nothing is mapped, and nothing
+    /// can be received as a view.
     #[must_use]
     pub const fn importer(mut self, importer: &'static Importer) -> Self {
         self.importer = Some(importer);
@@ -155,9 +156,9 @@ impl LinkBuilder {
     /// Connects to an endpoint. `None` waits without an end.
     ///
     /// # Errors
-    /// [`Error::OtherMachine`], [`Error::NotListening`], [`Error::OtherUser`]; [`Error::TimedOut`] if the
-    /// connection is not accepted; [`Error::System`]: no descriptors or no shared memory are left. Nothing
-    /// stays open after an error.
+    /// [`Error::OtherMachine`], [`Error::NotListening`], [`Error::OtherUser`]; [`Error::TimedOut`]
+    /// if the connection is not accepted; [`Error::System`]: no descriptors or no shared memory are
+    /// left. Nothing stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
         let (shared, fds) = InboxShared::create(self.settings.clone(), self.importer, None)?;
         match connect(&shared, &fds, address, timeout, [0; 4])? {
@@ -176,7 +177,8 @@ fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
     Error::TimedOut { what, milliseconds }
 }
 
-/// Connects to an endpoint. The inner error is the words of its refusal. `words` says which rank connects.
+/// Connects to an endpoint. The inner error is the words of its refusal. `words` says which rank
+/// connects.
 pub(crate) fn connect(
     shared: &Arc<InboxShared>,
     fds: &InboxFds,
@@ -314,8 +316,8 @@ pub(crate) fn has_agreed(channel: &Channel) -> bool {
     packet.is_some_and(|packet| packet.lane == channel.own_lane.nonce())
 }
 
-/// Where other processes of this user connect. Nothing is left of it when it is dropped or its process is
-/// killed.
+/// Where other processes of this user connect. Nothing is left of it when it is dropped or its
+/// process is killed.
 ///
 /// Links stay when the endpoint is dropped. Several threads may use it at once.
 #[derive(Debug)]
@@ -357,8 +359,8 @@ impl Endpoint {
 
     /// Waits for a process to connect. `None` waits without an end.
     ///
-    /// Processes of other users are refused. A process that connects and sends nothing is dropped after
-    /// [`LinkSettings::handshake`].
+    /// Processes of other users are refused. A process that connects and sends nothing is dropped
+    /// after [`LinkSettings::handshake`].
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::Forked`]; [`Error::System`]: no descriptors are left.

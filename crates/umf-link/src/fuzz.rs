@@ -1,5 +1,5 @@
-//! What fuzz targets drive (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are no part of the
-//! interface, and a link whose peer writes anything into its files.
+//! What fuzz targets drive (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are no part of
+//! the interface, and a link whose peer writes anything into its files.
 
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
@@ -18,7 +18,8 @@ use crate::shared_files::{Bell, OwnCatalog, OwnFile, OwnLane, PeerCatalog, PeerL
 use crate::{Destination, Element, Engine, Link, LinkSettings, Memory, Operation, Reduction, Registration};
 use crate::{RemoteAccess, RemoteKey, Result, Source, Span, TagMatch};
 
-/// Decodes packets of processes that meet, and the words of offers and of blocks that are handed over.
+/// Decodes packets of processes that meet, and the words of offers and of blocks that are handed
+/// over.
 pub fn packets(bytes: &[u8]) {
     for kind in [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Agreed] {
         if let Some(packet) = Packet::decode(bytes, kind) {
@@ -225,9 +226,9 @@ fn word(which: u8, index: usize) -> usize {
     all[usize::from(which) % all.len()]
 }
 
-/// Uses a link in all ways while its peer writes what the input says: anywhere, or in forms that are read.
-/// Each call ends with a result or an error, and touches no memory but its own. `theirs` is memory that the
-/// peer announces.
+/// Uses a link in all ways while its peer writes what the input says: anywhere, or in forms that
+/// are read. Each call ends with a result or an error, and touches no memory but its own. `theirs`
+/// is memory that the peer announces.
 pub fn hostile_peer(data: &[u8], [mine, theirs]: [&'static Memory<'static>; 2], importer: &'static Importer) {
     let mut input = Input(data);
     let Some(choice) = input.byte() else { return };

@@ -1,7 +1,7 @@
-//! The handle table of a process: handles that it has announced to its peers. Messages name an entry and
-//! its generation, so that a handle is written once and read once.
+//! The handle table of a process: IPC handles that it has announced to its peers. Messages name an
+//! entry and its generation, so that a handle is written once, and read once by each peer.
 //!
-//! An entry that an open message names is pinned, and not written again.
+//! An entry that an open message names is pinned, and is not overwritten.
 
 use core::sync::atomic::{Ordering, fence};
 use std::collections::HashMap;
@@ -58,7 +58,8 @@ impl HandleTable {
         Self { entries: Vec::new(), places: HashMap::new(), latest: None, next: 0 }
     }
 
-    /// Announces the handle of a memory, unless that was done. Returns `None` if all entries are pinned.
+    /// Announces the handle of a memory, unless that was done. Returns `None` if all entries are
+    /// pinned.
     #[inline]
     pub(crate) fn announce(
         &mut self,

@@ -1,8 +1,10 @@
-//! [`Inbox`]: all that one thread of a process sends to and receives from its peers.
+//! [`Inbox`]: the lanes, the tag queue and the peers that one thread uses.
 //!
-//! A link is an inbox with one peer, a communicator one with a peer for each rank. While a call waits, it
-//! reads all lanes: messages go to the tag queue, requests of peers are answered. (A receive whose message
-//! is there reads one lane, and all of them every [`FAST`] times.) So two processes that wait for each other's lanes do not block each other.
+//! A link has an inbox with one peer, a communicator an inbox with a peer for each other rank. A
+//! call that waits reads all lanes: it moves messages to the tag queue and answers requests of
+//! peers. Two processes that wait for each other therefore do not block each other. A receive whose
+//! message has arrived reads one lane, and all lanes after each [`RECEIVES_BETWEEN_SWEEPS`]
+//! receives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,28 +17,27 @@ use crate::channel::{Channel, InboxShared};
 use crate::handles::{HandleTable, KnownHandles};
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
 use crate::offer::{BLOCK, BlockRecord, INLINE, OFFER, Offer, REQUEST};
+use crate::outgoing::Outgoing;
 use crate::parts::List;
 use crate::queue::{Abandoned, Body, Context, Matching, Queue, weight};
 use crate::receive::{Received, Receiving};
 use crate::requests::Requests;
 use crate::ring::{Reader, RecordHeader, Writer, unknown_kind};
-use crate::send::Outgoing;
 use crate::wait::{FRESH, Spin};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch, sys};
 
-/// Records that are read from one lane before others get their turn.
+/// The most records that are read from one lane before the next lane.
 const BUDGET: usize = 32;
-/// Lanes that a receive from any peer polls in rotation, and those that it polls each time because they
-/// had a message lately.
+/// Lanes that one poll of a receive from any peer reads in rotation, and lanes with recent
+/// messages, which each poll reads.
 const ROTATION: usize = 8;
 const RECENT: usize = 4;
-/// Memory that messages may take which a peer sends after it was asked to announce only: more than what
-/// its rings hold.
+/// The most bytes of messages from a peer after it was asked to announce only. Its rings hold less.
 const OVERRUN: usize = 256 << 10;
-/// Receives in a row that may read one lane alone.
-const FAST: u8 = 128;
+/// Consecutive receives that read one lane only.
+const RECEIVES_BETWEEN_SWEEPS: u8 = 128;
 
-/// A peer, as the inbox knows it. No other process can write this.
+/// The state of one peer, in private memory.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub channel: Arc<Channel>,
@@ -45,19 +46,19 @@ pub(crate) struct Peer {
     pub outgoing: Outgoing,
     pub handles: KnownHandles,
     pub requests: Requests,
-    /// Attempts to fetch a message, which tell the words of one from those of others.
+    /// The number of the latest attempt to fetch a message. Words of other attempts are ignored.
     epoch: u16,
     /// The message that goes through the bounce area of the peer's lane.
     pub bouncing: Option<u64>,
     pub statistics: LinkStatistics,
-    /// When the kernel was asked for its state.
+    /// The time of the latest liveness check, in milliseconds.
     checked: u64,
     /// Messages in the queue, by the slot of their offer.
     offers: Vec<u64>,
-    /// Memory of messages that came although only announcements were asked for.
+    /// Bytes of messages that arrived although the peer was asked to announce only.
     overrun: usize,
-    /// Why its lane is not read any more.
-    broken: Option<Error>,
+    /// The error after which its lane is not read any more.
+    read_error: Option<Error>,
 }
 
 impl Peer {
@@ -75,7 +76,7 @@ impl Peer {
             checked: 0,
             offers: Vec::new(),
             overrun: 0,
-            broken: None,
+            read_error: None,
         }
     }
 
@@ -88,32 +89,33 @@ impl Peer {
         self.epoch
     }
 
-    /// Returns whether the peer can be used. Asks the kernel if the latest answer is old.
+    /// Fails if the peer is gone or closed. Asks the kernel if the latest answer is older than
+    /// [`FRESH`].
     #[inline]
     pub(crate) fn check(&mut self) -> Result<()> {
-        self.channel.known()?;
+        self.channel.check_known()?;
         if sys::coarse_milliseconds().wrapping_sub(self.checked) > FRESH {
             return self.check_alive();
         }
         Ok(())
     }
 
-    /// As [`Peer::check`], where the kernel need not be asked.
+    /// Whether the peer is alive by a recent answer of the kernel.
     #[inline]
     pub(crate) fn is_fresh(&self) -> bool {
         let age = sys::coarse_milliseconds().wrapping_sub(self.checked);
         age <= FRESH && self.channel.is_known_alive() && !self.channel.has_closed()
     }
 
-    /// Ends reading of its lane. Its next check reports the error.
-    pub(crate) fn set_broken(&mut self, error: Error) {
-        self.broken = Some(error);
+    /// Stops reading the peer's lane. The next check returns the error.
+    pub(crate) fn set_read_error(&mut self, error: Error) {
+        self.read_error = Some(error);
         self.checked = 0;
     }
 
     #[cold]
     fn check_alive(&mut self) -> Result<()> {
-        if let Some(error) = &self.broken {
+        if let Some(error) = &self.read_error {
             return Err(error.clone());
         }
         self.checked = sys::coarse_milliseconds();
@@ -121,7 +123,7 @@ impl Peer {
     }
 }
 
-/// What a poll looks for.
+/// The message that a poll searches.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'w> {
     pub matching: Matching,
@@ -131,7 +133,7 @@ pub(crate) struct Wanted<'w> {
     pub into: Option<&'w List<'w>>,
 }
 
-/// A message that a poll found.
+/// The message that a poll has found.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// It was received.
@@ -142,8 +144,8 @@ pub(crate) enum Found {
     Next(usize, u64, BlockRecord),
 }
 
-/// All that one thread sends to and receives from its peers. It is part of [`crate::Link`] and
-/// [`crate::Communicator`], which have its functions.
+/// The lanes, the tag queue and the peers that one thread uses. [`crate::Link`] and
+/// [`crate::Communicator`] have an inbox, and its functions.
 #[derive(Debug)]
 pub struct Inbox {
     pub(crate) shared: Arc<InboxShared>,
@@ -153,20 +155,20 @@ pub struct Inbox {
     pub(crate) spin: Spin,
     /// Whether there are more ranks than processors: a rank that waits yields at once.
     pub(crate) is_crowded: bool,
-    /// Lanes that may have news, one bit for each.
+    /// Lanes that may have unread records, one bit each.
     unread: Vec<u32>,
     pub(crate) timeout: Option<Duration>,
     /// Longest message that goes in a ring.
     pub(crate) inline_max: usize,
-    /// Buffer for kernel copies of what is to be combined.
+    /// The buffer into which the kernel copies numbers that are then combined.
     pub(crate) stage: Vec<u8>,
-    /// Where receives from any peer go on.
+    /// The first lane of the next rotation.
     cursor: usize,
     recent: [usize; RECENT],
     /// Whether peers are asked to announce only.
     announces: bool,
-    /// Receives since all lanes were read.
-    fast: u8,
+    /// Receives since all lanes were read last.
+    fast_receives: u8,
 }
 
 impl Inbox {
@@ -186,7 +188,7 @@ impl Inbox {
             cursor: 0,
             recent: [0; RECENT],
             announces: false,
-            fast: 0,
+            fast_receives: 0,
         }
     }
 
@@ -198,7 +200,7 @@ impl Inbox {
     /// Removes a peer and its messages.
     pub(crate) fn remove(&mut self, index: usize) -> Option<Arc<Channel>> {
         self.queue.remove_peer(index);
-        self.relax();
+        self.resume_data();
         let peer = self.peers[index].take()?;
         for announced in peer.outgoing.announced() {
             self.handles.unpin(announced);
@@ -217,9 +219,9 @@ impl Inbox {
         self.peers[index].as_ref().map(|peer| &peer.channel)
     }
 
-    /// Removes what its holders have dropped.
+    /// Removes receives whose requests were dropped.
     #[inline]
-    pub(crate) fn sweep(&mut self) {
+    pub(crate) fn remove_abandoned(&mut self) {
         for abandoned in self.queue.abandonments.take() {
             match abandoned {
                 Abandoned::Receive(id) => self.queue.cancel(id),
@@ -233,8 +235,8 @@ impl Inbox {
         }
     }
 
-    /// Looks for a message in the lanes. What comes before it goes to the queue; so does the message
-    /// itself, unless it is short and fits `into`.
+    /// Searches a message in the lanes. Messages before it are moved to the queue. So is the
+    /// message itself, unless it is short and fits `into`.
     #[inline]
     pub(crate) fn poll(&mut self, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         match wanted.matching.peer {
@@ -253,7 +255,7 @@ impl Inbox {
                 self.serve(index, length)?;
                 continue;
             }
-            let is_wanted = match self.queue.taker(index, tag, context) {
+            let is_wanted = match self.queue.matching_receive(index, tag, context) {
                 Some(receive) => wanted.posted == Some(receive),
                 None => wanted.posted.is_none() && wanted.matching.takes(index, tag, context),
             };
@@ -261,8 +263,8 @@ impl Inbox {
                 (INLINE, Some(into)) if is_wanted && into.takes(length) => {
                     let time = into.touch(Access::ReadWrite)?;
                     let mut cursor = into.cursor();
-                    // SAFETY: the caller's memory, which has at least that length; `read` yields memory
-                    // of the lane.
+                    // SAFETY: the caller's memory, which has at least that length; `read` yields
+                    // memory of the lane.
                     peer.reader.read(&peer.channel, length, |from, count| unsafe {
                         cursor.copy_in(from, count);
                     });
@@ -282,7 +284,7 @@ impl Inbox {
                     return Ok(Some(Found::Next(index, tag, lend)));
                 }
                 _ => {
-                    let id = self.keep(index, record, is_wanted)?;
+                    let id = self.enqueue(index, record, is_wanted)?;
                     if is_wanted {
                         return Ok(Some(Found::Queued(id)));
                     }
@@ -292,8 +294,8 @@ impl Inbox {
         Ok(None)
     }
 
-    /// Receives a short message of one peer if it comes soon and nothing else is to be done. The fast path of
-    /// [`crate::Link::recv`]: no error is made on it.
+    /// Receives a short message of one peer, if it arrives within `times` polls and the queue is
+    /// idle. The fast path of [`crate::Link::recv`]. It reports no errors.
     #[inline]
     pub(crate) fn recv_fast(
         &mut self,
@@ -303,24 +305,25 @@ impl Inbox {
         times: u32,
     ) -> Option<Received> {
         let is_idle = self.queue.is_idle() && !into.is_bracketed();
-        let peer = self.peers[index].as_mut().filter(|peer| is_idle && peer.broken.is_none())?;
+        let peer = self.peers[index].as_mut().filter(|peer| is_idle && peer.read_error.is_none())?;
         let (tag, length) = peer.reader.spin_for_inline(&peer.channel, times)?;
         if !wanted.fits(tag) || !into.takes(length) {
             return None;
         }
         let mut cursor = into.cursor();
-        // SAFETY: the caller's memory, which has at least that length; `read` yields memory of the lane.
+        // SAFETY: the caller's memory, which has at least that length; `read` yields memory of the
+        // lane.
         peer.reader.read(&peer.channel, length, |from, count| unsafe { cursor.copy_in(from, count) });
         peer.statistics.add_received(Engine::Inline, length);
         self.count_received();
         Some(Received { from: index, tag, length, engine: Engine::Inline })
     }
 
-    /// Reads all lanes once in a while: receives that find their message at once would not.
+    /// Counts a receive, and reads all lanes from time to time. Fast receives read one lane only.
     #[inline]
     fn count_received(&mut self) {
-        self.fast = (self.fast + 1) % FAST;
-        if self.fast == 0 && self.peers.len() > 1 {
+        self.fast_receives = (self.fast_receives + 1) % RECEIVES_BETWEEN_SWEEPS;
+        if self.fast_receives == 0 && self.peers.len() > 1 {
             self.progress();
         }
     }
@@ -353,7 +356,7 @@ impl Inbox {
 
     /// Moves the next record of a peer to the queue.
     #[cold]
-    pub(crate) fn keep(&mut self, index: usize, record: RecordHeader, is_wanted: bool) -> Result<u64> {
+    pub(crate) fn enqueue(&mut self, index: usize, record: RecordHeader, is_wanted: bool) -> Result<u64> {
         let RecordHeader { kind, context, tag, length } = record;
         let Self { peers, queue, shared, announces, .. } = self;
         let Some(peer) = &mut peers[index] else { return Err(Error::WrongLink) };
@@ -365,7 +368,7 @@ impl Inbox {
                 if peer.overrun > OVERRUN {
                     return Err(channel.misbehaved("it sends data though it was asked to announce only"));
                 }
-                Body::Kept(peer.reader.read_bytes(&channel, length))
+                Body::Data(peer.reader.read_bytes(&channel, length))
             }
             OFFER => {
                 let words = peer.reader.read_words(&channel, length)?;
@@ -387,7 +390,8 @@ impl Inbox {
             peer.statistics.unexpected.add(body.len());
         }
         if let Some(slot) = slot {
-            // A slot is used again when its message was taken or withdrawn: so the queue is bounded.
+            // A slot is used again when its message was taken or withdrawn: so the queue is
+            // bounded.
             if peer.offers.len() <= slot {
                 peer.offers.resize(slot + 1, 0);
             }
@@ -408,8 +412,8 @@ impl Inbox {
         Ok(id)
     }
 
-    /// Lets peers send data again when enough of it was received.
-    pub(crate) fn relax(&mut self) {
+    /// Allows peers to send data again, if the queue has shrunk to half of its bound.
+    pub(crate) fn resume_data(&mut self) {
         if self.announces && self.queue.bytes() <= self.shared.settings.max_unexpected / 2 {
             self.announces = false;
             self.shared.catalog.word(ANNOUNCE_ONLY).store(0, Ordering::Relaxed);
@@ -421,11 +425,11 @@ impl Inbox {
         }
     }
 
-    /// Reads what has come in all lanes, at most [`BUDGET`] records of each, and answers requests of
-    /// peers. Returns whether more may be left. Does not wait. An error of one peer is kept for the calls
+    /// Reads all lanes, at most [`BUDGET`] records of each, and answers requests of peers. Does not
+    /// wait. Returns whether more records may be left. An error of one peer is returned by calls
     /// that use that peer.
     pub(crate) fn progress(&mut self) -> bool {
-        self.sweep();
+        self.remove_abandoned();
         if self.shared.is_crowded {
             for (word, lanes) in self.unread.iter_mut().enumerate() {
                 *lanes |= self.shared.bell.take_marks(word);
@@ -433,7 +437,7 @@ impl Inbox {
         } else {
             self.mark_all_unread();
         }
-        // One record of each lane in turn, so that the queue has messages of busy senders alternately.
+        // One record of each lane in turn, so that messages of busy senders alternate in the queue.
         for round in 0..BUDGET {
             let mut is_any_left = false;
             for word in 0..self.unread.len() {
@@ -455,7 +459,7 @@ impl Inbox {
         true
     }
 
-    /// Makes the next [`Inbox::progress`] read all lanes.
+    /// Marks all lanes as unread, so that the next [`Inbox::progress`] reads them.
     pub(crate) fn mark_all_unread(&mut self) {
         let mut left = self.peers.len();
         for lanes in &mut self.unread {
@@ -464,10 +468,11 @@ impl Inbox {
         }
     }
 
-    /// Reads all that a peer can have sent before its end.
+    /// Reads all records that a peer can have sent before its end.
     pub(crate) fn drain(&mut self) {
         const TURNS: usize = ((Ring::Small.slots() + Ring::Large.slots()) as usize).div_ceil(BUDGET);
-        // A peer that was killed may have marked nothing. One that is not gone may send without an end.
+        // A killed peer may not have marked its lane. The number of rounds is bounded, because
+        // other peers may go on sending.
         self.mark_all_unread();
         let _is_left = (0..=TURNS).all(|_| self.progress());
     }
@@ -477,7 +482,7 @@ impl Inbox {
         self.advance(index, is_first).unwrap_or_else(|error| {
             tracing::debug!(%error, "a lane cannot be read");
             if let Some(peer) = self.peers[index].as_mut().filter(|_| error.is_final()) {
-                peer.set_broken(error);
+                peer.set_read_error(error);
             }
             false
         })
@@ -485,9 +490,9 @@ impl Inbox {
 
     /// Reads the next record of a lane. Returns whether there was one.
     fn advance(&mut self, index: usize, is_first: bool) -> Result<bool> {
-        // Any peer may have marked a lane that there is not.
+        // A hostile peer can mark a lane that does not exist.
         let peer = self.peers.get(index).and_then(Option::as_ref);
-        if peer.is_none_or(|peer| peer.broken.is_some()) {
+        if peer.is_none_or(|peer| peer.read_error.is_some()) {
             return Ok(false);
         }
         if is_first {
@@ -498,15 +503,15 @@ impl Inbox {
         if record.kind == REQUEST {
             self.serve(index, record.length)?;
         } else {
-            self.keep(index, record, false)?;
+            self.enqueue(index, record, false)?;
         }
         Ok(true)
     }
 
-    /// Makes what progress a receive can make without waiting for its message.
+    /// Makes progress with a receive, without waiting. Returns `Some` when it has its message.
     #[inline]
     pub(crate) fn attempt(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Received>> {
-        self.sweep();
+        self.remove_abandoned();
         loop {
             let posted = receiving.posted.as_ref().map(|ticket| ticket.id);
             let known = match posted {
@@ -534,7 +539,7 @@ impl Inbox {
                     if let Some(ticket) = receiving.posted.take() {
                         self.queue.cancel(ticket.id);
                     }
-                    self.relax();
+                    self.resume_data();
                     self.count_received();
                     return Ok(Some(received));
                 }
@@ -554,7 +559,7 @@ impl Inbox {
             && let Some(peer) = receiving.matching.peer.and_then(|index| self.peers[index].as_mut())
             && let Err(end) = peer.check()
         {
-            // What the peer did last may have arrived.
+            // Its last messages may have arrived after the first attempt.
             self.drain();
             return self.attempt(receiving)?.map(Some).ok_or(end);
         }
@@ -580,13 +585,13 @@ impl Inbox {
 /// Returns the next record of a peer, if it has come.
 #[inline]
 fn peek(peer: &mut Peer) -> Result<Option<RecordHeader>> {
-    if let Some(error) = &peer.broken {
+    if let Some(error) = &peer.read_error {
         return Err(error.clone());
     }
     peer.reader.peek(&peer.channel)
 }
 
-/// A receive in a context takes messages of that alone.
+/// Returns the criteria of a receive.
 pub(crate) const fn from(peer: Option<usize>, wanted: TagMatch, context: Context) -> Matching {
     Matching { peer, wanted, context }
 }

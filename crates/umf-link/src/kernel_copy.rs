@@ -1,5 +1,5 @@
-//! Copies between the memory of two processes by the kernel (`process_vm_readv(2)`, Linux 3.2), and the
-//! lists of ranges that it takes.
+//! Copies between the memory of two processes by the kernel (`process_vm_readv(2)`, Linux 3.2), and
+//! the lists of ranges that it takes.
 
 use rustix::io::Errno;
 
@@ -23,8 +23,8 @@ pub(crate) enum Direction {
 
 /// Most entries of a list in one call (`IOV_MAX`).
 const MOST: usize = 1024;
-/// Gaps below this are read too: to begin an entry costs the kernel more than to read a small gap. Such
-/// a gap lies in pages of the entries beside it, so that it is readable where they are.
+/// Gaps below this are read too: to begin an entry costs the kernel more than to read a small gap.
+/// Such a gap lies in pages of the entries beside it, so that it is readable where they are.
 const GAP: u64 = 4096;
 
 /// Returns an entry without its first bytes, as the kernel takes it.
@@ -64,16 +64,16 @@ impl Progress {
     }
 }
 
-/// Copies between `local` memory and memory of process `pid`. Both lists have the same number of bytes,
-/// and no entry wraps the address space. What was copied before an error stays copied.
+/// Copies between `local` memory and memory of process `pid`. Both lists have the same number of
+/// bytes, and no entry wraps the address space. What was copied before an error stays copied.
 ///
 /// # Errors
-/// Those of the call: `EPERM` where ptrace rights are lacking, `ESRCH`, `EFAULT` for memory that is not
-/// mapped or that the kernel cannot copy (a mapped dma-buf).
+/// Those of the call: `EPERM` where ptrace rights are lacking, `ESRCH`, `EFAULT` for memory that is
+/// not mapped or that the kernel cannot copy (a mapped dma-buf).
 ///
 /// # Safety
-/// For [`Direction::Read`] the caller may write `local`; otherwise it may read it. The pid is that of
-/// the intended process.
+/// For [`Direction::Read`] the caller may write `local`; otherwise it may read it. The pid is that
+/// of the intended process.
 pub(crate) unsafe fn copy(pid: i32, direction: Direction, local: &[Iov], remote: &[Iov]) -> Result<()> {
     let (mut mine, mut theirs) = (Progress::default(), Progress::default());
     while mine.index < local.len() && theirs.index < remote.len() {
@@ -120,8 +120,8 @@ unsafe fn once(pid: i32, direction: Direction, local: &[libc::iovec], remote: &[
     };
     let (mine, theirs) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
     loop {
-        // SAFETY: by this function's contract for local memory; the kernel checks the rest. Both arrays
-        // are valid and have at most IOV_MAX entries.
+        // SAFETY: by this function's contract for local memory; the kernel checks the rest. Both
+        // arrays are valid and have at most IOV_MAX entries.
         let count = unsafe { call(pid, local.as_ptr(), mine, remote.as_ptr(), theirs, 0) };
         match count {
             0 => return Err(Errno::FAULT),
@@ -134,7 +134,8 @@ unsafe fn once(pid: i32, direction: Direction, local: &[libc::iovec], remote: &[
     }
 }
 
-/// Returns both lists with small gaps between remote entries read into `waste`; `None` if there are none.
+/// Returns both lists with small gaps between remote entries read into `waste`; `None` if there are
+/// none.
 fn cover_gaps(local: &[Iov], remote: &[Iov], waste: Iov) -> Option<(Vec<Iov>, Vec<Iov>)> {
     let gap = |pair: &[Iov]| {
         let gap = pair[1].address.checked_sub(pair[0].address.checked_add(pair[0].length)?)?;
@@ -237,7 +238,8 @@ mod tests {
     }
 
     proptest! {
-        /// Byte for byte, what goes into the local list comes from the same address as without gaps.
+        /// Byte for byte, what goes into the local list comes from the same address as without
+        /// gaps.
         #[test]
         fn covered_gaps_change_no_byte(
             remote in prop::collection::vec((0..6000_u64, 1..50_u64), 1..12),

@@ -46,10 +46,12 @@ impl RemoteAccess {
     }
 }
 
-/// Grants the peers of a process one range and an access: 48 plain bytes, which may travel in any way.
+/// Grants the peers of a process one range and an access: 48 plain bytes, which may travel in any
+/// way.
 ///
-/// It names the range and does not say where that is: the process that registered it says so to its peers
-/// alone. It expires with the registration ([`crate::Registration`]). `docs/link.md` has the layout.
+/// It names the range and does not say where that is: the process that registered it says so to its
+/// peers alone. It expires with the registration ([`crate::Registration`]). `docs/link.md` has the
+/// layout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteKey {
     pub(crate) access: RemoteAccess,

@@ -6,7 +6,8 @@
 //! | catalog | one process | all its peers | its handle table and its registered ranges |
 //! | bell | all peers | all its peers | the futex on which its threads sleep |
 //!
-//! The first page of a lane holds all that short messages need. Other parts are populated at first use.
+//! The first page of a lane holds all that short messages need. Other parts are populated at first
+//! use.
 
 /// "UMFLANE" and the version of the layout of lanes.
 pub(crate) const LANE_MAGIC: u64 = u64::from_le_bytes(*b"UMFLANE\x02");
@@ -27,8 +28,8 @@ pub(crate) const NEXT_PAYLOAD: usize = SLOT - NEXT;
 /// Largest payload of a record.
 pub(crate) const MAX_INLINE: usize = 32 << 10;
 
-/// Messages that a process has offered to one peer and that were not taken yet. Beyond these, a message
-/// that its receiver wants can be stuck behind others that it does not want yet.
+/// Messages that a process has offered to one peer and that were not taken yet. Beyond these, a
+/// message that its receiver wants can be stuck behind others that it does not want yet.
 pub(crate) const OFFERS: usize = 4096;
 /// Blocks that a process has handed over to one peer and that were not given back yet.
 pub(crate) const MAX_LENT: usize = u64::BITS as usize;
@@ -79,8 +80,8 @@ pub(crate) const MARKS: usize = LINE / 4;
 /// Words of marks.
 pub(crate) const MARK_WORDS: usize = 32;
 
-/// The two rings of a lane. A sender starts in the small one and moves to the large one when that is too
-/// small. Slot numbers go on from one to the other.
+/// The two rings of a lane. A sender starts in the small one and moves to the large one when that
+/// is too small. Slot numbers go on from one to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ring {
     Small,
@@ -95,8 +96,8 @@ impl Ring {
         }
     }
 
-    /// Slots that a receiver consumes before it publishes its progress. When all was read, the sender has
-    /// room for any record, though it does not know of the latest ones.
+    /// Slots that a receiver consumes before it publishes its progress. When all was read, the
+    /// sender has room for any record, though it does not know of the latest ones.
     pub(crate) const fn quarter(self) -> u64 {
         self.slots() / 4
     }
@@ -238,7 +239,8 @@ pub(crate) const fn range(slot: usize) -> Extent {
     (RANGE + (slot % RANGES) * RANGE_SIZE, RANGE_SIZE)
 }
 
-/// Returns word `number` (0 to 3) of a range: address, length, flags, offset in the memory of the handle.
+/// Returns word `number` (0 to 3) of a range: address, length, flags, offset in the memory of the
+/// handle.
 pub(crate) const fn range_word(slot: usize, number: usize) -> usize {
     range(slot).0 + 8 * (number % 4 + 1)
 }

@@ -1,27 +1,28 @@
-//! Messages and copies between processes of one machine: one copy, or none.
+//! Messages and one-sided copies between processes of one machine, with one copy or none.
 //!
-//! A [`Link`] joins two processes, a [`Communicator`] the ranks of a job. Short messages go through rings
-//! in shared memory. Long ones are fetched by their receiver from their place, by the [`Engine`] that was
-//! measured to be fastest. Memory of a pool is handed over without a copy ([`Link::hand_over`]). The end of
-//! a peer, however it comes, is an error within a bounded time.
+//! A [`Link`] connects two processes, a [`Communicator`] the ranks of a job. Short messages go
+//! through rings in shared memory. The receiver fetches long messages from the sender's memory, by
+//! the [`Engine`] that was measured to be fastest. Blocks of a pool are handed over without a copy
+//! ([`Link::hand_over`]). If a peer ends in any way, calls fail within a bounded time.
 //!
 //! ```text
-//! endpoint   address                listening, connecting, the exchange of files
+//! endpoint   address                listening, connecting, the handshake
 //! layout     shared_files channel   the shared memory: lanes, catalogs, bells
-//! protocol   ring                   the lock-free parts; records in a lane
-//! inbox      queue  wait            all lanes of a process: the tag queue; spin, yield, sleep
-//! send       offer  handles         what is sent, offered and handed over
-//! receive    both  bounce  view     what fetches a message: mapped, by the kernel, by both, in chunks
-//! registry   key  remote  requests  registered ranges: put and get
-//! parts      memory  kernel_copy    memory of this process, and copies by the kernel
-//! engines    settings  statistics   what each engine costs; settings; counters
+//! protocol   ring                   lock-free protocols; records in a lane
+//! inbox      queue  wait            progress on all lanes; tag queue; spin, yield, sleep
+//! send       outgoing offer handles sending, offers and backlog, handing over; handle table
+//! receive    both  bounce  view     fetching: mapped, by the kernel, by both sides, in chunks
+//! registry   key  spans             registered ranges and keys
+//! remote     requests               put and get
+//! parts      memory kernel_copy     memory of sources and destinations; copies by the kernel
+//! engines    settings  statistics   costs of engines; settings; counters
 //! comm       reduce                 ranks and collectives; reductions
 //! ```
 //!
-//! The feature `comm`, on by default, has ranks and collectives. `docs/link.md` has the layouts, the
-//! promises and the threat model.
+//! The feature `comm`, on by default, has ranks and collectives. `docs/link.md` has the layouts,
+//! the promises and the threat model.
 
-#![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "some of it is for ranks alone"))]
+#![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "parts are used by ranks only"))]
 
 mod address;
 mod both;
@@ -43,6 +44,7 @@ mod layout;
 mod link;
 mod memory;
 mod offer;
+mod outgoing;
 mod parts;
 mod protocol;
 mod queue;

@@ -20,16 +20,16 @@ use crate::view::View;
 use crate::wait::{EAGER, Limit};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
 
-/// A channel between two processes of one machine: messages with tags in both directions, and transfers to
-/// and from registered memory.
+/// A channel between two processes of one machine: messages with tags in both directions, and
+/// transfers to and from registered memory.
 ///
-/// A link made by [`crate::Endpoint::accept`] or [`crate::LinkBuilder::connect`] has an [`Inbox`] of its
-/// own. [`crate::Communicator::link`] borrows the link with a rank.
+/// A link made by [`crate::Endpoint::accept`] or [`crate::LinkBuilder::connect`] has an [`Inbox`]
+/// of its own. [`crate::Communicator::link`] borrows the link with a rank.
 ///
-/// One thread uses a link at a time; two threads use two links. The link is closed when it and its guards ([`View`],
-/// [`Lent`], [`SendRequest`]) are dropped: the peer receives what was sent before and then gets
-/// [`Error::Closed`]. If this process ends otherwise, the peer gets
-/// [`Error::PeerGone`]. A forked child does not have its parent's links ([`Error::Forked`]).
+/// One thread uses a link at a time; two threads use two links. The link is closed when it and its
+/// guards ([`View`], [`Lent`], [`SendRequest`]) are dropped. The peer receives messages that were
+/// sent before, and then gets [`Error::Closed`]. If this process ends without closing, the peer
+/// gets [`Error::PeerGone`]. A forked child does not have its parent's links ([`Error::Forked`]).
 ///
 /// Messages arrive in the order in which they were sent, as far as tags do not select others.
 #[derive(Debug)]
@@ -60,22 +60,24 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         from(Some(self.index), wanted.into(), Context::Messages)
     }
 
-    /// Sends a message. If it is at most [`crate::LinkSettings::eager_max`] bytes long, it is in the ring
-    /// when this returns. A longer one was received by then, since its receiver fetches it. So was every
-    /// message to a peer that keeps more than [`crate::LinkSettings::max_unexpected`] bytes.
+    /// Sends a message. If it is at most [`crate::LinkSettings::eager_max`] bytes long, it is in
+    /// the ring when this returns. A longer one was received by then, since its receiver fetches
+    /// it. So was every message to a peer that keeps more than
+    /// [`crate::LinkSettings::max_unexpected`] bytes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: the message was withdrawn and will not
-    /// be received; [`Error::EngineImpossible`]; [`Error::Forked`], [`Error::Misbehaved`].
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: the message was withdrawn and
+    /// will not be received; [`Error::EngineImpossible`]; [`Error::Forked`], [`Error::Misbehaved`].
     #[inline]
     pub fn send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
         let (inbox, index) = self.parts();
         inbox.send(index, tag, source.into())
     }
 
-    /// Begins to send a message. Does not wait, except with `engine = inline`. A message for which the lane
-    /// has no room goes to a backlog, whose length is not limited. It makes progress during calls of
-    /// [`Link::test_send`], [`Link::wait_send`] and [`Link::finish`] that get the request.
+    /// Begins to send a message. Does not wait, except with `engine = inline`. A message for which
+    /// the lane has no room goes to a backlog, whose length is not limited. It makes progress
+    /// during calls of [`Link::test_send`], [`Link::wait_send`] and [`Link::finish`] that get the
+    /// request.
     ///
     /// # Errors
     /// As [`Link::send`].
@@ -98,31 +100,34 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// Waits until a message was sent.
     ///
     /// # Errors
-    /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn. [`Error::WrongLink`].
+    /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn.
+    /// [`Error::WrongLink`].
     pub fn wait_send(&mut self, request: SendRequest<'_>) -> Result<()> {
         self.parts().0.finish(&mut [request], &mut [])
     }
 
-    /// Hands memory over without copying it: the receiver gets a view of it ([`Link::recv_view`]) and gives
-    /// it back by dropping that. It costs one short message, whatever the size. It does not wait until the
-    /// receiver maps the memory; it waits while the ring is full, and while 64 blocks are with the peer. Both
-    /// processes may write the memory meanwhile.
+    /// Hands memory over without copying it: the receiver gets a view of it ([`Link::recv_view`])
+    /// and gives it back by dropping that. It costs one short message, whatever the size. It does
+    /// not wait until the receiver maps the memory; it waits while the ring is full, and while 64
+    /// blocks are with the peer. Both processes may write the memory meanwhile.
     ///
     /// # Errors
-    /// As [`Link::send`]; [`Error::EngineImpossible`] if `source` is not [`crate::Memory`] or a part of it.
+    /// As [`Link::send`]; [`Error::EngineImpossible`] if `source` is not [`crate::Memory`] or a
+    /// part of it.
     #[inline]
     pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
         let (inbox, index) = self.parts();
         inbox.hand_over(index, (tag, Context::Messages), source.into())
     }
 
-    /// Receives the first message that matches. What came before the end of the peer is still received.
+    /// Receives the first message that matches. What came before the end of the peer is still
+    /// received.
     ///
     /// # Errors
-    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: no message is lost, but memory of a pool
-    /// into which a longer message was being received may be written by a stopped peer once more;
-    /// [`Error::Truncated`], [`Error::PartialElement`], [`Error::EngineImpossible`]: the message stays;
-    /// [`Error::Forked`], [`Error::Misbehaved`].
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: no message is lost, but memory
+    /// of a pool into which a longer message was being received may be written by a stopped peer
+    /// once more; [`Error::Truncated`], [`Error::PartialElement`], [`Error::EngineImpossible`]: the
+    /// message stays; [`Error::Forked`], [`Error::Misbehaved`].
     #[inline]
     pub fn recv<'d>(
         &mut self,
@@ -139,9 +144,9 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         }
     }
 
-    /// Posts a receive and does not wait. Of several posted receives, a message goes to the first one that
-    /// matches it, in the order of these calls. Its memory is written during calls of [`Link::test_recv`],
-    /// [`Link::wait_recv`] and [`Link::finish`] that get the request.
+    /// Posts a receive and does not wait. Of several posted receives, a message goes to the first
+    /// one that matches it, in the order of these calls. Its memory is written during calls of
+    /// [`Link::test_recv`], [`Link::wait_recv`] and [`Link::finish`] that get the request.
     pub fn start_recv<'d>(
         &mut self,
         wanted: impl Into<TagMatch>,
@@ -193,12 +198,12 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         self.wait_recv(request)
     }
 
-    /// Waits for a message that was handed over, and maps it without a copy. Dropping the view gives the
-    /// memory back.
+    /// Waits for a message that was handed over, and maps it without a copy. Dropping the view
+    /// gives the memory back.
     ///
     /// # Errors
-    /// As [`Link::recv`]; [`Error::WrongForm`] if the first message that matches was sent as a copy, and
-    /// [`Error::Open`]: the message stays.
+    /// As [`Link::recv`]; [`Error::WrongForm`] if the first message that matches was sent as a
+    /// copy, and [`Error::Open`]: the message stays.
     #[inline]
     pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
         let matching = self.matching(wanted);
@@ -221,16 +226,18 @@ impl<I: BorrowMut<Inbox>> Link<I> {
 
     /// Lets peers read or write a range of this process's memory by themselves, with
     /// [`Registration::key`], which may travel in any way. For memory of a pool ([`crate::Memory`],
-    /// [`crate::Memory::part`]) that costs the peer one copy and this process nothing. Where the peer cannot
-    /// reach the memory, this process copies for it, in calls that wait and in [`Link::progress`].
+    /// [`crate::Memory::part`]) that costs the peer one copy and this process nothing. Where the
+    /// peer cannot reach the memory, this process copies for it, in calls that wait and in
+    /// [`Link::progress`].
     ///
     /// # Errors
     /// [`Error::NotOnePiece`], [`Error::TooManyRanges`], [`Error::NotCombined`], [`Error::Forked`].
     ///
     /// # Safety
-    /// Until the registration has ended ([`Registration::end`], or its drop), the memory stays, and is used
-    /// as memory that another process may write (if `access` allows to put) at any time. So it is not
-    /// forgotten (`mem::forget`) unless the memory stays for ever. [`Link::exposing`] needs no such promise.
+    /// Until the registration has ended ([`Registration::end`], or its drop), the memory stays, and
+    /// is used as memory that another process may write (if `access` allows to put) at any time. So
+    /// it is not forgotten (`mem::forget`) unless the memory stays for ever. [`Link::exposing`]
+    /// needs no such promise.
     pub unsafe fn register<'d>(
         &self,
         range: impl Into<Destination<'d>>,
@@ -282,23 +289,24 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         access: RemoteAccess,
         run: impl FnOnce(&mut Self, &RemoteKey) -> R,
     ) -> Result<R> {
-        // SAFETY: the registration lives in this function, which ends it however it is left; the range is
-        // borrowed until then.
+        // SAFETY: the registration lives in this function, which ends it however it is left; the
+        // range is borrowed until then.
         let mut registration = unsafe { self.register(range, access) }?;
         let done = run(self, &registration.key());
         registration.end(self.timeout())?;
         Ok(done)
     }
 
-    /// Copies out of a range that the peer has registered. Returns the engine that copied. `spans` is an
-    /// offset in the range, or pieces of it. The peer need not do anything, unless the engine is
-    /// [`Engine::Bounce`]: then it copies itself, in calls that wait.
+    /// Copies out of a range that the peer has registered. Returns the engine that copied. `spans`
+    /// is an offset in the range, or pieces of it. The peer need not do anything, unless the engine
+    /// is [`Engine::Bounce`]: then it copies itself, in calls that wait.
     ///
     /// # Errors
-    /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`], [`Error::LengthMismatch`],
-    /// [`Error::ForeignKey`], [`Error::NotCombined`], [`Error::EngineImpossible`], [`Error::PeerGone`],
-    /// [`Error::Closed`], [`Error::Forked`], [`Error::Misbehaved`], [`Error::Memory`],
-    /// [`Error::TimedOut`]. A part of it may have been copied then.
+    /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`],
+    /// [`Error::LengthMismatch`], [`Error::ForeignKey`], [`Error::NotCombined`],
+    /// [`Error::EngineImpossible`], [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`],
+    /// [`Error::Misbehaved`], [`Error::Memory`], [`Error::TimedOut`]. A part of it may have been
+    /// copied then.
     pub fn get<'p, 'd>(
         &mut self,
         key: &RemoteKey,
@@ -309,8 +317,9 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         inbox.transfer(index, Direct::Get, key, spans.into(), &into.into().0)
     }
 
-    /// Copies into a range that the peer has registered; as [`Link::get`]. The bytes are there when it
-    /// returns. If the engine is [`Engine::Bounce`] and it times out, the peer may still write them.
+    /// Copies into a range that the peer has registered; as [`Link::get`]. The bytes are there when
+    /// it returns. If the engine is [`Engine::Bounce`] and it times out, the peer may still write
+    /// them.
     ///
     /// # Errors
     /// As there.
@@ -324,8 +333,8 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         inbox.transfer(index, Direct::Put, key, spans.into(), &source.into().0)
     }
 
-    /// Reads what has come and answers requests of peers, without waiting. For programs without calls that
-    /// wait, together with [`Link::event_fd`].
+    /// Reads what has come and answers requests of peers, without waiting. For programs without
+    /// calls that wait, together with [`Link::event_fd`].
     ///
     /// # Errors
     /// As [`Link::check_alive`].
@@ -377,25 +386,25 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         self.channel()?.check_alive()
     }
 
-    /// Returns a descriptor to poll: readable when the peer has done something since [`Link::arm`], and when
-    /// it is gone. It stays the link's.
+    /// Returns a descriptor to poll: readable when the peer has done something since [`Link::arm`],
+    /// and when it is gone. It stays the link's.
     ///
     /// # Errors
     /// [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`].
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>> {
         let channel = self.channel()?;
-        channel.known()?;
+        channel.check_known()?;
         Ok(channel.socket())
     }
 
-    /// Makes the event descriptor readable at the next thing that the peer does. What is waited for may
-    /// have come before: try once more after this and before polling.
+    /// Makes the event descriptor readable at the next thing that the peer does. What is waited for
+    /// may have come before: try once more after this and before polling.
     ///
     /// # Errors
     /// As [`Link::check_alive`].
     pub fn arm(&self) -> Result<()> {
         let channel = self.channel()?;
-        channel.known()?;
+        channel.check_known()?;
         channel.arm();
         Ok(())
     }
@@ -443,8 +452,8 @@ impl Inbox {
         self.finish_while(sends, receives, |_, _| None)
     }
 
-    /// As [`Link::finish`]; runs `meanwhile` before each poll, which returns why a receive from any peer
-    /// cannot end, if it is told that there is one.
+    /// As [`Link::finish`]; runs `meanwhile` before each poll, which returns why a receive from any
+    /// peer cannot end, if it is told that there is one.
     pub(crate) fn finish_while(
         &mut self,
         sends: &mut [SendRequest<'_>],

@@ -9,8 +9,8 @@ use umf_ipc::{HANDLE_SIZE, Handle};
 use crate::parts::MemoryPart;
 use crate::{Error, Result};
 
-/// Exported memory of this process, and its handle: what is sent from it or received into it can be mapped
-/// by the peer, and handed over without a copy.
+/// Exported memory of this process, and its handle: what is sent from it or received into it can be
+/// mapped by the peer, and handed over without a copy.
 ///
 /// Make it once for each block and keep it: a link announces each of these once.
 pub struct Memory<'m> {
@@ -22,15 +22,15 @@ pub struct Memory<'m> {
     host_access: Option<&'m dyn HostAccess>,
 }
 
-// SAFETY: other processes may write the memory at any time, so other threads change nothing; it is only
-// copied.
+// SAFETY: other processes may write the memory at any time, so other threads change nothing; it is
+// only copied.
 unsafe impl Send for Memory<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Memory<'_> {}
 
 impl<'m> Memory<'m> {
-    /// Pairs `slice`, which is the beginning (or all) of what `handle` names, with that handle. With another
-    /// handle, peers see other memory; nothing worse happens.
+    /// Pairs `slice`, which is the beginning (or all) of what `handle` names, with that handle.
+    /// With another handle, peers see other memory; nothing worse happens.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the handle's block is smaller.
@@ -43,8 +43,8 @@ impl<'m> Memory<'m> {
         Ok(Self { handle: *handle, id: NEXT.fetch_add(1, Ordering::Relaxed), slice, host_access: None })
     }
 
-    /// Sets the ability of its provider that brackets each access of a link in this process, for memory that
-    /// devices use, too (a dma-buf).
+    /// Sets the ability of its provider that brackets each access of a link in this process, for
+    /// memory that devices use, too (a dma-buf).
     #[must_use]
     pub const fn with_host_access(mut self, ability: Option<&'m dyn HostAccess>) -> Self {
         self.host_access = ability;

@@ -104,8 +104,8 @@ impl<'d> List<'d> {
         Self { parts, length, memory, reduction: None, bracketed, borrowed: PhantomData }
     }
 
-    /// Brackets an access to its memory until the result is dropped. Costs nothing for memory that no device
-    /// uses.
+    /// Brackets an access to its memory until the result is dropped. Costs nothing for memory that
+    /// no device uses.
     ///
     /// # Errors
     /// [`Error::Memory`] if a driver refuses.
@@ -113,8 +113,8 @@ impl<'d> List<'d> {
     pub(crate) fn touch(&self, access: Access) -> Result<Vec<CpuAccess<'d>>> {
         let begin = |memory: &&'d Memory<'d>| {
             let (ability, base) = (memory.host_access(), Address::from_ptr(memory.base()));
-            // SAFETY: the memory is there while it is borrowed, which bounds the result; this process only copies
-            // in and out of it.
+            // SAFETY: the memory is there while it is borrowed, which bounds the result; this
+            // process only copies in and out of it.
             unsafe { CpuAccess::begin(ability, base, memory.len(), access) }.map_err(Error::from)
         };
         if self.bracketed.is_empty() { Ok(Vec::new()) } else { self.bracketed.iter().map(begin).collect() }
@@ -195,15 +195,16 @@ impl<'d> List<'d> {
 
 /// Memory that is sent: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`View`], [`Memory`], parts of one ([`Memory::part`]), or a
-/// list of these ([`Source::list`]). Adjacent entries of a list count as one.
+/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`View`], [`Memory`], parts of one
+/// ([`Memory::part`]), or a list of these ([`Source::list`]). Adjacent entries of a list count as
+/// one.
 #[derive(Clone, Debug)]
 pub struct Source<'d>(pub(crate) List<'d>);
 
 /// Memory that receives: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`View`], [`Memory`], parts of one, or a list of
-/// these.
+/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`View`], [`Memory`], parts of one, or a
+/// list of these.
 #[derive(Debug)]
 pub struct Destination<'d>(pub(crate) List<'d>);
 
@@ -236,8 +237,8 @@ impl<'d> Destination<'d> {
         }
     }
 
-    /// Combines what is received with what is there, number by number, instead of replacing it. Memory of a
-    /// pool is combined where the peer has it, without a copy.
+    /// Combines what is received with what is there, number by number, instead of replacing it.
+    /// Memory of a pool is combined where the peer has it, without a copy.
     ///
     /// Messages are whole numbers. One side copies ([`crate::Engine::Both`] acts as
     /// [`crate::Engine::Mapped`]). After an error some numbers may be combined and others not.
@@ -358,7 +359,8 @@ impl<'l> Cursor<'l> {
     /// Copies the next `length` bytes to `to`.
     ///
     /// # Safety
-    /// The parts can be read, and `to` written, both as memory that others may write at the same time.
+    /// The parts can be read, and `to` written, both as memory that others may write at the same
+    /// time.
     #[inline]
     pub(crate) unsafe fn copy_out(&mut self, mut to: *mut u8, mut length: usize) {
         while length > 0
@@ -374,7 +376,8 @@ impl<'l> Cursor<'l> {
     /// Copies the next `length` bytes from `from`, or combines them, which are whole numbers then.
     ///
     /// # Safety
-    /// The parts can be written, and `from` read, both as memory that others may write at the same time.
+    /// The parts can be written, and `from` read, both as memory that others may write at the same
+    /// time.
     #[inline]
     pub(crate) unsafe fn copy_in(&mut self, mut from: *const u8, mut length: usize) {
         while length > 0

@@ -27,8 +27,8 @@ pub(crate) trait Load {
 /// A word that this process alone writes.
 pub(crate) trait Word: Load {
     fn store(&self, value: u64, order: Ordering);
-    /// Stores `new` if the word is `current`. Returns its value otherwise. Acquires and releases. For words
-    /// that several threads of this process write.
+    /// Stores `new` if the word is `current`. Returns its value otherwise. Acquires and releases.
+    /// For words that several threads of this process write.
     fn replace(&self, current: u64, new: u64) -> Result<(), u64>;
     /// Flips bits. Acquires and releases, and is a fence as [`Word::fence`].
     fn turn(&self, bits: u64);
@@ -68,7 +68,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// A word that all peers of a process write: the futex on which its threads sleep, or marks of lanes.
+/// A word that all peers of a process write: the futex on which its threads sleep, or marks of
+/// lanes.
 pub(crate) trait Futex {
     fn load(&self) -> u32;
     /// Returns the previous value.
@@ -149,7 +150,8 @@ pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<SlotHeader> {
 
 /// Returns whether `slots` more fit into a ring of `size` after `sent` were used. `known` is the
 /// latest known value of `consumed`. If they do not fit, `wants` asks the receiver to ring when it
-/// consumes more. Returns `None` if the receiver published an impossible value. Pairs with [`release`].
+/// consumes more. Returns `None` if the receiver published an impossible value. Pairs with
+/// [`release`].
 #[inline(always)]
 pub(crate) fn room<W: Word>(
     (consumed, wants): (&impl Load, &W),
@@ -187,8 +189,8 @@ pub(crate) fn release<W: Word>(consumed: &W, wants: &impl Load, next: u64) -> bo
     wants.load(Ordering::Relaxed) != 0
 }
 
-/// Marks a lane that has news, for a receiver that reads marked lanes only. The sender calls it after
-/// [`announce`] and before [`rings`].
+/// Marks a lane that has news, for a receiver that reads marked lanes only. The sender calls it
+/// after [`announce`] and before [`rings`].
 pub(crate) fn mark<F: Futex>(marks: &F, lane: u32) {
     marks.set(1 << lane);
 }
@@ -271,8 +273,8 @@ pub(crate) fn take<W: Word>(mine: &W, theirs: &impl Load, number: u32) -> bool {
     is_mine
 }
 
-/// Begins to withdraw a message. [`is_withdrawn`] returns the result. Returns `false` if the slot is used
-/// for another message by now: then the receiver has taken this one.
+/// Begins to withdraw a message. [`is_withdrawn`] returns the result. Returns `false` if the slot
+/// is used for another message by now: then the receiver has taken this one.
 pub(crate) fn withdraw<W: Word>(mine: &W, number: u32) -> bool {
     let (open, withdrawn) = (offered(number, Offered::Open), offered(number, Offered::Withdrawn));
     let is_own = mine.replace(open, withdrawn).is_ok();

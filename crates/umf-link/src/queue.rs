@@ -1,9 +1,9 @@
 //! The tag queue of an inbox: messages that came before they were received, and receives that were
 //! posted before their message came.
 //!
-//! A message goes to the first posted receive that takes it, in the order of posting. A receive takes
-//! the first message that it matches, in the order in which messages were read from the lanes: that is
-//! the order of sending for each peer.
+//! A message goes to the first posted receive that matches it, in the order of posting. A receive
+//! gets the first message that it matches, in the order in which messages were read from the lanes.
+//! For each peer that is the order of sending.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
@@ -22,10 +22,10 @@ pub(crate) enum Context {
     Collectives = 1,
 }
 
-/// Which messages a receive takes.
+/// The criteria by which a receive matches messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matching {
-    /// `None`: from any peer.
+    /// The sender; `None` for any peer.
     pub peer: Option<usize>,
     pub wanted: TagMatch,
     pub context: Context,
@@ -38,17 +38,17 @@ impl Matching {
     }
 }
 
-/// Returns the bytes of memory that a message of this length takes when it is kept.
+/// Returns the bytes of memory that a queued message of this length takes.
 pub(crate) const fn weight(length: usize) -> usize {
     length + size_of::<Message>()
 }
 
-/// What is kept of a message.
+/// The contents of a queued message.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// All of it.
-    Kept(Box<[u8]>),
-    /// Where its sender has it.
+    /// Its data.
+    Data(Box<[u8]>),
+    /// An offer of its sender, which has the data.
     Offered(Box<Offer>),
     /// A block that was handed over.
     Lent(BlockRecord),
@@ -57,15 +57,16 @@ pub(crate) enum Body {
 impl Body {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Self::Kept(bytes) => bytes.len(),
+            Self::Data(bytes) => bytes.len(),
             Self::Offered(offer) => offer.length,
             Self::Lent(lend) => lend.length,
         }
     }
 
-    /// Returns the bytes of memory that it takes, if there is no other bound to them.
+    /// Returns the bytes that count against `max_unexpected`. The number of offers and blocks is
+    /// bounded.
     fn weight(&self) -> u64 {
-        if let Self::Kept(bytes) = self { weight(bytes.len()) as u64 } else { 0 }
+        if let Self::Data(bytes) = self { weight(bytes.len()) as u64 } else { 0 }
     }
 }
 
@@ -73,7 +74,7 @@ impl Body {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageState {
     Free,
-    /// It belongs to this posted receive.
+    /// It is assigned to the posted receive with this id.
     Assigned(u64),
     /// A receive is copying it.
     Busy,
@@ -82,7 +83,7 @@ enum MessageState {
 /// A message that was read from a lane.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Not used twice.
+    /// Unique in the queue.
     pub id: u64,
     pub peer: usize,
     pub tag: u64,
@@ -98,7 +99,7 @@ struct PostedReceive {
     message: Option<u64>,
 }
 
-/// What was dropped by its holder, maybe in another thread, and is still known to the inbox.
+/// A request that was dropped, possibly by another thread, and that the inbox still has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Abandoned {
     /// A posted receive.
@@ -107,7 +108,7 @@ pub(crate) enum Abandoned {
     Bounce(u64),
 }
 
-/// Where holders put what they abandon.
+/// The list of abandoned requests.
 #[derive(Debug, Default)]
 pub(crate) struct Abandonments {
     is_any: AtomicBool,
@@ -129,7 +130,7 @@ impl Abandonments {
     }
 }
 
-/// A receive that is posted until this is dropped.
+/// A guard of a posted receive. Dropping it abandons the receive.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub id: u64,
@@ -147,7 +148,7 @@ pub(crate) struct Queue {
     messages: VecDeque<Message>,
     posted: VecDeque<PostedReceive>,
     pub abandonments: Arc<Abandonments>,
-    /// Memory of messages that are kept whole.
+    /// Memory of messages that are queued with their data.
     bytes: u64,
     next: u64,
 }
@@ -158,18 +159,18 @@ impl Queue {
         self.messages.is_empty() && self.posted.is_empty()
     }
 
-    /// Returns whether it has no message, no posted receive and nothing to remove.
+    /// Whether it has no message, no posted receive, and no abandoned request.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
         self.is_empty() && !self.abandonments.is_any.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of memory that messages take which are kept whole.
+    /// Returns the bytes of memory of messages that are queued with their data.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds a message. It goes to the first posted receive that takes it, if there is one.
+    /// Adds a message, and assigns it to the first posted receive that matches it.
     pub(crate) fn push(&mut self, peer: usize, tag: u64, context: Context, body: Body) -> u64 {
         self.next += 1;
         self.bytes += body.weight();
@@ -179,7 +180,7 @@ impl Queue {
         id
     }
 
-    /// Gives a free message to the first posted receive that takes it.
+    /// Assigns a free message to the first posted receive that matches it.
     fn assign(&mut self, position: usize) {
         let Message { id, peer, tag, context, .. } = self.messages[position];
         let mut open = self.posted.iter_mut().filter(|posted| posted.message.is_none());
@@ -189,15 +190,15 @@ impl Queue {
         }
     }
 
-    /// Returns the posted receive to which a message would go.
+    /// Returns the posted receive to which a message would be assigned.
     #[inline]
-    pub(crate) fn taker(&self, peer: usize, tag: u64, context: Context) -> Option<u64> {
+    pub(crate) fn matching_receive(&self, peer: usize, tag: u64, context: Context) -> Option<u64> {
         let takes =
             |posted: &&PostedReceive| posted.message.is_none() && posted.matching.takes(peer, tag, context);
         self.posted.iter().find(takes).map(|posted| posted.id)
     }
 
-    /// Posts a receive. It gets the first free message that it takes, if there is one.
+    /// Posts a receive, and assigns the first free message that it matches.
     pub(crate) fn post(&mut self, matching: Matching) -> Ticket {
         self.next += 1;
         let id = self.next;
@@ -260,7 +261,7 @@ impl Queue {
         }
     }
 
-    /// Ends that: the message belongs to the posted receive that has it, or is free again.
+    /// Undoes [`Queue::set_busy`]: the message is assigned to its posted receive, or free again.
     pub(crate) fn release(&mut self, id: u64) {
         let Some(position) = self.position(id) else { return };
         match self.posted.iter().find(|posted| posted.message == Some(id)) {
@@ -339,9 +340,9 @@ mod tests {
             for (step, kind, peer, tag) in steps {
                 match step {
                     0 | 1 => {
-                        let body = Body::Kept(Box::from([0_u8; 3]));
+                        let body = Body::Data(Box::from([0_u8; 3]));
                         let id = queue.push(peer as usize, tag, Context::Messages, body);
-                        let other = queue.push(peer as usize, tag, Context::Collectives, Body::Kept(Box::default()));
+                        let other = queue.push(peer as usize, tag, Context::Collectives, Body::Data(Box::default()));
                         queue.remove(other).unwrap();
                         model.messages.push((id, peer as usize, tag));
                     }

@@ -1,4 +1,5 @@
-//! Receiving: a message is copied out of a ring, or fetched from its sender by the engine that suits it.
+//! Receiving a message: it is copied out of a ring or the tag queue, or fetched from the sender's
+//! memory by the engine that is possible and fastest.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub struct Received {
     pub tag: u64,
     /// Its length in bytes.
     pub length: usize,
-    /// What carried it.
+    /// The engine that carried it.
     pub engine: Engine,
 }
 
@@ -47,8 +48,9 @@ pub struct Probed {
     pub is_viewable: bool,
 }
 
-/// A receive that [`crate::Link::start_recv`] has posted. Its memory is written during calls that get this
-/// request, and at no other time. Dropping it cancels the receive; its message goes to another one.
+/// A receive that was posted by [`crate::Link::start_recv`]. Its memory is written only during
+/// calls that get this request. Dropping it cancels the receive. Its message then goes to another
+/// receive.
 #[derive(Debug)]
 pub struct RecvRequest<'d> {
     shared: Arc<InboxShared>,
@@ -59,8 +61,8 @@ pub struct RecvRequest<'d> {
 impl<'d> RecvRequest<'d> {
     pub(crate) fn new(inbox: &mut Inbox, matching: Matching, into: Destination<'d>) -> Self {
         let mut receiving = Receiving::new(matching, into, None);
-        // So that messages of dropped receives come before later ones.
-        inbox.sweep();
+        // Messages of dropped receives go back to the queue first, so that they match in order.
+        inbox.remove_abandoned();
         receiving.posted = Some(inbox.queue.post(matching));
         Self { shared: Arc::clone(&inbox.shared), receiving, received: None }
     }
@@ -84,11 +86,11 @@ impl<'d> RecvRequest<'d> {
 pub(crate) struct Receiving<'d> {
     pub matching: Matching,
     pub into: Destination<'d>,
-    /// How long its caller waits, if it does: then the sender may write its memory, too.
+    /// The limit of the call, if the caller waits. Only then the sender may write into the memory.
     pub limit: Option<Limit>,
     pub bouncing: Option<BounceReceive>,
     pub posted: Option<Ticket>,
-    /// Whether it is of a collective: there `engine = both` is a preference.
+    /// Whether it belongs to a collective, where `engine = both` is a preference.
     pub is_collective: bool,
 }
 
@@ -106,20 +108,20 @@ pub(crate) enum FetchOutcome {
     /// Its sender withdrew it before anything was written.
     Withdrawn,
     /// Its sender withdrew it while it was copied.
-    Late,
-    /// It goes through bounce buffers.
+    WithdrawnLate,
+    /// It has to be carried by `bounce`.
     Bounce,
 }
 
-/// The error for numbers that were combined with a message that its sender then withdrew.
-pub(crate) const LATE: Error = Error::PartlyCombined { why: "its sender withdrew it" };
+/// The error of a receive that combined a part of a message that the sender then withdrew.
+pub(crate) const WITHDRAWN_WHILE_COMBINED: Error = Error::PartlyCombined { why: "its sender withdrew it" };
 
 pub(crate) fn impossible(engine: Engine, why: impl Into<String>) -> Error {
     Error::EngineImpossible { engine, why: why.into() }
 }
 
-/// Passes on an error after which no other engine may be tried; the inner error is of an engine that
-/// could not do it.
+/// Splits errors: after an outer one no other engine is tried; after an inner one the next engine
+/// is.
 fn or_other_engine(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>> {
     match outcome {
         Err(error)
@@ -136,8 +138,8 @@ fn or_other_engine(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>
 }
 
 impl Inbox {
-    /// As [`Inbox::take`]. A receive from any peer passes over a message whose sender is gone, so that
-    /// others get their turn: the end of that peer is reported by itself.
+    /// Receives a message of the queue. If its sender is gone, a receive from any peer discards it
+    /// and goes on with other messages. The end of that peer is reported separately.
     pub(crate) fn take_or_discard(
         &mut self,
         id: u64,
@@ -152,16 +154,16 @@ impl Inbox {
         }
     }
 
-    /// Removes a message of a peer that can never be used again.
+    /// Removes a message whose sender is gone or broke the protocol.
     pub(crate) fn discard(&mut self, id: u64, error: Error) {
         let Some(message) = self.queue.remove(id) else { return };
         tracing::debug!(%error, tag = message.tag, "a message is lost");
         if let (Some(peer), Error::Misbehaved { .. }) = (&mut self.peers[message.peer], &error) {
-            peer.set_broken(error);
+            peer.set_read_error(error);
         }
     }
 
-    /// Receives a message of the queue. Returns `None` if that takes time.
+    /// Receives a message of the queue. Returns `None` while it is in progress.
     fn take(&mut self, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<FetchOutcome>> {
         let Some(message) = self.queue.get(id) else { return Ok(Some(FetchOutcome::Withdrawn)) };
         let (index, tag, length) = (message.peer, message.tag, message.body.len());
@@ -173,9 +175,10 @@ impl Inbox {
             return Err(Error::PartialElement { length, size: reduction.element().size() });
         }
         let engine = match &message.body {
-            Body::Kept(bytes) => {
+            Body::Data(bytes) => {
                 let time = into.touch(Access::ReadWrite)?;
-                // SAFETY: the caller's memory, which has at least that length.
+                // SAFETY: `into` borrows the caller's memory, whose capacity was checked to be
+                // `length` or more.
                 unsafe { into.cursor().copy_in(bytes.as_ptr(), length) };
                 drop(time);
                 Engine::Inline
@@ -183,7 +186,7 @@ impl Inbox {
             &Body::Lent(lend) => {
                 let (mapping, offset) = self.open(index, Some(lend.announced), lend.offset)?;
                 let channel = Arc::clone(&self.peer(index).channel);
-                let part = part_in(&mapping, offset, length).ok_or(outside(&channel))?;
+                let part = part_in(&mapping, offset, length).ok_or(out_of_bounds(&channel))?;
                 copy_mapped(&channel, &mapping, &[part], into)?;
                 channel.give_back(lend.index);
                 Engine::Mapped
@@ -196,7 +199,9 @@ impl Inbox {
                         receiving.bouncing = Some(self.begin_bounce(index, id, offer)?);
                         Ok(Some(FetchOutcome::Bounce))
                     }
-                    FetchOutcome::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+                    FetchOutcome::WithdrawnLate if receiving.into.0.reduction().is_some() => {
+                        Err(WITHDRAWN_WHILE_COMBINED)
+                    }
                     done => Ok(Some(done)),
                 };
             }
@@ -241,7 +246,7 @@ impl Inbox {
             }
         }
         let is_faster = channel.engines.prefers_cma(offer.length, offer.ranges.as_slice().len());
-        // A sender that does not wait fills bounce buffers at its next call only.
+        // A sender that does not wait fills bounce buffers only at its next call.
         let is_best = forced.is_some() || is_faster || !offer.awaited || !matches!(both, BothMode::No);
         let is_described = offer.by_address && offer.ranges != SourceRanges::None;
         if may_read && is_best && is_described && channel.kernel_copies.load(Ordering::Relaxed) {
@@ -259,7 +264,7 @@ impl Inbox {
         }
     }
 
-    /// Returns whether both sides are to copy a message.
+    /// Returns whether receiver and sender copy the message together.
     fn wants_both(
         &self,
         offer: &Offer,
@@ -280,7 +285,7 @@ impl Inbox {
         }
     }
 
-    /// Opens memory that a peer has announced. Returns the offset in the mapping, too.
+    /// Opens memory that a peer has announced. Returns the mapping and the offset in it.
     #[inline]
     pub(crate) fn open(
         &mut self,
@@ -314,7 +319,7 @@ impl Inbox {
         let into = &receiving.into.0;
         let (mapping, offset) = self.open(index, offer.announced, offer.offset)?;
         let channel = Arc::clone(&self.peer(index).channel);
-        let parts = parts_in(&mapping, offset, offer).ok_or(outside(&channel))?;
+        let parts = parts_in(&mapping, offset, offer).ok_or(out_of_bounds(&channel))?;
         if let &[part] = &parts[..]
             && let Some(done) =
                 self.fetch_both(index, (id, offer), receiving, RemoteSource::Mapped(&mapping, part), both)?
@@ -322,7 +327,7 @@ impl Inbox {
             return Ok(done);
         }
         if into.reduction().is_some() && !parts.iter().all(|part| into.is_whole(part.length)) {
-            // Other engines put a number together that is in two places.
+            // Other engines copy the number into one piece first.
             let why = "the list that is sent has numbers that lie in two of its entries";
             return Err(impossible(Engine::Mapped, why));
         }
@@ -353,15 +358,16 @@ impl Inbox {
         }
         let local = Cursor::new(into.parts()).ranges(offer.length);
         let time = into.touch(Access::ReadWrite)?;
-        // SAFETY: the caller's memory; the pid is that of the peer, whose socket is open.
+        // SAFETY: `local` lies in the caller's memory, which `into` borrows. The kernel checks
+        // remote addresses.
         let copied = unsafe { kernel_copy::read_with_gaps(channel.pid, &local, offer.ranges.as_slice()) };
         drop(time);
         copied.map_err(|errno| channel.refused(errno, "process_vm_readv"))?;
         Ok(self.end(index, id, offer, Engine::Cma))
     }
 
-    /// Combines what the kernel reads out of the sender: the copy goes into a buffer that stays in the
-    /// cache.
+    /// Reads the sender's numbers into a buffer that stays in the cache, and combines them from
+    /// there.
     fn combine_kernel(&mut self, channel: &Channel, offer: &Offer, into: &List<'_>) -> Result<()> {
         /// Large enough that calls cost little, and small enough for a second-level cache.
         const STAGE: usize = 128 << 10;
@@ -373,7 +379,8 @@ impl Inbox {
             let length = self.stage.len().min(offer.length - at);
             let local = [Part { base: self.stage.as_mut_ptr(), length }.iov()];
             let remote = part_of(offer.ranges.as_slice(), at as u64, length as u64);
-            // SAFETY: the stage has as many bytes; the pid is that of the peer, whose socket is open.
+            // SAFETY: `local` is in the stage, which has `length` bytes. The kernel checks remote
+            // addresses.
             if let Err(errno) = unsafe { kernel_copy::copy(channel.pid, Direction::Read, &local, &remote) } {
                 return Err(match channel.refused(errno, "process_vm_readv") {
                     // Nothing was combined: another engine may do it.
@@ -381,22 +388,24 @@ impl Inbox {
                     _ => Error::PartlyCombined { why: "the memory of its sender cannot be read any more" },
                 });
             }
-            // SAFETY: the caller's memory, which has all of the message; the stage is whole numbers.
+            // SAFETY: `into` has room for the whole message. The stage has `length` bytes, in whole
+            // numbers.
             unsafe { to.copy_in(self.stage.as_ptr(), length) };
             at += length;
         }
         Ok(())
     }
 
-    /// Ends a message that was copied: it is received, unless its sender was first to withdraw it.
+    /// Completes a message that was copied. It counts as received unless the sender withdrew it
+    /// first.
     pub(crate) fn end(&mut self, index: usize, id: u64, offer: &Offer, engine: Engine) -> FetchOutcome {
-        // First of all, because the sender waits for it.
+        // Before the rest, because the sender waits for it.
         let is_taken = self.peer(index).channel.take(offer.index, offer.number);
         let tag = self.queue.remove(id).map_or(0, |message| message.tag);
         let statistics = &mut self.peer(index).statistics;
         if !is_taken {
             statistics.withdrawn += 1;
-            return FetchOutcome::Late;
+            return FetchOutcome::WithdrawnLate;
         }
         statistics.add_received(engine, offer.length);
         FetchOutcome::Received(Received { from: index, tag, length: offer.length, engine })
@@ -418,7 +427,7 @@ impl Inbox {
     }
 }
 
-fn outside(channel: &Channel) -> Error {
+fn out_of_bounds(channel: &Channel) -> Error {
     channel.misbehaved("a message reaches past the end of its memory")
 }
 
@@ -428,7 +437,7 @@ fn copy_mapped(channel: &Channel, mapping: &Mapping<'static>, parts: &[Part], in
     let mine = into.touch(Access::ReadWrite)?;
     let mut to = into.cursor();
     for part in parts {
-        // SAFETY: ranges of the mapping, and the caller's memory, of at least the message's length.
+        // SAFETY: `parts` lie in the mapping, and `into` has room for all of them.
         unsafe { to.copy_in(part.base, part.length) };
     }
     drop((time, mine));

@@ -1,4 +1,4 @@
-//! [`Registration`]: ranges of this process that its peers may reach by themselves.
+//! [`Registration`]: ranges of this process that its peers may read or write by `get` and `put`.
 
 use core::marker::PhantomData;
 use core::mem;
@@ -20,8 +20,8 @@ use crate::{Error, Result, protocol, sys};
 pub(crate) const HAS_HANDLE: u64 = 1 << 8;
 pub(crate) const READ_ONLY: u64 = 1 << 9;
 
-/// The registered ranges of this process. Requests of peers are checked against it; no other process can
-/// write it.
+/// The registered ranges of this process. Requests of peers are checked against it; no other
+/// process can write it.
 #[derive(Debug)]
 pub(crate) struct Registry {
     ranges: Vec<Option<Registered>>,
@@ -37,8 +37,8 @@ pub(crate) struct Registered {
     pub list: List<'static>,
 }
 
-// SAFETY: the memory may be written and read by other processes at any time, so another thread of this
-// one changes nothing; it is only copied.
+// SAFETY: the memory may be written and read by other processes at any time, so another thread of
+// this one changes nothing; it is only copied.
 unsafe impl Send for Registered {}
 
 impl Registry {
@@ -51,11 +51,11 @@ impl Registry {
     }
 }
 
-/// A range that peers may reach with [`Registration::key`]. Dropping it ends that: the key is then refused
-/// as [`Error::Expired`], and no peer copies in the range any more.
+/// A registered range, which peers reach with [`Registration::key`]. Dropping it ends the
+/// registration: the key is then [`Error::Expired`], and no peer copies in the range.
 ///
-/// If a peer is copying, dropping waits for it, up to the `timeout` of the settings. A peer
-/// that was stopped in the middle may finish that copy when it continues.
+/// If a peer is copying, dropping waits for it, up to the `timeout` of the settings. A peer that
+/// was stopped in a copy may finish it when it continues.
 #[derive(Debug)]
 #[must_use = "a registration ends when it is dropped"]
 pub struct Registration<'d> {
@@ -67,8 +67,8 @@ pub struct Registration<'d> {
 
 impl<'d> Registration<'d> {
     /// # Safety
-    /// The registration is dropped or ended before the memory of `list` is used otherwise than as memory
-    /// that another process reads and, if it may `put`, writes. So it is not forgotten.
+    /// The registration is dropped or ended before the memory of `list` is used otherwise than as
+    /// memory that another process reads and, if it may `put`, writes. So it is not forgotten.
     pub(crate) unsafe fn new(
         shared: &Arc<InboxShared>,
         list: List<'d>,
@@ -104,8 +104,8 @@ impl<'d> Registration<'d> {
         for (number, value) in words.into_iter().enumerate() {
             shared.catalog.word(layout::range_word(slot, number)).store(value, Ordering::Relaxed);
         }
-        // SAFETY: only the lifetime differs. By this function's contract the memory is there until the
-        // range is taken out of the registry, which dropping does.
+        // SAFETY: only the lifetime differs. By this function's contract the memory is there until
+        // the range is taken out of the registry, which dropping does.
         let list = unsafe { mem::transmute::<List<'d>, List<'static>>(list) };
         if registry.ranges.len() <= slot {
             registry.ranges.resize_with(slot + 1, || None);

@@ -1,7 +1,7 @@
 //! One-sided transfers: `put` and `get` on ranges that a peer has registered.
 //!
-//! The requesting process copies by a mapping or by the kernel. Where it cannot, the owner copies at its
-//! request ([`crate::requests`]).
+//! The requesting process copies by a mapping or by the kernel. Where it cannot, the owner copies
+//! at its request ([`crate::requests`]).
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -70,7 +70,8 @@ impl Transfer<'_> {
     }
 }
 
-/// The process is in a registered range of a peer: until this is dropped, the registration does not end.
+/// The process is in a registered range of a peer: until this is dropped, the registration does not
+/// end.
 struct Inside<'c> {
     channel: &'c Channel,
     transfer: &'c Transfer<'c>,
@@ -154,7 +155,8 @@ impl Inbox {
         Ok(engine)
     }
 
-    /// Returns the engine that copied, or why none could. Bytes that were copied may be copied again.
+    /// Returns the engine that copied, or why none could. Bytes that were copied may be copied
+    /// again.
     fn transfer_directly(
         &mut self,
         index: usize,
@@ -231,8 +233,8 @@ fn mapped_carries_messages(channel: &Channel, transfer: &Transfer<'_>, location:
     for span in transfer.spans.as_slice() {
         let at = base.wrapping_add(start + span.offset);
         match transfer.direction {
-            // SAFETY: `Spans::within` has checked that the span is in the range, which is in the mapping
-            // by the check above; the caller's memory has as many bytes as all spans.
+            // SAFETY: `Spans::within` has checked that the span is in the range, which is in the
+            // mapping by the check above; the caller's memory has as many bytes as all spans.
             Direct::Get => unsafe { local.copy_in(at, span.length) },
             // SAFETY: as above; the mapping can be written.
             Direct::Put => unsafe { local.copy_out(at, span.length) },

@@ -1,8 +1,9 @@
-//! Transfers that the owner of a range carries out at the request of a peer, where that cannot reach the
-//! range by itself.
+//! Requests: transfers that the owner of a range carries out, because the peer cannot reach the
+//! range.
 //!
-//! A request is a record in the lane of the process that asks, with the bytes to put. The answer goes to
-//! one of a few entries in the owner's lane, which the request chooses: answers need no room in a ring.
+//! A request is a record in the lane of the process that asks, with the bytes to put. The answer
+//! goes to one of a few entries in the owner's lane, which the request chooses: answers need no
+//! room in a ring.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -70,16 +71,16 @@ impl Requests {
 }
 
 impl Inbox {
-    /// Carries a transfer out by requests to the owner. After an error a part of it may have been copied,
-    /// and requests that were made are carried out when the owner reads them.
+    /// Carries a transfer out by requests to the owner. After an error a part of it may have been
+    /// copied, and requests that were made are carried out when the owner reads them.
     pub(crate) fn transfer_by_requests(&mut self, index: usize, transfer: &Transfer<'_>) -> Result<()> {
         let channel = Arc::clone(&self.peer(index).channel);
         channel.populate_peer(ANSWERS)?;
         let time = transfer.local.touch(transfer.direction.local())?;
         let spans = transfer.spans.as_slice();
         let mut next = Piece::default();
-        // Local offset and length of each request without an answer. Those of a transfer that was given up
-        // have no length.
+        // Local offset and length of each request without an answer. Those of a transfer that was
+        // given up have no length.
         let mut open = [(0, 0); REQUESTS as usize];
         let mut failed = None;
         let mut limit = Limit::new(self.timeout);
@@ -161,8 +162,8 @@ impl Inbox {
         }
     }
 
-    /// Carries the next record of a peer out, which is a request. It is checked against the registry, so
-    /// that no byte outside of a range is read or written.
+    /// Carries the next record of a peer out, which is a request. It is checked against the
+    /// registry, so that no byte outside of a range is read or written.
     pub(crate) fn serve(&mut self, index: usize, length: usize) -> Result<()> {
         let peer = self.peer(index);
         let channel = Arc::clone(&peer.channel);
@@ -214,8 +215,8 @@ impl Inbox {
         let mut here = Cursor::at(range.list.parts(), offset);
         let answer = channel.own_lane.bytes(layout::answer_bytes(number), length);
         match direction {
-            // SAFETY: in the range by the check above. The range is there while it is in the registry, whose
-            // lock is held. The answer has room for `length` bytes.
+            // SAFETY: in the range by the check above. The range is there while it is in the
+            // registry, whose lock is held. The answer has room for `length` bytes.
             Direct::Get => unsafe { here.copy_out(answer.as_ptr(), length) },
             // SAFETY: as above; `put` has `length` bytes.
             Direct::Put => unsafe { here.copy_in(put.as_ptr(), length) },

@@ -1,5 +1,5 @@
-//! The two ends of the rings of a lane: [`Writer`] and [`Reader`]. What they know is private memory, so
-//! that no peer can move it.
+//! The two ends of the rings of a lane: [`Writer`] and [`Reader`]. What they know is private
+//! memory, so that no peer can move it.
 
 use core::sync::atomic::Ordering;
 
@@ -27,8 +27,8 @@ impl Writer {
         Self { ring: Ring::Small, sent: 0, consumed: 0 }
     }
 
-    /// Returns whether a record of this length fits now. Moves to the large ring if the small one is too
-    /// small.
+    /// Returns whether a record of this length fits now. Moves to the large ring if the small one
+    /// is too small.
     #[inline]
     pub(crate) fn has_room(&mut self, channel: &Channel, length: usize) -> Result<bool> {
         if self.ring == Ring::Large {
@@ -181,7 +181,8 @@ impl Reader {
         }
     }
 
-    /// Reads `COUNT` words of the payload of the next record, which stays. They lie in its first slot.
+    /// Reads `COUNT` words of the payload of the next record, which stays. They lie in its first
+    /// slot.
     #[inline]
     pub(crate) fn words<const COUNT: usize>(&self, channel: &Channel) -> [u64; COUNT] {
         const { assert!(COUNT * 8 <= FIRST_PAYLOAD) };

@@ -19,10 +19,10 @@ umf_core::words! {
         Cma = "cma",
         /// Memory of an exportable pool, mapped by the receiver, which copies it once.
         Mapped = "mapped",
-        /// As [`Engine::Mapped`] or [`Engine::Cma`], by both processes at once: the receiver from the front,
-        /// the sender from the back. For receives that wait, with one piece of memory on either side; into
-        /// memory that is not a pool's, only without a timeout. (In collectives and reductions one process
-        /// copies where both cannot, even if this is set.)
+        /// As [`Engine::Mapped`] or [`Engine::Cma`], by both processes at once: the receiver from
+        /// the front, the sender from the back. For receives that wait, with one piece of memory on
+        /// either side; into memory that is not a pool's, only without a timeout. (In collectives
+        /// and reductions one process copies where both cannot, even if this is set.)
         Both = "both",
     }
 }
@@ -32,22 +32,22 @@ umf_core::settings! {
     #[non_exhaustive]
     pub struct LinkSettings {
         /// Engine for messages that are longer than `eager_max`: "auto" (what was measured to be
-        /// fastest), "inline" (the ring, up to 32 KiB), "bounce", "cma", "mapped" or "both". An engine
-        /// that is named is used or refused, never replaced.
+        /// fastest), "inline" (the ring, up to 32 KiB), "bounce", "cma", "mapped" or "both". An
+        /// engine that is named is used or refused, never replaced.
         pub engine: Option<Engine> as Auto<Engine> = None;
         /// Longest message that goes in a ring; at most 32 KiB.
         pub eager_max: usize as ByteSize = 4 << 10, "a number of bytes up to \"32KiB\"" if |bytes| *bytes <= 32 << 10;
         /// Length from which on both processes copy a message at once, where that is possible.
         pub both_min: usize as ByteSize = 64 << 10;
-        /// Longest spinning of a wait before it sleeps, in microseconds. Each inbox learns its own length
-        /// below that. 0 sleeps at once, and is the default on a machine with one processor.
+        /// Longest spinning of a wait before it sleeps, in microseconds. Each inbox learns its own
+        /// length below that. 0 sleeps at once, and is the default on a machine with one processor.
         // Of the machine: ranks that are bound to one processor each gain the most from spinning.
         pub spin("spin_us"): Duration as Microseconds =
             if sys::processors() == 1 { Duration::ZERO } else { Duration::from_millis(2) };
         /// How long calls may wait, in milliseconds; 0 is until the peer is gone.
         pub timeout("timeout_ms"): Option<Duration> as Milliseconds = None;
-        /// Memory of short messages that are kept because they came before they were received. Beyond
-        /// this, senders announce messages and keep the data until it is received.
+        /// Memory of short messages that are kept because they came before they were received.
+        /// Beyond this, senders announce messages and keep the data until it is received.
         pub max_unexpected: u64 as ByteSize = 64 << 20;
     }
     parts {

@@ -1,8 +1,8 @@
 //! The files of shared memory between two processes: [`OwnFile`], [`PeerFile`], [`Bell`].
 //!
 //! The process that makes a file maps it and then seals it (`F_SEAL_FUTURE_WRITE`, Linux 5.1,
-//! `fcntl(2)`). No other mapping of it can be written, and no process can punch a hole into it. [`Bell`]
-//! is the one page that peers may write; its value is a hint.
+//! `fcntl(2)`). No other mapping of it can be written, and no process can punch a hole into it.
+//! [`Bell`] is the one page that peers may write; its value is a hint.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -50,8 +50,8 @@ fn make(name: &str, size: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A mapping of `SIZE` bytes. Its base stands here, because a call into another crate costs as much as
-/// the access.
+/// A mapping of `SIZE` bytes. Its base stands here, because a call into another crate costs as much
+/// as the access.
 #[derive(Debug)]
 struct Mapped<const SIZE: usize> {
     base: NonNull<u8>,
@@ -77,8 +77,9 @@ impl<const SIZE: usize> Mapped<SIZE> {
     #[inline(always)]
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset <= SIZE - 8 && offset.is_multiple_of(8), "offset");
-        // SAFETY: the word lies in the mapping of `SIZE` bytes by the line above; it is aligned, since
-        // the mapping starts at a page; the mapping lives as long as `self`. Others may write atomics.
+        // SAFETY: the word lies in the mapping of `SIZE` bytes by the line above; it is aligned,
+        // since the mapping starts at a page; the mapping lives as long as `self`. Others may write
+        // atomics.
         unsafe { self.base.add(offset).cast().as_ref() }
     }
 
@@ -153,14 +154,15 @@ impl<const SIZE: usize> OwnFile<SIZE> {
         self.mapped.word(offset)
     }
 
-    /// Returns `length` bytes at an offset of [`crate::layout`]: to be written, not to be referred to.
+    /// Returns `length` bytes at an offset of [`crate::layout`]: to be written, not to be referred
+    /// to.
     #[inline(always)]
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> NonNull<u8> {
         self.mapped.bytes(offset, length)
     }
 
-    /// Populates an extent, unless that was done. A write to a page that is not populated may end the
-    /// process.
+    /// Populates an extent, unless that was done. A write to a page that is not populated may end
+    /// the process.
     ///
     /// # Errors
     /// `ENOMEM`, `EFAULT`: no memory is left.
@@ -171,7 +173,8 @@ impl<const SIZE: usize> OwnFile<SIZE> {
     }
 }
 
-/// A file that a peer writes at any time: words are read once and then checked; bytes are only copied.
+/// A file that a peer writes at any time: words are read once and then checked; bytes are only
+/// copied.
 #[derive(Debug)]
 pub(crate) struct PeerFile<const SIZE: usize> {
     mapped: Mapped<SIZE>,
@@ -210,7 +213,8 @@ impl<const SIZE: usize> PeerFile<SIZE> {
         PeerWord(self.mapped.word(offset))
     }
 
-    /// Returns `length` bytes at an offset of [`crate::layout`]: to be copied, not to be referred to.
+    /// Returns `length` bytes at an offset of [`crate::layout`]: to be copied, not to be referred
+    /// to.
     #[inline(always)]
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> *const u8 {
         self.mapped.bytes(offset, length).as_ptr()
@@ -227,8 +231,8 @@ impl<const SIZE: usize> PeerFile<SIZE> {
     }
 }
 
-/// The page with the futex on which threads of one process sleep, and with marks of the lanes that have
-/// news. Every peer may write it.
+/// The page with the futex on which threads of one process sleep, and with marks of the lanes that
+/// have news. Every peer may write it.
 #[derive(Debug)]
 pub(crate) struct Bell {
     base: NonNull<AtomicU32>,
@@ -241,7 +245,8 @@ unsafe impl Send for Bell {}
 unsafe impl Sync for Bell {}
 
 impl Bell {
-    /// Makes a bell. `has_marks`: peers are to mark their lanes. Returns the descriptor to send, too.
+    /// Makes a bell. `has_marks`: peers are to mark their lanes. Returns the descriptor to send,
+    /// too.
     pub(crate) fn create(has_marks: bool) -> Result<(Self, OwnedFd)> {
         let fd = make("umf-link-bell", PAGE)?;
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
@@ -297,8 +302,8 @@ impl Bell {
     #[inline(always)]
     fn at(&self, index: usize) -> &AtomicU32 {
         assert!(index < PAGE / 4, "index");
-        // SAFETY: the word lies in the page of the mapping, which lives as long as `self`. Others may write
-        // atomics.
+        // SAFETY: the word lies in the page of the mapping, which lives as long as `self`. Others
+        // may write atomics.
         unsafe { self.base.add(index).as_ref() }
     }
 }

@@ -1,5 +1,5 @@
-//! System calls of this crate: sockets on which two processes meet, waiting, and what the kernel says
-//! without waiting.
+//! System calls of this crate: sockets on which two processes meet, waiting, and what the kernel
+//! says without waiting.
 
 use core::sync::atomic::AtomicU32;
 use std::io::{IoSlice, IoSliceMut};
@@ -36,8 +36,8 @@ pub(crate) fn listen(socket: &OwnedFd, name: &[u8]) -> Result<()> {
     rustix::net::listen(socket, 128)
 }
 
-/// Returns whether no socket has an abstract name. The socket that has it does not notice; a free name
-/// is taken for a moment.
+/// Returns whether no socket has an abstract name. The socket that has it does not notice; a free
+/// name is taken for a moment.
 pub(crate) fn is_free(name: &[u8]) -> Result<bool> {
     match rustix::net::bind(new_socket()?, &SocketAddrUnix::new_abstract_name(name)?) {
         Ok(()) => Ok(true),
@@ -71,8 +71,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
     Ok(())
 }
 
-/// Waits for one packet. Returns its length and its descriptors. Fails with `ECONNRESET` if the other
-/// end is closed.
+/// Waits for one packet. Returns its length and its descriptors. Fails with `ECONNRESET` if the
+/// other end is closed.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -109,7 +109,8 @@ pub(crate) fn receive(
     }
 }
 
-/// Wakes a process that polls the other end. If the queue of the socket is full, it is readable already.
+/// Wakes a process that polls the other end. If the queue of the socket is full, it is readable
+/// already.
 pub(crate) fn poke(socket: BorrowedFd<'_>) {
     let _ = rustix::net::send(socket, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
@@ -125,8 +126,8 @@ pub(crate) fn drain(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Sleeps until the bell is rung, its value is not `seen` any more, `most` is over or a signal comes.
-/// Returns whether it slept for all the time.
+/// Sleeps until the bell is rung, its value is not `seen` any more, `most` is over or a signal
+/// comes. Returns whether it slept for all the time.
 pub(crate) fn sleep(bell: &AtomicU32, seen: u32, most: Duration) -> bool {
     let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
     // The caller looks again, whatever the result.
@@ -180,8 +181,8 @@ pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Returns whether no process has this id any more (`kill(2)`). A process that the pid namespace hides
-/// counts as alive.
+/// Returns whether no process has this id any more (`kill(2)`). A process that the pid namespace
+/// hides counts as alive.
 pub(crate) fn has_ended(pid: i32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid).filter(|_| pid > 0);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))

@@ -1,4 +1,4 @@
-//! [`View`]: memory that a peer has handed over, mapped here.
+//! [`View`]: a block that a peer has handed over, mapped in this process.
 
 use core::fmt;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::offer::BlockRecord;
 use crate::queue::{Body, Matching};
 use crate::{Error, Result};
 
-/// A message that was handed over: memory of the peer's pool, mapped here without a copy. Dropping it gives
-/// the memory back.
+/// A block of the peer's pool that was handed over, mapped without a copy. Dropping it gives the
+/// block back.
 ///
-/// It stays valid when the link is dropped and when the peer is gone.
+/// It stays valid after the link was dropped and after the peer has ended.
 pub struct View {
     /// `None` when it is given back.
     mapping: Option<Mapping<'static>>,
@@ -66,8 +66,8 @@ impl View {
         self.mapping()?.read(self.offset + offset, into).map_err(|_| out)
     }
 
-    /// Returns the memory. The peer may write it at the same time, and it may be written here. While
-    /// devices use it, too, hold a [`View::cpu_access`].
+    /// Returns the memory. The peer may write it at the same time, and it may be written here.
+    /// While devices use it, too, hold a [`View::cpu_access`].
     ///
     /// # Errors
     /// [`Error::Open`] if it was exported for reading only: use [`View::read`].
@@ -77,8 +77,8 @@ impl View {
         self.mapping()?.view().map_err(self.refused())?.range(self.offset..end).ok_or(out)
     }
 
-    /// Brackets accesses to memory that devices use, too, beyond one [`View::read`]. Costs nothing for
-    /// other memory.
+    /// Brackets accesses to memory that devices use, too, beyond one [`View::read`]. Costs nothing
+    /// for other memory.
     ///
     /// # Errors
     /// [`Error::Open`] if a driver refuses, and for writing if it was exported for reading only.
@@ -89,7 +89,7 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // The lease ends before the peer learns of it.
+        // The mapping, and so its lease, ends before the peer is notified.
         self.mapping = None;
         if self.channel.own_lane.is_own_process() {
             self.channel.give_back(self.lend.index);
@@ -123,7 +123,7 @@ impl Inbox {
     /// Opens the first message that a receive would take, if it has come.
     #[inline]
     pub(crate) fn attempt_view(&mut self, matching: &Matching) -> Result<Option<View>> {
-        self.sweep();
+        self.remove_abandoned();
         if self.queue.is_empty() || self.queue.find(matching).is_none() {
             let wanted = Wanted { matching: *matching, posted: None, into: None };
             if let Some(Found::Next(index, tag, lend)) = self.poll(&wanted)? {
@@ -158,7 +158,8 @@ impl Inbox {
         Ok(View { mapping: Some(mapping), offset, tag, lend, channel })
     }
 
-    /// Takes the first message that shows memory in a collective, or finds one that was sent as a copy.
+    /// Takes the first message that shows memory in a collective, or finds one that was sent as a
+    /// copy.
     pub(crate) fn attempt_shown(&mut self, matching: &Matching) -> Result<Option<Shown>> {
         self.progress();
         let Some(message) = self.queue.find(matching).and_then(|id| self.queue.get(id)) else {
@@ -166,7 +167,7 @@ impl Inbox {
         };
         let (id, index, tag) = (message.id, message.peer, message.tag);
         let shown = match &message.body {
-            Body::Kept(_) | Body::Offered(_) => return Ok(Some(Shown::Copy { tag })),
+            Body::Data(_) | Body::Offered(_) => return Ok(Some(Shown::Copy { tag })),
             &Body::Lent(lend) => match self.view(index, tag, lend) {
                 Ok(view) => Shown::View(view),
                 Err(error) if error.is_final() => return Err(error),

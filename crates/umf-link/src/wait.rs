@@ -1,13 +1,14 @@
-//! Waiting: poll, spin, yield, then sleep on the bell, with a look after the peers in between.
+//! Waiting: poll, spin, yield, then sleep on the bell, with liveness checks of the peers in
+//! between.
 //!
-//! A wake-up costs more than most waits are long, and spinning costs a processor. So the time for which a
-//! wait spins is learned, as hypervisors do (`Documentation/virt/kvm/halt-polling.rst` of Linux): after a
-//! sleep that was short the next wait spins longer; after a long one it spins less.
+//! A wake-up takes longer than most waits, and spinning occupies a processor. The spin time is
+//! therefore adapted, as hypervisors do (`Documentation/virt/kvm/halt-polling.rst` of Linux). After
+//! a short sleep the next wait spins longer; after a long one it spins less.
 //!
-//! A thread that spins on the processor on which its peer last ran, or in a job with more ranks than
-//! processors, yields it again and again. If a yield returns at once each time, no other rank needs the
-//! processor, and the thread spins in between. If another thread takes the processor and keeps it, sleeping
-//! is best: the scheduler runs a woken thread first.
+//! A spinning thread yields its processor if its peer last ran there, or if the job has more ranks
+//! than processors. If yields return immediately, no other rank needs the processor, and the thread
+//! spins between them. If another thread keeps the processor, sleeping is best, since the scheduler
+//! prefers woken threads.
 
 use std::time::{Duration, Instant};
 
@@ -16,29 +17,29 @@ use umf_sync::failpoint;
 use crate::inbox::Inbox;
 use crate::{Error, Result, protocol, sys};
 
-/// Polls before the first look at the clock: an answer that is under way arrives within these.
+/// Polls before the first reading of the clock. Most answers that are under way arrive within them.
 pub(crate) const EAGER: u32 = 2000;
-/// Polls between two looks at the clock.
+/// Polls between two readings of the clock.
 const BATCH: u32 = 64;
-/// Longest sleep without a look after the peers.
+/// The longest sleep without a liveness check.
 pub(crate) const SLICE: Duration = Duration::from_millis(25);
-/// Age in milliseconds from which on the state of a peer is asked for again.
+/// The age in milliseconds after which a liveness check is repeated.
 pub(crate) const FRESH: u64 = 20;
 
-/// Time that a waiter spins before it has learned anything: less than a wake-up costs.
+/// The initial and shortest spin time, which is less than a wake-up takes.
 const BASE: Duration = Duration::from_micros(50);
-/// A thread that gets a yielded processor back after more than this shares it with a busy one.
+/// A yield that takes longer than this means that a busy thread shares the processor.
 const BUSY: Duration = Duration::from_micros(50);
-/// The same where ranks share processors: all of them may run in between.
+/// The same limit if ranks share processors, all of which may run in between.
 const CROWDED_BUSY: Duration = Duration::from_micros(500);
-/// A yield that returns within this has found no other thread to run.
+/// A yield that returns within this time found no other runnable thread.
 const QUIET: Duration = Duration::from_micros(2);
-/// So many such yields in a row let a rank spin again where ranks share processors.
+/// Consecutive yields of that kind after which a rank spins again, if ranks share processors.
 const QUIET_YIELDS: u8 = 8;
-/// Waits that sleep at once after spinning turned out to be useless.
+/// The number of waits that do not spin, after spinning did not help.
 const BACKOFF: u8 = 32;
 
-/// The end of a wait. Its time runs from the first look at it.
+/// The time limit of a call. It starts at its first check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     timeout: Option<Duration>,
@@ -54,11 +55,11 @@ impl Limit {
         self.timeout.is_none()
     }
 
-    /// Returns what is left; `None` is without an end.
+    /// Returns the time left; `None` without a limit.
     pub(crate) fn left(&mut self, now: Instant) -> Option<Duration> {
         let timeout = self.timeout?;
         if self.end.is_none() {
-            // A time beyond the range of the clock is without an end.
+            // A time beyond the range of the clock counts as no limit.
             self.end = Some(now.checked_add(timeout)?);
         }
         self.end.map(|end| end.saturating_duration_since(now))
@@ -68,7 +69,7 @@ impl Limit {
         self.left(now).is_some_and(|left| left.is_zero())
     }
 
-    /// Returns what is left, at most `most`.
+    /// Returns the time left, at most `most`.
     pub(crate) fn at_most(&mut self, most: Duration) -> Duration {
         self.left(Instant::now()).map_or(most, |left| left.min(most))
     }
@@ -77,13 +78,13 @@ impl Limit {
         Error::TimedOut { what, milliseconds: self.milliseconds() }
     }
 
-    /// Returns the whole time; 0 if there is no end.
+    /// Returns the whole time; 0 without a limit.
     pub(crate) fn milliseconds(&self) -> u64 {
         self.timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
     }
 }
 
-/// What one waiter has learned. It reads no clock and no setting.
+/// The adaptive spin time of one inbox. It reads no clock and no setting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
     length: Duration,
@@ -102,15 +103,15 @@ impl Default for Spin {
 }
 
 impl Spin {
-    /// Returns how long the next wait spins, at most `most`.
+    /// Returns the spin time of the next wait, at most `most`.
     fn length(&self, most: Duration) -> Duration {
         if self.sleeps > 0 { Duration::ZERO } else { self.length.min(most) }
     }
 
-    /// Learns from a wait that slept and ended after `waited`.
+    /// Adapts to a wait that slept and ended after `waited`.
     fn slept(&mut self, waited: Duration, most: Duration) {
         if self.sleeps > 0 {
-            // How long it would have taken awake is not known.
+            // Such a wait did not spin, so its length says nothing about spinning.
             self.sleeps -= 1;
         } else if waited > most {
             if self.length > BASE && !self.paid {
@@ -125,7 +126,7 @@ impl Spin {
         }
     }
 
-    /// Learns from a yield.
+    /// Adapts to a yield.
     fn yielded(&mut self, time: Duration, is_busy: bool) {
         self.quiet = if time < QUIET { self.quiet.saturating_add(1) } else { 0 };
         if is_busy {
@@ -133,8 +134,8 @@ impl Spin {
         }
     }
 
-    /// Returns how often a wait polls before it looks at the clock: fewer times, if other ranks need the
-    /// processor.
+    /// Returns the number of polls between two readings of the clock. It is smaller if other ranks
+    /// need the processor.
     pub(crate) const fn polls(&self, is_crowded: bool, most: u32) -> u32 {
         match (is_crowded, self.quiet >= QUIET_YIELDS) {
             (false, _) => most,
@@ -143,12 +144,12 @@ impl Spin {
         }
     }
 
-    /// Learns from a wait that ended while it spun.
+    /// Adapts to a wait that ended while it spun.
     const fn spun(&mut self) {
         self.paid = true;
     }
 
-    /// Learns from a wait whose event did not come.
+    /// Adapts to a wait whose event did not come.
     const fn failed(&mut self) {
         self.length = BASE;
         self.paid = false;
@@ -171,7 +172,8 @@ impl Spinning {
         Self { start, end: start.checked_add(length), yielded: None, busy }
     }
 
-    /// Returns whether the wait is to sleep now. If not, yields the processor if `should_yield` says so.
+    /// Returns whether the wait should sleep now. If not, it yields the processor if `should_yield`
+    /// returns `true`.
     fn is_over(&mut self, now: Instant, should_yield: impl FnOnce() -> bool, spin: &mut Spin) -> bool {
         if let Some(yielded) = self.yielded.take() {
             let time = now.saturating_duration_since(yielded);
@@ -193,8 +195,8 @@ impl Spinning {
 }
 
 impl Inbox {
-    /// Polls until `poll` returns a value, the watched peer is gone or the limit is reached. Between
-    /// polls the inbox makes progress.
+    /// Polls until `poll` returns a value, the watched peer is gone or the limit is reached.
+    /// Between polls the inbox makes progress.
     #[inline]
     pub(crate) fn wait<T>(
         &mut self,
@@ -254,9 +256,9 @@ impl Inbox {
             if let Some(found) = poll(self)? {
                 return Ok(found);
             }
-            // No bell rings for what has come already.
+            // Records that arrived before ring no bell.
             if !is_any_left && sys::sleep(bell, seen, limit.at_most(SLICE)) {
-                // A peer that was killed may have marked nothing.
+                // A killed peer may not have marked its lane.
                 self.mark_all_unread();
             }
             if let Some(found) = poll(self)? {
@@ -271,7 +273,7 @@ impl Inbox {
         }
     }
 
-    /// Returns why waiting is useless now, if it is.
+    /// Returns the error that ends the wait: the end of the watched peer, or the timeout.
     fn end_of_wait(
         &mut self,
         watched: Option<usize>,
@@ -281,7 +283,7 @@ impl Inbox {
     ) -> Option<Error> {
         let is_over = limit.is_over(now);
         let peer = watched.and_then(|index| self.peers[index].as_mut());
-        // The end of the peer is reported as that, whatever the time.
+        // The end of the peer takes precedence over the timeout.
         let state = match peer {
             Some(peer) if is_over => peer.channel.check_alive(),
             Some(peer) => peer.check(),
@@ -290,15 +292,15 @@ impl Inbox {
         state.err().or_else(|| is_over.then(|| limit.error(what)))
     }
 
-    /// Returns whether a thread that spins is to yield its processor.
+    /// Returns whether a spinning thread should yield its processor.
     fn should_yield(&self, watched: Option<usize>) -> bool {
-        // All yield then, and need not be told of each other's processors.
+        // All ranks yield then, without regard to processors.
         if self.is_crowded {
             return true;
         }
         let all = self.peers.iter().enumerate();
         let peers = all.filter(|(index, _)| watched.is_none_or(|watched| watched == *index));
-        // Each is told where this thread runs.
+        // No short circuit: `should_yield` also publishes the processor to each peer.
         let shared = peers.filter_map(|(_, peer)| peer.as_ref());
         shared.fold(false, |any, peer| peer.channel.should_yield() | any)
     }
@@ -413,7 +415,7 @@ mod tests {
         }
     }
 
-    /// However slow the machine is: no wait takes an hour.
+    /// With a limit of an hour, the result does not depend on the speed of the machine.
     #[test]
     fn inbox_adapts_spin_time_to_waits() {
         let settings = LinkSettings { spin: HOUR, ..LinkSettings::default() };

@@ -177,8 +177,8 @@ impl Table {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is page aligned, has at least the size of a header, and lives as long as `self`. All
-        // fields are atomics, which other processes may access at the same time.
+        // SAFETY: the mapping is page aligned, has at least the size of a header, and lives as long
+        // as `self`. All fields are atomics, which other processes may access at the same time.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
@@ -186,13 +186,13 @@ impl Table {
         if index >= self.capacity as usize {
             return None;
         }
-        // SAFETY: the mapping has the header and `capacity` slots, and `index` is below `capacity`. Both sizes are
-        // multiples of the alignment of a slot, whose fields are atomics.
+        // SAFETY: the mapping has the header and `capacity` slots, and `index` is below `capacity`.
+        // Both sizes are multiples of the alignment of a slot, whose fields are atomics.
         Some(unsafe { self.mapping.base().add(HEADER_SIZE + index * SLOT_SIZE).cast().as_ref() })
     }
 
-    /// Whether the participant with this nonce still has the id. While its process is alive, no other
-    /// process takes the id.
+    /// Whether the participant with this nonce still has the id. While its process is alive, no
+    /// other process takes the id.
     pub(crate) fn is_participant(&self, id: u16, nonce: [u64; 2]) -> bool {
         let header = self.header();
         let has_nonce = |entry: &ParticipantEntry| {

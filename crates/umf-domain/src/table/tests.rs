@@ -147,7 +147,8 @@ proptest! {
         let locked = LockedTable::unshared(&table);
         for (seed, change) in changes.into_iter().enumerate() {
             for (at, value) in words.iter().skip(seed % 3) {
-                // SAFETY: `at` is within the mapping, all of which is accessed as atomic words only.
+                // SAFETY: `at` is within the mapping, all of which is accessed as atomic words
+                // only.
                 unsafe { table.mapping.base().cast::<AtomicU64>().add(*at).as_ref() }
                     .store(*value, Ordering::Relaxed);
             }

@@ -1,7 +1,7 @@
-//! What all ranks of a job do together.
+//! The algorithms of collectives.
 //!
-//! Messages of collectives have a context of their own. All ranks call the same collectives in the same
-//! order, so the number of a collective names it in the tags of its messages.
+//! Messages of collectives have a context of their own. All ranks call the same collectives in the
+//! same order, so the number of a collective names it in the tags of its messages.
 
 use core::ops::Range;
 
@@ -17,14 +17,16 @@ use crate::view::{Shown, View};
 use crate::wait::Limit;
 use crate::{Error, Reduction, Result};
 
-/// Ranks below each one in a tree where ranks share processors: many, because each rank that waits on the
-/// way costs a switch of processes.
+/// Ranks below each one in a tree where ranks share processors: many, because each rank that waits
+/// on the way costs a switch of processes.
 const WIDTH: usize = 16;
 /// Memory up to this length is sent whole, in the rings.
 const SHORT: usize = 4096;
-/// Bytes that are combined at a time with several ranks: a block stays in a first-level cache meanwhile.
+/// Bytes that are combined at a time with several ranks: a block stays in a first-level cache
+/// meanwhile.
 const BLOCK: usize = 16 << 10;
-/// Shares are whole lines, so that no line is written by two ranks and no number lies in two shares.
+/// Shares are whole lines, so that no line is written by two ranks and no number lies in two
+/// shares.
 const LINE: usize = 128;
 
 const OTHER_LENGTH: &str = "its memory has another length";
@@ -54,9 +56,9 @@ fn portion<'d>(list: &List<'d>, part: &Range<usize>) -> Result<List<'d>> {
     list.portion(part.start, part.len()).ok_or(Error::NotOnePiece { pieces })
 }
 
-/// Returns why a rank takes part in no collective any more, if that is so. What it sent before may have
-/// come at the same time.
-pub(super) fn given_up(inbox: &Inbox, rank: usize) -> Option<Error> {
+/// Returns why a rank takes part in no collective any more, if that is so. What it sent before may
+/// have come at the same time.
+pub(super) fn ended_by(inbox: &Inbox, rank: usize) -> Option<Error> {
     match inbox.channel(rank)?.ended_collectives()? {
         0 => Some(Error::CollectivesEnded { rank }),
         pid => Some(Error::PeerGone { pid }),
@@ -81,11 +83,12 @@ impl<'d> Incoming<'d> {
         Self { from: from_rank, tag, length, receiving, has_arrived: false }
     }
 
-    /// As [`Incoming::new`], where this rank sends nothing meanwhile: it may wait for the sender's part.
+    /// As [`Incoming::new`], where this rank sends nothing meanwhile: it may wait for the sender's
+    /// part.
     fn alone(from_rank: usize, tag: CollectiveTag, into: Destination<'d>, limit: Limit) -> Self {
-        let mut coming = Self::new(from_rank, tag, into);
-        coming.receiving.limit = Some(limit);
-        coming
+        let mut incoming = Self::new(from_rank, tag, into);
+        incoming.receiving.limit = Some(limit);
+        incoming
     }
 
     fn check(&self, received: Received) -> Result<()> {
@@ -130,13 +133,13 @@ impl<'d> Incoming<'d> {
 /// Returns why a rank takes no part any more: it is gone, or its collectives failed.
 fn end(inbox: &mut Inbox, rank: usize) -> Option<Error> {
     let gone = inbox.peers[rank].as_mut().map_or(Some(Error::WrongLink), |peer| peer.check().err());
-    gone.or_else(|| given_up(inbox, rank))
+    gone.or_else(|| ended_by(inbox, rank))
 }
 
 /// The ranks during one collective.
 pub(super) struct Collective<'c> {
     pub inbox: &'c mut Inbox,
-    pub me: usize,
+    pub own_rank: usize,
     pub size: usize,
     /// Number of the collective.
     pub number: u64,
@@ -149,8 +152,8 @@ impl Collective<'_> {
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let me = self.me;
-        (0..self.size).filter(move |rank| *rank != me)
+        let own_rank = self.own_rank;
+        (0..self.size).filter(move |rank| *rank != own_rank)
     }
 
     fn start<'d>(&mut self, to: usize, tag: CollectiveTag, list: List<'d>) -> Result<SendRequest<'d>> {
@@ -169,15 +172,15 @@ impl Collective<'_> {
     /// Waits for all of these. `in_order`: messages are taken in the order of the list.
     fn finish(
         &mut self,
-        going: &mut [SendRequest<'_>],
-        coming: &mut [Incoming<'_>],
+        outgoing: &mut [SendRequest<'_>],
+        incoming: &mut [Incoming<'_>],
         in_order: bool,
     ) -> Result<()> {
         self.inbox.wait(None, &mut self.limit, "a collective", |inbox| {
             let mut is_done = true;
-            for request in &mut *going {
+            for request in &mut *outgoing {
                 let mut is_sent = inbox.test_send(request)?;
-                if !is_sent && let Some(error) = given_up(inbox, request.peer) {
+                if !is_sent && let Some(error) = ended_by(inbox, request.peer) {
                     is_sent = inbox.test_send(request)?;
                     if !is_sent {
                         return Err(error);
@@ -185,7 +188,7 @@ impl Collective<'_> {
                 }
                 is_done &= is_sent;
             }
-            for message in &mut *coming {
+            for message in &mut *incoming {
                 let has_arrived = message.poll(inbox)?;
                 is_done &= has_arrived;
                 if in_order && !has_arrived {
@@ -198,9 +201,9 @@ impl Collective<'_> {
 
     /// Returns the rank above this one in the tree, and those below it.
     fn tree(&self) -> (Option<usize>, Range<usize>) {
-        let above = self.me.checked_sub(1).map(|before| before / WIDTH);
+        let above = self.own_rank.checked_sub(1).map(|before| before / WIDTH);
         let below = |rank: usize| (rank * WIDTH + 1).min(self.size);
-        (above, below(self.me)..below(self.me + 1))
+        (above, below(self.own_rank)..below(self.own_rank + 1))
     }
 
     pub(super) fn barrier(mut self) -> Result<()> {
@@ -212,10 +215,10 @@ impl Collective<'_> {
         // Dissemination: in each step, twice as many ranks know of each other.
         for (number, distance) in doublings(self.size) {
             let (to, source) =
-                ((self.me + distance) % self.size, (self.me + self.size - distance) % self.size);
-            let going = self.start(to, tag.step(number), Source::from(&[]).0)?;
-            let coming = Incoming::new(source, tag.step(number), Destination::from(&mut []));
-            self.finish(&mut [going], &mut [coming], false)?;
+                ((self.own_rank + distance) % self.size, (self.own_rank + self.size - distance) % self.size);
+            let outgoing = self.start(to, tag.step(number), Source::from(&[]).0)?;
+            let incoming = Incoming::new(source, tag.step(number), Destination::from(&mut []));
+            self.finish(&mut [outgoing], &mut [incoming], false)?;
         }
         Ok(())
     }
@@ -231,12 +234,12 @@ impl Collective<'_> {
         let length = values.len();
         let mut others = vec![0; below.len() * length];
         let mut chunks = others.chunks_exact_mut(length.max(1));
-        let mut coming: Vec<_> = below
+        let mut incoming: Vec<_> = below
             .clone()
             .map(|rank| Incoming::new(rank, tag, Destination::from(chunks.next().unwrap_or_default())))
             .collect();
-        self.finish(&mut [], &mut coming, false)?;
-        drop(coming);
+        self.finish(&mut [], &mut incoming, false)?;
+        drop(incoming);
         if let Some(reduction) = reduction {
             for other in others.chunks_exact(length) {
                 // SAFETY: two slices of that many bytes that do not overlap.
@@ -244,48 +247,49 @@ impl Collective<'_> {
             }
         }
         if let Some(above) = above {
-            let going = self.start(above, tag, Source::from(&*values).0)?;
-            self.finish(&mut [going], &mut [], false)?;
-            let coming = Incoming::new(above, tag.step(1), Destination::from(&mut *values));
-            self.finish(&mut [], &mut [coming], false)?;
+            let outgoing = self.start(above, tag, Source::from(&*values).0)?;
+            self.finish(&mut [outgoing], &mut [], false)?;
+            let incoming = Incoming::new(above, tag.step(1), Destination::from(&mut *values));
+            self.finish(&mut [], &mut [incoming], false)?;
         }
         let values = &*values;
-        let mut going = self.start_all(below, tag.step(1), |_| Ok(Source::from(values).0))?;
-        self.finish(&mut going, &mut [], false)
+        let mut outgoing = self.start_all(below, tag.step(1), |_| Ok(Source::from(values).0))?;
+        self.finish(&mut outgoing, &mut [], false)
     }
 
     pub(super) fn bcast(mut self, root: usize, memory: &List<'_>) -> Result<()> {
         let tag = self.tag(CollectiveKind::Broadcast, 0);
         let is_short = memory.len() <= self.inbox.inline_max && self.size > 2;
         if !is_short {
-            // All ranks fetch from the root at once, which copies a part of each where `both` is possible.
-            if self.me == root {
-                let mut going = self.start_all(self.others(), tag, |_| Ok(memory.clone()))?;
-                return self.finish(&mut going, &mut [], false);
+            // All ranks fetch from the root at once, which copies a part of each where `both` is
+            // possible.
+            if self.own_rank == root {
+                let mut outgoing = self.start_all(self.others(), tag, |_| Ok(memory.clone()))?;
+                return self.finish(&mut outgoing, &mut [], false);
             }
-            let coming = Incoming::alone(root, tag, Destination(memory.clone()), self.limit);
-            return self.finish(&mut [], &mut [coming], false);
+            let incoming = Incoming::alone(root, tag, Destination(memory.clone()), self.limit);
+            return self.finish(&mut [], &mut [incoming], false);
         }
         // A binomial tree: the parent of a rank has its lowest set bit cleared.
-        let relative = (self.me + self.size - root) % self.size;
+        let relative = (self.own_rank + self.size - root) % self.size;
         let size = self.size;
         let real = |relative: usize| (relative + root) % size;
         let lowest =
             if relative == 0 { self.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
-            let coming = Incoming::new(real(relative - lowest), tag, Destination(memory.clone()));
-            self.finish(&mut [], &mut [coming], false)?;
+            let incoming = Incoming::new(real(relative - lowest), tag, Destination(memory.clone()));
+            self.finish(&mut [], &mut [incoming], false)?;
         }
         let steps = (0..lowest.trailing_zeros()).rev().map(|bit| relative + (1 << bit));
         let to: Vec<usize> = steps.filter(|to| *to < self.size).map(real).collect();
-        let mut going = self.start_all(to.into_iter(), tag, |_| Ok(memory.clone()))?;
-        self.finish(&mut going, &mut [], false)
+        let mut outgoing = self.start_all(to.into_iter(), tag, |_| Ok(memory.clone()))?;
+        self.finish(&mut outgoing, &mut [], false)
     }
 
     pub(super) fn reduce(mut self, root: usize, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
         let tag = self.tag(CollectiveKind::Reduce, reduction.code());
         let [own] = *memory.parts() else { return Err(Error::NotOnePiece { pieces: memory.parts().len() }) };
-        let relative = (self.me + self.size - root) % self.size;
+        let relative = (self.own_rank + self.size - root) % self.size;
         let size = self.size;
         let real = |relative: usize| (relative + root) % size;
         let children: Vec<usize> = (0..usize::BITS)
@@ -297,8 +301,8 @@ impl Collective<'_> {
         // The memory of other ranks than the root stays as it is.
         let mut values = vec![0; if relative == 0 { 0 } else { memory.len() }];
         if relative != 0 && children.is_empty() {
-            let going = self.start(real(relative & (relative - 1)), tag, memory.plain())?;
-            return self.finish(&mut [going], &mut [], false);
+            let outgoing = self.start(real(relative & (relative - 1)), tag, memory.plain())?;
+            return self.finish(&mut [outgoing], &mut [], false);
         }
         let into = if relative == 0 {
             memory.clone()
@@ -308,12 +312,12 @@ impl Collective<'_> {
             Destination::from(&mut values[..]).combined(*reduction)?.0
         };
         for child in children {
-            let coming = Incoming::new(child, tag, Destination(into.clone()));
-            self.finish(&mut [], &mut [coming], false)?;
+            let incoming = Incoming::new(child, tag, Destination(into.clone()));
+            self.finish(&mut [], &mut [incoming], false)?;
         }
         if relative != 0 {
-            let going = self.start(real(relative & (relative - 1)), tag, into.plain())?;
-            self.finish(&mut [going], &mut [], false)?;
+            let outgoing = self.start(real(relative & (relative - 1)), tag, into.plain())?;
+            self.finish(&mut [outgoing], &mut [], false)?;
         }
         Ok(())
     }
@@ -330,17 +334,18 @@ impl Collective<'_> {
         let tag = self.tag(CollectiveKind::AllToAll, 0);
         let block = outgoing.len() / self.size;
         let part = |rank: usize| rank * block..(rank + 1) * block;
-        let (from_own, to_own) = (portion(outgoing, &part(self.me))?, portion(incoming, &part(self.me))?);
+        let (from_own, to_own) =
+            (portion(outgoing, &part(self.own_rank))?, portion(incoming, &part(self.own_rank))?);
         // Each rank begins with the next one, so that no rank is served by all at once.
-        let (me, size) = (self.me, self.size);
-        let ranks = (1..size).map(|distance| (me + distance) % size);
-        let mut going = self.start_all(ranks.clone(), tag, |to| portion(outgoing, &part(to)))?;
+        let (own_rank, size) = (self.own_rank, self.size);
+        let ranks = (1..size).map(|distance| (own_rank + distance) % size);
+        let mut outgoing = self.start_all(ranks.clone(), tag, |to| portion(outgoing, &part(to)))?;
         let (mine, theirs) = (from_own.parts()[0], to_own.parts()[0]);
         // SAFETY: blocks of the caller's memory, of the same length.
         unsafe { core::ptr::copy(mine.base, theirs.base, block) };
-        let coming = |rank| Ok(Incoming::new(rank, tag, Destination(portion(incoming, &part(rank))?)));
-        let mut coming = ranks.map(coming).collect::<Result<Vec<_>>>()?;
-        self.finish(&mut going, &mut coming, false)
+        let incoming = |rank| Ok(Incoming::new(rank, tag, Destination(portion(incoming, &part(rank))?)));
+        let mut incoming = ranks.map(incoming).collect::<Result<Vec<_>>>()?;
+        self.finish(&mut outgoing, &mut incoming, false)
     }
 
     pub(super) fn reduce_scatter(mut self, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
@@ -362,17 +367,17 @@ impl Collective<'_> {
         ranks: &[usize],
         part: impl Fn(usize) -> Range<usize>,
     ) -> Result<()> {
-        let me = self.me;
-        let others = ranks.iter().copied().filter(|rank| *rank != me);
-        let mut going = self.start_all(others, tag, |to| portion(memory, &part(to)))?;
-        let mut coming = Vec::with_capacity(self.size);
-        if ranks.contains(&me) {
+        let own_rank = self.own_rank;
+        let others = ranks.iter().copied().filter(|rank| *rank != own_rank);
+        let mut outgoing = self.start_all(others, tag, |to| portion(memory, &part(to)))?;
+        let mut incoming = Vec::with_capacity(self.size);
+        if ranks.contains(&own_rank) {
             for rank in self.others() {
-                coming.push(Incoming::new(rank, tag, Destination(portion(memory, &part(me))?)));
+                incoming.push(Incoming::new(rank, tag, Destination(portion(memory, &part(own_rank))?)));
             }
         }
         // In order, so that rounding is always the same.
-        self.finish(&mut going, &mut coming, true)
+        self.finish(&mut outgoing, &mut incoming, true)
     }
 
     /// Each of `ranks` gives its part of its memory to all.
@@ -383,21 +388,21 @@ impl Collective<'_> {
         ranks: &[usize],
         part: impl Fn(usize) -> Range<usize>,
     ) -> Result<()> {
-        let me = self.me;
-        let mut going = Vec::new();
-        if ranks.contains(&me) {
-            going = self.start_all(self.others(), tag, |_| portion(memory, &part(me)))?;
+        let own_rank = self.own_rank;
+        let mut outgoing = Vec::new();
+        if ranks.contains(&own_rank) {
+            outgoing = self.start_all(self.others(), tag, |_| portion(memory, &part(own_rank)))?;
         }
-        let coming =
+        let incoming =
             |rank: &usize| Ok(Incoming::new(*rank, tag, Destination(portion(memory, &part(*rank))?)));
-        let others = ranks.iter().filter(|rank| **rank != me);
-        let mut coming = others.map(coming).collect::<Result<Vec<_>>>()?;
-        self.finish(&mut going, &mut coming, false)
+        let others = ranks.iter().filter(|rank| **rank != own_rank);
+        let mut incoming = others.map(incoming).collect::<Result<Vec<_>>>()?;
+        self.finish(&mut outgoing, &mut incoming, false)
     }
 
-    /// Each rank combines one part of the memory of all and writes the result to all. Memory of a pool is
-    /// shown to all ranks: a rank that can map all of it reads and writes its part in place. For another
-    /// one, the ranks send its part as messages, and it sends the result.
+    /// Each rank combines one part of the memory of all and writes the result to all. Memory of a
+    /// pool is shown to all ranks: a rank that can map all of it reads and writes its part in
+    /// place. For another one, the ranks send its part as messages, and it sends the result.
     pub(super) fn allreduce(mut self, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
         if memory.len() <= SHORT {
             return self.allreduce_short(memory, reduction);
@@ -405,9 +410,9 @@ impl Collective<'_> {
         let tag = self.tag(CollectiveKind::AllReduce, reduction.code());
         // Kept until all ranks have combined their parts.
         let word = (memory.len() as u64).to_le_bytes();
-        let (_lent, mut going) = self.show(tag, memory, &word)?;
-        let views = self.see(tag, memory.len(), &mut going)?;
-        self.finish(&mut going, &mut [], false)?;
+        let (_lent, mut outgoing) = self.show(tag, memory, &word)?;
+        let views = self.see(tag, memory.len(), &mut outgoing)?;
+        self.finish(&mut outgoing, &mut [], false)?;
         let is_done = views.is_some_and(|views| self.combine(memory, &views, reduction));
         let failed = self.agree(tag.step(1), is_done)?;
         if failed.is_empty() {
@@ -419,7 +424,8 @@ impl Collective<'_> {
         self.give(tag.step(3), &memory.plain(), &failed, part)
     }
 
-    /// Combines over the tree, or by recursive doubling. The order of combining is the same everywhere.
+    /// Combines over the tree, or by recursive doubling. The order of combining is the same
+    /// everywhere.
     fn allreduce_short(&mut self, memory: &List<'_>, reduction: &Reduction) -> Result<()> {
         let tag = self.tag(CollectiveKind::AllReduceShort, reduction.code());
         let length = memory.len();
@@ -447,11 +453,11 @@ impl Collective<'_> {
         let length = values.len();
         let mut other = vec![0; length];
         for (number, distance) in doublings(self.size) {
-            let (peer, step) = (self.me ^ distance, tag.step(number));
-            let going = self.start(peer, step, Source::from(&values[..]).0)?;
-            let coming = Incoming::new(peer, step, Destination::from(&mut other[..]));
-            self.finish(&mut [going], &mut [coming], false)?;
-            if peer < self.me {
+            let (peer, step) = (self.own_rank ^ distance, tag.step(number));
+            let outgoing = self.start(peer, step, Source::from(&values[..]).0)?;
+            let incoming = Incoming::new(peer, step, Destination::from(&mut other[..]));
+            self.finish(&mut [outgoing], &mut [incoming], false)?;
+            if peer < self.own_rank {
                 core::mem::swap(values, &mut other);
             }
             // SAFETY: two slices of that many bytes that do not overlap.
@@ -468,21 +474,21 @@ impl Collective<'_> {
         length: &'d [u8; 8],
     ) -> Result<(Vec<Lent<'d>>, Vec<SendRequest<'d>>)> {
         if memory.memory().is_none() {
-            let going = self.start_all(self.others(), tag, |_| Ok(Source::from(length).0))?;
-            return Ok((Vec::new(), going));
+            let outgoing = self.start_all(self.others(), tag, |_| Ok(Source::from(length).0))?;
+            return Ok((Vec::new(), outgoing));
         }
         let tag = (tag.value(), Context::Collectives);
         let lent = self.others().map(|to| self.inbox.hand_over(to, tag, Source(memory.clone())));
         Ok((lent.collect::<Result<_>>()?, Vec::new()))
     }
 
-    /// Maps what the other ranks show, in the order of ranks; `None` if some of it cannot be mapped.
-    /// `going` makes progress meanwhile, since other ranks may wait for it.
+    /// Maps what the other ranks show, in the order of ranks; `None` if some of it cannot be
+    /// mapped. `outgoing` makes progress meanwhile, since other ranks may wait for it.
     fn see(
         &mut self,
         tag: CollectiveTag,
         length: usize,
-        going: &mut [SendRequest<'_>],
+        outgoing: &mut [SendRequest<'_>],
     ) -> Result<Option<Vec<View>>> {
         let mut views = Vec::with_capacity(self.size);
         let mut is_whole = true;
@@ -490,12 +496,12 @@ impl Collective<'_> {
         let Collective { inbox, limit, .. } = self;
         for rank in others {
             let mut serve = |inbox: &mut Inbox| {
-                going.iter_mut().try_for_each(|request| inbox.test_send(request).map(drop))
+                outgoing.iter_mut().try_for_each(|request| inbox.test_send(request).map(drop))
             };
             let matching = from(Some(rank), tag.any_kind(), Context::Collectives);
             let shown = inbox.wait(Some(rank), limit, "a collective", |inbox| {
                 serve(inbox)?;
-                match (inbox.attempt_shown(&matching)?, given_up(inbox, rank)) {
+                match (inbox.attempt_shown(&matching)?, ended_by(inbox, rank)) {
                     (None, Some(error)) => {
                         inbox.drain();
                         inbox.attempt_shown(&matching)?.map(Some).ok_or(error)
@@ -508,10 +514,10 @@ impl Collective<'_> {
                 Shown::Unopened { tag, length } => (*tag, *length as u64),
                 Shown::Copy { tag: is } if *is == tag.value() => {
                     let mut word = [0; 8];
-                    let mut coming = Incoming::new(rank, tag, Destination::from(&mut word));
+                    let mut incoming = Incoming::new(rank, tag, Destination::from(&mut word));
                     inbox.wait(Some(rank), limit, "a collective", |inbox| {
                         serve(inbox)?;
-                        Ok(coming.poll(inbox)?.then_some(()))
+                        Ok(incoming.poll(inbox)?.then_some(()))
                     })?;
                     (*is, u64::from_le_bytes(word))
                 }
@@ -531,11 +537,11 @@ impl Collective<'_> {
         Ok(is_whole.then_some(views))
     }
 
-    /// Combines this rank's part of the memory of all and writes it to all. Returns `false` if that cannot
-    /// be: then nothing was written.
+    /// Combines this rank's part of the memory of all and writes it to all. Returns `false` if that
+    /// cannot be: then nothing was written.
     fn combine(&self, memory: &List<'_>, views: &[View], reduction: &Reduction) -> bool {
         let [own] = *memory.parts() else { return false };
-        let part = share_of_bytes(memory.len(), self.me, self.size);
+        let part = share_of_bytes(memory.len(), self.own_rank, self.size);
         // The brackets last as long as this function.
         let Ok(_mine) = memory.touch(Access::ReadWrite) else { return false };
         let brackets: Result<Vec<_>> = views.iter().map(|view| view.cpu_access(Access::ReadWrite)).collect();
@@ -548,8 +554,8 @@ impl Collective<'_> {
             let length = block.min(part.end - start);
             let at = |base: &*mut u8| base.wrapping_add(start);
             let mine = at(&own.base);
-            // SAFETY: all have `memory.len()` bytes, as `see` has checked; the views are open; only this
-            // rank uses this part of any of them.
+            // SAFETY: all have `memory.len()` bytes, as `see` has checked; the views are open; only
+            // this rank uses this part of any of them.
             unsafe {
                 others.iter().for_each(|other| reduction.combine(mine, at(other), length));
                 reduction.combine_both(mine, at(last), length);
@@ -563,14 +569,14 @@ impl Collective<'_> {
     fn agree(&mut self, tag: CollectiveTag, is_done: bool) -> Result<Vec<usize>> {
         let mine = [u8::from(is_done)];
         let mut flags = vec![0_u8; self.size];
-        flags[self.me] = mine[0];
-        let mut going = self.start_all(self.others(), tag, |_| Ok(Source::from(&mine).0))?;
-        let me = self.me;
-        let others = flags.chunks_mut(1).enumerate().filter(|(rank, _)| *rank != me);
-        let mut coming: Vec<_> =
+        flags[self.own_rank] = mine[0];
+        let mut outgoing = self.start_all(self.others(), tag, |_| Ok(Source::from(&mine).0))?;
+        let own_rank = self.own_rank;
+        let others = flags.chunks_mut(1).enumerate().filter(|(rank, _)| *rank != own_rank);
+        let mut incoming: Vec<_> =
             others.map(|(rank, flag)| Incoming::new(rank, tag, Destination::from(flag))).collect();
-        self.finish(&mut going, &mut coming, false)?;
-        drop(coming);
+        self.finish(&mut outgoing, &mut incoming, false)?;
+        drop(incoming);
         Ok((0..self.size).filter(|rank| flags[*rank] == 0).collect())
     }
 }

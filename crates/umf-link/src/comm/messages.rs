@@ -42,9 +42,9 @@ impl Communicator {
     /// Receives a message from any rank. Of several ranks that have sent one, each gets its turn.
     ///
     /// # Errors
-    /// As [`Link::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is reported once, after
-    /// all that it sent was received, and also if it was not linked; then the other ranks are waited for,
-    /// until all are gone.
+    /// As [`Link::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is reported
+    /// once, after all that it sent was received, and also if it was not linked; then the other
+    /// ranks are waited for, until all are gone.
     pub fn recv_any<'d>(
         &mut self,
         wanted: impl Into<TagMatch>,
@@ -58,10 +58,10 @@ impl Communicator {
     fn receive_any(&mut self, receiving: &mut Receiving<'_>) -> Result<Received> {
         self.check_here()?;
         let mut limit = Limit::new(self.inbox.timeout);
-        let Self { me, inbox, members, ranks, .. } = self;
+        let Self { own_rank, inbox, states, ranks, .. } = self;
         let mut looked = 0;
         inbox.wait(None, &mut limit, "receiving", |inbox| {
-            members.take_in(inbox, ranks);
+            states.adopt_links(inbox, ranks);
             if let Some(received) = inbox.attempt(receiving)? {
                 return Ok(Some(received));
             }
@@ -71,20 +71,20 @@ impl Communicator {
             }
             looked = now;
             let (mut is_any_left, mut latest) = (false, None);
-            for rank in (0..members.pids.len()).filter(|rank| rank != me) {
+            for rank in (0..states.pids.len()).filter(|rank| rank != own_rank) {
                 let Some(end) = end(inbox, ranks, rank) else {
                     is_any_left = true;
                     continue;
                 };
                 let process = Some(ended(&end));
-                if members.reported[rank] != process {
+                if states.reported[rank] != process {
                     // What it did last may have arrived.
-                    members.take_in(inbox, ranks);
+                    states.adopt_links(inbox, ranks);
                     inbox.drain();
                     if let Some(received) = inbox.attempt(receiving)? {
                         return Ok(Some(received));
                     }
-                    members.reported[rank] = process;
+                    states.reported[rank] = process;
                     return Err(end);
                 }
                 latest = Some(end);
@@ -96,15 +96,15 @@ impl Communicator {
         })
     }
 
-    /// Returns the message that [`Communicator::recv`] (`from` a rank) or [`Communicator::recv_any`] (`None`)
-    /// would take next, if it has come. Does not wait.
+    /// Returns the message that [`Communicator::recv`] (`from` a rank) or
+    /// [`Communicator::recv_any`] (`None`) would take next, if it has come. Does not wait.
     ///
     /// # Errors
     /// As [`Link::probe`]; ends of ranks are reported for one rank only.
     pub fn probe(&mut self, from_rank: Option<usize>, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
         self.check_here()?;
         from_rank.map_or(Ok(()), |rank| self.check(rank))?;
-        self.take_in();
+        self.adopt_links();
         let matching = from(from_rank, wanted.into(), Context::Messages);
         Ok(self.inbox.probe(matching)?.and_then(|id| self.inbox.probed(id)))
     }
@@ -122,8 +122,8 @@ impl Communicator {
         self.link(to)?.start_send(tag, source)
     }
 
-    /// Posts a receive from a rank, or from any (`None`): [`Link::start_recv`]. Dropping the request cancels
-    /// it.
+    /// Posts a receive from a rank, or from any (`None`): [`Link::start_recv`]. Dropping the
+    /// request cancels it.
     ///
     /// # Errors
     /// [`Error::BadRank`], [`Error::Forked`].
@@ -145,7 +145,7 @@ impl Communicator {
     /// As [`Link::test_send`].
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         self.check_here()?;
-        self.take_in();
+        self.adopt_links();
         self.inbox.progress();
         self.inbox.test_send(request)
     }
@@ -156,7 +156,7 @@ impl Communicator {
     /// As [`Link::test_recv`].
     pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
         self.check_here()?;
-        self.take_in();
+        self.adopt_links();
         self.inbox.test_recv(request)
     }
 
@@ -171,8 +171,8 @@ impl Communicator {
     /// Waits for the message of a posted receive.
     ///
     /// # Errors
-    /// As [`Link::wait_recv`]; from any rank as [`Communicator::recv_any`]; from a rank that has not joined as
-    /// [`Communicator::link`].
+    /// As [`Link::wait_recv`]; from any rank as [`Communicator::recv_any`]; from a rank that has
+    /// not joined as [`Communicator::link`].
     pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
         request.check(&self.inbox)?;
         match (request.received, request.receiving.matching.peer) {
@@ -185,23 +185,23 @@ impl Communicator {
     /// Waits for all of these at once: [`Link::finish`].
     ///
     /// # Errors
-    /// As there, and as [`Communicator::wait_recv`] for ranks that have not joined. If a message is to come
-    /// from any rank and all others are gone: the end of one.
+    /// As there, and as [`Communicator::wait_recv`] for ranks that have not joined. If a message is
+    /// to come from any rank and all others are gone: the end of one.
     pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
         self.check_here()?;
         for rank in receives.iter().filter_map(|request| request.receiving.matching.peer) {
             self.link(rank)?;
         }
-        let Self { me, inbox, members, ranks, .. } = self;
+        let Self { own_rank, inbox, states, ranks, .. } = self;
         let mut looked = 0;
         inbox.finish_while(sends, receives, |inbox, is_from_any| {
-            members.take_in(inbox, ranks);
+            states.adopt_links(inbox, ranks);
             let now = sys::coarse_milliseconds();
             if !is_from_any || now.wrapping_sub(looked) <= FRESH {
                 return None;
             }
             looked = now;
-            let mut others = (0..members.pids.len()).filter(|rank| rank != me);
+            let mut others = (0..states.pids.len()).filter(|rank| rank != own_rank);
             let last = others.next_back()?;
             let end = end(inbox, ranks, last)?;
             others.all(|rank| self::end(inbox, ranks, rank).is_some()).then_some(end)

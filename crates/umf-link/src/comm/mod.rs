@@ -14,25 +14,26 @@ use crate::channel::Channel;
 use crate::inbox::Inbox;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkBuilder, Result, protocol, sys};
-use algorithms::given_up;
+use algorithms::ended_by;
 use ranks::{AcceptedLink, Ranks};
 
-/// Longest try to link a rank.
-const TRY: Duration = Duration::from_secs(1);
-/// How long attempts may fail for lack of descriptors or memory, which may come back.
-const SHORTAGE: Duration = Duration::from_secs(1);
-/// Shortest and longest pause between looks for ranks that have not joined.
-const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+/// The longest attempt to link a rank.
+const MAX_ATTEMPT: Duration = Duration::from_secs(1);
+/// The time for which attempts may fail for lack of descriptors or memory, before the error is
+/// returned.
+const RESOURCE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The shortest and longest pause between attempts to link absent ranks.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A communicator: the links of a rank with the other ranks of a job, and collectives of all. Ranks are
-/// processes of one user on one machine.
+/// The links of a rank with the other ranks of a job, and collectives. Ranks are processes of one
+/// user on one machine.
 ///
-/// Two ranks are linked when one first sends to the other or receives from it, and all by the first
-/// collective. `docs/link.md` says what a rank costs.
+/// Two ranks are linked when one first sends to the other or receives from it. The first collective
+/// links all ranks. `docs/link.md` lists the resources of a rank.
 ///
-/// Ranks find each other in a domain with the name of the job (`docs/domain.md`): nothing is left in a file
-/// system. The thread `umf-ranks` accepts links while this rank computes. One thread uses a communicator at
-/// a time.
+/// Ranks find each other in a domain with the name of the job (`docs/domain.md`), which leaves
+/// nothing in a file system. The thread `umf-ranks` accepts links while this rank computes. One
+/// thread uses a communicator at a time.
 ///
 /// # Examples
 /// ```
@@ -56,21 +57,22 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 /// ```
 #[derive(Debug)]
 pub struct Communicator {
-    me: usize,
+    own_rank: usize,
     size: usize,
     inbox: Inbox,
-    members: Members,
-    /// Collectives that were begun.
+    states: RankStates,
+    /// The number of collectives that were begun.
     number: u64,
     ranks: Ranks,
 }
 
-/// Attempts that fail for lack of descriptors or memory.
+/// Errors of consecutive attempts that failed for lack of descriptors or memory.
 #[derive(Debug, Default)]
-struct Shortage(Option<(Instant, Error)>);
+struct ResourceErrors(Option<(Instant, Error)>);
 
-impl Shortage {
-    /// Passes on what an attempt returned. A shortage counts as `None` for some time.
+impl ResourceErrors {
+    /// Returns the result of an attempt. A lack of resources counts as `None` for
+    /// [`RESOURCE_TIMEOUT`].
     fn check(&mut self, called: Result<Option<Arc<Channel>>>) -> Result<Option<Arc<Channel>>> {
         let error = match called {
             Err(error @ Error::System { .. }) => error,
@@ -80,25 +82,25 @@ impl Shortage {
             }
         };
         let (since, _) = self.0.get_or_insert((Instant::now(), error.clone()));
-        if since.elapsed() < SHORTAGE { Ok(None) } else { Err(error) }
+        if since.elapsed() < RESOURCE_TIMEOUT { Ok(None) } else { Err(error) }
     }
 
-    /// Returns the error if the latest attempt failed so.
+    /// Returns the error of the latest attempt, if it failed for lack of resources.
     fn error(self) -> Option<Error> {
         self.0.map(|(_, error)| error)
     }
 }
 
-/// What is known of the processes that are ranks.
+/// The known processes of the ranks, and whether collectives go on.
 #[derive(Debug)]
-struct Members {
+struct RankStates {
     /// The latest process of each rank; 0 if none is known.
     pids: Vec<u32>,
     /// The latest process of each rank whose end was reported by a receive from any rank.
     reported: Vec<Option<i32>>,
-    /// Links with processes that replaced others which are not forgotten yet.
+    /// Links with processes that replaced ranks which are not forgotten yet.
     spare: Vec<AcceptedLink>,
-    /// Why there are no collectives any more.
+    /// The error that ended collectives.
     broken: Option<Error>,
     /// Whether a collective was begun.
     has_begun: bool,
@@ -109,31 +111,31 @@ impl LinkBuilder {
     ///
     /// # Errors
     /// [`Error::BadName`]: a job has 1 to 32 letters, digits and `._:/+=@-`; [`Error::BadRank`];
-    /// [`Error::RankTaken`]; [`Error::SizeMismatch`]; [`Error::Membership`]; [`Error::System`]: no descriptors, no
-    /// shared memory or no threads are left.
+    /// [`Error::RankTaken`]; [`Error::SizeMismatch`]; [`Error::Membership`]; [`Error::System`]: no
+    /// descriptors, no shared memory or no threads are left.
     pub fn join(&self, job: &str, rank: usize, size: usize) -> Result<Communicator> {
         let (ranks, shared) = Ranks::join(self, job, rank, size)?;
         let inbox = Inbox::new(shared, size);
-        let members = Members {
+        let states = RankStates {
             pids: vec![0; size],
             reported: vec![None; size],
             spare: Vec::new(),
             broken: None,
             has_begun: false,
         };
-        Ok(Communicator { me: rank, size, inbox, members, number: 0, ranks })
+        Ok(Communicator { own_rank: rank, size, inbox, states, number: 0, ranks })
     }
 }
 
-impl Members {
+impl RankStates {
     /// Adds the link with a rank to the inbox.
-    fn enter(&mut self, inbox: &mut Inbox, rank: usize, channel: Arc<Channel>) {
+    fn add_link(&mut self, inbox: &mut Inbox, rank: usize, channel: Arc<Channel>) {
         let pid = channel.pid.unsigned_abs();
         let before = core::mem::replace(&mut self.pids[rank], pid);
         inbox.insert(rank, channel);
         self.reported[rank] = None;
         if before != 0 && before != pid && self.has_begun && self.broken.is_none() {
-            // A process that replaced another one knows nothing of earlier collectives.
+            // The new process took no part in earlier collectives.
             self.end_collectives(inbox, Error::PeerGone { pid: before.cast_signed() });
         } else if let (Some(error), Some(channel)) = (&self.broken, inbox.channel(rank)) {
             channel.end_collectives(gone(error));
@@ -141,25 +143,25 @@ impl Members {
     }
 
     /// Adds the links that other ranks have made.
-    fn take_in(&mut self, inbox: &mut Inbox, ranks: &Ranks) {
+    fn adopt_links(&mut self, inbox: &mut Inbox, ranks: &Ranks) {
         if !ranks.has_news() {
             return;
         }
         for (rank, channel) in ranks.take() {
             if inbox.peers[rank].is_none() {
-                self.enter(inbox, rank, channel);
+                self.add_link(inbox, rank, channel);
             } else {
                 self.spare.push((rank, channel));
             }
         }
     }
 
-    /// Ends collectives for good and tells all ranks. Returns the reason.
+    /// Ends collectives for good, and publishes that to all ranks. Returns the reason.
     fn end_collectives(&mut self, inbox: &Inbox, error: Error) -> Error {
-        let told = |rank| given_up(inbox, rank);
+        let ended = |rank| ended_by(inbox, rank);
         let error = match error {
-            // A rank that closed its link may have said why.
-            Error::Closed { .. } => (0..self.pids.len()).find_map(told).unwrap_or(error),
+            // A rank that closed its link may have published the reason.
+            Error::Closed { .. } => (0..self.pids.len()).find_map(ended).unwrap_or(error),
             error => error,
         };
         for peer in inbox.peers.iter().flatten() {
@@ -178,7 +180,7 @@ fn end(inbox: &mut Inbox, ranks: &Ranks, rank: usize) -> Option<Error> {
     }
 }
 
-/// Returns the process whose end is the reason.
+/// Returns the pid of the process whose end is the reason.
 const fn gone(error: &Error) -> Option<i32> {
     match error {
         Error::PeerGone { pid } => Some(*pid),
@@ -198,7 +200,7 @@ impl Communicator {
     /// Returns the number of this rank.
     #[must_use]
     pub const fn rank(&self) -> usize {
-        self.me
+        self.own_rank
     }
 
     /// Returns the number of ranks.
@@ -207,21 +209,21 @@ impl Communicator {
         self.size
     }
 
-    /// Sets how long calls may wait from now on; `None` waits until a rank that is waited for is gone. A rank
-    /// that has not joined is waited for as long as this says ([`Error::RankAbsent`]).
+    /// Sets the timeout of later calls. `None` waits until the rank in question is gone. A rank
+    /// that has not joined within the timeout is [`Error::RankAbsent`].
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.inbox.timeout = timeout;
     }
 
-    /// Returns the link with another rank, which is made if there is none: for all that links can do.
+    /// Returns the link with another rank. If there is none, it is made.
     ///
     /// # Errors
-    /// [`Error::BadRank`]; [`Error::PeerGone`] or [`Error::Closed`] if the rank had joined and is gone;
-    /// [`Error::RankAbsent`]; [`Error::SizeMismatch`]; [`Error::Forked`]; [`Error::System`]: no descriptors or
-    /// no shared memory are left.
+    /// [`Error::BadRank`]; [`Error::PeerGone`] or [`Error::Closed`] if the rank had joined and is
+    /// gone; [`Error::RankAbsent`]; [`Error::SizeMismatch`]; [`Error::Forked`]; [`Error::System`]:
+    /// no descriptors or no shared memory are left.
     pub fn link(&mut self, rank: usize) -> Result<Link<&mut Inbox>> {
         self.check(rank)?;
-        self.take_in();
+        self.adopt_links();
         if self.inbox.peers[rank].is_none() {
             self.connect(rank)?;
         }
@@ -230,25 +232,27 @@ impl Communicator {
 
     #[cold]
     fn connect(&mut self, rank: usize) -> Result<()> {
-        let (mut limit, mut pause) = (Limit::new(self.inbox.timeout), PAUSES[0]);
-        let mut shortage = Shortage::default();
+        let (mut limit, mut pause) = (Limit::new(self.inbox.timeout), BACKOFF[0]);
+        let mut resource_errors = ResourceErrors::default();
         loop {
-            if let Some(channel) = shortage.check(self.ranks.call(rank, limit.at_most(TRY)))? {
-                self.members.enter(&mut self.inbox, rank, channel);
+            if let Some(channel) =
+                resource_errors.check(self.ranks.connect_rank(rank, limit.at_most(MAX_ATTEMPT)))?
+            {
+                self.states.add_link(&mut self.inbox, rank, channel);
             }
-            self.take_in();
+            self.adopt_links();
             if self.inbox.peers[rank].is_some() {
                 return Ok(());
             }
             if limit.is_over(Instant::now()) {
                 let absent = || self.ranks.absent(rank, limit.milliseconds());
-                return Err(shortage.error().unwrap_or_else(absent));
+                return Err(resource_errors.error().unwrap_or_else(absent));
             }
             self.pause(&mut pause, &mut limit);
         }
     }
 
-    /// Sleeps until a link comes, at most for a pause, which gets longer.
+    /// Sleeps until a link arrives, at most for `pause`, which is then doubled.
     fn pause(&mut self, pause: &mut Duration, limit: &mut Limit) {
         self.inbox.progress();
         let bell = self.inbox.shared.bell.word();
@@ -256,7 +260,7 @@ impl Communicator {
         if !self.ranks.has_news() {
             sys::sleep(bell, seen, limit.at_most(*pause));
         }
-        *pause = (*pause * 2).min(PAUSES[1]);
+        *pause = (*pause * 2).min(BACKOFF[1]);
     }
 
     /// Returns the ranks that are linked.
@@ -264,8 +268,8 @@ impl Communicator {
         self.inbox.peers.iter().enumerate().filter_map(|(rank, peer)| peer.is_some().then_some(rank))
     }
 
-    /// Drops the link with a rank, so that the next call makes one with the process that replaced it. If the
-    /// rank had ended, there are no collectives any more.
+    /// Drops the link with a rank, so that the next call makes one with the process that replaced
+    /// it. If the rank had ended, there are no collectives any more.
     ///
     /// # Errors
     /// [`Error::BadRank`], [`Error::Forked`].
@@ -273,25 +277,25 @@ impl Communicator {
         self.check(rank)?;
         let channel = self.inbox.remove(rank);
         let end = channel.as_ref().and_then(|channel| channel.check_alive().err());
-        self.members.reported[rank] = None;
+        self.states.reported[rank] = None;
         self.ranks.forget(rank, channel.map(|channel| channel.pid.unsigned_abs()));
         if let Some(end) = end
-            && self.members.has_begun
-            && self.members.broken.is_none()
+            && self.states.has_begun
+            && self.states.broken.is_none()
         {
-            self.members.end_collectives(&self.inbox, end);
+            self.states.end_collectives(&self.inbox, end);
         }
-        if let Some(place) = self.members.spare.iter().position(|(other, _)| *other == rank) {
-            let (_, channel) = self.members.spare.swap_remove(place);
-            self.ranks.keep(rank, channel.pid.unsigned_abs());
-            self.members.enter(&mut self.inbox, rank, channel);
+        if let Some(place) = self.states.spare.iter().position(|(other, _)| *other == rank) {
+            let (_, channel) = self.states.spare.swap_remove(place);
+            self.ranks.set_linked(rank, channel.pid.unsigned_abs());
+            self.states.add_link(&mut self.inbox, rank, channel);
         }
         Ok(())
     }
 
     fn check(&self, rank: usize) -> Result<()> {
         self.check_here()?;
-        if rank >= self.size || rank == self.me {
+        if rank >= self.size || rank == self.own_rank {
             return Err(Error::BadRank { rank, size: self.size });
         }
         Ok(())
@@ -301,7 +305,7 @@ impl Communicator {
         if self.ranks.is_own_process() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    fn take_in(&mut self) {
-        self.members.take_in(&mut self.inbox, &self.ranks);
+    fn adopt_links(&mut self) {
+        self.states.adopt_links(&mut self.inbox, &self.ranks);
     }
 }

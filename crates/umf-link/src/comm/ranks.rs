@@ -1,8 +1,8 @@
-//! [`Ranks`]: the other ranks of a job, as one of them knows them. A thread accepts connections, so that a
-//! rank that computes can be linked.
+//! [`Ranks`]: links with the other ranks of a job. A thread accepts connections, so that a rank can
+//! be linked while it computes.
 //!
-//! Two ranks may connect to each other at the same time. Then the link is the one that the lower rank
-//! makes: the lower one refuses the other's connection while it connects itself.
+//! If two ranks connect to each other at the same time, the connection of the lower rank counts:
+//! the lower rank refuses the other connection while it connects.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::mem::ManuallyDrop;
@@ -17,30 +17,30 @@ use crate::channel::{Channel, InboxFds, InboxShared};
 use crate::endpoint::{self, Endpoint, PendingConnection};
 use crate::{Error, LinkAddress, LinkBuilder, Result, sys};
 
-/// Words of a refusal: connect later, or the size of the job is another one.
+/// Words of a refusal: "connect later", or "the job has another size".
 const CONNECT_LATER: [u32; 4] = [1, 0, 0, 0];
 const OTHER_SIZE: u32 = 2;
-/// Pause of the thread after an error, which may pass (no descriptors).
+/// The time that the thread waits after an error, such as a lack of descriptors.
 const ERROR_DELAY: Duration = Duration::from_millis(20);
 
-/// How a rank is linked.
+/// The state of the link with one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum LinkState {
     #[default]
     None,
-    /// This rank connects.
+    /// This process is connecting.
     Connecting,
-    /// There is a link with this process, or it is being made.
+    /// A link with the process of this pid exists, or is being made.
     Linked(u32),
 }
 
-/// A link that another rank has made.
+/// A rank, and the link that it has made.
 pub(super) type AcceptedLink = (usize, Arc<Channel>);
 
 #[derive(Debug)]
 struct RanksState {
     link_states: Vec<LinkState>,
-    /// How many links there were with each rank.
+    /// The number of links that were made with each rank.
     links: Vec<u32>,
     accepted: Vec<AcceptedLink>,
     is_closed: bool,
@@ -48,7 +48,7 @@ struct RanksState {
 
 #[derive(Debug)]
 struct RanksShared {
-    // Dropped first: a rank that leaves says so before it stops listening.
+    // Dropped first, so that the rank is marked as left before it stops listening.
     membership: Membership,
     endpoint: Endpoint,
     shared: Arc<InboxShared>,
@@ -56,18 +56,18 @@ struct RanksShared {
     own_rank: usize,
     size: usize,
     state: Mutex<RanksState>,
-    /// Whether something was put into `accepted`; then the bell is rung.
+    /// Whether `accepted` has links. The thread rings the bell after it set this.
     has_news: AtomicBool,
 }
 
-/// The ranks of a job.
+/// The links of this rank, and the thread that accepts connections.
 #[derive(Debug)]
 pub(super) struct Ranks {
     inner: ManuallyDrop<Arc<RanksShared>>,
     thread: ManuallyDrop<background::Thread>,
     job: String,
-    /// Incarnations that are not waited for: those that had ended when this rank joined, and those that
-    /// were forgotten.
+    /// The incarnation of each rank that counts as absent: it had ended when this rank joined, or
+    /// was forgotten.
     stale: Vec<u64>,
     process: u32,
 }
@@ -75,7 +75,7 @@ pub(super) struct Ranks {
 fn is_gone(address: &[u8; 64]) -> bool {
     match LinkAddress::from_bytes(address) {
         Ok(address) => sys::is_free(address.socket().as_bytes()).unwrap_or(false),
-        // A slot that does not hold an address is of no process.
+        // A slot without a valid address belongs to no process.
         Err(_) => true,
     }
 }
@@ -124,12 +124,12 @@ impl Ranks {
             stale,
             process: fork::generation(),
         };
-        // Last: others learn of this rank when nothing can keep it from joining any more.
+        // Published last, when nothing can fail any more.
         ranks.inner.membership.publish(&address)?;
         Ok((ranks, shared))
     }
 
-    /// Returns whether they are this process's and not its parent's.
+    /// Whether this process joined. It did not if it is a forked child.
     pub(super) fn is_own_process(&self) -> bool {
         self.process == fork::generation()
     }
@@ -138,12 +138,12 @@ impl Ranks {
         self.inner.membership.changes()
     }
 
-    /// Returns whether [`Ranks::take`] has something.
+    /// Whether [`Ranks::take`] would return links.
     pub(super) fn has_news(&self) -> bool {
         self.inner.has_news.load(Ordering::Acquire)
     }
 
-    /// Takes the links that other ranks have made.
+    /// Takes the links that other ranks have made since the last call.
     pub(super) fn take(&self) -> Vec<AcceptedLink> {
         if !self.inner.has_news.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -151,8 +151,8 @@ impl Ranks {
         core::mem::take(&mut self.inner.state().accepted)
     }
 
-    /// Lets another link be made with a rank. The process that was the rank is not waited for any more, if
-    /// it was linked as `pid` or has ended.
+    /// Allows a new link with a rank. Its former process counts as absent, if it was linked as
+    /// `pid` or has ended.
     pub(super) fn forget(&mut self, rank: usize, pid: Option<u32>) {
         self.inner.state().link_states[rank] = LinkState::None;
         let Some(member) = self.member(rank) else { return };
@@ -162,8 +162,8 @@ impl Ranks {
         }
     }
 
-    /// Marks a rank as linked, whose link was kept aside.
-    pub(super) fn keep(&self, rank: usize, pid: u32) {
+    /// Marks a rank as linked with the process `pid`.
+    pub(super) fn set_linked(&self, rank: usize, pid: u32) {
         self.inner.state().link_states[rank] = LinkState::Linked(pid);
     }
 
@@ -175,25 +175,26 @@ impl Ranks {
         self.inner.membership.member(rank).filter(|member| member.incarnation != self.stale[rank])
     }
 
-    /// Returns how the process that is a rank has ended, if it has, and no link with it is being made.
+    /// Returns how the process of a rank has ended, if it has and no link with it is being made.
     pub(super) fn end(&self, rank: usize) -> Option<Error> {
         let member = self.member(rank)?;
         if !member.has_left && !is_gone(&member.address) {
             return None;
         }
-        // Looked at last: after this it begins no link.
+        // Read last: a process that has ended begins no link after this.
         let is_coming = matches!(self.inner.state().link_states[rank], LinkState::Linked(_));
         let pid = member.pid;
         let end = if member.has_left { Error::Closed { pid } } else { Error::PeerGone { pid } };
         (!is_coming).then_some(end)
     }
 
-    /// Tries once to link a rank, for at most `patience`. Returns `None` if the rank has not joined, cannot
-    /// be reached now, or makes the link itself: then it comes by [`Ranks::take`].
+    /// Tries once to connect to a rank, for at most `patience`. Returns `None` if the rank has not
+    /// joined or cannot be reached now, or if it makes the link, which [`Ranks::take`] then
+    /// returns.
     ///
     /// # Errors
     /// That of [`Ranks::end`]; [`Error::SizeMismatch`]; [`Error::System`].
-    pub(super) fn call(&self, rank: usize, patience: Duration) -> Result<Option<Arc<Channel>>> {
+    pub(super) fn connect_rank(&self, rank: usize, patience: Duration) -> Result<Option<Arc<Channel>>> {
         let inner = &**self.inner;
         let Some(member) = self.member(rank) else { return Ok(None) };
         if member.has_left {
@@ -216,7 +217,7 @@ impl Ranks {
                 *link_state = LinkState::Linked(channel.pid.unsigned_abs());
                 state.links[rank] += 1;
             }
-            // Unless the rank has connected meanwhile.
+            // If the rank has connected meanwhile, its link stays.
             _ if *link_state == LinkState::Connecting => *link_state = LinkState::None,
             _ => {}
         }
@@ -230,7 +231,8 @@ impl Ranks {
 
 impl RanksShared {
     fn state(&self) -> MutexGuard<'_, RanksState> {
-        // No code panics between two changes that belong together.
+        // No code panics between two changes that belong together, so a poisoned state is
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -274,22 +276,22 @@ impl RanksShared {
         if is_rank != 1 || size != self.size || rank >= size || rank == self.own_rank {
             return pending.refuse([OTHER_SIZE, self.size as u32, 0, 0]);
         }
-        let is_mine = {
+        let accepts = {
             let mut state = self.state();
             let had = state.links[rank];
             let link_state = &mut state.link_states[rank];
-            let is_mine = match *link_state {
+            let accepts = match *link_state {
                 LinkState::None => true,
                 LinkState::Connecting => rank < self.own_rank,
-                // Another process in its place; or it has dropped a link that this rank has not dropped.
+                // The rank was replaced, or has dropped a link that this rank still has.
                 LinkState::Linked(other) => other != pid || links >= had,
             };
-            if is_mine {
+            if accepts {
                 *link_state = LinkState::Linked(pid);
             }
-            is_mine
+            accepts
         };
-        if !is_mine {
+        if !accepts {
             return pending.refuse(CONNECT_LATER);
         }
         let channel = match pending.welcome(&self.shared, &self.fds) {
@@ -318,12 +320,12 @@ impl RanksShared {
 impl Drop for Ranks {
     fn drop(&mut self) {
         if !self.is_own_process() {
-            // The thread runs in the parent and may hold the lock: nothing of it is touched.
+            // The thread exists in the parent only, and may hold the lock. Both fields are leaked.
             return;
         }
         self.inner.state().is_closed = true;
         self.inner.endpoint.close();
-        // SAFETY: neither is used afterwards.
+        // SAFETY: `self` is being dropped, so neither field is used again.
         let (thread, inner) =
             unsafe { (ManuallyDrop::take(&mut self.thread), ManuallyDrop::take(&mut self.inner)) };
         thread.join();

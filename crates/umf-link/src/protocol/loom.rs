@@ -287,8 +287,8 @@ fn loom_offer_slot_is_reused_after_take_or_withdraw() {
     reached.check(["the next one"]);
 }
 
-/// An offer of a backlog is placed by the thread of its inbox while another thread drops its request: it is
-/// cancelled and gets no slot, or it is withdrawn there.
+/// An offer of a backlog is placed by the thread of its inbox while another thread drops its
+/// request: it is cancelled and gets no slot, or it is withdrawn there.
 #[test]
 fn loom_backlog_offer_is_placed_or_cancelled() {
     let reached = Reached::default();

@@ -32,8 +32,8 @@ impl Drop for All {
     }
 }
 
-/// Without descriptors the end of a rank cannot be checked. A thread that waits for the rank goes on
-/// waiting. The test runs in a process of its own, because the limit is the process's.
+/// Without descriptors the end of a rank cannot be checked. A thread that waits for the rank goes
+/// on waiting. The test runs in a process of its own, because the limit is the process's.
 #[test]
 fn liveness_check_without_fds_keeps_waiting() {
     if ran_alone("fds::liveness_check_without_fds_keeps_waiting") {

@@ -234,7 +234,8 @@ fn truncated_message_stays_in_queue() {
     });
 }
 
-/// Beyond the bound, senders keep the data: nothing is lost, and a message behind it can be received.
+/// Beyond the bound, senders keep the data: nothing is lost, and a message behind it can be
+/// received.
 #[test]
 fn unexpected_data_is_bounded_by_max_unexpected() {
     for length in [1000, 0] {

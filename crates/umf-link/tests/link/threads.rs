@@ -27,8 +27,8 @@ fn with_memory<T>(more: u64, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The other ranks do not learn of a rank that could not join. (The only test of its process, since the limit
-/// is the whole process's.)
+/// The other ranks do not learn of a rank that could not join. (The only test of its process, since
+/// the limit is the whole process's.)
 #[test]
 fn failed_join_publishes_nothing() {
     if ran_alone("threads::failed_join_publishes_nothing") {

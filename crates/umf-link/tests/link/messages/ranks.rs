@@ -486,7 +486,8 @@ fn announcing(engine: Option<Engine>) -> LinkSettings {
     settings
 }
 
-/// Runs `run` on ranks that ask their peers to announce only, because each has a message that it receives last.
+/// Runs `run` on ranks that ask their peers to announce only, because each has a message that it
+/// receives last.
 fn announced(size: usize, engine: Option<Engine>, run: impl Fn(&mut Communicator) + Sync) {
     ranks(size, &announcing(engine), |comm| {
         let others: Vec<usize> = (0..size).filter(|rank| *rank != comm.rank()).collect();
@@ -526,7 +527,8 @@ fn collectives_while_peers_announce_only() {
     }
 }
 
-/// The scenarios of `models/inbox_cycles.py`: requests and sends in a cycle, while peers announce only.
+/// The scenarios of `models/inbox_cycles.py`: requests and sends in a cycle, while peers announce
+/// only.
 #[test]
 fn cyclic_sends_do_not_deadlock() {
     #[derive(Clone, Copy, Debug)]

@@ -76,7 +76,8 @@ fn view_comes_after_the_message_of_a_dropped_receive() {
     assert_eq!(lengths, [100, 200]);
 }
 
-/// A receive that times out while its message goes through bounce buffers leaves it to a posted one.
+/// A receive that times out while its message goes through bounce buffers leaves it to a posted
+/// one.
 #[test]
 fn message_of_a_receive_that_timed_out_goes_to_a_posted_one() {
     let (mut one, mut other) = pair_with([forced(Engine::Bounce), forced(Engine::Bounce)]);

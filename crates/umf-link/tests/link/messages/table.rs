@@ -1,5 +1,5 @@
-//! The engine of each combination of source and destination. An engine that the settings name is used
-//! or refused, and never replaced.
+//! The engine of each combination of source and destination. An engine that the settings name is
+//! used or refused, and never replaced.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,16 +8,19 @@ use umf_link::{Destination, Engine, Error, Link, LinkSettings, Memory, Source, T
 
 use crate::messages::{content, forced, isolated, memory, pair_with};
 
-/// Whole pages, so that a block can be all of its file; and more than from where on both sides copy by themselves.
+/// Whole pages, so that a block can be all of its file; and more than from where on both sides copy
+/// by themselves.
 const SIZE: usize = 80 << 10;
 const GAP: usize = 3;
 
-/// Where a message is: in one piece of private memory, a list of such, memory of a pool, a list of such, a block that is all of its
-/// file and exported for reading only, and a list with more entries than are told.
+/// Where a message is: in one piece of private memory, a list of such, memory of a pool, a list of
+/// such, a block that is all of its file and exported for reading only, and a list with more
+/// entries than are told.
 const FORMS: [&str; 6] = ["range", "list", "pool", "pool list", "read-only", "long list"];
 
-/// For each engine and circumstance: a line for each form of what is sent, with a letter for each form of what it is received into. `.` is
-/// carried by the engine, `s` refused to the sender, `r` to the receiver, where the message stays.
+/// For each engine and circumstance: a line for each form of what is sent, with a letter for each
+/// form of what it is received into. `.` is carried by the engine, `s` refused to the sender, `r`
+/// to the receiver, where the message stays.
 const TABLE: [(Engine, &str, [&str; 6]); 13] = [
     (Engine::Inline, "", ["ssssss"; 6]),
     (Engine::Bounce, "", ["......"; 6]),
@@ -31,7 +34,8 @@ const TABLE: [(Engine, &str, [&str; 6]); 13] = [
     (Engine::Mapped, "begun", ["ssssss", "ssssss", "......", "......", "......", "ssssss"]),
     // Lists are copied by one side.
     (Engine::Both, "", [".r.r.r", "rrrrrr", ".r.r.r", "rrrrrr", ".r.r.r", "ssssss"]),
-    // The peer writes private memory, and memory exported for reading only, during calls without a timeout.
+    // The peer writes private memory, and memory exported for reading only, during calls without a
+    // timeout.
     (Engine::Both, "timeout", ["rr.rrr", "rrrrrr", "rr.rrr", "rrrrrr", "rr.rrr", "ssssss"]),
     (Engine::Both, "begun", ["rrrrrr", "rrrrrr", "rrrrrr", "rrrrrr", "rrrrrr", "ssssss"]),
 ];
@@ -275,7 +279,8 @@ fn both_engine_copies_from_both_sides() {
     assert_eq!(one.statistics().refused_cma + one.statistics().refused_mapped, 0);
 }
 
-/// What an engine is named for is longer: a short message goes however it can when the ring is full.
+/// What an engine is named for is longer: a short message goes however it can when the ring is
+/// full.
 #[test]
 fn forced_engine_accepts_short_messages() {
     for engine in [Engine::Mapped, Engine::Cma, Engine::Both, Engine::Bounce, Engine::Inline] {
