@@ -29,8 +29,8 @@ pub enum Error {
     },
     /// The domain has no object with this id.
     #[error(
-        "domain {domain:?} has no object {id}: its last registrant unregistered or died, or the object never existed; \
-         get a new id from the process that creates objects"
+        "domain {domain:?} has no object {id}: its last registered process unregistered or died, or it never existed; get a \
+         new id from the process that creates objects"
     )]
     NoSuchObject {
         /// The id.

@@ -268,7 +268,7 @@ fn trusted(socket: &OwnedFd) -> Result<i32> {
     let failed = Error::system("getsockopt");
     let is_trusted = peer_trust(socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
     let (uid, pid) = peer(socket.as_fd()).map_err(&failed)?;
-    if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, mine: sys::effective_uid() }) }
+    if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, own_uid: sys::effective_uid() }) }
 }
 
 /// A process that has connected and waits for an answer.

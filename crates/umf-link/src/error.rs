@@ -1,4 +1,4 @@
-//! [`Error`]: what can fail on a link, and what to do about it.
+//! [`Error`]: the errors of links and communicators. Each text says what failed, why, and what to do.
 
 use rustix::io::Errno;
 
@@ -7,14 +7,14 @@ use crate::{AddressError, Element, Engine, KeyError, Operation};
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Why an operation on a link or a communicator failed.
+/// The reason why an operation on a link or a communicator failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Bytes that are not an address.
+    /// The bytes or the text are not an address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// An address of another machine, or of an earlier boot.
+    /// The address belongs to another machine, or to an earlier boot.
     #[error(
         "cannot connect: the address is of another machine or an earlier boot; a link joins two processes of one machine, \
          between machines use a network (MPI, libfabric, UCX)"
@@ -31,23 +31,23 @@ pub enum Error {
         /// The process that made the address, 0 for a name.
         pid: u32,
     },
-    /// A name that an endpoint or a job cannot have.
+    /// The name cannot be the name of an endpoint or a job.
     #[error("{name:?} cannot name an endpoint or a job: {why}")]
     BadName {
         /// The name, cut to 64 characters.
         name: String,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         why: &'static str,
     },
-    /// A name that another process has.
+    /// Another process has bound the name.
     #[error("cannot bind {name:?}: a process listens there already; use another name, or end that process")]
     NameTaken {
         /// The name.
         name: String,
     },
-    /// A process of another user.
+    /// The other process belongs to another user.
     #[error(
-        "cannot link with process {pid}: it belongs to user {uid}, this one to user {mine}; run both as the same user"
+        "cannot link with process {pid}: it belongs to user {uid}, this process to user {own_uid}; run both as the same user"
     )]
     OtherUser {
         /// Its pid; 0 where this pid namespace does not show it.
@@ -55,14 +55,14 @@ pub enum Error {
         /// Its user.
         uid: u32,
         /// The user of this process.
-        mine: u32,
+        own_uid: u32,
     },
-    /// The time of a call was over.
+    /// The call reached its timeout.
     #[error("{what} did not end within {milliseconds} ms; try again, or set a longer timeout")]
     TimedOut {
-        /// What was waited for.
+        /// The event for which the call waited.
         what: &'static str,
-        /// How long.
+        /// The timeout.
         milliseconds: u64,
     },
     /// The peer has ended or called `exec`.
@@ -73,126 +73,130 @@ pub enum Error {
         /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
-    /// The peer has closed the link, and all that it sent before was received.
+    /// The peer has closed the link, and all its messages were received.
     #[error("peer {pid} has closed the link; make a new one")]
     Closed {
         /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
-    /// A link of the parent in a forked child.
+    /// This process is a forked child, and the link belongs to its parent.
     #[error("the link belongs to the parent of this process; make one here")]
     Forked,
-    /// A request of another link, or of a rank that was forgotten.
+    /// The request belongs to another link, or to a rank that was forgotten.
     #[error(
-        "the request was begun on another link or with a forgotten rank; give it to the link that made it"
+        "the request was begun on another link or with a forgotten rank; pass it to the link that made it"
     )]
     WrongLink,
-    /// The peer breaks the protocol.
-    #[error("peer {pid} breaks the protocol: {what}; drop the link")]
+    /// The peer broke the protocol.
+    #[error("peer {pid} broke the protocol: {what}; drop the link")]
     Misbehaved {
         /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
-        /// How.
+        /// What it did.
         what: &'static str,
     },
-    /// A message that is longer than the memory for it. It stays.
+    /// The message is longer than the memory for it. The message stays in the queue.
     #[error(
         "cannot receive a message of {length} bytes into {capacity}; receive it into more memory (probe returns the length)"
     )]
     Truncated {
-        /// Of the message.
+        /// The length of the message.
         length: usize,
-        /// Of the memory.
+        /// The length of the memory.
         capacity: usize,
     },
-    /// A message that cannot be received as a view. It stays.
+    /// The message cannot be received as a view. It stays in the queue.
     #[error("message {tag:#x} was {is}, and is not {wanted}; receive it with recv (probe returns its form)")]
     WrongForm {
         /// Its tag.
         tag: u64,
-        /// How it came.
+        /// The form in which it was sent.
         is: &'static str,
-        /// What was asked for.
+        /// The form that the call receives.
         wanted: &'static str,
     },
-    /// The engine of the settings cannot carry a message.
+    /// The engine that the settings name cannot carry the message.
     #[error(
         "engine {engine} cannot carry this: {why}; set another one, or \"auto\" (link.engine, UMF_LINK_ENGINE)"
     )]
     EngineImpossible {
-        /// Which.
+        /// The engine.
         engine: Engine,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A number that no other rank of the job has.
+    /// No other rank of the job has this number.
     #[error("a job of {size} has no other rank {rank}; ranks count from 0, and jobs have 1 to 1024")]
     BadRank {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// Ranks of the job.
+        /// The number of ranks.
         size: usize,
     },
-    /// A rank that has not joined.
+    /// The rank did not join within the timeout.
     #[error(
-        "rank {rank} of job {job:?} did not join within {milliseconds} ms; nothing was lost: start it, or set a longer timeout"
+        "rank {rank} of job {job:?} did not join within {milliseconds} ms; start it, or set a longer timeout (nothing was lost)"
     )]
     RankAbsent {
         /// The job's name.
         job: String,
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// How long it was waited for.
+        /// The timeout.
         milliseconds: u64,
     },
-    /// A rank that another process is already.
+    /// A living process is this rank already.
     #[error(
-        "cannot join job {job:?} as rank {rank}: process {pid} is that rank; give each its own number, or each job its own name"
+        "cannot join job {job:?} as rank {rank}: process {pid} is that rank; give each process its own rank, or each job its own name"
     )]
     RankTaken {
         /// The job's name.
         job: String,
-        /// Which.
+        /// The rank.
         rank: usize,
         /// The process that is the rank.
         pid: i32,
     },
-    /// A rank that joined with another size of the job.
-    #[error("another rank joined a job of {theirs} ranks, this one a job of {mine}; give all the same size")]
+    /// Another rank joined with another size of the job.
+    #[error(
+        "another rank joined a job of {other} ranks, this rank a job of {own}; give all ranks the same size"
+    )]
     SizeMismatch {
-        /// Its size for the other rank.
-        theirs: usize,
-        /// Its size for this rank.
-        mine: usize,
+        /// The size that the other rank gave.
+        other: usize,
+        /// The size that this rank gave.
+        own: usize,
     },
-    /// An error of the domain in which the ranks of a job find each other.
+    /// The domain in which the ranks of a job find each other failed.
     #[cfg(feature = "comm")]
     #[error("cannot find the ranks of job {job:?}: {error}")]
     Membership {
         /// The job's name.
         job: String,
-        /// Why, and what to do.
+        /// The error of the domain, with a remedy.
         error: umf_domain::Error,
     },
-    /// Ranks that call different collectives.
+    /// The ranks called different collectives.
     #[error(
-        "rank {rank} calls something else: {what}; let all ranks call the same with memory of the same length"
+        "rank {rank} calls another collective: {what}; call the same collective on all ranks, with memory of the same \
+         length"
     )]
     Mismatch {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// How it differs.
+        /// The difference.
         what: &'static str,
     },
-    /// A rank whose collectives failed.
+    /// A collective failed on another rank, which ended collectives.
     #[error(
-        "collectives have ended: one failed on rank {rank}, which has the reason; messages between ranks go on"
+        "collectives have ended: one failed on rank {rank}, whose error has the reason; join a new job (messages between \
+         ranks go on)"
     )]
     CollectivesEnded {
-        /// Which.
+        /// The rank.
         rank: usize,
     },
-    /// A reduction that does not exist.
+    /// The operation is not defined for the kind of numbers.
     #[error("{operation:?} of {element:?} is not defined; use bit operations for integers only")]
     NoReduction {
         /// The operation.
@@ -200,36 +204,36 @@ pub enum Error {
         /// The kind of numbers.
         element: Element,
     },
-    /// Bytes that are not whole numbers. A message stays.
+    /// The bytes are not whole numbers. A message stays in the queue.
     #[error("{length} bytes are not numbers of {size} bytes each; send and receive whole numbers")]
     PartialElement {
-        /// How many bytes.
+        /// The number of bytes.
         length: usize,
-        /// Of a number.
+        /// The size of a number.
         size: usize,
     },
-    /// Memory of which each rank gets a block, and which has no whole number of bytes for each.
-    #[error("{length} bytes cannot be divided among {ranks} ranks; give a multiple of their number")]
+    /// The memory cannot be divided into blocks of the same length for all ranks.
+    #[error("{length} bytes cannot be divided among {ranks} ranks; pass a multiple of {ranks} bytes")]
     NotDivisible {
-        /// How many bytes.
+        /// The number of bytes.
         length: usize,
-        /// How many ranks.
+        /// The number of ranks.
         ranks: usize,
     },
-    /// A one-sided transfer into memory that combines.
+    /// A one-sided transfer cannot combine numbers.
     #[error(
         "put and get replace bytes and do not combine; get into other memory and combine that, or send a message"
     )]
     NotCombined,
-    /// A message that was lost while it was combined.
+    /// The message was lost after a part of it was combined.
     #[error(
         "the message was lost while it was combined ({why}): some numbers are combined and others not; begin again from a copy"
     )]
     PartlyCombined {
-        /// How.
+        /// The reason.
         why: &'static str,
     },
-    /// A range outside of memory.
+    /// The range is outside of the memory.
     #[error(
         "{length} bytes at offset {offset} reach past the end of memory of {size} bytes; use a smaller range"
     )]
@@ -241,13 +245,13 @@ pub enum Error {
         /// The size of the memory.
         size: usize,
     },
-    /// Bytes that are not a key.
+    /// The bytes are not a key.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A key of another process.
-    #[error("the peer of this link has not made the key; use it on a link with the process that made it")]
+    /// The key was made by another process than the peer.
+    #[error("the peer of this link did not make the key; use it on a link with the process that made it")]
     ForeignKey,
-    /// A key whose range is not registered any more.
+    /// The registration of the key has ended.
     #[error(
         "the range of the key (slot {slot}, generation {generation}) is not registered any more; ask its owner for a new key"
     )]
@@ -257,52 +261,52 @@ pub enum Error {
         /// Its generation.
         generation: u64,
     },
-    /// A transfer that the key does not allow.
+    /// The key does not allow the transfer.
     #[error(
         "the key does not allow to {what}: its owner registered the range for {allowed:?}; ask it for another key"
     )]
     NotAllowed {
         /// `get` or `put`.
         what: &'static str,
-        /// What is allowed.
+        /// The access that the owner allowed.
         allowed: crate::RemoteAccess,
     },
-    /// A transfer between memory of different lengths.
-    #[error("memory of {remote} and of {local} bytes was given; give both the same length")]
+    /// The remote and the local memory have different lengths.
+    #[error("remote memory of {remote} and local memory of {local} bytes were passed; pass the same length")]
     LengthMismatch {
-        /// Of the peer, or of what is received.
+        /// The length of the remote or the incoming memory.
         remote: usize,
-        /// Of this process.
+        /// The length of the local memory.
         local: usize,
     },
-    /// A list where one piece is needed.
+    /// The call needs memory in one piece.
     #[error(
         "memory of {pieces} pieces cannot be registered or used in a collective; use each piece by itself"
     )]
     NotOnePiece {
-        /// How many.
+        /// The number of pieces.
         pieces: usize,
     },
-    /// A peer that could not copy its part.
+    /// The peer could not access the registered memory.
     #[error("peer {pid} could not access the memory of the range: its driver refuses; see its log")]
     RemoteFailed {
         /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
-    /// Too many registered ranges.
+    /// All slots for registered ranges are used.
     #[error(
         "cannot register a range: {most} are registered, which is the most; end some, or register larger ones"
     )]
     TooManyRanges {
-        /// The most.
+        /// The limit.
         most: usize,
     },
-    /// Memory of a peer that could not be opened here.
+    /// This process could not open memory of the peer.
     #[error("cannot open memory of peer {pid}: {error}")]
     Open {
         /// The pid of the peer.
         pid: i32,
-        /// Why.
+        /// The reason.
         error: umf_ipc::Error,
     },
     /// An error of a provider or a pool.
@@ -311,7 +315,7 @@ pub enum Error {
     /// A system call failed.
     #[error("{call} failed: {errno} ({}){hint}", errno.raw_os_error())]
     System {
-        /// Which.
+        /// The system call and its object.
         call: &'static str,
         /// Its error.
         errno: Errno,
@@ -337,7 +341,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the link can never be used again.
+    /// Returns whether the link cannot be used any more.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::PeerGone { .. } | Self::Closed { .. } | Self::Forked | Self::Misbehaved { .. })

@@ -271,7 +271,7 @@ fn a_child_has_the_memory_but_no_registration() {
         format!("objects {domain}"),
     ] {
         let message = parent.fails(&format!("child {command}"), "Forked");
-        assert!(message.contains("join it here"), "{message}");
+        assert!(message.contains("join the domain in this process"), "{message}");
     }
     assert_eq!(parent.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     // What the child lets go of is not unregistered, and nothing of it stays open there.

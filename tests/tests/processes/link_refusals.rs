@@ -110,7 +110,7 @@ fn addresses_that_lead_nowhere() {
     }
     one.fails("link-connect umfl2.AAAA 100 -> link", "Address");
     let why = one.fails(&format!("link-connect {address} 50 -> link"), "TimedOut");
-    assert!(why.contains("50 ms"), "nobody accepts: {why}");
+    assert!(why.contains("50 ms"), "the endpoint does not accept: {why}");
     one.ok("link-unbind end");
     let why = one.fails(&format!("link-connect {address} 50 -> link"), "NotListening");
     assert!(why.contains(&one.pid().to_string()), "{why}");

@@ -225,7 +225,7 @@ impl Membership {
         let theirs = stored.compare_exchange(0, size as u32, Ordering::Relaxed, Ordering::Relaxed);
         match theirs.map_or_else(|theirs| theirs as usize, |_| size) {
             same if same == size => Ok(membership),
-            theirs => Err(Error::SizeMismatch { theirs, mine: size }),
+            theirs => Err(Error::SizeMismatch { other: theirs, own: size }),
         }
     }
 

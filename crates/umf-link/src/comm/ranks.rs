@@ -242,7 +242,7 @@ impl RanksShared {
         match endpoint::connect(&self.shared, &self.fds, &address, Some(patience), words) {
             Ok(Ok(channel)) => Ok(Some(channel)),
             Ok(Err([OTHER_SIZE, theirs, ..])) => {
-                Err(Error::SizeMismatch { theirs: theirs as usize, mine: self.size })
+                Err(Error::SizeMismatch { other: theirs as usize, own: self.size })
             }
             Ok(Err(_)) => Ok(None),
             Err(error @ Error::System { .. }) => Err(error),

@@ -167,8 +167,8 @@ fn invalid_sizes_and_names_are_refused() {
     let job = job("checked");
     let _meeting = join(&job, 0, 3);
     let fails = |job: &str, rank, size| Membership::join(job, rank, size, is_gone).unwrap_err();
-    assert_eq!(fails(&job, 0, 4), Error::SizeMismatch { theirs: 3, mine: 4 });
-    assert_eq!(fails(&job, 0, MAX_RANKS), Error::SizeMismatch { theirs: 3, mine: MAX_RANKS });
+    assert_eq!(fails(&job, 0, 4), Error::SizeMismatch { other: 3, own: 4 });
+    assert_eq!(fails(&job, 0, MAX_RANKS), Error::SizeMismatch { other: 3, own: MAX_RANKS });
     for (rank, size) in [(3, 3), (0, 0), (0, MAX_RANKS + 1), (usize::MAX, 3)] {
         assert_eq!(fails(&job, rank, size), Error::BadRank { rank, size });
     }

@@ -397,7 +397,7 @@ fn invalid_jobs_are_refused() {
     assert!(matches!(first.barrier(), Err(Error::RankAbsent { .. })), "collectives are over");
     first.set_timeout(SECOND);
     let refused = Communicator::join(&name, 1, 3).unwrap_err();
-    assert!(matches!(refused, Error::SizeMismatch { theirs: 2, mine: 3 }), "{refused}");
+    assert!(matches!(refused, Error::SizeMismatch { other: 2, own: 3 }), "{refused}");
     // The rank is free, and messages go on.
     let mut other = Communicator::join(&name, 1, 2).unwrap();
     other.set_timeout(SECOND);
