@@ -1,4 +1,4 @@
-//! What a process is started with, as far as settings depend on it.
+//! [`Context`]: the environment, folders and privileges of a process, as far as settings depend on them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,36 +7,36 @@ use std::path::PathBuf;
 
 use umf_os::{environment, process};
 
-/// Environment, folders and trust: everything outside that loading looks at.
+/// The environment, folders and privileges of a process: all external input of loading except the files.
 ///
-/// A test makes one of its own, and does not touch the process.
+/// A test constructs its own, and does not depend on the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Context {
-    /// The variables that matter: `UMF_*` and `XDG_CONFIG_HOME`; others do no harm.
+    /// Environment variables. Only `UMF_*` and `XDG_CONFIG_HOME` are read.
     pub env: BTreeMap<OsString, OsString>,
-    /// The effective user id. A settings file of the working directory counts only if it belongs to
-    /// this user or to root.
+    /// The effective user id. A settings file in the working directory is read only if it belongs to this
+    /// user or to root.
     pub user: u32,
     /// The working directory.
     pub cwd: Option<PathBuf>,
     /// The user's home folder.
     pub home: Option<PathBuf>,
-    /// The folder of the system's configuration.
+    /// The folder of the system's configuration, `/etc`.
     pub system: Option<PathBuf>,
-    /// Whether the process runs with more rights than who started it (`AT_SECURE`: set-user-id,
-    /// file capabilities). Then everything that the starter controls is ignored: the environment,
-    /// the working directory and the user's folder. What the system and the program say holds.
+    /// Whether the process runs with more rights than its caller (`AT_SECURE`: set-user-id, file
+    /// capabilities). Then all sources that the caller controls are ignored: the environment, the working
+    /// directory and the user's folder. The system's file and the program's values are used.
     pub secure: bool,
 }
 
 impl Context {
-    /// A context of root, in which nothing is set and no file is found.
+    /// Returns a context of root without variables and folders.
     pub const fn empty() -> Self {
         Self { env: BTreeMap::new(), user: 0, cwd: None, home: None, system: None, secure: false }
     }
 
-    /// The context of this process, as it is now.
+    /// Returns the current context of this process.
     pub fn process() -> Self {
         let env = environment::variables()
             .filter(|(name, _)| name.as_bytes().starts_with(b"UMF_") || name == "XDG_CONFIG_HOME")
@@ -58,12 +58,12 @@ impl Context {
         self
     }
 
-    /// The value of a variable, where the environment may be heeded; an empty one counts as unset.
+    /// Returns the value of a variable. Empty variables and those of a secure process are unset.
     pub(crate) fn variable(&self, name: &str) -> Option<&OsStr> {
         self.variables().find(|(variable, _)| *variable == name).map(|(_, value)| value)
     }
 
-    /// All variables that are not empty, where the environment may be heeded.
+    /// Returns all variables that are not empty; none in a secure process.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.env
             .iter()
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_context_holds_what_matters_and_no_more() {
+    fn process_context_has_only_relevant_variables() {
         let context = Context::process();
         assert!(context.cwd.is_some_and(|cwd| cwd.is_absolute()));
         assert!(!context.env.contains_key(OsStr::new("PATH")));

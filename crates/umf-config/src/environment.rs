@@ -1,4 +1,4 @@
-//! Variables of the form `UMF_<SECTION>_<KEY>`, `UMF_SET`, and those of earlier libraries.
+//! Environment variables: `UMF_<SECTION>_<KEY>`, `UMF_SET`, and legacy variables.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,34 +9,34 @@ use config::{Value, ValueKind};
 use crate::check::{Kinds, Layer};
 use crate::schema::{Group, Schema, Sets, Shape, Tree, closest, is_name, variable_name};
 use crate::strict::Trust;
-use crate::{Context, Error, Origin, Warning, file, shown};
+use crate::{Context, Error, Origin, Warning, escape, file};
 
-/// A variable that is known, set, and obeyed by another part of the program than the settings.
+/// A variable that is set, and used by another part of the program than the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct RecognisedVariable {
     /// The variable.
     pub variable: &'static str,
-    /// Its value; what is not Unicode in it is replaced.
+    /// The value; invalid UTF-8 is replaced.
     pub value: String,
-    /// What becomes of it.
+    /// The effect, for people.
     pub note: &'static str,
 }
 
-/// Variables that this crate itself obeys.
-const OWN: [&str; 2] = ["UMF_TOML", "UMF_SET"];
+/// Variables that control loading itself.
+const LOADER_VARIABLES: [&str; 2] = ["UMF_TOML", "UMF_SET"];
 
-/// The variables that are set and obeyed elsewhere.
+/// Returns the variables that are set and that another part of the program uses.
 pub(crate) fn recognised(context: &Context, schema: &Schema) -> Vec<RecognisedVariable> {
-    let set = schema.elsewhere.iter().filter_map(|(variable, note)| {
+    let set = schema.recognised.iter().filter_map(|(variable, note)| {
         let value = context.variable(variable)?.to_string_lossy().into_owned();
         Some(RecognisedVariable { variable, value, note })
     });
     set.collect()
 }
 
-/// What `UMF_SET` says: TOML, for names that fit no variable.
+/// Parses `UMF_SET`: TOML, for names that no variable can express.
 pub(crate) fn umf_set(context: &Context) -> Result<Option<Layer>, Error> {
     let Some(text) = context.variable("UMF_SET") else { return Ok(None) };
     let variable = "UMF_SET".to_owned();
@@ -47,7 +47,7 @@ pub(crate) fn umf_set(context: &Context) -> Result<Option<Layer>, Error> {
     Ok(Some(Layer { tree, trust: Trust::Environment }))
 }
 
-/// The layers of older variables, weakest first, and that of all others.
+/// Returns a layer per legacy variable, in order of precedence, and one layer of all other variables.
 pub(crate) fn layers(
     context: &Context,
     schema: &Schema,
@@ -55,30 +55,30 @@ pub(crate) fn layers(
     warnings: &mut Vec<Warning>,
 ) -> Result<Vec<Layer>, Error> {
     let mut layers = Vec::new();
-    for older in &schema.older {
-        let Some(value) = context.variable(older.name) else { continue };
-        let said = value.to_str().and_then(older.read);
-        let keys = said
+    for legacy in &schema.legacy {
+        let Some(value) = context.variable(legacy.name) else { continue };
+        let parsed = value.to_str().and_then(legacy.read);
+        let keys = parsed
             .filter(|keys| keys.iter().all(|(key, text)| accepts(schema, key, text)))
             .unwrap_or_else(|| {
                 warnings.push(Warning::BadLegacyVariable {
-                    variable: older.name,
-                    value: shown::quoted(&value.to_string_lossy()),
-                    effect: older.effect,
-                    expected: older.expected,
+                    variable: legacy.name,
+                    value: escape::quoted(&value.to_string_lossy()),
+                    effect: legacy.effect,
+                    expected: legacy.expected,
                 });
-                older.otherwise.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
+                legacy.fallback.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
             });
-        let replaced = keys.iter().map(|(key, _)| variable_name(key));
-        let replaced: Vec<_> = replaced.filter(|name| context.variable(name).is_some()).collect();
-        if let [by, ..] = &replaced[..]
-            && replaced.len() == keys.len()
+        let successors = keys.iter().map(|(key, _)| variable_name(key));
+        let successors: Vec<_> = successors.filter(|name| context.variable(name).is_some()).collect();
+        if let [by, ..] = &successors[..]
+            && successors.len() == keys.len()
         {
-            warnings.push(Warning::Shadowed { variable: older.name.to_owned(), by: by.clone() });
+            warnings.push(Warning::Shadowed { variable: legacy.name.to_owned(), by: by.clone() });
             continue;
         }
         let mut tree = Tree::new();
-        let origin = Origin::Environment(older.name.to_owned());
+        let origin = Origin::Environment(legacy.name.to_owned());
         for (key, text) in keys {
             let path: Vec<_> = key.split('.').map(str::to_owned).collect();
             let name = path.last().map_or("", String::as_str);
@@ -89,17 +89,17 @@ pub(crate) fn layers(
     }
     let mut tree = Tree::new();
     for (name, value) in context.variables().filter(|(name, _)| name.as_bytes().starts_with(b"UMF_")) {
-        let is_other = |name: &str| {
-            OWN.contains(&name)
-                || schema.older.iter().any(|older| older.name == name)
-                || schema.elsewhere.iter().any(|(known, _)| *known == name)
+        let is_no_key = |name: &str| {
+            LOADER_VARIABLES.contains(&name)
+                || schema.legacy.iter().any(|legacy| legacy.name == name)
+                || schema.recognised.iter().any(|(known, _)| *known == name)
                 || schema
-                    .unread
+                    .ignored
                     .iter()
                     .any(|section| name.starts_with(&format!("{}_", variable_name(section))))
         };
         let target = match name.to_str() {
-            Some(name) if is_other(name) => continue,
+            Some(name) if is_no_key(name) => continue,
             Some(name) => target(name, schema, kinds)?,
             None => None,
         };
@@ -124,13 +124,14 @@ fn shapes_of(schema: &Schema, key: &str) -> Vec<Shape> {
     key.split('.').next().and_then(|group| schema.group(group)).map_or_else(Vec::new, Group::shapes)
 }
 
-/// Whether a key takes this text.
+/// Returns whether `text` is a valid value of `key`.
 fn accepts(schema: &Schema, key: &str, text: &str) -> bool {
     let (shapes, name) = (shapes_of(schema, key), key.rsplit('.').next().unwrap_or_default());
     let value = value_of(text, &Origin::Default, name, &shapes);
     shapes.iter().any(|shape| shape.check_key(name, &value, Trust::Full).is_ok())
 }
 
+/// Inserts a value at a path, creating tables as needed.
 fn put(tree: &mut Tree, path: &[String], value: Value) {
     let Some((first, rest)) = path.split_first() else { return };
     if rest.is_empty() {
@@ -145,33 +146,34 @@ fn put(tree: &mut Tree, path: &[String], value: Value) {
     }
 }
 
-/// The first that the key accepts of: the text, the text as TOML, its comma-separated parts, what yes and
-/// no stand for. The text itself if it accepts none, or the number that the text is.
+/// Converts the text of a variable. Returns the first form that the key accepts: the text, the text as
+/// TOML, a list of its comma-separated parts, or a boolean for yes and no. If it accepts none, returns a
+/// number if the text is one, else the text.
 fn value_of(text: &str, origin: &Origin, key: &str, shapes: &[Shape]) -> Value {
     let uri = origin.uri();
     let new = |kind: ValueKind| Value::new(uri.as_ref(), kind);
     let as_text = new(text.to_owned().into());
-    // More than the one key would be text that breaks out of its line.
+    // More than one key: the text contains a line break followed by another key.
     let toml =
         file::parse(&format!("value = {text}"), |_| origin.clone()).ok().filter(|tree| tree.len() == 1);
     let toml = toml.and_then(|mut tree| tree.remove("value"));
     let parts = text.split(',').map(|part| new(part.trim().to_owned().into())).collect::<Vec<_>>();
-    let truth = match text.trim().to_ascii_lowercase().as_str() {
+    let boolean = match text.trim().to_ascii_lowercase().as_str() {
         "yes" | "on" | "1" | "true" => Some(new(true.into())),
         "no" | "off" | "0" | "false" => Some(new(false.into())),
         _ => None,
     };
     let trimmed = new(text.trim().to_owned().into());
     let candidates =
-        [Some(as_text.clone()), Some(trimmed), toml.clone(), Some(new(ValueKind::Array(parts))), truth];
-    let is_right = |value: &Value| {
-        let mut with_key = shapes.iter().map(|shape| (shape, shape.present_name(key).unwrap_or(key)));
+        [Some(as_text.clone()), Some(trimmed), toml.clone(), Some(new(ValueKind::Array(parts))), boolean];
+    let is_valid = |value: &Value| {
+        let mut with_key = shapes.iter().map(|shape| (shape, shape.current_name(key).unwrap_or(key)));
         with_key.any(|(shape, name)| {
             shape.keys.is_empty() && name.is_empty() || shape.check_key(name, value, Trust::Full).is_ok()
         })
     };
     let is_number = |value: &Value| matches!(value.kind, ValueKind::I64(_));
-    candidates.into_iter().flatten().find(is_right).or_else(|| toml.filter(is_number)).unwrap_or(as_text)
+    candidates.into_iter().flatten().find(is_valid).or_else(|| toml.filter(is_number)).unwrap_or(as_text)
 }
 
 /// The key that a variable sets.
@@ -180,6 +182,7 @@ struct Target {
     shapes: Vec<Shape>,
 }
 
+/// Returns the key that `variable` sets, or `None` if there is no such key.
 fn target(variable: &str, schema: &Schema, kinds: &Kinds) -> Result<Option<Target>, Error> {
     if variable.bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Ok(None);
@@ -188,7 +191,7 @@ fn target(variable: &str, schema: &Schema, kinds: &Kinds) -> Result<Option<Targe
         let Some(rest) = variable.strip_prefix(&format!("{}_", variable_name(group))) else { continue };
         let lower = rest.to_lowercase();
         match form {
-            Group::Section(shape) if form.knows(&lower) => {
+            Group::Section(shape) if form.has_key(&lower) => {
                 return Ok(Some(Target { path: vec![(*group).to_owned(), lower], shapes: vec![*shape] }));
             }
             Group::Section(_) => {}
@@ -204,7 +207,7 @@ fn target(variable: &str, schema: &Schema, kinds: &Kinds) -> Result<Option<Targe
                 return Ok(Some(Target { path: vec![(*group).to_owned(), name], shapes: vec![*shape] }));
             }
             Group::Sets(sets) => {
-                if let Some(target) = of_sets(variable, rest, group, form, sets, kinds)? {
+                if let Some(target) = set_target(variable, rest, group, form, sets, kinds)? {
                     return Ok(Some(target));
                 }
             }
@@ -221,8 +224,9 @@ fn ambiguous(variable: &str, candidates: impl Iterator<Item = String>) -> Error 
     Error::AmbiguousVariable { variable: variable.to_owned(), candidates: candidates.collect() }
 }
 
-/// The name part is a declared name, else what stands before the first known key.
-fn of_sets(
+/// Splits the rest of a variable's name into the name of a set and a key. Declared names are tried first,
+/// then the shortest name that is followed by a known key.
+fn set_target(
     variable: &str,
     rest: &str,
     group: &'static str,
@@ -236,32 +240,34 @@ fn of_sets(
     names.dedup();
     let key_after = |name: &str| {
         let key = rest.strip_prefix(&upper(name))?.strip_prefix('_')?.to_lowercase();
-        form.knows(&key).then(|| (name.to_owned(), key))
+        form.has_key(&key).then(|| (name.to_owned(), key))
     };
     let mut fits: Vec<_> = names.into_iter().filter_map(key_after).collect();
     if fits.is_empty() {
         let splits =
             rest.match_indices('_').map(|(at, _)| (rest[..at].to_lowercase(), rest[at + 1..].to_lowercase()));
-        fits.extend(splits.into_iter().find(|(name, key)| is_name(name) && form.knows(key)));
+        fits.extend(splits.into_iter().find(|(name, key)| is_name(name) && form.has_key(key)));
     }
     match &fits[..] {
         [] => Ok(None),
         [(name, key)] => {
             let kind =
                 kinds.get(&(group, name.clone())).map_or_else(|| sets.kind_of_name(name), String::as_str);
-            let own =
-                sets.kinds.get(kind).filter(|shape| shape.has(key) || shape.present_name(key).is_some());
-            let shapes = own.map_or_else(|| sets.shapes(sets.kinds.values()), |shape| sets.shapes([shape]));
+            let kind_shape =
+                sets.kinds.get(kind).filter(|shape| shape.has(key) || shape.current_name(key).is_some());
+            let shapes =
+                kind_shape.map_or_else(|| sets.shapes(sets.kinds.values()), |shape| sets.shapes([shape]));
             Ok(Some(Target { path: vec![group.to_owned(), name.clone(), key.clone()], shapes }))
         }
         _ => Err(ambiguous(variable, fits.iter().map(|(name, key)| format!("{group}.{name}.{key}")))),
     }
 }
 
+/// Returns the warning about an unknown variable.
 fn unknown(variable: &str, schema: &Schema) -> Warning {
-    let mut known: Vec<String> = OWN.iter().map(|name| (*name).to_owned()).collect();
-    known.extend(schema.older.iter().map(|older| older.name.to_owned()));
-    known.extend(schema.elsewhere.iter().map(|(name, _)| (*name).to_owned()));
+    let mut known: Vec<String> = LOADER_VARIABLES.iter().map(|name| (*name).to_owned()).collect();
+    known.extend(schema.legacy.iter().map(|legacy| legacy.name.to_owned()));
+    known.extend(schema.recognised.iter().map(|(name, _)| (*name).to_owned()));
     for (group, _, form) in &schema.groups {
         let set = match form {
             Group::Sets(sets) => format!(".{}", sets.defaults.unwrap_or(sets.default_kind)),
@@ -271,10 +277,10 @@ fn unknown(variable: &str, schema: &Schema) -> Warning {
         known.extend(keys.map(|key| variable_name(&format!("{group}{set}.{}", key.name))));
     }
     let closest = closest(variable, known.iter().map(String::as_str));
-    Warning::UnknownVariable { closest, variable: shown::plain(variable) }
+    Warning::UnknownVariable { closest, variable: escape::plain(variable) }
 }
 
-/// The settings file that `UMF_TOML` names.
+/// Returns the settings file that `UMF_TOML` names.
 pub(crate) fn named_file(context: &Context) -> Option<&Path> {
     let named: &OsStr = context.variable("UMF_TOML")?;
     Some(Path::new(named))

@@ -1,43 +1,43 @@
-//! What can be wrong with settings.
+//! [`Error`]: the reasons why settings cannot be loaded.
 
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Origin, shown};
+use crate::{Origin, escape};
 
-/// Why settings could not be loaded: what happened, to what, and what to do.
+/// The reason why settings cannot be loaded. The text has the source, the key and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A settings file could not be opened or read.
-    #[error("cannot read settings file {}: {source}; {}", shown::path(path), remedy(source))]
+    #[error("cannot read settings file {}: {source}; {}", escape::path(path), remedy(source))]
     FileUnreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The path of a settings file names a folder, a pipe or a device.
-    #[error("settings file {} is not a regular file; put a regular file there", shown::path(path))]
+    /// The path of a settings file is a folder, a pipe or a device.
+    #[error("settings file {} is not a regular file; put a regular file there", escape::path(path))]
     FileNotRegular {
         /// The file.
         path: PathBuf,
     },
-    /// A settings file is larger than this crate reads.
+    /// A settings file is larger than [`crate::FILE_LIMIT`].
     #[error(
         "settings file {} is larger than {limit} bytes; settings are short, so check that the path is right",
-        shown::path(path)
+        escape::path(path)
     )]
     FileTooLarge {
         /// The file.
         path: PathBuf,
-        /// The most that is read, in bytes.
+        /// The limit in bytes.
         limit: u64,
     },
     /// A settings file is not UTF-8 text.
     #[error(
         "settings file {} is not UTF-8 text (first wrong byte at offset {offset}); save it as UTF-8",
-        shown::path(path)
+        escape::path(path)
     )]
     FileNotText {
         /// The file.
@@ -50,7 +50,7 @@ pub enum Error {
     FileSyntax {
         /// The line.
         origin: Origin,
-        /// Why, as the TOML reader says it.
+        /// The reason of the TOML parser.
         reason: String,
     },
     /// The variable `UMF_SET` is not TOML.
@@ -58,24 +58,24 @@ pub enum Error {
     VariableSyntax {
         /// The variable.
         variable: String,
-        /// Why, as the TOML reader says it.
+        /// The reason of the TOML parser.
         reason: String,
     },
-    /// A key that means nothing.
+    /// A key does not exist.
     #[error("{origin}: unknown key {key}; {}", remedy_of_key(closest.as_deref(), kinds, valid))]
     UnknownKey {
         /// The key.
         key: String,
         /// Where it stands.
         origin: Origin,
-        /// The key of the same place that is most like it, or one of this name elsewhere.
+        /// The most similar key of the same section, or a key of the same name in another section.
         closest: Option<String>,
         /// The kinds that have this key.
         kinds: Box<[String]>,
-        /// Every key that would be valid in its place.
+        /// All valid keys of the section.
         valid: Box<[String]>,
     },
-    /// A value that its key cannot have.
+    /// A value is invalid for its key.
     #[error("{origin}: {key} = {value}: not valid; valid is {expected}")]
     BadValue {
         /// The key.
@@ -84,28 +84,28 @@ pub enum Error {
         value: String,
         /// Where it stands.
         origin: Origin,
-        /// What would be valid.
+        /// The valid values.
         expected: String,
     },
     /// The value of a variable is not Unicode text.
-    #[error("{variable}: its value{} is not UTF-8 text", key.as_ref().map_or_else(String::new, |key| format!(" for {key}")))]
+    #[error("{variable}: its value{} is not UTF-8 text; set it to UTF-8 text, or unset it", key.as_ref().map_or_else(String::new, |key| format!(" for {key}")))]
     NotUnicode {
         /// The variable.
         variable: String,
         /// The key that it sets.
         key: Option<String>,
     },
-    /// A variable could mean several sets, whose names differ in letter case or hyphens only.
-    #[error("{variable} could mean any of {}", candidates.join(", "))]
+    /// A variable matches several sets, whose names differ only in case or hyphens.
+    #[error("{variable} is ambiguous: it could mean any of {}; use UMF_SET or a file", candidates.join(", "))]
     AmbiguousVariable {
         /// The variable.
         variable: String,
-        /// The keys that it could set.
+        /// The keys that it matches.
         candidates: Vec<String>,
     },
-    /// The name of a set that cannot be one.
+    /// The name of a set is invalid.
     #[error(
-        "{origin}: bad name {name} in {section}; a name is 1 to 64 letters, digits, hyphens and underscores and starts with \
+        "{origin}: invalid name {name} in {section}; a name is 1 to 64 letters, digits, hyphens and underscores and starts with \
          a letter or digit"
     )]
     BadName {
@@ -116,12 +116,12 @@ pub enum Error {
         /// Where it stands.
         origin: Origin,
     },
-    /// A source may not set this value: it names code, or a file that is written to, or a process that may
-    /// trace this one.
+    /// The source may not set this value, which names code, a file to write, or a process that may trace
+    /// this one.
     #[error(
-        "{origin}: {key} is refused: this source may not choose what code runs here, which files are written and which \
-         processes may trace this one (a file may merely lie in the working directory, a variable may be inherited); set it \
-         in the file that UMF_TOML names, in the user's or the system's umf.toml, or in the program"
+        "{origin}: {key} is refused: this source is not trusted to choose code to run, files to write or processes that may \
+         trace this one (a file in the working directory or an inherited variable may come from another user); set it in \
+         the file that UMF_TOML names, in the user's or the system's umf.toml, or in the program"
     )]
     Refused {
         /// The key.
@@ -129,7 +129,7 @@ pub enum Error {
         /// Where it stands.
         origin: Origin,
     },
-    /// A value names something that does not exist.
+    /// A value refers to a name that is not defined.
     #[error("{origin}: {key} = {value}: does not exist; {}", existing(valid))]
     UnknownReference {
         /// The key.
@@ -141,20 +141,20 @@ pub enum Error {
         /// The names that exist.
         valid: Vec<String>,
     },
-    /// A key that is gone, or set by two of its names.
+    /// A key was removed, or is set by two of its names.
     #[error("{origin}: {key}: {reason}")]
     Conflict {
         /// The key.
         key: String,
         /// Where it stands.
         origin: Origin,
-        /// Why it is wrong and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// The sources could not be merged.
     #[error("cannot merge the sources of settings: {reason}; this is a fault of umf, please report it")]
     Merge {
-        /// What the merging crate said.
+        /// The error of the crate `config`.
         reason: String,
     },
 }
@@ -194,7 +194,7 @@ mod tests {
     use crate::Warning;
 
     #[test]
-    fn paths_are_shown_without_what_would_act_on_a_terminal() {
+    fn control_characters_of_paths_are_escaped() {
         let path = PathBuf::from("/a\u{1b}[2Jb\nc\u{202e}d/".to_owned() + &"e".repeat(200));
         let texts = [
             Error::FileNotRegular { path: path.clone() }.to_string(),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_for_which_there_is_no_descriptor_needs_no_other_rights() {
+    fn unreadable_file_has_the_remedy_of_its_errno() {
         let unreadable = |errno| {
             let source = io::Error::from_raw_os_error(errno);
             Error::FileUnreadable { path: PathBuf::from("/etc/umf.toml"), source }.to_string()

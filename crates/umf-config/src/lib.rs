@@ -1,13 +1,13 @@
-//! Settings of umf: files, the environment, the program, and where each value came from.
+//! Settings from files, the environment and the program, with the origin of each value.
 //!
-//! This crate knows no key. A [`Schema`] says which sections there are, from structs that
-//! [`umf_core::settings!`] makes; the crate `umf` has the schema of umf, with the kinds of provider and
-//! pool that the program registered. A [`Loader`] reads all sources, checks each key of each source, and
-//! merges them. [`Loaded`] then gives typed values that remember where they came from.
+//! This crate defines no keys. A [`Schema`] lists the sections, from structs that [`umf_core::settings!`]
+//! defines; the crate `umf` has the schema of umf, with the kinds of provider and pool that the program
+//! registered. A [`Loader`] reads all sources, checks each key of each source, and merges them.
+//! [`Loaded`] has the typed values and their origins.
 //!
-//! Wrong keys and values are an [`Error`] that begins with the source (`umf.toml:14`, the name of a
-//! variable) and says what would be valid. What is merely odd is a [`Warning`]. This crate prints
-//! nothing and never panics on what comes from outside.
+//! An invalid key or value is an [`Error`]. Its text begins with the source (`umf.toml:14`, or the name of
+//! a variable) and states what is valid. Problems that do not prevent loading are a [`Warning`]. This
+//! crate prints nothing, and never panics on external input.
 //!
 //! ```
 //! use umf_config::{Context, Loader, Schema};
@@ -35,14 +35,12 @@ mod check;
 mod context;
 mod environment;
 mod error;
+mod escape;
 mod file;
-mod listing;
 mod loaded;
 mod loader;
-mod locate;
 mod origin;
 mod schema;
-mod shown;
 mod strict;
 mod warning;
 

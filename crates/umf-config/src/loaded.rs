@@ -1,4 +1,4 @@
-//! Settings as they were loaded: typed values, their origins, and rows of text.
+//! [`Loaded`]: merged settings, as typed values and as rows of text, with their origins.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::schema::{Group, Schema, Shape, Tree, variable_name};
 use crate::strict::{Strict, Trust};
 use crate::{Error, Origin, Warning};
 
-/// What a [`Loader`](crate::Loader) found: all sources, checked and merged.
+/// All sources, checked and merged by a [`Loader`](crate::Loader).
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub(crate) schema: Schema,
@@ -31,18 +31,18 @@ pub struct Loaded {
 pub struct Row {
     /// The key, such as `ipc.exchange`.
     pub key: String,
-    /// Its value in a form that variables take; empty for none.
+    /// The value, in the form of a variable; empty for none.
     pub value: String,
-    /// Where the value came from.
+    /// The origin of the value.
     pub origin: Origin,
     /// The environment variable that would set it.
     pub variable: String,
-    /// Whether the key belongs to a set of a kind that this program does not know. Such a set is not
-    /// read, and is an error when it is used.
+    /// Whether the key belongs to a set of a kind that is unknown to this program. Such a set is not
+    /// checked, and using it is an error.
     pub unread: bool,
 }
 
-/// The settings of one set: its own, and those that it inherits.
+/// The settings of one set, with those that it inherits.
 #[derive(Clone, Debug)]
 pub struct Set {
     key: String,
@@ -52,15 +52,15 @@ pub struct Set {
 }
 
 impl Loaded {
-    /// The section `name` of the schema.
+    /// Returns the section `name`.
     ///
     /// # Errors
-    /// Keys whose values are right one by one, and wrong together.
+    /// [`Error::BadValue`] if values are valid one by one but not in combination.
     pub fn section<T: Settings>(&self, name: &str) -> Result<T, Error> {
         read(name, self.tree(name).unwrap_or(&Tree::new()))
     }
 
-    /// The names and values of a table of the schema.
+    /// Returns the names and values of the table `name`.
     ///
     /// # Errors
     /// As [`Loaded::section`].
@@ -73,18 +73,18 @@ impl Loaded {
         values.collect()
     }
 
-    /// The names of the sets that some source declares.
+    /// Returns the names of the declared sets of a group.
     pub fn names(&self, group: &str) -> impl Iterator<Item = &str> {
         self.kinds.keys().filter(move |(of, _)| *of == group).map(|(_, name)| name.as_str())
     }
 
-    /// Whether some source declares the set.
+    /// Returns whether a source declares the set.
     #[must_use]
     pub fn declares(&self, group: &str, name: &str) -> bool {
         self.names(group).any(|known| known == name)
     }
 
-    /// The set `name`: what is declared, over what it inherits, over the defaults.
+    /// Returns the set `name`: declared keys override presets, and presets override the set of defaults.
     #[must_use]
     pub fn set(&self, group: &str, name: &str) -> Set {
         let key = format!("{group}.{name}");
@@ -110,14 +110,14 @@ impl Loaded {
         Set { key, kind: kind.to_owned(), is_known: shape.is_some(), tree }
     }
 
-    /// The sets of a group that are of this kind, by name.
+    /// Returns the names of the declared sets of a group that have this kind.
     pub fn of_kind<'a>(&'a self, group: &'a str, kind: &'a str) -> impl Iterator<Item = &'a str> {
-        let is_it = move |((of, _), its): &(&(&str, String), &String)| *of == group && **its == kind;
-        self.kinds.iter().filter(is_it).map(|((_, name), _)| name.as_str())
+        let matches = move |((of, _), its): &(&(&str, String), &String)| *of == group && **its == kind;
+        self.kinds.iter().filter(matches).map(|((_, name), _)| name.as_str())
     }
 
-    /// Where the value of `key` (such as `ipc.exchange`) came from. A key of a set that is inherited has
-    /// the origin that it has there.
+    /// Returns the origin of the value of `key`, such as `ipc.exchange`. An inherited value has the origin
+    /// that it has in the set of defaults.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
         let path: Vec<&str> = key.splitn(3, '.').collect();
@@ -133,24 +133,24 @@ impl Loaded {
         value.map_or(Origin::Default, origin_of)
     }
 
-    /// The settings files that were read, weakest first.
+    /// Returns the settings files that were read; later ones override earlier ones.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(PathBuf::as_path)
     }
 
-    /// What is odd, and stops nothing. This crate prints nothing: showing warnings is up to the program.
+    /// Returns the warnings. This crate prints nothing; the program reports them.
     #[must_use]
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 
-    /// Variables that are set and known, and that another part of the program obeys.
+    /// Returns the variables that are set and that another part of the program uses.
     #[must_use]
     pub fn recognised(&self) -> &[RecognisedVariable] {
         &self.recognised
     }
 
-    /// Every key with its value and origin, section by section.
+    /// Returns every key with its value and origin, section by section.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
@@ -166,8 +166,8 @@ impl Loaded {
                     );
                 }
                 Group::Sets(sets) => {
-                    let always = sets.defaults.into_iter().filter(|name| !self.declares(group, name));
-                    for name in always.chain(self.names(group)) {
+                    let defaults = sets.defaults.into_iter().filter(|name| !self.declares(group, name));
+                    for name in defaults.chain(self.names(group)) {
                         let set = self.set(group, name);
                         match sets.kinds.get(&set.kind) {
                             Some(_) if sets.defaults == Some(name) => {
@@ -175,7 +175,7 @@ impl Loaded {
                                     &mut rows,
                                     &set.key,
                                     &sets.shapes(sets.kinds.values()),
-                                    &set.everything(self),
+                                    &set.declared_keys(self),
                                 );
                             }
                             Some(shape) => push(&mut rows, &set.key, &sets.shapes([shape]), &set.tree),
@@ -201,50 +201,50 @@ impl Loaded {
 }
 
 impl Set {
-    /// Its name.
+    /// Returns the name of the set.
     #[must_use]
     pub fn name(&self) -> &str {
         self.key.split_once('.').map_or("", |(_, name)| name)
     }
 
-    /// Its kind.
+    /// Returns the kind of the set.
     #[must_use]
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Whether its kind is one of the schema.
+    /// Returns whether the schema has the kind of the set.
     #[must_use]
     pub const fn is_known(&self) -> bool {
         self.is_known
     }
 
-    /// Those of its keys that `T` has, over the defaults of `T`.
+    /// Returns the keys of `T`, with the defaults of `T` for those that the set lacks.
     ///
     /// # Errors
-    /// [`Error::BadValue`] where the set inherits a value that its kind does not take.
+    /// [`Error::BadValue`] if the set inherits a value that is invalid for its kind.
     pub fn read<T: Settings>(&self) -> Result<T, Error> {
         let shape = Shape::of::<T>();
         let keys = self.tree.iter().filter(|(key, _)| shape.has(key));
         read(&self.key, &keys.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 
-    /// The error of a key of this set that names something that does not exist.
+    /// Returns the error for a key of this set whose value refers to an undefined name.
     #[must_use]
     pub fn unknown_reference(&self, key: &str, value: &str, valid: Vec<String>) -> Error {
         Error::UnknownReference {
             origin: self.tree.get(key).map_or(Origin::Default, origin_of),
-            value: crate::shown::quoted(value),
+            value: crate::escape::quoted(value),
             key: format!("{}.{key}", self.key),
             valid,
         }
     }
 
-    /// The keys of all kinds that the set of defaults has.
-    fn everything(&self, loaded: &Loaded) -> Tree {
+    /// Returns the declared keys of the set of defaults, for all kinds.
+    fn declared_keys(&self, loaded: &Loaded) -> Tree {
         let (group, name) = self.key.split_once('.').unwrap_or_default();
-        let own = loaded.tree(group).and_then(|group| table(group.get(name)?));
-        own.cloned().unwrap_or_default()
+        let declared = loaded.tree(group).and_then(|group| table(group.get(name)?));
+        declared.cloned().unwrap_or_default()
     }
 }
 
@@ -259,7 +259,7 @@ fn read<T: Settings>(section: &str, tree: &Tree) -> Result<T, Error> {
         .map_err(|fault| fault_error(fault, section, &value))
 }
 
-/// Where a value came from; of a table, a source of something in it.
+/// Returns the origin of a value; for a table, that of its last value.
 fn origin_of(value: &Value) -> Origin {
     match &value.kind {
         ValueKind::Table(inner) => {
@@ -287,7 +287,7 @@ fn push(rows: &mut Vec<Row>, section: &str, shapes: &[Shape], tree: &Tree) {
     }
 }
 
-/// A value as a variable takes it: a text as it is, anything else as TOML.
+/// Returns a value in the form of a variable: a text as it is, anything else as TOML.
 fn text(value: &Value) -> String {
     match &value.kind {
         ValueKind::Nil => String::new(),
@@ -296,7 +296,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// A value as TOML on one line.
+/// Returns a value as TOML on one line.
 pub(crate) fn inline(value: &Value) -> String {
     match &value.kind {
         ValueKind::Nil => quoted(""),

@@ -1,4 +1,4 @@
-//! From sources to settings.
+//! [`Loader`]: reads, checks and merges all sources.
 
 use config::{Config, ConfigError, Source, Value, ValueKind};
 
@@ -6,24 +6,23 @@ use crate::check::{self, Layer};
 use crate::file::Found;
 use crate::schema::{Schema, Tree};
 use crate::strict::Trust;
-use crate::{Context, Error, Loaded, Origin, environment, file, locate};
+use crate::{Context, Error, Loaded, Origin, environment, file};
 
-/// Loads settings: defaults, then files, then the environment, then what the program sets here; later
-/// ones win.
+/// A loader of settings. Files override defaults, the environment overrides files, and the program
+/// overrides the environment.
 ///
-/// The file that `UMF_TOML` names is read alone, and must be there. Without it, the system's
-/// (`/etc/umf/umf.toml`), the user's (`$XDG_CONFIG_HOME/umf/umf.toml` or `~/.config/umf/umf.toml`) and
-/// the working directory's (`./umf.toml`) are merged key by key, each as far as it exists, the last
-/// one the strongest. `UMF_SET` is TOML, stronger than files and weaker than other variables. A variable
-/// that is empty counts as unset.
+/// If `UMF_TOML` names a file, it is the only file, and must exist. Otherwise the files of the system
+/// (`/etc/umf/umf.toml`), of the user (`$XDG_CONFIG_HOME/umf/umf.toml` or `~/.config/umf/umf.toml`) and
+/// of the working directory (`./umf.toml`) are merged key by key; later ones override earlier ones.
+/// `UMF_SET` is TOML; it overrides files, and other variables override it. Empty variables are ignored.
 ///
-/// A program may be started in a directory that other users can write. The working directory's file
-/// counts only if it belongs to the effective user or root, no other user can write it, and it is
-/// not a symbolic link. Otherwise it is ignored with a [`Warning`](crate::Warning). If it sets a value
-/// that it may not set ([`Error::Refused`]), loading fails.
+/// The working directory may be writable by other users. Its file is read only if it belongs to the
+/// effective user or root, no other user can write it, and it is not a symbolic link. Otherwise it is
+/// ignored with a [`Warning`](crate::Warning). If it sets a value that it may not set
+/// ([`Error::Refused`]), loading fails.
 ///
-/// In a process that has more rights than the user who started it (`AT_SECURE`) only the system's file
-/// and the program count.
+/// In a process with more rights than its caller (`AT_SECURE`), only the system's file and the program's
+/// values are used.
 #[derive(Clone, Debug)]
 #[must_use = "a loader does nothing before `load`"]
 pub struct Loader {
@@ -31,22 +30,23 @@ pub struct Loader {
     overrides: Vec<(String, ValueKind)>,
 }
 
-/// The deepest key that `set` takes apart, `provider.<name>.params.<key>`; what is behind is one key.
+/// Limit of the parts into which `set` splits a key: `provider.<name>.params.<key>`. The last part may
+/// contain dots.
 const KEY_DEPTH: usize = 4;
 
 impl Loader {
-    /// A loader that looks at this process.
+    /// Returns a loader with the context of this process.
     pub fn new() -> Self {
         Self::with_context(Context::process())
     }
 
-    /// A loader that looks at `context` and nothing else but the files that follow from it.
+    /// Returns a loader whose only input is `context` and the files to which it leads.
     pub const fn with_context(context: Context) -> Self {
         Self { context, overrides: Vec::new() }
     }
 
-    /// Sets a key, such as `ipc.exchange` or `pool.small.capacity`, over all other sources; of two
-    /// values for one key the later wins. A wrong key or value shows in [`Loader::load`].
+    /// Sets a key, such as `ipc.exchange` or `pool.small.capacity`. Overrides all other sources and earlier
+    /// calls. [`Loader::load`] reports an invalid key or value.
     pub fn set(mut self, key: impl Into<String>, value: impl Into<ValueKind>) -> Self {
         self.overrides.push((key.into(), value.into()));
         self
@@ -55,11 +55,11 @@ impl Loader {
     /// Reads all sources.
     ///
     /// # Errors
-    /// A file that cannot be read or understood, a key or value that means nothing; see [`Error`]. A wrong
-    /// value is an error also where a stronger source replaces it.
+    /// [`Error`]: a file that cannot be read or parsed, an unknown key, an invalid value. A value that
+    /// another source overrides must be valid too.
     pub fn load(self, schema: Schema) -> Result<Loaded, Error> {
         let (mut layers, mut warnings, mut files) = (Vec::new(), Vec::new(), Vec::new());
-        for candidate in locate::candidates(&self.context) {
+        for candidate in file::candidates(&self.context) {
             let text = match file::read(&candidate, self.context.user)? {
                 Found::Nothing => continue,
                 Found::Skipped(warning) => {
@@ -82,7 +82,7 @@ impl Loader {
         };
         let program: Vec<Layer> = self.overrides.iter().map(from_program).collect();
 
-        // Names that files and the program declare are what variables may mean.
+        // Variables refer to the sets that files and the program declare.
         let declared: Vec<Layer> = layers.iter().chain(&program).cloned().collect();
         let known = check::kinds(&schema, &declared);
         layers.extend(environment::layers(&self.context, &schema, &known, &mut warnings)?);
@@ -91,7 +91,7 @@ impl Loader {
         let kinds = check::kinds(&schema, &layers);
         let mut builder = Config::builder();
         for layer in layers {
-            builder = builder.add_source(Checked(check::layer(&schema, &kinds, layer)?));
+            builder = builder.add_source(CheckedSource(check::layer(&schema, &kinds, layer)?));
         }
         let merged = builder.build().and_then(|config| config.collect());
         let merged = merged.map_err(|error| Error::Merge { reason: error.to_string() })?;
@@ -106,12 +106,12 @@ impl Default for Loader {
     }
 }
 
-/// A source that was checked: the merging crate takes the first level of keys for path expressions, and
-/// would obey `a[1000000000]`.
+/// A source that was checked. The crate `config` parses top-level keys as path expressions, and would
+/// allocate for an unchecked `a[1000000000]`.
 #[derive(Clone, Debug)]
-struct Checked(Tree);
+struct CheckedSource(Tree);
 
-impl Source for Checked {
+impl Source for CheckedSource {
     fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
         Box::new(self.clone())
     }
@@ -121,7 +121,7 @@ impl Source for Checked {
     }
 }
 
-/// Puts `value` under `path`, making the tables on the way.
+/// Returns a table with `value` at `path`.
 fn nest(path: &[&str], value: ValueKind) -> Tree {
     let uri = Origin::Program.uri();
     let mut tree = Tree::new();
@@ -132,7 +132,7 @@ fn nest(path: &[&str], value: ValueKind) -> Tree {
     tree
 }
 
-/// A value of the program, whose parts have its origin too.
+/// Sets the origin of a value and of all its parts.
 fn with_origin(kind: ValueKind, uri: Option<&String>) -> Value {
     let kind = match kind {
         ValueKind::Array(list) => {
@@ -141,7 +141,7 @@ fn with_origin(kind: ValueKind, uri: Option<&String>) -> Value {
         ValueKind::Table(table) => ValueKind::Table(
             table.into_iter().map(|(key, value)| (key, with_origin(value.kind, uri))).collect(),
         ),
-        // Whole numbers are of one type.
+        // `I64` is the only type of whole numbers that deserialization expects.
         ValueKind::U64(number) => i64::try_from(number).map_or(ValueKind::U64(number), ValueKind::I64),
         other => other,
     };

@@ -1,13 +1,13 @@
-//! Where a value came from.
+//! [`Origin`]: the source of a value.
 
 use std::fmt;
 use std::path::Path;
 
 use config::Value;
 
-use crate::shown;
+use crate::escape;
 
-/// The source of a value. Later ones in this list win over earlier ones.
+/// The source of a value. Later variants override earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", content = "name", rename_all = "lowercase"))]
@@ -27,13 +27,13 @@ const PROGRAM: &str = "program";
 
 impl Origin {
     pub(crate) fn line(path: &Path, line: usize) -> Self {
-        let path = shown::path(path);
-        // Names of variables are told from paths by their beginning.
-        let here = if path.starts_with("UMF_") { "./" } else { "" };
-        Self::File(format!("{here}{path}:{line}"))
+        let path = escape::path(path);
+        // `of` distinguishes variables from paths by the prefix `UMF_`.
+        let prefix = if path.starts_with("UMF_") { "./" } else { "" };
+        Self::File(format!("{prefix}{path}:{line}"))
     }
 
-    /// The text by which a value remembers where it came from.
+    /// Returns the text that represents this origin in a [`Value`].
     pub(crate) fn uri(&self) -> Option<String> {
         match self {
             Self::Default => None,

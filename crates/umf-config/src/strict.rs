@@ -1,6 +1,5 @@
-//! A deserializer without conversions, whose errors keep their parts.
-//!
-//! `config` converts silently (1.5 to 2, `true` to 1). Here a value is what its source wrote.
+//! [`Strict`]: a deserializer without conversions and with structured errors. The crate `config` converts
+//! silently (1.5 to 2, `true` to 1).
 
 use std::fmt::{self, Display};
 
@@ -9,23 +8,23 @@ use serde_core::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
 use serde_core::de::{self, Deserializer, Expected, IntoDeserializer, Unexpected, Visitor};
 use umf_core::settings::{CODE, OneOf, TRUSTED};
 
-/// What a source may set.
+/// The keys that a source may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trust {
-    /// A file that lies in the working directory: neither [`CODE`] nor what is [`TRUSTED`].
+    /// A file in the working directory: neither [`CODE`] nor [`TRUSTED`] values.
     WorkingDirectory,
-    /// A variable: no [`CODE`].
+    /// A variable: no [`CODE`] values.
     Environment,
-    /// Everything.
+    /// Other files and the program: all values.
     Full,
 }
 
-/// Why a value is not deserialized.
+/// The reason why a value cannot be deserialized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The struct has no such key.
     Unknown { valid: &'static [&'static str] },
-    /// The key cannot have this value; what is valid.
+    /// The value is invalid. The text has the valid values.
     Invalid(String),
     /// The source may not set this value.
     Refused,
@@ -72,7 +71,7 @@ impl de::Error for Fault {
     }
 }
 
-/// What serde calls the types of the standard library, in words.
+/// Replaces serde's names of standard types by plain words.
 fn words_for(expected: String) -> String {
     let whole = |least: &dyn Display, most: &dyn Display| format!("a whole number from {least} to {most}");
     match expected.as_str() {
@@ -129,7 +128,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         }
     }
 
-    /// What may be unset is unset by an empty text, as an empty variable is an unset one.
+    /// Treats an empty text as `None`, because an empty variable is an unset one.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match &self.value.kind {
             ValueKind::Nil => visitor.visit_none(),
@@ -151,7 +150,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         if self.trust >= needed { visitor.visit_newtype_struct(self) } else { self.deserialize_any(visitor) }
     }
 
-    /// Words alone: no kind of settings has variants with fields.
+    /// Accepts unit variants only; no settings have variants with fields.
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         name: &'static str,
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_converted() {
+    fn values_are_not_converted() {
         for (kind, valid) in [
             (ValueKind::Float(1.5), "a whole number from 0 to 4294967295"),
             (ValueKind::Boolean(true), "a whole number from 0 to 4294967295"),

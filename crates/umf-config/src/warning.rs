@@ -1,15 +1,14 @@
-//! What is odd, and does not stop anything.
+//! [`Warning`]: problems in settings that do not prevent loading.
 
 use std::path::PathBuf;
 
-use crate::shown;
+use crate::escape;
 
-/// Something that the user should hear of. This crate prints nothing: showing warnings is up to the
-/// program.
+/// A problem that does not prevent loading. This crate prints nothing; the program reports warnings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {
-    /// A variable that starts with `UMF_` and means nothing here.
+    /// A variable starts with `UMF_` and is unknown.
     #[error(
         "environment variable {variable} is not one of umf's and is ignored{}",
         closest.as_ref().map_or_else(String::new, |name| format!("; did you mean {name}?"))
@@ -17,33 +16,33 @@ pub enum Warning {
     UnknownVariable {
         /// The variable.
         variable: String,
-        /// The known variable that is most like it.
+        /// The most similar known variable.
         closest: Option<String>,
     },
-    /// A variable of an older library whose value means nothing; it has the effect that it had there.
-    #[error("bad value {value} of environment variable {variable}: {effect}; valid is {expected}")]
+    /// A legacy variable has an invalid value. The effect is that of the library that defined it.
+    #[error("invalid value {value} of environment variable {variable}: {effect}; valid is {expected}")]
     BadLegacyVariable {
         /// The variable.
         variable: &'static str,
         /// The value, quoted and shortened.
         value: String,
-        /// What happens now.
+        /// The effect.
         effect: &'static str,
-        /// What would be valid.
+        /// The valid values.
         expected: &'static str,
     },
-    /// A variable of an older library is set beside the one that took its place.
+    /// A legacy variable and its successor are both set.
     #[error("environment variable {variable} is ignored: {by} is set and sets the same key")]
     Shadowed {
         /// The variable that is ignored.
         variable: String,
-        /// The variable that is obeyed.
+        /// The variable that is used.
         by: String,
     },
-    /// A file in a usual place exists and may not be read.
+    /// A file in a default location is not readable by this process.
     #[error(
-        "settings file {} may not be read and is skipped; make it readable, or remove it",
-        shown::path(path)
+        "settings file {} is skipped: this process may not read it; make it readable, or remove it",
+        escape::path(path)
     )]
     UnreadableFile {
         /// The file.
@@ -51,10 +50,10 @@ pub enum Warning {
     },
     /// The working directory's file belongs to another user, or other users can write it.
     #[error(
-        "settings file {} is ignored: it belongs to uid {owner} and has mode {mode:04o}, and the file of the working \
-         directory counts only if it belongs to uid {user} or root, and neither its group nor other users can write it; \
-         to use it, take it over with `chown` and `chmod go-w`, or name it with UMF_TOML",
-        shown::path(path)
+        "settings file {} is ignored: it belongs to uid {owner} and has mode {mode:04o}, and a file in the working \
+         directory must belong to uid {user} or root and be writable only by its owner; to use it, run `chown` and \
+         `chmod go-w`, or name it with UMF_TOML",
+        escape::path(path)
     )]
     UntrustedFile {
         /// The file.
@@ -70,7 +69,7 @@ pub enum Warning {
     #[error(
         "settings file {} is ignored: it is a symbolic link, which is not followed in the working directory; \
          name its target with UMF_TOML",
-        shown::path(path)
+        escape::path(path)
     )]
     LinkedFile {
         /// The link.

@@ -1,4 +1,4 @@
-//! From settings to providers and pools, by name.
+//! Builds the providers and pools that the settings name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::pool::checked;
 use crate::settings::{PoolKeys, Settings};
 use crate::{Error, Result, registry};
 
-/// The provider that the settings call `name`.
+/// Builds the provider `[provider.<name>]`.
 pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provider>> {
     if !settings.has_provider(name) {
         let known = settings.providers().join(", ");
@@ -28,29 +28,30 @@ pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provid
     }
 }
 
-/// A pool whose name promises shared, private or isolated memory gets such memory, or is an error.
+/// Checks that a pool named `shared`, `private` or `isolated` has such memory.
 fn check_memory(name: &str, set: &Set, provider: &ProviderRef) -> Result<()> {
     let error = |key, why| Err(Error::Contradiction { what: "pool", name: name.to_owned(), key, why });
     let visibility = provider.visibility();
     match name {
         "shared" | "isolated" if visibility == Visibility::Private => {
-            error("provider", "the name of this pool says shared memory, and this provider's is private")
+            error("provider", "a pool of this name needs shared memory, and this provider has private memory")
         }
         "private" if visibility == Visibility::Shared => {
-            error("provider", "the name of this pool says private memory, and this provider's is shared")
+            error("provider", "a pool of this name needs private memory, and this provider has shared memory")
         }
-        "isolated" if set.kind() != "proxy" => {
-            error("kind", "isolated blocks have a region each: leave the key out, or rename the pool")
-        }
+        "isolated" if set.kind() != "proxy" => error(
+            "kind",
+            "a pool of this name must be of kind \"proxy\": leave the key out, or rename the pool",
+        ),
         "isolated" if provider.name() != "isolated" => error(
             "provider",
-            "isolated blocks come from [provider.isolated]: change that, or rename the pool",
+            "a pool of this name uses [provider.isolated]: change that set, or rename the pool",
         ),
         _ => Ok(()),
     }
 }
 
-/// The pool that the settings call `name` (its keys come from `pool.defaults` where it has none), over `provider`.
+/// Builds the pool `[pool.<name>]` over `provider`. Keys that the set leaves out come from `pool.defaults`.
 pub(crate) fn pool(
     settings: &Settings,
     name: &str,
@@ -69,17 +70,16 @@ pub(crate) fn pool(
     }
     let checks: CheckSettings = set.read()?;
     let pool = checked((entry.build)(&set, request)?, checks)?;
-    holding(&*pool, &keys)?;
-    // A kind that cannot is an error.
+    apply_on_free(&*pool, &keys)?;
     if keys.reserve != 0 {
         pool.reserves().ok_or(missing("reserving memory"))?.reserve(keys.reserve)?;
     }
     Ok(pool)
 }
 
-/// Sets what a pool does with blocks that are freed and still open elsewhere. A kind that cannot is an error, if the settings
-/// say something.
-fn holding(pool: &dyn umf_core::Pool, keys: &PoolKeys) -> Result<()> {
+/// Configures deferred frees. Keys other than the defaults are an error for a kind that does not support
+/// them.
+fn apply_on_free(pool: &dyn umf_core::Pool, keys: &PoolKeys) -> Result<()> {
     if keys.on_free == OnFree::Release || keys.max_held != 0 {
         let controls = pool.controls().ok_or(missing("holding freed memory"))?;
         controls.set_on_free(keys.on_free, keys.max_held);
@@ -87,7 +87,7 @@ fn holding(pool: &dyn umf_core::Pool, keys: &PoolKeys) -> Result<()> {
     Ok(())
 }
 
-/// The limit of this name, the same for all pools of the process that name it.
+/// Returns the shared limit `name`. All pools of the process that name it share one.
 fn shared_limit(settings: &Settings, name: &str) -> Result<Arc<SharedLimit>> {
     static LIMITS: Lock<BTreeMap<String, Arc<SharedLimit>>> = Lock::new(BTreeMap::new());
     let bytes = settings.shared_limits.get(name).ok_or_else(|| Error::UnknownName {

@@ -1,4 +1,4 @@
-//! [`Block`]: memory that frees itself.
+//! [`Block`]: an allocation of a pool that frees itself; and bracketed CPU access to blocks and mappings.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -6,17 +6,16 @@ use std::sync::Arc;
 
 use umf_core::pool::missing;
 use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Plain, Transfer, View, Visibility};
-use umf_ipc::{Export, Handle};
+use umf_ipc::{Export, Handle, Mapping};
 
 use crate::{Error, Pool, Result, exporter};
 
-/// A block of a [`Pool`]. Dropping it frees it, and retires its handles first.
+/// A block of a [`Pool`]. Dropping a block retires its handles and frees it.
 ///
-/// It borrows its pool, or owns a share of it: [`Pool::allocate_owned`] returns an [`OwnedBlock`],
-/// which can be kept in any struct and sent to any thread. Fresh blocks hold what their memory held
-/// before.
+/// A block borrows its pool, or owns a share of it: [`Pool::allocate_owned`] returns an [`OwnedBlock`],
+/// which can be stored in any struct and sent to any thread. The content of a new block is undefined.
 pub struct Block<'p> {
-    pool: Share<'p>,
+    pool: BlockPool<'p>,
     address: Address,
     size: usize,
 }
@@ -25,59 +24,59 @@ pub struct Block<'p> {
 pub type OwnedBlock = Block<'static>;
 
 /// The pool of a block.
-enum Share<'p> {
+enum BlockPool<'p> {
     Borrowed(&'p Pool),
     Owned(Pool),
 }
 
 impl<'p> Block<'p> {
-    /// Takes over a live block of the pool.
+    /// Takes ownership of a live allocation of the pool.
     pub(crate) const fn new(pool: &'p Pool, address: Address, size: usize) -> Self {
-        Self { pool: Share::Borrowed(pool), address, size }
+        Self { pool: BlockPool::Borrowed(pool), address, size }
     }
 
-    /// Where it is.
+    /// Returns the address of the first byte.
     #[must_use]
     pub const fn address(&self) -> Address {
         self.address
     }
 
-    /// The size that was asked for, in bytes; never 0.
+    /// Returns the requested size in bytes, which is never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {
         self.size
     }
 
-    /// The pool that it came from.
+    /// Returns the pool of the block.
     #[must_use]
     #[inline]
     pub const fn pool(&self) -> &Pool {
         match &self.pool {
-            Share::Borrowed(pool) => pool,
-            Share::Owned(pool) => pool,
+            BlockPool::Borrowed(pool) => pool,
+            BlockPool::Owned(pool) => pool,
         }
     }
 
-    /// The same block, which keeps its pool alive from now on.
+    /// Converts to a block that keeps its pool alive.
     #[must_use]
     pub fn into_owned(self) -> OwnedBlock {
         let (pool, size) = (self.pool().clone(), self.size);
-        Block { pool: Share::Owned(pool), address: self.into_address(), size }
+        Block { pool: BlockPool::Owned(pool), address: self.into_address(), size }
     }
 
     fn pointer(&self) -> Result<*mut u8> {
         let provider = self.pool().provider();
         self.address.as_ptr().filter(|_| provider.memory_kind().is_host_accessible()).ok_or(
             Error::Inaccessible(
-                "this is device memory: the CPU cannot touch it; use the device's copy functions",
+                "cannot access this block from the CPU: it is device memory; copy it with the device's functions",
             ),
         )
     }
 
-    /// Returns a view of the memory as elements of `T`: as many as there are whole ones. Other
-    /// processes may read and write shared memory at the same time. While devices use it too, hold a
-    /// [`Block::cpu_access`] meanwhile.
+    /// Returns a view of the memory as elements of `T`: as many as fit completely. Other processes may
+    /// read and write shared memory at the same time. If devices use the memory too, hold a
+    /// [`Block::cpu_access`] during the use of the view.
     ///
     /// # Errors
     /// [`Error::Inaccessible`] for device memory; [`Error::Memory`] with `BadAlignment` if the block is
@@ -99,19 +98,20 @@ impl<'p> Block<'p> {
         Ok(unsafe { View::<u8>::new(pointer, self.size) }?.cast()?)
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block: by the device, if the CPU must not touch the memory. Whoever has to
-    /// know that the CPU touches it is told.
+    /// Copies `into.len()` bytes at `offset` out of the block. The device copies if the memory is not
+    /// host-accessible. A copy by the CPU is bracketed as [`Block::cpu_access`] does.
     ///
     /// # Errors
-    /// [`Error::Ipc`] with `OutOfBounds` (nothing is copied then), [`Error::Memory`] if a driver refuses; [`Error::Inaccessible`]
-    /// for memory that the CPU must not touch and whose provider does not copy.
+    /// - [`Error::Ipc`] with `OutOfBounds`: nothing is copied.
+    /// - [`Error::Memory`]: the driver's error.
+    /// - [`Error::Inaccessible`]: the memory is not host-accessible and its provider cannot copy.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        if let Some((transfer, from)) = self.by_device(offset, into.len())? {
-            // SAFETY: a part of the block, which is live as long as `self`.
+        if let Some((transfer, from)) = self.device_copy(offset, into.len())? {
+            // SAFETY: the range lies in the block, which is live as long as `self`.
             return Ok(unsafe { transfer.read(from, into) }?);
         }
-        let part = self.part(offset, into.len())?;
-        self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))
+        let part = self.range(offset, into.len())?;
+        self.with_cpu_access(offset, into.len(), Access::ReadOnly, || part.copy_to(into))
     }
 
     /// Copies `from` to `offset` in the block.
@@ -119,81 +119,84 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        if let Some((transfer, to)) = self.by_device(offset, from.len())? {
-            // SAFETY: a part of the block, which is live as long as `self`; device memory has no references into it.
+        if let Some((transfer, to)) = self.device_copy(offset, from.len())? {
+            // SAFETY: the range lies in the block, which is live as long as `self`; there are no references into
+            // device memory.
             return Ok(unsafe { transfer.write(to, from) }?);
         }
-        let part = self.part(offset, from.len())?;
-        self.touching(offset, from.len(), Access::ReadWrite, || part.copy_from(from))
+        let part = self.range(offset, from.len())?;
+        self.with_cpu_access(offset, from.len(), Access::ReadWrite, || part.copy_from(from))
     }
 
-    /// Copies within the time that the provider wants to hear of, if it does.
-    fn touching<R>(
+    /// Runs `copy` between the begin and end notices that the provider requires, if it does.
+    fn with_cpu_access<R>(
         &self,
         offset: usize,
         length: usize,
         access: Access,
         copy: impl FnOnce() -> R,
     ) -> Result<()> {
-        let Some(ability) = self.host_access() else {
+        let Some(host_access) = self.host_access() else {
             copy();
             return Ok(());
         };
         let base = self.address.checked_add(offset as u64).unwrap_or(self.address);
-        // SAFETY: a part of the block, which is live and accessible, as the caller has checked; no reference into it is made.
-        let time = unsafe { CpuAccess::begin(Some(ability), base, length, access) }?;
+        // SAFETY: the caller has checked that the range lies in the block and is host-accessible. The block is live,
+        // and `copy` makes no references into it.
+        let bracket = unsafe { CpuAccess::begin(Some(host_access), base, length, access) }?;
         copy();
-        Ok(time.end()?)
+        Ok(bracket.end()?)
     }
 
     pub(crate) fn host_access(&self) -> Option<&dyn HostAccess> {
         self.pool().provider().host_access()
     }
 
-    /// Who copies the block, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
-    fn by_device(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
+    /// Returns the provider's copy functions and the address of `offset`, or `None` if the CPU can copy.
+    fn device_copy(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
         let provider = self.pool().provider();
         if provider.memory_kind().is_host_accessible() {
             return Ok(None);
         }
-        // Says what to do where nobody copies.
+        // A provider without copy functions: `pointer` fails with the advice.
         let Some(transfer) = provider.transfer() else { return self.pointer().map(|_| None) };
-        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.size);
-        let start = self.address.checked_add(offset as u64).filter(|_| is_inside);
+        let is_in_bounds = offset.checked_add(length).is_some_and(|end| end <= self.size);
+        let start = self.address.checked_add(offset as u64).filter(|_| is_in_bounds);
         let start = start.ok_or(umf_ipc::Error::OutOfBounds { offset, length, size: self.size })?;
         Ok(Some((transfer, start)))
     }
 
-    fn part(&self, offset: usize, length: usize) -> Result<View<'_>> {
+    /// Returns a view of `length` bytes at `offset`.
+    fn range(&self, offset: usize, length: usize) -> Result<View<'_>> {
         let end = offset.checked_add(length);
-        let part = end.and_then(|end| self.view().map(|view| view.range(offset..end)).transpose());
-        part.unwrap_or(Err(umf_ipc::Error::OutOfBounds { offset, length, size: self.size }.into()))
+        let range = end.and_then(|end| self.view().map(|view| view.range(offset..end)).transpose());
+        range.unwrap_or(Err(umf_ipc::Error::OutOfBounds { offset, length, size: self.size }.into()))
     }
 
-    /// The memory as a plain slice, for memory that no other process can see.
+    /// Returns private memory as a slice.
     ///
     /// # Errors
-    /// [`Error::Inaccessible`] for device memory, and for shared memory, which others may write at any time: use
-    /// [`Block::view`].
+    /// [`Error::Inaccessible`] for device memory, and for shared memory, which other processes may write
+    /// at any time: use [`Block::view`].
     pub fn as_uninit_mut(&mut self) -> Result<&mut [MaybeUninit<u8>]> {
         if self.pool().provider().visibility() == Visibility::Shared {
             return Err(Error::Inaccessible(
-                "this memory is shared with other processes, so there is no plain slice of it; use view(), read() or \
-                 write()",
+                "cannot borrow this block as a slice: its memory is shared, and other processes may write it; use \
+                 view(), read() or write()",
             ));
         }
         let pointer = self.pointer()?;
-        // SAFETY: the block is live, private to this process and borrowed mutably; MaybeUninit needs no content.
+        // SAFETY: the block is live, private to this process and mutably borrowed. `MaybeUninit` allows any content.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), self.size) })
     }
 
-    /// Exports the block until the guard is dropped; the handle's bytes stay valid as long as the block lives and
-    /// its export is cached.
+    /// Exports the block until the guard is dropped. The handle stays valid as long as the block is live
+    /// and its export is cached.
     ///
     /// # Errors
     /// [`Error::Ipc`]: memory that cannot be exported, limits.
     pub fn export(&self) -> Result<Export<'static>> {
-        // SAFETY: as in `handle`.
+        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no references.
         Ok(unsafe { exporter()?.get_with_len(self.address, self.size) }?)
     }
 
@@ -202,21 +205,20 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::export`].
     pub fn handle(&self) -> Result<Handle> {
-        // SAFETY: a block whose memory can be exported is shared, and such a block gives out views and copies, no
-        // references.
+        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no references.
         Ok(unsafe { exporter()?.handle_with_len(self.address, self.size) }?)
     }
 
-    /// Frees the block, which may still be in use until `completion` is ready: by work that was given to a device, for instance. Nobody
-    /// waits. Its handles are retired at once; it is not handed out again before the completion is ready. See
-    /// [`umf_core::DeferredFree::free_after`].
+    /// Frees the block once `completion` is ready, for example when a device has finished its work. Does
+    /// not block. The handles are retired at once; the memory is not reused before the completion is
+    /// ready. See [`umf_core::DeferredFree::free_after`].
     ///
     /// # Errors
-    /// [`Error::Memory`] with the block, which is as it was, if this kind of pool cannot.
+    /// [`Error::Memory`] with the unchanged block if this kind of pool does not support it.
     #[expect(clippy::result_large_err, reason = "the block comes back")]
     pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
         let freed = match self.pool().as_core().deferred_free() {
-            // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.
+            // SAFETY: `self` owns the block, no borrow of it is left, and on success it is not freed again.
             Some(deferred) => unsafe { deferred.free_after(self.address, completion) },
             None => Err(missing("freeing with a completion")),
         };
@@ -229,8 +231,8 @@ impl<'p> Block<'p> {
         }
     }
 
-    /// The block as memory that a [`crate::link::Link`] sends from and receives into without a copy too many, and hands over
-    /// without any. Make it once and keep it.
+    /// Returns the block as registered memory of a [`crate::link::Link`]: messages are sent from it and
+    /// received into it with one copy, and handed over with none. Make it once and reuse it.
     ///
     /// # Errors
     /// As [`Block::handle`] and [`Block::view`].
@@ -240,22 +242,45 @@ impl<'p> Block<'p> {
         Ok(memory.with_host_access(self.host_access()))
     }
 
-    /// Leaves the block allocated and returns its address; the pool's `free` takes it back.
+    /// Returns the address and leaves the block allocated, until it is freed by the pool's `free`.
     #[expect(clippy::must_use_candidate, reason = "also called to leave a block allocated")]
     pub fn into_address(self) -> Address {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the field is read once, and not dropped with the block.
+        // SAFETY: the field is read once, and `ManuallyDrop` keeps it from being dropped a second time.
         drop(unsafe { std::ptr::read(&raw const this.pool) });
         this.address
     }
 }
 
+impl Block<'_> {
+    /// Begins an access of the CPU to memory that devices may use too, and returns its guard. For use
+    /// around several copies, or around accesses through a view. [`Block::read`] and [`Block::write`]
+    /// bracket themselves. Costs nothing for memory that no device uses.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]: the driver's error. [`Error::Inaccessible`] for device memory.
+    pub fn cpu_access(&self, access: Access) -> Result<CpuAccess<'_>> {
+        self.view::<u8>()?;
+        // SAFETY: the block is live while borrowed, and `view` has checked that it is host-accessible. References into
+        // it need a mutable borrow of the block.
+        Ok(unsafe { CpuAccess::begin(self.host_access(), self.address(), self.len(), access) }?)
+    }
+}
+
+/// Begins an access of the CPU to an opened handle, as [`Block::cpu_access`] does for a block.
+///
+/// # Errors
+/// As [`Block::cpu_access`]; for [`Access::ReadWrite`] also if the mapping is read-only.
+pub fn cpu_access<'a>(mapping: &'a Mapping<'_>, access: Access) -> Result<CpuAccess<'a>> {
+    Ok(mapping.cpu_access(access)?)
+}
+
 impl Drop for Block<'_> {
     fn drop(&mut self) {
-        // SAFETY: the block is this object's own, and nothing borrowed from it is left.
+        // SAFETY: `self` owns the block, and no borrow of it is left.
         if let Err(error) = unsafe { umf_core::pool::free(self.pool().as_core(), self.address) } {
-            // Only somebody who freed the address by hand can have brought this about.
-            tracing::error!(address = %self.address, %error, "a block could not be freed");
+            // The program has freed the address itself, or the provider failed.
+            tracing::error!(address = %self.address, %error, "cannot free a block");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`PoolBuilder`]: a slab pool with settings that the program makes.
+//! [`PoolBuilder`]: a slab pool configured by the program.
 
 use std::time::Duration;
 
@@ -18,22 +18,21 @@ pub struct PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// Where the memory comes from. Default: shared host memory.
+    /// Sets the provider. Default: shared host memory.
     #[must_use]
     pub fn provider(mut self, provider: impl Into<ProviderRef>) -> Self {
         self.provider = Some(provider.into());
         self
     }
 
-    /// Its name, in statistics, logs and errors. Default: `"slab"`.
+    /// Sets the name, for statistics, logs and errors. Default: `"slab"`.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.slab = self.slab.name(name);
         self
     }
 
-    /// Changes further settings of the slab pool. What was set before stays unless `change` sets
-    /// it.
+    /// Changes further settings of the slab pool. Settings that `change` does not touch keep their values.
     ///
     /// # Examples
     /// ```
@@ -50,21 +49,21 @@ impl PoolBuilder {
         self
     }
 
-    /// The most bytes that the pool may hold, free ones included; 0 is unlimited. Default: 0.
+    /// Limits the bytes that the pool holds, free memory included; 0 is unlimited. Default: 0.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.slab = self.slab.memory_limit(bytes);
         self
     }
 
-    /// The largest block that is kept for later use, in bytes. A larger one is a region of its own.
+    /// Sets the size in bytes of the largest block that is pooled. A larger block is a region of its own.
     #[must_use]
     pub fn max_poolable_size(mut self, bytes: usize) -> Self {
         self.slab = self.slab.max_poolable_size(bytes);
         self
     }
 
-    /// What becomes of the contents of a block that is freed while other processes have it open.
+    /// Sets what happens to the content of a block that is freed while other processes have it open.
     /// Default: [`OnFree::Hold`].
     #[must_use]
     pub fn on_free(mut self, on_free: OnFree) -> Self {
@@ -72,30 +71,29 @@ impl PoolBuilder {
         self
     }
 
-    /// The most bytes of freed memory that may be held because other processes have it open, before
-    /// allocating more fails; 0 is unlimited. Default: 0.
+    /// Limits the bytes of freed memory that are held because other processes have it open. Beyond the
+    /// limit, allocating fails. 0 is unlimited. Default: 0.
     #[must_use]
     pub fn max_held(mut self, bytes: u64) -> Self {
         self.slab = self.slab.max_held(bytes);
         self
     }
 
-    /// Replaces all that is set to be checked ([`PoolBuilder::history`] and the three after it
-    /// change a part of this).
+    /// Replaces all debug settings: those that the next four methods set, and callbacks.
     #[must_use]
     pub fn check(mut self, checks: CheckSettings) -> Self {
         self.checks = checks;
         self
     }
 
-    /// How many events each thread's history keeps: [`Pool::history`]. Default: 0, none.
+    /// Sets how many events each thread's history keeps; see [`Pool::history`]. Default: 0, no history.
     #[must_use]
     pub fn history(mut self, events: u32) -> Self {
         self.checks = self.checks.history(events);
         self
     }
 
-    /// What is told of blocks that are live when the pool is dropped, or when the process ends.
+    /// Sets what is reported about blocks that are live when the pool is dropped or the process exits.
     /// Default: [`Leaks::Off`].
     #[must_use]
     pub fn leaks(mut self, leaks: Leaks) -> Self {
@@ -103,28 +101,28 @@ impl PoolBuilder {
         self
     }
 
-    /// What is filled, so that mistakes show. Default: [`Poison::Off`].
+    /// Sets which memory is filled with a pattern, to detect use after free. Default: [`Poison::Off`].
     #[must_use]
     pub fn poison(mut self, poison: Poison) -> Self {
         self.checks = self.checks.poison(poison);
         self
     }
 
-    /// Bytes of freed blocks that wait before anybody gets them again. Default: 0.
+    /// Sets how many bytes of freed blocks are quarantined before they are reused. Default: 0.
     #[must_use]
     pub fn quarantine(mut self, bytes: u64) -> Self {
         self.checks = self.checks.quarantine(bytes);
         self
     }
 
-    /// Bytes that are taken from the provider at the beginning, and kept. Default: 0.
+    /// Sets how many bytes the pool allocates from the provider when it is built, and keeps. Default: 0.
     #[must_use]
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.slab = self.slab.reserve(bytes);
         self
     }
 
-    /// The most bytes that may be free before memory goes back to the provider unasked; 0 is
+    /// Limits the bytes of free memory. Memory beyond the limit is released automatically. 0 is
     /// unlimited. Default: 0.
     #[must_use]
     pub fn max_cached(mut self, bytes: u64) -> Self {
@@ -132,25 +130,25 @@ impl PoolBuilder {
         self
     }
 
-    /// How long memory may lie unused before it goes back to the provider unasked; zero is for
-    /// ever. Default: zero.
+    /// Sets the age at which unused memory is released automatically; zero is never. Default: zero.
     #[must_use]
     pub fn release_after(mut self, age: Duration) -> Self {
         self.slab = self.slab.release_after(age);
         self
     }
 
-    /// Who is asked when an allocation would fail for lack of memory: any closure. Default: none.
+    /// Sets the callback that runs before an allocation fails for lack of memory; see
+    /// [`Pool::on_out_of_memory`]. Default: none.
     #[must_use]
     pub fn on_out_of_memory(mut self, callback: impl OnOutOfMemory + 'static) -> Self {
         self.slab = self.slab.out_of_memory(callback);
         self
     }
 
-    /// The pool.
+    /// Builds the pool.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`]: no memory, or settings that contradict each other or the provider.
+    /// [`crate::Error::Memory`]: out of memory, or settings that contradict each other or the provider.
     pub fn build(self) -> Result<Pool> {
         #[cfg(feature = "host")]
         let default = || crate::pool::shared_memory("shared", false);

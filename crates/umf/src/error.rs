@@ -1,4 +1,4 @@
-//! What an application sees when something fails.
+//! [`Error`]: the error of every function of this crate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,51 +6,51 @@ use std::sync::Arc;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something failed: one variant per part of umf, each with its own full story.
+/// An error of umf: one variant per part of umf, with the error of that part.
 ///
-/// `Debug` prints what `Display` does, so that `fn main() -> umf::Result<()>` shows what to do.
+/// `Debug` prints the text of `Display`, so that `fn main() -> umf::Result<()>` shows what to do.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A provider or pool.
+    /// An error of a provider or pool.
     #[error(transparent)]
     Memory(#[from] umf_core::Error),
-    /// Exporting or opening.
+    /// An error of exporting or opening.
     #[error(transparent)]
     Ipc(#[from] umf_ipc::Error),
-    /// A domain.
+    /// An error of a domain.
     #[cfg(feature = "domain")]
     #[error(transparent)]
     Domain(#[from] umf_domain::Error),
-    /// NUMA nodes, or a memory space.
+    /// An error of the NUMA topology, or of a memory space.
     #[cfg(feature = "topology")]
     #[error(transparent)]
     Topology(#[from] umf_topology::Error),
-    /// A link.
+    /// An error of a link.
     #[cfg(feature = "link")]
     #[error(transparent)]
     Link(#[from] umf_link::Error),
-    /// Settings.
+    /// An error in the settings.
     #[cfg(feature = "config")]
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),
-    /// A plugin.
+    /// A plugin cannot be loaded.
     #[cfg(feature = "plugin")]
     #[error(transparent)]
     Plugin(Arc<umf_provider_plugin::PluginError>),
-    /// A kind of provider or pool that is not registered.
+    /// A set of settings has a kind that is not registered.
     #[error("{what} {name:?} is of kind {kind:?}, which is not known here; known kinds: {known}")]
     UnknownKind {
         /// "provider" or "pool".
         what: &'static str,
-        /// The set in the settings.
+        /// The name of the set.
         name: String,
-        /// Its kind.
+        /// The kind of the set.
         kind: String,
-        /// What would be valid.
+        /// The registered kinds.
         known: String,
     },
-    /// A part of umf that this program was built without.
+    /// The settings use a part of umf that this program was built without.
     #[error(
         "{what} {name:?} needs a part of umf that this program was built without; build it with \
          features = [{feature:?}] of umf-rs"
@@ -58,19 +58,19 @@ pub enum Error {
     MissingFeature {
         /// "provider", "pool" or "key".
         what: &'static str,
-        /// The set in the settings, or the key.
+        /// The name of the set, or the key.
         name: String,
-        /// The feature of the package `umf-rs`.
+        /// The cargo feature of the package `umf-rs`.
         feature: &'static str,
     },
-    /// A name that the settings do not have.
+    /// The settings do not define the name.
     #[error("the settings have no {what} {name:?}; there are: {known}")]
     UnknownName {
         /// "provider" or "shared limit".
         what: &'static str,
         /// The name.
         name: String,
-        /// What would be valid.
+        /// The names that are defined.
         known: String,
     },
     /// Settings that contradict each other.
@@ -78,27 +78,29 @@ pub enum Error {
     Contradiction {
         /// "provider" or "pool".
         what: &'static str,
-        /// The set in the settings.
+        /// The name of the set.
         name: String,
         /// The key.
         key: &'static str,
-        /// What does not fit, and what would.
+        /// The reason, and what to do.
         why: &'static str,
     },
-    /// A factory of another crate failed with an error of its own.
+    /// A factory of another crate failed.
     #[error("{what} {name:?}: {source}")]
     Factory {
         /// "provider" or "pool".
         what: &'static str,
-        /// The set in the settings.
+        /// The name of the set.
         name: String,
-        /// The error of the factory.
+        /// The factory's error.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// [`crate::init`] came too late.
-    #[error("umf was used before umf::init; call it first, at the start of main")]
+    /// [`crate::init`] was called after the first use of umf.
+    #[error(
+        "cannot initialise umf: it was used before umf::init; call umf::init first, at the start of main"
+    )]
     AlreadyInitialised,
-    /// The memory cannot be touched by the CPU, or only through copies.
+    /// The memory is not accessible in this way: it is device memory, or shared.
     #[error("{0}")]
     Inaccessible(&'static str),
 }

@@ -1,4 +1,4 @@
-//! [`GlobalPool`]: a slab pool as the allocator of a whole program.
+//! [`GlobalPool`]: a slab pool as the global allocator of a program.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,12 +17,12 @@ use umf_runtime::checked::{CheckSettings, Checked, Leaks};
 /// # fn main() { assert_eq!(vec![7; 1000].iter().sum::<i32>(), 7000); }
 /// ```
 ///
-/// It takes its first memory when it is first used, and never gives its metadata back. After a fork it works on in
-/// both processes.
+/// The pool is created on first use, and its metadata is never freed. It works in both processes after a
+/// fork.
 #[derive(Debug)]
 pub struct GlobalPool {
     pool: AtomicPtr<SlabPool>,
-    /// What reports leaks, before the pool, if that is set.
+    /// The pool wrapped in leak reporting, if that is on. Then `pool` stays null.
     checked: AtomicPtr<Checked>,
     leaks: Leaks,
     leak_sample: u32,
@@ -31,7 +31,7 @@ pub struct GlobalPool {
 static PROVIDER: HostProvider = HostProvider::private_static();
 
 impl GlobalPool {
-    /// For a `static`.
+    /// Returns an allocator for a `static`.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -42,9 +42,11 @@ impl GlobalPool {
         }
     }
 
-    /// What is written to standard error at the end of the process of blocks that are live then: some are in every program.
-    /// Default: [`Leaks::Off`]. With [`Leaks::Sites`], of one in `sample` allocations it is remembered where it was (0
-    /// acts as 1). Where that is cannot be told by name without allocating: stacks have files and offsets, for `addr2line`.
+    /// Sets what is written to standard error about blocks that are live when the process exits. Every
+    /// program has some. Default: [`Leaks::Off`].
+    ///
+    /// With [`Leaks::Sites`] the call stack of one in `sample` allocations is recorded; 0 acts as 1. Symbol
+    /// names need allocations, so stacks are files and offsets, for `addr2line`.
     #[must_use]
     pub const fn leaks(mut self, leaks: Leaks, sample: u32) -> Self {
         self.leaks = leaks;
@@ -52,29 +54,29 @@ impl GlobalPool {
         self
     }
 
-    /// The pool, if it is there and allocations are not checked.
+    /// Returns the pool if it exists and leak reporting is off.
     #[inline]
     fn pool(&self) -> Option<&'static SlabPool> {
         let pool = self.pool.load(Ordering::Acquire);
-        // SAFETY: only `make` stores pointers here, to pools that live for ever.
+        // SAFETY: only `create` stores a pointer here, to a pool that is never freed.
         (!pool.is_null()).then(|| unsafe { &*pool })
     }
 
-    /// What reports leaks, if it is there.
+    /// Returns the pool with leak reporting, if it exists.
     fn checked(&self) -> Option<&'static Checked> {
         let checked = self.checked.load(Ordering::Acquire);
-        // SAFETY: as in `pool`.
+        // SAFETY: only `create` stores a pointer here, to a pool that is never freed.
         (!checked.is_null()).then(|| unsafe { &*checked })
     }
 
-    /// The pool where `pool` has none.
+    /// Returns the pool where [`Self::pool`] has none: creates it, or returns the one with leak reporting.
     #[cold]
-    fn make(&self) -> Option<&'static dyn Pool> {
+    fn create(&self) -> Option<&'static dyn Pool> {
         if let Some(checked) = self.checked() {
             return Some(checked);
         }
         let made = SlabPool::new_static(&PROVIDER, SlabSettings::new().name("global")).ok()?;
-        // If another thread is first, this pool stays empty.
+        // If another thread publishes its pool first, this pool stays empty.
         if matches!(self.leaks, Leaks::Off) {
             let pointer = std::ptr::from_ref(made).cast_mut();
             let null = std::ptr::null_mut();
@@ -82,14 +84,14 @@ impl GlobalPool {
             return self.pool().map(|pool| pool as &dyn Pool);
         }
         let checks = CheckSettings::new().leaks(self.leaks).leak_sample(self.leak_sample);
-        // SAFETY: nothing else has the pool.
+        // SAFETY: the pool was created above, and no other code has a reference to it.
         let made = unsafe { Checked::new_static(made, checks) }.ok()?;
         let (pointer, null) = (std::ptr::from_ref(made).cast_mut(), std::ptr::null_mut());
         let _ = self.checked.compare_exchange(null, pointer, Ordering::AcqRel, Ordering::Acquire);
         self.checked().map(|pool| pool as &dyn Pool)
     }
 
-    /// What the pool holds; `None` before it was first used.
+    /// Returns the pool's statistics, or `None` before the first allocation.
     #[must_use]
     pub fn statistics(&self) -> Option<umf_core::statistics::PoolStatistics> {
         let checked = || self.checked().map(Pool::statistics);
@@ -103,14 +105,14 @@ impl Default for GlobalPool {
     }
 }
 
-// SAFETY: blocks are aligned, large enough, do not overlap and stay valid until freed, by the contract of `Pool`;
-// nothing here unwinds or allocates from the global allocator.
+// SAFETY: by the contract of `Pool`, blocks are aligned, large enough, disjoint and valid until freed. No function here
+// unwinds or allocates from the global allocator.
 unsafe impl GlobalAlloc for GlobalPool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let block = umf_core::Layout::try_from(layout).ok().and_then(|layout| {
             let address = match self.pool() {
                 Some(pool) => pool.allocate(layout),
-                None => pool::allocate(self.make()?, layout),
+                None => pool::allocate(self.create()?, layout),
             };
             address.ok()?.as_ptr()
         });
@@ -120,10 +122,10 @@ unsafe impl GlobalAlloc for GlobalPool {
     unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
         let address = Address::from_ptr(pointer);
         let freed = match self.pool() {
-            // SAFETY: the caller's contract: the block came from `alloc` and is not used any more.
+            // SAFETY: by the caller's contract the block came from `alloc` and is not in use.
             Some(pool) => Some(unsafe { pool.free(address) }),
             // SAFETY: as above.
-            None => self.make().map(|pool| unsafe { pool::free(pool, address) }),
+            None => self.create().map(|pool| unsafe { pool::free(pool, address) }),
         };
         debug_assert!(freed.is_none_or(|freed| freed.is_ok()));
     }

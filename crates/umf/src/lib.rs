@@ -1,4 +1,4 @@
-//! umf: pools over host and device memory, and handles that are plain bytes.
+//! umf: pools over host and device memory, and IPC handles that are plain bytes.
 //!
 //! ```
 //! fn main() -> umf::Result<()> {
@@ -7,7 +7,7 @@
 //!     block.write(0, b"hello")?;
 //!     let handle = block.handle()?; // 256 plain bytes; as text: handle.to_string()
 //!
-//!     // In any other process that may (or, here, in this one):
+//!     // In any other process of this user (here: in the same one):
 //!     let mapping = umf::open(&handle)?;
 //!     let mut text = [0; 5];
 //!     mapping.read(0, &mut text)?;
@@ -22,24 +22,24 @@
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`], [`Mapping`]; [`ipc`] |
 //! | freed memory that other processes still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
-//! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
-//! | memory as numbers, arrays and structs, while other processes write it | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
+//! | freed memory that a device still uses | [`Block::free_after`], [`Completion`] |
+//! | typed views of memory that other processes may write | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
 //! | reserve, automatic release | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
-//! | lack of memory | [`Pool::on_out_of_memory`], [`OutOfMemoryEvent`], [`OutOfMemoryAction`] |
-//! | what a pool holds, its regions, its history, its leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
+//! | out of memory | [`Pool::on_out_of_memory`], [`Shortage`], [`Relief`] |
+//! | statistics, maps, history, leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
-//! | kinds of provider and pool of other crates | [`registry`] |
+//! | providers and pools of other crates | [`registry`] |
 //! | messages between two processes; ranks of a job | [`link`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
-//! | memory by where it comes from | [`host`], [`dma_buf`], [`cuda`], [`level_zero`], [`mod@file`], [`plugin`] |
-//! | memory that the CPU and devices touch in turn | [`Block::cpu_access`], [`cpu_access`]; [`Block::read`] has the device copy |
-//! | the pools by themselves | [`pools`], [`Pool::from_pool`] |
+//! | providers | [`host`], [`dma_buf`], [`cuda`], [`level_zero`], [`mod@file`], [`plugin`] |
+//! | memory that the CPU and devices access in turn | [`Block::cpu_access`], [`cpu_access`]; [`Block::read`] copies with the device |
+//! | pool implementations | [`pools`], [`Pool::from_pool`] |
 //!
-//! Parts that a program does not name are left out by features; the README has the table. Those who
-//! write a provider or a pool depend on the crates `umf-core` and, for a pool, `umf-runtime`.
+//! Cargo features leave out what a program does not use; the README has the table. A crate that
+//! implements a provider depends on `umf-core`, one that implements a pool also on `umf-runtime`.
 
-// Documentation names all parts; those of missing features are no links.
+// The documentation links to items of all features.
 #![cfg_attr(
     not(all(
         feature = "config",
@@ -57,19 +57,15 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
-mod allocator;
 #[cfg(feature = "config")]
 mod assembly;
-mod behind;
 mod block;
 #[cfg(feature = "slab")]
 mod builder;
-mod cpu_access;
 mod error;
 #[cfg(all(feature = "host", feature = "slab"))]
 mod global;
 pub mod history;
-mod imports;
 mod kinds;
 pub mod leaks;
 #[cfg(feature = "link")]
@@ -86,10 +82,9 @@ pub mod registry;
 #[cfg(feature = "config")]
 pub mod settings;
 
-pub use block::{Block, OwnedBlock};
+pub use block::{Block, OwnedBlock, cpu_access};
 #[cfg(feature = "slab")]
 pub use builder::PoolBuilder;
-pub use cpu_access::cpu_access;
 pub use error::{Error, Result};
 #[cfg(all(feature = "host", feature = "slab"))]
 pub use global::GlobalPool;
@@ -114,13 +109,13 @@ pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode};
 pub use umf_runtime::checked::{CheckSettings, Leaks, Poison};
 pub use umf_runtime::deferred::drain;
 
-/// Registration of what opens memory of other kinds. The feature `config` has kinds here, too.
+/// Registration of importers; with the feature `config` also of kinds of provider and pool.
 #[cfg(not(feature = "config"))]
 pub mod registry {
-    pub use crate::imports::register_import;
+    pub use crate::process::register_import;
 }
 
-/// Handles, exporters and importers: what [`Block::handle`] and [`open`] are made of.
+/// Handles, exporters and importers: the layer below [`Block::handle`] and [`open`].
 pub mod ipc {
     #[doc(inline)]
     pub use umf_ipc::{
@@ -130,7 +125,7 @@ pub mod ipc {
     };
 }
 
-/// The pools of umf, for [`Pool::from_pool`] and for those who build their own parts.
+/// Pool implementations, for [`Pool::from_pool`].
 pub mod pools {
     #[doc(inline)]
     pub use umf_core::limit::{SharedLimit, SharedLimitRef};
@@ -144,7 +139,7 @@ pub mod pools {
     pub use umf_pool_slab::{SlabPool, SlabSettings};
 }
 
-/// Memory of the host: private or shared, huge pages, NUMA placement.
+/// Host memory: private or shared, huge pages, NUMA placement.
 #[cfg(feature = "host")]
 pub mod host {
     pub use crate::kinds::HostSettings;
@@ -164,7 +159,7 @@ pub mod dma_buf {
     };
 }
 
-/// Memory of NVIDIA's devices.
+/// Memory of NVIDIA devices.
 #[cfg(feature = "cuda")]
 pub mod cuda {
     #[doc(inline)]
@@ -184,7 +179,7 @@ pub mod level_zero {
     };
 }
 
-/// Memory of a file, of a DAX device, or that the program has already.
+/// Memory of a file, of a DAX device, or memory that the program already owns.
 #[cfg(feature = "file")]
 pub mod file {
     #[doc(inline)]
@@ -214,7 +209,7 @@ pub mod domain {
     };
 }
 
-/// NUMA nodes, their memory and their speed.
+/// NUMA nodes: memory, distances and performance.
 #[cfg(feature = "topology")]
 pub mod topology {
     #[doc(inline)]

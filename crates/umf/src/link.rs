@@ -1,11 +1,11 @@
-//! Messages between processes of one machine: one copy, or none.
+//! Messages between processes of one machine, with one copy or none.
 //!
 //! ```
 //! fn main() -> umf::Result<()> {
 //!     let endpoint = umf::link::bind()?;
-//!     let address = endpoint.address(); // 64 plain bytes, as text: address.to_string()
+//!     let address = endpoint.address(); // 64 plain bytes; as text: address.to_string()
 //!
-//!     // In any other process of this user (or, here, in another thread):
+//!     // In any other process of this user (here: in another thread):
 //!     let peer = std::thread::spawn(move || -> umf::Result<()> {
 //!         let pool = umf::Pool::shared()?;
 //!         let block = pool.allocate(1 << 20)?;
@@ -13,7 +13,7 @@
 //!         let mut link = umf::link::connect(&address, None)?;
 //!         link.send(1, b"hello")?;
 //!         let memory = block.link_memory()?;
-//!         link.hand_over(2, &memory)?.wait(None)?; // without a copy; until the peer has seen it
+//!         link.hand_over(2, &memory)?.wait(None)?; // without a copy; waits until the peer is done
 //!         Ok(())
 //!     });
 //!
@@ -29,8 +29,8 @@
 //! }
 //! ```
 //!
-//! [`builder`] has the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and its importer;
-//! change it as needed and bind, connect or join with it. `docs/link.md` says what is promised.
+//! [`builder`] starts with the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and its
+//! importer. Change it as needed, and bind, connect or join with it. `docs/link.md` has the guarantees.
 
 use std::time::Duration;
 
@@ -68,34 +68,34 @@ pub fn builder() -> Result<LinkBuilder> {
     Ok(LinkBuilder::new().settings(link_settings()?).importer(importer()?))
 }
 
-/// Makes an endpoint that is known by its address: [`LinkBuilder::bind`].
+/// Creates an endpoint with a new address; see [`LinkBuilder::bind`].
 ///
 /// # Errors
-/// As there; as [`importer()`].
+/// As [`LinkBuilder::bind`] and [`importer()`].
 pub fn bind() -> Result<Endpoint> {
     Ok(builder()?.bind()?)
 }
 
-/// Makes an endpoint that is found by its name: [`LinkBuilder::named`].
+/// Creates an endpoint with a name; see [`LinkBuilder::named`].
 ///
 /// # Errors
-/// As there; as [`importer()`].
+/// As [`LinkBuilder::named`] and [`importer()`].
 pub fn named(name: &str) -> Result<Endpoint> {
     Ok(builder()?.named(name)?)
 }
 
-/// Connects to an endpoint: [`LinkBuilder::connect`].
+/// Connects to an endpoint; see [`LinkBuilder::connect`].
 ///
 /// # Errors
-/// As there; as [`importer()`].
+/// As [`LinkBuilder::connect`] and [`importer()`].
 pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
     Ok(builder()?.connect(address, timeout)?)
 }
 
-/// Joins a job as one of its `size` ranks: [`LinkBuilder::join`].
+/// Joins a job as one of its `size` ranks; see [`LinkBuilder::join`].
 ///
 /// # Errors
-/// As there; as [`importer()`].
+/// As [`LinkBuilder::join`] and [`importer()`].
 #[cfg(feature = "comm")]
 pub fn join(job: &str, rank: usize, size: usize) -> Result<Communicator> {
     Ok(builder()?.join(job, rank, size)?)

@@ -1,4 +1,4 @@
-//! `[log]` and `UMF_LOG`: umf's events, for operators.
+//! The section `[log]` and `UMF_LOG`: a `tracing` subscriber for programs that have none.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -13,7 +13,8 @@ use umf_os::output;
 
 use crate::settings::{Log, LogLevel, LogOutput};
 
-/// Sends events where the settings say, unless the application has a subscriber of its own, which then gets them.
+/// Installs a subscriber that writes events to the configured output. Has no effect if the application
+/// has installed a subscriber.
 pub(crate) fn start(log: &Log) {
     match &log.output {
         LogOutput::Stderr => install(log, |line| output::stderr().write_all(line)),
@@ -21,8 +22,7 @@ pub(crate) fn start(log: &Log) {
         LogOutput::File(path) => match OpenOptions::new().create(true).append(true).open(path) {
             Ok(file) => install(log, move |line| (&file as &File).write_all(line)),
             Err(error) => {
-                // The operator asked for a log and would otherwise wait for it.
-                // With a closed stderr there is nobody to tell.
+                // The operator expects a log. A closed stderr is no error.
                 let _ = writeln!(
                     output::stderr(),
                     "umf: cannot write the log to {}: {error}; logging is off",
@@ -41,22 +41,23 @@ fn install(log: &Log, write: impl Fn(&[u8]) -> io::Result<()> + Send + Sync + 's
         LogLevel::Warning => Level::WARN,
         LogLevel::Error | LogLevel::Fatal => Level::ERROR,
     };
-    let lines = Lines { level, timestamp: log.timestamp, pid: log.pid, write };
-    // Refused if there is one already: the application's.
-    let _ = tracing::subscriber::set_global_default(lines);
+    let writer = LineWriter { level, timestamp: log.timestamp, pid: log.pid, write };
+    // Fails if the application has installed a subscriber.
+    let _ = tracing::subscriber::set_global_default(writer);
 }
 
-/// Writes each event as a line, at once and without a lock, which a forked child may find taken.
-/// Uses no thread-local storage, which may be gone where a thread ends: `tracing_subscriber::fmt`
-/// panics there.
-struct Lines<W> {
+/// A subscriber that writes each event as a line, unbuffered.
+///
+/// It has no lock, because a forked child could find it taken. It has no thread-local storage, because an
+/// exiting thread may log after its destruction; `tracing_subscriber::fmt` panics then.
+struct LineWriter<W> {
     level: Level,
     timestamp: bool,
     pid: bool,
     write: W,
 }
 
-impl<W> Lines<W> {
+impl<W> LineWriter<W> {
     fn line(&self, event: &Event<'_>) -> Result<String, std::fmt::Error> {
         let mut line = String::new();
         let mut writer = Writer::new(&mut line);
@@ -74,7 +75,7 @@ impl<W> Lines<W> {
     }
 }
 
-impl<W: Fn(&[u8]) -> io::Result<()> + Send + Sync + 'static> Subscriber for Lines<W> {
+impl<W: Fn(&[u8]) -> io::Result<()> + Send + Sync + 'static> Subscriber for LineWriter<W> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= self.level
     }
@@ -84,7 +85,7 @@ impl<W: Fn(&[u8]) -> io::Result<()> + Send + Sync + 'static> Subscriber for Line
     }
 
     fn event(&self, event: &Event<'_>) {
-        // What cannot be shown, or written, is left out: there is nobody to tell.
+        // A failed write cannot be reported: the log is where errors go.
         if let Ok(line) = self.line(event) {
             let _ = (self.write)(line.as_bytes());
         }

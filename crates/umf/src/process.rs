@@ -1,18 +1,19 @@
-//! What a process has one of: settings, exporter, importer.
+//! The singletons of a process: settings, exporter and importer, created on first use.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 #[cfg(feature = "config")]
 use umf_config::{Loader, Warning};
-use umf_core::Access;
+use umf_core::{Access, Import};
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer, ImporterSettings, Mapping};
-use umf_sync::fork;
+use umf_sync::{Lock, fork};
 
+use crate::Result;
 #[cfg(feature = "config")]
 use crate::settings::{Leases, Settings};
 #[cfg(feature = "config")]
 use crate::{Error, registry};
-use crate::{Result, imports};
 
 struct Process {
     #[cfg(feature = "config")]
@@ -21,25 +22,30 @@ struct Process {
     importer: Importer,
 }
 
-/// Set once it was made, and never freed. A failure is not kept: what was lacking (fds, memory, a readable file) may be there
-/// next time.
+/// The singletons, set once and never freed. A failed initialisation leaves it null: the next call tries
+/// again, since the missing resource (fds, memory, a readable file) may be available by then.
 ///
-/// (Not a `OnceLock`, nor a `Mutex` below: a child forked while another thread is in there would wait for ever.)
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
-/// Who is making it: a process, as [`fork::generation`] counts, plus one; 0 for nobody.
-static MAKING: AtomicU32 = AtomicU32::new(0);
+/// This is neither a `OnceLock` nor a `Mutex`, because a child that is forked while another thread holds
+/// one would wait for ever.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+/// The owner of [`InitLock`]: the fork generation of its process plus one, or 0.
+static INIT_OWNER: AtomicU32 = AtomicU32::new(0);
+/// The importers registered by the program.
+static IMPORTS: Lock<Vec<Arc<dyn Import>>> = Lock::new(Vec::new());
 
-/// The turn to make it. Short, and rare: who waits for it yields.
-struct Turn;
+/// A spin lock around the initialisation of [`PROCESS`]. A forked child takes it over from its parent.
+struct InitLock;
 
-impl Turn {
-    fn take() -> Self {
-        let me = fork::generation().wrapping_add(1).max(1);
+impl InitLock {
+    fn acquire() -> Self {
+        let own = fork::generation().wrapping_add(1).max(1);
         loop {
-            let holder = MAKING.load(Ordering::Relaxed);
-            // One of a parent process holds it for ever here.
-            let is_free = holder != me;
-            if is_free && MAKING.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            let owner = INIT_OWNER.load(Ordering::Relaxed);
+            // An owner of another generation is a thread of the parent, which does not exist in this process.
+            let is_free = owner != own;
+            if is_free
+                && INIT_OWNER.compare_exchange(owner, own, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
                 return Self;
             }
             std::thread::yield_now();
@@ -47,28 +53,29 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for InitLock {
     fn drop(&mut self) {
-        MAKING.store(0, Ordering::Release);
+        INIT_OWNER.store(0, Ordering::Release);
     }
 }
 
 fn current() -> Option<&'static Process> {
-    // SAFETY: null, or a box that is never freed.
+    // SAFETY: the pointer is null or comes from a box that is never freed.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Uses the settings that `loader` yields instead of those found in files and the environment.
+/// Initialises umf with the settings of `loader`, in place of those of files and the environment.
 ///
 /// # Errors
-/// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if they cannot be used.
+/// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if the settings
+/// cannot be used.
 #[cfg(feature = "config")]
 pub fn init(loader: Loader) -> Result<()> {
-    let _turn = Turn::take();
+    let _lock = InitLock::acquire();
     if current().is_some() {
         return Err(Error::AlreadyInitialised);
     }
-    publish(make(loader)?);
+    publish(create(loader)?);
     Ok(())
 }
 
@@ -76,36 +83,36 @@ fn process() -> Result<&'static Process> {
     if let Some(process) = current() {
         return Ok(process);
     }
-    let _turn = Turn::take();
+    let _lock = InitLock::acquire();
     match current() {
         Some(process) => Ok(process),
         #[cfg(feature = "config")]
-        None => Ok(publish(make(Loader::new())?)),
+        None => Ok(publish(create(Loader::new())?)),
         #[cfg(not(feature = "config"))]
-        None => Ok(publish(make()?)),
+        None => Ok(publish(create()?)),
     }
 }
 
-/// In a [`Turn`].
-fn publish(made: Process) -> &'static Process {
-    let process: &'static Process = Box::leak(Box::new(made));
-    PROCESS.store(core::ptr::from_ref(process).cast_mut(), Ordering::Release);
-    // What is registered from here on is added by whoever registers it; what was before, here.
-    for import in imports::imports() {
+/// Publishes the singletons. The caller holds an [`InitLock`].
+fn publish(process: Process) -> &'static Process {
+    let process: &'static Process = Box::leak(Box::new(process));
+    PROCESS.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
+    // Importers registered so far. `register_import` adds later ones itself, since it finds `PROCESS` set.
+    let imports = IMPORTS.lock().clone();
+    for import in imports {
         process.importer.add_import(import);
     }
     process
 }
 
 #[cfg(feature = "config")]
-fn make(loader: Loader) -> Result<Process> {
+fn create(loader: Loader) -> Result<Process> {
     let settings = Settings::load(loader)?;
     #[cfg(feature = "log")]
     crate::logging::start(&settings.log);
     #[cfg(not(feature = "log"))]
     if settings.log.output != crate::settings::LogOutput::Off {
-        // The operator asked for a log and would otherwise wait for it. A closed stderr is no
-        // error.
+        // The operator expects a log. A closed stderr is no error.
         let text = "umf: the settings ask for a log, and this program was built without the feature \"log\" of \
                     umf-rs; logging is off\n";
         let _ = std::io::Write::write_all(&mut umf_os::output::stderr(), text.as_bytes());
@@ -131,7 +138,7 @@ fn make(loader: Loader) -> Result<Process> {
     }
     let mut builder = Importer::builder().settings(importer);
     for kind in registry::provider_kinds() {
-        // The set of the kind's name if it is of that kind, else the first that is, else the defaults.
+        // The settings of the set named after the kind, else of the first set of the kind, else the defaults.
         let loaded = settings.loaded();
         let named = loaded.of_kind("provider", &kind).find(|name| *name == kind);
         let name = named.or_else(|| loaded.of_kind("provider", &kind).next()).unwrap_or(&kind);
@@ -144,16 +151,16 @@ fn make(loader: Loader) -> Result<Process> {
     Ok(Process { exporter: Exporter::new(exporter)?, importer: builder.build()?, settings })
 }
 
-/// The defaults, and no other settings.
+/// Creates the singletons with default settings.
 #[cfg(not(feature = "config"))]
-fn make() -> Result<Process> {
+fn create() -> Result<Process> {
     let settings = ImporterSettings::default();
     let builder = Importer::builder().settings(settings);
-    let builder = imports::built_in().into_iter().fold(builder, |builder, import| builder.import(import));
+    let builder = built_in_imports().into_iter().fold(builder, |builder, import| builder.import(import));
     Ok(Process { exporter: Exporter::new(ExporterSettings::default())?, importer: builder.build()? })
 }
 
-/// The settings in force.
+/// Returns the settings of this process.
 ///
 /// # Errors
 /// [`Error::Settings`] if `umf.toml` or a variable is wrong.
@@ -162,7 +169,7 @@ pub fn settings() -> Result<&'static Settings> {
     Ok(&process()?.settings)
 }
 
-/// What was found odd in the settings, though not wrong.
+/// Returns the warnings about the settings of this process.
 ///
 /// # Errors
 /// As [`settings()`].
@@ -171,7 +178,7 @@ pub fn warnings() -> Result<&'static [Warning]> {
     Ok(process()?.settings.loaded().warnings())
 }
 
-/// The exporter of this process, which [`crate::Block::export`] uses.
+/// Returns the exporter of this process, which [`crate::Block::export`] uses.
 ///
 /// # Errors
 /// [`crate::Error::Settings`] if `umf.toml` or a variable is wrong; [`crate::Error::Ipc`].
@@ -179,7 +186,7 @@ pub fn exporter() -> Result<&'static Exporter> {
     Ok(&process()?.exporter)
 }
 
-/// The importer of this process, which [`open`] uses.
+/// Returns the importer of this process, which [`open`] uses.
 ///
 /// # Errors
 /// As [`exporter()`].
@@ -187,12 +194,35 @@ pub fn importer() -> Result<&'static Importer> {
     Ok(&process()?.importer)
 }
 
-/// Whether the importer was made, so that what is registered from now on has to be added to it.
-pub(crate) fn made_importer() -> Option<&'static Importer> {
-    Some(&current()?.importer)
+/// Registers an importer for one more kind of memory, for use by [`open`]. Replaces an earlier importer
+/// of the same kind.
+pub fn register_import(import: Arc<dyn Import>) {
+    let kind = import.kind();
+    let replaced: Vec<_> = {
+        let mut imports = IMPORTS.lock();
+        let replaced = imports.extract_if(.., |known| known.kind() == kind).collect();
+        imports.push(Arc::clone(&import));
+        replaced
+    };
+    // Dropped without the lock, because an importer may own pools.
+    drop(replaced);
+    if let Some(process) = current() {
+        process.importer.add_import(import);
+    }
 }
 
-/// Opens a handle for reading and writing. Closing is dropping.
+/// Returns the importers of the built-in kinds, with their default settings.
+#[cfg(not(feature = "config"))]
+fn built_in_imports() -> Vec<Arc<dyn Import>> {
+    macro_rules! imports {
+        ($trait:ident: $($feature:literal $kind:literal $factory:ty,)+) => {
+            [None, $(#[cfg(feature = $feature)] <$factory as umf_core::$trait>::import(&Default::default()),)+]
+        };
+    }
+    crate::kinds::providers!(imports ProviderFactory).into_iter().flatten().collect()
+}
+
+/// Opens a handle for reading and writing. Dropping the mapping closes it.
 ///
 /// # Errors
 /// [`crate::Error::Ipc`] with the reason; as [`importer()`].
@@ -200,7 +230,7 @@ pub fn open(handle: &Handle) -> Result<Mapping<'static>> {
     Ok(process()?.importer.open(handle)?)
 }
 
-/// Opens a handle for reading.
+/// Opens a handle read-only.
 ///
 /// # Errors
 /// As [`open`].

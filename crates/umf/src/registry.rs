@@ -1,7 +1,7 @@
-//! Kinds of provider and pool, so that `umf.toml` and variables can name them.
+//! Kinds of provider and pool, by the names that `umf.toml` and variables use.
 //!
-//! A kind implements [`ProviderFactory`] or [`PoolFactory`]; its keys are a struct that
-//! [`settings!`] makes. One line registers it, before umf is first used:
+//! A kind implements [`ProviderFactory`] or [`PoolFactory`]; its keys are a struct that [`settings!`]
+//! defines. One line registers it, before the first use of umf:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -39,13 +39,13 @@ pub use umf_core::{FactoryError, Import, PoolFactory, PoolRequest, Provider, Pro
 use umf_pool_proxy::ProxyPool;
 use umf_sync::Lock;
 
-pub use crate::imports::register_import;
+pub use crate::process::register_import;
 use crate::{Error, Result, kinds};
 
-/// Opens memory of a kind of other processes, if the kind has such.
+/// The importer of a kind, if it has one.
 type OptionalImport = Option<Arc<dyn Import>>;
 
-/// A kind of provider, without its types.
+/// A kind of provider, with its types erased.
 #[derive(Clone, Copy)]
 pub(crate) struct ProviderEntry {
     kind: &'static str,
@@ -54,7 +54,7 @@ pub(crate) struct ProviderEntry {
     pub(crate) import: fn(&Set) -> Result<OptionalImport>,
 }
 
-/// A kind of pool, without its types.
+/// A kind of pool, with its types erased.
 #[derive(Clone, Copy)]
 pub(crate) struct PoolEntry {
     kind: &'static str,
@@ -68,7 +68,7 @@ const fn provider_entry<F: ProviderFactory>() -> ProviderEntry {
         shape: Shape::of::<F::Settings>(),
         build: |set| {
             let settings = set.read::<F::Settings>()?;
-            F::build(set.name(), settings).map_err(|error| failed("provider", set.name(), error))
+            F::build(set.name(), settings).map_err(|error| factory_error("provider", set.name(), error))
         },
         import: |set| Ok(F::import(&set.read::<F::Settings>()?)),
     }
@@ -81,7 +81,7 @@ const fn pool_entry<F: PoolFactory>() -> PoolEntry {
         build: |set, request| {
             let settings = set.read::<F::Settings>()?;
             let name = request.name.to_owned();
-            F::build(request, settings).map_err(|error| failed("pool", &name, error))
+            F::build(request, settings).map_err(|error| factory_error("pool", &name, error))
         },
     }
 }
@@ -100,15 +100,15 @@ macro_rules! absent {
 
 static BUILT_IN_PROVIDERS: &[ProviderEntry] = kinds::providers!(entries provider_entry);
 static BUILT_IN_POOLS: &[PoolEntry] = kinds::pools!(entries pool_entry);
-/// The kinds of umf that this build lacks, each with the feature that has it.
+/// The kinds of umf that this build lacks, each with the feature that adds it.
 const ABSENT_PROVIDERS: &[(&str, &str)] = kinds::providers!(absent of);
 const ABSENT_POOLS: &[(&str, &str)] = kinds::pools!(absent of);
 
 static PROVIDERS: Lock<BTreeMap<&'static str, ProviderEntry>> = Lock::new(BTreeMap::new());
 static POOLS: Lock<BTreeMap<&'static str, PoolEntry>> = Lock::new(BTreeMap::new());
 
-/// Registers a kind of provider, before settings are first read: a set of a kind that is registered later
-/// stays unread. A second kind of the same name replaces the first; those of umf cannot be replaced.
+/// Registers a kind of provider. Call it before settings are first read: sets of a kind that is
+/// registered later are ignored. Replaces an earlier kind of the same name, except the kinds of umf.
 pub fn register_provider<F: ProviderFactory>() {
     PROVIDERS.lock().insert(F::KIND, provider_entry::<F>());
 }
@@ -139,12 +139,12 @@ pub(crate) fn pool(kind: &str) -> Option<PoolEntry> {
     pools().get(kind).copied()
 }
 
-/// The feature of this package that has a kind of umf which this build lacks.
+/// Returns the feature that adds `kind`, if it is a kind of umf that this build lacks.
 fn feature(absent: &[(&str, &'static str)], kind: &str) -> Option<&'static str> {
     absent.iter().find(|(name, _)| *name == kind).map(|(_, feature)| *feature)
 }
 
-/// The error of a set whose kind is not registered.
+/// Returns the error for a set whose kind is not registered.
 pub(crate) fn unknown_kind(what: &'static str, name: &str, kind: &str) -> Error {
     let (absent, known) = match what {
         "provider" => (ABSENT_PROVIDERS, provider_kinds()),
@@ -157,7 +157,7 @@ pub(crate) fn unknown_kind(what: &'static str, name: &str, kind: &str) -> Error 
     }
 }
 
-/// The kinds of provider of umf that are not registered.
+/// Returns the kinds of provider of umf that this build lacks and the program did not register.
 pub(crate) fn absent_providers() -> Vec<&'static str> {
     let known = providers();
     ABSENT_PROVIDERS.iter().map(|(kind, _)| *kind).filter(|kind| !known.contains_key(kind)).collect()
@@ -171,20 +171,20 @@ pub(crate) fn pool_shapes() -> BTreeMap<String, Shape> {
     pools().into_iter().map(|(kind, entry)| (kind.to_owned(), entry.shape)).collect()
 }
 
-/// All kinds of provider that settings can name.
+/// Returns all kinds of provider that settings can name.
 #[must_use]
 pub fn provider_kinds() -> Vec<String> {
     providers().into_keys().map(str::to_owned).collect()
 }
 
-/// All kinds of pool that settings can name.
+/// Returns all kinds of pool that settings can name.
 #[must_use]
 pub fn pool_kinds() -> Vec<String> {
     pools().into_keys().map(str::to_owned).collect()
 }
 
-/// The error of a factory, as one of this crate.
-fn failed(what: &'static str, name: &str, error: FactoryError) -> Error {
+/// Converts the error of a factory to one of this crate.
+fn factory_error(what: &'static str, name: &str, error: FactoryError) -> Error {
     let name = name.to_owned();
     let error = match error.downcast::<umf_core::Error>() {
         Ok(error) => {
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listed_kinds_have_the_names_of_their_factories() {
+    fn built_in_kinds_are_listed_by_their_factory_names() {
         macro_rules! names {
             ($trait:ident: $($feature:literal $kind:literal $factory:ty,)+) => {
                 $(#[cfg(feature = $feature)] assert_eq!($kind, <$factory as $trait>::KIND);)+

@@ -1,8 +1,7 @@
-//! The settings of umf: how they are read, the sections that belong to no kind, and which kinds
-//! there are.
+//! The settings of umf: the schema, and the sections that belong to no kind of provider or pool.
 //!
-//! Kinds of provider and pool have their keys beside their code ([`umf_core::factory`]); the keys of
-//! `[link]` are [`crate::link::LinkSettings`].
+//! The keys of a kind are defined next to its code ([`umf_core::factory`]); those of `[link]` are
+//! [`crate::link::LinkSettings`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,21 +25,21 @@ use umf_runtime::checked::CheckSettings;
 
 use crate::{Result, registry};
 
-/// Sets of pools and of providers that are there without being declared. Their names are a promise
-/// about the memory: see `docs/architecture.md`, terms.
+/// Pools and providers that exist without being declared. Each name guarantees properties of the memory:
+/// see `docs/architecture.md`, terms.
 pub(crate) const MEMORY: [&str; 3] = ["shared", "private", "isolated"];
 
-/// The kind of a pool for which nothing says another.
+/// The default kind of a pool.
 const DEFAULT_POOL: &str = if cfg!(feature = "slab") { "slab" } else { "proxy" };
 
 umf_core::words! {
     /// Whether an open takes a lease.
     #[derive(Default)]
     pub enum Leases {
-        /// It does, or fails.
+        /// An open takes a lease, or fails.
         #[default]
         On = "on",
-        /// It does not: a mapping may show other contents once its block is freed.
+        /// An open takes no lease. Once the block is freed, the mapping may show other content.
         Off = "off",
     }
 }
@@ -49,54 +48,55 @@ umf_core::settings! {
     /// The section `[ipc]`.
     #[non_exhaustive]
     pub struct Ipc {
-        /// How file descriptors travel: "auto", or "pidfd", "procfs", "socket", or several of them in the
-        /// order to try (["procfs", "pidfd"] or "procfs,pidfd"). A way that is named is obeyed or
-        /// refused, never replaced.
+        /// How file descriptors are transferred: "auto", or "pidfd", "procfs", "socket", or several of them
+        /// in the order to try (["procfs", "pidfd"] or "procfs,pidfd"). No other method than those named
+        /// is tried.
         pub exchange: Exchange = Exchange::Auto;
         /// Which process may ptrace this one, set with PR_SET_PTRACER: "none" makes no call, "any", or a
         /// process id. Refused in ./umf.toml.
         pub ptracer: Ptracer as Trusted<Ptracer> = Ptracer::None;
-        /// Most exports that an exporter keeps; 0 is unlimited. Also UMF_MAX_CREATED_IPC_HANDLES.
+        /// Limit of the exports that an exporter caches; 0 is unlimited. Also UMF_MAX_CREATED_IPC_HANDLES.
         pub max_created_handles: u64 = 0;
-        /// Most mappings that an importer keeps; 0 is unlimited. Also UMF_MAX_OPENED_IPC_HANDLES.
+        /// Limit of the mappings that an importer caches; 0 is unlimited. Also
+        /// UMF_MAX_OPENED_IPC_HANDLES.
         pub max_opened_handles: u64 = 0;
-        /// Most bytes of mappings that an importer keeps; 0 is unlimited.
+        /// Limit of the bytes of mappings that an importer caches; 0 is unlimited.
         pub max_opened_bytes: u64 as ByteSize = 0;
-        /// A limit that is reached while everything is in use: "soft" exceeds it, "hard" makes the open
-        /// fail.
+        /// What happens at a limit if all entries are in use: "soft" exceeds the limit, "hard" makes the
+        /// open fail.
         pub limit: LimitPolicy = LimitPolicy::Soft;
-        /// Parts of the importer's cache: "auto", or a power of two.
+        /// Number of shards of the importer's cache: "auto", or a power of two.
         pub importer_shards: Option<u32> as Auto<u32> = None, "\"auto\" or a power of two from 1 to 65536"
             if |shards| shards.is_none_or(|shards| shards.is_power_of_two() && shards <= 65_536);
-        /// How long an exchange over a socket may take, in milliseconds.
+        /// Timeout of an exchange over a socket, in milliseconds.
         pub open_timeout("open_timeout_ms"): Duration as Milliseconds = Duration::from_secs(2),
             "a whole number of milliseconds, at least 1" if |time| !time.is_zero();
-        /// Whether an open takes a lease, which keeps freed memory from being used again while it is open:
-        /// "off" is for processes that can neither open files through /proc nor reach their producers'
-        /// sockets, and that check is_current themselves.
+        /// Whether an open takes a lease. While a lease is held, freed memory is not reused. "off" is for
+        /// processes that can neither open files through /proc nor connect to the exporter's socket, and
+        /// that check is_current themselves.
         pub leases: Leases = Leases::On;
     }
 }
 
 umf_core::words! {
-    /// How important an event is.
+    /// The severity of an event.
     #[derive(Default)]
     pub enum LogLevel {
-        /// For finding faults.
+        /// For debugging.
         Debug = "debug",
-        /// Worth knowing.
+        /// Informational.
         Info = "info",
-        /// Something is not as it should be, and the work goes on.
+        /// Unexpected, but the operation continues.
         Warning = "warning" | "warn",
-        /// Something failed.
+        /// An operation failed.
         #[default]
         Error = "error",
-        /// Nothing can go on.
+        /// The process cannot continue.
         Fatal = "fatal",
     }
 }
 
-/// Where events go.
+/// The destination of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogOutput {
@@ -124,10 +124,10 @@ impl Serialize for LogOutput {
 
 impl<'de> Deserialize<'de> for LogOutput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Word {
-            may_write: bool,
+        struct OutputVisitor {
+            may_name_file: bool,
         }
-        impl<'de> Visitor<'de> for Word {
+        impl<'de> Visitor<'de> for OutputVisitor {
             type Value = LogOutput;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for LogOutput {
                 self,
                 deserializer: D,
             ) -> Result<LogOutput, D::Error> {
-                deserializer.deserialize_str(Self { may_write: true })
+                deserializer.deserialize_str(Self { may_name_file: true })
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<LogOutput, E> {
@@ -150,14 +150,14 @@ impl<'de> Deserialize<'de> for LogOutput {
                         Some(path) if path.is_empty() || path.contains('\0') => {
                             Err(E::invalid_value(de::Unexpected::Str(text), &self))
                         }
-                        Some(path) if self.may_write => Ok(LogOutput::File(path.into())),
+                        Some(path) if self.may_name_file => Ok(LogOutput::File(path.into())),
                         Some(_) => Err(refused()),
                         None => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
                     },
                 }
             }
         }
-        deserializer.deserialize_newtype_struct(TRUSTED, Word { may_write: false })
+        deserializer.deserialize_newtype_struct(TRUSTED, OutputVisitor { may_name_file: false })
     }
 }
 
@@ -165,46 +165,47 @@ umf_core::settings! {
     /// The section `[log]`.
     #[non_exhaustive]
     pub struct Log {
-        /// Least important event that is logged: "debug", "info", "warning", "error" or "fatal".
+        /// Lowest severity that is logged: "debug", "info", "warning", "error" or "fatal".
         pub level: LogLevel = LogLevel::Error;
-        /// Where events go: "off", "stderr", "stdout" or "file,<path>". A file is refused in ./umf.toml.
+        /// Destination of events: "off", "stderr", "stdout" or "file,<path>". A file is refused in
+        /// ./umf.toml.
         pub output: LogOutput = LogOutput::Off;
         /// Whether each line starts with the time.
         pub timestamp: bool = false;
         /// Whether each line names the process and thread.
         pub pid: bool = false;
-        /// Least important event after which the output is flushed.
+        /// Lowest severity after which the output is flushed.
         pub flush: LogLevel = LogLevel::Error;
     }
 }
 
 umf_core::settings! {
-    /// What all kinds of pool share, besides [`CheckSettings`].
+    /// The keys that all kinds of pool have, besides those of [`CheckSettings`].
     #[non_exhaustive]
     pub struct PoolKeys {
-        /// "slab", "proxy", "jemalloc", or a kind that the program registered.
+        /// The kind: "slab", "proxy", "jemalloc", or one that the program registered.
         pub kind: String = DEFAULT_POOL.to_owned(), "the name of a kind" if |kind| !kind.is_empty();
-        /// The provider set ([provider.<name>]) that the memory comes from.
+        /// The provider of the memory: the name of a section [provider.<name>].
         pub provider: String = "host".to_owned();
-        /// Limit that this pool shares with others: a name in [shared_limits], or "none".
+        /// A limit that this pool shares with others: a name in [shared_limits], or "none".
         pub shared_limit: String = "none".to_owned();
-        /// Most bytes that this pool may hold; 0 is unlimited.
+        /// Limit of the bytes that this pool holds; 0 is unlimited.
         pub memory_limit: u64 as ByteSize = 0;
-        /// What becomes of a block that is freed while other processes have it open: "hold" keeps its
-        /// contents until they have closed it, "release" gives its pages back at once (it then reads as
-        /// zero). Its address is not used again before they have closed it, either way.
+        /// What happens to a block that is freed while other processes have it open: "hold" keeps its
+        /// content until they have closed it, "release" releases its pages at once (it then reads as
+        /// zero). In both cases its address is not reused before they have closed it.
         pub on_free: OnFree = OnFree::Hold;
-        /// Most bytes of freed memory that may be kept back like that before allocating fails; 0 is
-        /// unlimited. They count against memory_limit too.
+        /// Limit of the bytes of freed memory that are held for that reason. Beyond it, allocating fails.
+        /// 0 is unlimited. Held bytes count towards memory_limit too.
         pub max_held: u64 as ByteSize = 0;
-        /// Bytes that the pool takes from its provider at the beginning, with their pages made, and keeps;
-        /// 0 is none. Blocks above max_poolable_size are not served from it.
+        /// Bytes that the pool allocates from its provider when it is built, with populated pages, and
+        /// keeps; 0 is none. Blocks above max_poolable_size are not allocated from it.
         pub reserve: usize as ByteSize = 0;
     }
 }
 
 umf_core::settings! {
-    /// What all kinds of provider share.
+    /// The keys that all kinds of provider have.
     #[non_exhaustive]
     pub struct ProviderKeys {
         /// The kind: one of those below, or one that the program registered.
@@ -212,9 +213,7 @@ umf_core::settings! {
     }
 }
 
-/// The settings of this process.
-///
-/// Made by [`Settings::load`]. [`crate::settings()`] returns those in force.
+/// The settings of a process. [`crate::settings()`] returns those in force.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
@@ -225,16 +224,16 @@ pub struct Settings {
     pub link: LinkSettings,
     /// `[log]`.
     pub log: Log,
-    /// `[shared_limits]`: how many bytes the pools that name a limit may hold together; 0 is unlimited.
+    /// `[shared_limits]`: the bytes that all pools that name a limit may hold together; 0 is unlimited.
     pub shared_limits: BTreeMap<String, ByteSize>,
     loaded: Loaded,
 }
 
 impl Settings {
-    /// Reads all sources, with the kinds that are registered now.
+    /// Reads all sources, with the kinds registered so far.
     ///
     /// # Errors
-    /// [`Error`], with the source, the key and what would be valid.
+    /// [`Error`] with the source, the key and the valid values.
     pub fn load(loader: Loader) -> Result<Self, Error> {
         let loaded = loader.load(schema())?;
         let settings = Self {
@@ -249,19 +248,19 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What was loaded: rows for people, files, warnings, sets.
+    /// Returns the untyped settings: keys with origins, files, warnings, sets.
     #[must_use]
     pub const fn loaded(&self) -> &Loaded {
         &self.loaded
     }
 
-    /// Where the value of `key` (such as `ipc.exchange`) came from.
+    /// Returns the origin of the value of `key`, such as `ipc.exchange`.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
         self.loaded.origin(key)
     }
 
-    /// What all kinds share of the pool `name`: its own keys over those of `pool.defaults`.
+    /// Returns the common keys of the pool `name`. Keys that it leaves out come from `pool.defaults`.
     ///
     /// # Errors
     /// None after [`Settings::load`].
@@ -269,8 +268,8 @@ impl Settings {
         Ok(self.loaded.set("pool", name).read()?)
     }
 
-    /// Whether there is a provider set of this name: a source declares it, or a kind has its name,
-    /// of those too that need a feature of this package.
+    /// Returns whether there is a provider set of this name: a source declares it, or it is the name of a
+    /// kind. Kinds that need a disabled feature of this package count too.
     #[must_use]
     pub fn has_provider(&self, name: &str) -> bool {
         self.loaded.declares("provider", name)
@@ -279,7 +278,7 @@ impl Settings {
             || registry::absent_providers().contains(&name)
     }
 
-    /// The names of all provider sets.
+    /// Returns the names of all provider sets.
     pub(crate) fn providers(&self) -> Vec<String> {
         let mut names: Vec<String> = self.loaded.names("provider").map(str::to_owned).collect();
         let others = registry::provider_kinds().into_iter().chain(MEMORY.map(str::to_owned));
@@ -287,7 +286,7 @@ impl Settings {
         names
     }
 
-    /// Pools name provider sets and shared limits that exist.
+    /// Checks that the provider sets and shared limits that pools name exist.
     fn check_references(&self) -> Result<(), Error> {
         for name in self.loaded.names("pool") {
             let set = self.loaded.set("pool", name);
@@ -307,24 +306,24 @@ impl Settings {
     }
 }
 
-/// What settings there can be, with the kinds that are registered now.
+/// Returns the schema of all settings, with the kinds registered so far.
 #[must_use]
 pub fn schema() -> Schema {
     let schema = Schema::new()
-        .section::<Ipc>("ipc", "Memory across processes.")
+        .section::<Ipc>("ipc", "Sharing memory with other processes.")
         .sets(
             "pool",
-            "Pools. [pool.defaults] is what a pool has that sets nothing else. It may have the keys of every\n\
-             kind; a pool takes those of its kind. A pool of its own name sets some keys over these:\n  \
+            "Pools. [pool.defaults] has the values of keys that a pool does not set. It may have the keys of\n\
+             every kind; a pool uses those of its kind. A pool with a name of its own overrides some keys:\n  \
              [pool.small]\n  max_poolable_size = \"64KiB\"\n\
-             The pools \"shared\", \"private\" and \"isolated\" are there without a section, over the provider\n\
-             sets of the same names. \"isolated\" is of kind \"proxy\".",
+             The pools \"shared\", \"private\" and \"isolated\" exist without a section, over the providers of the\n\
+             same names. \"isolated\" is of kind \"proxy\".",
             Sets {
                 common: vec![Shape::of::<PoolKeys>(), Shape::of::<CheckSettings>()],
                 kinds: registry::pool_shapes(),
                 default_kind: DEFAULT_POOL,
                 defaults: Some("defaults"),
-                absent: Vec::new(),
+                unavailable: Vec::new(),
                 presets: vec![
                     ("shared", vec![("provider", "shared".into())]),
                     ("private", vec![("provider", "private".into())]),
@@ -338,18 +337,18 @@ pub fn schema() -> Schema {
         )
         .sets(
             "provider",
-            "Providers: sets of settings that pools name. A set with the name of a kind is of that kind unless\n\
-             it says otherwise, and is there even if no source sets anything in it. Others are of kind\n\
-             \"host\":\n  \
+            "Providers: sets of settings that pools refer to by name. A set with the name of a kind is of that\n\
+             kind, unless its key `kind` names another, and exists without a section. Other sets are of kind\n\
+             \"host\" by default:\n  \
              [provider.near]\n  numa = \"bind\"\n  numa_nodes = [0]\n\
              The sets \"shared\" (visibility = \"shared\"), \"private\" and \"isolated\" (visibility = \"shared\",\n\
-             isolate = true) are there without a section, and keep those values.",
+             isolate = true) exist without a section. These values cannot be changed.",
             Sets {
                 common: vec![Shape::of::<ProviderKeys>()],
                 kinds: registry::provider_shapes(),
                 default_kind: "host",
                 defaults: None,
-                absent: registry::absent_providers(),
+                unavailable: registry::absent_providers(),
                 presets: vec![
                     ("shared", vec![("visibility", "shared".into())]),
                     ("private", vec![("visibility", "private".into())]),
@@ -360,71 +359,73 @@ pub fn schema() -> Schema {
         )
         .values::<ByteSize>(
             "shared_limits",
-            "Names, and the bytes that the pools which name one (shared_limit) may hold together; 0 is\n\
-             unlimited:\n  \
+            "Limits that pools share: a name, and the bytes that all pools with that shared_limit may hold\n\
+             together; 0 is unlimited:\n  \
              job = \"8GiB\"",
         );
     #[cfg(feature = "link")]
     let schema = schema.section::<LinkSettings>("link", "Messages between two processes.");
     #[cfg(not(feature = "link"))]
-    let schema = schema.unread("link");
+    let schema = schema.ignored("link");
     schema
         .section::<Log>(
             "log",
-            "Logging. UMF_LOG sets these keys at once, in its old grammar: level:debug;output:stderr;pid:yes",
+            "Logging. UMF_LOG sets several keys at once, in its own grammar: level:debug;output:stderr;pid:yes",
         )
-        .older(handles("UMF_MAX_CREATED_IPC_HANDLES", created, &[("ipc.max_created_handles", "0")]))
-        .older(handles("UMF_MAX_OPENED_IPC_HANDLES", opened, &[("ipc.max_opened_handles", "0")]))
-        .older(LegacyVariable {
+        .legacy(handle_limit("UMF_MAX_CREATED_IPC_HANDLES", created, &[("ipc.max_created_handles", "0")]))
+        .legacy(handle_limit("UMF_MAX_OPENED_IPC_HANDLES", opened, &[("ipc.max_opened_handles", "0")]))
+        .legacy(LegacyVariable {
             name: "UMF_LOG",
             read: umf_log,
-            otherwise: &[],
+            fallback: &[],
             effect: "it is ignored",
             expected: "parts separated by `;`, of which output is needed: output:stderr|stdout|file,<path>; \
                        level:debug|info|warning|error|fatal; flush:<level>; timestamp:yes|no; pid:yes|no",
         })
-        .elsewhere("UMF_CONF", "recognised, handled by the C interface")
-        .elsewhere("UMF_CONF_FILE", "recognised, handled by the C interface")
-        .elsewhere("UMF_PROXY", "recognised, handled by the C interface")
-        .elsewhere("UMF_MEM_FD_FUNC", "recognised, without effect: memory always comes from memfd_create")
-        .elsewhere("UMF_ZE_LOADER_LIB_NAME", "recognised, handled by the Level Zero provider")
+        .recognised("UMF_CONF", "recognised, handled by the C interface")
+        .recognised("UMF_CONF_FILE", "recognised, handled by the C interface")
+        .recognised("UMF_PROXY", "recognised, handled by the C interface")
+        .recognised("UMF_MEM_FD_FUNC", "recognised, without effect: memory always comes from memfd_create")
+        .recognised("UMF_ZE_LOADER_LIB_NAME", "recognised, handled by the Level Zero provider")
 }
 
 /// The comment at the head of `umf.toml`.
 const HEAD: &str = "\
 Settings of umf: every key, with its default. `umf config --template` prints this file.
 
-This file sets nothing: each line that sets a key is a comment, so that it may lie in a working
-directory and change nothing. To set a key, take the leading \"#\" away, here or in a copy.
+This file sets nothing: each line that sets a key is a comment, so that the file may lie in a
+working directory without effect. To set a key, remove the leading \"#\", here or in a copy.
 
-Files are merged key by key, later ones winning:
+Files are merged key by key; later files override earlier ones:
   /etc/umf/umf.toml, ~/.config/umf/umf.toml ($XDG_CONFIG_HOME/umf/umf.toml), ./umf.toml
-./umf.toml counts only if it belongs to the effective user or root, neither its group nor other
+./umf.toml is read only if it belongs to the effective user or root, neither its group nor other
 users can write it, and it is not a symbolic link. Otherwise it is ignored with a warning.
-A file that the variable UMF_TOML names is read instead of them all. Then the environment counts:
-ipc.exchange is UMF_IPC_EXCHANGE, pool.small.capacity is UMF_POOL_SMALL_CAPACITY. The value of a
-variable is a text, TOML, or a list with commas; an empty variable is an unset one. UMF_SET takes
-TOML, for names that fit no variable. Then what the program itself sets counts. `umf config` shows
-the value of each key, and its source.
+If the variable UMF_TOML names a file, that file is read in place of all of these.
 
-A program with more rights than the user who starts it (set-user-id, file capabilities) reads only
-/etc/umf/umf.toml and what the program sets, and no variables.
+Environment variables override files: UMF_IPC_EXCHANGE sets ipc.exchange, and
+UMF_POOL_SMALL_CAPACITY sets pool.small.capacity. The value of a variable is a text, TOML, or a
+list separated by commas; an empty variable is ignored. UMF_SET contains TOML, for names that no
+variable can express. Values that the program sets override variables. `umf config` shows the
+value of each key, and its source.
+
+A program that runs with more rights than its caller (set-user-id, file capabilities) reads only
+/etc/umf/umf.toml and the values that the program sets.
 
 Sizes are bytes: a number, or a text with B, KiB, MiB, GiB, TiB (or K, M, G, T), powers of 1024.";
 
-/// `umf.toml` with every key of every kind that is registered, its documentation and its default.
+/// Returns the text of `umf.toml`: every key of every registered kind, with its documentation and default.
 #[must_use]
 pub fn template() -> String {
     schema().listing(HEAD)
 }
 
-const fn handles(
+const fn handle_limit(
     name: &'static str,
     read: fn(&str) -> Option<KeyTexts>,
-    otherwise: &'static [(&'static str, &'static str)],
+    fallback: &'static [(&'static str, &'static str)],
 ) -> LegacyVariable {
     let effect = "there is no limit, as in earlier versions";
-    LegacyVariable { name, read, otherwise, effect, expected: "a whole number, 0 for no limit" }
+    LegacyVariable { name, read, fallback, effect, expected: "a whole number, 0 for no limit" }
 }
 
 fn created(text: &str) -> Option<KeyTexts> {
@@ -435,18 +436,18 @@ fn opened(text: &str) -> Option<KeyTexts> {
     Some(vec![("ipc.max_opened_handles".to_owned(), limit(text)?)])
 }
 
-/// A number as `strtoul` of base 10 reads one that is wholly a number.
+/// Parses a number as `strtoul` of base 10 does, and rejects trailing characters.
 fn limit(text: &str) -> Option<String> {
     let text = text.trim_start();
     let digits = text.strip_prefix('+').unwrap_or(text);
     let number: u64 =
         if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok()? } else { return None };
-    // TOML has no larger numbers; this is no limit that anything reaches.
+    // The largest TOML integer. No limit in use is that high.
     Some(number.min(i64::MAX as u64).to_string())
 }
 
 /// Returns the parts of `UMF_LOG` (`level:debug;flush:info;output:stderr;timestamp:yes;pid:no`) by
-/// their keys of `[log]`, or `None` where a part has no colon. Of two parts the last counts.
+/// their keys of `[log]`, or `None` if a part has no colon. The last of several values of a key wins.
 #[doc(hidden)]
 #[must_use]
 pub fn log_parts(text: &str) -> Option<BTreeMap<&str, &str>> {
@@ -454,7 +455,7 @@ pub fn log_parts(text: &str) -> Option<BTreeMap<&str, &str>> {
     parts.map(|part| part.split_once(':').map(|(name, value)| (name.trim(), value.trim()))).collect()
 }
 
-/// Without an output logging stays as it was, as in earlier versions.
+/// Reads `UMF_LOG`. Without an output it is invalid, as in earlier versions.
 fn umf_log(text: &str) -> Option<KeyTexts> {
     let parts = log_parts(text).filter(|parts| parts.contains_key("output"))?;
     Some(parts.into_iter().map(|(name, value)| (format!("log.{name}"), value.to_owned())).collect())
@@ -465,7 +466,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_whole_numbers() {
+    fn handle_limit_is_a_whole_number() {
         assert_eq!(limit(" +12").as_deref(), Some("12"));
         for text in ["12a", "-1", "++1", "99999999999999999999"] {
             assert_eq!(limit(text), None, "{text}");

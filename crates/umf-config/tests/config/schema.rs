@@ -111,7 +111,7 @@ pub fn schema() -> Schema {
                 kinds: kinds.into(),
                 default_kind: "slab",
                 defaults: Some("defaults"),
-                absent: Vec::new(),
+                unavailable: Vec::new(),
                 presets: vec![("alone", vec![("kind", "proxy".into()), ("provider", "alone".into())])],
                 kind_by_name: false,
             },
@@ -124,21 +124,21 @@ pub fn schema() -> Schema {
                 kinds: providers.into(),
                 default_kind: "host",
                 defaults: None,
-                absent: vec!["gpu"],
+                unavailable: vec!["gpu"],
                 presets: vec![("alone", vec![("nodes", vec![7].into())])],
                 kind_by_name: true,
             },
         )
-        .unread("link")
+        .ignored("link")
         .values::<ByteSize>("shared_limits", "Limits.")
-        .older(LegacyVariable {
+        .legacy(LegacyVariable {
             name: "UMF_MAX_HANDLES",
             read: |text| {
                 text.parse::<u32>().ok().map(|_| vec![("ipc.max_handles".to_owned(), text.to_owned())])
             },
-            otherwise: &[("ipc.max_handles", "0")],
+            fallback: &[("ipc.max_handles", "0")],
             effect: "there is no limit",
             expected: "a whole number",
         })
-        .elsewhere("UMF_PROXY", "handled elsewhere")
+        .recognised("UMF_PROXY", "handled elsewhere")
 }

@@ -51,7 +51,7 @@ fn variable_that_could_mean_two_keys_names_both() {
     let sandbox = Sandbox::with_file("[pool.a-b]\n[pool.a_b]\n").variable("UMF_POOL_A_B_CAPACITY", "1");
     assert_eq!(
         sandbox.text(),
-        "UMF_POOL_A_B_CAPACITY could mean any of pool.a-b.capacity, pool.a_b.capacity"
+        "UMF_POOL_A_B_CAPACITY is ambiguous: it could mean any of pool.a-b.capacity, pool.a_b.capacity; use UMF_SET or a file"
     );
 }
 
@@ -142,7 +142,7 @@ fn what_names_code_is_refused_from_sources_that_may_not() {
 #[test]
 fn names_are_checked() {
     let error = text("[pool.\"a b\"]\n");
-    assert!(error.starts_with("umf.toml:1: bad name \"a b\" in pool"), "{error}");
+    assert!(error.starts_with("umf.toml:1: invalid name \"a b\" in pool"), "{error}");
     assert!(text("[pool]\ncapacity = 4\n").contains("pool.capacity = 4: not valid; valid is a table"));
     let error = Loader::with_context(umf_config::Context::empty()).set("pool..kind", "slab").load(schema());
     assert!(matches!(error, Err(Error::BadName { .. })), "{error:?}");

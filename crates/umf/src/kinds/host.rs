@@ -1,6 +1,6 @@
-//! The kind `host` of settings. It is here because memory spaces come from `umf-topology`, which
-//! the provider does without. A build without the feature `topology` reads their names and refuses
-//! them.
+//! The kind `host` of settings. It is part of this crate because memory spaces need `umf-topology`, which
+//! the provider does not depend on. A build without the feature `topology` parses the names of spaces
+//! and fails with [`crate::Error::MissingFeature`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,39 +15,39 @@ use umf_provider_host::{HostImport, HostProvider, HugePages, NodeSet, NodeShare,
 use umf_topology::{Choice, SpaceName, Topology};
 
 umf_core::words! {
-    /// Whether memory comes in huge pages.
+    /// The values of `huge_pages`.
     #[derive(Default)]
-    pub enum HugePageWord {
-        /// No.
+    pub enum HugePageMode {
+        /// Normal pages.
         #[default]
         Normal = "none",
-        /// The kernel is advised to use them.
+        /// Transparent huge pages, by `madvise`.
         Madvise = "madvise",
-        /// From the reserved ones; an allocation fails where there are none.
+        /// Reserved huge pages. If none is free, an allocation fails.
         Hugetlb = "hugetlb",
-        /// From the reserved ones, normal pages where there are none.
+        /// Reserved huge pages, or normal pages if none is free.
         HugetlbOrNormal = "hugetlb-or-normal",
     }
 }
 
 umf_core::words! {
-    /// How memory is placed on NUMA nodes.
+    /// The values of `numa`.
     #[derive(Default)]
-    pub enum NumaWord {
-        /// By the process's own policy.
+    pub enum NumaMode {
+        /// By the policy of the process.
         #[default]
         Default = "default",
-        /// On the nodes listed, nowhere else.
+        /// On the nodes listed only.
         Bind = "bind",
-        /// Round robin over the nodes listed.
+        /// Interleaved over the nodes listed.
         Interleave = "interleave",
-        /// On the nodes listed as long as they have room.
+        /// On the nodes listed while they have free memory.
         Preferred = "preferred",
-        /// On the node of the processor that touches it first.
+        /// On the node of the processor that first touches it.
         Local = "local",
-        /// Each allocation divided among nodes by weight.
+        /// Each region divided among nodes by weight.
         Split = "split",
-        /// Round robin over the nodes listed, more on those to which the system gives more weight.
+        /// Interleaved over the nodes listed, by the system's weights.
         WeightedInterleave = "weighted-interleave",
     }
 }
@@ -55,51 +55,51 @@ umf_core::words! {
 umf_core::settings! {
     /// The keys of the kind `host`.
     pub struct HostSettings {
-        /// Which processes can see the memory: "private" (this one) or "shared" (those that open
-        /// it). "auto" is "private".
+        /// Which processes can access the memory: "private" (only this one) or "shared" (also those that
+        /// open it). "auto" is "private".
         pub visibility: Option<Visibility> as Auto<Visibility> = None;
-        /// Name of the shared memory, without a slash; empty for none. Shared memory with a name cannot be
+        /// Name of the shared memory in /dev/shm, without a slash; empty for none. Named memory cannot be
         /// sealed.
         pub name: Option<String> = None, "a name of at most 253 bytes without a slash (empty for none)"
             if |name| name.as_deref().is_none_or(is_shared_memory_name);
-        /// "none", "madvise" (advice to the kernel), "hugetlb" (reserved pages or failure), or
-        /// "hugetlb-or-normal".
-        pub huge_pages: HugePageWord = HugePageWord::Normal;
+        /// "none", "madvise" (transparent huge pages), "hugetlb" (reserved huge pages; an allocation fails
+        /// if none is free), or "hugetlb-or-normal".
+        pub huge_pages: HugePageMode = HugePageMode::Normal;
         /// Size of a huge page, a power of two; 0 is 2 MiB.
         pub huge_page_size: usize as ByteSize = 0,
             "a power of two of bytes such as \"2MiB\", or 0" if |size| *size == 0 || size.is_power_of_two();
         /// NUMA placement: "default", "bind", "interleave", "preferred", "local", "split", or
         /// "weighted-interleave" (by the weights of the system, Linux 6.9).
-        pub numa: NumaWord = NumaWord::Default;
+        pub numa: NumaMode = NumaMode::Default;
         /// The NUMA nodes of the placement ([0, 1] or "0-3").
         pub numa_nodes: Vec<u32> as Numbers = Vec::new();
-        /// Memory spaces in place of numa_nodes: "all", "highest-capacity", "highest-bandwidth",
-        /// "lowest-latency"; the last two as this process sees them, or "@any", "@cpu3", "@node1"
-        /// ("highest-bandwidth@node1"). Of several, the first that the machine can tell: without an HMAT
-        /// table that is not "highest-bandwidth" (umf info --topology).
+        /// Memory spaces in place of numa_nodes: "all", "highest-capacity", "highest-bandwidth" or
+        /// "lowest-latency". The last two are seen from the processors of this process, or from "@any",
+        /// "@cpu3" or "@node1" ("highest-bandwidth@node1"). Of several, the first that the machine has data
+        /// for is used: "highest-bandwidth" needs an HMAT table (umf info --topology).
         pub numa_space: Vec<String> as Spaces = Vec::new();
-        /// Bytes of each part where memory is interleaved; 0 is one page.
+        /// Bytes of each part of interleaved memory; 0 is one page.
         pub numa_part_size: usize as ByteSize = 0;
-        /// Shares of the nodes where memory is split ([{ node = 0, weight = 3 }, { node = 1, weight = 1 }]
+        /// Shares of the nodes of split memory ([{ node = 0, weight = 3 }, { node = 1, weight = 1 }]
         /// or "0:3,1:1"); empty is equal shares.
         pub numa_weights: Vec<NodeShare> as Shares = Vec::new();
-        /// Isolates the regions of shared memory: each has a file of its own, and a process that
-        /// opens one sees nothing else.
+        /// Whether each region of shared memory has a file of its own, so that a process that opens one
+        /// has no access to others.
         pub isolate: bool = false;
     }
 }
 
-/// Names are at most 253 bytes, so that with a leading slash they fit a file name.
+/// Returns whether `name` is valid. With a leading slash, 253 bytes are within the limit of a file name.
 fn is_shared_memory_name(name: &str) -> bool {
     name.len() <= 253 && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
 
 fn are_shares(shares: &[NodeShare]) -> bool {
-    let is_new = |place: usize| shares[..place].iter().all(|other| other.node != shares[place].node);
-    shares.iter().all(|share| share.weight != 0 && share.node <= 1023) && (0..shares.len()).all(is_new)
+    let is_first = |index: usize| shares[..index].iter().all(|other| other.node != shares[index].node);
+    shares.iter().all(|share| share.weight != 0 && share.node <= 1023) && (0..shares.len()).all(is_first)
 }
 
-/// Memory spaces, with commas.
+/// A list of names of memory spaces, separated by commas.
 #[derive(Clone, Debug)]
 pub struct Spaces(Vec<String>);
 
@@ -134,21 +134,20 @@ impl FromStr for Spaces {
 
 umf_core::text_form!(
     Spaces,
-    "a list of memory spaces, of which the first that this machine can tell is taken: all, highest-capacity, \
-     highest-bandwidth or lowest-latency, the last two with @any, @cpuN or @nodeN behind if they are not to be seen \
-     from this process"
+    "a list of memory spaces, of which the first that this machine has data for is used: all, highest-capacity, \
+     highest-bandwidth or lowest-latency, the last two optionally followed by @any, @cpuN or @nodeN"
 );
 
 const SHARES: &str =
     "weights above 0 of nodes from 0 to 1023, each once: [{ node = 0, weight = 3 }] or \"0:3,1:1\"";
 
-/// Shares of nodes: a list of tables, or `node:weight` with commas.
+/// Shares of nodes: a list of tables, or `node:weight` separated by commas.
 #[derive(Clone, Debug)]
 pub struct Shares(Vec<NodeShare>);
 
 umf_core::settings! {
-    /// One share. A key that is left out has a value that `are_shares` refuses.
-    struct WrittenShare {
+    /// One share. The defaults are invalid, so that both keys must be present.
+    struct ShareTable {
         /// The node.
         node: u32 = u32::MAX;
         /// Its weight.
@@ -158,14 +157,14 @@ umf_core::settings! {
 
 impl<'de> Deserialize<'de> for Shares {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
+        struct SharesVisitor;
 
         fn valid<E: de::Error>(shares: Option<Vec<NodeShare>>) -> Result<Shares, E> {
             let shares = shares.filter(|shares| are_shares(shares)).map(Shares);
             shares.ok_or_else(|| E::invalid_value(de::Unexpected::Other("shares"), &SHARES))
         }
 
-        impl<'de> Visitor<'de> for Written {
+        impl<'de> Visitor<'de> for SharesVisitor {
             type Value = Shares;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -185,14 +184,14 @@ impl<'de> Deserialize<'de> for Shares {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Shares, A::Error> {
                 let mut shares = Vec::new();
                 while let Some(share) =
-                    list.next_element::<WrittenShare>().or_else(|_| valid(None).map(|_| None))?
+                    list.next_element::<ShareTable>().or_else(|_| valid(None).map(|_| None))?
                 {
                     shares.push(NodeShare { node: share.node, weight: share.weight });
                 }
                 valid(Some(shares))
             }
         }
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(SharesVisitor)
     }
 }
 
@@ -228,26 +227,25 @@ impl ProviderFactory for Host {
         let visibility = settings.visibility.unwrap_or(Visibility::Private);
         match (name, visibility, settings.isolate) {
             ("shared", Visibility::Private, _) | ("private", Visibility::Shared, _) => {
-                let why =
-                    "the name of this set says another visibility: leave the key out, or rename the set";
+                let why = "contradicts the name of this set: leave the key out, or rename the set";
                 return Err(contradiction("visibility", why).into());
             }
             ("isolated", _, false) => {
-                let why = "the name of this set says that it is: leave the key out, or rename the set";
+                let why = "must be true in a set of this name: leave the key out, or rename the set";
                 return Err(contradiction("isolate", why).into());
             }
             _ => {}
         }
         if visibility == Visibility::Private && (settings.isolate || settings.name.is_some()) {
-            let why = "isolate and name are for shared memory: set visibility = \"shared\"";
+            let why = "must be \"shared\" for isolate and name";
             return Err(contradiction("visibility", why).into());
         }
         let size = if settings.huge_page_size == 0 { 2 << 20 } else { settings.huge_page_size };
         let huge = match settings.huge_pages {
-            HugePageWord::Normal => HugePages::Normal,
-            HugePageWord::Madvise => HugePages::Transparent,
-            HugePageWord::Hugetlb => HugePages::Hugetlb { size, or_normal: false },
-            HugePageWord::HugetlbOrNormal => HugePages::Hugetlb { size, or_normal: true },
+            HugePageMode::Normal => HugePages::Normal,
+            HugePageMode::Madvise => HugePages::Transparent,
+            HugePageMode::Hugetlb => HugePages::Hugetlb { size, or_normal: false },
+            HugePageMode::HugetlbOrNormal => HugePages::Hugetlb { size, or_normal: true },
         };
         let numa = numa(name, &settings)?;
         let builder = HostProvider::builder().name(name.to_owned()).visibility(visibility);
@@ -263,66 +261,66 @@ impl ProviderFactory for Host {
     }
 }
 
-/// Where the memory of the provider `name` lies.
+/// Returns the placement of the provider `name`.
 fn numa(name: &str, set: &HostSettings) -> Result<Numa, FactoryError> {
-    let refuse = |why| Err(contradiction("numa", why).into());
+    let invalid = |why| Err(contradiction("numa", why).into());
     let (nodes, spaces) = (&set.numa_nodes, &set.numa_space);
     let is_named = !nodes.is_empty() || !spaces.is_empty();
     match set.numa {
-        NumaWord::Default if !spaces.is_empty() => {
-            return refuse(
-                "numa_space needs a numa mode: \"bind\", \"preferred\", \"interleave\", \"weighted-interleave\" or \"split\"",
+        NumaMode::Default if !spaces.is_empty() => {
+            return invalid(
+                "must be \"bind\", \"preferred\", \"interleave\", \"weighted-interleave\" or \"split\" for numa_space",
             );
         }
-        NumaWord::Default => return Ok(Numa::Default),
-        NumaWord::Local if is_named => {
-            return refuse(
-                "\"local\" takes no numa_nodes and no numa_space; \"preferred\" takes the nearest of them",
+        NumaMode::Default => return Ok(Numa::Default),
+        NumaMode::Local if is_named => {
+            return invalid(
+                "\"local\" has no numa_nodes and no numa_space; use \"preferred\" for the nearest of several nodes",
             );
         }
-        NumaWord::Local => return Ok(Numa::Local),
+        NumaMode::Local => return Ok(Numa::Local),
         _ if !nodes.is_empty() && !spaces.is_empty() => {
-            return refuse("numa_nodes and numa_space say the same thing twice: leave one out");
+            return invalid("numa_nodes and numa_space exclude each other: leave one out");
         }
-        NumaWord::Split if !set.numa_weights.is_empty() && !spaces.is_empty() => {
-            return refuse("numa_weights name nodes: leave numa_space out, or the weights");
+        NumaMode::Split if !set.numa_weights.is_empty() && !spaces.is_empty() => {
+            return invalid("numa_weights and numa_space exclude each other: leave one out");
         }
-        NumaWord::Split if !set.numa_weights.is_empty() => {
+        NumaMode::Split if !set.numa_weights.is_empty() => {
             return Ok(Numa::Split(set.numa_weights.clone().into_boxed_slice()));
         }
-        // Preferred nodes may be none: then it is the nearest.
-        NumaWord::Preferred => {}
-        NumaWord::Bind | NumaWord::Interleave | NumaWord::WeightedInterleave | NumaWord::Split => {
+        // Without nodes, the nearest node is preferred.
+        NumaMode::Preferred => {}
+        NumaMode::Bind | NumaMode::Interleave | NumaMode::WeightedInterleave | NumaMode::Split => {
             if !is_named {
-                return refuse("this numa mode needs numa_nodes or numa_space");
+                return invalid("this mode needs numa_nodes or numa_space");
             }
         }
     }
-    let nodes = if spaces.is_empty() { nodes.clone() } else { space(name, spaces)? };
+    let nodes = if spaces.is_empty() { nodes.clone() } else { space_nodes(name, spaces)? };
     let node_set = NodeSet::from_nodes(nodes.iter().copied())?;
     Ok(match set.numa {
-        NumaWord::Default => Numa::Default,
-        NumaWord::Local => Numa::Local,
-        NumaWord::Bind => Numa::Bind(node_set),
-        NumaWord::Interleave => Numa::Interleave { nodes: node_set, part_size: set.numa_part_size },
-        NumaWord::WeightedInterleave => Numa::WeightedInterleave(node_set),
-        NumaWord::Preferred => Numa::Preferred(node_set),
-        NumaWord::Split => Numa::Split(nodes.into_iter().map(|node| NodeShare { node, weight: 1 }).collect()),
+        NumaMode::Default => Numa::Default,
+        NumaMode::Local => Numa::Local,
+        NumaMode::Bind => Numa::Bind(node_set),
+        NumaMode::Interleave => Numa::Interleave { nodes: node_set, part_size: set.numa_part_size },
+        NumaMode::WeightedInterleave => Numa::WeightedInterleave(node_set),
+        NumaMode::Preferred => Numa::Preferred(node_set),
+        NumaMode::Split => Numa::Split(nodes.into_iter().map(|node| NodeShare { node, weight: 1 }).collect()),
     })
 }
 
-/// The nodes of the first of these spaces that the machine can tell.
+/// Returns the nodes of the first of these spaces that the machine has data for.
 #[cfg(feature = "topology")]
-fn space(provider: &str, names: &[String]) -> Result<Vec<u32>, FactoryError> {
+fn space_nodes(provider: &str, names: &[String]) -> Result<Vec<u32>, FactoryError> {
     let names = names.iter().map(|name| name.parse());
     let names: Vec<SpaceName> = names.collect::<Result<_, _>>()?;
     let choice = first(&Topology::of_this_machine()?, &names)?;
-    tracing::debug!(provider, space = %choice.space, basis = %choice.basis, "memory is placed");
+    tracing::debug!(provider, space = %choice.space, basis = %choice.basis, "placing memory");
     Ok(choice.space.ids().collect())
 }
 
 #[cfg(not(feature = "topology"))]
-fn space(provider: &str, _: &[String]) -> Result<Vec<u32>, FactoryError> {
+fn space_nodes(provider: &str, _: &[String]) -> Result<Vec<u32>, FactoryError> {
     let name = format!("{provider}.numa_space");
     Err(crate::Error::MissingFeature { what: "provider key", name, feature: "topology" }.into())
 }
@@ -330,9 +328,9 @@ fn space(provider: &str, _: &[String]) -> Result<Vec<u32>, FactoryError> {
 #[cfg(feature = "topology")]
 fn first(topology: &Topology, names: &[SpaceName]) -> Result<Choice, umf_topology::Error> {
     let mut first_error = umf_topology::Error::Empty;
-    for (place, name) in names.iter().enumerate() {
+    for (index, name) in names.iter().enumerate() {
         match name.find(topology) {
-            Err(error @ umf_topology::Error::NoPerformanceData { .. }) if place == 0 => first_error = error,
+            Err(error @ umf_topology::Error::NoPerformanceData { .. }) if index == 0 => first_error = error,
             Err(umf_topology::Error::NoPerformanceData { .. }) => {}
             found => return found,
         }
@@ -354,15 +352,15 @@ mod tests {
     }
 
     #[test]
-    fn the_first_space_that_the_machine_can_tell_is_taken() {
-        let told = include_str!("../../../umf-topology/tests/trees/hbm.txt");
-        let untold = include_str!("../../../umf-topology/tests/trees/four-nodes.txt");
-        assert_eq!(found(told, "highest-bandwidth@cpu0,all"), Ok(vec![2]));
-        assert_eq!(found(untold, "highest-bandwidth@cpu0,lowest-latency@cpu1,all"), Ok(vec![1]));
-        let error = found(untold, "highest-bandwidth").unwrap_err();
+    fn first_space_with_data_is_used() {
+        let with_hmat = include_str!("../../../umf-topology/tests/trees/hbm.txt");
+        let without_hmat = include_str!("../../../umf-topology/tests/trees/four-nodes.txt");
+        assert_eq!(found(with_hmat, "highest-bandwidth@cpu0,all"), Ok(vec![2]));
+        assert_eq!(found(without_hmat, "highest-bandwidth@cpu0,lowest-latency@cpu1,all"), Ok(vec![1]));
+        let error = found(without_hmat, "highest-bandwidth").unwrap_err();
         assert!(matches!(error, umf_topology::Error::NoPerformanceData { .. }), "{error}");
-        // Another error is no reason to take the next.
-        let error = found(untold, "lowest-latency@node9,all").unwrap_err();
+        // Only missing data leads to the next space; other errors are final.
+        let error = found(without_hmat, "lowest-latency@node9,all").unwrap_err();
         assert!(matches!(error, umf_topology::Error::UnknownNode { node: 9, .. }), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! The kinds of provider and pool of umf. Two have their settings here, which need more than the
-//! provider does.
+//! The kinds of provider and pool that settings can name. Two have their settings here, because these
+//! need crates that the provider does not depend on.
 
 #[cfg(feature = "host")]
 mod host;
@@ -15,7 +15,7 @@ pub(crate) use plugin::Plugin;
 #[cfg(feature = "plugin")]
 pub use plugin::PluginSettings;
 
-/// Hands all kinds of provider to a macro: the feature that has the kind, its name, its factory.
+/// Calls a macro with all kinds of provider: the feature that adds the kind, its name, its factory.
 macro_rules! providers {
     ($then:ident $argument:ident) => {
         $then! {
@@ -33,8 +33,8 @@ macro_rules! providers {
 }
 pub(crate) use providers;
 
-/// Hands all kinds of pool but the proxy pool, which is always there, to a macro, as `providers!`
-/// does.
+/// Calls a macro with all kinds of pool, as `providers!` does. The proxy pool is always built in and not
+/// listed.
 #[cfg(feature = "config")]
 macro_rules! pools {
     ($then:ident $argument:ident) => {

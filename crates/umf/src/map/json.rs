@@ -6,33 +6,37 @@ use serde_json::{Value, json};
 use umf_core::Address;
 use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap, SizeTotals};
 
-/// Format 1 knew no quarantined blocks, and nothing of classes.
+/// The version of the JSON format. Format 1 had no quarantined blocks and no size classes.
 const FORMAT: u32 = 2;
 
-/// Why a text is no map of a pool.
+/// The reason why a text is not the map of a pool.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// It is no such document.
+    /// The text is not JSON, or not a document of this form.
     #[error("not the map of a pool: {0}")]
     Document(#[from] serde_json::Error),
-    /// A later umf wrote it.
-    #[error("the map of a pool has format {found}, and this umf knows {FORMAT}: use the umf that wrote it")]
+    /// The document has a format that this version does not read.
+    #[error(
+        "cannot read the map of a pool: it has format {found}, and this version reads up to {FORMAT}; use the umf that wrote it"
+    )]
     Format {
-        /// What it says.
+        /// The format of the document.
         found: u32,
     },
-    /// A piece is not inside of its region, or begins before the one before it ends.
-    #[error("not the map of a pool: piece {piece} of region {region} is not where one can be")]
+    /// A piece is empty, lies outside of its region, or overlaps the piece before it.
+    #[error(
+        "not the map of a pool: piece {piece} of region {region} is empty, outside of the region or overlaps the piece before it"
+    )]
     Piece {
-        /// Which region, from 0.
+        /// The index of the region.
         region: usize,
-        /// Which piece of it, from 0.
+        /// The index of the piece in the region.
         piece: usize,
     },
 }
 
-/// The parts of a document that are read.
+/// The parts of a document that [`from_json`] reads.
 #[derive(Deserialize)]
 struct Document {
     format: u32,
@@ -56,7 +60,7 @@ struct Class {
 struct Region {
     base: u64,
     size: u64,
-    /// Offset, size of a block, blocks, name of the state.
+    /// Offset, block size, number of blocks, name of the state.
     pieces: Vec<(u64, u64, u64, String)>,
 }
 
@@ -68,14 +72,16 @@ const STATES: [(PieceState, &str); 5] = [
     (PieceState::Free, "free"),
 ];
 
-/// The document: `format`, `pool`, `peak_reserved_bytes`, `totals` (bytes, fragmentation, blocks by size), `classes` (slabs and what
-/// is wasted in them, by size), and `regions` with `base`, `size` and `pieces`, each
+/// Returns the map as a JSON document.
+///
+/// It has `format`, `pool`, `peak_reserved_bytes`, `totals` (bytes, fragmentation, blocks by size),
+/// `classes` (slabs and wasted bytes by size), and `regions` with `base`, `size` and `pieces`. A piece is
 /// `[offset, block size, blocks, "live" | "held" | "quarantined" | "cached" | "free"]`.
 ///
 /// # Examples
 /// ```
 /// let map = umf::Pool::private()?.map()?;
-/// // The command `umf pool-map` draws such a document too.
+/// // The command `umf pool-map` draws such a document.
 /// let text = umf::map::to_json(&map);
 /// assert_eq!(umf::map::from_json(&text)?, map);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -135,10 +141,10 @@ pub fn to_json(map: &PoolMap) -> String {
     .to_string()
 }
 
-/// What [`to_json`] wrote.
+/// Reads a document of [`to_json`]. The text may come from an untrusted source.
 ///
 /// # Errors
-/// [`MapError`]: the text may come from anywhere, and every piece is checked to lie in its region, behind the one before it.
+/// [`MapError`] if the text is malformed, or if a piece lies outside of its region or overlaps another.
 pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
     let document: Document = serde_json::from_str(text)?;
     if !(1..=FORMAT).contains(&document.format) {
@@ -146,21 +152,23 @@ pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
     }
     let mut regions = Vec::with_capacity(document.regions.len());
     for (region, Region { base, size, pieces }) in document.regions.into_iter().enumerate() {
-        let mut known = Vec::with_capacity(pieces.len());
+        let mut checked = Vec::with_capacity(pieces.len());
         let mut end = 0;
         for (piece, (offset, block_size, count, state)) in pieces.into_iter().enumerate() {
             let bytes = block_size.checked_mul(count);
-            let behind = bytes.and_then(|bytes| offset.checked_add(bytes));
-            match behind.filter(|&behind| offset >= end && behind <= size && block_size != 0 && count != 0) {
-                Some(behind) => end = behind,
+            let piece_end = bytes.and_then(|bytes| offset.checked_add(bytes));
+            match piece_end
+                .filter(|&piece_end| offset >= end && piece_end <= size && block_size != 0 && count != 0)
+            {
+                Some(piece_end) => end = piece_end,
                 None => return Err(MapError::Piece { region, piece }),
             }
             let state = STATES.iter().find(|(_, name)| *name == state).map(|(state, _)| *state);
-            let unknown = || serde_json::Error::custom("no state of a piece");
+            let unknown = || serde_json::Error::custom("unknown state of a piece");
             let state = state.ok_or_else(unknown)?;
-            known.push(Piece { offset, block_size, count, state });
+            checked.push(Piece { offset, block_size, count, state });
         }
-        regions.push(RegionMap { base: Address::from_bits(base), size, pieces: known });
+        regions.push(RegionMap { base: Address::from_bits(base), size, pieces: checked });
     }
     let class = |class: Class| ClassMap {
         block_size: class.block_size,
@@ -177,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_map_is_an_error() {
+    fn from_json_rejects_malformed_maps() {
         let with = |pieces: &str| {
             format!(r#"{{"format":1,"pool":"p","regions":[{{"base":0,"size":100,"pieces":[{pieces}]}}]}}"#)
         };
@@ -195,7 +203,9 @@ mod tests {
         assert!(matches!(from_json("{}"), Err(MapError::Document(_))));
         for found in [0, 3] {
             let other = format!(r#"{{"format":{found},"pool":"p","regions":[]}}"#);
-            assert!(matches!(from_json(&other), Err(MapError::Format { found: told }) if told == found));
+            assert!(
+                matches!(from_json(&other), Err(MapError::Format { found: reported }) if reported == found)
+            );
         }
     }
 }

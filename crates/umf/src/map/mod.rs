@@ -1,4 +1,4 @@
-//! A pool's regions at one moment, as a picture and, with the feature `json`, as JSON.
+//! A snapshot of a pool's regions: as SVG and, with the feature `json`, as JSON.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

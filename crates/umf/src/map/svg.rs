@@ -1,18 +1,19 @@
-//! [`PoolMap`] as a picture.
+//! [`PoolMap`] as an SVG picture.
 
 use std::fmt::Write;
 
 use umf_core::map::{PieceState, PoolMap, RegionMap};
 
-/// Cells in a line, and their size.
+/// Cells per line.
 const CELLS: u64 = 256;
+/// Size of a cell in the picture's units.
 const WIDTH: u64 = 4;
 const HEIGHT: u64 = 10;
-/// The most lines that all regions take: cells stand for more bytes then.
+/// Limit of the lines of all regions. For larger pools a cell stands for more bytes.
 const LINES: u64 = 1024;
-/// The most bytes... of a cell that are looked at as one unit.
+/// The fewest bytes that a cell stands for.
 const SMALLEST_CELL: u64 = 256;
-/// The most regions that are drawn; of more, the picture says how many it leaves out.
+/// Limit of the regions that are drawn. The picture states how many it leaves out.
 const REGIONS: usize = 512;
 
 const MARGIN: u64 = 12;
@@ -27,8 +28,8 @@ const STATES: [(PieceState, &str, &str); 5] = [
 ];
 const UNUSABLE: &str = "#718096";
 
-/// A picture of the regions, one below the other, line by line: each cell has the colour of what takes most of it. As large as
-/// a screen or some, whatever the pool's size.
+/// Returns a picture of the regions, one below the other. Each cell has the colour of the state that most
+/// of its bytes have. The picture's size is bounded, whatever the size of the pool.
 #[must_use]
 pub fn to_svg(map: &PoolMap) -> String {
     let totals = map.totals();
@@ -78,7 +79,7 @@ pub fn to_svg(map: &PoolMap) -> String {
     picture + &body + "</svg>\n"
 }
 
-/// Bytes per cell: a power of two, so large that all regions fit into the lines.
+/// Returns the bytes per cell: the smallest power of two with which all regions fit into [`LINES`].
 fn cell_size(regions: &[RegionMap]) -> u64 {
     let lines = |cell: u64| {
         let of = |region: &RegionMap| region.size.div_ceil(cell.saturating_mul(CELLS));
@@ -91,13 +92,13 @@ fn cell_size(regions: &[RegionMap]) -> u64 {
     cell
 }
 
-/// Draws a region from `y` down; returns where it ends.
+/// Draws a region from `y` on, and returns the `y` of its end.
 fn draw(body: &mut String, region: &RegionMap, cell: u64, y: u64) -> u64 {
     let cells = region.size.div_ceil(cell);
     let colours = colours(region, cell, cells);
     let mut begin = 0;
     while begin < cells {
-        // As far as the colour and the line go.
+        // One rectangle per run of cells of one colour in a line.
         let colour = colours(begin);
         let line_end = (begin / CELLS + 1) * CELLS;
         let end = (begin + 1..line_end.min(cells)).find(|&cell| colours(cell) != colour);
@@ -115,7 +116,7 @@ fn draw(body: &mut String, region: &RegionMap, cell: u64, y: u64) -> u64 {
     y + cells.div_ceil(CELLS) * HEIGHT
 }
 
-/// The colour of each cell: of what takes most of it.
+/// Returns a function from a cell to the colour of the state that most of its bytes have.
 fn colours(region: &RegionMap, cell: u64, cells: u64) -> impl Fn(u64) -> &'static str {
     let mut shares = vec![[0_u64; STATES.len()]; usize::try_from(cells).unwrap_or(0)];
     for piece in &region.pieces {
@@ -145,7 +146,7 @@ fn text(body: &mut String, y: u64, text: &str) {
     let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{y}\">{text}</text>");
 }
 
-/// A name may have anything in it.
+/// Escapes a pool's name for XML: it may contain any character.
 fn escaped(name: &str) -> String {
     let mut escaped = String::with_capacity(name.len());
     for letter in name.chars() {
@@ -153,7 +154,7 @@ fn escaped(name: &str) -> String {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
-            // XML has no way to say others.
+            // XML cannot represent control characters.
             letter if letter.is_control() => escaped.push('\u{fffd}'),
             letter => escaped.push(letter),
         }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cell_has_the_colour_of_what_takes_most_of_it() {
+    fn cell_has_the_colour_of_its_most_common_state() {
         let piece = |offset, block_size, state| Piece { offset, block_size, count: 1, state };
         let pieces = vec![piece(0, 300, PieceState::Live), piece(300, 212, PieceState::Free)];
         let region = region(1000, pieces);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_is_small_whatever_it_is_of() {
+    fn picture_size_is_bounded() {
         let whole = Piece { offset: 0, block_size: 1 << 46, count: 1, state: PieceState::Live };
         let regions = vec![region(1 << 46, vec![whole])];
         let mut map = PoolMap { pool: "<p> & \u{1}".to_owned(), regions, ..PoolMap::default() };

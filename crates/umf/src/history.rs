@@ -1,10 +1,25 @@
-//! [`PoolHistory`] as a JSON document.
+//! The latest events of a pool: as text and, with the feature `json`, as JSON. The key `history`
+//! enables it.
+//!
+//! ```
+//! # fn main() -> umf::Result<()> {
+//! let pool = umf::Pool::builder().history(1000).build()?;
+//! drop(pool.allocate(100)?);
+//! print!("{}", pool.history()?);
+//! # Ok(())
+//! # }
+//! ```
 
+#[cfg(feature = "json")]
 use serde::Serialize;
-use umf_core::history::{Event, PoolHistory};
+#[doc(inline)]
+pub use umf_core::history::{Event, EventKind, PoolHistory};
 
+#[cfg(feature = "json")]
+/// The version of the JSON format.
 const FORMAT: u32 = 1;
 
+#[cfg(feature = "json")]
 #[derive(Serialize)]
 struct Document<'a> {
     format: u32,
@@ -14,6 +29,7 @@ struct Document<'a> {
     events: Vec<Line>,
 }
 
+#[cfg(feature = "json")]
 #[derive(Serialize)]
 struct Line {
     at_ns: u64,
@@ -26,14 +42,17 @@ struct Line {
     reason: &'static str,
 }
 
+#[cfg(feature = "json")]
 fn nanoseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The document: `format`, `pool`, `read_at_ns` and `forgotten`, and `events` with `at_ns` (both
-/// times are nanoseconds since the pool was made), `thread`, `kind` (`allocate`, `free`,
-/// `allocate-refused`, `free-refused`, `trim`, `written-after-free`), `address`, `size`,
-/// `block_size`, and the `reason` where something was refused. [`Event`] says what they mean.
+/// Returns the history as a JSON document.
+///
+/// It has `format`, `pool`, `read_at_ns`, `forgotten` and `events`. An event has `at_ns`, `thread`, `kind`
+/// (`allocate`, `free`, `allocate-refused`, `free-refused`, `trim`, `written-after-free`), `address`,
+/// `size`, `block_size`, and the `reason` of an error. Both times are nanoseconds since the creation of
+/// the pool. [`Event`] explains the fields.
 ///
 /// # Examples
 /// ```
@@ -43,6 +62,7 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
 /// assert!(json.contains(r#""allocate""#));
 /// # Ok::<(), umf::Error>(())
 /// ```
+#[cfg(feature = "json")]
 #[must_use]
 pub fn to_json(history: &PoolHistory) -> String {
     let line = |event: &Event| Line {
@@ -61,11 +81,11 @@ pub fn to_json(history: &PoolHistory) -> String {
         forgotten: history.forgotten,
         events: history.events.iter().map(line).collect(),
     };
-    // Numbers and words: nothing that JSON cannot say.
+    // Serialising numbers and strings cannot fail.
     serde_json::to_string(&document).unwrap_or_default()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "json"))]
 mod tests {
     use super::*;
     use std::time::Duration;
@@ -73,7 +93,7 @@ mod tests {
     use umf_core::history::EventKind;
 
     #[test]
-    fn documents_say_what_the_history_says() {
+    fn document_has_all_fields_of_the_history() {
         let event = Event {
             at: Duration::from_micros(5),
             thread: 7,

@@ -1,31 +1,33 @@
-//! Foreign text in messages: quoted, escaped and short, so that it cannot disturb a terminal or a log.
+//! Escaping of external text in messages: control characters are escaped and long texts cut, so that they
+//! cannot corrupt a terminal or a log.
 
 use std::path::Path;
 
 use config::{Value, ValueKind};
 
-const LONGEST: usize = 120;
+/// Limit of the characters of a text.
+const MAX_LENGTH: usize = 120;
 
-/// A text in quotes.
+/// Returns the escaped text in quotes.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", plain(text))
 }
 
-/// A text without quotes.
+/// Returns the escaped text without quotes.
 pub(crate) fn plain(text: &str) -> String {
-    let mut short: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
-    if text.chars().nth(LONGEST).is_some() {
+    let mut short: String = text.chars().take(MAX_LENGTH).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX_LENGTH).is_some() {
         short.push_str("...");
     }
     short
 }
 
-/// A path, whole: it says where to look.
+/// Returns the escaped path. Paths are not cut, because a partial path is of no use.
 pub(crate) fn path(path: &Path) -> String {
     path.to_string_lossy().chars().flat_map(char::escape_debug).collect()
 }
 
-/// A value from a source.
+/// Returns the escaped value of a source.
 pub(crate) fn value(value: &Value) -> String {
     match &value.kind {
         ValueKind::String(text) => quoted(text),
