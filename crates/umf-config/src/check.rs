@@ -57,7 +57,7 @@ pub(crate) fn layer(schema: &Schema, kinds: &Kinds, layer: Layer) -> Result<Tree
     let check = Check { schema, trust: layer.trust };
     let mut checked = Tree::new();
     for (name, value) in sorted(layer.tree) {
-        if schema.unread.contains(&name.as_str()) {
+        if schema.ignored.contains(&name.as_str()) {
             continue;
         }
         let Some((group, _, form)) = schema.groups.iter().find(|(group, ..)| *group == name) else {
