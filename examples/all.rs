@@ -1,4 +1,4 @@
-//! Runs every example, as a newcomer would.
+//! Runs every example, and checks its output.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -29,7 +29,7 @@ fn first() {
     output.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "hello from the consumer\n");
     assert!(producer.wait().unwrap().success());
-    // The producer is gone, and says so.
+    // The producer has exited, and the error states it.
     let late = Command::new(env!("CARGO_BIN_EXE_first")).arg(handle.trim()).output().unwrap();
     assert!(!late.status.success());
     assert!(String::from_utf8_lossy(&late.stderr).contains("is gone: it ended"), "{late:?}");
@@ -81,7 +81,7 @@ fn debugging() {
     );
     assert!(output.contains("written-after-free") && output.contains("300 bytes in 320"), "{output}");
     assert!(output.contains("640 of 1048576 bytes live"), "{output}");
-    let (_, report) = output.split_once("pool watched: 3 blocks, 640 bytes were never freed").unwrap();
+    let (_, report) = output.split_once("pool example: 3 blocks, 640 bytes were never freed").unwrap();
     let stacks = report.contains("read_configuration at ") && report.contains("debugging.rs:");
     assert!(stacks || !report.contains("asked for"), "{output}");
 }
@@ -94,10 +94,13 @@ fn link() {
     let mut address = String::new();
     output.read_line(&mut address).unwrap();
     let other = Command::new(program).arg(address.trim_end()).status().unwrap();
-    let mut said = String::new();
-    output.read_to_string(&mut said).unwrap();
+    let mut output_text = String::new();
+    output.read_to_string(&mut output_text).unwrap();
     assert!(listener.wait().unwrap().success() && other.success());
-    assert!(said.contains("hello from process") && said.contains("[1, 2, 3, 4, 5, 6, 7, 8]"), "{said}");
+    assert!(
+        output_text.contains("hello from process") && output_text.contains("[1, 2, 3, 4, 5, 6, 7, 8]"),
+        "{output_text}"
+    );
 }
 
 #[test]
@@ -128,7 +131,7 @@ fn domain() {
         process.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert!(process.wait().unwrap().success());
     }
-    // Nobody is left: neither the region nor the domain is.
+    // The last user has exited, so the region and the domain no longer exist.
     let late = Command::new(env!("CARGO_BIN_EXE_domain")).args([&name, &number]).output().unwrap();
     assert!(!late.status.success());
     assert!(String::from_utf8_lossy(&late.stderr).contains("NoSuchObject"), "{late:?}");

@@ -1,16 +1,16 @@
-//! Finding mistakes: what happened in a pool, what its memory looks like, who writes to what was freed, and what was never
-//! freed, with the place where it was allocated.
+//! Debugging: the history of a pool, a map of its memory, detection of writes after free, and a leak report with
+//! allocation sites.
 
 use umf::{CheckSettings, Leaks, Poison, Pool};
 
 fn main() -> umf::Result<()> {
     let checks =
         CheckSettings::new().on_leaks(|report| println!("{report}")).on_fault(|fault| println!("{fault}"));
-    let builder = Pool::builder().name("watched").check(checks).history(1000).poison(Poison::Freed);
+    let builder = Pool::builder().name("example").check(checks).history(1000).poison(Poison::Freed);
     let pool = builder.leaks(Leaks::Sites).build()?;
 
     read_configuration(&pool)?;
-    write_to_what_was_freed(&pool)?;
+    write_after_free(&pool)?;
 
     print!("{}", pool.history()?);
 
@@ -23,14 +23,14 @@ fn main() -> umf::Result<()> {
         totals.internal_fragmentation(),
         totals.external_fragmentation()
     );
-    // As JSON, for `umf pool-map` and others: umf::map::to_json, umf::history::to_json.
+    // For `umf pool-map` and other tools: umf::map::to_json, umf::history::to_json.
 
-    // What is live now was never freed.
+    // Blocks that are live now are leaks.
     drop(pool);
     Ok(())
 }
 
-/// Forgets something.
+/// Leaks three blocks.
 fn read_configuration(pool: &Pool) -> umf::Result<()> {
     for size in [100, 200, 300] {
         std::mem::forget(pool.allocate(size)?);
@@ -38,16 +38,16 @@ fn read_configuration(pool: &Pool) -> umf::Result<()> {
     Ok(())
 }
 
-/// Remembers an address for too long.
-fn write_to_what_was_freed(pool: &Pool) -> umf::Result<()> {
+/// Writes to a freed block.
+fn write_after_free(pool: &Pool) -> umf::Result<()> {
     let block = pool.allocate(4000)?;
     let stale = block.address();
     drop(block);
     if let Some(pointer) = stale.as_ptr() {
-        // SAFETY: none, and that is the mistake: the pool still has the memory, but may give it to anyone.
+        // SAFETY: none; this is the bug to detect. The quarantine still has the memory.
         unsafe { pointer.add(40).write(1) };
     }
-    // The block is compared when newer ones push it out of the quarantine, or the pool is trimmed.
+    // The block is checked when it leaves the quarantine, here because the pool is trimmed.
     pool.trim(0)?;
     Ok(())
 }

@@ -5,15 +5,15 @@
 //! $ domain jobs 0x43a1c0be7d210000       in other terminals: registers, adds one, waits for Enter
 //! ```
 //!
-//! End them in any order and in any way: as long as one is there, another one can come. Then the number is not valid any
-//! more.
+//! End them in any order, also by a signal. As long as one is running, another can register. After the last one, the
+//! number is invalid.
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
 use umf::domain::{Domain, DomainSettings, ObjectId};
 
-/// What this program calls regions of this content.
+/// The tag of this program's regions.
 const COUNTER: u32 = 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,17 +1,18 @@
-//! [`AccessClass`]: how a node's memory is seen from others, as the firmware (HMAT) says.
+//! [`AccessClass`]: the performance of a node's memory as seen from its nearest initiators, by the firmware (HMAT).
 
 use crate::IdList;
 
-/// How a node's memory is seen from the nodes that are nearest to it.
+/// An access class of a node (`/sys/devices/system/node/nodeN/accessM`): the performance of its memory as seen from its
+/// nearest initiators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessClass {
-    /// Those nodes. (What others see, the kernel does not show.)
+    /// The nearest initiators. The kernel reports no performance for others.
     pub initiators: IdList,
-    /// What they see.
+    /// The performance that they see.
     pub performance: Performance,
 }
 
-/// Speed of memory, as the firmware rates it. What it does not tell is `None`.
+/// The performance of memory by the firmware's table. Values that it lacks are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Performance {
     /// MB/s (MiB/s where the firmware counts so).
@@ -25,7 +26,8 @@ pub struct Performance {
 }
 
 impl Performance {
-    /// What bandwidth is compared by, more is better: reading, then writing. `None` if neither is told.
+    /// Returns the key by which bandwidths compare: read bandwidth, then write bandwidth. A missing value is
+    /// replaced by the other; `None` if both are missing.
     #[must_use]
     pub fn bandwidth(&self) -> Option<(u64, u64)> {
         let (read, write) = (self.read_bandwidth, self.write_bandwidth);
@@ -33,7 +35,8 @@ impl Performance {
             .then(|| (read.or(write).unwrap_or(0), write.or(read).unwrap_or(0)))
     }
 
-    /// What latency is compared by, less is better: reading, then writing. `None` if neither is told.
+    /// Returns the key by which latencies compare: read latency, then write latency. A missing value is
+    /// replaced by the other; `None` if both are missing.
     #[must_use]
     pub fn latency(&self) -> Option<(u64, u64)> {
         let (read, write) = (self.read_latency, self.write_latency);

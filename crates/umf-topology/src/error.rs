@@ -1,4 +1,4 @@
-//! Why a topology could not be read, or a memory space not be made.
+//! [`Error`]: the reasons why a topology cannot be read, or a memory space cannot be made.
 
 use std::path::PathBuf;
 
@@ -7,22 +7,22 @@ use crate::{Attribute, IdList};
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a topology could not be read, or a memory space not be made.
+/// The reason why a topology cannot be read, or a memory space cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is neither a folder of nodes nor one of processors.
-    #[error("{}: not there; mount sysfs on /sys (mount -t sysfs sysfs /sys), or run where it is", path.display())]
+    /// Sysfs has neither nodes nor processors.
+    #[error("{}: does not exist; mount sysfs on /sys (mount -t sysfs sysfs /sys)", path.display())]
     NoSysfs {
-        /// The folder that was looked for.
+        /// The missing folder.
         path: PathBuf,
     },
-    /// A file or folder that has to be there is not.
+    /// A mandatory file or folder does not exist.
     #[error(
-        "{}: not there, though the node is online; try again if memory or processors are being plugged in or out",
+        "{}: does not exist, although the node is online; try again if memory or processors are being hotplugged",
         path.display()
     )]
-    NotThere {
+    Missing {
         /// The file.
         path: PathBuf,
     },
@@ -31,30 +31,30 @@ pub enum Error {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         why: String,
     },
-    /// A file or folder is larger than the kernel makes it.
+    /// A file or folder is larger than the kernel writes it.
     #[error("{}: more than {limit} {of}; this is not what the kernel writes", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// What it has too many of.
+        /// The unit of the limit.
         of: &'static str,
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
-    /// A file does not hold what the kernel writes there.
+    /// A file has content that the kernel does not write.
     #[error("{}: {found:?} is not {expected}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What it holds, cut short.
+        /// The content, shortened.
         found: String,
-        /// What was expected.
+        /// The expected content.
         expected: &'static str,
     },
-    /// No such node, or it is offline.
+    /// The node does not exist or is offline.
     #[error("there is no NUMA node {node} online; there are: {online}")]
     UnknownNode {
         /// The node.
@@ -70,7 +70,7 @@ pub enum Error {
         /// The nodes that have memory.
         with_memory: IdList,
     },
-    /// The process may not use the node's memory.
+    /// The cpuset of the process excludes the node's memory.
     #[error(
         "NUMA node {node} is outside this process's cpuset, which allows {allowed}; have the container or job grant it (cpuset.mems)"
     )]
@@ -80,7 +80,7 @@ pub enum Error {
         /// The nodes that are allowed.
         allowed: IdList,
     },
-    /// No node has the processor.
+    /// The processor does not exist or is offline.
     #[error("no NUMA node has processor {cpu} online; there are: {online}")]
     UnknownCpu {
         /// The processor.
@@ -88,28 +88,28 @@ pub enum Error {
         /// The processors that are online.
         online: IdList,
     },
-    /// There is nothing to choose from.
-    #[error("the memory space is empty; it takes a node with memory that this process may use")]
+    /// The memory space has no nodes.
+    #[error("the memory space is empty; it needs a node with memory that this process may use")]
     Empty,
-    /// The machine does not tell what is needed to choose.
+    /// The firmware reports no performance of the nodes.
     #[error(
-        "this machine does not tell the {attribute} of NUMA nodes {among}: its firmware has no HMAT table for them; name the nodes, or \
-         choose by {instead}"
+        "the {attribute} of NUMA nodes {nodes} is unknown: the firmware has no HMAT table for them; name the nodes, or choose \
+         by {alternative}"
     )]
     NoPerformanceData {
-        /// What was asked for.
+        /// The attribute to compare.
         attribute: Attribute,
-        /// Among which nodes.
-        among: IdList,
-        /// What can be asked for instead.
-        instead: &'static str,
+        /// The nodes to compare.
+        nodes: IdList,
+        /// An attribute that can be compared, in words.
+        alternative: &'static str,
     },
 }
 
-/// What a file held, short enough for a message.
+/// Shortens the content of a file for a message.
 pub(crate) fn shortened(text: &str) -> String {
-    const MOST: usize = 60;
-    match text.char_indices().nth(MOST) {
+    const MAX_CHARS: usize = 60;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }

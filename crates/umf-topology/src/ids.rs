@@ -1,77 +1,78 @@
-//! [`IdList`]: numbers of nodes or processors, as the kernel lists them.
+//! [`IdList`]: a list of nodes or processors in the kernel's format.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Numbers of nodes or processors, ascending: `0-3,8` in the kernel's form, which is also how it is shown and read.
+/// A set of node or processor numbers, in ascending order. It is parsed and displayed in the kernel's list format,
+/// `0-3,8`.
 ///
-/// Takes memory for its ranges, not for its numbers.
+/// The memory use depends on the number of ranges, not on the number of ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IdList {
-    /// First and last of each range, ascending, with a gap between each and the next.
+    /// First and last of each range, ascending, with a gap between ranges.
     ranges: Vec<(u32, u32)>,
 }
 
-/// A text that is no list of numbers.
+/// The text is not a list of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a list of numbers is ascending numbers and ranges, each once: 0-3,8")]
+#[error("not a list of numbers; it must be ascending numbers and ranges without repetition, such as 0-3,8")]
 pub struct ParseIdListError;
 
 impl IdList {
-    /// No numbers.
+    /// Returns an empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self { ranges: Vec::new() }
     }
 
-    /// Whether it has `id`.
+    /// Returns whether the list contains `id`.
     #[must_use]
     pub fn contains(&self, id: u32) -> bool {
         let before = self.ranges.partition_point(|&(first, _)| first <= id);
         self.ranges[..before].last().is_some_and(|&(_, last)| id <= last)
     }
 
-    /// Whether it has none.
+    /// Returns whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// How many numbers it has.
+    /// Returns the number of ids.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.ranges.iter().map(|&(first, last)| u64::from(last - first) + 1).sum()
     }
 
-    /// The largest of them.
+    /// Returns the largest id.
     #[must_use]
     pub fn last(&self) -> Option<u32> {
         self.ranges.last().map(|&(_, last)| last)
     }
 
-    /// The numbers, ascending.
+    /// Returns the ids in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.ranges.iter().flat_map(|&(first, last)| first..=last)
     }
 
-    /// Whether a number is in both.
+    /// Returns whether the lists have an id in common.
     #[must_use]
     pub fn intersects(&self, other: &Self) -> bool {
-        let (mut mine, mut theirs) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
-        while let (Some(&&(first, last)), Some(&&(other_first, other_last))) = (mine.peek(), theirs.peek()) {
+        let (mut left, mut right) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
+        while let (Some(&&(first, last)), Some(&&(other_first, other_last))) = (left.peek(), right.peek()) {
             if first <= other_last && other_first <= last {
                 return true;
             }
             if last < other_last {
-                mine.next()
+                left.next()
             } else {
-                theirs.next()
+                right.next()
             };
         }
         false
     }
 
-    /// What is in any of them.
+    /// Returns the union of the lists.
     #[must_use]
     pub fn union<'a>(lists: impl IntoIterator<Item = &'a Self>) -> Self {
         Self::of_ranges(lists.into_iter().flat_map(|list| list.ranges.iter().copied()).collect())
@@ -91,7 +92,7 @@ impl IdList {
         list
     }
 
-    /// Puts the range behind those that are there; `false` if it does not belong there.
+    /// Appends a range. Returns `false` if it is not above all others.
     fn push(&mut self, first: u32, last: u32) -> bool {
         match self.ranges.last_mut() {
             _ if last < first => false,
@@ -119,9 +120,9 @@ impl FromStr for IdList {
 
     fn from_str(text: &str) -> Result<Self, ParseIdListError> {
         let number = |text: &str| {
-            // `parse` would take a leading plus sign.
-            let plain = text.bytes().all(|byte| byte.is_ascii_digit());
-            if plain { text.parse::<u32>().map_err(|_| ParseIdListError) } else { Err(ParseIdListError) }
+            // `parse` would accept a leading plus sign.
+            let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+            if is_digits { text.parse::<u32>().map_err(|_| ParseIdListError) } else { Err(ParseIdListError) }
         };
         let mut list = Self::new();
         let text = text.trim();
@@ -140,8 +141,8 @@ impl fmt::Display for IdList {
         if self.is_empty() {
             return f.write_str("none");
         }
-        for (place, (first, last)) in self.ranges.iter().enumerate() {
-            let comma = if place == 0 { "" } else { "," };
+        for (index, (first, last)) in self.ranges.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
             match first == last {
                 true => write!(f, "{comma}{first}")?,
                 false => write!(f, "{comma}{first}-{last}")?,
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_writes_and_nothing_else() {
+    fn parse_accepts_the_kernel_format_only() {
         let list: IdList = "0-3,8,10-11\n".parse().unwrap();
         assert_eq!(list.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11]);
         assert_eq!((list.len(), list.last(), list.to_string().as_str()), (7, Some(11), "0-3,8,10-11"));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_ranges_cost_nothing() {
+    fn huge_ranges_take_no_memory() {
         let list: IdList = "0-4294967295".parse().unwrap();
         assert_eq!(list.len(), 1 << 32);
         assert!(list.contains(u32::MAX) && list.intersects(&"77".parse().unwrap()));
@@ -180,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_a_set(ids in prop::collection::vec(0_u32..100, 0..50), others in prop::collection::vec(0_u32..100, 0..5)) {
+        fn id_list_is_a_set(ids in prop::collection::vec(0_u32..100, 0..50), others in prop::collection::vec(0_u32..100, 0..5)) {
             let list: IdList = ids.iter().copied().collect();
             let other: IdList = others.iter().copied().collect();
             for id in 0..101 {
@@ -194,7 +195,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_list_or_an_error(text in "[0-9,\\- \n]{0,40}") {
+        fn parse_never_panics(text in "[0-9,\\- \n]{0,40}") {
             if let Ok(list) = text.parse::<IdList>() {
                 prop_assert!(list.is_empty() || list.to_string().parse() == Ok(list));
             }

@@ -1,4 +1,4 @@
-//! Which memory a machine has, where, and how fast it is; and sets of it, to place memory on.
+//! NUMA nodes, their memory and its performance; and sets of nodes for memory placement.
 //!
 //! ```no_run
 //! use umf_topology::{Initiator, Topology};
@@ -7,24 +7,24 @@
 //! for node in topology.nodes() {
 //!     println!("node {}: {} bytes, cpus {}", node.id, node.memory.total, node.cpus);
 //! }
-//! // As seen from the processors that this process may run on; of nodes with room for 1 GiB.
-//! let roomy = topology.all().filter(|node| node.memory.free >= 1 << 30);
-//! let near = topology.best(&roomy, umf_topology::Attribute::Latency, Initiator::Process)?;
+//! // Among nodes with 1 GiB of free memory, seen from the processors that this process may run on.
+//! let candidates = topology.all().filter(|node| node.memory.free >= 1 << 30);
+//! let near = topology.best(&candidates, umf_topology::Attribute::Latency, Initiator::Process)?;
 //! println!("{}: {}", near.space, near.basis);
 //! # Ok::<(), umf_topology::Error>(())
 //! ```
 //!
 //! | what | where |
 //! |---|---|
-//! | nodes, distances, figures of the firmware (HMAT), huge pages, tiers | [`Topology`], [`Node`] |
+//! | nodes, distances, performance (HMAT), huge pages, tiers | [`Topology`], [`Node`] |
 //! | ordered sets of nodes that have memory | [`MemorySpace`] |
-//! | the fastest, the largest, the nearest, from a processor's point of view | [`Topology::best`], [`Attribute`], [`Initiator`] |
-//! | spaces by name, as settings have them | [`SpaceName`] |
-//! | a machine as text, to look at it elsewhere | [`Recording`] |
+//! | the fastest, largest or nearest nodes, seen from a processor | [`Topology::best`], [`Attribute`], [`Initiator`] |
+//! | the names of spaces in settings | [`SpaceName`] |
+//! | the topology of a machine as text | [`Recording`] |
 //!
-//! All of it is read from sysfs and `/proc/self/status` once, when it is asked for: what is plugged in later, or is
-//! allowed later, shows in the next [`Topology`]. Nothing here allocates memory on a node or binds anything; a provider does.
-//! Files are not trusted: what does not read as the kernel writes it is an [`Error`] that names the file.
+//! A [`Topology`] is a snapshot, read from sysfs and `/proc/self/status`; later hotplug or cpuset changes need a new
+//! one. This crate neither allocates nor binds memory; providers do. Files are validated: content that the kernel would
+//! not write is an [`Error`] that names the file.
 
 mod access;
 mod error;

@@ -1,40 +1,40 @@
-//! [`SpaceName`]: memory spaces as settings name them.
+//! [`SpaceName`]: the names of memory spaces in settings.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Attribute, Basis, Choice, Initiator, Result, Topology};
 
-/// A memory space by name: `all`, `highest-capacity`, `highest-bandwidth`, `lowest-latency`; the last two are seen from
-/// the processors that this process may run on, or from `@any`, `@cpu3` or `@node1`: `highest-bandwidth@node1`.
+/// The name of a memory space: `all`, `highest-capacity`, `highest-bandwidth` or `lowest-latency`. The last two are seen
+/// from the processors that this process may run on, or from `@any`, `@cpu3` or `@node1`: `highest-bandwidth@node1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpaceName {
-    /// What its nodes excel in; `None` for all.
+    /// The attribute of which the space has the best nodes; `None` for all nodes.
     attribute: Option<Attribute>,
     from: Initiator,
 }
 
-/// A text that names no memory space.
+/// The text is not the name of a memory space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a memory space is {}", SpaceName::EXPECTED)]
+#[error("not a memory space; use {}", SpaceName::EXPECTED)]
 pub struct ParseSpaceNameError;
 
 impl SpaceName {
-    /// What is valid.
-    pub const EXPECTED: &'static str = "all, highest-capacity, highest-bandwidth or lowest-latency, the last two with @any, @cpuN or \
-                                        @nodeN behind if they are not to be seen from this process";
+    /// The valid names, in words.
+    pub const EXPECTED: &'static str = "all, highest-capacity, highest-bandwidth or lowest-latency, the last two optionally followed by \
+                                        @any, @cpuN or @nodeN";
 
     /// All nodes that this process may use.
     pub const ALL: Self = Self { attribute: None, from: Initiator::Process };
 
-    /// Those that excel in `attribute`, seen from `from` (which capacity does not depend on).
+    /// The nodes with the best `attribute`, seen from `from`. Capacity does not depend on `from`.
     #[must_use]
     pub fn best(attribute: Attribute, from: Initiator) -> Self {
         let from = if attribute == Attribute::Capacity { Initiator::Process } else { from };
         Self { attribute: Some(attribute), from }
     }
 
-    /// The space that it names on a machine, of nodes that this process may use.
+    /// Returns the space of this name on a machine. It has only nodes that this process may use.
     ///
     /// # Errors
     /// As [`Topology::best`].
@@ -67,8 +67,8 @@ impl FromStr for SpaceName {
 
 fn initiator(text: &str) -> Option<Initiator> {
     let number = |digits: &str| {
-        let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-        plain.then(|| digits.parse().ok()).flatten()
+        let is_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_digits.then(|| digits.parse().ok()).flatten()
     };
     if text == "any" {
         return Some(Initiator::Any);
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back_what_they_show() {
+    fn display_of_a_name_parses_to_it() {
         for text in [
             "all",
             "highest-capacity",

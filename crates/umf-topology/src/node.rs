@@ -1,82 +1,82 @@
-//! [`Node`]: one NUMA node.
+//! [`Node`]: a NUMA node, its memory and caches.
 
 use crate::{AccessClass, IdList, Performance};
 
-/// One NUMA node that is online.
+/// A NUMA node that is online.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Node {
-    /// Its number, below [`Node::LIMIT`].
+    /// The number of the node, below [`Node::LIMIT`].
     pub id: u32,
-    /// Its processors that are online. None: memory alone (high-bandwidth memory, CXL), or a device.
+    /// The online processors of the node. Without processors the node is memory only (high-bandwidth memory, CXL) or a
+    /// device.
     pub cpus: IdList,
-    /// Its memory.
+    /// The memory of the node.
     pub memory: Memory,
-    /// Distances from here to each node that is online, by number (10 is here; the firmware's SLIT). None where the kernel
-    /// shows none.
+    /// Distances to all online nodes, by number (10 is local; the firmware's SLIT). Empty if the kernel reports none.
     pub distances: Vec<(u32, u32)>,
-    /// How its memory is seen from the nodes that are nearest to it, devices among them (`access0`).
+    /// Performance as seen from the nearest initiators, devices included (`access0`).
     pub access: Option<AccessClass>,
-    /// How its memory is seen from the nearest nodes that have processors (`access1`, since Linux 5.11).
+    /// Performance as seen from the nearest processors (`access1`, since Linux 5.11).
     pub access_from_cpus: Option<AccessClass>,
-    /// Caches of other memory in front of its own.
+    /// Memory-side caches.
     pub side_caches: Vec<SideCache>,
-    /// Huge pages that are set aside on it, by size.
+    /// Reserved huge pages, by size.
     pub huge_pools: Vec<HugePool>,
-    /// The memory tier that the kernel counts it to; lower is faster (since Linux 6.1).
+    /// The memory tier; lower is faster (since Linux 6.1).
     pub tier: Option<u32>,
-    /// Its part where the kernel interleaves by weight (since Linux 6.9).
+    /// The weight for weighted interleaving (since Linux 6.9).
     pub interleave_weight: Option<u32>,
-    /// It has a device that reads and writes memory (generic initiator).
+    /// Whether the node has a device that accesses memory (generic initiator).
     pub has_generic_initiator: bool,
-    /// This process may use its memory (`Mems_allowed` of its cpuset).
+    /// Whether the cpuset of this process allows the node's memory (`Mems_allowed`).
     pub is_allowed: bool,
 }
 
 /// A node's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// What the kernel manages of it; 0: no memory.
+    /// Memory that the kernel manages; 0 for a node without memory.
     pub total: u64,
-    /// What was free when it was read. (Files in the page cache can make room as well.)
+    /// Free memory when it was read, without reclaimable page cache.
     pub free: u64,
 }
 
-/// Huge pages of one size that are set aside on a node.
+/// The reserved huge pages of one size on a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugePool {
-    /// Bytes in a page.
+    /// Size of a page in bytes.
     pub page_size: u64,
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Pages that are free.
+    /// Number of free pages.
     pub free: u64,
 }
 
-/// A cache in front of a node's memory, which the firmware or the hardware runs.
+/// A memory-side cache of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SideCache {
-    /// 1 is the nearest to the processors.
+    /// The level; 1 is the nearest to the processors.
     pub level: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes in a line, if told.
+    /// Size of a line in bytes, if known.
     pub line_size: Option<u64>,
 }
 
 impl Node {
-    /// Nodes have numbers below this; Linux knows no more.
+    /// Node numbers are below this, the largest value that Linux supports.
     pub const LIMIT: u32 = 1024;
 
-    /// The distance to another node, if the kernel shows it. 255 is out of reach.
+    /// Returns the distance to another node, if the kernel reports it. 255 is unreachable.
     #[must_use]
     pub fn distance_to(&self, node: u32) -> Option<u32> {
-        let place = self.distances.binary_search_by_key(&node, |&(to, _)| to).ok()?;
-        self.distances.get(place).map(|&(_, distance)| distance)
+        let index = self.distances.binary_search_by_key(&node, |&(to, _)| to).ok()?;
+        self.distances.get(index).map(|&(_, distance)| distance)
     }
 
-    /// How its memory is seen from node `initiator`, if the kernel shows that: it does for the nearest nodes alone. What
-    /// processors see comes first.
+    /// Returns the performance as seen from node `initiator`. The kernel reports it only for the nearest initiators; the
+    /// class of processors takes precedence.
     #[must_use]
     pub fn performance_from(&self, initiator: u32) -> Option<Performance> {
         [&self.access_from_cpus, &self.access]
@@ -86,7 +86,7 @@ impl Node {
             .map(|access| access.performance)
     }
 
-    /// How its memory is seen from the nearest nodes, if the kernel shows that.
+    /// Returns the performance as seen from the nearest initiators, if the kernel reports it.
     #[must_use]
     pub fn best_performance(&self) -> Option<Performance> {
         self.access_from_cpus.as_ref().or(self.access.as_ref()).map(|access| access.performance)

@@ -1,75 +1,74 @@
-//! Which nodes are the best, seen from where.
+//! Ranking of nodes by capacity, bandwidth or latency, as seen from an initiator.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{Error, MemorySpace, Node, Result, Topology};
 
-/// What makes a node better than another.
+/// The attribute by which nodes are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Attribute {
-    /// More memory.
+    /// Size of the memory; more is better.
     Capacity,
-    /// More bytes per second, of reading; of writing where that is equal. Only firmware tells (HMAT): distances say
-    /// nothing of it.
+    /// Read bandwidth, then write bandwidth; more is better. Needs an HMAT table.
     Bandwidth,
-    /// Less time for the first byte. Where no firmware tells, distances decide.
+    /// Read latency, then write latency; less is better. Without an HMAT table, distances are compared.
     Latency,
 }
 
-/// From where memory is looked at.
+/// The initiator from which memory is seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Initiator {
-    /// From the processors that this process might run on when the topology was read (its affinity and cpuset).
+    /// The processors that this process was allowed to run on when the topology was read (affinity and cpuset).
     #[default]
     Process,
-    /// From each processor of the machine.
+    /// Each processor of the machine.
     Any,
-    /// From one processor.
+    /// One processor.
     Cpu(u32),
-    /// From a node's processors, or from its devices.
+    /// The processors or devices of a node.
     Node(u32),
 }
 
-/// What a choice rests on.
+/// The data on which a choice is based.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Basis {
     /// The sizes of the nodes.
     Capacity,
-    /// What the firmware rates them at (HMAT).
+    /// The firmware's performance data (HMAT).
     Performance,
-    /// Distances (SLIT), from one initiator at least: the firmware rates nothing that is near to it.
+    /// Distances (SLIT), for at least one initiator to which no node with performance data is near.
     Distances,
-    /// Nothing: there was nothing to choose.
+    /// No data: there was only one candidate.
     NothingToChoose,
 }
 
-/// Nodes that were chosen.
+/// The chosen nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The nodes.
     pub space: MemorySpace,
-    /// What the choice rests on.
+    /// The data on which the choice is based.
     pub basis: Basis,
 }
 
-/// How good a node is; less is better, whatever is asked for. What is measured comes before what is guessed.
+/// The rank of a node; less is better. Performance data (0) rank before distances (1).
 type Score = (u8, (u64, u64));
 
 impl Topology {
-    /// The best nodes of a space: for each initiator those that none excels, all together. Several if they are equal, or if
-    /// initiators differ.
+    /// Returns the best nodes of a space: the union, over all initiators, of the best nodes of each. It has several nodes
+    /// if nodes are equal, or if initiators differ.
     ///
-    /// The kernel shows the figures of a node as its nearest initiators see them, and those alone: an initiator chooses among
-    /// the nodes that it is nearest to. If that is none, it has no say about bandwidth, and goes by distance for
-    /// latency.
+    /// The kernel reports the performance of a node only as seen from its nearest initiators. So an initiator compares the
+    /// nodes to which it is nearest. If there are none, it is ignored for bandwidth, and compares distances for latency.
     ///
     /// # Errors
-    /// [`Error::NoPerformanceData`] if the machine does not tell what it takes; [`Error::Empty`];
-    /// [`Error::UnknownNode`] and [`Error::UnknownCpu`] for initiators that are not there.
+    /// - [`Error::NoPerformanceData`]: the machine has no data for the comparison.
+    /// - [`Error::Empty`]: the space has no nodes.
+    /// - [`Error::UnknownNode`], [`Error::UnknownCpu`]: the initiator does not exist.
     pub fn best(&self, of: &MemorySpace, attribute: Attribute, from: Initiator) -> Result<Choice> {
         let scores = self.scores(of, attribute, from)?;
         let mut space = MemorySpace::new();
@@ -77,27 +76,28 @@ impl Topology {
             let best = scores.iter().flatten().min();
             let nodes = of.nodes().iter().zip(scores);
             for (node, _) in nodes.filter(|(_, score)| score.is_some() && score.as_ref() == best) {
-                space.add(Arc::clone(node));
+                space.insert(Arc::clone(node));
             }
         }
         Ok(Choice { space, basis: scores.basis })
     }
 
-    /// All nodes of a space, best first: each as its best initiator sees it. What no initiator knows comes last.
+    /// Returns all nodes of a space, best first. The rank of a node is the best over all initiators; nodes without a rank
+    /// come last.
     ///
     /// # Errors
     /// As [`Topology::best`].
     pub fn ranked(&self, of: &MemorySpace, attribute: Attribute, from: Initiator) -> Result<Choice> {
         let scores = self.scores(of, attribute, from)?;
-        let best = |place: usize| scores.by_initiator.iter().filter_map(|scores| scores[place]).min();
+        let best = |index: usize| scores.by_initiator.iter().filter_map(|scores| scores[index]).min();
         let mut ranked: Vec<_> = of.nodes().iter().enumerate().collect();
-        // Stable, and an unknown one (None) goes behind.
-        ranked.sort_by_key(|&(place, _)| best(place).map_or((1, None), |score| (0, Some(score))));
+        // A stable sort; nodes without a score come last.
+        ranked.sort_by_key(|&(index, _)| best(index).map_or((1, None), |score| (0, Some(score))));
         let space = ranked.into_iter().map(|(_, node)| Arc::clone(node)).collect();
         Ok(Choice { space, basis: scores.basis })
     }
 
-    /// The nodes with most memory that this process may use.
+    /// Returns the nodes with the most memory that this process may use.
     ///
     /// # Errors
     /// [`Error::Empty`].
@@ -105,15 +105,15 @@ impl Topology {
         self.best(&self.all(), Attribute::Capacity, Initiator::Any)
     }
 
-    /// The nodes with the highest bandwidth that this process may use.
+    /// Returns the nodes with the highest bandwidth that this process may use.
     ///
     /// # Errors
-    /// As [`Topology::best`]; without HMAT, [`Error::NoPerformanceData`], unless there is one node.
+    /// As [`Topology::best`]. Without an HMAT table, [`Error::NoPerformanceData`] unless there is only one node.
     pub fn highest_bandwidth(&self, from: Initiator) -> Result<Choice> {
         self.best(&self.all(), Attribute::Bandwidth, from)
     }
 
-    /// The nodes with the lowest latency that this process may use.
+    /// Returns the nodes with the lowest latency that this process may use.
     ///
     /// # Errors
     /// As [`Topology::best`].
@@ -138,47 +138,47 @@ impl Topology {
         let mut scores = Scores { by_initiator: Vec::new(), basis: Basis::Performance };
         for initiator in initiators {
             let measured: Vec<_> =
-                of.nodes().iter().map(|node| measured(node, attribute, initiator.id)).collect();
+                of.nodes().iter().map(|node| performance_score(node, attribute, initiator.id)).collect();
             if measured.iter().any(Option::is_some) {
-                let guessed = |(place, score): (usize, &Option<Score>)| match attribute {
-                    Attribute::Latency => score.or_else(|| far(initiator, of.nodes()[place].id)),
+                let completed = |(index, score): (usize, &Option<Score>)| match attribute {
+                    Attribute::Latency => score.or_else(|| distance_score(initiator, of.nodes()[index].id)),
                     _ => *score,
                 };
-                scores.by_initiator.push(measured.iter().enumerate().map(guessed).collect());
+                scores.by_initiator.push(measured.iter().enumerate().map(completed).collect());
             } else if attribute == Attribute::Latency {
-                let far: Vec<_> = of.ids().map(|id| far(initiator, id)).collect();
-                if far.iter().any(Option::is_some) {
-                    scores.by_initiator.push(far);
+                let distances: Vec<_> = of.ids().map(|id| distance_score(initiator, id)).collect();
+                if distances.iter().any(Option::is_some) {
+                    scores.by_initiator.push(distances);
                     scores.basis = Basis::Distances;
                 }
             }
         }
         if scores.by_initiator.is_empty() {
-            let instead = match attribute {
-                Attribute::Bandwidth => "lowest latency, for which distances do",
+            let alternative = match attribute {
+                Attribute::Bandwidth => "lowest latency, which distances approximate",
                 _ => "capacity",
             };
-            return Err(Error::NoPerformanceData { attribute, among: of.id_list(), instead });
+            return Err(Error::NoPerformanceData { attribute, nodes: of.id_list(), alternative });
         }
         Ok(scores)
     }
 }
 
-/// How good each node of a space is, as each initiator sees it; `None` if it does not know.
+/// The score of each node of a space, as seen from each initiator; `None` if it is unknown.
 struct Scores {
     by_initiator: Vec<Vec<Option<Score>>>,
     basis: Basis,
 }
 
-fn measured(node: &Node, attribute: Attribute, initiator: u32) -> Option<Score> {
-    let figures = node.performance_from(initiator)?;
+fn performance_score(node: &Node, attribute: Attribute, initiator: u32) -> Option<Score> {
+    let performance = node.performance_from(initiator)?;
     match attribute {
-        Attribute::Latency => Some((0, figures.latency()?)),
-        _ => figures.bandwidth().map(|(read, write)| (0, (u64::MAX - read, u64::MAX - write))),
+        Attribute::Latency => Some((0, performance.latency()?)),
+        _ => performance.bandwidth().map(|(read, write)| (0, (u64::MAX - read, u64::MAX - write))),
     }
 }
 
-fn far(initiator: &Node, node: u32) -> Option<Score> {
+fn distance_score(initiator: &Node, node: u32) -> Option<Score> {
     initiator.distance_to(node).map(|distance| (1, (u64::from(distance), 0)))
 }
 

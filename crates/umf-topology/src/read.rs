@@ -1,4 +1,4 @@
-//! From files to nodes: what stands in the folders of a node, amounts of memory, and what this process may use
+//! Reads and validates the files of a topology: the folders of nodes, amounts of memory, and the cpuset of this process
 //! (`/proc/self/status`).
 
 use std::cell::RefCell;
@@ -13,29 +13,29 @@ use crate::{
 const NODES: &str = "sys/devices/system/node";
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
 
-/// Reads files of one source, with errors that name them.
+/// A reader of the files of one source. Its errors name the file.
 struct Reader<'a> {
     source: &'a Source,
-    /// What was read so far.
-    kept: RefCell<Recording>,
+    /// The files read so far.
+    recording: RefCell<Recording>,
 }
 
 impl Reader<'_> {
     fn text(&self, path: &str) -> Result<Option<String>> {
         let text = self.source.text(path)?;
         if let Some(text) = &text {
-            self.kept.borrow_mut().keep(path, text);
+            self.recording.borrow_mut().insert(path, text);
         }
         Ok(text)
     }
 
-    /// The text of a file of which the lines that have one of `words` are what matters.
+    /// Returns the text of a file, and records only the lines that contain one of `words`.
     fn text_with(&self, path: &str, words: &[&str]) -> Result<Option<String>> {
         let text = self.source.text(path)?;
         if let Some(text) = &text {
-            let matters = |line: &&str| words.iter().any(|word| line.contains(word));
-            let lines: Vec<_> = text.lines().filter(matters).collect();
-            self.kept.borrow_mut().keep(path, &lines.join("\n"));
+            let is_relevant = |line: &&str| words.iter().any(|word| line.contains(word));
+            let lines: Vec<_> = text.lines().filter(is_relevant).collect();
+            self.recording.borrow_mut().insert(path, &lines.join("\n"));
         }
         Ok(text)
     }
@@ -48,18 +48,18 @@ impl Reader<'_> {
         text.trim().parse().map_err(|_| self.malformed(path, text, expected))
     }
 
-    /// A whole number that a file holds; `None` if it is not there.
+    /// Reads a file with a whole number; `None` if it does not exist.
     fn number(&self, path: &str) -> Result<Option<u64>> {
         self.text(path)?.map(|text| self.parse(path, &text, "a whole number")).transpose()
     }
 
-    /// A list of numbers that a file holds; `None` if it is not there.
+    /// Reads a file with a list of numbers; `None` if it does not exist.
     fn list(&self, path: &str) -> Result<Option<IdList>> {
         let expected = "a list of numbers such as 0-3,8";
         self.text(path)?.map(|text| self.parse(path, &text, expected)).transpose()
     }
 
-    /// A list of nodes that a file holds; `None` if it is not there.
+    /// Reads a file with a list of nodes; `None` if it does not exist.
     fn node_list(&self, path: &str) -> Result<Option<IdList>> {
         let list = self.list(path)?;
         match list.as_ref().and_then(IdList::last) {
@@ -70,11 +70,11 @@ impl Reader<'_> {
         }
     }
 
-    /// The entries of a folder whose names are `before`, a number, `after`: with the numbers, ascending.
-    fn numbered(&self, folder: &str, before: &str, after: &str) -> Result<Vec<(u64, String)>> {
+    /// Returns the entries of a folder whose names are `prefix`, a number, `suffix`, ascending by number.
+    fn numbered(&self, folder: &str, prefix: &str, suffix: &str) -> Result<Vec<(u64, String)>> {
         let mut found = Vec::new();
         for name in self.source.entries(folder)?.unwrap_or_default() {
-            let number = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            let number = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
             let path = format!("{folder}/{name}");
             match number {
                 Some(number) if number.bytes().next().is_some_and(|first| first.is_ascii_digit()) => {
@@ -109,7 +109,7 @@ impl Reader<'_> {
     }
 
     fn distances(&self, path: &str, text: &str, online: &IdList) -> Result<Vec<(u32, u32)>> {
-        let expected = "one distance for each node that is online";
+        let expected = "one distance for each online node";
         let distances = text
             .split_whitespace()
             .map(|word| self.parse(path, word, "a distance, a whole number"))
@@ -131,7 +131,7 @@ impl Reader<'_> {
         Ok(tiers)
     }
 
-    /// A kernel that knows no nodes: all that there is, as node 0.
+    /// Returns the topology of a kernel without NUMA: one node with all processors and memory.
     fn without_nodes(&self, allowed: Allowed) -> Result<Topology> {
         let Some(cpus) = self.list("sys/devices/system/cpu/online")? else {
             return Err(Error::NoSysfs { path: self.source.path(NODES) });
@@ -164,42 +164,42 @@ impl Reader<'_> {
 
 /// Reads the topology of a source.
 pub(crate) fn read(source: &Source) -> Result<Topology> {
-    Reader { source, kept: RefCell::default() }.topology()
+    Reader { source, recording: RefCell::default() }.topology()
 }
 
-/// Reads the topology of a source, and keeps the files.
+/// Reads the topology of a source, and returns the files that were read.
 pub(crate) fn record(source: &Source) -> Result<Recording> {
-    let reader = Reader { source, kept: RefCell::default() };
+    let reader = Reader { source, recording: RefCell::default() };
     reader.topology()?;
-    Ok(reader.kept.into_inner())
+    Ok(reader.recording.into_inner())
 }
 
 impl Reader<'_> {
-    /// An access class; `None` if the kernel shows none.
+    /// Reads an access class; `None` if the kernel reports none.
     pub(crate) fn access(&self, folder: &str) -> Result<Option<AccessClass>> {
         let folder = format!("{folder}/initiators");
         let mut initiators = Vec::new();
         for (id, path) in self.numbered(&folder, "node", "")? {
             match u32::try_from(id) {
                 Ok(id) if id < Node::LIMIT => {
-                    self.kept.borrow_mut().keep(&path, "");
+                    self.recording.borrow_mut().insert(&path, "");
                     initiators.push(id);
                 }
                 _ => return Err(self.malformed(&path, &id.to_string(), "a number of a node, below 1024")),
             }
         }
-        // Where the table is silent about one of them, the kernel writes 0.
-        let figure = |name: &str| -> Result<Option<u64>> {
-            Ok(self.number(&format!("{folder}/{name}"))?.filter(|figure| *figure != 0))
+        // The kernel writes 0 for values that the firmware's table lacks.
+        let value = |name: &str| -> Result<Option<u64>> {
+            Ok(self.number(&format!("{folder}/{name}"))?.filter(|value| *value != 0))
         };
         let performance = Performance {
-            read_bandwidth: figure("read_bandwidth")?,
-            write_bandwidth: figure("write_bandwidth")?,
-            read_latency: figure("read_latency")?,
-            write_latency: figure("write_latency")?,
+            read_bandwidth: value("read_bandwidth")?,
+            write_bandwidth: value("write_bandwidth")?,
+            read_latency: value("read_latency")?,
+            write_latency: value("write_latency")?,
         };
-        let told = performance != Performance::default();
-        Ok(told.then(|| AccessClass { initiators: IdList::from_iter(initiators), performance }))
+        let is_known = performance != Performance::default();
+        Ok(is_known.then(|| AccessClass { initiators: IdList::from_iter(initiators), performance }))
     }
 
     pub(crate) fn side_caches(&self, folder: &str) -> Result<Vec<SideCache>> {
@@ -207,8 +207,7 @@ impl Reader<'_> {
         for (level, index) in self.numbered(folder, "index", "")? {
             let level = self.level(&index, level)?;
             let path = format!("{index}/size");
-            let size =
-                self.number(&path)?.ok_or_else(|| Error::NotThere { path: self.source.path(&path) })?;
+            let size = self.number(&path)?.ok_or_else(|| Error::Missing { path: self.source.path(&path) })?;
             let line_size = self.number(&format!("{index}/line_size"))?.filter(|size| *size != 0);
             caches.push(SideCache { level, size, line_size });
         }
@@ -227,7 +226,7 @@ impl Reader<'_> {
                 .filter(|size| size.is_power_of_two())
                 .ok_or_else(|| self.malformed(&pool, &kilobytes.to_string(), "a size of a page"))?;
             let pages = |name: &str| self.number(&format!("{pool}/{name}"));
-            // Of which nothing is said there is none: a recording has no folders but those of files.
+            // A recording has folders only as parts of paths, so the file decides whether there is a pool.
             if let Some(count) = pages("nr_hugepages")? {
                 pools.push(HugePool { page_size, pages: count, free: pages("free_hugepages")?.unwrap_or(0) });
             }
@@ -246,10 +245,10 @@ impl Reader<'_> {
 }
 
 impl Reader<'_> {
-    /// Total and free memory of a file such as `Node 0 MemTotal: 1024 kB`, or `MemTotal: 1024 kB`.
+    /// Reads total and free memory from a file with lines such as `Node 0 MemTotal: 1024 kB` or `MemTotal: 1024 kB`.
     pub(crate) fn memory(&self, path: &str) -> Result<Memory> {
         let text = self.text_with(path, &["MemTotal:", "MemFree:"])?;
-        let text = text.ok_or_else(|| Error::NotThere { path: self.source.path(path) })?;
+        let text = text.ok_or_else(|| Error::Missing { path: self.source.path(path) })?;
         let bytes = |key: &str| {
             let expected = "lines such as `MemTotal: 1024 kB` and `MemFree: 512 kB`";
             bytes(&text, key).ok_or_else(|| self.malformed(path, &text, expected))
@@ -258,12 +257,12 @@ impl Reader<'_> {
     }
 }
 
-/// The bytes that the line `key` gives, in a file such as `Node 0 MemTotal: 1024 kB`.
+/// Returns the bytes of the line `key`, in a text with lines such as `Node 0 MemTotal: 1024 kB`.
 fn bytes(text: &str, key: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| {
             let (name, value) = line.split_once(':')?;
-            // Just before the colon: as the lines are found that are kept of the file.
+            // The word before the colon, consistent with the filter of recorded lines.
             (name.rsplit(char::is_whitespace).next()? == key).then_some(value)
         })
         .and_then(|value| {
@@ -273,12 +272,12 @@ fn bytes(text: &str, key: &str) -> Option<u64> {
         })
 }
 
-/// What this process may use; `None` where the kernel does not say, which is everything.
+/// The nodes and processors that this process may use; `None` is all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Allowed {
-    /// Nodes whose memory it may have.
+    /// Nodes whose memory the process may use.
     pub(crate) nodes: Option<IdList>,
-    /// Processors that it may run on.
+    /// Processors that the process may run on.
     pub(crate) cpus: Option<IdList>,
 }
 
@@ -299,7 +298,7 @@ mod tests {
     use super::bytes;
 
     #[test]
-    fn lines_of_nodes_and_of_the_whole_machine() {
+    fn bytes_reads_lines_of_nodes_and_of_the_machine() {
         let text = "Node 3 MemTotal:         773788 kB\nNode 3 MemFree: 1 kB\nNode 3 HugePages_Total:     0";
         assert_eq!(bytes(text, "MemTotal"), Some(773_788 * 1024));
         assert_eq!(bytes("MemTotal: 5 kB", "MemTotal"), Some(5120));

@@ -1,4 +1,4 @@
-//! [`Recording`]: the files of a machine as one text.
+//! [`Recording`]: the sysfs files of a machine as one text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,8 +6,9 @@ use std::ops::Bound;
 
 use crate::{Result, Source, read};
 
-/// The files of a machine that tell its topology, as one text: a line `PATH:LINE` for each line of each file, as `grep -r ""`
-/// prints them, and a line `PATH` for a link. Paths begin with `sys/` or `proc/`. Lines that begin with `#` are comments.
+/// The files that describe the topology of a machine, as one text. It has a line `PATH:LINE` for each line of each file, as
+/// `grep -r ""` prints them, and a line `PATH` for a link. Paths begin with `sys/` or `proc/`. Lines that begin with `#` are
+/// comments.
 ///
 /// ```
 /// let recording = umf_topology::Recording::new("sys/devices/system/node/online:0-1\n");
@@ -18,7 +19,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads a recording. Any text is one; what does not fit shows when a topology is read from it.
+    /// Parses a recording. Errors in its content show when a topology is read from it.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let mut files: BTreeMap<String, String> = BTreeMap::new();
@@ -31,7 +32,7 @@ impl Recording {
         Self { files }
     }
 
-    /// What is read of a source for a topology, and no more: a machine to look at elsewhere, or to add to a report.
+    /// Records the files that [`crate::Topology::read`] reads from a source, for use on another machine or in a report.
     ///
     /// # Errors
     /// As [`crate::Topology::read`].
@@ -39,12 +40,12 @@ impl Recording {
         read::record(source)
     }
 
-    /// The files: paths and contents.
+    /// Returns the paths and contents of the files.
     pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    pub(crate) fn keep(&mut self, path: &str, text: &str) {
+    pub(crate) fn insert(&mut self, path: &str, text: &str) {
         self.files.insert(path.to_owned(), text.to_owned());
     }
 
@@ -62,7 +63,7 @@ impl Recording {
     }
 }
 
-/// The text that [`Recording::new`] reads.
+/// Writes the text that [`Recording::new`] parses.
 impl fmt::Display for Recording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (path, text) in &self.files {

@@ -1,4 +1,4 @@
-//! [`Source`]: where a topology is read from.
+//! [`Source`]: the files from which a topology is read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Recording, Result};
 
-/// Where a topology is read from: a running system, a copy of its files, or a recording of them.
+/// The source of a topology: the running system, a copy of its files, or a recording of them.
 #[derive(Clone, Debug)]
 pub struct Source(Kind);
 
@@ -17,30 +17,30 @@ enum Kind {
     Recording(Recording),
 }
 
-/// The most that is read of one file. The longest is `/proc/self/status`, where a process has very many groups.
-const LONGEST_FILE: usize = 1 << 20;
-/// The most entries of a folder that are looked at. Those that are listed have one per node at most, and a few more.
-const MOST_ENTRIES: usize = 4096;
+/// Limit of the size of a file. The longest is `/proc/self/status` of a process with many groups.
+const MAX_FILE_SIZE: usize = 1 << 20;
+/// Limit of the entries of a folder. The folders that are listed have little more than one per node.
+const MAX_ENTRIES: usize = 4096;
 
 impl Source {
-    /// The running system, as this process sees it.
+    /// Returns the running system, as this process sees it.
     #[must_use]
     pub fn system() -> Self {
         Self::folder("/")
     }
 
-    /// A folder with `sys` and `proc` in it.
+    /// Returns a folder with the subfolders `sys` and `proc`.
     pub fn folder(root: impl Into<PathBuf>) -> Self {
         Self(Kind::Folder(root.into()))
     }
 
-    /// A recording.
+    /// Returns a recording as a source.
     #[must_use]
     pub const fn recording(recording: Recording) -> Self {
         Self(Kind::Recording(recording))
     }
 
-    /// How messages name a file.
+    /// Returns the path of a file in messages.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         match &self.0 {
             Kind::Folder(root) => root.join(path),
@@ -48,7 +48,7 @@ impl Source {
         }
     }
 
-    /// The text of a file without the line end; `None` if it is not there.
+    /// Returns the text of a file without the trailing line end; `None` if it does not exist.
     pub(crate) fn text(&self, path: &str) -> Result<Option<String>> {
         match &self.0 {
             Kind::Folder(root) => read_file(&root.join(path)),
@@ -56,7 +56,7 @@ impl Source {
         }
     }
 
-    /// The names in a folder, sorted; `None` if it is not there.
+    /// Returns the names in a folder, sorted; `None` if it does not exist.
     pub(crate) fn entries(&self, path: &str) -> Result<Option<Vec<String>>> {
         match &self.0 {
             Kind::Folder(root) => read_folder(&root.join(path)),
@@ -69,44 +69,45 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     Error::Unreadable { path: path.to_owned(), why: error.to_string() }
 }
 
-fn is_absence(error: &std::io::Error) -> bool {
+fn is_not_found(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 fn read_file(path: &Path) -> Result<Option<String>> {
-    // A copy may have a pipe in place of a file, which nobody writes to.
+    // O_NONBLOCK: a copy may have a FIFO in place of a file, and opening it would block.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = match opened {
         Ok(file) => file,
-        Err(error) if is_absence(&error) => return Ok(None),
+        Err(error) if is_not_found(&error) => return Ok(None),
         Err(error) => return Err(unreadable(path, &error)),
     };
     let mut bytes = Vec::new();
-    let read = check(&file).and_then(|()| file.take(LONGEST_FILE as u64 + 1).read_to_end(&mut bytes));
+    let read =
+        check_regular(&file).and_then(|()| file.take(MAX_FILE_SIZE as u64 + 1).read_to_end(&mut bytes));
     read.map_err(|error| unreadable(path, &error))?;
-    if bytes.len() > LONGEST_FILE {
-        return Err(Error::TooLong { path: path.to_owned(), of: "bytes", limit: LONGEST_FILE });
+    if bytes.len() > MAX_FILE_SIZE {
+        return Err(Error::TooLong { path: path.to_owned(), of: "bytes", limit: MAX_FILE_SIZE });
     }
     Ok(Some(String::from_utf8_lossy(&bytes).trim_end().to_owned()))
 }
 
-fn check(file: &File) -> std::io::Result<()> {
+fn check_regular(file: &File) -> std::io::Result<()> {
     if file.metadata()?.is_file() { Ok(()) } else { Err(std::io::Error::other("not a regular file")) }
 }
 
 fn read_folder(path: &Path) -> Result<Option<Vec<String>>> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
-        Err(error) if is_absence(&error) => return Ok(None),
+        Err(error) if is_not_found(&error) => return Ok(None),
         Err(error) => return Err(unreadable(path, &error)),
     };
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|error| unreadable(path, &error))?;
-        if names.len() == MOST_ENTRIES {
-            return Err(Error::TooLong { path: path.to_owned(), of: "entries", limit: MOST_ENTRIES });
+        if names.len() == MAX_ENTRIES {
+            return Err(Error::TooLong { path: path.to_owned(), of: "entries", limit: MAX_ENTRIES });
         }
-        // The kernel's names are all text.
+        // The kernel's names are UTF-8; others are skipped.
         names.extend(entry.file_name().into_string());
     }
     names.sort_unstable();

@@ -1,95 +1,94 @@
-//! [`MemorySpace`]: nodes to place memory on.
+//! [`MemorySpace`]: an ordered set of nodes for memory placement.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{IdList, Node};
 
-/// Nodes to place memory on, each once, in an order that says which is meant first.
+/// An ordered set of nodes for memory placement. Earlier nodes are preferred.
 ///
-/// A value like any other: it holds what was known of its nodes when the topology was read, and outlives that.
+/// It holds the data of its nodes as of the reading of the topology, and does not depend on the [`crate::Topology`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemorySpace {
     nodes: Vec<Arc<Node>>,
 }
 
 impl MemorySpace {
-    /// No nodes.
+    /// Returns an empty space.
     #[must_use]
     pub const fn new() -> Self {
         Self { nodes: Vec::new() }
     }
 
-    /// The nodes, in order.
+    /// Returns the nodes in order.
     #[must_use]
     pub fn nodes(&self) -> &[Arc<Node>] {
         &self.nodes
     }
 
-    /// Their numbers, in order.
+    /// Returns the numbers of the nodes in order.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.nodes.iter().map(|node| node.id)
     }
 
-    /// How many there are.
+    /// Returns the number of nodes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the space is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Whether node `id` is in it.
+    /// Returns whether the space has node `id`.
     #[must_use]
     pub fn contains(&self, id: u32) -> bool {
-        self.ids().any(|member| member == id)
+        self.ids().any(|node| node == id)
     }
 
-    /// Puts a node behind the others; `false` if it is in it already.
-    pub fn add(&mut self, node: Arc<Node>) -> bool {
-        let new = !self.contains(node.id);
-        if new {
+    /// Appends a node. Returns `false` if the space already has it.
+    pub fn insert(&mut self, node: Arc<Node>) -> bool {
+        let is_new = !self.contains(node.id);
+        if is_new {
             self.nodes.push(node);
         }
-        new
+        is_new
     }
 
-    /// Takes a node out.
+    /// Removes a node and returns it.
     pub fn remove(&mut self, id: u32) -> Option<Arc<Node>> {
-        let place = self.ids().position(|member| member == id)?;
-        Some(self.nodes.remove(place))
+        let index = self.ids().position(|node| node == id)?;
+        Some(self.nodes.remove(index))
     }
 
-    /// What is in one of them: this one's nodes, then what the other has besides.
+    /// Returns the nodes of this space, then those that only `other` has.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.nodes.iter().chain(&other.nodes).cloned().collect()
     }
 
-    /// What is in both, in this one's order.
+    /// Returns the nodes of both spaces, in the order of this one.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         self.filter(|node| other.contains(node.id))
     }
 
-    /// What is in this one alone, in its order.
+    /// Returns the nodes that `other` does not have, in order.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         self.filter(|node| !other.contains(node.id))
     }
 
-    /// The nodes that `wanted` accepts, in order.
+    /// Returns the nodes that `predicate` accepts, in order.
     #[must_use]
-    pub fn filter(&self, wanted: impl FnMut(&Node) -> bool) -> Self {
-        let mut wanted = wanted;
-        self.nodes.iter().filter(|node| wanted(node)).cloned().collect()
+    pub fn filter(&self, mut predicate: impl FnMut(&Node) -> bool) -> Self {
+        self.nodes.iter().filter(|node| predicate(node)).cloned().collect()
     }
 
-    /// The nodes sorted by what `key` says of them, smallest first; those of equal keys stay in order.
+    /// Returns the nodes sorted by `key`, ascending. The sort is stable.
     #[must_use]
     pub fn sorted_by_key<K: Ord>(&self, mut key: impl FnMut(&Node) -> K) -> Self {
         let mut sorted = self.clone();
@@ -97,19 +96,19 @@ impl MemorySpace {
         sorted
     }
 
-    /// The first `most` of them.
+    /// Returns the first `count` nodes.
     #[must_use]
-    pub fn first(&self, most: usize) -> Self {
-        self.nodes.iter().take(most).cloned().collect()
+    pub fn first(&self, count: usize) -> Self {
+        self.nodes.iter().take(count).cloned().collect()
     }
 
-    /// Bytes of memory that they have together.
+    /// Returns the bytes of memory of all nodes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.memory.total))
     }
 
-    /// Their numbers as a list, which is ascending.
+    /// Returns the numbers of the nodes in ascending order.
     #[must_use]
     pub fn id_list(&self) -> IdList {
         self.ids().collect()
@@ -120,7 +119,7 @@ impl FromIterator<Arc<Node>> for MemorySpace {
     fn from_iter<I: IntoIterator<Item = Arc<Node>>>(nodes: I) -> Self {
         let mut space = Self::new();
         for node in nodes {
-            space.add(node);
+            space.insert(node);
         }
         space
     }

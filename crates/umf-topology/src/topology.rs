@@ -1,14 +1,14 @@
-//! [`Topology`]: the nodes of a machine.
+//! [`Topology`]: the NUMA nodes of a machine.
 
 use std::sync::Arc;
 
 use crate::read::{self, Allowed};
 use crate::{Error, IdList, Initiator, MemorySpace, Node, Result, Source};
 
-/// The nodes of a machine, as they were when it was read, and what this process may use of them.
+/// A snapshot of the NUMA nodes of a machine, and of those that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// By number, ascending.
+    /// In ascending order of their numbers.
     nodes: Vec<Arc<Node>>,
     possible: IdList,
     tiers: Vec<Tier>,
@@ -16,22 +16,22 @@ pub struct Topology {
     has_numa: bool,
 }
 
-/// Nodes that the kernel counts to one memory tier.
+/// A memory tier of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tier {
-    /// Lower is faster.
+    /// The number of the tier; lower is faster.
     pub id: u32,
-    /// Its nodes.
+    /// The nodes of the tier.
     pub nodes: IdList,
 }
 
 impl Topology {
-    /// Reads the topology of this machine, as this process sees it: a few files per node.
+    /// Reads the topology of this machine, as this process sees it. It reads a few files per node.
     ///
-    /// A kernel without NUMA is one node, 0, with all processors and all memory ([`Topology::has_numa`]).
+    /// A kernel without NUMA has one node, 0, with all processors and all memory ([`Topology::has_numa`]).
     ///
     /// # Errors
-    /// [`Error::NoSysfs`] where sysfs is not mounted; others if a file cannot be read or makes no sense.
+    /// [`Error::NoSysfs`] if sysfs is not mounted; others if a file cannot be read or is malformed.
     pub fn of_this_machine() -> Result<Self> {
         Self::read(&Source::system())
     }
@@ -55,62 +55,62 @@ impl Topology {
         Self { nodes, possible, tiers, allowed, has_numa }
     }
 
-    /// The nodes that are online, by number.
+    /// Returns the online nodes, by number.
     #[must_use]
     pub fn nodes(&self) -> &[Arc<Node>] {
         &self.nodes
     }
 
-    /// The node of this number, if it is online.
+    /// Returns the node of this number, if it is online.
     #[must_use]
     pub fn node(&self, id: u32) -> Option<&Arc<Node>> {
-        let place = self.nodes.binary_search_by_key(&id, |node| node.id).ok()?;
-        self.nodes.get(place)
+        let index = self.nodes.binary_search_by_key(&id, |node| node.id).ok()?;
+        self.nodes.get(index)
     }
 
-    /// The numbers of the nodes that are online.
+    /// Returns the numbers of the online nodes.
     #[must_use]
     pub fn online(&self) -> IdList {
         self.nodes.iter().map(|node| node.id).collect()
     }
 
-    /// The numbers of the nodes that could be, and are not.
+    /// Returns the numbers of the possible nodes that are not online.
     #[must_use]
     pub fn offline(&self) -> IdList {
         self.possible.iter().filter(|&id| self.node(id).is_none()).collect()
     }
 
-    /// The memory tiers, fastest first; none where the kernel shows none.
+    /// Returns the memory tiers, fastest first. Empty if the kernel reports none.
     #[must_use]
     pub fn tiers(&self) -> &[Tier] {
         &self.tiers
     }
 
-    /// Whether the kernel knows nodes. If not, there is one, and placing memory on it does nothing.
+    /// Returns whether the kernel supports NUMA. If not, there is one node, and placing memory on it has no effect.
     #[must_use]
     pub const fn has_numa(&self) -> bool {
         self.has_numa
     }
 
-    /// The node of a processor that is online.
+    /// Returns the node of an online processor.
     #[must_use]
     pub fn node_of_cpu(&self, cpu: u32) -> Option<&Arc<Node>> {
         self.nodes.iter().find(|node| node.cpus.contains(cpu))
     }
 
-    /// Whether the firmware rates the memory of a node (HMAT).
+    /// Returns whether the firmware reports the performance of at least one node (HMAT).
     #[must_use]
     pub fn has_performance(&self) -> bool {
         self.nodes.iter().any(|node| node.best_performance().is_some())
     }
 
-    /// All nodes with memory that this process may use, by number.
+    /// Returns all nodes with memory that this process may use, by number.
     #[must_use]
     pub fn all(&self) -> MemorySpace {
         self.nodes.iter().filter(|node| node.memory.total > 0 && node.is_allowed).cloned().collect()
     }
 
-    /// The space of these nodes, in this order; a node that is named again stands where it was named first.
+    /// Returns the space of these nodes, in this order, without repetitions.
     ///
     /// # Errors
     /// [`Error::UnknownNode`], [`Error::NoMemory`], [`Error::NotAllowed`].
@@ -132,7 +132,7 @@ impl Topology {
         }
     }
 
-    /// The nodes from whose processors or devices memory is looked at.
+    /// Returns the nodes of the initiators.
     pub(crate) fn initiators(&self, from: Initiator) -> Result<Vec<&Arc<Node>>> {
         let with_cpus = |node: &&Arc<Node>| !node.cpus.is_empty();
         match from {

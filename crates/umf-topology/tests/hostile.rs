@@ -1,4 +1,4 @@
-//! Files that are not as the kernel writes them: an error that names the file, and nothing worse.
+//! Malformed files: an error that names the file, and no panic.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -14,7 +14,7 @@ use umf_topology::{Error, Recording, Source, Topology};
 const NODES: &str = "sys/devices/system/node";
 
 #[test]
-fn each_broken_file_is_named() {
+fn error_names_the_malformed_file() {
     for (file, text) in [
         ("online", "nonsense"),
         ("online", "0-4294967295"),
@@ -60,10 +60,10 @@ fn each_broken_file_is_named() {
 }
 
 #[test]
-fn what_has_to_be_there_is_missed_by_name() {
+fn error_names_the_missing_file() {
     for missing in ["node2/meminfo", "node0/memory_side_cache/index1/size"] {
         let error = Tree::new(HBM).without(missing).read().unwrap_err();
-        assert!(matches!(&error, Error::NotThere { path } if path.ends_with(missing)), "{error}");
+        assert!(matches!(&error, Error::Missing { path } if path.ends_with(missing)), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let error = Topology::read(&Source::folder(folder.path())).unwrap_err();
@@ -74,7 +74,7 @@ fn what_has_to_be_there_is_missed_by_name() {
 }
 
 #[test]
-fn no_kernel_of_old_has_everything() {
+fn optional_files_may_be_missing() {
     for part in [
         "distance",
         "access0",
@@ -92,7 +92,7 @@ fn no_kernel_of_old_has_everything() {
 }
 
 #[test]
-fn huge_numbers_cost_nothing() {
+fn huge_numbers_take_no_memory() {
     let tree = Tree::new(HBM)
         .with(&format!("{NODES}/node0/cpulist"), "0-4294967295")
         .with(&format!("{NODES}/online"), "1,1021-1023")
@@ -115,7 +115,7 @@ fn huge_numbers_cost_nothing() {
 }
 
 #[test]
-fn files_that_are_none_are_refused_at_once() {
+fn special_files_are_errors_without_blocking() {
     let folder = tempfile::tempdir().unwrap();
     let tree = Tree::new(ONE_NODE);
     tree.write(folder.path());
@@ -126,7 +126,7 @@ fn files_that_are_none_are_refused_at_once() {
         error.to_string()
     };
     fs::remove_file(&file).unwrap();
-    // Opening it to read would wait for who writes.
+    // Opening a FIFO for reading blocks until a process opens it for writing.
     let name = std::ffi::CString::new(file.as_os_str().as_encoded_bytes()).unwrap();
     // SAFETY: the name is a C string.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
@@ -150,7 +150,7 @@ fn files_that_are_none_are_refused_at_once() {
 }
 
 #[test]
-fn folders_without_an_end_are_refused() {
+fn huge_folders_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     Tree::new(ONE_NODE).write(folder.path());
     let initiators = folder.path().join(NODES).join("node0/access0/initiators");
@@ -167,7 +167,7 @@ proptest! {
 
     /// One file holds anything: a topology or an error, and what can be asked of it does not panic.
     #[test]
-    fn any_content_is_a_topology_or_an_error(
+    fn read_never_panics(
         which in 0_usize..ALL.len(),
         file in any::<prop::sample::Index>(),
         text in "[0-9,\\- kBMemTotal:Fre\n]{0,60}|\\PC{0,30}",

@@ -1,4 +1,4 @@
-//! A machine whose nodes are known: what is read is what QEMU was told (`tests/vm/boots/numa`).
+//! A machine whose nodes are known: what is read is what QEMU was qemu_table (`tests/vm/boots/numa`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 
 use umf_topology::{Initiator, MemorySpace, Topology};
 
-/// What QEMU was told: entries of numbers, such as `0:1:21;0:2:13;`. `None`, with a line that says so, on other machines.
-fn told(test: &str, variable: &str) -> Option<Vec<Vec<Option<u64>>>> {
+/// Returns a table of the QEMU configuration: entries of numbers, such as `0:1:21;0:2:13;`. Returns `None`, and prints a
+/// note, on other machines.
+fn qemu_table(test: &str, variable: &str) -> Option<Vec<Vec<Option<u64>>>> {
     let Ok(text) = std::env::var(variable) else {
-        println!("umf-skip: {test}: nobody says what this machine's nodes are; tests/vm/run numa does");
+        println!("umf-skip: {test}: needs the known nodes of tests/vm/run numa");
         return None;
     };
     let entries =
@@ -23,8 +24,8 @@ fn ids(space: &MemorySpace) -> Vec<u32> {
 }
 
 #[test]
-fn nodes_are_those_that_there_are() {
-    let Some(nodes) = told("nodes_are_those_that_there_are", "TESTS_NODES") else { return };
+fn nodes_match_the_machine() {
+    let Some(nodes) = qemu_table("nodes_match_the_machine", "TESTS_NODES") else { return };
     let topology = Topology::of_this_machine().unwrap();
     assert!(topology.has_numa() && topology.offline().is_empty());
     assert_eq!(topology.nodes().len(), nodes.len());
@@ -34,10 +35,10 @@ fn nodes_are_those_that_there_are() {
         let cpus: Vec<u64> = node.cpus.iter().map(u64::from).collect();
         assert_eq!(cpus, cpu.into_iter().collect::<Vec<_>>());
         // The kernel keeps a part for itself.
-        let told = mebibytes << 20;
+        let qemu_table = mebibytes << 20;
         assert!(
-            node.memory.total <= told && node.memory.total > told / 10 * 8,
-            "{} of {told}",
+            node.memory.total <= qemu_table && node.memory.total > qemu_table / 10 * 8,
+            "{} of {qemu_table}",
             node.memory.total
         );
         assert!(node.memory.free <= node.memory.total);
@@ -64,8 +65,10 @@ fn nodes_are_those_that_there_are() {
 }
 
 #[test]
-fn distances_are_those_that_qemu_was_told() {
-    let Some(distances) = told("distances_are_those_that_qemu_was_told", "TESTS_DISTANCES") else { return };
+fn distances_match_the_qemu_configuration() {
+    let Some(distances) = qemu_table("distances_match_the_qemu_configuration", "TESTS_DISTANCES") else {
+        return;
+    };
     let topology = Topology::of_this_machine().unwrap();
     for node in topology.nodes() {
         assert_eq!(node.distance_to(node.id), Some(10));
@@ -81,8 +84,10 @@ fn distances_are_those_that_qemu_was_told() {
 }
 
 #[test]
-fn figures_are_those_that_qemu_was_told() {
-    let Some(speeds) = told("figures_are_those_that_qemu_was_told", "TESTS_SPEEDS") else { return };
+fn performance_matches_the_qemu_configuration() {
+    let Some(speeds) = qemu_table("performance_matches_the_qemu_configuration", "TESTS_SPEEDS") else {
+        return;
+    };
     let topology = Topology::of_this_machine().unwrap();
     let speeds: BTreeMap<(u64, u64), (u64, u64)> = speeds
         .iter()
@@ -108,18 +113,18 @@ fn figures_are_those_that_qemu_was_told() {
 }
 
 #[test]
-fn spaces_are_as_the_figures_say() {
-    let Some(nodes) = told("spaces_are_as_the_figures_say", "TESTS_NODES") else { return };
-    let Some(speeds) = told("spaces_are_as_the_figures_say", "TESTS_SPEEDS") else { return };
+fn spaces_follow_the_performance_data() {
+    let Some(nodes) = qemu_table("spaces_follow_the_performance_data", "TESTS_NODES") else { return };
+    let Some(speeds) = qemu_table("spaces_follow_the_performance_data", "TESTS_SPEEDS") else { return };
     let topology = Topology::of_this_machine().unwrap();
-    // Among the nodes that are nearest to `from`: the one that is told to be the best.
+    // Among the nodes that are nearest to `from`: the one that is qemu_table to be the best.
     let best = |from: u64, better: fn(&(u64, u64)) -> u64| -> u32 {
         let near = nodes.iter().filter(|entry| entry[3] == Some(from)).map(|entry| entry[0].unwrap());
-        let told = |to: u64| {
+        let qemu_table = |to: u64| {
             let entry = speeds.iter().find(|entry| (entry[0], entry[1]) == (Some(from), Some(to))).unwrap();
             (entry[2].unwrap(), entry[3].unwrap())
         };
-        u32::try_from(near.max_by_key(|&to| better(&told(to))).unwrap()).unwrap()
+        u32::try_from(near.max_by_key(|&to| better(&qemu_table(to))).unwrap()).unwrap()
     };
     let fast = |from| best(from, |(_, bandwidth)| *bandwidth);
     let quick = |from| best(from, |(latency, _)| u64::MAX - latency);

@@ -25,7 +25,7 @@ fn machine(recording: &str) -> Topology {
 }
 
 #[test]
-fn a_recording_is_read_as_the_files_are() {
+fn recording_reads_as_its_files() {
     for (name, recording) in ALL {
         let tree = Tree::new(recording);
         assert_eq!(tree.recorded().unwrap(), tree.read().unwrap(), "{name}");
@@ -33,7 +33,7 @@ fn a_recording_is_read_as_the_files_are() {
 }
 
 #[test]
-fn what_is_recorded_reads_back() {
+fn recording_survives_its_text() {
     let folder = tempfile::tempdir().unwrap();
     for (name, recording) in ALL {
         let root = folder.path().join(name);
@@ -48,7 +48,7 @@ fn what_is_recorded_reads_back() {
 
 /// Found by the fuzz target: folders of which nothing is read were counted, and were not in what is kept of them.
 #[test]
-fn folders_without_the_files_that_count_are_nothing() {
+fn folders_without_relevant_files_are_ignored() {
     let more = "sys/devices/system/node/node3/hugepages/hugepages-524288kB/surplus_hugepages:7\n\
                 sys/devices/virtual/memory_tiering/memory_tier99/uevent:\n";
     let source = Source::recording(Recording::new(&format!("{HBM}{more}")));
@@ -59,7 +59,7 @@ fn folders_without_the_files_that_count_are_nothing() {
 }
 
 #[test]
-fn nodes_have_what_the_files_say() {
+fn nodes_have_the_content_of_their_files() {
     let topology = machine(HBM);
     assert!(topology.has_numa() && topology.has_performance());
     assert_eq!((topology.online().to_string().as_str(), topology.offline().is_empty()), ("0-3", true));
@@ -92,7 +92,7 @@ fn nodes_have_what_the_files_say() {
 }
 
 #[test]
-fn figures_decide_as_the_process_or_anyone_sees_them() {
+fn performance_decides_as_seen_from_the_initiators() {
     let topology = machine(HBM);
     // Processor 0 has the fast memory near it, processor 1 its own.
     assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Performance));
@@ -136,7 +136,7 @@ fn equal_nodes_are_chosen_together() {
 }
 
 #[test]
-fn without_figures_distances_decide_latency_and_nothing_decides_bandwidth() {
+fn without_hmat_distances_decide_latency_and_bandwidth_is_an_error() {
     let topology = machine(FOUR_NODES);
     assert!(!topology.has_performance());
     assert_eq!(found(&topology.lowest_latency(Initiator::Cpu(1)).unwrap()), (vec![1], Basis::Distances));
@@ -157,7 +157,7 @@ fn without_figures_distances_decide_latency_and_nothing_decides_bandwidth() {
 }
 
 #[test]
-fn figures_of_zero_are_none() {
+fn performance_of_zero_is_unknown() {
     let mut tree = Tree::new(HBM);
     for node in 0..4 {
         for figure in ["read_bandwidth", "write_bandwidth"] {
@@ -172,7 +172,7 @@ fn figures_of_zero_are_none() {
 }
 
 #[test]
-fn one_node_is_the_best_whatever_is_told_of_it() {
+fn only_node_is_the_best() {
     for recording in [Tree::new(ONE_NODE), Tree::new(ONE_NODE).without("distance")] {
         let topology = recording.read().unwrap();
         for choice in
@@ -184,7 +184,7 @@ fn one_node_is_the_best_whatever_is_told_of_it() {
 }
 
 #[test]
-fn nodes_without_memory_are_initiators_and_no_members() {
+fn nodes_without_memory_are_only_initiators() {
     let topology = machine(MEMORYLESS);
     assert_eq!(ids(&topology.all()), [0, 2]);
     assert_eq!(found(&topology.lowest_latency(Initiator::Node(1)).unwrap()), (vec![0], Basis::Distances));
@@ -193,7 +193,7 @@ fn nodes_without_memory_are_initiators_and_no_members() {
 }
 
 #[test]
-fn what_the_cpuset_forbids_is_no_member() {
+fn spaces_exclude_nodes_outside_of_the_cpuset() {
     let topology =
         Tree::new(HBM).with(STATUS, "Mems_allowed_list:\t0,3\nCpus_allowed_list:\t0\n").read().unwrap();
     assert_eq!(ids(&topology.all()), [0, 3]);
@@ -215,7 +215,7 @@ fn what_the_cpuset_forbids_is_no_member() {
 }
 
 #[test]
-fn offline_nodes_are_named_and_nothing_else() {
+fn offline_nodes_are_listed_only() {
     let topology = Tree::new(HBM).with(&format!("{NODES}/possible"), "0-5\n").read().unwrap();
     assert_eq!((topology.offline().to_string().as_str(), topology.nodes().len()), ("4-5", 4));
     assert!(topology.node(4).is_none() && topology.space([4]).is_err());
@@ -245,7 +245,9 @@ fn spaces_combine_in_order() {
     assert_eq!(ids(&topology.all().sorted_by_key(|node| node.memory.total).first(2)), [2, 0]);
     let mut grown = MemorySpace::new();
     assert!(
-        grown.is_empty() && grown.add(topology.nodes()[2].clone()) && !grown.add(topology.nodes()[2].clone())
+        grown.is_empty()
+            && grown.insert(topology.nodes()[2].clone())
+            && !grown.insert(topology.nodes()[2].clone())
     );
     assert_eq!((grown.capacity(), grown.len()), (topology.nodes()[2].memory.total, 1));
     assert_eq!(grown.remove(2).map(|node| node.id), Some(2));

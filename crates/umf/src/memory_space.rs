@@ -129,9 +129,9 @@ fn bandwidths(space: &MemorySpace) -> Result<Vec<u64>> {
     if unknown.is_empty() {
         return Ok(known.into_iter().filter_map(|(bandwidth, _)| bandwidth).collect());
     }
-    let among: IdList = unknown.into_iter().map(|(_, id)| id).collect();
-    let instead = "weights of your own";
-    Err(umf_topology::Error::NoPerformanceData { attribute: Attribute::Bandwidth, among, instead }.into())
+    let nodes: IdList = unknown.into_iter().map(|(_, id)| id).collect();
+    let alternative = "explicit weights";
+    Err(umf_topology::Error::NoPerformanceData { attribute: Attribute::Bandwidth, nodes, alternative }.into())
 }
 
 /// Scales the weights to 32 bits. A weight above 0 stays above 0.

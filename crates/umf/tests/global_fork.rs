@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 static ALLOCATOR: umf::GlobalPool = umf::GlobalPool::new();
 
 #[test]
-fn children_come_through() {
+fn global_pool_works_in_forked_children() {
     let pool = umf::Pool::shared().unwrap();
     let blocks: Vec<_> = (0..8).map(|_| pool.allocate(1 << 16).unwrap()).collect();
     let handles: Vec<_> = blocks.iter().map(|block| block.handle().unwrap()).collect();

@@ -18,7 +18,7 @@ fn leaking_place() {
 }
 
 #[test]
-fn the_global_allocator_tells_what_is_live_at_the_end() {
+fn global_pool_reports_leaks_at_exit() {
     if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
@@ -39,7 +39,7 @@ fn the_global_allocator_tells_what_is_live_at_the_end() {
         std::process::exit(7);
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_global_allocator_tells_what_is_live_at_the_end", "--nocapture"])
+        .args(["--exact", "global_pool_reports_leaks_at_exit", "--nocapture"])
         .env(TASK, "1")
         .stdout(Stdio::null())
         .output()

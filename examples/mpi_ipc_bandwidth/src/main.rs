@@ -28,7 +28,7 @@ fn main() -> Result<(), Failure> {
     let world = universe.world();
     let (me, size) = (world.rank(), world.size());
     if size < 2 {
-        return Err("one rank has nobody to send to: mpirun -n 2".into());
+        return Err("the benchmark needs two ranks: mpirun -n 2".into());
     }
     let (next, before) = ((me + 1) % size, (me + size - 1) % size);
     let pool = Pool::shared()?;
@@ -64,7 +64,7 @@ fn main() -> Result<(), Failure> {
         if into.iter().any(|byte| *byte != content(before)) {
             return Err(format!("rank {me} read something else than rank {before} wrote").into());
         }
-        // Everybody has read before anybody frees.
+        // All ranks have read before any rank frees.
         world.barrier();
         drop(mapping);
 

@@ -12,14 +12,14 @@ use umf_runtime::Upstream;
 use umf_runtime::observer::before_free;
 use umf_sync::Lock;
 
-use crate::books::Books;
-use crate::slab::State;
+use crate::slabs::SlabTable;
+use crate::slab::BlockState;
 
 /// A pool of blocks whose sizes are powers of two.
 pub struct ClassPool {
     // First, so that it is dropped before what its guards could still reach.
     upstream: Upstream,
-    books: Lock<Books>,
+    slabs: Lock<SlabTable>,
 }
 
 impl ClassPool {
@@ -29,7 +29,7 @@ impl ClassPool {
     /// [`umf_core::Error::TooMany`] past some thousand pools in one process.
     pub fn new(provider: impl Into<ProviderRef>) -> Result<Arc<Self>> {
         let upstream = Upstream::new(provider)?;
-        let pool = Arc::new(Self { upstream, books: Lock::new(Books::default()) });
+        let pool = Arc::new(Self { upstream, slabs: Lock::new(SlabTable::default()) });
         let this: &(dyn Pool + 'static) = &*pool;
         // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the pool goes.
         unsafe { pool.upstream.set_pool(NonNull::from(this)) };
@@ -41,31 +41,31 @@ impl ClassPool {
             return Ok(());
         }
         let was = {
-            let mut books = self.books.lock();
-            std::mem::replace(books.slab_at(address)?.state_at(address)?, State::Leaving)
+            let mut books = self.slabs.lock();
+            std::mem::replace(books.slab_at(address)?.state_at(address)?, BlockState::Freed)
         };
         // Without the lock: an observer takes locks of its own.
-        let leases = if was == State::Exported { before_free(Freed::Block { address }) } else { None };
+        let leases = if was == BlockState::Exported { before_free(Freed::Block { address }) } else { None };
         if leases.is_some() || completion.is_some() {
-            let size = self.books.lock().slab_at(address)?.block_size;
+            let size = self.slabs.lock().slab_at(address)?.block_size;
             let held = match (completion, leases) {
                 (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
                 (None, Some(leases)) => self.upstream.defer(address, size, leases),
                 (None, None) => false,
             };
             if held {
-                // It stays `Leaving`, which is neither live nor free, until it comes back through `reclaim`.
-                self.books.lock().count_free(size);
+                // It stays `Freed`, which is neither live nor free, until it comes back through `reclaim`.
+                self.slabs.lock().count_free(size);
                 self.upstream.poll_some();
                 return Ok(());
             }
         }
-        self.books.lock().free(&self.upstream, address)
+        self.slabs.lock().free(&self.upstream, address)
     }
 }
 
 // SAFETY: blocks are parts of regions that the upstream handed out, at multiples of a block size that is a multiple of
-// the alignment; the books hand none out twice, and `free` announces exported ones while they are still nobody's.
+// the alignment. The slabs never allocate a live block, and `free` announces exported blocks before they are reused.
 unsafe impl Pool for ClassPool {
     fn name(&self) -> &str {
         "classes"
@@ -79,11 +79,12 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
-        // Without the lock: what is let go comes back through `reclaim`, and who is asked for memory may free some.
-        self.upstream.retry_on_out_of_memory(self, layout, || {
+        // Without the lock, because reclaimed blocks return through `reclaim`, and the out-of-memory callback may free
+        // blocks.
+        self.upstream.relieving(self, layout, || {
             self.upstream.admit()?;
-            self.upstream.poll_pending();
-            self.books.lock().allocate(&self.upstream, layout)
+            self.upstream.poll_awaited();
+            self.slabs.lock().allocate(&self.upstream, layout)
         })
     }
 
@@ -92,7 +93,7 @@ unsafe impl Pool for ClassPool {
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
-        self.books.lock().slab_at(address)?.block_at(address)
+        self.slabs.lock().slab_at(address)?.block_at(address)
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
@@ -100,12 +101,12 @@ unsafe impl Pool for ClassPool {
             return Ok(0);
         }
         self.upstream.poll();
-        self.books.lock().trim(&self.upstream, keep)
+        self.slabs.lock().trim(&self.upstream, keep)
     }
 
     fn statistics(&self) -> PoolStatistics {
-        let mut statistics = self.books.lock().statistics;
-        statistics.held_bytes = self.upstream.deferred().bytes;
+        let mut statistics = self.slabs.lock().statistics;
+        statistics.held_bytes = self.upstream.held().bytes;
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         statistics
@@ -124,7 +125,7 @@ unsafe impl Pool for ClassPool {
 // out of reach until `reclaim`.
 unsafe impl DeferredFree for ClassPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
-        *self.books.lock().slab_at(address)?.state_at(address)? = State::Exported;
+        *self.slabs.lock().slab_at(address)?.state_at(address)? = BlockState::Exported;
         Ok(())
     }
 
@@ -135,10 +136,10 @@ unsafe impl DeferredFree for ClassPool {
     unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         match freed {
             Freed::Block { address } => {
-                self.books.lock().end(&self.upstream, address, State::Leaving).map(drop)
+                self.slabs.lock().end(&self.upstream, address, BlockState::Freed).map(drop)
             }
             Freed::Region(region) => {
-                self.books.lock().remove_region(region);
+                self.slabs.lock().count_released_region(region);
                 Ok(())
             }
         }
@@ -147,8 +148,8 @@ unsafe impl DeferredFree for ClassPool {
 
 impl Drop for ClassPool {
     fn drop(&mut self) {
-        self.upstream.stop_reclaiming();
-        let slabs = self.books.lock().take_all();
+        self.upstream.stop_letting_go();
+        let slabs = self.slabs.lock().take_all();
         for slab in slabs {
             for address in slab.exported().filter(|_| !self.upstream.is_frozen()) {
                 if let Some(leases) = before_free(Freed::Block { address }) {
@@ -156,8 +157,8 @@ impl Drop for ClassPool {
                     let _ = self.upstream.defer(address, slab.block_size, leases);
                 }
             }
-            // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A provider that
-            // refuses keeps the region.
+            // SAFETY: by the contract of `allocate`, no block of a dropped pool is in use. If the provider fails, it keeps
+            // the region.
             let _ = unsafe { self.upstream.free(slab.region) };
         }
         // Waits for threads that are shown the pool.

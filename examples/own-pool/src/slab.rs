@@ -1,23 +1,23 @@
-//! [`Slab`]: a region cut into blocks of one size.
+//! [`Slab`]: a region that is divided into blocks of one size.
 
 use umf_core::{Address, BlockSpan, Error, Region, Result};
 
-/// What a block is at present.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum BlockState {
     Free,
     Live,
-    /// Live, and somebody is to be told before it is free.
+    /// Live and exported. Its free must be announced to exporters.
     Exported,
-    /// Given back; being announced, or held because other processes have it open.
-    Leaving,
+    /// Freed by its owner, but not reusable yet: being announced, or held because other processes have it open.
+    Freed,
 }
 
 #[derive(Debug)]
 pub(crate) struct Slab {
     pub(crate) region: Region,
     pub(crate) block_size: usize,
-    states: Vec<State>,
+    states: Vec<BlockState>,
     /// The numbers of the free blocks.
     free: Vec<usize>,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Slab {
 impl Slab {
     pub(crate) fn new(region: Region, block_size: usize) -> Self {
         let count = region.size() / block_size;
-        Self { region, block_size, states: vec![State::Free; count], free: (0..count).rev().collect() }
+        Self { region, block_size, states: vec![BlockState::Free; count], free: (0..count).rev().collect() }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -36,10 +36,10 @@ impl Slab {
         self.free.len() == self.states.len()
     }
 
-    /// Hands out a block.
+    /// Allocates a block.
     pub(crate) fn take(&mut self) -> Option<Address> {
         let number = self.free.pop()?;
-        self.states[number] = State::Live;
+        self.states[number] = BlockState::Live;
         self.region.base().checked_add((number * self.block_size) as u64)
     }
 
@@ -48,19 +48,19 @@ impl Slab {
         Some(offset / self.block_size).filter(|&number| number < self.states.len())
     }
 
-    /// The live block that holds `address`.
+    /// Returns the live block that contains `address`.
     pub(crate) fn block_at(&self, address: Address) -> Result<BlockSpan> {
         let none = Error::NotAllocated { address };
         let number = self.number_at(address).ok_or(none)?;
-        if !matches!(self.states[number], State::Live | State::Exported) {
+        if !matches!(self.states[number], BlockState::Live | BlockState::Exported) {
             return Err(none);
         }
         let start = self.region.base().checked_add((number * self.block_size) as u64).ok_or(none)?;
         Ok(BlockSpan { address: start, size: self.block_size })
     }
 
-    /// The state of the live block that begins at `address`.
-    pub(crate) fn state_at(&mut self, address: Address) -> Result<&mut State> {
+    /// Returns the state of the live block that begins at `address`.
+    pub(crate) fn state_at(&mut self, address: Address) -> Result<&mut BlockState> {
         if self.block_at(address)?.address != address {
             return Err(Error::InteriorAddress { address });
         }
@@ -68,19 +68,19 @@ impl Slab {
         Ok(&mut self.states[number])
     }
 
-    /// Makes a block that is [`State::Leaving`] free, or live again.
-    pub(crate) fn settle(&mut self, address: Address, state: State) {
+    /// Makes a block that is [`BlockState::Freed`] free, or live again.
+    pub(crate) fn set_state(&mut self, address: Address, state: BlockState) {
         if let Some(number) = self.number_at(address) {
             self.states[number] = state;
-            if state == State::Free {
+            if state == BlockState::Free {
                 self.free.push(number);
             }
         }
     }
 
-    /// The blocks that are exported.
+    /// Returns the exported blocks.
     pub(crate) fn exported(&self) -> impl Iterator<Item = Address> {
-        let numbers = self.states.iter().enumerate().filter(|(_, state)| **state == State::Exported);
+        let numbers = self.states.iter().enumerate().filter(|(_, state)| **state == BlockState::Exported);
         numbers.filter_map(|(number, _)| self.region.base().checked_add((number * self.block_size) as u64))
     }
 }

@@ -1,4 +1,4 @@
-//! [`Arena`].
+//! [`Arena`]: the provider.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use umf_core::{Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
 use umf_sync::Lock;
 
-use crate::ranges::Ranges;
+use crate::ranges::FreeRanges;
 
 const PAGE: usize = 4096;
 
@@ -15,9 +15,9 @@ const KIND: ProviderKind = match ProviderKind::new("arena") {
     None => panic!("a valid name"),
 };
 
-/// Private host memory out of one reserved range of addresses.
+/// A provider of private host memory in one reserved range of addresses.
 ///
-/// Reserving costs addresses, no memory: pages come as they are touched.
+/// The reservation takes addresses, but no memory: pages are populated on first touch.
 ///
 /// ```
 /// use own_provider::Arena;
@@ -36,21 +36,21 @@ pub struct Arena {
     name: String,
     start: NonNull<libc::c_void>,
     size: usize,
-    ranges: Lock<Ranges>,
+    ranges: Lock<FreeRanges>,
 }
 
-// SAFETY: the pointer is an address of the process, good in each thread; the ranges have a lock.
+// SAFETY: the pointer is valid in all threads, and a lock protects the ranges.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Makes an arena of `size` bytes, rounded up to pages. `name` stands in statistics, logs and
+    /// Makes an arena of `size` bytes, rounded up to pages. `name` is used in statistics, logs and
     /// errors.
     ///
     /// # Errors
-    /// [`Error::ZeroSize`], [`Error::SizeOverflow`], [`Error::OutOfMemory`] if there are not that many
-    /// addresses in one piece.
+    /// [`Error::ZeroSize`], [`Error::SizeOverflow`]; [`Error::OutOfMemory`] if there is no free range of that
+    /// size.
     pub fn new(name: &str, size: usize) -> Result<Arc<Self>> {
         let size = Layout::new(size, PAGE)?.pad_to(PAGE)?.size();
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -59,7 +59,7 @@ impl Arena {
         let mapped = unsafe { libc::mmap(null_mut(), size, access, flags, -1, 0) };
         let start = NonNull::new(mapped).filter(|_| mapped != libc::MAP_FAILED);
         let start = start.ok_or_else(|| Error::OutOfMemory { size, owner: "mmap", native: errno() })?;
-        let ranges = Ranges::new(start.as_ptr().expose_provenance() as u64, size as u64);
+        let ranges = FreeRanges::new(start.as_ptr().expose_provenance() as u64, size as u64);
         Ok(Arc::new(Self { name: name.to_owned(), start, size, ranges: Lock::new(ranges) }))
     }
 }
@@ -68,8 +68,8 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-// SAFETY: regions are parts of a mapping that can be read and written and stays until the arena goes (and longer, if
-// regions are live then); the ranges are given out once.
+// SAFETY: regions are disjoint parts of a readable and writable mapping. The mapping exists until the arena is dropped
+// without live regions.
 unsafe impl Provider for Arena {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -99,8 +99,8 @@ unsafe impl Provider for Arena {
     unsafe fn free(&self, region: Region) -> Result<()> {
         self.ranges.lock().check(&region)?;
         let start = region.base().as_ptr().unwrap_or(null_mut());
-        // Before the place is free: afterwards another thread may have it.
-        // SAFETY: a live region, of which the caller says that nobody uses it. It reads as zero then.
+        // Before the range is free: afterwards another thread may allocate it.
+        // SAFETY: the region is live, and by the caller's contract it is not in use. It reads as zero afterwards.
         if unsafe { libc::madvise(start.cast(), region.size(), libc::MADV_DONTNEED) } != 0 {
             return Err(Error::native("madvise(MADV_DONTNEED)", errno()));
         }
@@ -114,9 +114,9 @@ unsafe impl Provider for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // Regions are promised to stay until they are freed. One that is live keeps the arena mapped for ever.
+        // Live regions must stay valid, so they keep the arena mapped for ever.
         if self.ranges.lock().is_empty() {
-            // SAFETY: mapped in `new`, and no part of it is in use.
+            // SAFETY: `new` created the mapping, and no part of it is in use.
             unsafe { libc::munmap(self.start.as_ptr(), self.size) };
         }
     }

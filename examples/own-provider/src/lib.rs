@@ -1,21 +1,21 @@
-//! A memory provider for umf, as you would write it in your own repository: it depends on `umf-core`, and on `umf-sync` for its
-//! lock, alone.
+//! A memory provider for umf, as you would write it in your own repository. It depends only on `umf-core`, and on
+//! `umf-sync` for its lock.
 //!
-//! [`Arena`] reserves one large range of addresses when it is made, and hands out parts of it: all its memory lies
-//! within a fixed distance, so that (for one) offsets of 32 bits reach everywhere. What is freed gives its pages back
-//! to the system and its addresses to the arena.
+//! [`Arena`] reserves one large range of addresses when it is created, and allocates regions in it. All its memory is
+//! within a fixed distance, so that 32-bit offsets can address it. Freeing returns the pages to the system and the
+//! addresses to the arena.
 //!
 //! What is worth copying:
 //!
-//! - [`Provider`]'s mandatory methods are few; abilities (exporting, purging, ...) are traits of their own, which
-//!   this one does not have.
-//! - `unsafe impl Provider` is a promise, and the comment at it says why it is kept.
-//! - Everything wrong that a caller can pass is an error and leaves the provider as it was.
-//! - The books are kept beside the memory, never in it.
-//! - The lock survives a fork: a child goes on allocating, whatever other threads of its parent were doing.
-//! - One line, in `tests/conformance.rs`, has all of this checked.
+//! - [`Provider`] has few mandatory methods. Exporting, purging and other abilities are separate traits, which this
+//!   provider does not implement.
+//! - The `SAFETY` comment of `unsafe impl Provider` states why the contract holds.
+//! - An invalid argument is an error, and leaves the provider unchanged.
+//! - Metadata is kept outside of the memory.
+//! - The lock survives a fork: a child can allocate, even if another thread of the parent held the lock.
+//! - One line in `tests/conformance.rs` runs the conformance suite.
 //!
-//! To have it named in `umf.toml`, a program registers it: `umf::registry::register_provider::<Arena>()`. Its key is
+//! For use in `umf.toml`, a program registers it: `umf::registry::register_provider::<Arena>()`. Its key is
 //! [`ArenaSettings`], with which `[provider.arena] size = "4GiB"` and `UMF_PROVIDER_ARENA_SIZE` work.
 
 mod arena;

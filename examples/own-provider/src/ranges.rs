@@ -1,4 +1,4 @@
-//! [`Ranges`]: which parts of the arena are free, and which regions are live.
+//! [`FreeRanges`]: the free ranges and live regions of an arena.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use umf_core::{Address, Error, Region, Result};
 
 const OWNER: &str = "this arena";
 
-/// Free ranges and live regions, by address. First fit; neighbours are joined.
+/// Free ranges and live regions, by address. Allocation is first fit; free neighbours are coalesced.
 #[derive(Debug)]
-pub(crate) struct Ranges {
-    /// Where a free range begins, and its size.
+pub(crate) struct FreeRanges {
+    /// Start and size of each free range.
     free: BTreeMap<u64, u64>,
     live: BTreeMap<u64, Region>,
 }
 
-impl Ranges {
+impl FreeRanges {
     pub(crate) fn new(start: u64, size: u64) -> Self {
         Self { free: BTreeMap::from([(start, size)]), live: BTreeMap::new() }
     }
 
-    /// Takes the first place for `size` bytes at a multiple of `align` (a power of two).
+    /// Allocates the first range of `size` bytes at a multiple of `align`, a power of two.
     pub(crate) fn take(&mut self, size: usize, align: usize) -> Result<Region> {
         let none = Error::OutOfMemory { size, owner: OWNER, native: 0 };
         let wanted = size as u64;
@@ -36,18 +36,18 @@ impl Ranges {
         Ok(region)
     }
 
-    /// Whether exactly this region is live.
+    /// Checks that exactly this region is live.
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
         let address = region.base();
         match self.live.get(&address.to_bits()) {
             Some(live) if live == region => Ok(()),
-            // The address is in use again: what the caller has is older.
+            // The address was reused; the caller's region was freed before.
             Some(_) => Err(Error::NotAllocated { address }),
             None => Err(Error::ForeignAddress { address, owner: OWNER }),
         }
     }
 
-    /// Makes the place of a live region free.
+    /// Frees the range of a live region.
     pub(crate) fn give_back(&mut self, region: &Region) -> Result<()> {
         self.check(region)?;
         let (mut start, mut len) = (region.base().to_bits(), region.size() as u64);
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_joined() {
-        let mut ranges = Ranges::new(0x1000, 0x9000);
+    fn free_neighbours_are_coalesced() {
+        let mut ranges = FreeRanges::new(0x1000, 0x9000);
         let three: Vec<_> = (0..3).map(|_| ranges.take(0x3000, 0x1000).unwrap()).collect();
         assert!(ranges.take(1, 1).is_err());
         for place in [0, 2, 1] {

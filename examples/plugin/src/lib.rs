@@ -140,7 +140,7 @@ unsafe extern "C" fn alloc(state: *mut c_void, size: usize, align: usize, place:
 }
 
 unsafe extern "C" fn free(state: *mut c_void, memory: *mut c_void, size: usize) -> Code {
-    // SAFETY: a live allocation, of which the program says that nobody uses it.
+    // SAFETY: the allocation is live, and by UMF's contract it is not in use.
     if unsafe { libc::munmap(memory, size) } != 0 {
         return native_error();
     }
@@ -190,7 +190,7 @@ unsafe extern "C" fn get_name(state: *mut c_void, name: *mut *const c_char) -> C
 }
 
 unsafe extern "C" fn purge_lazy(_: *mut c_void, memory: *mut c_void, size: usize) -> Code {
-    // SAFETY: whole pages of a live allocation, whose content nobody needs.
+    // SAFETY: the range is whole pages of a live allocation, whose content is not needed.
     if unsafe { libc::madvise(memory, size, libc::MADV_FREE) } == 0 { code::SUCCESS } else { native_error() }
 }
 

@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// The size of a page, in bytes.
+/// Returns the size of a page in bytes.
 pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf has no preconditions.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Maps `size` bytes at a multiple of `align`; both are whole pages. NULL, with errno, if that fails.
+/// Maps `size` bytes at a multiple of `align`, both multiples of the page size. Returns NULL with errno on failure.
 pub(crate) fn map(size: usize, align: usize) -> *mut c_void {
     let extra = align.saturating_sub(page_size());
     let padded = size.saturating_add(extra);
@@ -23,7 +23,7 @@ pub(crate) fn map(size: usize, align: usize) -> *mut c_void {
     let base = start.wrapping_byte_add(before);
     for (part, len) in [(start, before), (base.wrapping_byte_add(size), extra - before)] {
         if len > 0 {
-            // SAFETY: an end of the mapping made above, which nobody has seen.
+            // SAFETY: the part lies in the mapping made above, and is not in use.
             unsafe { libc::munmap(part, len) };
         }
     }

@@ -1,4 +1,4 @@
-//! [`DmaBuf`]: a file descriptor that is known to be a dma-buf.
+//! [`DmaBuf`]: an fd that is verified to be a dma-buf, and the operations on it.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,10 +11,10 @@ use umf_os::{CheckedFile, Mapping, is_dma_buf, map_error};
 
 use crate::sys::{self, dma_buf};
 
-/// A dma-buf: memory that devices and processes share, behind a file descriptor. Clones share the descriptor.
+/// A dma-buf: memory that devices and processes share by an fd. Clones share the fd.
 ///
-/// If the program closes the descriptor, or opens another file under its number, that file is
-/// neither mapped nor exported nor closed.
+/// If the program closes the fd, or opens another file under its number, that file is neither mapped nor
+/// exported nor closed.
 ///
 /// Thread-safe. See the kernel's documentation, "Buffer Sharing and Synchronization".
 #[derive(Clone, Debug)]
@@ -24,15 +24,15 @@ pub struct DmaBuf {
 }
 
 impl DmaBuf {
-    /// The longest name that a buffer can have, in bytes.
+    /// Limit of the length of a buffer's name, in bytes.
     pub const NAME_MAX: usize = 31;
 
-    /// Takes a descriptor that somebody exported (a driver, another process) if it is a dma-buf.
+    /// Takes ownership of an fd from a driver or another process, if it is a dma-buf.
     ///
-    /// What it is, is asked without calling into the file: one of somebody else's file system could wait for ever.
+    /// The check makes no call into the file, because another file system could block for ever.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] if it is something else, [`Error::Native`] if that cannot be found out (no `/proc`).
+    /// [`Error::Untrusted`] if it is another file. [`Error::Native`] if that is unknown, without `/proc`.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
         let fd = ReceivedFd::from(fd);
         if !is_dma_buf(fd.as_fd())? {
@@ -41,32 +41,32 @@ impl DmaBuf {
         Self::from_new_fd(fd.into_inner())
     }
 
-    /// What a device has just made, which is a dma-buf.
+    /// Takes ownership of a dma-buf that a device has just created.
     pub(crate) fn from_new_fd(fd: OwnedFd) -> Result<Self> {
         let size = sys::size_of_buffer(fd.as_fd())
             .map_err(|errno| Error::native("lseek of a dma-buf", errno.raw_os_error()))?;
         Ok(Self { file: Arc::new(CheckedFile::new(fd)?), size })
     }
 
-    /// Its size in bytes, which never changes.
+    /// Returns the size in bytes, which never changes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The descriptor, shared.
+    /// Returns the shared fd.
     #[must_use]
     pub fn fd(&self) -> Arc<OwnedFd> {
         Arc::clone(self.file.unchecked())
     }
 
-    /// The same if it still is the buffer's.
+    /// Returns the shared fd, after a check that it still refers to the buffer.
     pub(crate) fn checked_fd(&self) -> Result<Arc<OwnedFd>> {
         self.file.fd().map(Arc::clone)
     }
 
-    /// Gives the buffer a name, which `/sys/kernel/debug/dma_buf/bufinfo` and `/proc/<pid>/fdinfo` show. What is longer than
-    /// [`DmaBuf::NAME_MAX`] bytes is cut.
+    /// Sets the name that `/sys/kernel/debug/dma_buf/bufinfo` and `/proc/<pid>/fdinfo` show. A name of more than
+    /// [`DmaBuf::NAME_MAX`] bytes is truncated.
     ///
     /// # Errors
     /// [`Error::NotSupported`] before Linux 5.3.
@@ -78,39 +78,39 @@ impl DmaBuf {
             .map_err(|errno| error("naming a dma-buf (Linux 5.3)", "ioctl(DMA_BUF_SET_NAME)", errno))
     }
 
-    /// Maps `size` bytes of it at `offset`, at a multiple of `align`.
+    /// Maps `size` bytes at `offset`, at a multiple of `align`.
     pub(crate) fn map(&self, offset: u64, size: usize, align: usize, writable: bool) -> Result<Mapping> {
         let fd = self.file.fd()?;
         Mapping::of_file(fd.as_fd(), offset, size, align, writable).map_err(|errno| match errno {
             Errno::ACCESS | Errno::PERM => Error::Native {
                 call: "mmap of a dma-buf",
                 native: errno.raw_os_error(),
-                hint: "it was exported read-only (without DRM_RDWR or O_RDWR): import it read-only, or export it otherwise",
+                hint: "it was exported read-only: import it read-only, or export it with DRM_RDWR or O_RDWR",
             },
             Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP => Error::NotSupported {
                 what: "mapping this dma-buf",
                 owner: "the driver that exported it",
                 native: errno.raw_os_error(),
             },
-            errno => map_error(size, "this process's addresses", errno),
+            errno => map_error(size, "the address space of this process", errno),
         })
     }
 
-    /// Tells the driver that the CPU is going to touch the memory, and waits for devices that write to it (or, for writing,
-    /// use it). Ended by [`DmaBuf::end`].
-    pub(crate) fn begin(&self, access: Access) -> Result<()> {
+    /// Begins an access of the CPU. Waits for devices that write to the buffer; for writing, for all devices
+    /// that use it. [`DmaBuf::end_cpu_access`] ends the access.
+    pub(crate) fn begin_cpu_access(&self, access: Access) -> Result<()> {
         dma_buf::sync(self.as_fd(), flags(access), false)
             .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to begin", errno.raw_os_error()))
     }
 
-    /// Tells the driver that the CPU is done.
-    pub(crate) fn end(&self, access: Access) -> Result<()> {
+    /// Ends an access of the CPU.
+    pub(crate) fn end_cpu_access(&self, access: Access) -> Result<()> {
         dma_buf::sync(self.as_fd(), flags(access), true)
             .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to end", errno.raw_os_error()))
     }
 
-    /// A sync file: it becomes readable (`poll(2)`) when what devices are doing with the buffer is done, as far as `access`
-    /// has to wait for it. For reading that is writing; for writing, everything.
+    /// Returns a sync file that becomes readable (`poll(2)`) when pending device work on the buffer is
+    /// complete: all writes if `access` is read-only, else all work.
     ///
     /// # Errors
     /// [`Error::NotSupported`] before Linux 6.0.
@@ -120,15 +120,15 @@ impl DmaBuf {
         })
     }
 
-    /// Adds the work that a sync file stands for, which does `access`: devices and [`crate::cpu_access`] then wait for it as for
-    /// what drivers do themselves.
+    /// Adds the work of a sync file to the buffer, as a read or a write by `access`. Devices and
+    /// [`crate::cpu_access`] then wait for it.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] before Linux 6.0, [`Error::InvalidArgument`] if `file` is no sync file.
+    /// [`Error::NotSupported`] before Linux 6.0. [`Error::InvalidArgument`] if `file` is not a sync file.
     pub fn import_sync_file(&self, file: BorrowedFd<'_>, access: Access) -> Result<()> {
         dma_buf::import_sync_file(self.as_fd(), flags(access), file).map_err(|errno| match errno {
             Errno::INVAL | Errno::BADF => {
-                Error::InvalidArgument { what: "sync file", why: "the descriptor is no sync file" }
+                Error::InvalidArgument { what: "sync file", why: "the descriptor is not a sync file" }
             }
             errno => {
                 error("sync files of a dma-buf (Linux 6.0)", "ioctl(DMA_BUF_IOCTL_IMPORT_SYNC_FILE)", errno)

@@ -1,4 +1,4 @@
-//! [`DmaBufBuilder`]: how a [`DmaBufProvider`] is set up.
+//! [`DmaBufBuilder`]: the configuration of a [`DmaBufProvider`].
 
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ use crate::provider::{DmaBufProvider, Regions};
 use crate::regions::{BufferPerRegion, Suballocated};
 use crate::source::{BufferSource, Heap, Udmabuf};
 
-/// How a [`DmaBufProvider`] is set up. Got from [`DmaBufProvider`].
+/// A builder of [`DmaBufProvider`]s, from a constructor of [`DmaBufProvider`].
 #[derive(Debug)]
 #[must_use]
 pub struct DmaBufBuilder {
-    label: Cow<'static, str>,
+    name: Cow<'static, str>,
     origin: Origin,
     huge_page: Option<usize>,
 }
@@ -29,7 +29,7 @@ enum Origin {
 
 impl DmaBufBuilder {
     fn new(origin: Origin) -> Self {
-        Self { label: Cow::Borrowed("dma-buf"), origin, huge_page: None }
+        Self { name: Cow::Borrowed("dma-buf"), origin, huge_page: None }
     }
 
     pub(crate) fn udmabuf() -> Result<Self> {
@@ -44,15 +44,15 @@ impl DmaBufBuilder {
         Ok(Self::new(Origin::Existing(DmaBuf::from_fd(fd)?)))
     }
 
-    /// A name for people: logs, statistics, `umf ps`; with the process id it is the name of the buffers in
-    /// `/sys/kernel/debug/dma_buf/bufinfo`, too. Default: `dma-buf`.
+    /// Sets the name, for logs, statistics and `umf ps`. The buffers in `/sys/kernel/debug/dma_buf/bufinfo` have
+    /// it after the process id. Default: `dma-buf`.
     pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
-        self.label = name.into();
+        self.name = name.into();
         self
     }
 
-    /// Use reserved huge pages of this many bytes (`/sys/kernel/mm/hugepages`). For udmabuf. An allocation fails where there
-    /// are none left.
+    /// Uses reserved huge pages of this many bytes (`/sys/kernel/mm/hugepages`). For udmabuf. If none is free, an
+    /// allocation fails.
     pub fn huge_page(mut self, bytes: usize) -> Self {
         self.huge_page = Some(bytes);
         self
@@ -61,8 +61,8 @@ impl DmaBufBuilder {
     /// Builds the provider.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for huge pages where the kernel or the driver chooses, or of a size that is none;
-    /// [`Error::OutOfMemory`] if a buffer that was given cannot be mapped.
+    /// [`Error::InvalidArgument`] for huge pages of a source other than udmabuf, or of an invalid size.
+    /// [`Error::OutOfMemory`] if an existing buffer cannot be mapped.
     pub fn build(self) -> Result<Arc<DmaBufProvider>> {
         let mut origin = self.origin;
         if let Some(size) = self.huge_page {
@@ -72,17 +72,17 @@ impl DmaBufBuilder {
             }
             match &mut origin {
                 Origin::Source(BufferSource::Udmabuf(device)) => device.set_huge_page(size),
-                _ => return refuse("is for udmabuf: elsewhere the driver chooses"),
+                _ => return refuse("needs udmabuf: the page size of other sources is fixed"),
             }
         }
         let regions = match origin {
-            // The process first: long labels are cut.
+            // The process id comes first, because long names are truncated.
             Origin::Source(source) => Regions::PerBuffer(Box::new(BufferPerRegion::new(
                 source,
-                format!("umf {} {}", std::process::id(), self.label),
+                format!("umf {} {}", std::process::id(), self.name),
             ))),
             Origin::Existing(buffer) => Regions::Suballocated(Box::new(Suballocated::new(buffer)?)),
         };
-        Ok(Arc::new(DmaBufProvider::new(self.label, regions)))
+        Ok(Arc::new(DmaBufProvider::new(self.name, regions)))
     }
 }

@@ -8,10 +8,10 @@ use umf_core::{FactoryError, Import, Provider, ProviderFactory};
 use crate::{DmaBufImport, DmaBufProvider};
 
 umf_core::words! {
-    /// What makes dma-bufs.
+    /// The source of dma-bufs.
     #[derive(Default)]
     pub enum DmaBufExporter {
-        /// `/dev/udmabuf`, of memory of the host.
+        /// `/dev/udmabuf`: host memory.
         #[default]
         Udmabuf = "udmabuf",
         /// A heap of `/dev/dma_heap`.
@@ -20,10 +20,10 @@ umf_core::words! {
 }
 
 umf_core::words! {
-    /// Which pages buffers are made of.
+    /// The kind of pages of buffers.
     #[derive(Default)]
     pub enum DmaBufPages {
-        /// Those of the system.
+        /// Normal pages.
         #[default]
         Normal = "none",
         /// Reserved huge pages.
@@ -34,13 +34,13 @@ umf_core::words! {
 umf_core::settings! {
     /// The keys of the kind `dma-buf`.
     pub struct DmaBufSettings {
-        /// What makes the buffers: "udmabuf" (of memory of the host) or "heap".
+        /// The source of the buffers: "udmabuf" (host memory) or "heap".
         pub exporter: DmaBufExporter = DmaBufExporter::Udmabuf;
-        /// The heap, a name in /dev/dma_heap.
+        /// The heap: a name in /dev/dma_heap.
         pub heap: String = "system".to_owned(),
             "a name in /dev/dma_heap, without a slash"
             if |heap| !heap.is_empty() && heap.len() <= 253 && !heap.contains(['/', '\0']) && !heap.starts_with('.');
-        /// "none" or "hugetlb" (reserved huge pages), from udmabuf.
+        /// "none" or "hugetlb" (reserved huge pages). For udmabuf.
         pub huge_pages: DmaBufPages = DmaBufPages::Normal;
         /// Size of a huge page, a power of two; 0 is 2 MiB.
         pub huge_page_size: usize as ByteSize = 0,

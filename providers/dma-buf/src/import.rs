@@ -1,4 +1,4 @@
-//! [`DmaBufImport`]: opens dma-bufs that another process exported.
+//! [`DmaBufImport`]: maps dma-bufs that another process exported.
 
 use core::ptr::NonNull;
 
@@ -6,8 +6,7 @@ use umf_core::{Access, Error, HostAccess, Import, ImportRequest, Imported, Provi
 use umf_os::{FileRange, Mapping, page_size};
 
 use crate::buffer::DmaBuf;
-use crate::mappings;
-use crate::mappings::CpuSync;
+use crate::mappings::{self, CpuSync};
 
 /// The kind of provider.
 pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {
@@ -15,27 +14,27 @@ pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {
     None => panic!("a valid name"),
 };
 
-/// Opens dma-bufs that another process exported: maps a part of one. Needs no provider, and no device: whoever has the
-/// descriptor may map it.
+/// An importer of dma-bufs: maps a part of a dma-buf that another process exported. It needs neither a provider
+/// nor a device, because a process that has the fd may map it.
 ///
-/// What came along is asked about before it is touched: that it is a dma-buf (the kernel alone answers) and that the range lies
-/// in it. A dma-buf never shrinks, and its pages stay as long as it is mapped, whatever its exporter does. A read-only import is a
-/// courtesy: the descriptor would let itself be mapped for writing.
+/// Before the fd is used, the importer checks that it is a dma-buf, without a call into the file, and that the
+/// range lies in it. A dma-buf never shrinks, and its pages exist as long as it is mapped, even if the exporter
+/// exits. A read-only import is not enforced: the fd can be mapped for writing.
 ///
 /// Thread-safe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DmaBufImport;
 
 impl DmaBufImport {
-    /// An importer.
+    /// Returns an importer.
     #[must_use]
     pub const fn new() -> Self {
         Self
     }
 }
 
-// SAFETY: what is mapped is a dma-buf, whose size never changes and whose pages stay as long as it is mapped; the range lies in
-// it.
+// SAFETY: the mapped file is a dma-buf, whose size never changes and whose pages exist as long as it is mapped. The range
+// lies in it.
 unsafe impl Import for DmaBufImport {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -59,10 +58,10 @@ unsafe impl Import for DmaBufImport {
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let base = imported.base;
         let foreign = Error::ForeignAddress { address: base, owner: "the dma-buf importer" };
-        // Forgotten first: once unmapped, another thread may get the same address.
+        // Removed before it is unmapped: afterwards another thread may get the same address.
         let buffer = mappings::remove(base).ok_or(foreign)?;
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
-        // SAFETY: `import` mapped this much there, and the caller says that nobody uses it any more.
+        // SAFETY: `import` created this mapping, and by the caller's contract it is not in use.
         unsafe { Mapping::from_parts(pointer, imported.size) }.unmap().map_err(|(mapping, error)| {
             mappings::add(mapping.leak(), imported.size, buffer, !imported.read_only);
             error

@@ -1,15 +1,15 @@
-//! dma-buf memory for umf: the memory that devices share with each other and with processes.
+//! dma-buf memory for umf: memory that devices share with each other and with processes.
 //!
 //! | what | how |
 //! |---|---|
-//! | memory of the host that devices can import | [`DmaBufProvider::udmabuf`]: `/dev/udmabuf` over sealed memfds, on huge pages too |
+//! | host memory that devices can import | [`DmaBufProvider::udmabuf`]: `/dev/udmabuf` over sealed memfds, also on huge pages |
 //! | memory from a heap | [`DmaBufProvider::heap`]: `/dev/dma_heap/<name>` |
-//! | a buffer that is there already | [`DmaBufProvider::over`]: a driver's export, carved into regions |
-//! | touching memory that devices use too | [`cpu_access`] |
-//! | one buffer by itself: its name, its fences | [`DmaBuf`] |
-//! | a buffer over files that are there already | [`Udmabuf`] |
-//! | memory of another process | [`DmaBufImport`], which needs no provider |
-//! | what this machine has, and what is in the way | [`survey`] |
+//! | an existing buffer | [`DmaBufProvider::over`]: a driver's export, suballocated into regions |
+//! | CPU access to memory that devices use | [`cpu_access`] |
+//! | a single buffer: name, fences | [`DmaBuf`] |
+//! | a buffer over existing memfds | [`Udmabuf`] |
+//! | memory that another process exported | [`DmaBufImport`], which needs no provider |
+//! | availability on this machine | [`survey`] |
 //!
 //! ```
 //! use umf_core::{Access, Layout, Provider};
@@ -19,11 +19,11 @@
 //! let Ok(builder) = DmaBufProvider::udmabuf() else { return Ok(()) }; // No such device here.
 //! let provider = builder.build()?;
 //! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
-//! // SAFETY: the region is live, and nobody else has it.
+//! // SAFETY: the region is live, and no other code uses it.
 //! let mut memory = unsafe { cpu_access(region.base(), region.size(), Access::ReadWrite)? };
 //! memory.write(0, b"seen by devices once the access has ended")?;
 //! memory.end()?;
-//! // SAFETY: nobody uses the region.
+//! // SAFETY: nothing uses the region.
 //! unsafe { provider.free(region)? };
 //! # Ok(())
 //! # }

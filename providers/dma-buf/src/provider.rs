@@ -1,4 +1,4 @@
-//! [`DmaBufProvider`].
+//! [`DmaBufProvider`]: the provider over dma-bufs.
 
 use core::mem::ManuallyDrop;
 use std::borrow::Cow;
@@ -17,19 +17,21 @@ use crate::import::{DmaBufImport, KIND};
 use crate::mappings::CpuSync;
 use crate::regions::{BufferPerRegion, Suballocated};
 
-/// Memory in dma-bufs, which devices can import.
+/// A provider of memory in dma-bufs, which devices can import.
 ///
-/// Made with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`] or [`DmaBufProvider::over`]. Thread-safe.
+/// Built with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`] or [`DmaBufProvider::over`]. Thread-safe.
 ///
-/// BufferPerRegion region is a buffer of its own, and so a descriptor (but for [`DmaBufProvider::over`]); let a pool make large ones. Its pages
-/// are there from the beginning, cannot be swapped, and stay until the last process and device has let go of it.
+/// Each region is a buffer with an fd of its own, except with [`DmaBufProvider::over`], so use large regions and
+/// a pool. The pages of a region are populated and pinned when it is allocated, and are freed when the last
+/// process and device has released the buffer.
 ///
-/// Dropping a provider does not unmap regions that were not freed: whoever has one may still use it. In a forked child it is
-/// frozen: allocating is [`Error::Frozen`], and freeing does nothing, since the memory is still the parent's.
+/// Dropping a provider does not unmap live regions, because they may still be in use. In a forked child the
+/// provider is frozen: allocating fails with [`Error::Frozen`], and freeing does nothing, because the memory
+/// belongs to the parent.
 #[derive(Debug)]
 pub struct DmaBufProvider {
     name: Cow<'static, str>,
-    /// The fork generation in which it was made: in a child none of its locks are taken.
+    /// The fork generation of the creation. In a child the locks of the provider are never taken.
     generation: u32,
     regions: ManuallyDrop<Regions>,
     import: DmaBufImport,
@@ -43,7 +45,7 @@ pub(crate) enum Regions {
 }
 
 impl DmaBufProvider {
-    /// Memory of the host that devices can import, from `/dev/udmabuf`.
+    /// Returns a builder of a provider of host memory, from `/dev/udmabuf`.
     ///
     /// # Errors
     /// As [`crate::Udmabuf::open`].
@@ -51,7 +53,7 @@ impl DmaBufProvider {
         DmaBufBuilder::udmabuf()
     }
 
-    /// Memory from the heap of this name, `system` for one.
+    /// Returns a builder of a provider of memory from a heap, such as `system`.
     ///
     /// # Errors
     /// As [`crate::Heap::open`].
@@ -59,8 +61,8 @@ impl DmaBufProvider {
         DmaBufBuilder::heap(name)
     }
 
-    /// Memory of a buffer that is there already: the export of a driver. Regions are parts of it, so that an importer that is
-    /// handed one could look at the others.
+    /// Returns a builder of a provider over an existing buffer, such as the export of a driver. Regions are parts
+    /// of the buffer, so an importer of one region has access to all.
     ///
     /// # Errors
     /// As [`crate::DmaBuf::from_fd`].
@@ -78,7 +80,7 @@ impl DmaBufProvider {
         }
     }
 
-    /// Bytes and regions that are allocated now, and the most bytes there have been.
+    /// Returns the number of allocated bytes and regions, and the peak of the bytes.
     pub const fn statistics(&self) -> &Gauge {
         &self.gauge
     }
@@ -92,8 +94,8 @@ impl DmaBufProvider {
     }
 }
 
-// SAFETY: regions are mappings of buffers of their own (or of ranges of one that no other live region has), of memory that the
-// CPU can read and write, and are unmapped by `free` only.
+// SAFETY: each region is a mapping of a buffer of its own, or a range of a mapping that no other live region has. The CPU can
+// read and write it, and only `free` unmaps it.
 unsafe impl Provider for DmaBufProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -133,7 +135,7 @@ unsafe impl Provider for DmaBufProvider {
             return Ok(());
         }
         match &*self.regions {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller's contract.
             Regions::PerBuffer(each) => unsafe { each.free(&region) },
             Regions::Suballocated(carved) => carved.free(&region),
         }?;
@@ -172,12 +174,12 @@ impl Export for DmaBufProvider {
     }
 
     fn uses_fd_per_export(&self) -> bool {
-        // The buffers are open anyway, exported or not.
+        // The buffers are open whether or not regions are exported.
         false
     }
 
     fn fd_opens_through_procfs(&self) -> bool {
-        // A dma-buf has no file that could be opened again.
+        // A dma-buf has no path, so `/proc/<pid>/fd` cannot reopen it.
         false
     }
 }
@@ -199,7 +201,8 @@ impl Properties for DmaBufProvider {
 impl Drop for DmaBufProvider {
     fn drop(&mut self) {
         if !self.is_inherited() {
-            // SAFETY: dropped once, here, and not used after. (In a child its tables may have been in the middle of a change.)
+            // Not in a child, because another thread may have been changing the tables at the fork.
+            // SAFETY: the field is dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.regions) };
         }
     }

@@ -1,4 +1,5 @@
-//! RegionTable of a provider: [`BufferPerRegion`] has a buffer for each, [`Suballocated`] has one buffer for all, which is there already.
+//! Regions of a provider: [`BufferPerRegion`] has a buffer per region, [`Suballocated`] has one existing buffer for
+//! all regions.
 
 use core::mem::ManuallyDrop;
 
@@ -14,9 +15,9 @@ use crate::source::BufferSource;
 /// RegionTable that are each a dma-buf of their own.
 pub(crate) struct BufferPerRegion {
     source: BufferSource,
-    /// Some exporters take pages until none is left, and ask the out-of-memory killer for more.
-    room: AvailableMemory,
-    /// What buffers are called.
+    /// The available memory. Some exporters allocate pages until the OOM killer runs.
+    available: Room,
+    /// The name of the buffers.
     name: String,
     regions: Lock<RegionTable<DmaBuf>>,
 }
@@ -29,9 +30,8 @@ impl core::fmt::Debug for BufferPerRegion {
 
 impl BufferPerRegion {
     pub(crate) fn new(source: BufferSource, name: String) -> Self {
-        let room =
-            if source.is_charged_to_cgroup() { AvailableMemory::find() } else { AvailableMemory::default() };
-        Self { source, room, name, regions: Lock::new(RegionTable::new("this dma-buf provider")) }
+        let available = if source.is_charged_to_cgroup() { Room::find() } else { Room::default() };
+        Self { source, available, name, regions: Lock::new(Regions::new("this dma-buf provider")) }
     }
 
     pub(crate) const fn source(&self) -> &BufferSource {
@@ -43,10 +43,10 @@ impl BufferPerRegion {
         let size = layout.pad_to(page)?.size();
         let align = layout.align().max(page);
         if let Some(owner) = self.source.page_owner() {
-            self.room.check(size, owner)?;
+            self.available.check(size, owner)?;
         }
-        let buffer = self.source.make(size)?;
-        // A kernel that takes no names shows none.
+        let buffer = self.source.create(size)?;
+        // Before Linux 5.3, buffers have no names.
         match buffer.set_name(&self.name) {
             Ok(()) | Err(Error::NotSupported { .. }) => {}
             Err(error) => return Err(error),
@@ -61,14 +61,14 @@ impl BufferPerRegion {
     /// # Safety
     /// As `Provider::free`.
     pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
-        // Forgotten first: once unmapped, another thread may get the same address.
+        // Removed before it is unmapped: afterwards another thread may get the same address.
         let buffer = self.regions.lock().remove(region)?;
         mappings::remove(region.base());
-        // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
+        // SAFETY: `allocate` created the mapping, and by the caller's contract it is not in use.
         let mapping = unsafe { Mapping::of_region(region) };
         mapping.map_or(Ok(()), Mapping::unmap_or_leak).inspect_err(|_| {
             mappings::add(region.base(), region.size(), buffer.clone(), true);
-            // The node that the region had is most likely still free.
+            // The tree node of the region is most likely still free, so this does not allocate.
             let _ = self.regions.lock().insert(*region, buffer);
         })
     }
@@ -84,13 +84,13 @@ impl BufferPerRegion {
     }
 }
 
-/// One buffer, mapped once, and which parts of it are taken.
+/// A buffer that is mapped once, and the suballocator of its regions.
 #[derive(Debug)]
 pub(crate) struct Suballocated {
     buffer: DmaBuf,
     mapping: ManuallyDrop<Mapping>,
-    /// Places are addresses.
-    suballocator: Suballocator,
+    /// Its places are addresses.
+    carver: Carver,
 }
 
 impl Suballocated {
@@ -101,11 +101,11 @@ impl Suballocated {
         if size == 0 {
             return Err(Error::InvalidArgument { what: "dma-buf", why: "must have at least one page" });
         }
-        // A start that has the alignment of huge pages, where buffer and addresses have room for it.
+        // Aligned to huge pages, if the buffer is that large.
         let align = if size >= 2 << 20 { 2 << 20 } else { page };
         let mapping = buffer.map(0, size, align, true)?;
         let start = mapping.address().to_bits();
-        let suballocator = Suballocator::new(start, start + size as u64, "the dma-buf that was given")?;
+        let carver = Carver::new(start, start + size as u64, "the existing dma-buf")?;
         mappings::add(mapping.address(), size, buffer.clone(), true);
         Ok(Self { buffer, mapping: ManuallyDrop::new(mapping), suballocator })
     }
@@ -132,10 +132,10 @@ impl Suballocated {
 
 impl Drop for Suballocated {
     fn drop(&mut self) {
-        // With regions that were not freed it stays mapped: they may still be in use.
-        if self.suballocator.live() == 0 {
+        // With live regions it stays mapped, because they may still be in use.
+        if self.carver.live() == 0 {
             mappings::remove(self.mapping.address());
-            // SAFETY: dropped once, here, and not used after.
+            // SAFETY: the field is dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
     }

@@ -1,4 +1,5 @@
-//! The devices that make dma-bufs: [`Udmabuf`], over memory files, and [`Heap`], from `/dev/dma_heap/<name>`. [`BufferSource`] is either.
+//! [`BufferSource`]: the devices that create dma-bufs, [`Udmabuf`] over memfds and [`Heap`] of
+//! `/dev/dma_heap/<name>`.
 
 use core::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,7 +13,7 @@ use umf_os::page_size;
 use crate::buffer::DmaBuf;
 use crate::sys::{self, udmabuf};
 
-/// Who makes buffers, one for each region.
+/// A device that creates a buffer per region.
 #[derive(Debug)]
 pub(crate) enum BufferSource {
     Udmabuf(Udmabuf),
@@ -20,7 +21,7 @@ pub(crate) enum BufferSource {
 }
 
 impl BufferSource {
-    /// Sizes are rounded up to this.
+    /// Returns the granularity of the sizes of buffers.
     pub(crate) fn page_size(&self) -> usize {
         match self {
             Self::Udmabuf(device) => device.page_size(),
@@ -28,15 +29,15 @@ impl BufferSource {
         }
     }
 
-    /// A buffer of at least `size` bytes, a multiple of the page size.
-    pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
+    /// Creates a buffer of `size` bytes, a multiple of the page size.
+    pub(crate) fn create(&self, size: usize) -> Result<DmaBuf> {
         match self {
-            Self::Udmabuf(device) => device.make(size),
-            Self::Heap(heap) => heap.make(size),
+            Self::Udmabuf(device) => device.create(size),
+            Self::Heap(heap) => heap.create(size),
         }
     }
 
-    /// Who gives the pages, if it takes them from all that there are.
+    /// Returns the name of the source in errors, if it allocates from all memory of the machine.
     pub(crate) const fn page_owner(&self) -> Option<&'static str> {
         match self {
             Self::Udmabuf(device) if device.has_huge_pages() => None,
@@ -45,25 +46,26 @@ impl BufferSource {
         }
     }
 
-    /// Whether its pages count as memory of the control group of whoever makes a buffer. Those of heaps are nobody's.
+    /// Returns whether the pages of a buffer are charged to the cgroup of the process that creates it. Pages of
+    /// heaps are not charged.
     pub(crate) const fn is_charged_to_cgroup(&self) -> bool {
         !matches!(self, Self::Heap(_))
     }
 }
 
-/// What to do about a device that cannot be opened.
+/// The texts of errors for a device that cannot be opened.
 pub(crate) struct OpenHints {
-    /// For messages.
+    /// The device.
     pub(crate) what: &'static str,
     /// The call.
     pub(crate) call: &'static str,
-    /// Where it is not there.
+    /// What to do if the device does not exist.
     pub(crate) absent: &'static str,
-    /// Where this process may not.
+    /// What to do if this process may not open it.
     pub(crate) refused: &'static str,
 }
 
-/// Why a device could not be opened.
+/// Returns the error for a device that cannot be opened.
 pub(crate) fn open_error(errno: Errno, hints: &OpenHints) -> Error {
     let native = errno.raw_os_error();
     match errno {
@@ -75,11 +77,11 @@ pub(crate) fn open_error(errno: Errno, hints: &OpenHints) -> Error {
     }
 }
 
-/// An error number that says that descriptors have run out.
+/// Returns the error for an exhausted limit of fds, if `errno` is one.
 pub(crate) fn descriptors_exhausted(call: &'static str, errno: Errno) -> Option<Error> {
     let hint = match errno {
-        Errno::MFILE => "raise RLIMIT_NOFILE: each dma-buf is a descriptor of its own",
-        Errno::NFILE => "the whole system is out of files: raise fs.file-max",
+        Errno::MFILE => "raise RLIMIT_NOFILE: each dma-buf needs a file descriptor",
+        Errno::NFILE => "the system-wide limit of open files is reached: raise fs.file-max",
         _ => return None,
     };
     Some(Error::Native { call, native: errno.raw_os_error(), hint })
@@ -94,16 +96,16 @@ const UDMABUF: OpenHints = OpenHints {
 
 const CREATE: &str = "ioctl(UDMABUF_CREATE_LIST)";
 
-/// A part of a memory file (`memfd_create(2)`), for [`Udmabuf::over`].
+/// A part of a memfd (`memfd_create(2)`), for [`Udmabuf::over`].
 #[derive(Clone, Debug)]
 pub struct FilePart<'file> {
-    /// The file. It must be sealed against shrinking and not against writing.
+    /// The file. It must be sealed against shrinking, and not sealed against writing.
     pub file: BorrowedFd<'file>,
-    /// Which bytes of it: whole pages.
+    /// The bytes of the file: whole pages.
     pub range: Range<u64>,
 }
 
-/// The device that makes dma-bufs over memory files. Thread-safe.
+/// The device that creates dma-bufs over memfds. Thread-safe.
 #[derive(Debug)]
 pub struct Udmabuf {
     device: OwnedFd,
@@ -111,37 +113,39 @@ pub struct Udmabuf {
 }
 
 impl Udmabuf {
-    /// Where the device is.
+    /// Path of the device.
     pub const DEVICE: &str = "/dev/udmabuf";
 
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if there is none, [`Error::Native`] if this process may not use it; with what to do.
+    /// [`Error::NotSupported`] if it does not exist, [`Error::Native`] if this process may not open it. The text says
+    /// what to do.
     pub fn open() -> Result<Self> {
         let device =
             sys::open_device(Path::new(Self::DEVICE)).map_err(|errno| open_error(errno, &UDMABUF))?;
         Ok(Self { device, huge_page: None })
     }
 
-    /// The most bytes that one buffer can have, if the kernel says (module parameter `size_limit_mb`).
+    /// Returns the limit of the bytes of a buffer (module parameter `size_limit_mb`), if it is known.
     #[must_use]
     pub fn size_limit() -> Option<u64> {
         parameter("size_limit_mb")?.checked_mul(1 << 20)
     }
 
-    /// The most parts that one buffer can have, if the kernel says (module parameter `list_limit`).
+    /// Returns the limit of the parts of a buffer (module parameter `list_limit`), if it is known.
     #[must_use]
     pub fn parts_limit() -> Option<u64> {
         parameter("list_limit")
     }
 
-    /// A dma-buf over parts of memory files, one after the other. It keeps the pages that the files have there now: what a file
-    /// gets later in place of pages that were punched out of it is not part of the buffer.
+    /// Creates a dma-buf of parts of memfds, in this order. It pins the current pages of the files. If pages are
+    /// punched out of a file later, their replacements are not part of the buffer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for parts that cannot be used (none, not whole pages, a file that can shrink or cannot be
-    /// written), [`Error::LimitReached`] and [`Error::TooMany`] for the device's limits, [`Error::OutOfMemory`], [`Error::Native`].
+    /// - [`Error::InvalidArgument`]: no parts, partial pages, or a file that can shrink or cannot be written.
+    /// - [`Error::LimitReached`], [`Error::TooMany`]: limits of the device.
+    /// - [`Error::OutOfMemory`], [`Error::Native`].
     pub fn over(&self, parts: &[FilePart<'_>]) -> Result<DmaBuf> {
         let invalid = |why| Error::InvalidArgument { what: "parts of a udmabuf", why };
         if parts.is_empty() {
@@ -184,7 +188,7 @@ impl Udmabuf {
         DmaBuf::from_new_fd(buffer)
     }
 
-    /// From now on of huge pages of this many bytes.
+    /// Sets that new buffers have huge pages of this many bytes.
     pub(crate) fn set_huge_page(&mut self, size: usize) {
         self.huge_page = Some(size);
     }
@@ -197,8 +201,8 @@ impl Udmabuf {
         self.huge_page.unwrap_or_else(page_size)
     }
 
-    /// A buffer over a file of its own, of which nothing else remains.
-    pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
+    /// Creates a buffer over a new memfd, whose fd is closed.
+    pub(crate) fn create(&self, size: usize) -> Result<DmaBuf> {
         let file = sys::memfd(c"umf-udmabuf", self.huge_page).map_err(|errno| match errno {
             Errno::NODEV | Errno::INVAL | Errno::NOENT if self.huge_page.is_some() => Error::NotSupported {
                 what: "this huge page size",
@@ -218,7 +222,7 @@ impl Udmabuf {
             if Self::size_limit().is_some_and(|limit| size as u64 > limit) {
                 return Err(invalid_error(1, size));
             }
-            // The device takes the pages that are there, and does not say what it lacked.
+            // Populated first, because the device does not report that huge pages are exhausted.
             sys::commit(file.as_fd(), size as u64).map_err(|errno| match errno {
                 Errno::NOSPC | Errno::NOMEM => Error::OutOfMemory {
                     size,
@@ -232,7 +236,7 @@ impl Udmabuf {
     }
 }
 
-/// Why the device calls the parts of a buffer invalid, of which everything is right that could be seen before.
+/// Returns the error for EINVAL of the device, after the parts were checked: an exceeded limit, if known.
 fn invalid_error(parts: usize, size: usize) -> Error {
     if let Some(limit) = Udmabuf::parts_limit().filter(|&limit| parts as u64 > limit) {
         let what = "parts of one udmabuf (raise /sys/module/udmabuf/parameters/list_limit)";
@@ -245,7 +249,7 @@ fn invalid_error(parts: usize, size: usize) -> Error {
     Error::Native {
         call: CREATE,
         native: Errno::INVAL.raw_os_error(),
-        hint: "the parts must lie inside of their files; parts on huge pages need Linux 6.6",
+        hint: "the parts must lie in their files; parts on huge pages need Linux 6.6",
     }
 }
 
@@ -260,21 +264,22 @@ const HEAP: OpenHints = OpenHints {
     refused: "heaps belong to root: change the mode of /dev/dma_heap/* by a udev rule, or allow the device in the container",
 };
 
-/// A heap: a part of the machine's memory that some kind of device can reach. Thread-safe.
+/// A dma-buf heap: a part of the machine's memory that some devices can access. Thread-safe.
 #[derive(Debug)]
 pub struct Heap {
     device: OwnedFd,
 }
 
 impl Heap {
-    /// Where heaps are.
+    /// Folder of the heaps.
     pub const FOLDER: &str = "/dev/dma_heap";
 
-    /// Opens the heap of this name, `system` for one.
+    /// Opens a heap by name, such as `system`.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if there is none, [`Error::Native`] if this process may not use it; with what to do.
-    /// [`Error::InvalidArgument`] for what is no name of a file.
+    /// [`Error::NotSupported`] if it does not exist, [`Error::Native`] if this process may not open it. The text says
+    /// what to do.
+    /// [`Error::InvalidArgument`] if `name` is not the name of a file.
     pub fn open(name: &str) -> Result<Self> {
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
             return Err(Error::InvalidArgument {
@@ -287,7 +292,7 @@ impl Heap {
         Ok(Self { device })
     }
 
-    /// The heaps of this machine, by name.
+    /// Returns the names of the heaps of this machine.
     #[must_use]
     pub fn names() -> Vec<String> {
         let entries = std::fs::read_dir(Self::FOLDER).into_iter().flatten().flatten();
@@ -297,7 +302,8 @@ impl Heap {
         names
     }
 
-    pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
+    /// Creates a buffer.
+    pub(crate) fn create(&self, size: usize) -> Result<DmaBuf> {
         let buffer = sys::heap::allocate(self.device.as_fd(), size as u64).map_err(|errno| match errno {
             Errno::NOMEM => {
                 Error::OutOfMemory { size, owner: "the dma-buf heap", native: errno.raw_os_error() }

@@ -1,5 +1,5 @@
-//! System calls of this crate. BufferPerRegion function is one call (or one call and its retry), with the kernel's types kept out of
-//! the rest of the crate.
+//! System calls of this crate. Each function is one call, or one call and its retry. The rest of the crate does not
+//! depend on the kernel's types.
 
 use core::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,54 +13,54 @@ type Result<T> = core::result::Result<T, Errno>;
 
 /// Opens a device for reading and writing.
 pub(crate) fn open_device(path: &Path) -> Result<OwnedFd> {
-    // A device file that a user made in place of the real one may be anything: it is not waited for.
+    // O_NONBLOCK, because the path may be a FIFO or another file that blocks.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))
 }
 
-/// A memfd that can be sealed, on huge pages of `huge_page` bytes if given.
+/// Creates a memfd that can be sealed, on huge pages of `huge_page` bytes if given.
 pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if let Some(size) = huge_page {
-        // The logarithm at bit 26, as `memfd_create(2)` says.
+        // MFD_HUGETLB has the logarithm of the page size at bit 26.
         flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.trailing_zeros() << 26);
     }
     rustix::fs::memfd_create(name, flags)
 }
 
-/// Sets the size of a file and seals it for good: it can be neither shrunk nor grown.
+/// Sets the size of a file and seals it permanently.
 pub(crate) fn set_size_and_seal(file: BorrowedFd<'_>, size: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::ftruncate(file, size))?;
     rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
 }
 
-/// Makes all pages of a file now.
+/// Populates a file.
 pub(crate) fn commit(file: BorrowedFd<'_>, size: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size))
 }
 
-/// The size of a dma-buf in bytes. Only for what is known to be one: another file may wait here.
+/// Returns the size of a dma-buf in bytes. The file must be a dma-buf, because another file could block.
 pub(crate) fn size_of_buffer(file: BorrowedFd<'_>) -> Result<u64> {
-    // The position of a dma-buf means nothing.
+    // The file position of a dma-buf has no effect.
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
 }
 
-/// An fd that a driver put into a structure.
+/// Takes ownership of an fd that an ioctl returned.
 fn owned_fd(fd: i32) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the ioctl that succeeded has just opened it for this process, and nobody else knows it.
+    // SAFETY: the successful ioctl has opened the fd for this process, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Calls an ioctl that reads and writes one structure.
 ///
 /// # Safety
-/// `OPCODE` expects a `T`, and what the `T` points to is valid for the call.
+/// `OPCODE` expects a `T`, and the pointers in `value` are valid for the call.
 unsafe fn update<const OPCODE: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<()> {
-    // Drivers give up when a signal comes, and expect to be asked again.
-    // SAFETY: passed on to the caller.
+    // Drivers return EINTR on a signal and expect a retry.
+    // SAFETY: the caller's contract.
     retry_on_intr(|| unsafe { rustix::ioctl::ioctl(fd, Updater::<OPCODE, T>::new(value)) })
 }
 
@@ -69,7 +69,7 @@ unsafe fn update<const OPCODE: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> 
 /// # Safety
 /// As [`update`].
 unsafe fn set<const OPCODE: Opcode, T: Copy>(fd: BorrowedFd<'_>, value: T) -> Result<()> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's contract.
     retry_on_intr(|| unsafe { rustix::ioctl::ioctl(fd, Setter::<OPCODE, T>::new(value)) })
 }
 
@@ -79,7 +79,7 @@ pub(crate) mod dma_buf {
     use super::{AsRawFd, BorrowedFd, CStr, Opcode, OwnedFd, Result, opcode, owned_fd, set, update};
 
     const SYNC: Opcode = opcode::write::<u64>(b'b', 0);
-    /// Its argument is a pointer to text, though it says that it is a number.
+    /// Its argument is a pointer to text, although the opcode declares a number.
     const SET_NAME: Opcode = opcode::write::<u64>(b'b', 1);
     const EXPORT_SYNC_FILE: Opcode = opcode::read_write::<SyncFile>(b'b', 2);
     const IMPORT_SYNC_FILE: Opcode = opcode::write::<SyncFile>(b'b', 3);
@@ -101,7 +101,7 @@ pub(crate) mod dma_buf {
     pub(crate) fn sync(buffer: BorrowedFd<'_>, flags: u32, ends: bool) -> Result<()> {
         let flags = u64::from(flags) | if ends { END } else { 0 };
         loop {
-            // SAFETY: the structure is one 64-bit number of flags.
+            // SAFETY: the argument of the call is a 64-bit number of flags.
             match unsafe { set::<SYNC, u64>(buffer, flags) } {
                 Err(rustix::io::Errno::AGAIN) => std::thread::yield_now(),
                 other => return other,
@@ -109,16 +109,16 @@ pub(crate) mod dma_buf {
         }
     }
 
-    /// Gives the buffer a name of at most 31 bytes.
+    /// Sets a name of at most 31 bytes.
     pub(crate) fn set_name(buffer: BorrowedFd<'_>, name: &CStr) -> Result<()> {
         let name = name.as_ptr();
-        // SAFETY: the kernel reads up to 32 bytes of text that ends with 0, which outlives the call.
+        // SAFETY: the kernel reads a C string of at most 32 bytes, which outlives the call.
         unsafe { rustix::ioctl::ioctl(buffer, Pointer(name.cast())) }
     }
 
     struct Pointer(*const core::ffi::c_void);
 
-    // SAFETY: the argument is passed as it is, and nothing comes back.
+    // SAFETY: the argument is passed unchanged, and the call has no output.
     unsafe impl rustix::ioctl::Ioctl for Pointer {
         type Output = ();
         const IS_MUTATING: bool = false;
@@ -139,17 +139,17 @@ pub(crate) mod dma_buf {
         }
     }
 
-    /// A file that becomes readable once the devices' work on the buffer is done.
+    /// Returns a sync file that becomes readable when pending work on the buffer is complete.
     pub(crate) fn export_sync_file(buffer: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
         let mut file = SyncFile { flags, fd: -1 };
-        // SAFETY: the structure that the call expects; it holds no pointers.
+        // SAFETY: the call expects a `SyncFile`, which has no pointers.
         unsafe { update::<EXPORT_SYNC_FILE, _>(buffer, &mut file) }?;
         owned_fd(file.fd)
     }
 
-    /// Lets devices that use the buffer from now on wait for what a sync file stands for.
+    /// Adds a sync file to the fences of the buffer.
     pub(crate) fn import_sync_file(buffer: BorrowedFd<'_>, flags: u32, file: BorrowedFd<'_>) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the call expects a `SyncFile`, which has no pointers.
         unsafe { set::<IMPORT_SYNC_FILE, _>(buffer, SyncFile { flags, fd: file.as_raw_fd() }) }
     }
 }
@@ -171,7 +171,7 @@ pub(crate) mod udmabuf {
         pub(crate) size: u64,
     }
 
-    /// `struct udmabuf_create_list` without its items, which decides what number the call has.
+    /// `struct udmabuf_create_list` without its items. Its size is part of the opcode.
     #[repr(C)]
     struct Head {
         flags: u32,
@@ -182,7 +182,7 @@ pub(crate) mod udmabuf {
 
     struct List(Vec<u64>);
 
-    // SAFETY: the kernel reads the head, and as many items behind it as that says; the new fd is what it returns.
+    // SAFETY: the kernel reads the head and `count` items after it, and returns the new fd.
     unsafe impl rustix::ioctl::Ioctl for List {
         type Output = i32;
         const IS_MUTATING: bool = false;
@@ -203,10 +203,10 @@ pub(crate) mod udmabuf {
         }
     }
 
-    /// A dma-buf of these parts, one after the other.
+    /// Creates a dma-buf of these parts, in this order.
     pub(crate) fn create(device: BorrowedFd<'_>, items: &[Item]) -> Result<OwnedFd> {
         let count = u32::try_from(items.len()).map_err(|_| Errno::INVAL)?;
-        // The structures as words of the machine: the head, then three for each item.
+        // The head is one 64-bit word, and each item is three.
         let word = |low: u32, high: u32| {
             let (low, high) = (low.to_ne_bytes(), high.to_ne_bytes());
             u64::from_ne_bytes([low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]])
@@ -216,7 +216,7 @@ pub(crate) mod udmabuf {
         for item in items {
             words.extend([word(item.memfd, item.padding), item.offset, item.size]);
         }
-        // SAFETY: a head and `count` items; the call holds on to nothing of them.
+        // SAFETY: the list has a head and `count` items. The kernel keeps no pointer to it.
         owned_fd(unsafe { rustix::ioctl::ioctl(device, List(words)) }?)
     }
 }
@@ -236,11 +236,11 @@ pub(crate) mod heap {
 
     const ALLOC: Opcode = opcode::read_write::<Allocation>(b'H', 0);
 
-    /// A dma-buf of this size.
+    /// Creates a dma-buf of this size.
     pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd> {
         let fd_flags = (OFlags::RDWR | OFlags::CLOEXEC).bits();
         let mut allocation = Allocation { len: size, fd: 0, fd_flags, heap_flags: 0 };
-        // SAFETY: the structure that the call expects; it holds no pointers.
+        // SAFETY: the call expects an `Allocation`, which has no pointers.
         unsafe { update::<ALLOC, _>(heap, &mut allocation) }?;
         owned_fd(i32::try_from(allocation.fd).map_err(|_| Errno::BADF)?)
     }

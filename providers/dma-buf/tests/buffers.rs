@@ -1,4 +1,4 @@
-//! Buffers: what they are made of, what they are called, how they are touched, and what is refused with which words.
+//! Buffers: their sources, names, CPU accesses and fences, and the texts of errors.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -56,7 +56,7 @@ fn memfd(size: u64, seals: SealFlags) -> OwnedFd {
 }
 
 #[test]
-fn what_is_no_dma_buf_is_refused() {
+fn from_fd_rejects_other_files() {
     let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     for fd in [pipe, OwnedFd::from(null), memfd(PAGE as u64, SealFlags::SHRINK)] {
@@ -72,7 +72,7 @@ fn what_is_no_dma_buf_is_refused() {
 }
 
 #[test]
-fn what_is_not_there_is_named_with_what_to_do() {
+fn missing_device_is_an_error_with_hint() {
     let error = Heap::open("no-such-heap").unwrap_err().to_string();
     assert!(error.contains("/dev/dma_heap") && error.contains("os error 2"), "{error}");
     for name in ["", ".", "..", "a/b", "a\0b"] {
@@ -87,7 +87,7 @@ fn what_is_not_there_is_named_with_what_to_do() {
 }
 
 #[test]
-fn memory_of_others_is_not_accessed() {
+fn cpu_access_rejects_foreign_memory() {
     let here = 1_u8;
     // SAFETY: refused before anything is touched.
     let refused = unsafe { cpu_access(Address::from_ptr(&raw const here), 1, Access::ReadOnly) };
@@ -95,7 +95,7 @@ fn memory_of_others_is_not_accessed() {
 }
 
 #[test]
-fn an_access_reaches_the_memory_and_nothing_else() {
+fn cpu_access_is_bounded_by_its_range() {
     for (name, provider) in providers() {
         let region = allocate(&provider, 3 * PAGE);
         let mut memory = touch(&region, Access::ReadWrite).unwrap();
@@ -126,7 +126,7 @@ fn an_access_reaches_the_memory_and_nothing_else() {
 }
 
 #[test]
-fn an_import_is_accessed_as_it_was_imported() {
+fn read_only_import_rejects_write_access() {
     for (name, provider) in providers() {
         let region = allocate(&provider, 2 * PAGE);
         let import = |access| {
@@ -134,7 +134,7 @@ fn an_import_is_accessed_as_it_was_imported() {
             DmaBufImport::new().import(ImportRequest::new(Some(fd), PAGE as u64, PAGE, access)).unwrap()
         };
         let (plain, read_only) = (import(Access::ReadWrite), import(Access::ReadOnly));
-        // SAFETY: the imports are released below; nobody has references into them.
+        // SAFETY: the imports are released below, and there are no references into them.
         unsafe {
             let mut memory = cpu_access(plain.base, PAGE, Access::ReadWrite).unwrap();
             memory.write(5, b"second page").unwrap();
@@ -155,7 +155,7 @@ fn an_import_is_accessed_as_it_was_imported() {
 }
 
 #[test]
-fn buffers_say_who_owns_them() {
+fn buffer_names_have_process_and_provider() {
     for (name, provider) in providers() {
         let region = allocate(&provider, PAGE);
         let fd = fd(&provider, &region);
@@ -177,7 +177,7 @@ fn buffers_say_who_owns_them() {
 }
 
 #[test]
-fn fences_go_out_and_in_as_sync_files() {
+fn sync_files_are_exported_and_imported() {
     for (name, provider) in providers() {
         let region = allocate(&provider, PAGE);
         let buffer = DmaBuf::from_fd(fd(&provider, &region).try_clone().unwrap()).unwrap();
@@ -208,7 +208,7 @@ fn part(file: BorrowedFd<'_>, pages: std::ops::Range<u64>) -> FilePart<'_> {
 }
 
 #[test]
-fn udmabufs_join_parts_of_files_that_cannot_shrink() {
+fn udmabuf_joins_parts_of_sealed_files() {
     let device = match Udmabuf::open() {
         Ok(device) => device,
         Err(error) => return skip("udmabufs over files", &error.to_string()),
@@ -261,7 +261,7 @@ fn udmabufs_join_parts_of_files_that_cannot_shrink() {
 }
 
 #[test]
-fn the_limits_of_udmabuf_are_named() {
+fn udmabuf_limits_are_errors_with_hint() {
     let device = match Udmabuf::open() {
         Ok(device) => device,
         Err(error) => return skip("limits of udmabuf", &error.to_string()),
@@ -282,7 +282,7 @@ fn the_limits_of_udmabuf_are_named() {
 }
 
 #[test]
-fn huge_pages_are_had_or_the_lack_is_named() {
+fn huge_pages_are_used_or_an_error_with_hint() {
     let builder = match DmaBufProvider::udmabuf() {
         Ok(builder) => builder,
         Err(error) => return skip("huge pages of udmabuf", &error.to_string()),
@@ -306,7 +306,7 @@ fn huge_pages_are_had_or_the_lack_is_named() {
 }
 
 #[test]
-fn what_cannot_be_had_is_not_tried() {
+fn allocating_more_than_available_is_an_error() {
     for (name, provider) in providers() {
         // Some exporters would take every page there is.
         let error = provider.allocate(Layout::new(1 << 40, 1).unwrap()).unwrap_err();

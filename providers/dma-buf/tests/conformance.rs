@@ -29,7 +29,7 @@ fn over() -> Arc<DmaBufProvider> {
         let region = maker.allocate(Layout::new(40 << 20, 4096).unwrap()).unwrap();
         let exported = Provider::export(&*maker).unwrap().export(&region).unwrap();
         buffers.push((exported.fd.unwrap().try_clone().unwrap(), Weak::new()));
-        // SAFETY: nobody uses the region; the buffer stays.
+        // SAFETY: nothing uses the region. The test's fd keeps the buffer.
         unsafe { maker.free(region) }.unwrap();
         buffers.len() - 1
     });

@@ -1,4 +1,4 @@
-//! [`Backing`]: what regions of a file and of a device have in common, and how ranges of both are mapped.
+//! [`SuballocatedFile`]: the common part of the providers over a file and over a DAX device.
 
 use core::ptr::NonNull;
 use std::os::fd::BorrowedFd;
@@ -11,15 +11,15 @@ use umf_os::{CheckedFile, Mapping};
 use umf_suballoc::Suballocator;
 use umf_sync::fork;
 
-/// Flags of a mapping that reaches the medium past the page cache.
+/// Flags of a mapping that bypasses the page cache (persistent memory).
 pub(crate) const SYNCHRONOUS: MapFlags = MapFlags::SHARED_VALIDATE.union(MapFlags::SYNC);
-/// The pages of persistent memory, in bytes.
+/// The page size of persistent memory in bytes.
 pub(crate) const HUGE: usize = 2 << 20;
 
-/// A file or device, and the regions in it.
-pub(crate) struct Backing {
+/// A file or device, and the suballocator of its regions.
+pub(crate) struct SuballocatedFile {
     pub(crate) file: CheckedFile,
-    /// Where a region begins in the file is its place, less this.
+    /// The offset of a region in the file is its place in the suballocator minus this.
     pub(crate) origin: u64,
     pub(crate) suballocator: Suballocator,
     pub(crate) name: String,
@@ -27,9 +27,9 @@ pub(crate) struct Backing {
     generation: u32,
 }
 
-impl Backing {
-    pub(crate) fn new(file: CheckedFile, origin: u64, suballocator: Suballocator, name: String) -> Self {
-        Self { file, origin, suballocator, name, generation: fork::generation() }
+impl SuballocatedFile {
+    pub(crate) fn new(file: CheckedFile, origin: u64, carver: Carver, name: String) -> Self {
+        Self { file, origin, carver, name, generation: fork::generation() }
     }
 
     /// Returns whether this process is a child of the one that opened the file.
@@ -38,7 +38,7 @@ impl Backing {
     }
 }
 
-impl Export for Backing {
+impl Export for SuballocatedFile {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         let place = self.suballocator.place_of(region)?;
         Ok(NativeExport::from_fd(Arc::clone(self.file.fd()?), place - self.origin))
@@ -49,7 +49,8 @@ impl Export for Backing {
     }
 }
 
-/// Maps `size` bytes at `offset` of a file at a multiple of `align`, a power of two; all of them whole pages.
+/// Maps `size` bytes at `offset` of a file, at a multiple of `align`. All three are multiples of the page size,
+/// and `align` is a power of two.
 pub(crate) fn map(
     file: BorrowedFd<'_>,
     offset: u64,
@@ -62,7 +63,7 @@ pub(crate) fn map(
         Access::ReadOnly => ProtFlags::READ,
         Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
     };
-    // SAFETY: the function maps that much, which no other mapping owns, and replaces none.
+    // SAFETY: the closure creates a mapping of `size` bytes, replaces no other, and passes it on.
     unsafe {
         Mapping::placed(size, align, |place| {
             let (hint, fixed) = place.hint();
@@ -72,12 +73,12 @@ pub(crate) fn map(
     }
 }
 
-/// Unmaps what an importer of this crate mapped.
+/// Unmaps the memory of an importer of this crate.
 ///
 /// # Safety
 /// As `Import::release`.
 pub(crate) unsafe fn release(imported: &Imported) -> Result<()> {
     let region = Region::new(imported.base, imported.size);
-    // SAFETY: passed on to the caller.
-    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)
+    // SAFETY: the caller's contract.
+    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)
 }

@@ -1,8 +1,8 @@
-//! [`DevDaxProvider`] and [`DevDaxImport`]: a DAX device (`/dev/daxX.Y`), which is persistent, or other memory that the kernel
-//! does not manage.
+//! [`DevDaxProvider`] and [`DevDaxImport`]: regions of a DAX device (`/dev/daxX.Y`), which is persistent memory or
+//! other memory that the kernel does not manage.
 //!
-//! The device is mapped once, and regions are parts of that mapping, in pages of 2 MiB. The device itself is what other
-//! processes get, so that every region can be exported.
+//! The device is mapped once, and regions are parts of that mapping, in pages of 2 MiB. An export is the fd of the
+//! device and an offset.
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ use umf_core::{
 use umf_os::{CheckedFile, FileRange, Mapping};
 use umf_suballoc::Suballocator;
 
-use crate::backing::{self, Backing, HUGE, SYNCHRONOUS};
+use crate::backing::{self, HUGE, SYNCHRONOUS, SuballocatedFile};
 
 const KIND: ProviderKind = match ProviderKind::new("devdax") {
     Some(kind) => kind,
@@ -28,24 +28,26 @@ const KIND: ProviderKind = match ProviderKind::new("devdax") {
 
 const OWNER: &str = "this DAX provider";
 
-/// Regions of a DAX device. Thread-safe.
+/// A provider of regions of a DAX device. Thread-safe.
 ///
-/// A forked child shares the memory, so the provider is frozen there: allocating is [`Error::Frozen`], and freeing does nothing.
-/// Freed memory keeps its content, and so does the device. Allocating and freeing do not use the global allocator.
+/// A forked child shares the memory, so the provider is frozen there: allocating fails with
+/// [`Error::Frozen`], and freeing does nothing. Freed memory keeps its content. Allocating and freeing do
+/// not use the global allocator.
 ///
-/// If the program closes the device's descriptor, or opens another file under its number, exporting
-/// is [`Error::Native`], and that file is not closed.
+/// If the program closes the device's fd, or opens another file under its number, exporting fails with
+/// [`Error::Native`], and that file is not closed.
 pub struct DevDaxProvider {
-    backing: Backing,
+    backing: SuballocatedFile,
     mapping: ManuallyDrop<Mapping>,
 }
 
 impl DevDaxProvider {
-    /// A provider of the first `size` bytes of the device at `path`, rounded down to whole pages of 2 MiB.
+    /// Opens the device at `path`, and makes a provider of its first `size` bytes, rounded down to pages of
+    /// 2 MiB.
     ///
     /// # Errors
-    /// [`Error::Native`] if it cannot be opened, or cannot be mapped as a DAX device; [`Error::InvalidArgument`] for less than a
-    /// page.
+    /// [`Error::Native`] if the file cannot be opened, or cannot be mapped as a DAX device.
+    /// [`Error::InvalidArgument`] if `size` is less than a page.
     pub fn open(path: &Path, size: usize, name: impl Into<String>) -> Result<Arc<Self>> {
         let size = size / HUGE * HUGE;
         if size == 0 {
@@ -55,32 +57,32 @@ impl DevDaxProvider {
         let device = opened.map_err(|error| Error::native("open", error.raw_os_error().unwrap_or(0)))?;
         let mapping = map(device.as_fd(), 0, size, Access::ReadWrite)?;
         let start = mapping.address().to_bits();
-        let suballocator = Suballocator::new(start, start + size as u64, OWNER)?;
-        let backing = Backing::new(CheckedFile::new(device.into())?, start, suballocator, name.into());
+        let carver = Carver::new(start, start + size as u64, OWNER)?;
+        let backing = SuballocatedFile::new(CheckedFile::new(device.into())?, start, carver, name.into());
         Ok(Arc::new(Self { backing, mapping: ManuallyDrop::new(mapping) }))
     }
 }
 
-/// Maps whole pages of a device. Only a DAX device can be mapped so.
+/// Maps whole pages of a device. Fails if the device is not a DAX device.
 fn map(device: BorrowedFd<'_>, offset: u64, size: usize, access: Access) -> Result<Mapping> {
     backing::map(device, offset, size, HUGE, SYNCHRONOUS, access).map_err(|errno| Error::Native {
         call: "mmap",
         native: errno.raw_os_error(),
-        hint: "name a DAX device such as /dev/dax0.0, and not more bytes than it has",
+        hint: "use a DAX device such as /dev/dax0.0, and no more bytes than it has",
     })
 }
 
 impl Drop for DevDaxProvider {
     fn drop(&mut self) {
-        // Regions are promised to stay until they are freed.
-        if self.backing.suballocator.live() == 0 {
-            // SAFETY: dropped once, here, and not used after.
+        // Live regions stay mapped until they are freed.
+        if self.backing.carver.live() == 0 {
+            // SAFETY: the field is dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
     }
 }
 
-// SAFETY: regions are parts of the device's mapping, and do not overlap, as the suballocator sees to.
+// SAFETY: regions are parts of the device's mapping, and the suballocator keeps them disjoint.
 unsafe impl Provider for DevDaxProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -131,13 +133,14 @@ impl fmt::Debug for DevDaxProvider {
     }
 }
 
-/// Opens regions of a DAX device of another process. Needs no provider, and keeps no state.
+/// An importer of regions of a DAX device that another process exported. It needs no provider, and has no
+/// state.
 ///
-/// A device does not shrink while it is open. What is not one cannot be mapped as one, and is refused by that.
+/// A device does not shrink while it is open. Mapping fails for a file that is not a DAX device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DevDaxImport;
 
-// SAFETY: the mapping keeps the device, and stays until released.
+// SAFETY: the mapping keeps the device open, and exists until it is released.
 unsafe impl Import for DevDaxImport {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -149,14 +152,14 @@ unsafe impl Import for DevDaxImport {
         if !device.metadata().is_ok_and(|about| about.file_type().is_char_device()) {
             return Err(refuse("the descriptor is not that of a device"));
         }
-        // The kernel refuses what lies beyond the device, whose size is not known here.
-        let FileRange { offset, size } = FileRange::of(&request, HUGE, i64::MAX as u64)?;
+        // The size of the device is unknown here; the kernel rejects ranges beyond it.
+        let Part { offset, size } = Part::of(&request, HUGE, i64::MAX as u64)?;
         let mapping = map(device.as_fd(), offset, size, request.access)?;
         Ok(Imported::host(mapping.leak(), size, request.access))
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { backing::release(&imported) }
     }
 }
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_dax_device_is_refused() {
+    fn open_rejects_files_that_are_not_dax_devices() {
         let open = |path: &str, size| DevDaxProvider::open(Path::new(path), size, "test");
         assert!(matches!(open("/dev/zero", HUGE), Err(Error::Native { call: "mmap", .. })));
         assert!(matches!(open("/nowhere", HUGE), Err(Error::Native { call: "open", .. })));

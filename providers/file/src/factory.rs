@@ -12,12 +12,12 @@ use crate::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvide
 umf_core::settings! {
     /// The keys of the kind `file`.
     pub struct FileSettings {
-        /// Absolute path of the file, which is made if it is not there. Its content is not kept. Refused
-        /// in ./umf.toml.
+        /// Absolute path of the file, which is created if it does not exist. Its content is not preserved.
+        /// Refused in ./umf.toml.
         pub path: Option<PathBuf> as Option<Trusted<PathBuf>> = None,
             "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
-        /// "shared" (other processes can open the memory; what is stored reaches the file) or
-        /// "private" (what is stored stays in this process).
+        /// "shared" (other processes can open the memory, and stores reach the file) or "private" (stores
+        /// are visible to this process only).
         pub visibility | "mapped": Visibility = Visibility::Shared;
     }
 }
@@ -28,7 +28,7 @@ umf_core::settings! {
         /// Absolute path of the device, such as /dev/dax0.0. Refused in ./umf.toml.
         pub path: Option<PathBuf> as Option<Trusted<PathBuf>> = None,
             "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
-        /// How many bytes of the device are used, from its beginning, in pages of 2 MiB.
+        /// How many bytes of the device are used, from its start, in pages of 2 MiB.
         pub size: usize as ByteSize = 0;
     }
 }
@@ -36,8 +36,8 @@ umf_core::settings! {
 umf_core::settings! {
     /// The keys of the kind `fixed`.
     pub struct FixedSettings {
-        /// How many bytes are reserved at the beginning, of private memory of the host. They are all that
-        /// the provider has, and stay reserved until the process ends.
+        /// How many bytes of private host memory are mapped when the provider is built. This is the limit of
+        /// the provider. The memory stays mapped until the process exits.
         pub size: usize as ByteSize = 0;
     }
 }
@@ -52,7 +52,7 @@ impl ProviderFactory for FileProvider {
         Ok(Self::open(&settings.path.ok_or(NO_PATH)?, settings.visibility, name)?)
     }
 
-    /// A process whose settings name a file trusts the processes that can write to such files.
+    /// A process whose settings name a file trusts the processes that can write to it.
     fn import(settings: &FileSettings) -> Option<Arc<dyn Import>> {
         settings.path.as_ref()?;
         Some(Arc::new(FileImport::trust_writers()))
@@ -83,11 +83,11 @@ impl ProviderFactory for FixedProvider {
         }
         let none = core::ptr::null_mut();
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at a place that the kernel chooses.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let memory = unsafe { mmap_anonymous(none, settings.size, access, MapFlags::PRIVATE) };
         let memory = memory.map_err(|errno| Error::native("mmap", errno.raw_os_error()))?;
-        // Regions may outlive the provider, so the memory stays.
-        // SAFETY: anonymous, private, mapped for this provider alone, and never unmapped.
+        // Regions may outlive the provider, so the memory is never unmapped.
+        // SAFETY: the memory is anonymous, private, used only by this provider, and never unmapped.
         Ok(unsafe { Self::new(memory.cast(), settings.size, name) }?)
     }
 }

@@ -1,8 +1,9 @@
-//! [`FileProvider`] and [`FileImport`]: a file, in the page cache, or on persistent memory (fsdax), where stores reach the
-//! medium without it.
+//! [`FileProvider`] and [`FileImport`]: regions of a file, in the page cache or on persistent memory (fsdax), where
+//! stores bypass the page cache.
 //!
-//! A region is a range of the file and a mapping of its own, so that its alignment never shifts its offset. A freed range gives
-//! its blocks back to the file system (where that can punch holes) and is used again. What the file held before is not kept.
+//! A region is a range of the file with a mapping of its own, so that the offset does not depend on the alignment.
+//! Freeing punches the range out of the file, if the file system supports it, and the range is reused. The previous
+//! content of the file is not preserved.
 
 use core::fmt;
 use std::fs::{File, OpenOptions};
@@ -21,45 +22,47 @@ use umf_core::{
 use umf_os::{CheckedFile, FileRange, Mapping, page_size};
 use umf_suballoc::Suballocator;
 
-use crate::backing::{self, Backing, HUGE, SYNCHRONOUS};
+use crate::backing::{self, HUGE, SYNCHRONOUS, SuballocatedFile};
 
 const KIND: ProviderKind = match ProviderKind::new("file") {
     Some(kind) => kind,
     None => panic!("a valid name"),
 };
 
-/// A program that makes a provider of a file trusts the processes that can write to the file.
+/// A program that uses a file for memory trusts the processes that can write to it.
 static IMPORT: FileImport = FileImport::trust_writers();
 
 const OWNER: &str = "this file provider";
-/// Where offsets end: no file gets that long before its medium is full.
+/// Limit of offsets: larger than any file system.
 const END: u64 = 1 << 50;
 
-/// Regions of a file. Thread-safe.
+/// A provider of regions of a file. Thread-safe.
 ///
-/// In a forked child, a private one works on; a shared one is frozen there: allocating is [`Error::Frozen`], and freeing does
-/// nothing, since the memory is still the parent's. Allocating and freeing do not use the global allocator. Dropping it leaves live regions mapped, and the file where it is.
+/// In a forked child, a private provider keeps working. A shared one is frozen: allocating fails with
+/// [`Error::Frozen`], and freeing does nothing, because the memory belongs to the parent. Allocating and
+/// freeing do not use the global allocator. Dropping a provider leaves live regions mapped, and does not
+/// remove the file.
 ///
-/// The program must not close the file's descriptor. If it does, live regions stay usable and can
-/// be freed, without giving their blocks back to the file system. Allocating, exporting and purging
-/// are [`Error::Native`] then. A file that the program opens under the number is neither changed nor
-/// closed nor exported.
+/// The program must not close the file's fd. If it does, live regions stay usable and can be freed, but
+/// their blocks are not returned to the file system. Allocating, exporting and purging fail with
+/// [`Error::Native`]. A file that the program opens under the number is neither changed nor closed nor
+/// exported.
 pub struct FileProvider {
-    backing: Backing,
+    backing: SuballocatedFile,
     visibility: Visibility,
     flags: MapFlags,
     page: usize,
 }
 
 impl FileProvider {
-    /// A provider of the file at `path`, which is made if it is not there (mode 0600). Its content is not kept.
+    /// Opens the file at `path`, or creates it with mode 0600. Its content is not preserved.
     ///
     /// # Errors
-    /// [`Error::Native`] if it cannot be opened for reading and writing, or mapped; [`Error::InvalidArgument`] if it is no
-    /// regular file; [`Error::OutOfMemory`] if its medium is full.
+    /// - [`Error::Native`]: the file cannot be opened for reading and writing, or cannot be mapped.
+    /// - [`Error::InvalidArgument`]: it is not a regular file.
     pub fn open(path: &Path, visibility: Visibility, name: impl Into<String>) -> Result<Arc<Self>> {
         let mut options = OpenOptions::new();
-        // Without waiting for a process at the other end of a pipe.
+        // O_NONBLOCK: opening a FIFO does not wait for a process at the other end.
         options
             .read(true)
             .write(true)
@@ -79,12 +82,12 @@ impl FileProvider {
             Visibility::Shared => MapFlags::SHARED,
         };
         let page = if flags == SYNCHRONOUS { HUGE } else { page_size() };
-        let suballocator = Suballocator::new(0, END, OWNER)?;
-        let backing = Backing::new(CheckedFile::new(file.into())?, 0, suballocator, name.into());
+        let carver = Carver::new(0, END, OWNER)?;
+        let backing = SuballocatedFile::new(CheckedFile::new(file.into())?, 0, carver, name.into());
         Ok(Arc::new(Self { backing, visibility, flags, page }))
     }
 
-    /// Whether stores reach the medium past the page cache: persistent memory.
+    /// Returns whether stores bypass the page cache, that is, whether the file is on persistent memory.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
         self.flags == SYNCHRONOUS
@@ -95,8 +98,8 @@ impl FileProvider {
     }
 }
 
-/// Whether the file can be mapped past the page cache, which is so on persistent memory alone. Nothing that another process
-/// has in the file is touched.
+/// Returns whether the file can be mapped with `MAP_SYNC`, which only persistent memory supports. Does not change
+/// the content of the file.
 fn is_fsdax(file: &File) -> Result<bool> {
     let native = |error: std::io::Error| Error::native("ftruncate", error.raw_os_error().unwrap_or(0));
     if file.metadata().map_err(native)?.len() < HUGE as u64 {
@@ -105,7 +108,7 @@ fn is_fsdax(file: &File) -> Result<bool> {
     Ok(backing::map(file.as_fd(), 0, HUGE, HUGE, SYNCHRONOUS, Access::ReadWrite).is_ok())
 }
 
-/// Maps a range of a file as [`backing::map`] does.
+/// Maps a range of a file as [`backing::map`] does, and converts the error.
 fn map(
     file: BorrowedFd<'_>,
     offset: u64,
@@ -119,12 +122,13 @@ fn map(
         errno => Error::Native {
             call: "mmap",
             native: errno.raw_os_error(),
-            hint: "the file system may not be able to map files so",
+            hint: "this file system may not support such mappings: use a file on another",
         },
     })
 }
 
-/// Gives a range blocks on the medium, so that storing to it cannot fail: without them it is SIGBUS where the medium is full.
+/// Allocates blocks of the file system for a range, so that a store cannot be SIGBUS because the file system is
+/// full.
 fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     let allocated =
         retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64));
@@ -136,12 +140,13 @@ fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     })
 }
 
-/// Gives a range back to the file system; it then reads as zero. `false` if this file system cannot.
+/// Returns a range to the file system, after which it reads as zero. Returns `false` if the file system cannot
+/// punch holes.
 fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> bool {
     umf_os::file::punch_hole(file, offset, size as u64).is_ok()
 }
 
-// SAFETY: regions are mappings of their own, of ranges that no other live region has, and are unmapped by `free` only.
+// SAFETY: each region is a mapping of its own, of a range that no other live region has. Only `free` unmaps it.
 unsafe impl Provider for FileProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -184,10 +189,10 @@ unsafe impl Provider for FileProvider {
         if self.is_frozen() {
             return Ok(());
         }
-        self.backing.suballocator.free(&region, |offset| {
-            // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
-            unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)?;
-            // Where holes cannot be made, the blocks are kept for what comes next.
+        self.backing.carver.free(&region, |offset| {
+            // SAFETY: `allocate` created the mapping, and by the caller's contract it is not in use.
+            unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)?;
+            // Best effort: without hole punching, the next region of the range reuses the blocks.
             if let Ok(file) = self.backing.file.fd() {
                 punch(file.as_fd(), offset, region.size());
             }
@@ -210,7 +215,7 @@ unsafe impl Provider for FileProvider {
 
 impl Purge for FileProvider {
     unsafe fn purge_lazy(&self, _base: Address, _size: usize) -> Result<()> {
-        Err(Error::NotSupported { what: "purging lazily", owner: OWNER, native: 0 })
+        Err(Error::NotSupported { what: "lazy purging", owner: OWNER, native: 0 })
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
@@ -233,24 +238,24 @@ impl fmt::Debug for FileProvider {
     }
 }
 
-/// Opens regions of a file of another process. Needs no provider, and keeps no state.
+/// An importer of regions of a file that another process exported. It needs no provider, and has no state.
 ///
-/// A file on a medium cannot be sealed: any process that may write to it may truncate it, and the next touch of what is gone is
-/// SIGBUS here. Import only where every process that can write to the file is trusted not to. Otherwise it is checked that it is a
-/// regular file that holds the whole range.
+/// A file of a file system on a medium cannot be sealed: any process that may write to it may truncate it,
+/// and then the next touch of a lost page is SIGBUS here. Import only if all these processes are trusted.
+/// The importer checks that the file is a regular file that contains the whole range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileImport(());
 
 impl FileImport {
-    /// An importer for a program that trusts the processes that can write to the files that it opens.
+    /// Returns an importer for a program that trusts all processes that can write to the files it opens.
     #[must_use]
     pub const fn trust_writers() -> Self {
         Self(())
     }
 }
 
-// SAFETY: the mapping keeps the file, and stays until released. The program that made the importer trusts other
-// processes not to truncate the file.
+// SAFETY: the mapping keeps the file open, and exists until it is released. The program vouches, by
+// `trust_writers`, that no process truncates the file.
 unsafe impl Import for FileImport {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -264,7 +269,7 @@ unsafe impl Import for FileImport {
             return Err(refuse("the descriptor is not that of a regular file"));
         }
         if is_unsealed_memory(file.as_fd()) {
-            return Err(refuse("the descriptor is of a memory file without a name, and not sealed"));
+            return Err(refuse("the descriptor is an unsealed memfd, which any process may truncate"));
         }
         let page = page_size();
         let FileRange { offset, size } = FileRange::of(&request, page, about.len())?;
@@ -273,12 +278,12 @@ unsafe impl Import for FileImport {
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { backing::release(&imported) }
     }
 }
 
-/// Whether it is a memfd that any process may still truncate. (What has a name on a tmpfs is sealed against sealing.)
+/// Returns whether the file is a memfd that can still be truncated. Named files of tmpfs have `F_SEAL_SEAL`.
 fn is_unsealed_memory(file: BorrowedFd<'_>) -> bool {
     let sealed = SealFlags::SHRINK | SealFlags::SEAL;
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| !seals.intersects(sealed))

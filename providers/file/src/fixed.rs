@@ -1,4 +1,4 @@
-//! [`FixedProvider`]: memory that the program has already, such as a buffer, a mapping, a reserved range.
+//! [`FixedProvider`]: regions of memory that the program already owns, such as a buffer or a mapping.
 
 use core::fmt;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ const KIND: ProviderKind = match ProviderKind::new("fixed") {
     None => panic!("a valid name"),
 };
 
-/// Regions out of memory that the program has already. Nothing is written into it. Thread-safe.
+/// A provider of regions of memory that the program already owns. It writes nothing into the memory.
+/// Thread-safe.
 ///
-/// Whole pages are used; what the memory has before the first and after the last is not. It cannot be exported, because nothing
-/// is known of what is behind it. Allocating and freeing do not use the global allocator.
+/// Regions are whole pages; partial pages at both ends are unused. Regions cannot be exported, because the
+/// backing of the memory is unknown. Allocating and freeing do not use the global allocator.
 ///
 /// ```
 /// use umf_core::{Layout, Provider};
@@ -27,7 +28,7 @@ const KIND: ProviderKind = match ProviderKind::new("fixed") {
 ///
 /// # fn main() -> Result<(), umf_core::Error> {
 /// let mut buffer = vec![0_u8; 1 << 20];
-/// // SAFETY: the buffer is used through the provider only, and lives longer.
+/// // SAFETY: the buffer outlives the provider, and is used only through it.
 /// let provider = unsafe { FixedProvider::new(buffer.as_mut_ptr(), buffer.len(), "mine")? };
 /// let region = provider.allocate(Layout::new(1 << 16, 4096)?)?;
 /// // SAFETY: nothing uses the region.
@@ -42,15 +43,15 @@ pub struct FixedProvider {
 }
 
 impl FixedProvider {
-    /// Carves `size` bytes from `memory` on.
+    /// Makes a provider of `size` bytes at `memory`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if that is less than one page, or lies outside of the address space.
+    /// [`Error::InvalidArgument`] if the memory has no whole page, or is not in the address space.
     ///
     /// # Safety
-    /// The memory may be read and written, is private to this process and anonymous (what is purged of a file's mapping shows the
-    /// file again), is used through the provider only, and stays as long as
-    /// the provider and its regions.
+    /// The memory is readable, writable, private and anonymous: after a purge, a mapping of a file would
+    /// show the file's content. The memory is used only through the provider, and outlives the provider and
+    /// its regions.
     pub unsafe fn new(memory: *mut u8, size: usize, name: impl Into<String>) -> Result<Arc<Self>> {
         let page = page_size();
         let outside = Error::InvalidArgument { what: "memory", why: "must lie in the address space" };
@@ -62,14 +63,14 @@ impl FixedProvider {
         Ok(Arc::new(Self { suballocator, name: name.into(), page }))
     }
 
-    /// How many regions are live.
+    /// Returns the number of live regions.
     #[must_use]
     pub fn live(&self) -> usize {
         self.suballocator.live()
     }
 }
 
-// SAFETY: regions are parts of the memory that `new` was given, and do not overlap, as the suballocator sees to.
+// SAFETY: regions are parts of the memory passed to `new`, and the suballocator keeps them disjoint.
 unsafe impl Provider for FixedProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -106,7 +107,7 @@ unsafe impl Provider for FixedProvider {
 
 impl Purge for FixedProvider {
     unsafe fn purge_lazy(&self, _base: Address, _size: usize) -> Result<()> {
-        Err(Error::NotSupported { what: "purging lazily", owner: OWNER, native: 0 })
+        Err(Error::NotSupported { what: "lazy purging", owner: OWNER, native: 0 })
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
@@ -114,7 +115,7 @@ impl Purge for FixedProvider {
         let Some(start) = base.as_ptr() else {
             return Err(Error::ForeignAddress { address: base, owner: OWNER });
         };
-        // SAFETY: a range of a live region, whose content the caller does not need.
+        // SAFETY: the range lies in a live region, and by the caller's contract its content is not needed.
         unsafe { rustix::mm::madvise(start.cast(), size, rustix::mm::Advice::LinuxDontNeed) }
             .map_err(|errno| Error::native("madvise", errno.raw_os_error()))
     }

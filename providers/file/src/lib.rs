@@ -1,13 +1,13 @@
-//! Providers that suballocate one range: of a file, of a DAX device, or of memory that the program has already.
+//! Providers that suballocate one range: of a file, of a DAX device, or of memory that the program already owns.
 //!
 //! | kind | memory | how |
 //! |---|---|---|
-//! | `file` | that other processes can open | [`FileProvider`], `Visibility::Shared`: regions are ranges of the file, mapped shared |
-//! | `file` | of this process, which begins with zeros | [`FileProvider`], `Visibility::Private` |
-//! | `file` | persistent (fsdax) | found by mapping with `MAP_SYNC`; regions are then of 2 MiB pages |
+//! | `file` | shared with other processes | [`FileProvider`], `Visibility::Shared`: regions are ranges of the file, mapped shared |
+//! | `file` | private | [`FileProvider`], `Visibility::Private`: mapped copy-on-write; new regions read as zero |
+//! | `file` | persistent (fsdax) | detected by mapping with `MAP_SYNC`; regions then have 2 MiB pages |
 //! | `devdax` | a DAX device (`/dev/daxX.Y`) | [`DevDaxProvider`]: regions are parts of one mapping of the device |
 //! | `fixed` | a buffer, a mapping, a reserved range | [`FixedProvider`] |
-//! | | of another process | [`FileImport`] and [`DevDaxImport`], which need no provider |
+//! | | exported by another process | [`FileImport`] and [`DevDaxImport`], which need no provider |
 //!
 //! ```
 //! use umf_core::{Layout, Provider, Visibility};

@@ -38,7 +38,7 @@ provider_conformance!(private_file, || file(Visibility::Private));
 provider_conformance!(fixed_memory, fixed);
 
 #[test]
-fn file_under_the_descriptors_number_is_left_alone() {
+fn file_under_a_reused_fd_number_is_left_alone() {
     static OWN: [u8; 1 << 18] = [0x5a; 1 << 18];
     let provider = file(Visibility::Shared);
     let layout = Layout::new(1 << 16, 4096).unwrap();

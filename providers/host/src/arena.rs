@@ -1,4 +1,4 @@
-//! [`Arena`]: one memory file out of which many regions are carved; and how memory files are made.
+//! [`Arena`]: a memory file from which regions are suballocated; and the creation of memory files.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,47 +12,48 @@ use umf_sync::failpoint;
 use crate::pages::huge_pages_exhausted;
 use crate::sys;
 
-/// One memory file out of which many regions are carved.
+/// A memory file from which regions are suballocated.
 ///
-/// The file has its final size from the start, so that it can be sealed; what no region has used is a hole
-/// that costs nothing.
+/// The file is created with its final size, so that it can be sealed. Ranges that no region has used are
+/// holes, which take no memory.
 pub(crate) struct Arena {
     pub(crate) file: Arc<CheckedFile>,
-    pub(crate) ranges: FreeRanges,
-    /// Size of its reserved huge pages; `None` for normal ones.
+    pub(crate) ranges: Ranges,
+    /// Size of the file's reserved huge pages; `None` for normal pages.
     pub(crate) huge_page: Option<usize>,
 }
 
 impl Arena {
-    /// A sealed arena of `size` bytes, whose descriptor has a number from `first` on.
-    pub(crate) fn sealed(size: u64, huge_page: Option<usize>, first: i32) -> Result<Self> {
-        let file = create(size, huge_page, first)?;
+    /// Creates a sealed arena of `size` bytes, whose fd is at least `lowest_fd`.
+    pub(crate) fn sealed(size: u64, huge_page: Option<usize>, lowest_fd: i32) -> Result<Self> {
+        let file = create(size, huge_page, lowest_fd)?;
         seal(&file, false)?;
         Self::over(file, size, huge_page)
     }
 
-    /// An arena over a file of `size` bytes that has no content yet.
+    /// Makes an arena of an empty file of `size` bytes.
     pub(crate) fn over(file: OwnedFd, size: u64, huge_page: Option<usize>) -> Result<Self> {
         Ok(Self { file: Arc::new(CheckedFile::new(file)?), ranges: FreeRanges::new(size)?, huge_page })
     }
 }
 
-/// The size that an arena can have where `wanted` bytes are wanted: as much as this process may put into one
-/// file, a multiple of `granularity`. 0 if that is nothing.
+/// Limits the size of an arena to `RLIMIT_FSIZE`, and rounds it to a multiple of `granularity`. Returns 0 if
+/// the limit is less than that.
 pub(crate) fn limited_size(wanted: u64, granularity: usize) -> u64 {
     let granularity = granularity as u64;
     let wanted = wanted.checked_next_multiple_of(granularity).unwrap_or(wanted);
     wanted.min(sys::file_size_limit()) / granularity * granularity
 }
 
-/// A memfd of `size` bytes, all of it a hole, under the first free number from `first` on. Not sealed yet: see [`seal`].
-pub(crate) fn create(size: u64, huge_page: Option<usize>, first: i32) -> Result<OwnedFd> {
+/// Creates a memfd of `size` bytes without pages, whose fd is at least `lowest_fd`. It is not sealed yet: see
+/// [`seal`].
+pub(crate) fn create(size: u64, huge_page: Option<usize>, lowest_fd: i32) -> Result<OwnedFd> {
     let limit = sys::file_size_limit();
     if size > limit {
         return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size: clamp(size) });
     }
     let file = sys::memfd(c"umf", huge_page).map_err(|errno| create_error(errno, huge_page, size))?;
-    let file = sys::move_above(file, first);
+    let file = sys::move_above(file, lowest_fd);
     failpoint!("host.file_made");
     sys::set_size(file.as_fd(), size).map_err(|errno| match errno {
         Errno::FBIG | Errno::INVAL | Errno::NOMEM | Errno::NOSPC => {
@@ -63,8 +64,8 @@ pub(crate) fn create(size: u64, huge_page: Option<usize>, first: i32) -> Result<
     Ok(file)
 }
 
-/// Seals a file for good: it can be neither shrunk nor grown. With `read_only` no process can make a writable
-/// mapping or write any more either; mappings that exist stay writable.
+/// Seals the size of a file permanently. With `read_only`, also prevents writes and new writable mappings;
+/// existing mappings stay writable.
 pub(crate) fn seal(file: &OwnedFd, read_only: bool) -> Result<()> {
     sys::seal(file.as_fd(), read_only).map_err(|errno| Error::Native {
         call: "fcntl(F_ADD_SEALS)",
@@ -89,7 +90,7 @@ fn create_error(errno: Errno, huge_page: Option<usize>, size: u64) -> Error {
         Errno::NFILE => Error::Native {
             call: "memfd_create",
             native: errno.raw_os_error(),
-            hint: "the whole system is out of files: raise fs.file-max",
+            hint: "the system-wide limit of open files is reached: raise fs.file-max",
         },
         Errno::NODEV | Errno::INVAL if huge_page.is_some() => Error::NotSupported {
             what: "this huge page size",

@@ -1,4 +1,4 @@
-//! [`HostBuilder`]: how a [`HostProvider`] is set up.
+//! [`HostBuilder`]: the configuration of a [`HostProvider`].
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::provider::{Backend, HostProvider};
 use crate::shared::{FileLayout, SharedMemory};
 use crate::{HugePages, Numa};
 
-/// How a [`HostProvider`] is set up. Got from [`HostProvider::builder`].
+/// A builder of [`HostProvider`]s, from [`HostProvider::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct HostBuilder {
-    label: Cow<'static, str>,
+    name: Cow<'static, str>,
     visibility: Visibility,
     huge: HugePages,
     numa: Numa,
@@ -24,18 +24,18 @@ pub struct HostBuilder {
     isolate: bool,
     read_only_export: bool,
     arena_size: u64,
-    object: Option<String>,
+    shm_name: Option<String>,
     lowest_fd: i32,
     import: HostImport,
 }
 
 impl HostBuilder {
-    /// 1 TiB: room for everything in one file on most machines, and far from what a file may be at most.
+    /// 1 TiB: more than the memory of most machines, and far below the limit of a file's size.
     pub const DEFAULT_ARENA_SIZE: u64 = 1 << 40;
 
     pub(crate) const fn new() -> Self {
         Self {
-            label: Cow::Borrowed("host"),
+            name: Cow::Borrowed("host"),
             visibility: Visibility::Private,
             huge: HugePages::Normal,
             numa: Numa::Default,
@@ -43,88 +43,90 @@ impl HostBuilder {
             isolate: false,
             read_only_export: false,
             arena_size: Self::DEFAULT_ARENA_SIZE,
-            object: None,
+            shm_name: None,
             lowest_fd: 0,
             import: HostImport::new(),
         }
     }
 
-    /// A name for people: logs, statistics, `umf ps`. Default: `host`.
+    /// Sets the name, for logs, statistics and `umf ps`. Default: `host`.
     pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
-        self.label = name.into();
+        self.name = name.into();
         self
     }
 
-    /// Private memory (the default), or memory that other processes can map.
+    /// Sets whether other processes can map the memory. Default: [`Visibility::Private`].
     pub fn visibility(mut self, visibility: Visibility) -> Self {
         self.visibility = visibility;
         self
     }
 
-    /// Which pages memory is made of. Default: [`HugePages::Normal`].
+    /// Sets the kind of pages. Default: [`HugePages::Normal`].
     pub fn huge_pages(mut self, huge: HugePages) -> Self {
         self.huge = huge;
         self
     }
 
-    /// On which NUMA nodes memory lies. Default: [`Numa::Default`].
+    /// Sets the NUMA placement. Default: [`Numa::Default`].
     pub fn numa(mut self, numa: Numa) -> Self {
         self.numa = numa;
         self
     }
 
-    /// Make all pages of a region when it is allocated, and fail with [`Error::OutOfMemory`] if they cannot
-    /// be had (`fallocate(2)` for shared memory, `MADV_POPULATE_WRITE` for private).
+    /// Sets whether all pages of a region are populated when it is allocated (`fallocate(2)` for shared
+    /// memory, `MADV_POPULATE_WRITE` for private). If there are not enough, allocating fails with
+    /// [`Error::OutOfMemory`]. Default: off.
     ///
-    /// Off by default, as with `malloc`: pages come when they are touched, and a pool may take large regions
-    /// of which it uses little. The price is the same as with `malloc`, too: where the pages do not come
-    /// because memory is really out, touching one ends the process (SIGBUS where a tmpfs is full, which only
-    /// named memory can be; the out-of-memory killer otherwise). Reserved huge pages are always made at once.
+    /// Without it, pages are populated on first touch, as with `malloc`. If the machine is out of memory
+    /// then, the OOM killer ends a process. If a tmpfs is full, which concerns named memory, the touch is
+    /// SIGBUS. Reserved huge pages are always populated.
     pub fn populate(mut self, populate: bool) -> Self {
         self.populate = populate;
         self
     }
 
-    /// Give each region a file of its own, so that exporting it shows nothing else. Costs a descriptor per
-    /// region. For shared memory without a name.
+    /// Sets whether each region has a file of its own, so that an importer of one has no access to others.
+    /// Each region costs an fd. For shared memory without a name. Default: off.
     pub fn isolate(mut self, isolate: bool) -> Self {
         self.isolate = isolate;
         self
     }
 
-    /// Let importers read only, enforced by the kernel (`F_SEAL_FUTURE_WRITE`, Linux 5.1). Implies
-    /// [`HostBuilder::isolate`]. Such memory cannot be purged.
+    /// Sets whether importers can only read, which the kernel enforces (`F_SEAL_FUTURE_WRITE`, Linux 5.1).
+    /// Implies [`HostBuilder::isolate`]. Such memory cannot be purged. Default: off.
     pub fn read_only_export(mut self, read_only: bool) -> Self {
         self.read_only_export = read_only;
         self
     }
 
-    /// Size in bytes of the files that regions are carved from. Default: [`HostBuilder::DEFAULT_ARENA_SIZE`],
-    /// or what `RLIMIT_FSIZE` leaves. All of it is a hole that costs nothing; a file that is full is followed
-    /// by another (but not with a name: then this is all there is).
+    /// Sets the size in bytes of the files from which regions are suballocated. Unused ranges take no memory.
+    /// If a file is full, the provider creates another. Named memory is one file, so there this is the limit
+    /// of the provider. Default: [`HostBuilder::DEFAULT_ARENA_SIZE`], or less by `RLIMIT_FSIZE`.
     pub fn arena_size(mut self, bytes: u64) -> Self {
         self.arena_size = bytes;
         self
     }
 
-    /// Use a named object in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that open memory by name.
-    /// Implies [`Visibility::Shared`]. A name that exists is an error, whoever made it; it is taken away when
-    /// the provider is dropped. A process that is killed leaves it behind, and it cannot be sealed, so that
-    /// importers refuse it unless they [`HostImport::allow_unsealed`].
+    /// Sets the name of an shm_name in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that open memory by
+    /// name. Implies [`Visibility::Shared`]. A name that exists is an error. Dropping the provider unlinks
+    /// the name; a killed process leaves it behind. Named memory cannot be sealed, so importers need
+    /// [`HostImport::allow_unsealed`].
     pub fn named(mut self, name: impl Into<String>) -> Self {
-        self.object = Some(name.into());
+        self.shm_name = Some(name.into());
         self.visibility = Visibility::Shared;
         self
     }
 
-    /// Have the descriptors of memory files at the first free numbers from `number` on, out of the way of a program that expects the low
-    /// ones for itself; where there is none (`RLIMIT_NOFILE`) they are behind the standard streams. Default: 0, where they come.
+    /// Sets the lowest number of fds of memory files, for programs that expect low numbers for themselves.
+    /// If no such number is free (`RLIMIT_NOFILE`), any number above the standard streams is used.
+    /// Default: 0, the lowest free number.
     pub fn lowest_fd(mut self, number: i32) -> Self {
         self.lowest_fd = number;
         self
     }
 
-    /// Whether imports through the provider accept unsealed files: [`HostImport::allow_unsealed`].
+    /// Sets whether imports through the provider accept unsealed files; see [`HostImport::allow_unsealed`].
+    /// Default: off.
     pub fn allow_unsealed_imports(mut self, allow: bool) -> Self {
         self.import = HostImport::new().allow_unsealed(allow);
         self
@@ -133,36 +135,37 @@ impl HostBuilder {
     /// Builds the provider.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings that contradict each other, NUMA nodes that do not exist and
-    /// names that are none; [`Error::NotSupported`] for huge pages that this system does not have;
-    /// [`Error::Native`] if the first file cannot be made, a name that is taken included.
+    /// - [`Error::InvalidArgument`]: settings that contradict each other, NUMA nodes that do not exist, an
+    ///   invalid name.
+    /// - [`Error::NotSupported`]: a huge page size that this system does not have.
+    /// - [`Error::Native`]: the first file cannot be created, for example because its name exists.
     pub fn build(self) -> Result<Arc<HostProvider>> {
         let isolate = self.isolate || self.read_only_export;
         let shared = self.visibility == Visibility::Shared;
-        let refuse = |what, why| Err(Error::InvalidArgument { what, why });
+        let invalid = |what, why| Err(Error::InvalidArgument { what, why });
         if !shared && isolate {
-            return refuse("isolate", "is for shared memory: set the visibility to shared");
+            return invalid("isolate", "needs shared memory: set the visibility to shared");
         }
-        if self.object.is_some() && isolate {
-            return refuse("named", "named memory is one file and cannot be isolated");
+        if self.shm_name.is_some() && isolate {
+            return invalid("named", "named memory is one file and cannot be isolated");
         }
-        if self.object.is_some() && self.huge.hugetlb().is_some() {
-            return refuse("named", "named memory cannot have reserved huge pages");
+        if self.shm_name.is_some() && self.huge.hugetlb().is_some() {
+            return invalid("named", "named memory cannot have reserved huge pages");
         }
         let pages = PagePolicy::new(self.huge, self.numa, self.populate, shared)?;
         if self.arena_size < pages.granularity() as u64 {
-            return refuse("arena size", "must be at least one page");
+            return invalid("arena size", "must be at least one page");
         }
         let source = if shared {
-            let form = match (&self.object, isolate) {
+            let form = match (&self.shm_name, isolate) {
                 (Some(_), _) => FileLayout::Named,
                 (None, true) => FileLayout::Isolated { read_only: self.read_only_export },
                 (None, false) => FileLayout::Arenas(self.arena_size),
             };
-            let object = self.object.as_deref();
+            let shm_name = self.shm_name.as_deref();
             Backend::Shared(Box::new(SharedMemory::new(
                 form,
-                object,
+                shm_name,
                 self.arena_size,
                 &pages,
                 self.lowest_fd,
@@ -170,6 +173,6 @@ impl HostBuilder {
         } else {
             Backend::Private(PrivateMemory::new())
         };
-        Ok(Arc::new(HostProvider::new(self.label, source, pages, self.import, self.read_only_export)))
+        Ok(Arc::new(HostProvider::new(self.name, source, pages, self.import, self.read_only_export)))
     }
 }

@@ -1,4 +1,4 @@
-//! [`HostImport`]: opens host memory that another process exported.
+//! [`HostImport`]: maps host memory that another process exported.
 
 use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,20 +12,18 @@ use crate::pages;
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
-/// Opens host memory that another process exported: maps a range of a memory file. Needs no provider, and
-/// keeps no state.
+/// An importer of host memory: maps a range of a memory file that another process exported. It needs no
+/// provider, and has no state.
 ///
-/// Nothing is mapped that its exporter could take away again. The file must be of tmpfs or hugetlbfs (memfd
-/// counts as such), be sealed against shrinking, and hold the whole range. What it is asked for, it is asked
-/// without calling into a file system that somebody else implements, so that no file, device, pipe or FUSE
-/// mount can hang or kill the importer.
+/// The exporter cannot revoke a mapping. The file must be a memfd, or a file of tmpfs or hugetlbfs. It must
+/// be sealed against shrinking, and contain the whole range. The checks make no call into the file's file
+/// system before it is known, so that no device, FIFO or FUSE mount can block or kill the importer.
 ///
-/// One thing remains: a page of hugetlbfs that the exporter punches while it is imported (as freeing a region
-/// in an arena does) is SIGBUS at the next touch if the reserved huge pages have run out. Exporters of such
-/// memory hold it while it is leased, isolate it, or export it read-only, which rules punching out.
+/// One case remains. If the exporter punches an imported page of hugetlbfs, as freeing a region of an arena
+/// does, and no reserved huge page is free, the next touch is SIGBUS. Exporters of such memory prevent this
+/// by leases, isolation or read-only exports.
 ///
-/// The import is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be mapped as
-/// such.
+/// The mapping is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be used.
 ///
 /// Thread-safe. See `memfd_create(2)` and `fcntl(2)` on seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,15 +32,15 @@ pub struct HostImport {
 }
 
 impl HostImport {
-    /// An importer that refuses files that can shrink.
+    /// Returns an importer that refuses files that can shrink.
     #[must_use]
     pub const fn new() -> Self {
         Self { allow_unsealed: false }
     }
 
-    /// Whether to open files that are not sealed, which is what named shared memory is. Whoever may write to
-    /// such a file may truncate it, and the next touch of a page that is gone is SIGBUS here: allow it only
-    /// where every such process is trusted not to. Everything else is still checked.
+    /// Sets whether files that are not sealed, such as named shared memory, are accepted. Any process that may
+    /// write to such a file may truncate it, and then the next touch is SIGBUS here. Allow it only if all
+    /// these processes are trusted. The other checks still apply.
     #[must_use]
     pub const fn allow_unsealed(mut self, allow: bool) -> Self {
         self.allow_unsealed = allow;
@@ -51,7 +49,7 @@ impl HostImport {
 
     fn map(self, request: &ImportRequest, file: &ReceivedFd) -> Result<Imported> {
         let file = file.as_fd();
-        // First of all, because it is the one question that only the kernel answers.
+        // The first check, because the VFS answers it without calling into the file's file system.
         let seals = sys::seals(file).map_err(|errno| match errno {
             Errno::INVAL | Errno::BADF => {
                 Error::Untrusted { why: "the descriptor is not a file of shared memory (tmpfs or hugetlbfs)" }
@@ -61,7 +59,7 @@ impl HostImport {
         if !seals.shrink && !self.allow_unsealed {
             return Err(Error::Untrusted {
                 why: "the file is not sealed against shrinking, so a touch of it could be SIGBUS; named shared \
-                      memory is like that: allow it by the setting for unsealed imports",
+                      memory is never sealed: allow it by the setting for unsealed imports",
             });
         }
         if seals.write && request.access == Access::ReadWrite {
@@ -78,7 +76,7 @@ impl HostImport {
         let can_be_huge = size as u64 >= FILE_ALIGN && offset.is_multiple_of(FILE_ALIGN);
         let align = if can_be_huge { page.max(FILE_ALIGN as usize) } else { page };
         let writable = request.access == Access::ReadWrite;
-        // A window is far larger than what its regions take.
+        // A window is much larger than its regions, so its pages are not prefaulted.
         let map = if request.is_window { Mapping::of_file_on_demand } else { Mapping::of_file };
         let mapping = map(file, offset, size, align, writable).map_err(|errno| match errno {
             Errno::ACCESS | Errno::PERM => Error::Native {
@@ -89,19 +87,18 @@ impl HostImport {
             _ => map_error(size, "host", errno),
         })?;
         if request.is_window {
-            // Writing the holes to a core dump would give them memory.
+            // A core dump would populate the holes.
             pages::exclude_from_dumps(&mapping);
         }
         Ok(Imported::host(mapping.leak(), size, request.access))
     }
 }
 
-/// How much of an arena is mapped at a time: some thousand regions of usual sizes, and little of an address space.
+/// Bytes of an arena that are mapped at a time: thousands of regions, and a small part of the address space.
 const WINDOW: u64 = 4 << 30;
 
-// SAFETY: what is mapped is sealed against shrinking (or the user has allowed otherwise) and lies inside of
-// the file, so every page of it can be touched until it is unmapped, whatever becomes of the exporter and its
-// descriptor.
+// SAFETY: the mapped range lies in the file, and the file is sealed against shrinking, or the user vouches that it
+// does not shrink. So every page can be accessed until it is unmapped, even after the exporter has exited.
 unsafe impl Import for HostImport {
     fn kind(&self) -> ProviderKind {
         ProviderKind::HOST
@@ -116,9 +113,9 @@ unsafe impl Import for HostImport {
         Some(WINDOW)
     }
 
-    /// Not hugetlbfs, where a mapping reserves all of its pages.
+    /// Returns `None` for hugetlbfs, where a mapping reserves all of its pages.
     fn window_file(&self, fd: BorrowedFd<'_>) -> Option<u64> {
-        // Only a file with seals is asked for its size: another file system might not answer.
+        // `fstat` only for files with seals: on another file system it could block.
         sys::seals(fd).ok().filter(|seals| seals.shrink)?;
         match sys::size_and_kind_with_seals(fd) {
             Ok((size, FileSystem::Tmpfs)) => Some(size),
@@ -129,7 +126,7 @@ unsafe impl Import for HostImport {
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
         let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
-        // SAFETY: `map` mapped this much there, and the caller says that nobody uses it any more.
-        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_leak()
+        // SAFETY: `map` created this mapping, and by the caller's contract it is not in use.
+        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_keep()
     }
 }

@@ -20,17 +20,18 @@
 //! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
 //! let export = provider.export().map(|ability| ability.export(&region)).transpose()?;
 //! assert!(export.is_some_and(|export| export.fd.is_some()));
-//! // SAFETY: nobody uses the region.
+//! // SAFETY: nothing uses the region.
 //! unsafe { provider.free(region)? };
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Shared memory lies in memory files that are sealed at their final size before anything is put into them,
-//! so that no process can take it from under another. A region is a range of a file and a mapping of its own;
-//! a freed region gives its pages back at once, and its range is used again. Private providers never use the
-//! global allocator to allocate or free; shared ones use it when they open a file, so that a pool over one is
-//! not to be the global allocator.
+//! Shared memory lies in memfds that are sealed at their final size before first use, so that no process can
+//! truncate memory that another has mapped. A region is a range of a file with a mapping of its own. `free`
+//! releases the pages at once, and the range is reused.
+//!
+//! Private providers never use the global allocator. Shared ones use it when they create a file, so a pool
+//! over a shared provider must not be the global allocator.
 
 mod arena;
 mod builder;

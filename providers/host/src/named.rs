@@ -1,18 +1,15 @@
 //! Named shared memory: an object in `/dev/shm` that other programs open by name.
 //!
-//! What the name costs, compared to memory without one:
+//! Disadvantages, compared to memory without a name:
 //!
-//! - It cannot be sealed. Whoever may write to the object may also truncate it, and the next touch of a page
-//!   that is gone is SIGBUS, in every process that maps it. So importers refuse it unless they are told to
-//!   allow it ([`crate::HostImport::allow_unsealed`]).
-//! - A process that is killed leaves the name behind, and with it the memory, until somebody unlinks it or
-//!   the machine restarts. `umf gc` finds and removes such names, by the mark that the provider leaves on them
-//!   ([`crate::CreatorMark`]).
-//! - It counts against the size of `/dev/shm`, which is small in containers. A page that does not fit is
-//!   SIGBUS, unless regions are reserved when they are allocated ([`crate::HostBuilder::reserve`]).
-//!
-//! [`CreatorMark`] is what a provider writes on such memory, so that what a killed process left can be told from
-//! other programs' objects.
+//! - It cannot be sealed. A process that may write to the object may also truncate it, and then the next touch
+//!   of a lost page is SIGBUS in every process that maps it. So importers refuse it by default
+//!   ([`crate::HostImport::allow_unsealed`]).
+//! - A killed process leaves the name and its memory behind, until the name is unlinked or the machine
+//!   restarts. `umf gc` finds such names by the mark that the provider leaves on them
+//!   ([`crate::CreatorMark`]), and removes them.
+//! - It counts towards the size of `/dev/shm`, which is small in containers. If `/dev/shm` is full, touching a
+//!   new page is SIGBUS, unless regions are populated when allocated ([`crate::HostBuilder::populate`]).
 
 use std::ffi::CString;
 use std::fs;
@@ -25,7 +22,7 @@ use umf_sync::failpoint;
 
 use crate::sys;
 
-/// A name that this provider made, taken away when dropped.
+/// A name that this provider created. Dropping it unlinks the name.
 #[derive(Debug)]
 pub(crate) struct NamedObject {
     name: CString,
@@ -33,8 +30,8 @@ pub(crate) struct NamedObject {
     identity: FileIdentity,
 }
 
-/// Makes the object `name` of `size` bytes, all of it a hole; its descriptor has a number from `first` on.
-pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, NamedObject)> {
+/// Creates the object `name` of `size` bytes without pages, whose fd is at least `lowest_fd`.
+pub(crate) fn create(name: &str, size: u64, lowest_fd: i32) -> Result<(OwnedFd, NamedObject)> {
     let bad = Error::InvalidArgument {
         what: "shared memory name",
         why: "must be a slash and up to 250 other characters, none of them a slash or 0",
@@ -49,23 +46,25 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
         native: errno.raw_os_error(),
         hint: match errno {
             Errno::EXIST => {
-                "the name is taken, maybe by a process that was killed: choose another or unlink it"
+                "the name exists, maybe left by a killed process: choose another, or unlink it (umf gc)"
             }
-            Errno::NOENT => "there is no /dev/shm",
-            Errno::NOSPC => "/dev/shm is full: mount it larger, or take away what is left there (umf gc)",
+            Errno::NOENT => "there is no /dev/shm: mount a tmpfs there",
+            Errno::NOSPC => {
+                "/dev/shm is full: mount it larger, or remove what killed processes left there (umf gc)"
+            }
             Errno::MFILE => "raise RLIMIT_NOFILE",
             _ => "",
         },
     })?;
     failpoint!("host.name_made");
-    let file = sys::move_above(file, first);
+    let file = sys::move_above(file, lowest_fd);
     let made = umf_os::file::identity(&file).map(|identity| NamedObject { name: name.clone(), identity });
     let made = made.map_err(|errno| {
-        // Without its identity it cannot be taken away later; it was made a moment ago and is ours.
+        // Without its identity, `drop` could not verify later that the name is still ours.
         let _ = sys::unlink_named(&name);
         Error::native("fstat", errno.raw_os_error())
     })?;
-    // A file system that keeps no marks is no reason not to go on: what is left by a kill is then nobody's for certain.
+    // Best effort: without extended attributes, `umf gc` cannot attribute the object to its creator.
     if let Some(mark) = CreatorMark::current() {
         let _ = sys::set_attribute(file.as_fd(), CreatorMark::ATTRIBUTE, mark.text().as_bytes());
     }
@@ -80,7 +79,7 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
 
 impl Drop for NamedObject {
     fn drop(&mut self) {
-        // Somebody may have unlinked ours and made another of that name: that one is not ours to take.
+        // Another process may have unlinked the name and created another object under it.
         let now = sys::open_named(&self.name).and_then(|file| umf_os::file::identity(&file));
         if now == Ok(self.identity) {
             let _ = sys::unlink_named(&self.name);
@@ -89,8 +88,9 @@ impl Drop for NamedObject {
     }
 }
 
-/// Who made an object in `/dev/shm`: an extended attribute of it, where the file system keeps those (tmpfs from Linux 6.6
-/// on). A process that may write the object may write the mark.
+/// The creator of an object in `/dev/shm`, recorded in an extended attribute of the object. It tells objects
+/// that a killed process left from those of other programs. tmpfs has extended attributes since Linux 6.6.
+/// A process that may write the object may also write the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreatorMark {
     boot: String,
@@ -100,16 +100,16 @@ pub struct CreatorMark {
 }
 
 impl CreatorMark {
-    /// The name of the attribute (`xattr(7)`).
+    /// Name of the attribute (`xattr(7)`).
     pub const ATTRIBUTE: &str = "user.umf.named";
 
-    /// That of this process; `None` where `/proc` does not tell who it is.
+    /// Returns the mark of this process, or `None` without `/proc`.
     pub(crate) fn current() -> Option<Self> {
         let pid = std::process::id();
         Some(Self { boot: boot()?, namespace: namespace()?, pid, start_time: start_time(pid)? })
     }
 
-    /// The mark that these bytes are; `None` if they are none of this version.
+    /// Parses a mark. Returns `None` if the bytes are not a mark of this version.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut words = std::str::from_utf8(bytes).ok()?.split(' ');
@@ -127,13 +127,14 @@ impl CreatorMark {
         format!("umf1 {boot} {namespace} {pid} {start_time}")
     }
 
-    /// The process id of the maker, in its pid namespace.
+    /// Returns the process id of the creator in its pid namespace.
     #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether the maker may still run: that it does not is certain only in its own pid namespace.
+    /// Returns whether the creator may still run. For a creator in another pid namespace this is always true
+    /// until the machine restarts.
     #[must_use]
     pub fn may_be_alive(&self) -> bool {
         if boot().is_some_and(|boot| boot != self.boot) {
@@ -149,12 +150,13 @@ fn boot() -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty() && !text.contains(' '))
 }
 
-/// As `pid:[4026531836]`.
+/// Returns the pid namespace, as `pid:[4026531836]`.
 fn namespace() -> Option<String> {
     fs::read_link("/proc/thread-self/ns/pid").ok()?.to_str().map(str::to_owned)
 }
 
-/// Field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`). A process that ended and was not waited for is no more.
+/// Returns the start time of a process, field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`). A zombie counts as
+/// exited.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
@@ -172,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_tells_who_made_it() {
+    fn mark_identifies_its_creator() {
         let mark = CreatorMark::current().unwrap();
         assert_eq!(CreatorMark::parse(mark.text().as_bytes()), Some(mark.clone()));
         assert_eq!(mark.pid(), std::process::id());
@@ -190,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_mark_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn parse_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             if let Some(mark) = CreatorMark::parse(&bytes) {
                 prop_assert!(CreatorMark::parse(mark.text().as_bytes()).is_some());
             }

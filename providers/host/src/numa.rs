@@ -1,4 +1,4 @@
-//! [`Numa`]: on which nodes memory lies (`mbind(2)`).
+//! [`Numa`]: placement of memory on NUMA nodes (`mbind(2)`).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,12 +15,12 @@ pub struct NodeSet {
 }
 
 impl NodeSet {
-    /// Nodes have numbers below this.
+    /// Node numbers are below this.
     pub const LIMIT: usize = 1024;
-    /// No nodes.
+    /// The empty set.
     pub const EMPTY: Self = Self { words: [0; Self::LIMIT / 64] };
 
-    /// The set with `node` in it as well; `None` if the number is not below [`NodeSet::LIMIT`].
+    /// Returns the set with `node` added, or `None` if the number is not below [`NodeSet::LIMIT`].
     #[must_use]
     pub const fn with(mut self, node: u32) -> Option<Self> {
         if node as usize >= Self::LIMIT {
@@ -30,7 +30,7 @@ impl NodeSet {
         Some(self)
     }
 
-    /// The nodes given.
+    /// Returns the set of these nodes.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if a number is not below [`NodeSet::LIMIT`].
@@ -39,19 +39,19 @@ impl NodeSet {
         nodes.into_iter().try_fold(Self::EMPTY, |set, node| set.with(node).ok_or(outside))
     }
 
-    /// Whether `node` is in it.
+    /// Returns whether the set contains `node`.
     #[must_use]
     pub const fn contains(&self, node: u32) -> bool {
         (node as usize) < Self::LIMIT && self.words[node as usize / 64] & (1 << (node % 64)) != 0
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.words == Self::EMPTY.words
     }
 
-    /// The nodes, in order.
+    /// Returns the nodes in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + Clone + '_ {
         (0..Self::LIMIT as u32).filter(|&node| self.contains(node))
     }
@@ -75,43 +75,43 @@ impl core::fmt::Debug for NodeSet {
     }
 }
 
-/// On which NUMA nodes memory lies.
+/// The placement of memory on NUMA nodes.
 ///
-/// Nodes that do not exist, or that this process may not use, are refused when the provider is built. On a
-/// kernel without NUMA nothing is bound and nothing refused.
+/// Building a provider fails for nodes that do not exist or are outside of the cpuset. A kernel without NUMA
+/// ignores the placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Numa {
-    /// As the thread's policy says (`set_mempolicy(2)`); usually the node of whoever touches a page first.
+    /// By the thread's policy (`set_mempolicy(2)`), which is first touch unless it was changed.
     #[default]
     Default,
-    /// On these nodes and no others.
+    /// On these nodes only.
     Bind(NodeSet),
-    /// On these nodes in turn.
+    /// Interleaved over these nodes.
     Interleave {
         /// The nodes.
         nodes: NodeSet,
-        /// Bytes per turn, rounded up to pages. 0: one page per turn, done by the kernel. Larger parts are
-        /// bound one by one, and the turn goes on from region to region.
+        /// Bytes per part, rounded up to pages. With 0 the kernel interleaves single pages. Larger parts are
+        /// bound one by one, and the sequence continues from region to region.
         part_size: usize,
     },
-    /// On these nodes in turn, page by page, as many pages in a row as the system's weight of each says
+    /// Interleaved over these nodes, with the system's weight of each as the number of consecutive pages
     /// (`/sys/kernel/mm/mempolicy/weighted_interleave`; Linux 6.9).
     WeightedInterleave(NodeSet),
-    /// On these nodes while they have memory left (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of
-    /// them). None: as [`Numa::Local`].
+    /// On these nodes while they have free memory (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of
+    /// them only). Without nodes, as [`Numa::Local`].
     Preferred(NodeSet),
-    /// On the node of whoever touches a page first, whatever the thread's policy says.
+    /// On the node of the thread that first touches a page, regardless of the thread's policy.
     Local,
-    /// Each region is cut into one part per node, in this order, sized by weight.
+    /// Each region is divided into one part per node, in this order, proportional to the weights.
     Split(Box<[NodeShare]>),
 }
 
-/// A node's part of each region.
+/// The share of a node in each region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeShare {
     /// The node.
     pub node: u32,
-    /// Its part, relative to the sum of all weights.
+    /// The share, relative to the sum of all weights.
     pub weight: u32,
 }
 
@@ -127,7 +127,7 @@ impl Numa {
         }
     }
 
-    /// Refuses empty sets and nodes that this process cannot use.
+    /// Checks that the set is not empty and that this process may use its nodes.
     pub(crate) fn check(&self) -> Result<()> {
         let nodes = self.nodes()?;
         match self {
@@ -155,7 +155,7 @@ impl Numa {
         })
     }
 
-    /// The node on which the first page of a region will lie, as far as that is decided.
+    /// Returns the node of the first page of a region, if the placement determines it.
     pub(crate) fn first_node(&self) -> Option<u32> {
         match self {
             Self::Default | Self::Local => None,
@@ -164,8 +164,8 @@ impl Numa {
         }
     }
 
-    /// Places the pages of a fresh mapping, in units of `granularity` bytes. `turn` is the provider's count
-    /// of parts handed out to nodes.
+    /// Sets the placement of a new mapping, in units of `granularity` bytes. `turn` counts the interleaved parts
+    /// of the provider.
     pub(crate) fn apply(&self, mapping: &Mapping, granularity: usize, turn: &AtomicU64) -> Result<()> {
         let bound = match self {
             Self::Default => Ok(()),
@@ -224,7 +224,7 @@ fn prefer(mapping: &Mapping, nodes: &NodeSet) -> Result<(), Errno> {
         0 => whole(NumaPolicy::Local, nodes),
         1 => whole(NumaPolicy::Preferred, nodes),
         _ => match whole(NumaPolicy::PreferredMany, nodes) {
-            // Before Linux 5.15: the first of them.
+            // Before Linux 5.15: the first node only.
             Err(Errno::INVAL) => whole(NumaPolicy::Preferred, nodes),
             other => other,
         },
@@ -244,7 +244,7 @@ fn interleave(
     let mut turns = nodes.iter().cycle().skip((first % nodes.len() as u64) as usize);
     for start in (0..mapping.size()).step_by(part_size) {
         let size = part_size.min(mapping.size() - start);
-        bind(mapping, start, size, NumaPolicy::Bind, &one(turns.next()))?;
+        bind(mapping, start, size, NumaPolicy::Bind, &single(turns.next()))?;
     }
     Ok(())
 }
@@ -255,14 +255,15 @@ fn split(mapping: &Mapping, shares: &[NodeShare], granularity: usize) -> Result<
     for (share, end) in shares.iter().zip(split_ends(pages, shares)) {
         let end = end * granularity;
         if end > start {
-            bind(mapping, start, end - start, NumaPolicy::Bind, &one(Some(share.node)))?;
+            bind(mapping, start, end - start, NumaPolicy::Bind, &single(Some(share.node)))?;
         }
         start = end;
     }
     Ok(())
 }
 
-/// Where each share of so many pages ends. Rounding is carried along, so no share is off by more than a page.
+/// Returns the end of each share of `pages`. The rounding error is carried along, so each share is off by less
+/// than a page.
 fn split_ends(pages: usize, shares: &[NodeShare]) -> impl Iterator<Item = usize> {
     let total: u128 = shares.iter().map(|share| u128::from(share.weight)).sum::<u128>().max(1);
     shares.iter().scan(0_u128, move |sum, share| {
@@ -271,7 +272,7 @@ fn split_ends(pages: usize, shares: &[NodeShare]) -> impl Iterator<Item = usize>
     })
 }
 
-fn one(node: Option<u32>) -> NodeSet {
+fn single(node: Option<u32>) -> NodeSet {
     node.and_then(|node| NodeSet::EMPTY.with(node)).unwrap_or(NodeSet::EMPTY)
 }
 
@@ -280,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets() {
+    fn node_set_has_its_nodes_in_order() {
         let set = NodeSet::from_nodes([0, 63, 64, 1023]).unwrap();
         assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 64, 1023]);
         assert_eq!(set.len(), 4);
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_add_up() {
+    fn split_shares_add_up() {
         let shares = [1, 2, 0, 1].map(|weight| NodeShare { node: 0, weight });
         assert_eq!(split_ends(8, &shares).collect::<Vec<_>>(), [2, 6, 6, 8]);
         assert_eq!(split_ends(3, &shares).collect::<Vec<_>>(), [0, 2, 2, 3]);
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_nodes_and_empty_sets_are_refused() {
+    fn check_rejects_missing_nodes_and_empty_sets() {
         let missing = NodeSet::from_nodes([1000]).unwrap();
         assert!(matches!(Numa::Bind(missing).check(), Err(Error::InvalidArgument { .. })));
         assert!(Numa::Bind(NodeSet::EMPTY).check().is_err());

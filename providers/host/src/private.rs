@@ -1,4 +1,4 @@
-//! Private anonymous memory.
+//! [`PrivateMemory`]: regions of private anonymous memory.
 
 use rustix::io::Errno;
 use umf_core::{Address, Error, Layout, Region, Result};
@@ -9,7 +9,7 @@ use umf_sync::Lock;
 use crate::pages::{PagePolicy, discard, huge_pages_exhausted};
 use crate::sys;
 
-/// Where private memory comes from.
+/// The regions of a private provider, each an anonymous mapping.
 #[derive(Debug)]
 pub(crate) struct PrivateMemory {
     regions: Lock<RegionTable<()>>,
@@ -36,9 +36,9 @@ impl PrivateMemory {
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
         for choice in pages.page_size_choices() {
             let mapped = pages.check_available(size, choice).and_then(|()| match choice {
-                Some(huge_page) => huge(size, align, huge_page)
+                Some(huge_page) => map_huge(size, align, huge_page)
                     .map_err(|errno| huge_pages_exhausted(size, errno.raw_os_error())),
-                None => normal(size, align).map_err(|errno| map_error(size, "host", errno)),
+                None => map_normal(size, align).map_err(|errno| map_error(size, "host", errno)),
             });
             match mapped {
                 Ok(mapping) => return Ok(mapping),
@@ -51,13 +51,13 @@ impl PrivateMemory {
     /// # Safety
     /// As `Provider::free`.
     pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
-        // Forgotten first: once unmapped, another thread may get the same address.
+        // Removed before it is unmapped: afterwards another thread may get the same address.
         self.regions.lock().remove(region)?;
-        // SAFETY: the region was live until now, and the caller says that nobody uses it.
+        // SAFETY: the region was live until now, and by the caller's contract it is not in use.
         let mapping = unsafe { Mapping::of_region(region) };
         let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap_or_leak());
         if unmapped.is_err() {
-            // The node that the region had is most likely still free.
+            // The tree node of the region is most likely still free, so this does not allocate.
             self.regions.lock().insert(*region, ())?;
         }
         unmapped
@@ -72,8 +72,10 @@ impl PrivateMemory {
         self.regions.lock().holding(base, size, pages.granularity()).map(drop)
     }
 
+    /// Releases the pages of a range.
+    ///
     /// # Safety
-    /// Nobody needs the content of the range.
+    /// The content of the range is not needed.
     pub(crate) unsafe fn purge(
         &self,
         pages: &PagePolicy,
@@ -85,28 +87,28 @@ impl PrivateMemory {
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;
-        // SAFETY: a live region, whose owner is in this call; the mapping is kept again below.
+        // SAFETY: the region is live, and its owner makes this call. `keep` below prevents unmapping.
         let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
-        // SAFETY: passed on to the caller.
+        // SAFETY: by the caller's contract the content is not needed.
         let purged = unsafe { discard(&mapping, start, size, lazily) };
         mapping.leak();
         purged
     }
 }
 
-/// Zeroed private memory at a multiple of `align`.
-pub(crate) fn normal(size: usize, align: usize) -> Result<Mapping, Errno> {
-    // What surely holds an aligned part, trimmed.
-    let room = size.checked_add(align.saturating_sub(page_size())).ok_or(Errno::NOMEM)?;
-    let base = sys::map_private(Placement::Anywhere, room, None)?;
-    // SAFETY: it was just mapped, for this.
-    Ok(unsafe { Mapping::from_parts(base, room) }.trimmed(size, align))
+/// Maps zeroed private memory at a multiple of `align`.
+pub(crate) fn map_normal(size: usize, align: usize) -> Result<Mapping, Errno> {
+    // Large enough to contain an aligned part; the rest is trimmed.
+    let padded = size.checked_add(align.saturating_sub(page_size())).ok_or(Errno::NOMEM)?;
+    let base = sys::map_private(Place::Anywhere, padded, None)?;
+    // SAFETY: the mapping was created above, and no other code owns it.
+    Ok(unsafe { Mapping::from_parts(base, padded) }.trimmed(size, align))
 }
 
-/// Zeroed private memory on huge pages of `huge_page` bytes, of which `size` is a multiple.
-pub(crate) fn huge(size: usize, align: usize, huge_page: usize) -> Result<Mapping, Errno> {
-    // Not trimmed: every page that is mapped is taken from those that are reserved.
-    // SAFETY: the function maps that much, for this provider alone.
+/// Maps zeroed private memory on huge pages of `huge_page` bytes, of which `size` is a multiple.
+pub(crate) fn map_huge(size: usize, align: usize, huge_page: usize) -> Result<Mapping, Errno> {
+    // Not trimmed, because each mapped page reduces the reserved ones.
+    // SAFETY: the closure creates a mapping of `size` bytes that no other code owns.
     unsafe { Mapping::placed(size, align, |place| sys::map_private(place, size, Some(huge_page))) }
 }
 
@@ -115,10 +117,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alignment_beyond_the_page() {
+    fn mappings_can_be_aligned_beyond_the_page() {
         for align in [1, 4096, 1 << 16, 1 << 21, 1 << 30] {
             for size in [4096, 12288, 1 << 21] {
-                let mapping = normal(size, align).unwrap();
+                let mapping = map_normal(size, align).unwrap();
                 assert_eq!((mapping.base().addr().get() % align, mapping.size()), (0, size));
                 // SAFETY: both bytes lie in the mapping.
                 unsafe {
@@ -127,7 +129,7 @@ mod tests {
                 }
             }
         }
-        assert!(normal(1 << 60, 1 << 21).is_err());
-        assert!(normal(usize::MAX & !4095, 1 << 21).is_err());
+        assert!(map_normal(1 << 60, 1 << 21).is_err());
+        assert!(map_normal(usize::MAX & !4095, 1 << 21).is_err());
     }
 }

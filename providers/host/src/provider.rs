@@ -1,4 +1,4 @@
-//! [`HostProvider`].
+//! [`HostProvider`]: the provider of host memory, over private or shared regions.
 
 use std::borrow::Cow;
 use std::ptr::NonNull;
@@ -22,17 +22,18 @@ use crate::sys::{self, MemAdvice};
 
 /// Host memory: private, or shared on memory files.
 ///
-/// Made with [`HostProvider::builder`], or as a `static` with [`HostProvider::private_static`]. Thread-safe.
+/// Built with [`HostProvider::builder`], or as a `static` with [`HostProvider::private_static`].
+/// Thread-safe.
 ///
-/// Dropping a provider does not unmap regions that were not freed: whoever has one may still use it.
+/// Dropping a provider does not unmap live regions, because they may still be in use.
 ///
-/// The program must not close the descriptors of a shared provider's memory files. If it does, as a
-/// daemon that closes all descriptors does, live regions stay usable and can be freed and purged.
-/// Allocating and exporting are [`Error::Native`] then. A file that the program opens under such a
-/// number is neither changed nor closed nor exported.
+/// The program must not close the fds of a shared provider's memory files. If it does, for example a
+/// daemon that closes all fds, live regions stay usable and can be freed and purged. Allocating and
+/// exporting fail with [`Error::Native`]. A file that the program opens under such a number is neither
+/// changed nor closed nor exported.
 ///
-/// In a forked child, a private provider works on. A shared one is frozen there: allocating is
-/// [`Error::Frozen`], and freeing does nothing, since the memory is still the parent's.
+/// In a forked child, a private provider keeps working. A shared one is frozen: allocating fails with
+/// [`Error::Frozen`], and freeing does nothing, because the memory belongs to the parent.
 #[derive(Debug)]
 pub struct HostProvider {
     name: Cow<'static, str>,
@@ -44,20 +45,20 @@ pub struct HostProvider {
 }
 
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "a provider that is a static has no memory for a box")]
+#[allow(clippy::large_enum_variant, reason = "a static provider cannot allocate a box")]
 pub(crate) enum Backend {
     Private(PrivateMemory),
     Shared(Box<SharedMemory>),
 }
 
 impl HostProvider {
-    /// Sets up a provider.
+    /// Returns a builder of a provider.
     pub const fn builder() -> HostBuilder {
         HostBuilder::new()
     }
 
-    /// Private memory in normal pages, as a `static` for a pool that is the global allocator: nothing is set
-    /// up before the first region, and neither allocating nor freeing uses the global allocator.
+    /// Returns a provider of private memory in normal pages, as a `static` for a pool that is the global
+    /// allocator. Neither allocating nor freeing uses the global allocator.
     ///
     /// ```
     /// use umf_provider_host::HostProvider;
@@ -85,7 +86,7 @@ impl HostProvider {
         Self { name, source, pages, import, read_only_export, gauge: Gauge::new() }
     }
 
-    /// Bytes and regions that are allocated now, and the most bytes there have been.
+    /// Returns the number of allocated bytes and regions, and the peak of the bytes.
     pub const fn statistics(&self) -> &Gauge {
         &self.gauge
     }
@@ -98,8 +99,8 @@ impl HostProvider {
     }
 }
 
-// SAFETY: regions are mappings of their own (of ranges that no other live region has), of host memory that
-// can be read and written, and are unmapped by `free` only.
+// SAFETY: each region is a mapping of its own of readable and writable host memory. No other live region has its
+// range of a file. Only `free` unmaps it.
 unsafe impl Provider for HostProvider {
     fn kind(&self) -> ProviderKind {
         ProviderKind::HOST
@@ -138,21 +139,21 @@ unsafe impl Provider for HostProvider {
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        let gone = unsafe {
+        // SAFETY: the caller's contract.
+        let is_freed = unsafe {
             match &self.source {
                 Backend::Private(private) => private.free(&region).map(|()| true),
                 Backend::Shared(shared) => shared.free(&region),
             }
         }?;
-        if gone {
+        if is_freed {
             self.gauge.remove(region.size());
         }
         Ok(())
     }
 
     fn zeroed(&self) -> bool {
-        // Fresh mappings are, and ranges that are used again were punched.
+        // New mappings read as zero, and reused ranges were punched.
         true
     }
 
@@ -165,8 +166,8 @@ unsafe impl Provider for HostProvider {
     }
 
     fn purge(&self) -> Option<&dyn Purge> {
-        // A reserved huge page that was given back may not be had again, and touching it is then a signal.
-        // What is sealed against writing cannot be punched.
+        // After a purge of a reserved huge page, a touch could find none free, which is SIGBUS.
+        // A file that is sealed against writing cannot be punched.
         let possible = self.pages.huge.hugetlb().is_none() && !self.read_only_export;
         possible.then_some(self)
     }
@@ -193,7 +194,7 @@ impl Export for HostProvider {
     }
 
     fn uses_fd_per_export(&self) -> bool {
-        // The files are open anyway, exported or not.
+        // The files are open whether or not regions are exported.
         false
     }
 }
@@ -201,11 +202,11 @@ impl Export for HostProvider {
 impl Purge for HostProvider {
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
         match &self.source {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller's contract.
             Backend::Private(private) => unsafe { private.purge(&self.pages, base, size, true) },
             Backend::Shared(_) => Err(Error::NotSupported {
-                what: "purging lazily",
-                owner: "shared host memory; purge it at once",
+                what: "lazy purging",
+                owner: "shared host memory; use purge_forced",
                 native: 0,
             }),
         }
@@ -213,7 +214,7 @@ impl Purge for HostProvider {
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
         match &self.source {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller's contract.
             Backend::Private(private) => unsafe { private.purge(&self.pages, base, size, false) },
             Backend::Shared(shared) => shared.purge(&self.pages, base, size),
         }
@@ -228,15 +229,15 @@ impl Populate for HostProvider {
         }?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
-        // SAFETY: the range is that of a live region, as was just checked; populating changes no content.
+        // SAFETY: the range lies in a live region, as checked above, and populating does not change its content.
         unsafe { sys::advise(pointer, size, MemAdvice::Populate) }.map_err(|errno| match errno {
-            // A write there would be a signal: the file system is full.
+            // The file system is full; a write would be SIGBUS.
             Errno::NOMEM | Errno::FAULT => {
                 Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }
             }
             Errno::INVAL => Error::NotSupported {
-                what: "making pages ahead",
-                owner: "this kernel (Linux 5.14 does)",
+                what: "populating",
+                owner: "this kernel (needs Linux 5.14)",
                 native: errno.raw_os_error(),
             },
             _ => Error::native("madvise(MADV_POPULATE_WRITE)", errno.raw_os_error()),
@@ -252,7 +253,7 @@ impl Properties for HostProvider {
             Property::CacheLine => Ok(PropertyValue::Number(sys::cache_line())),
             Property::Node => {
                 let foreign = Error::ForeignAddress { address: region.base(), owner: "this host provider" };
-                // SAFETY: a live region; only asked about, and kept again.
+                // SAFETY: the region is live. `keep` below prevents unmapping.
                 let mapping = unsafe { Mapping::of_region(region) }.ok_or(foreign)?;
                 let node = self.pages.node(&mapping);
                 mapping.leak();

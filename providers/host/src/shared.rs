@@ -1,4 +1,4 @@
-//! Memory that other processes can map: ranges of memory files.
+//! [`SharedMemory`]: regions that other processes can map, as ranges of memory files.
 
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -17,48 +17,48 @@ use crate::pages::{PagePolicy, huge_pages_exhausted};
 use crate::sys;
 use crate::sys::MemAdvice;
 
-/// How regions share files.
+/// The distribution of regions over files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileLayout {
-    /// Many in each file of this many bytes (or of one region that is larger).
+    /// Many regions per file of this many bytes. A larger region has a file of its own size.
     Arenas(u64),
-    /// All in one file.
+    /// All regions in one file, which has a name.
     Named,
-    /// A file for each.
+    /// One file per region.
     Isolated {
-        /// Importers can only read.
+        /// Whether importers can only read.
         read_only: bool,
     },
 }
 
 impl FileLayout {
-    /// Who has no pages left, and what to do about it.
+    /// Returns the resource that has no free pages, and what to do.
     const fn owner(self, errno: Errno) -> &'static str {
         match (self, errno) {
             (Self::Named, Errno::NOSPC | Errno::DQUOT) => {
-                "/dev/shm, which is full: mount it larger, or take away what is left there (umf gc)"
+                "/dev/shm, which is full: mount it larger, or remove what killed processes left there (umf gc)"
             }
             (_, Errno::NOSPC) => {
-                "this machine, which lets nobody commit more (vm.overcommit_memory, vm.overcommit_ratio)"
+                "this machine, whose commit limit is reached (vm.overcommit_memory, vm.overcommit_ratio)"
             }
             _ => "host",
         }
     }
 }
 
-/// File offsets have the alignment of their regions up to this, so that an importer can have huge pages, too.
+/// File offsets have the alignment of their regions up to this, so that importers can use huge pages.
 pub(crate) const FILE_ALIGN: u64 = 2 << 20;
 
-/// What is behind a region.
+/// The file range of a region.
 enum RegionBacking {
     /// A range of one of the provider's arenas.
     Arena {
-        /// The arena's number.
+        /// Index of the arena.
         arena: u32,
-        /// Where in its file, in bytes.
+        /// Offset in its file, in bytes.
         offset: u64,
     },
-    /// A file that holds nothing else.
+    /// A file of this region only.
     Isolated(Arc<CheckedFile>),
 }
 
@@ -67,12 +67,12 @@ struct SharedState {
     arenas: Vec<Arena>,
 }
 
-/// Where shared memory comes from.
+/// The regions and files of a shared provider.
 pub(crate) struct SharedMemory {
     form: FileLayout,
-    /// Descriptors have numbers from here on.
+    /// Lowest number of the fds of files.
     lowest_fd: i32,
-    /// The fork generation in which it was made: in a child it is frozen, and none of its locks are taken.
+    /// The fork generation of the creation. In a child the provider is frozen, and its locks are never taken.
     generation: u32,
     state: ManuallyDrop<Lock<SharedState>>,
     /// Held while an arena is added.
@@ -87,7 +87,7 @@ impl core::fmt::Debug for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Opens the first file, unless each region gets its own.
+    /// Creates the first file, unless each region has its own.
     pub(crate) fn new(
         form: FileLayout,
         name: Option<&str>,
@@ -96,7 +96,7 @@ impl SharedMemory {
         lowest_fd: i32,
     ) -> Result<Self> {
         let mut arenas = Vec::new();
-        let mut made_name = None;
+        let mut shm_object = None;
         let size = arena::limited_size(size, pages.granularity());
         if size == 0 {
             let limit = sys::file_size_limit();
@@ -106,11 +106,11 @@ impl SharedMemory {
         match name {
             Some(name) => {
                 let (file, name) = named::create(name, size, lowest_fd)?;
-                made_name = Some(name);
+                shm_object = Some(name);
                 arenas.push(Arena::over(file, size, None)?);
             }
             None if matches!(form, FileLayout::Arenas(_)) => {
-                // Of the second choice, too, an arena is made: when the first has no pages left.
+                // Arenas of the second page size are added when the first has no free pages.
                 let mut made = None;
                 for choice in pages.page_size_choices() {
                     made = Some(Arena::sealed(size, choice, lowest_fd));
@@ -131,11 +131,11 @@ impl SharedMemory {
                 arenas,
             })),
             growth: Lock::new(()),
-            name: ManuallyDrop::new(made_name),
+            name: ManuallyDrop::new(shm_object),
         })
     }
 
-    /// Whether this process is a child of the one that made the provider.
+    /// Returns whether this process is a child of the one that created the provider.
     fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -147,7 +147,7 @@ impl SharedMemory {
     pub(crate) fn allocate(&self, pages: &PagePolicy, layout: Layout) -> Result<Region> {
         self.check_not_inherited()?;
         let (size, align) = pages.region_layout(layout)?;
-        // Before there are records of it, which take memory by its size.
+        // Checked first, because the records of a region take memory in proportion to its size.
         if !pages.populates() {
             AvailableMemory::check_machine(size)?;
         }
@@ -166,7 +166,7 @@ impl SharedMemory {
         Err(failed)
     }
 
-    /// A region in an arena.
+    /// Allocates a region in an arena.
     fn suballocate(
         &self,
         pages: &PagePolicy,
@@ -184,14 +184,15 @@ impl SharedMemory {
             Ok(region)
         });
         if made.is_err() {
-            // Pages that were made before the failure. If they stay, they are zero still.
+            // Releases pages that were populated before the failure. If that fails, they still read as zero.
             let _ = punch(&file, offset, size, None);
             self.give_range(arena, offset, size);
         }
         made
     }
 
-    /// A range of an arena: its number, its file, the offset.
+    /// Takes a range of an arena, and adds an arena if none has room. Returns the index of the arena, its
+    /// file, and the offset.
     fn take_range(
         &self,
         pages: &PagePolicy,
@@ -219,12 +220,12 @@ impl SharedMemory {
         let full = Error::OutOfMemory { size, owner: "the shared memory file, which is full", native: 0 };
         let arena_size = arena_size.ok_or(full)?;
         let growing = self.growth.lock();
-        // Another thread may have added one while this one waited.
+        // Another thread may have added an arena meanwhile.
         if let Some(taken) = take()? {
             return Ok(taken);
         }
         if size as u64 > arena_size {
-            // A file is cheap, but stays; addresses are what such a size lacks most often.
+            // Addresses are the scarcest resource at such a size. A file would stay after the failure.
             Mapping::probe(size).map_err(|errno| map_error(size, "host", errno))?;
         }
         let arena_size = arena::limited_size(arena_size.max(size as u64), pages.granularity());
@@ -245,7 +246,7 @@ impl SharedMemory {
         }
     }
 
-    /// A region with a file of its own.
+    /// Allocates a region with a file of its own.
     fn isolate(
         &self,
         pages: &PagePolicy,
@@ -258,7 +259,7 @@ impl SharedMemory {
         let file = arena::create(size as u64, huge_page, self.lowest_fd)?;
         let file = Arc::new(CheckedFile::new(file)?);
         let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
-        // After mapping: a mapping that exists stays writable.
+        // Sealed after mapping, because existing mappings stay writable.
         arena::seal(file.fd()?, read_only)?;
         let region = Region::new(mapping.address(), size);
         let backing = RegionBacking::Isolated(file);
@@ -271,34 +272,34 @@ impl SharedMemory {
     /// As `Provider::free`.
     pub(crate) unsafe fn free(&self, region: &Region) -> Result<bool> {
         if self.is_inherited() {
-            // The region is the parent's. Punching it would take it from under the parent.
+            // The region belongs to the parent, which may still use it.
             return Ok(false);
         }
-        // Forgotten first: once unmapped, another thread may get the same address.
+        // Removed before it is unmapped: afterwards another thread may get the same address.
         let (backing, file, offset) = {
             let mut state = self.state.lock();
             let backing = state.regions.remove(region)?;
             let (file, offset) = state.locate(&backing, region)?;
             (backing, file, offset)
         };
-        // SAFETY: the region was live until now, and the caller says that nobody uses it.
+        // SAFETY: the region was live until now, and by the caller's contract it is not in use.
         let mapping = unsafe { Mapping::of_region(region) };
         let mapped = mapping.as_ref().map(Mapping::base);
-        // The pages of a whole file go with its last mapping, so that importers keep what they mapped.
+        // A file of one region is not punched: its pages are freed with the last mapping, so importers keep them.
         let punched = match backing {
             RegionBacking::Arena { .. } => punch(&file, offset, region.size(), mapped),
             RegionBacking::Isolated(_) => Ok(()),
         };
-        let gone = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap_or_leak(),
+        let freed = match (punched, mapping) {
+            (Ok(()), Some(mapping)) => mapping.unmap_or_keep(),
             (punched, mapping) => {
                 mapping.map(Mapping::leak);
                 punched
             }
         };
-        match (gone, backing) {
+        match (freed, backing) {
             (Err(error), backing) => {
-                // The node that the region had is most likely still free.
+                // The tree node of the region is most likely still free, so this does not allocate.
                 self.state.lock().regions.insert(*region, backing)?;
                 return Err(error);
             }
@@ -330,7 +331,7 @@ impl SharedMemory {
         self.state.lock().regions.holding(base, size, pages.granularity()).map(drop)
     }
 
-    /// Gives the pages of a range back, in every process that maps them.
+    /// Releases the pages of a range, in every process that maps them.
     pub(crate) fn purge(&self, pages: &PagePolicy, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
         let (file, offset) = {
@@ -344,7 +345,7 @@ impl SharedMemory {
 }
 
 impl SharedState {
-    /// The file of a region, and where the region begins in it.
+    /// Returns the file of a region, and the offset of the region in it.
     fn locate(&self, backing: &RegionBacking, region: &Region) -> Result<(Arc<CheckedFile>, u64)> {
         match backing {
             RegionBacking::Arena { arena, offset } => {
@@ -360,10 +361,10 @@ impl SharedState {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.is_inherited() {
-            // The name is the parent's, and the tables may have been in the middle of a change at the fork.
+            // The name belongs to the parent, and another thread may have been changing the tables at the fork.
             return;
         }
-        // SAFETY: dropped once, here, and not used after.
+        // SAFETY: the fields are dropped once, here, and not used afterwards.
         unsafe {
             ManuallyDrop::drop(&mut self.state);
             ManuallyDrop::drop(&mut self.name);
@@ -371,7 +372,7 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Maps a fresh range of a file and makes its pages, if they are to be made now.
+/// Maps a new range of a file, and populates it if regions are populated when allocated.
 fn map(
     form: FileLayout,
     pages: &PagePolicy,
@@ -384,9 +385,9 @@ fn map(
     let file = file.fd()?;
     let mapping = Mapping::of_file(file.as_fd(), offset, size, align, true)
         .map_err(|errno| map_error(size, "host", errno))?;
-    // Where the pages shall lie has to be said before there are any.
+    // The placement applies only to pages that are populated later.
     pages.prepare(&mapping)?;
-    // Huge pages are always made now: a touch that finds none left is a signal.
+    // Reserved huge pages are always populated now: a later touch could find none free, which is SIGBUS.
     if pages.populates() || huge_page.is_some() {
         pages.check_available(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
@@ -403,15 +404,15 @@ fn map(
     Ok(mapping)
 }
 
-/// Gives the pages of a range of a file back, in every process that maps them. `mapped` is where
-/// this process maps the range: with it, this works without the file's descriptor.
+/// Releases the pages of a range of a file, in every process that maps them. `mapped` is the address of the
+/// range in this process; with it, the file's fd is not needed.
 fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8>>) -> Result<()> {
-    // SAFETY: the range is one of a region of this provider, whose owner frees or purges it.
+    // SAFETY: the range belongs to a region of this provider, whose owner frees or purges it.
     let removed = mapped.is_some_and(|base| unsafe { sys::advise(base, size, MemAdvice::Remove) }.is_ok());
     let punched = if removed {
         Ok(())
     } else {
-        // Not mapped, or locked (`mlock(2)`), or not writable now (`mprotect(2)`).
+        // The range is not mapped, locked (`mlock(2)`), or not writable (`mprotect(2)`).
         file.fd().and_then(|fd| {
             umf_os::file::punch_hole(fd.as_fd(), offset, size as u64)
                 .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))

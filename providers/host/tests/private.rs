@@ -71,7 +71,7 @@ fn regions_of_other_private_providers_are_foreign() {
 /// Unmapping the middle of a large mapping needs one more mapping than before, of which there is a highest
 /// number.
 #[test]
-fn a_region_that_cannot_be_unmapped_stays_a_region() {
+fn region_stays_live_if_unmapping_fails() {
     in_child(|| {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
         let limit: usize = limit.trim().parse().unwrap();
@@ -110,7 +110,7 @@ fn a_region_that_cannot_be_unmapped_stays_a_region() {
 }
 
 #[test]
-fn running_out_of_mappings_leaves_shared_memory_in_order() {
+fn exhausted_mappings_leave_shared_memory_consistent() {
     in_child(|| {
         let provider = machine::shared().build().unwrap();
         let mut regions = Vec::new();
@@ -133,7 +133,7 @@ fn running_out_of_mappings_leaves_shared_memory_in_order() {
 }
 
 #[test]
-fn a_child_of_a_process_with_many_threads_allocates() {
+fn child_of_a_threaded_process_can_allocate() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ends = umf_testkit::Ends(&stop);

@@ -1,32 +1,32 @@
-//! [`PluginError`]: why a plugin is not loaded.
+//! [`PluginError`]: the reasons why a plugin cannot be loaded.
 
 use std::path::PathBuf;
 
-/// What is wrong with a plugin's table of functions.
+/// The reason why a table of functions is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
     /// The exported function returned NULL.
-    #[error("it returns no table (NULL); the plugin may have been built without this provider")]
+    #[error("it returns no table (NULL); check that the plugin was built with this provider")]
     Null,
-    /// The table does not lie at a multiple of 8.
-    #[error("it returns a table that is not aligned to 8 bytes, which no table of functions is")]
+    /// The table is not aligned to 8 bytes.
+    #[error("it returns a table that is not aligned to 8 bytes; check that it returns a table of functions")]
     Misaligned,
-    /// A version that is not known here.
-    #[error("its table has version {major}.{minor}; versions 1.0, 1.1 and 1.2 can be used here")]
+    /// The version of the table is not supported.
+    #[error("its table has version {major}.{minor}; versions 1.0, 1.1 and 1.2 are supported")]
     Version {
         /// The upper 16 bits of the version.
         major: u16,
         /// The lower 16 bits of the version.
         minor: u16,
     },
-    /// A member that every provider has is NULL.
-    #[error("its table has no {operation}, which every provider must have")]
+    /// A mandatory member is NULL.
+    #[error("its table has no {operation}, which is mandatory")]
     Missing {
         /// The member.
         operation: &'static str,
     },
-    /// Some members of a group are NULL and others are not.
+    /// Some members of a group are NULL, and others are not.
     #[error("its table has only some of {operations}; set all of them or none")]
     Incomplete {
         /// The members of the group.
@@ -34,63 +34,63 @@ pub enum TableError {
     },
 }
 
-/// Why a plugin is not loaded. After an error nothing of it is left in the process, except what its
-/// own initialisers did.
+/// The reason why a plugin cannot be loaded. After an error the plugin is unloaded; only side effects of its own
+/// initialisers remain.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {
     /// The path is not absolute.
-    #[error("plugin {path:?}: not an absolute path; a plugin is named by its whole path")]
+    #[error("cannot load plugin {path:?}: the path is not absolute; use the absolute path")]
     RelativePath {
-        /// The path given.
+        /// The path.
         path: PathBuf,
     },
-    /// The file is not there or cannot be looked at.
-    #[error("plugin {path:?}: {source}")]
+    /// The file does not exist, or its metadata cannot be read.
+    #[error("cannot load plugin {path:?}: {source}; check the path and its permissions")]
     File {
-        /// The path given.
+        /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A directory, a device, a pipe.
-    #[error("plugin {path:?}: not a file")]
+    /// The path is a directory, a device or a FIFO.
+    #[error("cannot load plugin {path:?}: not a regular file; use the path of a shared object")]
     NotAFile {
-        /// The path given.
+        /// The path.
         path: PathBuf,
     },
     /// The file belongs to another user.
     #[error(
-        "plugin {path:?}: owned by user {owner}; a plugin is code that runs here, so it must belong to root or to \
-         user {user}, as whom this process runs (chown it, or copy it)"
+        "cannot load plugin {path:?}: it belongs to uid {owner}; a plugin must belong to root or to uid {user} of this \
+         process, because it runs with its rights; chown it, or use a copy"
     )]
     ForeignOwner {
-        /// The file, links followed.
+        /// The file, with links resolved.
         path: PathBuf,
         /// Its owner.
         owner: u32,
         /// The effective user of this process.
         user: u32,
     },
-    /// Everybody can change the file, or put another in its place.
+    /// The file or a directory above it is world-writable, so that any user could replace the code.
     #[error(
-        "plugin {plugin:?}: everybody may write to {path:?} (mode {mode:o}), so anybody could choose the code that runs \
-         here; chmod o-w it"
+        "cannot load plugin {plugin:?}: {path:?} is world-writable (mode {mode:o}), so any user could choose the code that \
+         runs here; chmod o-w it"
     )]
     WritableByAll {
-        /// The path of the plugin, links followed.
+        /// The file of the plugin, with links resolved.
         plugin: PathBuf,
         /// The file or the directory above it that is writable.
         path: PathBuf,
-        /// Its permissions.
+        /// The mode of `path`.
         mode: u32,
     },
-    /// The dynamic linker refused the file.
-    #[error("plugin {path:?} cannot be loaded: {source}; is it a shared object for this machine?")]
+    /// The dynamic linker rejected the file.
+    #[error("cannot load plugin {path:?}: {source}; check that it is a shared object for this machine")]
     NotASharedObject {
-        /// The file, links followed.
+        /// The file, with links resolved.
         path: PathBuf,
-        /// What the dynamic linker says.
+        /// The dynamic linker's error.
         source: libloading::Error,
     },
     /// The plugin does not export the symbol.
@@ -99,38 +99,38 @@ pub enum PluginError {
          provider operations"
     )]
     NoSymbol {
-        /// The file, links followed.
-        path: PathBuf,
-        /// The symbol looked for.
-        symbol: String,
-        /// What the dynamic linker says.
-        source: libloading::Error,
-    },
-    /// The table of functions is not one.
-    #[error("plugin {path:?}, function {symbol}: {fault}")]
-    Table {
-        /// The file, links followed.
+        /// The file, with links resolved.
         path: PathBuf,
         /// The symbol.
         symbol: String,
-        /// What is wrong with it.
+        /// The dynamic linker's error.
+        source: libloading::Error,
+    },
+    /// The table of functions is invalid.
+    #[error("cannot load plugin {path:?}, function {symbol}: {fault}")]
+    Table {
+        /// The file, with links resolved.
+        path: PathBuf,
+        /// The symbol.
+        symbol: String,
+        /// The reason.
         #[source]
         fault: TableError,
     },
     /// The parameters cannot be written as JSON.
     #[error("the params for plugin {path:?} cannot be written as JSON: {source}")]
     Params {
-        /// The file, links followed.
+        /// The file, with links resolved.
         path: PathBuf,
-        /// Why.
+        /// The error of the serialization.
         source: serde_json::Error,
     },
-    /// The plugin's own code failed, or told nonsense.
-    #[error("plugin {path:?} does not start: {source}")]
+    /// The plugin's initialisation failed or returned invalid values.
+    #[error("cannot initialise plugin {path:?}: {source}")]
     Start {
-        /// The file, links followed.
+        /// The file, with links resolved.
         path: PathBuf,
-        /// What it says.
+        /// The plugin's error.
         source: umf_core::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! [`Instance`]: a provider that was initialised, behind its table of C functions. All calls into
-//! foreign code are here, and each result is checked before it is used.
+//! [`Instance`]: an initialised provider behind a table of C functions. All calls into foreign code are here, and
+//! each result is validated before use.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{NonNull, null, null_mut};
@@ -23,8 +23,8 @@ const OUT_OF_RESOURCES: Code = 8;
 const INVALID_CTL_PATH: Code = 9;
 const UNKNOWN: Code = 0x7fff_fffe;
 
-/// The largest IPC handle in bytes.
-const LARGEST_HANDLE: usize = 1 << 20;
+/// Limit of the size of an IPC handle in bytes.
+const MAX_HANDLE_SIZE: usize = 1 << 20;
 
 /// The bytes of an IPC handle, aligned as for any structure in C.
 pub(crate) struct HandleBytes {
@@ -38,7 +38,7 @@ impl HandleBytes {
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the vector has at least that many bytes, all initialised.
+        // SAFETY: the vector has at least `len` initialised bytes.
         unsafe { core::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.len) }
     }
 
@@ -47,35 +47,35 @@ impl HandleBytes {
     }
 }
 
-/// A provider behind C functions. Thread-safe.
+/// An initialised provider behind C functions. Thread-safe.
 pub struct Instance {
     table: Table,
     state: State,
-    /// What errors call it.
+    /// The name in errors.
     owner: &'static str,
-    /// Is told of each result, before it becomes an error.
+    /// Called with each result, before it is converted to an error.
     observe: fn(Code),
-    /// What ends it, where this crate started it.
+    /// The plugin, if this crate loaded it.
     loaded: Option<LoadedPlugin>,
 }
 
-// SAFETY: UMF requires of every provider that all its functions may be called by several threads at
-// once, and by other threads than the one that initialised it. The state is only handed back to it.
+// SAFETY: UMF requires that all functions of a provider may be called by any threads at the same time. The state is
+// only passed back to them.
 unsafe impl Send for Instance {}
 // SAFETY: as above.
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// A provider that something else finalises, after this is dropped. `observe` is told of each
-    /// result of `alloc`, `free`, purging and the functions for IPC handles.
+    /// Makes an instance that the caller finalises after it is dropped. `observe` is called with each result of
+    /// `alloc`, `free`, purging and the functions for IPC handles.
     ///
     /// # Safety
-    /// The state is one that `initialize` of the table made, and its functions do what UMF says.
+    /// `initialize` of the table returned the state, and the functions of the table follow UMF's header.
     pub const unsafe fn borrowed(table: Table, state: State, owner: &'static str, observe: fn(Code)) -> Self {
         Self { table, state, owner, observe, loaded: None }
     }
 
-    /// A provider of a shared object, which is finalised when this is dropped.
+    /// Makes an instance of a loaded plugin, which is finalised when the instance is dropped.
     pub(crate) fn loaded(table: Table, state: State, loaded: LoadedPlugin) -> Result<Self> {
         let mut instance = Self { table, state, owner: "the plugin", observe: |_| {}, loaded: Some(loaded) };
         instance.owner = intern(&format!("plugin {}", instance.name()?), instance.owner);
@@ -83,45 +83,45 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Sets whether a forked child leaves the plugin as it is.
-    pub(crate) const fn set_parent_only(&mut self, stays: bool) {
+    /// Sets whether a forked child neither finalises nor unloads the plugin.
+    pub(crate) const fn set_parent_only(&mut self, parent_only: bool) {
         if let Some(loaded) = &mut self.loaded {
-            loaded.parent_only = stays;
+            loaded.parent_only = parent_only;
         }
     }
 
-    /// Has `initialize` make a state.
+    /// Calls `initialize`, and returns the state.
     ///
     /// # Safety
-    /// The function does what UMF says, with such parameters.
+    /// The function follows UMF's header and accepts these parameters.
     pub(crate) unsafe fn initialize(table: &Table, params: Option<&CStr>) -> Result<State> {
         let mut state = null_mut();
         let params = params.map_or(null(), |text| text.as_ptr().cast());
-        // SAFETY: the text and the place for the state live as long as the call.
+        // SAFETY: both pointers are valid during the call.
         let code = unsafe { (table.functions.initialize)(params, &raw mut state) };
-        // There is no state yet that could be asked for the native error.
+        // Without a state there is no `get_last_native_error`.
         if code == SUCCESS { Ok(state) } else { Err(error(code, "initialize", 0, 1, "the plugin", None)) }
     }
 
-    /// UMF runs this entry of a provider's control tree after `initialize`, from version 1.1 on;
-    /// some providers start there.
+    /// Runs the control entry `post_initialize`, as UMF does from version 1.1 on. Some providers complete their
+    /// initialisation there.
     fn post_initialize(&self) -> Result<()> {
         let Some(ctl) = self.table.functions.ext_ctl.filter(|_| self.table.is_1_1()) else { return Ok(()) };
         const PROGRAMMATIC: i32 = 1;
         const RUNNABLE: i32 = 2;
-        /// An empty `va_list`, of which ABIs need at most 32 bytes.
+        /// An empty `va_list`, which has at most 32 bytes in all ABIs.
         #[repr(C, align(16))]
         struct NoArguments([u64; 4]);
         let mut none = NoArguments([0; 4]);
         let (name, more) = (c"post_initialize".as_ptr(), (&raw mut none).cast());
-        // SAFETY: the name is a constant, and the entry has no arguments.
+        // SAFETY: the name is a C string, and the entry reads no arguments.
         match unsafe { ctl(self.state, PROGRAMMATIC, name, null_mut(), 0, RUNNABLE, more) } {
             INVALID_CTL_PATH => Ok(()),
             code => self.check(code, "ext_ctl(post_initialize)", 0),
         }
     }
 
-    /// Its name in errors.
+    /// Returns the name in errors.
     pub(crate) const fn owner(&self) -> &'static str {
         self.owner
     }
@@ -130,12 +130,13 @@ impl Instance {
         &self.table
     }
 
-    /// The error for something that no provider may do.
+    /// Returns the error for a violation of UMF's contract.
     pub(crate) fn contract_violation(&self, how: &str) -> Error {
-        let why = intern(&format!("{} {how}", self.owner), "the provider breaks UMF's rules");
+        let why = intern(&format!("{} {how}", self.owner), "the provider violates UMF's contract");
         Error::Untrusted { why }
     }
 
+    /// Returns the error for an operation that the table lacks.
     pub(crate) const fn unsupported(&self, what: &'static str) -> Error {
         Error::NotSupported { what, owner: self.owner, native: 0 }
     }
@@ -157,72 +158,70 @@ impl Instance {
         let mut message: *const c_char = null();
         let mut native = 0;
         let get = self.table.functions.get_last_native_error;
-        // SAFETY: both places live as long as the call.
+        // SAFETY: both pointers are valid during the call.
         if unsafe { get(self.state, &raw mut message, &raw mut native) } != SUCCESS {
             return None;
         }
         if message.is_null() {
             return Some((native, ""));
         }
-        // SAFETY: UMF says that the message ends with a NUL and stays this thread's until the next
-        // call.
+        // SAFETY: by UMF's contract the message is a C string that is valid until this thread's next call.
         let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
         Some((native, intern(&message, "")))
     }
 
     pub(crate) fn name(&self) -> Result<String> {
         let mut name = null();
-        // SAFETY: the place lives as long as the call.
+        // SAFETY: the pointer is valid during the call.
         let code = unsafe { (self.table.functions.get_name)(self.state, &raw mut name) };
         self.check(code, "get_name", 0)?;
         if name.is_null() {
             return Err(self.contract_violation("has no name: get_name succeeded with NULL"));
         }
-        // SAFETY: UMF says that a name ends with a NUL and lives as long as the provider.
+        // SAFETY: by UMF's contract the name is a C string that lives as long as the provider.
         Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
     }
 
-    /// The granularity of all its memory.
+    /// Returns the granularity of allocation in bytes.
     ///
     /// # Errors
-    /// What the provider says, or [`Error::Untrusted`] if it is no power of two.
+    /// The provider's error, or [`Error::Untrusted`] if the value is not a power of two.
     pub fn min_page_size(&self) -> Result<usize> {
         let mut page = 0;
-        // SAFETY: NULL asks for that of the provider; the place lives as long as the call.
+        // SAFETY: NULL queries the provider's granularity; the result pointer is valid during the call.
         let code = unsafe { (self.table.functions.get_min_page_size)(self.state, null(), &raw mut page) };
         self.check(code, "get_min_page_size", 0)?;
         if page.is_power_of_two() {
             Ok(page)
         } else {
-            Err(self.contract_violation("has a page size that is no power of two"))
+            Err(self.contract_violation("has a page size that is not a power of two"))
         }
     }
 
-    /// `None` if it says none, or nothing that can be one.
+    /// Returns the recommended page size, or `None` if it is unavailable or invalid.
     pub(crate) fn recommended_page_size(&self, size: usize) -> Option<usize> {
         let mut page = 0;
         let get = self.table.functions.get_recommended_page_size;
-        // SAFETY: the place lives as long as the call.
+        // SAFETY: the pointer is valid during the call.
         let code = unsafe { get(self.state, size, &raw mut page) };
         (code == SUCCESS && page.is_power_of_two()).then_some(page)
     }
 
-    /// Allocates at a multiple of `align`. Where `any_align`, the provider is asked for any
-    /// alignment.
+    /// Allocates at a multiple of `align`. With `any_align`, the provider is called with alignment 0.
     pub(crate) fn allocate(&self, size: usize, align: usize, any_align: bool) -> Result<Address> {
         let mut memory = null_mut();
-        let asked = if any_align { 0 } else { align };
-        // SAFETY: the place lives as long as the call.
-        let code = unsafe { (self.table.functions.alloc)(self.state, size, asked, &raw mut memory) };
+        let requested = if any_align { 0 } else { align };
+        // SAFETY: the pointer is valid during the call.
+        let code = unsafe { (self.table.functions.alloc)(self.state, size, requested, &raw mut memory) };
         self.check_aligned(code, "alloc", size, align)?;
         let memory =
             NonNull::new(memory).ok_or_else(|| self.contract_violation("returned NULL as memory"))?;
         match Address::new(memory.as_ptr().expose_provenance()) {
             Some(address) if address.is_aligned_to(align) => Ok(address),
             _ => {
-                // SAFETY: allocated above, with this size, and not in use. The first error counts.
+                // SAFETY: the memory was allocated above with this size, and is not in use. The first error is returned.
                 let _ = unsafe { (self.table.functions.free)(self.state, memory.as_ptr(), size) };
-                Err(self.contract_violation("returned memory at an address that is not aligned as asked"))
+                Err(self.contract_violation("returned memory at an address that is not aligned as requested"))
             }
         }
     }
@@ -230,7 +229,7 @@ impl Instance {
     /// # Safety
     /// The memory is one allocation of this provider, of that size, and not in use.
     pub(crate) unsafe fn free(&self, address: Address, size: usize) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         let code = unsafe { (self.table.functions.free)(self.state, pointer(address), size) };
         self.check(code, "free", size)
     }
@@ -245,62 +244,61 @@ impl Instance {
             ("ext_purge_force", functions.ext_purge_force)
         };
         let purge = purge.ok_or(self.unsupported(operation))?;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         let code = unsafe { purge(self.state, pointer(address), size) };
         self.check(code, operation, size)
     }
 
-    /// The bytes of an IPC handle; `None` if the provider has none, or has them switched off.
+    /// Returns the size of an IPC handle in bytes, or `None` if the provider has no handles or has disabled them.
     ///
     /// # Errors
-    /// What the provider says, or [`Error::Untrusted`] for a size that no handle has.
+    /// The provider's error, or [`Error::Untrusted`] for an invalid size.
     pub fn handle_size(&self) -> Result<Option<usize>> {
         let operation = "ext_get_ipc_handle_size";
         let Some(get) = self.table.functions.ext_get_ipc_handle_size else { return Ok(None) };
         let mut size = 0;
-        // SAFETY: the place lives as long as the call.
+        // SAFETY: the pointer is valid during the call.
         let code = unsafe { get(self.state, &raw mut size) };
         if code == NOT_SUPPORTED || code == INVALID_ARGUMENT {
-            // The first is what the header says; the second is what UMF's own provider says of
-            // private memory.
+            // The header specifies the first. UMF's OS provider returns the second for private memory.
             return Ok(None);
         }
         self.check(code, operation, 0)?;
-        if size == 0 || size > LARGEST_HANDLE {
+        if size == 0 || size > MAX_HANDLE_SIZE {
             return Err(self.contract_violation("has IPC handles of 0 bytes, or of more than 1 MiB"));
         }
         Ok(Some(size))
     }
 
-    /// Gets the handle of an allocation, which has `len` bytes.
+    /// Returns the handle of an allocation, of `len` bytes.
     pub(crate) fn get_handle(&self, address: Address, size: usize, len: usize) -> Result<HandleBytes> {
         let operation = "ext_get_ipc_handle";
         let get = self.table.functions.ext_get_ipc_handle.ok_or(self.unsupported(operation))?;
         if self.handle_size()? != Some(len) {
-            return Err(self.contract_violation("has IPC handles of another size than it said first"));
+            return Err(self.contract_violation("has changed the size of its IPC handles"));
         }
         let mut bytes = HandleBytes::zeroed(len);
-        // SAFETY: the range is an allocation, and there is room for the handle.
+        // SAFETY: the range is an allocation, and the buffer has the size of a handle.
         let code = unsafe { get(self.state, pointer(address), size, bytes.as_mut_ptr()) };
         self.check(code, operation, size)?;
         Ok(bytes)
     }
 
+    /// Releases a handle.
     pub(crate) fn put_handle(&self, mut bytes: HandleBytes) -> Result<()> {
         let operation = "ext_put_ipc_handle";
         let put = self.table.functions.ext_put_ipc_handle.ok_or(self.unsupported(operation))?;
-        // SAFETY: the bytes of a handle of this provider.
+        // SAFETY: the bytes are a handle of this provider.
         let code = unsafe { put(self.state, bytes.as_mut_ptr()) };
         self.check(code, operation, 0)
     }
 
-    /// Opens a handle; returns where the memory begins here.
+    /// Opens a handle, and returns the address of the memory in this process.
     pub(crate) fn open_handle(&self, mut bytes: HandleBytes) -> Result<Address> {
         let operation = "ext_open_ipc_handle";
         let open = self.table.functions.ext_open_ipc_handle.ok_or(self.unsupported(operation))?;
         let mut memory = null_mut();
-        // SAFETY: as many bytes as a handle has, and a place for the address; both live as long as
-        // the call.
+        // SAFETY: the buffer has the size of a handle, and both pointers are valid during the call.
         let code = unsafe { open(self.state, bytes.as_mut_ptr(), &raw mut memory) };
         self.check(code, operation, 0)?;
         let memory =
@@ -310,30 +308,30 @@ impl Instance {
     }
 
     /// # Safety
-    /// The memory came from [`Instance::open_handle`], was not closed before, and is not in use.
+    /// [`Instance::open_handle`] returned the memory, it was not closed before, and it is not in use.
     pub(crate) unsafe fn close_handle(&self, address: Address, size: usize) -> Result<()> {
         let operation = "ext_close_ipc_handle";
         let close = self.table.functions.ext_close_ipc_handle.ok_or(self.unsupported(operation))?;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         let code = unsafe { close(self.state, pointer(address), size) };
         self.check(code, operation, size)
     }
 
-    /// A property of 4 or 8 bytes, as a number.
+    /// Returns a property of 4 or 8 bytes as a number.
     pub(crate) fn property(&self, address: Address, property: i32) -> Result<u64> {
         let operation = "ext_get_allocation_properties";
         let functions = &self.table.functions;
         let both = functions.ext_get_allocation_properties.zip(functions.ext_get_allocation_properties_size);
         let (get, get_size) = both.ok_or(self.unsupported(operation))?;
         let mut size = 0;
-        // SAFETY: the place lives as long as the call.
+        // SAFETY: the pointer is valid during the call.
         let code = unsafe { get_size(self.state, property, &raw mut size) };
         self.check(code, "ext_get_allocation_properties_size", 0)?;
         if size != 4 && size != 8 {
             return Err(self.contract_violation("has a property that is neither 4 nor 8 bytes"));
         }
         let mut value = [0_u8; 8];
-        // SAFETY: the place is at least as large as the provider says that the value is.
+        // SAFETY: the buffer is at least as large as the size of the property.
         let code = unsafe { get(self.state, pointer(address), property, value.as_mut_ptr().cast()) };
         self.check(code, operation, 0)?;
         let [a, b, c, d, ..] = value;
@@ -344,7 +342,7 @@ impl Instance {
         let operation = "get_cache_line_size";
         let get = self.table.functions.get_cache_line_size.ok_or(self.unsupported(operation))?;
         let mut size = 0;
-        // SAFETY: the place lives as long as the call.
+        // SAFETY: the pointer is valid during the call.
         let code = unsafe { get(self.state, &raw mut size) };
         self.check(code, operation, 0)?;
         Ok(size as u64)
@@ -355,7 +353,7 @@ fn pointer(address: Address) -> *mut c_void {
     address.as_ptr().unwrap_or(null_mut()).cast()
 }
 
-/// The error for a code that is not success. `last` is the answer of `get_last_native_error`.
+/// Converts a result other than success. `last` is the result of `get_last_native_error`.
 fn error(
     code: Code,
     operation: &'static str,
@@ -370,10 +368,10 @@ fn error(
     match code {
         OUT_OF_HOST_MEMORY | OUT_OF_RESOURCES => Error::OutOfMemory { size, owner, native: 0 },
         PROVIDER_SPECIFIC if message.is_empty() => {
-            native_with("the number is the provider's own; it gives no text")
+            native_with("the provider gives no text for its error; see its documentation")
         }
         PROVIDER_SPECIFIC => native_with(message),
-        INVALID_ARGUMENT => Error::InvalidArgument { what: call, why: "the provider refuses the arguments" },
+        INVALID_ARGUMENT => Error::InvalidArgument { what: call, why: "the provider rejects the arguments" },
         INVALID_ALIGNMENT => Error::BadAlignment { align },
         NOT_SUPPORTED => Error::NotSupported { what: operation, owner, native: 0 },
         USER_SPECIFIC => native_with("UMF_RESULT_ERROR_USER_SPECIFIC: see the provider's own messages"),
@@ -386,17 +384,17 @@ fn error(
     }
 }
 
-/// Returns `text`, or its beginning, with a lifetime that [`Error`] can hold: each text is kept
-/// once, for ever. Returns `fallback` if too many different texts were kept already.
+/// Interns `text`, truncated, for use in [`Error`]. Each distinct text is leaked once. Returns `fallback` when the
+/// table is full.
 fn intern(text: &str, fallback: &'static str) -> &'static str {
     static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    const MOST: usize = 512;
-    const LONGEST: usize = 200;
+    const MAX_TEXTS: usize = 512;
+    const MAX_LENGTH: usize = 200;
     const TRIES: usize = 1000;
     let text = text.trim();
-    let end = (0..=LONGEST.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    let end = (0..=MAX_LENGTH.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(0)];
-    // A bounded wait: a forked child may find it locked for ever.
+    // A bounded wait, because the lock stays taken in a child that is forked while another thread holds it.
     let locked = (0..TRIES).find_map(|_| {
         let locked = TEXTS.try_lock().ok();
         if locked.is_none() {
@@ -408,12 +406,12 @@ fn intern(text: &str, fallback: &'static str) -> &'static str {
     if let Some(known) = texts.get(text) {
         return known;
     }
-    if texts.len() >= MOST {
+    if texts.len() >= MAX_TEXTS {
         return fallback;
     }
-    let intern: &'static str = Box::leak(text.to_owned().into_boxed_str());
-    texts.insert(intern);
-    intern
+    let interned: &'static str = Box::leak(text.to_owned().into_boxed_str());
+    texts.insert(interned);
+    interned
 }
 
 #[cfg(test)]
@@ -421,14 +419,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_texts_are_cut_between_characters() {
+    fn intern_truncates_between_characters() {
         let text = intern(&"ä".repeat(150), "");
         assert_eq!(text.chars().count(), 100);
         assert_eq!(intern(" same \n", ""), intern("same", ""));
     }
 
     #[test]
-    fn each_code_has_its_error() {
+    fn each_result_code_has_its_error() {
         let of = |code| error(code, "alloc", 4096, 64, "plugin test", None);
         assert!(matches!(of(OUT_OF_HOST_MEMORY), Error::OutOfMemory { size: 4096, .. }));
         assert!(matches!(of(OUT_OF_RESOURCES), Error::OutOfMemory { size: 4096, .. }));

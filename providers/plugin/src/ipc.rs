@@ -1,5 +1,4 @@
-//! Exports of regions, and [`PluginImport`], which opens what the same provider exported in another
-//! process.
+//! Exports of regions, and [`PluginImport`], which opens handles that the same plugin exported in another process.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -20,7 +19,7 @@ use super::instance::{HandleBytes, Instance};
 use super::provider::PluginProvider;
 
 impl Export for PluginProvider {
-    /// A handle of up to 64 bytes is the export's native bytes; a longer one lies in a file.
+    /// Exports a region. A handle of up to 64 bytes is the export's native bytes; a longer one is in a memfd.
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_frozen()?;
         self.regions.lock().get(region)?;
@@ -33,7 +32,7 @@ impl Export for PluginProvider {
         let file = match memfd_with(bytes.as_mut_slice()) {
             Ok(file) => file,
             Err(error) => {
-                // The first error counts.
+                // The first error is returned.
                 let _ = self.instance.put_handle(bytes);
                 return Err(error);
             }
@@ -64,15 +63,15 @@ impl PluginProvider {
     }
 }
 
-/// A file of memory with these bytes.
+/// Creates a memfd with these bytes.
 fn memfd_with(bytes: &[u8]) -> Result<OwnedFd> {
     let native = |call| move |error: std::io::Error| Error::native(call, error.raw_os_error().unwrap_or(0));
-    // SAFETY: a C string and flags.
+    // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(c"umf-c-handle".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(native("memfd_create")(std::io::Error::last_os_error()));
     }
-    // SAFETY: made above, and known here alone.
+    // SAFETY: the fd is new, and no other code owns it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.write_all_at(bytes, 0).map_err(native("write"))?;
     Ok(file.into())
@@ -81,7 +80,7 @@ fn memfd_with(bytes: &[u8]) -> Result<OwnedFd> {
 const WRONG_LENGTH: Error =
     Error::Untrusted { why: "the IPC handle is not as long as those of this provider" };
 
-/// The bytes of a handle, of exactly this length.
+/// Reads a handle of exactly `len` bytes from the native bytes or the file of an export.
 fn read_handle(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<HandleBytes> {
     let mut bytes = HandleBytes::zeroed(len);
     match file.map(File::from) {
@@ -97,11 +96,11 @@ fn read_handle(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<Handl
     Ok(bytes)
 }
 
-/// Opens handles of a provider's memory. From [`PluginProvider::importer`].
+/// An importer of a plugin's handles, from [`PluginProvider::importer`].
 ///
-/// A handle is refused unless it is as long as the provider's handles are; its content is for the
-/// provider to judge. Of host memory it is checked that all of it is mapped. What a provider opens
-/// can always be written; where it is host memory, a read-only import has its pages protected.
+/// It checks the length of a handle; the plugin checks the content. For host memory it checks that the whole
+/// range is mapped. Memory that a plugin opens is always writable; a read-only import of host memory is
+/// protected with `mprotect(2)`.
 pub struct PluginImport {
     instance: Arc<Instance>,
     kind: ProviderKind,
@@ -109,7 +108,7 @@ pub struct PluginImport {
     handle_size: usize,
 }
 
-/// How many open imports of all providers begin at each address.
+/// The number of open imports of all plugins at each address.
 static OPEN: Lock<BTreeMap<u64, u32>> = Lock::new(BTreeMap::new());
 
 impl PluginImport {
@@ -122,7 +121,7 @@ impl PluginImport {
         Self { instance, kind, memory_kind, handle_size }
     }
 
-    /// Checks and protects memory that the provider opened.
+    /// Checks, and protects if read-only, memory that the plugin opened.
     fn check_mapping(&self, base: Address, size: usize, access: Access) -> Result<Imported> {
         if base.checked_add(size as u64).is_none() {
             return Err(Error::Untrusted { why: "the region does not fit into the address space" });
@@ -132,11 +131,11 @@ impl PluginImport {
         }
         let pages = MappedPages::around(base, size)?;
         if self.memory_kind == MemoryKind::Host && pages.mapped() < pages.len {
-            let why = "the plugin opened less memory than the handle says that there is";
+            let why = "the plugin mapped less memory than the size of the export";
             return Err(Error::Untrusted { why });
         }
         if access == Access::ReadOnly {
-            // Protecting pages that are open for writing, too, would end their users.
+            // Other imports of the same pages may be writable, and protecting them would be SIGSEGV there.
             if self.memory_kind != MemoryKind::Host || OPEN.lock().contains_key(&base.to_bits()) {
                 return Err(self.instance.unsupported("this import as read-only"));
             }
@@ -146,7 +145,7 @@ impl PluginImport {
     }
 }
 
-/// The pages of the system that memory lies in.
+/// The range of pages that contains an import.
 struct MappedPages {
     start: *mut libc::c_void,
     len: usize,
@@ -163,18 +162,18 @@ impl MappedPages {
         Ok(Self { start: start.wrapping_sub(inside).cast(), len })
     }
 
-    /// How many bytes from the start on are mapped of the same file, up to as many as there should
-    /// be; 0 if the system does not say (`proc_pid_maps(5)`). Another file behind it is not what
-    /// was opened.
+    /// Returns how many bytes from the start are mapped contiguously from one file, at most `len`
+    /// (`proc_pid_maps(5)`). Returns 0 without `/proc`. A following mapping of another file is not part of the
+    /// import.
     fn mapped(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
         let (start, mut end, mut file) = (self.start.addr(), self.start.addr(), None);
         for mapping in maps.lines().filter_map(SystemMapping::parse) {
-            let goes_on = match file {
+            let is_contiguous = match file {
                 None => mapping.from <= start && start < mapping.to,
                 Some(file) => mapping.from == end && mapping.file == file,
             };
-            if goes_on {
+            if is_contiguous {
                 (end, file) = (mapping.to, Some(mapping.file));
             } else if file.is_some() {
                 break;
@@ -183,14 +182,14 @@ impl MappedPages {
         (end - start).min(self.len)
     }
 
-    /// Of the `size` bytes from `base` on, which these pages are around, how many are mapped.
-    fn given(&self, base: Address, size: usize) -> usize {
+    /// Returns how many of the `size` bytes from `base` are mapped.
+    fn mapped_from(&self, base: Address, size: usize) -> usize {
         let inside = (base.to_bits() as usize).saturating_sub(self.start.addr());
         self.mapped().saturating_sub(inside).min(size)
     }
 
     fn protect(&self, protection: i32) -> Result<()> {
-        // SAFETY: the provider has opened this memory just now, and it is not in use.
+        // SAFETY: the plugin has just mapped this memory, and it is not in use.
         if unsafe { libc::mprotect(self.start, self.len, protection) } == 0 {
             return Ok(());
         }
@@ -216,9 +215,8 @@ impl<'l> SystemMapping<'l> {
     }
 }
 
-// SAFETY: what the provider opened stays until it is closed, which `release` alone does; the
-// instance is neither finalised nor unloaded before that. That the memory cannot shrink is what the
-// provider is trusted in.
+// SAFETY: memory that the plugin opened is valid until `release` closes it; the plugin is neither finalised nor unloaded
+// before. By UMF's contract the memory does not shrink.
 unsafe impl Import for PluginImport {
     fn kind(&self) -> ProviderKind {
         self.kind
@@ -226,7 +224,7 @@ unsafe impl Import for PluginImport {
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
         if request.offset != 0 || request.size == 0 {
-            let why = "the export has an offset or no size, which exports of plugins do not have";
+            let why = "the export has an offset or no size, unlike exports of plugins";
             return Err(Error::Untrusted { why });
         }
         let native = request.native.get(..request.native_len).unwrap_or_default();
@@ -238,14 +236,16 @@ unsafe impl Import for PluginImport {
             *OPEN.lock().entry(base.to_bits()).or_default() += 1;
             return checked;
         }
-        // The size is the exporter's: a provider that is told to unmap more than it mapped unmaps
-        // what lies behind. Where the system does not say how much it is, it stays open.
+        // The exporter chose the size. A plugin that is told to close more than it mapped would unmap what follows.
+        // If the mapped size is unknown, the memory stays open.
         let size = match self.memory_kind {
-            MemoryKind::Host => MappedPages::around(base, size).map_or(0, |pages| pages.given(base, size)),
+            MemoryKind::Host => {
+                MappedPages::around(base, size).map_or(0, |pages| pages.mapped_from(base, size))
+            }
             _ => size,
         };
         if size != 0 {
-            // SAFETY: opened above, and not in use. The first error counts.
+            // SAFETY: the memory was opened above, and is not in use. The first error is returned.
             let _ = unsafe { self.instance.close_handle(base, size) };
         }
         checked
@@ -258,7 +258,7 @@ unsafe impl Import for PluginImport {
                 count.remove();
             }
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { self.instance.close_handle(imported.base, imported.size) }
     }
 }

@@ -4,9 +4,9 @@
 //! A plugin is a shared object that exports one function, `const umf_memory_provider_ops_t
 //! *umfPluginProviderOps(void)`. The table is that of UMF's `umf/memory_provider_ops.h`, in version
 //! 1.0, 1.1 or 1.2. The function may have any name: see [`PluginLoader::symbol`]. A provider that
-//! was written for UMF is a plugin if its `initialize` understands JSON or nothing at all. One
-//! whose `initialize` takes a structure must not be handed JSON: wrap it in a function that makes
-//! the structure of the JSON. `examples/plugin` is a plugin in Rust.
+//! was written for UMF is a plugin if its `initialize` accepts JSON or no parameters. If its
+//! `initialize` expects a structure, wrap it in a function that builds the structure from JSON.
+//! `examples/plugin` is a plugin in Rust.
 //!
 //! ```toml
 //! [provider.mine]
@@ -15,30 +15,29 @@
 //! params = { name = "mine", limit = 1073741824 }
 //! ```
 //!
-//! | what | how |
+//! | function | use |
 //! |---|---|
-//! | `initialize(params)` | gets the address of a NUL-terminated JSON text: the table `params`, or NULL where there is none. The text is gone when `initialize` returns |
-//! | `ext_ctl` | called once, from version 1.1 on, for `post_initialize`, as UMF does; nothing else is asked of it |
-//! | members that are missing | `alloc`, `free`, `get_last_native_error`, the page sizes, `get_name`, `initialize`, `finalize` and (1.2) `get_cache_line_size` must be there; split and merge, the five IPC members and the two for properties go together |
-//! | sizes and alignments | are whole multiples of `get_min_page_size(NULL)`, which must be a power of two |
+//! | `initialize(params)` | `params` is a NUL-terminated JSON text, the table `params` of the settings, or NULL without one. The text is freed after `initialize` returns |
+//! | `ext_ctl` | called once, from version 1.1 on, for `post_initialize`, as UMF does; not called otherwise |
+//! | mandatory members | `alloc`, `free`, `get_last_native_error`, the page sizes, `get_name`, `initialize`, `finalize` and (1.2) `get_cache_line_size`; split and merge, the five IPC members and the two for properties are each complete or absent |
+//! | sizes and alignments | are multiples of `get_min_page_size(NULL)`, which must be a power of two |
 //! | split and merge | are never called |
-//! | IPC handles | up to 1 MiB. One of more than 64 bytes travels in a file of its own. `put` is called once for each `get` |
-//! | POINTER_TYPE, CONTEXT, DEVICE | asked for where the plugin has properties |
-//! | results | become [`umf_core::Error`], with the native number and the text of `get_last_native_error` |
-//! | `finalize` | is called once, when the provider and its importer are gone; never while a region is not freed |
+//! | IPC handles | up to 1 MiB. A handle of more than 64 bytes is passed in a memfd. `put` is called once per `get` |
+//! | POINTER_TYPE, CONTEXT, DEVICE | queried if the plugin has properties |
+//! | results | are converted to [`umf_core::Error`], with the native error and the text of `get_last_native_error` |
+//! | `finalize` | called once, after the provider and its importer are dropped; never while a region is live |
 //!
-//! A plugin is code that runs with the rights of this process. So its path must be absolute; the
-//! file must belong to root or to the effective user; and neither it nor a directory above it may
-//! be writable by everybody (sticky directories such as `/tmp` excepted). Symbolic links are
-//! followed first.
+//! A plugin is code that runs with the rights of this process. Its path must be absolute. The file
+//! must belong to root or to the effective user. Neither the file nor a directory above it may be
+//! world-writable, except for sticky directories such as `/tmp`. Symbolic links are resolved first.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
-//! | `table` | the table as C has it, and how one is checked |
-//! | `instance` | every call into foreign code, with its result checked |
-//! | `provider` | the provider over it |
-//! | `ipc` | its exports and imports |
-//! | `load` | from a path to a provider |
+//! | `table` | the table of functions, and its validation |
+//! | `instance` | all calls into foreign code, and the validation of their results |
+//! | `provider` | the provider over an instance |
+//! | `ipc` | exports and imports |
+//! | `load` | loading a plugin from a path |
 
 mod error;
 mod instance;

@@ -1,4 +1,4 @@
-//! [`PluginLoader`] and [`load`]: from a path to a provider.
+//! [`PluginLoader`] and [`load`]: loading a plugin from a path, and the checks of its file.
 
 use core::ffi::CStr;
 use core::mem::ManuallyDrop;
@@ -16,17 +16,17 @@ use super::instance::Instance;
 use super::provider::{PluginProvider, ProviderInfo};
 use super::table::{Finalize, GetTable, State, Table};
 
-/// The symbol that is looked for if none is named.
+/// The default name of the function that returns the table.
 pub const DEFAULT_SYMBOL: &str = "umfPluginProviderOps";
 
-/// The kind that a plugin's memory has if none is named.
+/// The default kind of a plugin's memory.
 pub const DEFAULT_KIND: ProviderKind = match ProviderKind::new("plugin") {
     Some(kind) => kind,
     None => panic!("a valid name"),
 };
 
-/// Loads the plugin at `path` and has it make a provider of the kind `kind`; what is not said is as
-/// [`PluginLoader`] says.
+/// Loads the plugin at `path`, and makes a provider of the kind `kind`. Other options have the defaults of
+/// [`PluginLoader`].
 ///
 /// # Errors
 /// [`PluginError`].
@@ -46,11 +46,10 @@ pub fn load(
     loader.load()
 }
 
-/// What to load, and how.
+/// A builder that loads a plugin.
 ///
-/// Loading runs the plugin's code, and trusts it to do what UMF's header says. Naming a file here
-/// is what says that it is to be trusted; so that no other user can choose what runs, see the rules
-/// for the file at the [crate's page](crate).
+/// Loading runs the plugin's code, and relies on it to follow UMF's header. The caller vouches for the
+/// file. The [crate's page](crate) has the rules that keep other users from choosing the code.
 #[derive(Clone, Debug)]
 pub struct PluginLoader {
     path: PathBuf,
@@ -62,7 +61,7 @@ pub struct PluginLoader {
 }
 
 impl PluginLoader {
-    /// The plugin at `path`, with all else as the methods below say.
+    /// Returns a loader of the plugin at `path`, with default options.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -74,38 +73,38 @@ impl PluginLoader {
         }
     }
 
-    /// The function that returns the table. Default: [`DEFAULT_SYMBOL`].
+    /// Sets the function that returns the table. Default: [`DEFAULT_SYMBOL`].
     #[must_use]
     pub fn symbol(mut self, symbol: impl Into<String>) -> Self {
         self.symbol = symbol.into();
         self
     }
 
-    /// What the plugin's `initialize` is handed, as JSON. Default: nothing, which is NULL.
+    /// Sets the JSON that is passed to the plugin's `initialize`. Default: none, which is NULL.
     #[must_use]
     pub fn params(mut self, params: serde_json::Value) -> Self {
         self.params = Some(params);
         self
     }
 
-    /// The kind that stands in handles: importers find the plugin that can open one by it. Default:
-    /// `plugin`; programs that load several give each a name of its own, the same in all processes.
+    /// Sets the kind, which is part of handles: importers find the plugin for a handle by it. Default:
+    /// `plugin`. A program that loads several plugins needs a kind for each, the same in all processes.
     #[must_use]
     pub const fn kind(mut self, kind: ProviderKind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// What the memory is. Default: what the plugin says of a page that is allocated for this
-    /// question and freed again (the property `POINTER_TYPE`), and host memory if it does not say.
+    /// Sets the kind of memory. Default: the property `POINTER_TYPE` of a page that is allocated for this query, or
+    /// host memory if the plugin has no such property.
     #[must_use]
     pub const fn memory_kind(mut self, memory_kind: MemoryKind) -> Self {
         self.memory_kind = Some(memory_kind);
         self
     }
 
-    /// Whether a forked child shares the memory. Default: shared if the plugin has IPC handles,
-    /// otherwise private.
+    /// Sets whether a forked child shares the memory. Default: shared if the plugin has IPC handles, else
+    /// private.
     #[must_use]
     pub const fn visibility(mut self, visibility: Visibility) -> Self {
         self.visibility = Some(visibility);
@@ -120,8 +119,8 @@ impl PluginLoader {
         let path = check_file(&self.path)?;
         let params = self.params.as_ref().map(json).transpose();
         let params = params.map_err(|source| PluginError::Params { path: path.clone(), source })?;
-        // SAFETY: runs the initialisers of a file that the caller named to have it run, and that only
-        // root and this user can have put there.
+        // SAFETY: this runs the initialisers of the file. The caller asked for that, and only root and this user
+        // can have written the file.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|source| PluginError::NotASharedObject { path: path.clone(), source })?;
         let table = self.table(&path, &library)?;
@@ -129,16 +128,14 @@ impl PluginLoader {
     }
 
     fn table(&self, path: &Path, library: &Library) -> Result<Table, PluginError> {
-        // SAFETY: a function without parameters that returns a table is what the caller says that
-        // the symbol is.
+        // SAFETY: the caller vouches that the symbol is a function without parameters that returns a table.
         let get_table = unsafe { library.get::<GetTable>(self.symbol.as_bytes()) };
         let get_table = get_table.map_err(|source| PluginError::NoSymbol {
             path: path.to_owned(),
             symbol: self.symbol.clone(),
             source,
         })?;
-        // SAFETY: as above; and a table that a function of UMF's returns is as long as its version
-        // says.
+        // SAFETY: as above. The table that such a function returns has the length of its version.
         unsafe { Table::read(get_table()) }.map_err(|fault| PluginError::Table {
             path: path.to_owned(),
             symbol: self.symbol.clone(),
@@ -152,7 +149,7 @@ impl PluginLoader {
         table: &Table,
         params: Option<&CStr>,
     ) -> umf_core::Result<Arc<PluginProvider>> {
-        // SAFETY: the table is this library's; the caller trusts it to do what UMF says.
+        // SAFETY: the table is that of the library, and the caller vouches that it follows UMF's header.
         let state = unsafe { Instance::initialize(table, params) }?;
         let loaded = LoadedPlugin {
             finalize: table.functions.finalize,
@@ -185,50 +182,50 @@ impl PluginLoader {
     }
 }
 
-/// A plugin that was initialised. Finalises and unloads it when dropped.
+/// A loaded and initialised plugin. Dropping it finalises and unloads the plugin.
 pub(crate) struct LoadedPlugin {
     finalize: Finalize,
     state: State,
     library: ManuallyDrop<Library>,
-    /// The process that initialised it.
+    /// The fork generation of the initialisation.
     generation: u32,
-    /// Whether a forked child neither finalises nor unloads it.
+    /// Whether a forked child neither finalises nor unloads the plugin.
     pub(crate) parent_only: bool,
 }
 
 impl Drop for LoadedPlugin {
     fn drop(&mut self) {
         if self.parent_only && self.generation != fork::generation() {
-            // The memory is the parent's: the code stays loaded, and nothing is undone.
+            // The memory belongs to the parent, so this process leaves the plugin loaded.
             return;
         }
-        // SAFETY: initialised once, and finalised here alone; the instance that used it is gone.
+        // SAFETY: the state was initialised once, and is finalised only here. The instance that used it was dropped.
         let code = unsafe { (self.finalize)(self.state) };
         if code != 0 {
             tracing::warn!(code, "finalize of a plugin failed");
         }
-        // SAFETY: not used again.
+        // SAFETY: the field is dropped once, here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.library) };
     }
 }
 
+/// Serializes the parameters as a C string.
 fn json(params: &serde_json::Value) -> serde_json::Result<CString> {
-    // JSON writes the NUL in a string as six other characters.
+    // JSON escapes NUL, so the text has none.
     Ok(CString::new(serde_json::to_vec(params)?).unwrap_or_default())
 }
 
 /// `UMF_MEMORY_PROPERTY_POINTER_TYPE`.
 const POINTER_TYPE: i32 = 20;
 
-/// What the plugin says that its memory is, if it says so. It may say so of an allocation only, so
-/// one is made.
+/// Queries the kind of the plugin's memory, if it has the property. The query needs an allocation.
 fn memory_kind_of(instance: &Instance, page: usize) -> umf_core::Result<Option<MemoryKind>> {
     if instance.table().functions.ext_get_allocation_properties.is_none() {
         return Ok(None);
     }
     let probe = instance.allocate(page, page, false)?;
     let answer = instance.property(probe, POINTER_TYPE);
-    // SAFETY: allocated above, and not in use.
+    // SAFETY: the page was allocated above, and is not in use.
     unsafe { instance.free(probe, page) }?;
     match answer {
         Ok(1) => Ok(Some(MemoryKind::Host)),
@@ -243,11 +240,11 @@ fn memory_kind_of(instance: &Instance, page: usize) -> umf_core::Result<Option<M
 const WRITABLE_BY_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// Returns the file to load, links followed.
+/// Checks the file of a plugin, and returns its path with links resolved.
 ///
-/// The path is absolute; the file belongs to root or to the effective user; neither the file nor a
-/// directory above it may be written by everybody. In a sticky directory only its owner can replace
-/// a file.
+/// The path must be absolute. The file must belong to root or to the effective user. Neither the file nor a
+/// directory above it may be world-writable. Sticky directories are allowed, because there only the owner can
+/// replace a file.
 fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if !path.is_absolute() {
         return Err(PluginError::RelativePath { path: path.to_owned() });
@@ -263,18 +260,18 @@ fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if owner != 0 && owner != user {
         return Err(PluginError::ForeignOwner { path: file, owner, user });
     }
-    let open = |path: &Path, mode: u32| PluginError::WritableByAll {
+    let writable = |path: &Path, mode: u32| PluginError::WritableByAll {
         plugin: file.clone(),
         path: path.to_owned(),
         mode: mode & 0o7777,
     };
     if metadata.mode() & WRITABLE_BY_ALL != 0 {
-        return Err(open(&file, metadata.mode()));
+        return Err(writable(&file, metadata.mode()));
     }
     for directory in file.ancestors().skip(1) {
         let mode = directory.metadata().map_err(file_error)?.mode();
         if mode & WRITABLE_BY_ALL != 0 && mode & STICKY == 0 {
-            return Err(open(directory, mode));
+            return Err(writable(directory, mode));
         }
     }
     Ok(file)

@@ -1,4 +1,4 @@
-//! [`PluginProvider`].
+//! [`PluginProvider`]: the provider over an [`Instance`].
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -16,49 +16,47 @@ use super::ipc::PluginImport;
 
 /// A provider behind UMF's table of C functions. Thread-safe.
 ///
-/// It offers what the table has. What the functions return is checked, and an address that is no
-/// live region of this provider is an error here and never reaches them.
+/// It supports the operations of the table. Results of the functions are validated. An address that is
+/// not a live region of this provider is an error, and is not passed to the functions.
 ///
-/// One from a shared object ([`super::PluginLoader`]) finalises the plugin once it and its importer
-/// are dropped, and then unloads it. If regions were not freed, neither happens, so that they stay.
+/// A provider of a shared object ([`super::PluginLoader`]) finalises and unloads the plugin after the
+/// provider and its importer are dropped. With live regions it does neither, so that they stay valid.
 ///
-/// In a forked child, a private one works on, as far as the plugin's own code does. A shared one is
-/// frozen there: allocating is [`Error::Frozen`], and freeing does nothing, since the memory is
-/// still the parent's.
+/// In a forked child, a private provider keeps working, if the plugin's code supports forks. A shared one
+/// is frozen: allocating fails with [`Error::Frozen`], and freeing does nothing, because the memory
+/// belongs to the parent.
 ///
-/// It uses the global allocator for its records, so that a pool over it is not to be the global
-/// allocator.
+/// It uses the global allocator, so a pool over it must not be the global allocator.
 pub struct PluginProvider {
     pub(crate) instance: ManuallyDrop<Arc<Instance>>,
-    /// No foreign code runs under the lock, so that a fork can wait for it.
-    pub(crate) regions: Lock<RegionTable<()>>,
+    /// No foreign code runs under the lock, because a fork waits for it.
+    pub(crate) regions: Lock<Regions<()>>,
     info: ProviderInfo,
     generation: u32,
     import: Option<Arc<PluginImport>>,
 }
 
-/// What the table of a provider does not say, or said when it was asked.
+/// The properties of a provider: those that the table lacks, and those that were queried.
 #[derive(Clone, Debug)]
 pub struct ProviderInfo {
-    /// The name of this instance.
+    /// The name of the instance.
     pub name: String,
-    /// What stands in handles.
+    /// The kind of provider, which is part of handles.
     pub kind: ProviderKind,
-    /// What the memory is.
+    /// The kind of memory.
     pub memory_kind: MemoryKind,
     /// Whether a forked child shares the memory.
     pub visibility: Visibility,
     /// The granularity of allocation in bytes.
     pub page: usize,
-    /// The bytes of an IPC handle, if it has any.
+    /// The size of an IPC handle in bytes, if the provider has handles.
     pub handle_size: Option<usize>,
-    /// Whether the provider is asked for sizes as they are, as UMF's own pools ask it, and not for
-    /// whole pages.
+    /// Whether requested sizes are passed unchanged, as UMF's own pools do, and not rounded up to pages.
     pub exact_sizes: bool,
 }
 
 impl PluginProvider {
-    /// A provider over an instance.
+    /// Makes a provider over an instance.
     #[must_use]
     pub fn new(instance: Instance, info: ProviderInfo) -> Arc<Self> {
         let instance = Arc::new(instance);
@@ -73,14 +71,14 @@ impl PluginProvider {
         })
     }
 
-    /// What opens handles of this provider's memory, without the provider; `None` if it has no IPC
-    /// handles. A plugin stays loaded as long as this exists.
+    /// Returns the importer of this provider's handles, or `None` if it has no IPC handles. The importer does not
+    /// need the provider, and keeps the plugin loaded.
     #[must_use]
     pub fn importer(&self) -> Option<Arc<PluginImport>> {
         self.import.clone()
     }
 
-    /// Whether this is a forked child, to which the memory does not belong.
+    /// Returns whether this is a forked child and the memory belongs to the parent.
     pub(crate) fn is_frozen(&self) -> bool {
         self.info.visibility == Visibility::Shared && self.generation != fork::generation()
     }
@@ -90,8 +88,8 @@ impl PluginProvider {
     }
 }
 
-// SAFETY: regions are what the provider allocated, which is trusted in that as UMF trusts it. They
-// are checked for address, alignment and overlap, and are freed by `free` only.
+// SAFETY: regions are allocations of the plugin, which follows UMF's contract. Address, alignment and overlap are
+// validated. Only `free` frees them.
 unsafe impl Provider for PluginProvider {
     fn kind(&self) -> ProviderKind {
         self.info.kind
@@ -128,7 +126,7 @@ unsafe impl Provider for PluginProvider {
         let mut regions = self.regions.lock();
         if base.checked_add(region.size() as u64).is_none() || regions.overlap(&region) {
             drop(regions);
-            // It is not freed: that would free the other region.
+            // Not freed, because that could free the region that it overlaps.
             return Err(self
                 .instance
                 .contract_violation("returned memory that overlaps memory it returned before"));
@@ -136,7 +134,7 @@ unsafe impl Provider for PluginProvider {
         let inserted = regions.insert(region, ());
         drop(regions);
         if inserted.is_err() {
-            // SAFETY: allocated above, and not in use.
+            // SAFETY: the region was allocated above, and is not in use.
             let _ = unsafe { self.instance.free(base, region.size()) };
         }
         inserted.map(|()| region)
@@ -146,12 +144,12 @@ unsafe impl Provider for PluginProvider {
         if self.is_frozen() {
             return Ok(());
         }
-        // The record goes first: once freed, another thread may get the same address.
+        // Removed before it is freed: afterwards another thread may get the same address.
         self.regions.lock().remove(&region)?;
-        // SAFETY: the region was live until now, and the caller says that it is not in use.
+        // SAFETY: the region was live until now, and by the caller's contract it is not in use.
         let freed = unsafe { self.instance.free(region.base(), region.size()) };
         if freed.is_err() {
-            // The node that the region had is most likely still free.
+            // The tree node of the region is most likely still free, so this does not allocate.
             self.regions.lock().insert(region, ())?;
         }
         freed
@@ -179,24 +177,26 @@ unsafe impl Provider for PluginProvider {
 }
 
 impl PluginProvider {
+    /// Releases the pages of a range.
+    ///
     /// # Safety
     /// The content of the range is not needed.
     unsafe fn purge_range(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
         self.check_not_frozen()?;
         self.regions.lock().holding(base, size, self.info.page)?;
-        // SAFETY: the range lies in a live region; the rest is passed on to the caller.
+        // SAFETY: the range lies in a live region, and by the caller's contract its content is not needed.
         unsafe { self.instance.purge(base, size, lazily) }
     }
 }
 
 impl Purge for PluginProvider {
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { self.purge_range(base, size, true) }
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { self.purge_range(base, size, false) }
     }
 }
@@ -235,16 +235,16 @@ impl Drop for PluginProvider {
     fn drop(&mut self) {
         let live = self.regions.lock().count();
         if live > 0 {
-            // Its regions are promised to stay until freed, and finalising may take them away. The
-            // reference that is not dropped keeps a plugin loaded.
+            // Live regions must stay valid, and finalising could unmap them. The leaked reference keeps the
+            // plugin loaded.
             tracing::warn!(
                 provider = self.info.name,
                 live,
-                "dropped with live regions: not finalised, so that they stay"
+                "provider dropped with live regions: the plugin stays loaded"
             );
             return;
         }
-        // SAFETY: dropped here alone.
+        // SAFETY: the field is dropped once, here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.instance) };
     }
 }

@@ -1,27 +1,25 @@
-//! The table of C functions behind which a provider lies: `umf_memory_provider_ops_t`, versions
-//! 1.0, 1.1 and 1.2.
+//! [`Table`]: the table of C functions of a provider, `umf_memory_provider_ops_t`, in versions 1.0, 1.1 and 1.2.
 //!
-//! Each version adds members at the end. Exactly what its version has is read of a table: behind
-//! that there may be anything. The members are copied, so that a table that changes later changes
-//! nothing here.
+//! Each version adds members at the end. [`Table::read`] reads only the members of the table's version, because the
+//! memory after them is undefined. It copies them, so that later changes of the table have no effect.
 
 use core::ffi::{c_char, c_void};
 
 use super::error::TableError;
 
-/// What `initialize` returns and every call is handed: opaque, and NULL for a provider without
+/// The state that `initialize` returns, and that is passed to every function. Opaque; NULL for a provider without
 /// state.
 pub type State = *mut c_void;
 /// `umf_result_t`.
 pub type Code = i32;
 
-/// The exported function.
+/// The type of the exported function.
 pub type GetTable = unsafe extern "C" fn() -> *const u32;
 
 pub type Initialize = unsafe extern "C" fn(params: *const c_void, state: *mut State) -> Code;
 pub type Finalize = unsafe extern "C" fn(State) -> Code;
 pub type Alloc = unsafe extern "C" fn(State, size: usize, align: usize, memory: *mut *mut c_void) -> Code;
-/// Of `free`, `ext_purge_lazy`, `ext_purge_force` and `ext_close_ipc_handle`.
+/// The type of `free`, `ext_purge_lazy`, `ext_purge_force` and `ext_close_ipc_handle`.
 pub type OnRange = unsafe extern "C" fn(State, memory: *mut c_void, size: usize) -> Code;
 pub type LastNativeError = unsafe extern "C" fn(State, message: *mut *const c_char, native: *mut i32) -> Code;
 pub type RecommendedPageSize = unsafe extern "C" fn(State, size: usize, page: *mut usize) -> Code;
@@ -29,7 +27,7 @@ pub type MinPageSize = unsafe extern "C" fn(State, memory: *const c_void, page: 
 pub type GetName = unsafe extern "C" fn(State, name: *mut *const c_char) -> Code;
 pub type Merge = unsafe extern "C" fn(State, low: *mut c_void, high: *mut c_void, total: usize) -> Code;
 pub type Split = unsafe extern "C" fn(State, memory: *mut c_void, total: usize, first: usize) -> Code;
-/// Of `ext_get_ipc_handle_size` and `get_cache_line_size`.
+/// The type of `ext_get_ipc_handle_size` and `get_cache_line_size`.
 pub type GetSize = unsafe extern "C" fn(State, size: *mut usize) -> Code;
 pub type GetIpcHandle =
     unsafe extern "C" fn(State, memory: *const c_void, size: usize, handle: *mut c_void) -> Code;
@@ -57,7 +55,7 @@ pub struct Table {
     pub functions: Functions,
 }
 
-/// The members of a table. Those that a version does not have are `None`.
+/// The members of a table. Members that its version lacks are `None`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Functions {
@@ -99,7 +97,7 @@ const _: () = {
     assert!(offset_of!(Functions, get_cache_line_size) == 160);
 };
 
-/// The members that every provider has, which come first.
+/// The mandatory members, which come first.
 const MANDATORY: [&str; 8] = [
     "initialize",
     "finalize",
@@ -111,7 +109,7 @@ const MANDATORY: [&str; 8] = [
     "get_name",
 ];
 
-/// Members of which a table has all or none.
+/// Groups of members of which a table has all or none.
 const GROUPS: [(core::ops::Range<usize>, &str); 3] = [
     (10..12, "ext_allocation_merge, ext_allocation_split"),
     (
@@ -123,13 +121,13 @@ const GROUPS: [(core::ops::Range<usize>, &str); 3] = [
 ];
 
 impl Table {
-    /// The version of tables that have all members.
+    /// The newest version, whose tables have all members.
     pub const NEWEST: u32 = 0x1_0002;
 
-    /// Reads and checks a table.
+    /// Copies and validates a table.
     ///
     /// # Safety
-    /// `table` is NULL, misaligned, or points to a table that is as long as its version says.
+    /// `table` is NULL, misaligned, or points to a table that has all members of its version.
     pub unsafe fn read(table: *const u32) -> Result<Self, TableError> {
         if table.is_null() {
             return Err(TableError::Null);
@@ -137,7 +135,7 @@ impl Table {
         if !table.cast::<Self>().is_aligned() {
             return Err(TableError::Misaligned);
         }
-        // SAFETY: every version begins with its number.
+        // SAFETY: every table begins with its version.
         let version = unsafe { table.read() };
         let (major, minor) = ((version >> 16) as u16, (version & 0xffff) as u16);
         let count = match (major, minor) {
@@ -147,7 +145,7 @@ impl Table {
             _ => return Err(TableError::Version { major, minor }),
         };
         let mut members = [Member::None; MEMBERS];
-        // SAFETY: a table of this version has so many members, from the second word on.
+        // SAFETY: a table of this version has `count` members, from the second word on.
         unsafe { core::ptr::copy_nonoverlapping(table.cast::<Member>().add(1), members.as_mut_ptr(), count) };
         let missing = MANDATORY.iter().zip(&members).find(|(_, member)| member.is_none());
         if let Some((operation, _)) = missing {
@@ -157,13 +155,13 @@ impl Table {
             return Err(TableError::Missing { operation: "get_cache_line_size" });
         }
         for (group, operations) in GROUPS {
-            let there = members[group.clone()].iter().flatten().count();
-            if there != 0 && there != group.len() {
+            let present = members[group.clone()].iter().flatten().count();
+            if present != 0 && present != group.len() {
                 return Err(TableError::Incomplete { operations });
             }
         }
-        // SAFETY: as many pointers to functions as there are members, of which those that must not
-        // be NULL are not. That each has its member's type is what the caller promises.
+        // SAFETY: `Functions` has as many function pointers, and the mandatory ones are not NULL. By the caller's
+        // contract each has the type of its member.
         let functions = unsafe { core::mem::transmute::<[Member; MEMBERS], Functions>(members) };
         Ok(Self { version, functions })
     }
@@ -184,7 +182,7 @@ impl Functions {
     }
 
     fn addresses(&self) -> [usize; MEMBERS] {
-        // SAFETY: all members are pointers to functions, which may be NULL as these may.
+        // SAFETY: all members are function pointers, and a `Member` may be NULL.
         let members = unsafe { core::mem::transmute::<Self, [Member; MEMBERS]>(*self) };
         members.map(|member| member.map_or(0, |function| function as usize))
     }

@@ -1,4 +1,4 @@
-//! Plugins: loaded, held to the conformance suite, and refused.
+//! Loading of plugins, the conformance suite over one, and errors for invalid ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -52,7 +52,7 @@ fn params_reach_the_plugin() {
 }
 
 #[test]
-fn abilities_are_those_of_the_table() {
+fn provider_supports_the_operations_of_the_table() {
     let provider = load_example();
     assert!(provider.export().is_none() && provider.import().is_none() && provider.importer().is_none());
     assert!(provider.purge().is_some());
@@ -65,31 +65,31 @@ fn abilities_are_those_of_the_table() {
 }
 
 #[test]
-fn regions_that_were_not_freed_outlive_the_provider() {
+fn live_regions_outlive_the_provider() {
     let provider = load_example();
     let memory = page(&provider).base().as_ptr().unwrap();
     drop(provider);
-    // SAFETY: a region is memory until it is freed.
+    // SAFETY: a region is valid until it is freed.
     unsafe { memory.write_volatile(1) };
 }
 
-fn refused(path: impl AsRef<Path>) -> PluginError {
+fn load_error(path: impl AsRef<Path>) -> PluginError {
     load(path.as_ref(), None, None, kind()).unwrap_err()
 }
 
 #[test]
-fn files_that_are_no_plugins_are_refused() {
-    let error = refused("libmine.so");
+fn load_rejects_files_that_are_not_plugins() {
+    let error = load_error("libmine.so");
     assert!(matches!(error, PluginError::RelativePath { .. }), "{error}");
-    let error = refused(folder().join("nothing.so"));
+    let error = load_error(folder().join("nothing.so"));
     assert!(matches!(error, PluginError::File { .. }) && error.to_string().contains("nothing.so"), "{error}");
-    let error = refused(folder());
+    let error = load_error(folder());
     assert!(matches!(error, PluginError::NotAFile { .. }), "{error}");
 
     let text = folder().join("text.so");
     fs::write(&text, "not a shared object").unwrap();
     set_mode_of(&text, 0o644);
-    let error = refused(&text);
+    let error = load_error(&text);
     assert!(matches!(error, PluginError::NotASharedObject { .. }), "{error}");
 
     let error = load(&example(), Some("noSuchFunction"), None, kind()).unwrap_err();
@@ -98,17 +98,17 @@ fn files_that_are_no_plugins_are_refused() {
 }
 
 #[test]
-fn files_that_everybody_can_change_are_refused() {
+fn load_rejects_world_writable_files_and_folders() {
     let open = folder().join("open.so");
     fs::copy(example(), &open).unwrap();
     set_mode_of(&open, 0o757);
-    let error = refused(&open);
+    let error = load_error(&open);
     assert!(matches!(error, PluginError::WritableByAll { mode: 0o757, .. }), "{error}");
 
-    // What a link leads to is what counts.
+    // The target of a link is checked.
     let link = folder().join("link.so");
     symlink(&open, &link).unwrap();
-    assert!(matches!(refused(&link), PluginError::WritableByAll { .. }));
+    assert!(matches!(load_error(&link), PluginError::WritableByAll { .. }));
 
     let yard = folder().join("yard");
     fs::create_dir(&yard).unwrap();
@@ -116,14 +116,14 @@ fn files_that_everybody_can_change_are_refused() {
     fs::copy(example(), &inside).unwrap();
     set_mode_of(&inside, 0o755);
     set_mode_of(&yard, 0o777);
-    let error = refused(&inside);
+    let error = load_error(&inside);
     assert!(matches!(&error, PluginError::WritableByAll { path, .. } if path.ends_with("yard")), "{error}");
     set_mode_of(&yard, 0o1777);
     assert!(load(&inside, None, None, kind()).is_ok(), "sticky, as /tmp is");
 }
 
 #[test]
-fn files_of_others_are_refused() {
+fn load_rejects_files_of_other_users() {
     let foreign = folder().join("foreign.so");
     fs::copy(example(), &foreign).unwrap();
     set_mode_of(&foreign, 0o755);
@@ -131,12 +131,12 @@ fn files_of_others_are_refused() {
         println!("umf-skip: plugin: only root can give files away ({error})");
         return;
     }
-    let error = refused(&foreign);
+    let error = load_error(&foreign);
     assert!(matches!(error, PluginError::ForeignOwner { owner: 12345, .. }), "{error}");
 }
 
 #[test]
-fn a_table_of_another_version_is_refused() {
+fn load_rejects_tables_of_unknown_versions() {
     let source = folder().join("version.rs");
     let text = "static TABLE: [u64; 22] = [0x2_0000; 22];\n\
                 #[unsafe(no_mangle)] pub extern \"C\" fn umfPluginProviderOps() -> *const u64 { TABLE.as_ptr() }\n\
@@ -147,7 +147,7 @@ fn a_table_of_another_version_is_refused() {
     rustc.args(["--edition=2024", "--crate-type=cdylib", "-o"]).args([&built, &source]);
     assert!(ran(&mut rustc), "rustc");
     set_mode_of(&built, 0o755);
-    let error = refused(&built);
+    let error = load_error(&built);
     let version = TableError::Version { major: 2, minor: 0 };
     assert!(matches!(&error, PluginError::Table { fault, .. } if *fault == version), "{error}");
     assert!(error.to_string().contains("2.0") && error.to_string().contains("1.2"), "{error}");
@@ -155,8 +155,7 @@ fn a_table_of_another_version_is_refused() {
     assert!(matches!(error, PluginError::Table { fault: TableError::Null, .. }), "{error}");
 }
 
-/// A plugin in C with tables of several kinds. It counts what is called, and misbehaves when told
-/// to.
+/// A plugin in C with several tables. It counts calls, and violates the contract in some modes.
 const C: &str = r#"
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -192,7 +191,7 @@ static result alloc(void *s, size_t size, size_t align, void **p) {
     if (at + size > 1 << 28) return 8;
     void *m = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
     if (m == MAP_FAILED) return 1;
-    *(uint64_t *)m = at; /* where get finds it, as long as nobody writes there */
+    *(uint64_t *)m = at; /* read by get; tests do not overwrite it */
     last = m;
     *p = mode == 2 ? (char *)m + 8 : m;
     return 0;
@@ -265,11 +264,11 @@ const void *opsHalf(void) { return &half; }
 const void *opsNewer(void) { return &newer; }
 "#;
 
-/// The plugin in C, or `None` with a word about it.
-fn in_c() -> Option<PathBuf> {
+/// Builds the plugin in C. Returns `None`, and prints a note, without a C compiler.
+fn c_plugin() -> Option<PathBuf> {
     static BUILT: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
         let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-        if !Command::new(&compiler).arg("--version").output().is_ok_and(|said| said.status.success()) {
+        if !Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success()) {
             println!("umf-skip: plugin: there is no C compiler ({})", compiler.display());
             return None;
         }
@@ -284,13 +283,13 @@ fn in_c() -> Option<PathBuf> {
     BUILT.clone()
 }
 
-/// Tests that count calls of the plugin in C, or have it misbehave, run one at a time.
+/// Serialises the tests that count calls of the plugin in C or set its mode.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The plugin in C as this test sees it, beside umf.
-struct Watched(libloading::Library);
+/// Direct access to the counters and the mode of the plugin in C.
+struct Probe(libloading::Library);
 
-impl Watched {
+impl Probe {
     fn new(path: &Path) -> Self {
         // SAFETY: the library has no initialisers.
         Self(unsafe { libloading::Library::new(path) }.unwrap())
@@ -327,12 +326,12 @@ fn page(provider: &PluginProvider) -> Region {
 }
 
 #[test]
-fn handles_are_got_and_put_once_and_finalize_comes_last() {
+fn each_handle_is_put_once_and_finalize_is_called_last() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(path) = in_c() else { return };
-    let watched = Watched::new(&path);
-    let before: Vec<_> = (0..7).map(|what| watched.count(what)).collect();
-    let since = |what: i32| watched.count(what) - before[usize::try_from(what).unwrap()];
+    let Some(path) = c_plugin() else { return };
+    let probe = Probe::new(&path);
+    let before: Vec<_> = (0..7).map(|what| probe.count(what)).collect();
+    let since = |what: i32| probe.count(what) - before[usize::try_from(what).unwrap()];
 
     let provider = PluginLoader::new(&path).kind(kind()).load().unwrap();
     assert_eq!((since(INITIALIZED), since(POST)), (1, 1));
@@ -347,7 +346,7 @@ fn handles_are_got_and_put_once_and_finalize_comes_last() {
     let imported = imports.import(request(first.native.as_slice(), 4096, Access::ReadWrite)).unwrap();
     let (here, there) = (imported.base.as_ptr().unwrap(), region.base().as_ptr().unwrap());
     assert_ne!(here, there);
-    // SAFETY: both are mapped, one page each, and nobody else uses them.
+    // SAFETY: both pages are mapped, and only this test uses them.
     unsafe {
         there.add(100).write_volatile(42);
         assert_eq!(here.add(100).read_volatile(), 42);
@@ -356,7 +355,7 @@ fn handles_are_got_and_put_once_and_finalize_comes_last() {
         let error = imports.import(request(bytes, 4096, Access::ReadWrite)).unwrap_err();
         assert!(matches!(error, Error::Untrusted { .. }), "{error}");
     }
-    assert_eq!(since(OPENS), 1, "what is not a handle does not reach the plugin");
+    assert_eq!(since(OPENS), 1, "invalid handles are not passed to the plugin");
     let read_only = imports.import(request(first.native.as_slice(), 4096, Access::ReadOnly)).unwrap();
     assert!(read_only.read_only && !imported.read_only);
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -371,7 +370,7 @@ fn handles_are_got_and_put_once_and_finalize_comes_last() {
     // SAFETY: not used any more.
     unsafe { provider.free(region) }.unwrap();
     drop(provider);
-    assert_eq!(since(FINALIZED), 0, "the importer is there");
+    assert_eq!(since(FINALIZED), 0, "the importer keeps the plugin loaded");
     // SAFETY: not used any more, and released once.
     unsafe { imports.release(imported) }.unwrap();
     drop(imports);
@@ -379,22 +378,22 @@ fn handles_are_got_and_put_once_and_finalize_comes_last() {
 }
 
 #[test]
-fn what_a_plugin_may_not_do_is_an_error() {
+fn contract_violations_of_a_plugin_are_errors() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(path) = in_c() else { return };
-    let watched = Watched::new(&path);
+    let Some(path) = c_plugin() else { return };
+    let probe = Probe::new(&path);
     let provider = PluginLoader::new(&path).kind(kind()).load().unwrap();
     let region = page(&provider);
     let allocate_in = |mode| {
-        watched.set_mode(mode);
+        probe.set_mode(mode);
         let result = provider.allocate(Layout::new(4096, 1).unwrap());
-        watched.set_mode(0);
+        probe.set_mode(0);
         result.unwrap_err()
     };
-    for (mode, says) in [(1, "NULL"), (2, "not aligned")] {
+    for (mode, text) in [(1, "NULL"), (2, "not aligned")] {
         let error = allocate_in(mode);
         assert!(matches!(error, Error::Untrusted { .. }), "{error}");
-        assert!(error.to_string().contains(says) && error.to_string().contains("plugin in-c"), "{error}");
+        assert!(error.to_string().contains(text) && error.to_string().contains("plugin in-c"), "{error}");
     }
     let error = allocate_in(4);
     assert!(matches!(error, Error::Native { native: 77, hint: "the flux is out", .. }), "{error}");
@@ -404,17 +403,15 @@ fn what_a_plugin_may_not_do_is_an_error() {
     let again = page(&provider);
     let error = allocate_in(3);
     assert!(error.to_string().contains("overlaps"), "{error}");
-    // SAFETY: both are still there, and not used any more.
+    // SAFETY: allocated above and not used any more.
     unsafe { provider.free(again) }.unwrap();
 
     let export = provider.export().unwrap().export(&region).unwrap();
-    // More than any hole between mappings is likely to spare: the plugin maps one page, as the
-    // handle says.
+    // The exporter claims 1 TiB, but the plugin maps one page.
     let longer = request(export.native.as_slice(), 1 << 40, Access::ReadWrite);
     let import = provider.import().unwrap().import(longer);
     assert!(matches!(import, Err(Error::Untrusted { .. })), "{import:?}");
-    // What lies behind the plugin's page, as the kernel places mappings from the top down, is not
-    // the plugin's, and stays.
+    // The mapping after the plugin's page is not unmapped with a failed import. The kernel places mappings top-down.
     // SAFETY: a new mapping at an address of the kernel's choice.
     let neighbour = unsafe {
         let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -434,11 +431,11 @@ fn what_a_plugin_may_not_do_is_an_error() {
 }
 
 #[test]
-fn each_version_is_read_as_what_it_is() {
+fn each_version_has_its_members() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(path) = in_c() else { return };
+    let Some(path) = c_plugin() else { return };
     let loader = |symbol: &str| PluginLoader::new(&path).symbol(symbol).kind(kind());
-    // Its table goes on behind what version 1.0 has, with one of a pair.
+    // The table has further words after the members of version 1.0, which would be an incomplete group.
     let oldest = loader("ops10").load().unwrap();
     assert!(oldest.properties().is_none() && oldest.export().is_none());
     assert_eq!((oldest.memory_kind(), oldest.visibility()), (MemoryKind::Host, Visibility::Private));
@@ -452,9 +449,9 @@ fn each_version_is_read_as_what_it_is() {
     assert!(matches!(properties.property(&region, Property::Context), Err(Error::NotSupported { .. })));
     // SAFETY: allocated above and not used.
     unsafe { newest.free(region) }.unwrap();
-    let said =
+    let explicit =
         loader("ops12").memory_kind(MemoryKind::Managed).visibility(Visibility::Shared).load().unwrap();
-    assert_eq!((said.memory_kind(), said.visibility()), (MemoryKind::Managed, Visibility::Shared));
+    assert_eq!((explicit.memory_kind(), explicit.visibility()), (MemoryKind::Managed, Visibility::Shared));
 
     let large = loader("opsLarge").load().unwrap();
     let region = page(&large);

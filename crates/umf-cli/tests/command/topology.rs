@@ -113,7 +113,7 @@ fn recording_of_this_machine_reads_back() {
 fn io_errors_name_the_file() {
     let folder = Folder::new("refused");
     let empty = folder.file("");
-    assert!(refused(&["--from", &empty]).contains("sys/devices/system/node: not there"));
+    assert!(refused(&["--from", &empty]).contains("sys/devices/system/node: does not exist"));
     assert!(refused(&["--from", &folder.file("nothing")]).contains("nothing"));
     let broken = folder.file("broken");
     std::fs::write(&broken, "sys/devices/system/node/online:many\n").unwrap();

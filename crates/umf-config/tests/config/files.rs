@@ -16,7 +16,7 @@ fn timeout(loaded: &Loaded) -> u32 {
 }
 
 #[track_caller]
-fn names(refusal: &str, parts: &[&str]) {
+fn assert_names(refusal: &str, parts: &[&str]) {
     for part in parts {
         assert!(refusal.contains(part), "{part:?} is missing in: {refusal}");
     }
@@ -36,11 +36,11 @@ fn umf_toml_replaces_the_other_files_and_must_exist() {
     let ipc = sandbox.loaded().section::<Ipc>("ipc").unwrap();
     assert_eq!((ipc.limit.as_str(), ipc.max_handles), ("soft", 9));
     let sandbox = sandbox.variable("UMF_TOML", "/no/such/umf.toml");
-    names(&sandbox.refusal(), &["/no/such/umf.toml", "UMF_TOML"]);
+    assert_names(&sandbox.refusal(), &["/no/such/umf.toml", "UMF_TOML"]);
 }
 
 #[test]
-fn a_file_that_may_not_be_read_is_a_warning_unless_named() {
+fn unreadable_file_is_a_warning_unless_named() {
     let sandbox = Sandbox::with_file("[ipc]\n");
     fs::set_permissions(sandbox.user(), fs::Permissions::from_mode(0o000)).unwrap();
     if fs::File::open(sandbox.user()).is_ok() {
@@ -108,7 +108,7 @@ fn working_directory_file_that_other_users_can_write_is_ignored_with_a_warning()
 
 /// Other users can make each of these in `/tmp`.
 #[test]
-fn links_pipes_and_sockets_in_the_working_directory_do_not_stop_a_program() {
+fn links_fifos_and_sockets_in_the_working_directory_are_warnings() {
     let sandbox = Sandbox::new();
     for target in ["/etc/passwd", "umf.toml", "/no/such/file", "other.toml"] {
         sandbox.write_cwd(SET);
@@ -132,21 +132,21 @@ fn links_pipes_and_sockets_in_the_working_directory_do_not_stop_a_program() {
 }
 
 #[test]
-fn files_that_are_no_settings_are_refused() {
+fn files_that_are_not_settings_are_errors() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.user(), vec![b'#'; 10 << 20]).unwrap();
-    names(&sandbox.refusal(), &["umf.toml", &FILE_LIMIT.to_string()]);
+    assert_names(&sandbox.refusal(), &["umf.toml", &FILE_LIMIT.to_string()]);
     fs::write(sandbox.user(), b"[ipc]\n# \xff\n").unwrap();
-    names(&sandbox.refusal(), &["umf.toml", "UTF-8", "offset 8"]);
+    assert_names(&sandbox.refusal(), &["umf.toml", "UTF-8", "offset 8"]);
     fs::write(sandbox.user(), "[ipc]\nlimit = \n").unwrap();
-    names(&sandbox.refusal(), &["umf.toml", "not valid TOML", "umf.toml:2"]);
+    assert_names(&sandbox.refusal(), &["umf.toml", "not valid TOML", "umf.toml:2"]);
     fs::remove_file(sandbox.user()).unwrap();
     fs::create_dir(sandbox.user()).unwrap();
-    names(&sandbox.refusal(), &["umf.toml", "regular file"]);
+    assert_names(&sandbox.refusal(), &["umf.toml", "regular file"]);
     fs::remove_dir(sandbox.user()).unwrap();
     let status = std::process::Command::new("mkfifo").arg(sandbox.user()).status().unwrap();
     assert!(status.success());
-    names(&sandbox.refusal(), &["umf.toml", "regular file"]);
+    assert_names(&sandbox.refusal(), &["umf.toml", "regular file"]);
 }
 
 #[test]
@@ -181,21 +181,21 @@ fn deep_and_huge_toml_is_an_error_not_a_crash() {
 }
 
 #[test]
-fn of_several_faults_the_same_one_is_told_each_time() {
+fn of_several_errors_always_the_same_is_reported() {
     let text = "[provider.host]\nzeta = 1\nalpha = 1\n[ipc]\nzeta = 1\nbeta = 1\nalpha = 1\n";
     for _ in 0..16 {
-        names(&Sandbox::with_file(text).refusal(), &["unknown key ipc.alpha"]);
+        assert_names(&Sandbox::with_file(text).refusal(), &["unknown key ipc.alpha"]);
     }
 }
 
 #[test]
 fn a_variable_that_is_not_unicode_is_an_error_that_names_it() {
     let odd = || OsString::from_vec(vec![b'a', 0xff]);
-    names(
+    assert_names(
         &Sandbox::new().variable("UMF_IPC_LIMIT", odd()).refusal(),
         &["UMF_IPC_LIMIT", "ipc.limit", "UTF-8"],
     );
-    names(&Sandbox::new().variable("UMF_SET", odd()).refusal(), &["UMF_SET", "UTF-8"]);
+    assert_names(&Sandbox::new().variable("UMF_SET", odd()).refusal(), &["UMF_SET", "UTF-8"]);
     let mut sandbox = Sandbox::new().variable("UMF_MAX_HANDLES", odd()).variable("UMF_X", odd());
     sandbox.context.env.insert(OsString::from_vec(b"UMF_\xff".to_vec()), odd());
     assert_eq!(sandbox.loaded().warnings().len(), 3);

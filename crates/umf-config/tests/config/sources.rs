@@ -9,7 +9,7 @@ use crate::schema::{Arena, Common, Host, Ipc, Plugin, Slab, schema};
 use umf_config::{Context, Loader, Origin, Warning};
 
 #[test]
-fn each_source_wins_over_those_before_it() {
+fn each_source_overrides_earlier_ones() {
     let sandbox = Sandbox::new();
     for (number, path) in [sandbox.system(), sandbox.user(), sandbox.cwd()].into_iter().enumerate() {
         fs::write(&path, format!("[ipc]\nmax_handles = {number}\n")).unwrap();
@@ -55,7 +55,7 @@ fn set_inherits_the_keys_that_its_kind_has() {
 }
 
 #[test]
-fn set_of_an_unknown_kind_is_kept_unread() {
+fn set_of_unknown_kind_is_kept_unchecked() {
     let file = "[pool.theirs]\nkind = \"acme\"\ndepth = { of = [1, 2] }\n";
     let loaded = Sandbox::with_file(file).loaded();
     let set = loaded.set("pool", "theirs");
@@ -66,7 +66,7 @@ fn set_of_an_unknown_kind_is_kept_unread() {
 }
 
 #[test]
-fn what_other_builds_know_is_kept_unread() {
+fn settings_of_other_builds_are_kept_unchecked() {
     let file = "[link]\nengine = 7\n[provider.gpu]\ndevice = 1\n";
     let loaded = Sandbox::with_file(file).variable("UMF_LINK_ENGINE", "cma").loaded();
     assert_eq!(loaded.warnings(), []);
@@ -75,7 +75,7 @@ fn what_other_builds_know_is_kept_unread() {
 }
 
 #[test]
-fn preset_is_weaker_than_sources_and_stronger_than_defaults() {
+fn sources_override_presets_and_presets_override_defaults() {
     let defaults = "[pool.defaults]\nkind = \"arena\"\nprovider = \"host\"\n";
     for (own, expected) in [
         ("", ("proxy", "alone")),
@@ -127,7 +127,7 @@ fn value_of_a_variable_stays_in_its_line() {
 }
 
 #[test]
-fn older_variables_keep_their_meaning() {
+fn legacy_variables_keep_their_meaning() {
     let limit = |sandbox: Sandbox| {
         let loaded = sandbox.loaded();
         (loaded.section::<Ipc>("ipc").unwrap().max_handles, loaded.warnings().to_vec())
@@ -148,7 +148,7 @@ fn older_variables_keep_their_meaning() {
 }
 
 #[test]
-fn secure_process_reads_the_system_alone() {
+fn secure_process_reads_the_system_file_only() {
     let mut sandbox = Sandbox::with_file("[ipc]\nmax_handles = 2\n");
     fs::write(sandbox.system(), "[ipc]\nmax_handles = 1\n").unwrap();
     sandbox.write_cwd("[ipc]\nmax_handles = 3\n");
@@ -169,7 +169,7 @@ fn secure_process_reads_the_system_alone() {
 }
 
 #[test]
-fn listing_sets_nothing_and_awake_it_sets_the_defaults() {
+fn listing_sets_nothing_and_uncommented_sets_the_defaults() {
     let listing = schema().listing("Every key.");
     let defaults = Loader::with_context(Context::empty()).load(schema()).unwrap();
     let values = |loaded: &umf_config::Loaded| -> Vec<_> {

@@ -47,7 +47,7 @@ fn unknown_key_suggests_or_names_the_kind_that_has_it() {
 }
 
 #[test]
-fn variable_that_could_mean_two_keys_names_both() {
+fn ambiguous_variable_names_all_keys() {
     let sandbox = Sandbox::with_file("[pool.a-b]\n[pool.a_b]\n").variable("UMF_POOL_A_B_CAPACITY", "1");
     assert_eq!(
         sandbox.text(),
@@ -76,13 +76,13 @@ fn each_source_is_named() {
 }
 
 #[test]
-fn wrong_value_is_an_error_where_a_stronger_source_replaces_it() {
+fn invalid_value_is_an_error_even_if_overridden() {
     let sandbox = Sandbox::with_file("[ipc]\nlimit = 3\n").variable("UMF_IPC_LIMIT", "hard");
     assert_eq!(sandbox.text(), "umf.toml:2: ipc.limit = 3: not valid; valid is one of \"soft\", \"hard\"");
 }
 
 #[test]
-fn nothing_is_converted() {
+fn values_are_not_converted() {
     let whole = "valid is a whole number from 0 to 4294967295";
     for value in ["1.5", "true", "\"1\"", "-1", "4294967296"] {
         let error = text(&format!("[ipc]\nmax_handles = {value}\n"));
@@ -107,11 +107,11 @@ fn older_name_is_the_key_and_both_are_a_conflict() {
     let error = text("[pool.defaults]\nmin_block_size = 8\nmin_bucket_size = 8\n");
     assert!(error.contains("is set twice") && error.contains("min_block_size"), "{error}");
     let error = text("[ipc]\ntimeout = 8\n");
-    assert_eq!(error, "umf.toml:2: ipc.timeout: there is no such key any more; use max_handles");
+    assert_eq!(error, "umf.toml:2: ipc.timeout: this key was removed; use max_handles");
 }
 
 #[test]
-fn what_names_code_is_refused_from_sources_that_may_not() {
+fn code_is_refused_from_untrusted_sources() {
     let set = "[provider.plugin]\npath = \"/opt/x.so\"\n";
     assert!(Sandbox::with_file(set).load().is_ok());
     let sandbox = Sandbox::new();

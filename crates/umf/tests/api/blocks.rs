@@ -41,7 +41,7 @@ fn owned_block_keeps_its_pool_and_is_freed_once() {
 }
 
 #[test]
-fn mapping_is_as_long_as_was_asked_for() {
+fn mapping_has_the_requested_size() {
     let pool = Pool::shared().unwrap();
     for size in [1, 100, 4097, 70_000] {
         let block = pool.allocate(size).unwrap();
@@ -56,7 +56,7 @@ fn mapping_is_as_long_as_was_asked_for() {
 }
 
 #[test]
-fn address_that_is_taken_out_of_an_owned_block_stays_allocated() {
+fn into_address_leaves_the_block_allocated() {
     let provider = HostProvider::builder().build().unwrap();
     let of_pool = Arc::downgrade(&provider);
     let pool = Pool::builder().provider(provider).build().unwrap();

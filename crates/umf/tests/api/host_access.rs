@@ -1,4 +1,4 @@
-//! Whoever wants to hear of it when the CPU touches memory does, at each copy of blocks and mappings.
+//! The provider's `HostAccess` brackets each CPU access of blocks and mappings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -15,54 +15,54 @@ use umf_core::{
 const KIND: ProviderKind = ProviderKind::new("told").unwrap();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Word {
+enum Call {
     Begins(Address, usize, Access),
     Ends(Address, usize, Access),
 }
 
-/// What it was told, and whether it refuses.
+/// A `HostAccess` that records its calls, and fails on request.
 #[derive(Default)]
-struct Listener {
-    heard: Mutex<Vec<Word>>,
-    refuses: AtomicBool,
+struct Recorder {
+    calls: Mutex<Vec<Call>>,
+    fails: AtomicBool,
 }
 
-impl Listener {
+impl Recorder {
     #[track_caller]
-    fn heard(&self, base: Address, size: usize, access: Access) {
-        let heard = std::mem::take(&mut *self.heard.lock().unwrap());
-        assert_eq!(heard, [Word::Begins(base, size, access), Word::Ends(base, size, access)]);
+    fn assert_bracket(&self, base: Address, size: usize, access: Access) {
+        let calls = std::mem::take(&mut *self.calls.lock().unwrap());
+        assert_eq!(calls, [Call::Begins(base, size, access), Call::Ends(base, size, access)]);
     }
 
     #[track_caller]
-    fn heard_nothing(&self) {
-        assert_eq!(*self.heard.lock().unwrap(), []);
+    fn assert_no_calls(&self) {
+        assert_eq!(*self.calls.lock().unwrap(), []);
     }
 }
 
-impl HostAccess for Listener {
+impl HostAccess for Recorder {
     fn begin(&self, base: Address, size: usize, access: Access) -> Result<()> {
-        if self.refuses.load(Ordering::Relaxed) {
+        if self.fails.load(Ordering::Relaxed) {
             return Err(Error::native("begin", 5));
         }
-        self.heard.lock().unwrap().push(Word::Begins(base, size, access));
+        self.calls.lock().unwrap().push(Call::Begins(base, size, access));
         Ok(())
     }
 
     fn end(&self, base: Address, size: usize, access: Access) -> Result<()> {
-        self.heard.lock().unwrap().push(Word::Ends(base, size, access));
+        self.calls.lock().unwrap().push(Call::Ends(base, size, access));
         Ok(())
     }
 }
 
-/// Host memory, of which somebody wants to hear.
-struct Told {
+/// A provider of host memory that requires bracketing.
+struct RecordedProvider {
     host: Arc<HostProvider>,
-    listener: Arc<Listener>,
+    recorder: Arc<Recorder>,
 }
 
 // SAFETY: everything is done by the host provider.
-unsafe impl Provider for Told {
+unsafe impl Provider for RecordedProvider {
     fn kind(&self) -> ProviderKind {
         KIND
     }
@@ -82,21 +82,21 @@ unsafe impl Provider for Told {
         self.host.allocate(layout)
     }
     unsafe fn free(&self, region: Region) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { self.host.free(region) }
     }
     fn export(&self) -> Option<&dyn Export> {
         Provider::export(&*self.host)
     }
     fn host_access(&self) -> Option<&dyn HostAccess> {
-        Some(&*self.listener)
+        Some(&*self.recorder)
     }
 }
 
-struct ToldImport(Arc<Listener>);
+struct RecordedImport(Arc<Recorder>);
 
 // SAFETY: everything is done by the host importer.
-unsafe impl Import for ToldImport {
+unsafe impl Import for RecordedImport {
     fn kind(&self) -> ProviderKind {
         KIND
     }
@@ -107,89 +107,91 @@ unsafe impl Import for ToldImport {
         Some(&*self.0)
     }
     unsafe fn release(&self, imported: Imported) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's contract.
         unsafe { HostImport::new().release(imported) }
     }
 }
 
-fn further(base: Address, bytes: u64) -> Address {
+fn offset(base: Address, bytes: u64) -> Address {
     base.checked_add(bytes).unwrap()
 }
 
 #[test]
-fn each_copy_is_told_of_and_nothing_else() {
-    let (ours, theirs) = (Arc::new(Listener::default()), Arc::new(Listener::default()));
+fn each_copy_is_bracketed_once() {
+    let (exporter_calls, importer_calls) = (Arc::new(Recorder::default()), Arc::new(Recorder::default()));
     let host = HostProvider::builder().visibility(Visibility::Shared).build().unwrap();
-    let pool =
-        Pool::builder().provider(Arc::new(Told { host, listener: Arc::clone(&ours) })).build().unwrap();
-    umf::importer().unwrap().add_import(Arc::new(ToldImport(Arc::clone(&theirs))));
+    let pool = Pool::builder()
+        .provider(Arc::new(RecordedProvider { host, recorder: Arc::clone(&exporter_calls) }))
+        .build()
+        .unwrap();
+    umf::importer().unwrap().add_import(Arc::new(RecordedImport(Arc::clone(&importer_calls))));
 
     let block = pool.allocate(5000).unwrap();
-    ours.heard_nothing();
+    exporter_calls.assert_no_calls();
     block.write(7, b"told").unwrap();
-    ours.heard(further(block.address(), 7), 4, Access::ReadWrite);
+    exporter_calls.assert_bracket(offset(block.address(), 7), 4, Access::ReadWrite);
     let mut text = [0; 4];
     block.read(7, &mut text).unwrap();
     assert_eq!(&text, b"told");
-    ours.heard(further(block.address(), 7), 4, Access::ReadOnly);
+    exporter_calls.assert_bracket(offset(block.address(), 7), 4, Access::ReadOnly);
     block.read(7, &mut []).unwrap();
     assert!(block.read(4999, &mut text).is_err());
     assert!(block.write(usize::MAX, b"x").is_err());
-    ours.heard_nothing();
-    // One time for several.
+    exporter_calls.assert_no_calls();
+    // One bracket around several copies.
     let mut memory = block.cpu_access(Access::ReadWrite).unwrap();
     memory.write(0, b"a").unwrap();
     memory.write(4999, b"b").unwrap();
     drop(memory);
-    ours.heard(block.address(), 5000, Access::ReadWrite);
+    exporter_calls.assert_bracket(block.address(), 5000, Access::ReadWrite);
 
     let handle = block.handle().unwrap();
-    ours.heard_nothing();
-    // First a mapping that is made, then one that is found.
+    exporter_calls.assert_no_calls();
+    // First a new mapping, then a cached one.
     for _ in 0..3 {
         let mapping = umf::open(&handle).unwrap();
         let base = mapping.address();
-        theirs.heard_nothing();
+        importer_calls.assert_no_calls();
         mapping.read(7, &mut text).unwrap();
         assert_eq!(&text, b"told");
-        theirs.heard(further(base, 7), 4, Access::ReadOnly);
+        importer_calls.assert_bracket(offset(base, 7), 4, Access::ReadOnly);
         mapping.read_current(7, &mut text).unwrap();
-        theirs.heard(further(base, 7), 4, Access::ReadOnly);
+        importer_calls.assert_bracket(offset(base, 7), 4, Access::ReadOnly);
         mapping.write(9, b"m").unwrap();
-        theirs.heard(further(base, 9), 1, Access::ReadWrite);
+        importer_calls.assert_bracket(offset(base, 9), 1, Access::ReadWrite);
         mapping.write(9, b"l").unwrap();
-        theirs.heard(further(base, 9), 1, Access::ReadWrite);
+        importer_calls.assert_bracket(offset(base, 9), 1, Access::ReadWrite);
         assert_eq!(mapping.with(|memory| memory.len()).unwrap(), mapping.len());
-        theirs.heard(base, mapping.len(), Access::ReadWrite);
+        importer_calls.assert_bracket(base, mapping.len(), Access::ReadWrite);
         drop(mapping.cpu_access(Access::ReadOnly).unwrap());
-        theirs.heard(base, mapping.len(), Access::ReadOnly);
+        importer_calls.assert_bracket(base, mapping.len(), Access::ReadOnly);
         assert!(mapping.read(mapping.len(), &mut text).is_err());
-        theirs.heard_nothing();
-        // Nothing is copied where it cannot be told.
-        theirs.refuses.store(true, Ordering::Relaxed);
+        importer_calls.assert_no_calls();
+        // Nothing is copied if `begin` fails.
+        importer_calls.fails.store(true, Ordering::Relaxed);
         assert!(mapping.write(7, b"lost").is_err() && mapping.with(|_| ()).is_err());
-        theirs.refuses.store(false, Ordering::Relaxed);
+        importer_calls.fails.store(false, Ordering::Relaxed);
         mapping.read(7, &mut text).unwrap();
         assert_eq!(&text, b"told");
-        theirs.heard(further(base, 7), 4, Access::ReadOnly);
+        importer_calls.assert_bracket(offset(base, 7), 4, Access::ReadOnly);
 
         let mapping = umf::open_read_only(&handle).unwrap();
         mapping.read(7, &mut text).unwrap();
-        theirs.heard(further(mapping.address(), 7), 4, Access::ReadOnly);
+        importer_calls.assert_bracket(offset(mapping.address(), 7), 4, Access::ReadOnly);
         assert!(mapping.write(7, b"x").is_err() && mapping.cpu_access(Access::ReadWrite).is_err());
-        theirs.heard_nothing();
+        importer_calls.assert_no_calls();
     }
-    ours.refuses.store(true, Ordering::Relaxed);
+    exporter_calls.fails.store(true, Ordering::Relaxed);
     assert!(block.write(7, b"lost").is_err() && block.read(7, &mut [0]).is_err());
-    ours.refuses.store(false, Ordering::Relaxed);
+    exporter_calls.fails.store(false, Ordering::Relaxed);
     block.read(7, &mut text).unwrap();
     assert_eq!(&text, b"told");
-    ours.heard(further(block.address(), 7), 4, Access::ReadOnly);
-    ours.heard_nothing();
+    exporter_calls.assert_bracket(offset(block.address(), 7), 4, Access::ReadOnly);
+    exporter_calls.assert_no_calls();
 }
 
 #[test]
-fn memory_of_the_host_has_nobody_told_and_is_accessed_all_the_same() {
+fn host_memory_needs_no_bracketing() {
     let pool = Pool::shared().unwrap();
     assert!(pool.provider().host_access().is_none());
     let block = pool.allocate(100).unwrap();

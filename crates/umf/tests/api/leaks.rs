@@ -1,4 +1,4 @@
-//! What processes tell at their end of blocks that they never freed: real processes, which are runs of this very test.
+//! Leak reports at the exit of a process. The processes are runs of this test.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -39,7 +39,7 @@ fn work(task: &str) {
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(status, 0);
         }
-        // Whoever is told may use the pool, and may make mistakes.
+        // The callback may use the pool, and may panic.
         "hook" => {
             let checks = umf::CheckSettings::new().leaks(Leaks::Count).on_leaks(|report| {
                 eprintln!("told of {} bytes", report.bytes);
@@ -54,7 +54,7 @@ fn work(task: &str) {
 }
 
 /// What a process that does a task writes to standard error.
-fn told(task: &str, leaks: &str) -> String {
+fn report_of(task: &str, leaks: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", TEST, "--nocapture", "--test-threads=1"])
         .env(TASK, task)
@@ -78,28 +78,28 @@ fn told(task: &str, leaks: &str) -> String {
 }
 
 #[test]
-fn a_process_tells_at_its_end_what_it_never_freed() {
+fn exiting_process_reports_leaks() {
     if let Ok(task) = std::env::var(TASK) {
         return work(&task);
     }
-    let text = told("exit", "count");
+    let text = report_of("exit", "count");
     assert!(text.contains("1 blocks, 1024 bytes were never freed, at the end of the process"), "{text}");
     assert!(text.contains("1 of 1024 bytes") && !text.contains("leaking_place"), "{text}");
-    let text = told("drop", "count");
+    let text = report_of("drop", "count");
     assert!(text.contains("were never freed, at the end of the pool"), "{text}");
     for (task, leaks) in [("exit", "off"), ("clean", "sites")] {
-        assert_eq!(told(task, leaks), "");
+        assert_eq!(report_of(task, leaks), "");
     }
-    assert_eq!(told("fork", "count").matches("never freed").count(), 1);
-    let text = told("hook", "off");
+    assert_eq!(report_of("fork", "count").matches("never freed").count(), 1);
+    let text = report_of("hook", "off");
     assert!(text.contains("told of 1024 bytes") && text.contains("a mistake"), "{text}");
     if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
     }
-    let text = told("exit", "sites");
+    let text = report_of("exit", "sites");
     assert!(text.contains("1 blocks, 1000 bytes asked for"), "{text}");
-    // By name, and beginning with who called umf.
+    // The stack has symbol names, and begins with the caller of umf.
     let first = text.split_once("ago, at\n").unwrap().1.lines().next().unwrap();
     assert!(first.contains("leaking_place") && first.contains("leaks.rs:"), "{text}");
 }

@@ -32,8 +32,8 @@ fn text_of(output: &Output) -> String {
 }
 
 #[test]
-fn a_child_logs_though_a_thread_of_its_parent_was_writing_to_stderr() {
-    let test = "log::a_child_logs_though_a_thread_of_its_parent_was_writing_to_stderr";
+fn child_logs_if_forked_during_a_write_to_stderr() {
+    let test = "log::child_logs_if_forked_during_a_write_to_stderr";
     if let Some(output) = alone(test, "fork", "debug") {
         let text = text_of(&output);
         assert_eq!(text.matches("DEBUG pool=\"private\" region=\"got\"").count(), 2, "{text}");
@@ -79,9 +79,9 @@ fn leaky() -> Pool {
 }
 
 #[test]
-fn a_thread_ends_while_umf_logs() {
+fn exiting_thread_can_log() {
     for task in ["caches", "last"] {
-        if let Some(output) = alone("log::a_thread_ends_while_umf_logs", task, "debug") {
+        if let Some(output) = alone("log::exiting_thread_can_log", task, "debug") {
             let text = text_of(&output);
             assert_eq!(text.contains("were never freed"), task == "last", "{text}");
             assert!(text.contains("region=\"got\""), "{text}");

@@ -35,8 +35,8 @@ fn pool_named_after_its_memory_has_such_memory() {
 }
 
 #[test]
-fn settings_that_contradict_the_name_are_an_error() {
-    if ran_alone("memory_names::settings_that_contradict_the_name_are_an_error") {
+fn settings_that_contradict_the_name_are_errors() {
+    if ran_alone("memory_names::settings_that_contradict_the_name_are_errors") {
         return;
     }
     init(

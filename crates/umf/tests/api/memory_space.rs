@@ -86,8 +86,8 @@ fn pools_lie_on_their_space() {
 }
 
 #[test]
-fn the_fastest_is_where_its_figures_are() {
-    let Some(topology) = topology("the_fastest_is_where_its_figures_are") else { return };
+fn highest_bandwidth_lies_on_the_best_node() {
+    let Some(topology) = topology("highest_bandwidth_lies_on_the_best_node") else { return };
     for attribute in [Attribute::Capacity, Attribute::Bandwidth, Attribute::Latency] {
         for from in [Initiator::Process, Initiator::Cpu(0)] {
             let choice = match topology.best(&topology.all(), attribute, from) {
@@ -107,8 +107,8 @@ fn the_fastest_is_where_its_figures_are() {
 }
 
 #[test]
-fn parts_are_as_large_as_bandwidth_says() {
-    let test = "parts_are_as_large_as_bandwidth_says";
+fn split_by_bandwidth_is_proportional() {
+    let test = "split_by_bandwidth_is_proportional";
     let Some(topology) = topology(test) else { return };
     let space = topology.all();
     let policy = Policy::Split(Weights::Bandwidth);

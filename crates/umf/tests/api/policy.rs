@@ -1,4 +1,4 @@
-//! What is reserved, given back, refused and freed later, through the face and by settings.
+//! Reserves, automatic release, limits and deferred frees, through the public API and by settings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -81,7 +81,7 @@ fn settings_reach_the_pools() {
     let known = umf_core::Layout::new(4096, 4096).unwrap();
     let region = ahead.provider().allocate(known).unwrap();
     let can = ahead.provider().populate().unwrap().populate(region.base(), 4096).is_ok();
-    // SAFETY: allocated above, and used by nobody.
+    // SAFETY: allocated above, and not in use.
     unsafe { ahead.provider().free(region) }.unwrap();
     if can {
         assert!(pages >= 24 << 10, "{pages} KiB of pages are there");
@@ -146,22 +146,22 @@ fn a_block_is_freed_when_its_completion_is_ready() {
 }
 
 #[test]
-fn who_is_asked_makes_room() {
+fn out_of_memory_callback_frees_and_retries() {
     let pool = Pool::builder().memory_limit(16 << 20).build().unwrap();
-    let shelf: Arc<std::sync::Mutex<Vec<umf::Address>>> = Arc::default();
-    let from = shelf.clone();
-    let asked = move |shortage: &OutOfMemoryEvent<'_>| {
-        let Some(address) = from.lock().unwrap().pop() else { return OutOfMemoryAction::GiveUp };
-        // SAFETY: the block is nobody's.
+    let blocks: Arc<std::sync::Mutex<Vec<umf::Address>>> = Arc::default();
+    let from = blocks.clone();
+    let callback = move |shortage: &Shortage<'_>| {
+        let Some(address) = from.lock().unwrap().pop() else { return Relief::GiveUp };
+        // SAFETY: the block was taken out of its `Block`, and is not in use.
         unsafe { shortage.pool.free(address) }.unwrap();
         OutOfMemoryAction::Retry
     };
-    pool.on_out_of_memory(asked).unwrap();
+    pool.on_out_of_memory(callback).unwrap();
     for _ in 0..40 {
         let block = pool.allocate(MIB).unwrap();
-        shelf.lock().unwrap().push(block.into_address());
+        blocks.lock().unwrap().push(block.into_address());
     }
-    shelf.lock().unwrap().clear();
+    blocks.lock().unwrap().clear();
     let error = pool.allocate(15 * MIB).unwrap_err();
     assert!(matches!(error, Error::Memory(umf_core::Error::LimitReached { .. })), "{error}");
 }

@@ -36,8 +36,8 @@ fn refuse(call: libc::c_long, second: Option<i32>, errno: i32) {
 }
 
 #[test]
-fn pools_work_where_calls_that_cannot_fail_are_refused() {
-    if ran_alone("refused_calls::pools_work_where_calls_that_cannot_fail_are_refused") {
+fn pools_work_without_optional_system_calls() {
+    if ran_alone("refused_calls::pools_work_without_optional_system_calls") {
         return;
     }
     for errno in [libc::EPERM, libc::ENOSYS] {
@@ -80,8 +80,8 @@ fn opened_without(handle: &umf::Handle, call: libc::c_long, second: Option<i32>)
 }
 
 #[test]
-fn errors_name_the_call_that_was_refused_and_what_may_refuse_it() {
-    if ran_alone("refused_calls::errors_name_the_call_that_was_refused_and_what_may_refuse_it") {
+fn error_names_the_denied_system_call_and_its_cause() {
+    if ran_alone("refused_calls::error_names_the_denied_system_call_and_its_cause") {
         return;
     }
     let pool = Pool::shared().unwrap();

@@ -61,8 +61,8 @@ unsafe impl Import for Opening {
 }
 
 #[test]
-fn what_is_replaced_goes_without_a_lock_that_forks_take() {
-    if ran_alone("registry_fork::what_is_replaced_goes_without_a_lock_that_forks_take") {
+fn replaced_import_is_dropped_without_the_lock() {
+    if ran_alone("registry_fork::replaced_import_is_dropped_without_the_lock") {
         return;
     }
     let (tell, told) = mpsc::channel();

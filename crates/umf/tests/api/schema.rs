@@ -62,7 +62,7 @@ fn variables_of_every_shape_are_read() {
 }
 
 #[test]
-fn files_say_lists_and_tables() {
+fn files_have_lists_and_tables() {
     let set = "[provider.a]\nnuma_nodes = [0, 2]\nnuma_weights = [{ node = 0, weight = 3 }]\nnuma_space = [\"all\"]\n\
                [ipc]\nexchange = [\"socket\"]\nptracer = 7\nimporter_shards = \"auto\"\n[provider.b]\nnuma_nodes = []\n";
     let settings = of([("UMF_SET", set)]).unwrap();
@@ -103,7 +103,7 @@ fn files_say_lists_and_tables() {
 }
 
 #[test]
-fn older_names_keep_their_meaning() {
+fn legacy_names_keep_their_meaning() {
     let settings = of([
         ("UMF_MAX_OPENED_IPC_HANDLES", "10"),
         ("UMF_MAX_CREATED_IPC_HANDLES", "many"),
@@ -153,7 +153,7 @@ fn references_name_what_exists() {
 }
 
 #[test]
-fn rows_read_back_as_what_they_show() {
+fn rows_can_be_read_back() {
     let set = "[ipc]\nexchange = [\"socket\", \"procfs\"]\nptracer = 7\n[log]\noutput = \"file,/tmp/x\"\n\
                [provider.host]\nnuma_nodes = [1, 0]\n[provider.plugin]\nparams = { a = [true, 1.0, \"q\\\"\\\\\\n\"] }\n\
                [pool.small]\nkind = \"proxy\"\nmax_held = \"3KiB\"\n";

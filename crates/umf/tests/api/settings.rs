@@ -66,7 +66,7 @@ fn pools_and_providers_are_built_by_name() {
         [provider.elsewhere]
         numa = "local"
         numa_space = ["all"]
-        [provider.nobody]
+        [provider.unplaceable]
         numa = "bind"
         numa_space = ["lowest-latency@cpu4294967295"]
         [provider.strange]
@@ -126,8 +126,8 @@ fn pools_and_providers_are_built_by_name() {
         provider = "weighed"
         [pool.elsewhere]
         provider = "elsewhere"
-        [pool.nobody]
-        provider = "nobody"
+        [pool.unplaceable]
+        provider = "unplaceable"
         [pool.strange]
         provider = "strange"
         [pool.lent]
@@ -161,12 +161,12 @@ fn pools_and_providers_are_built_by_name() {
     let file = example_plugin::folder().join("umf.toml");
     std::fs::write(&file, toml).unwrap();
     umf::registry::register_provider::<Scratch>();
-    for wrong in ["[pool.a]\nprovider = \"nobody\"", "[pool.a]\nshared_limit = \"nobody\""] {
+    for wrong in ["[pool.a]\nprovider = \"absent\"", "[pool.a]\nshared_limit = \"absent\""] {
         let file = example_plugin::folder().join("wrong.toml");
         std::fs::write(&file, wrong).unwrap();
         let context = Context::empty().with_variable("UMF_TOML", &file);
         let error = umf::init(Loader::with_context(context)).unwrap_err().to_string();
-        assert!(error.contains("nobody") && error.contains("pool.a"), "{error}");
+        assert!(error.contains("absent") && error.contains("pool.a"), "{error}");
     }
     let loader = || Loader::with_context(Context::empty().with_variable("UMF_TOML", &file));
     umf::init(loader()).unwrap();
@@ -243,7 +243,7 @@ fn pools_and_providers_are_built_by_name() {
     if umf::topology::Topology::of_this_machine().is_ok() {
         let closest = Pool::named("closest").unwrap();
         closest.allocate(4096).unwrap().write(0, b"near").unwrap();
-        let error = Pool::named("nobody").unwrap_err();
+        let error = Pool::named("unplaceable").unwrap_err();
         assert!(error.to_string().contains("4294967295"), "{error}");
         assert!(matches!(error, Error::Topology(umf::topology::Error::UnknownCpu { .. })));
     } else {
@@ -256,7 +256,7 @@ fn pools_and_providers_are_built_by_name() {
         ("bound", "numa_nodes"),
         ("modeless", "\"bind\""),
         ("twice", "leave one out"),
-        ("weighed", "leave numa_space out"),
+        ("weighed", "leave one out"),
         ("elsewhere", "\"preferred\""),
         ("strange", "nowhere"),
         ("pathless", "path"),

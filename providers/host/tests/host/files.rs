@@ -1,4 +1,4 @@
-//! Shared memory: what becomes of files, ranges, pages and names.
+//! Shared memory: the life of files, ranges, pages and names.
 
 use crate::machine;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,7 +13,7 @@ use umf_provider_host::{HostImport, HostProvider};
 
 /// UMF's OS provider keeps the pages of freed regions, and never uses their ranges again.
 #[test]
-fn freed_pages_go_back_and_ranges_are_used_again() {
+fn free_releases_pages_and_reuses_ranges() {
     let provider = shared().build().unwrap();
     let keep = provider.allocate(layout(4096)).unwrap();
     let file = fd(&export(&provider, &keep));
@@ -76,7 +76,7 @@ fn files_are_sealed_and_closed_on_exec() {
 }
 
 #[test]
-fn isolated_regions_show_nothing_else() {
+fn isolated_region_has_its_own_file() {
     let provider = shared().isolate(true).build().unwrap();
     let regions = [4096, 1 << 16].map(|size| provider.allocate(layout(size)).unwrap());
     let exports = regions.map(|region| export(&provider, &region));
@@ -100,7 +100,7 @@ fn isolated_regions_show_nothing_else() {
 }
 
 #[test]
-fn read_only_exports_cannot_be_mapped_for_writing_by_anyone() {
+fn read_only_export_cannot_be_mapped_writable() {
     let provider = shared().read_only_export(true).build().unwrap();
     assert!(provider.purge().is_none());
     let region = provider.allocate(layout(4096)).unwrap();
@@ -123,12 +123,12 @@ fn fresh_name(what: &str) -> String {
 
 /// UMF's OS provider unlinks whatever has the name before it makes its own.
 #[test]
-fn a_name_that_is_taken_is_an_error_and_stays() {
+fn existing_name_is_an_error_and_stays() {
     let name = fresh_name("taken");
-    std::fs::write(object(&name), b"somebody else's").unwrap();
+    std::fs::write(object(&name), b"another program's").unwrap();
     let error = HostProvider::builder().named(&*name).build().unwrap_err();
     assert!(matches!(error, Error::Native { native: libc::EEXIST, hint, .. } if !hint.is_empty()), "{error}");
-    assert_eq!(std::fs::read(object(&name)).unwrap(), b"somebody else's");
+    assert_eq!(std::fs::read(object(&name)).unwrap(), b"another program's");
     std::fs::remove_file(object(&name)).unwrap();
     for bad in ["", "/", "name", "/a/b", "/a\0b", "/..", &"/x".repeat(200), &format!("/{}", "x".repeat(251))]
     {
@@ -139,7 +139,7 @@ fn a_name_that_is_taken_is_an_error_and_stays() {
 
 /// With UMF's OS provider the first opener takes the name away.
 #[test]
-fn a_name_lives_as_long_as_its_provider() {
+fn dropping_the_provider_unlinks_its_name() {
     let name = fresh_name("lives");
     let provider = HostProvider::builder().named(&*name).build().unwrap();
     let regions = [4096, 8192].map(|size| provider.allocate(layout(size)).unwrap());
@@ -182,7 +182,7 @@ fn a_name_lives_as_long_as_its_provider() {
 }
 
 #[test]
-fn a_name_that_somebody_took_over_is_theirs() {
+fn replaced_name_is_not_unlinked() {
     let name = fresh_name("over");
     let provider = HostProvider::builder().named(&*name).build().unwrap();
     std::fs::remove_file(object(&name)).unwrap();
@@ -193,7 +193,7 @@ fn a_name_that_somebody_took_over_is_theirs() {
 }
 
 #[test]
-fn a_named_file_that_is_full_is_out_of_memory() {
+fn full_named_file_is_out_of_memory() {
     let name = fresh_name("full");
     let provider = HostProvider::builder().named(&*name).arena_size(64 << 10).build().unwrap();
     let region = provider.allocate(layout(48 << 10)).unwrap();
@@ -204,7 +204,7 @@ fn a_named_file_that_is_full_is_out_of_memory() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_refused() {
+fn contradicting_settings_are_errors() {
     for builder in [
         HostProvider::builder().isolate(true),
         HostProvider::builder().read_only_export(true),
@@ -217,7 +217,7 @@ fn settings_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn more_files_come_when_one_is_full_and_when_a_region_is_larger() {
+fn full_arena_or_large_region_adds_a_file() {
     let provider = shared().arena_size(1 << 20).build().unwrap();
     let regions: Vec<_> = (0..8).map(|_| provider.allocate(layout(512 << 10)).unwrap()).collect();
     let inodes: std::collections::BTreeSet<_> = regions
@@ -252,7 +252,7 @@ fn small_file_size_limits_make_small_files() {
 }
 
 #[test]
-fn running_out_of_descriptors_is_an_error_that_says_so() {
+fn exhausted_descriptors_are_an_error_with_hint() {
     in_child(|| {
         let provider = shared().isolate(true).build().unwrap();
         set_limit(libc::RLIMIT_NOFILE, 64);
@@ -273,7 +273,7 @@ fn running_out_of_descriptors_is_an_error_that_says_so() {
 
 /// A full tmpfs is an error where regions are reserved, and SIGBUS where they are not.
 #[test]
-fn a_full_tmpfs_is_an_error_with_reserve() {
+fn full_tmpfs_is_an_error_with_populate() {
     if !machine::is_root() {
         println!("umf-skip: host provider: mounting a small /dev/shm needs root");
         return;
@@ -320,7 +320,7 @@ fn ten_thousand_regions_need_one_descriptor() {
 }
 
 #[test]
-fn a_child_can_neither_allocate_nor_harm() {
+fn shared_provider_is_frozen_in_a_child() {
     let provider = shared().build().unwrap();
     let region = provider.allocate(layout(1 << 16)).unwrap();
     touch(&region, 4);
@@ -365,7 +365,7 @@ static OWN: [u8; 1 << 20] = [0x5a; 1 << 20];
 
 /// A daemon closes all descriptors.
 #[test]
-fn files_under_numbers_of_closed_descriptors_are_left_alone() {
+fn files_under_reused_fd_numbers_are_left_alone() {
     let name = fresh_name("closed");
     for builder in [
         shared(),
@@ -391,7 +391,7 @@ fn files_under_numbers_of_closed_descriptors_are_left_alone() {
             }
             assert_eq!(byte(&regions[0], 4096), 7);
             if let Some(purge) = provider.purge() {
-                // SAFETY: nobody needs the content.
+                // SAFETY: the content is not needed.
                 unsafe { purge.purge_forced(regions[0].base(), regions[0].size()) }.unwrap();
                 assert_eq!(byte(&regions[0], 4096), 0);
             }
@@ -410,7 +410,7 @@ fn files_under_numbers_of_closed_descriptors_are_left_alone() {
 }
 
 #[test]
-fn imports_are_checked_against_the_file() {
+fn import_checks_range_and_seals() {
     let imports = HostImport::new();
     let file =
         rustix::fs::memfd_create(c"umf-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();

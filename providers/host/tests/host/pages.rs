@@ -76,7 +76,7 @@ fn populate_makes_pages_on_allocate() {
 
 /// More than this machine has is refused before pages are made: making them would have the kernel end processes.
 #[test]
-fn what_cannot_be_had_at_once_is_refused() {
+fn populating_more_than_available_is_an_error() {
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
         let eager = builder.populate(true).build().unwrap();
         let refused = eager.allocate(layout(1 << 41)).unwrap_err();
@@ -89,9 +89,9 @@ fn what_cannot_be_had_at_once_is_refused() {
 
 /// Of files of memory the kernel promises any amount. What this machine does not have is refused all the same, as private memory is.
 #[test]
-fn what_no_machine_has_is_refused() {
+fn allocating_more_than_any_machine_has_is_an_error() {
     if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
-        println!("umf-skip: what_no_machine_has_is_refused: vm.overcommit_memory is 1");
+        println!("umf-skip: allocating_more_than_any_machine_has_is_an_error: vm.overcommit_memory is 1");
         return;
     }
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
@@ -103,7 +103,7 @@ fn what_no_machine_has_is_refused() {
 }
 
 #[test]
-fn transparent_huge_pages() {
+fn transparent_huge_pages_are_used() {
     for (what, builder) in both() {
         let provider = builder.huge_pages(HugePages::Transparent).build().unwrap();
         assert_eq!(provider.page_size(), rustix::param::page_size());
@@ -190,7 +190,7 @@ const STRICT: HugePages = HugePages::Hugetlb { size: HUGE, or_normal: false };
 const LENIENT: HugePages = HugePages::Hugetlb { size: HUGE, or_normal: true };
 
 #[test]
-fn reserved_huge_pages_are_used_and_given_back() {
+fn reserved_huge_pages_are_used_and_released() {
     let Some(_reserved) = Reserved::add(8) else { return };
     let before = Reserved::free();
     for (what, builder) in both()
@@ -292,7 +292,7 @@ fn reserved_huge_pages_are_imported() {
 }
 
 #[test]
-fn normal_pages_serve_when_huge_ones_are_out_and_may() {
+fn normal_pages_replace_exhausted_huge_pages() {
     let _alone = alone();
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
         let provider = builder.huge_pages(LENIENT).build().unwrap();
@@ -308,7 +308,7 @@ fn normal_pages_serve_when_huge_ones_are_out_and_may() {
 }
 
 #[test]
-fn huge_page_sizes_that_do_not_exist_are_refused() {
+fn unknown_huge_page_sizes_are_errors() {
     for size in [0, 4096, 3 << 20] {
         let huge = HugePages::Hugetlb { size, or_normal: false };
         assert!(matches!(
@@ -345,7 +345,7 @@ fn policy(region: &Region, place: usize) -> Option<(i32, u64)> {
 }
 
 #[test]
-fn memory_is_bound_as_asked() {
+fn memory_has_the_requested_policy() {
     let node = NodeSet::from_nodes([0]).unwrap();
     let shares = [1, 3].map(|weight| NodeShare { node: 0, weight });
     // MPOL_PREFERRED with no nodes reads back as such or as MPOL_LOCAL.
@@ -396,7 +396,7 @@ fn memory_is_bound_as_asked() {
 }
 
 #[test]
-fn nodes_that_do_not_exist_are_refused_when_building() {
+fn missing_nodes_are_errors_when_building() {
     let missing = NodeSet::from_nodes([0, 1023]).unwrap();
     for numa in [
         Numa::Bind(missing),
@@ -410,7 +410,7 @@ fn nodes_that_do_not_exist_are_refused_when_building() {
 }
 
 #[test]
-fn properties() {
+fn regions_have_properties() {
     for (_, builder) in both() {
         let provider = builder.build().unwrap();
         let region = provider.allocate(layout(1)).unwrap();
