@@ -25,7 +25,7 @@
 //! | freed memory that a device still uses | [`Block::free_after`], [`Completion`] |
 //! | typed views of memory that other processes may write | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
 //! | reserve, automatic release | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
-//! | out of memory | [`Pool::on_out_of_memory`], [`Shortage`], [`Relief`] |
+//! | out of memory | [`Pool::on_out_of_memory`], [`OutOfMemoryEvent`], [`OutOfMemoryAction`] |
 //! | statistics, maps, history, leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
 //! | providers and pools of other crates | [`registry`] |

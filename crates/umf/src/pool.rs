@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use allocator_api2::alloc::{AllocError, Allocator};
-use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::deferred::{DeferredStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::LeakReport;
 use umf_core::map::PoolMap;
@@ -236,20 +236,20 @@ impl Pool {
     }
 
     /// Sets the callback that runs before an allocation fails for lack of memory. It may free blocks and
-    /// trim this pool and others, and returns whether to retry; see [`umf_core::shortage`].
+    /// trim this pool and others, and returns whether to retry; see [`umf_core::out_of_memory`].
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool has no such callback.
-    pub fn on_out_of_memory(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
-        self.controls()?.set_out_of_memory(Some(Arc::new(callback)));
+    pub fn on_out_of_memory(&self, callback: impl OnOutOfMemory + 'static) -> Result<()> {
+        self.controls()?.set_on_out_of_memory(Some(Arc::new(callback)));
         Ok(())
     }
 
     /// Waits, for at most `timeout`, until all deferred frees of this pool are reclaimed: until other
     /// processes have closed the freed blocks and each [`crate::Completion`] is ready. Returns what is
     /// still held then. Held memory is never reused.
-    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.pool.controls().map_or_else(HeldStatistics::default, |controls| controls.drain(timeout))
+    pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
+        self.pool.controls().map_or_else(DeferredStatistics::default, |controls| controls.drain(timeout))
     }
 
     /// Sets what happens to blocks that are freed while other processes have them open. If more than

@@ -81,9 +81,9 @@ unsafe impl Pool for ClassPool {
         }
         // Without the lock, because reclaimed blocks return through `reclaim`, and the out-of-memory callback may free
         // blocks.
-        self.upstream.relieving(self, layout, || {
+        self.upstream.retry_on_out_of_memory(self, layout, || {
             self.upstream.admit()?;
-            self.upstream.poll_awaited();
+            self.upstream.poll_pending();
             self.slabs.lock().allocate(&self.upstream, layout)
         })
     }
@@ -106,7 +106,7 @@ unsafe impl Pool for ClassPool {
 
     fn statistics(&self) -> PoolStatistics {
         let mut statistics = self.slabs.lock().statistics;
-        statistics.held_bytes = self.upstream.held().bytes;
+        statistics.held_bytes = self.upstream.deferred().bytes;
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         statistics
@@ -148,7 +148,7 @@ unsafe impl DeferredFree for ClassPool {
 
 impl Drop for ClassPool {
     fn drop(&mut self) {
-        self.upstream.stop_letting_go();
+        self.upstream.stop_reclaiming();
         let slabs = self.slabs.lock().take_all();
         for slab in slabs {
             for address in slab.exported().filter(|_| !self.upstream.is_frozen()) {

@@ -107,7 +107,7 @@ impl SlabTable {
         if let Some(slab) = self.slabs.remove(&key) {
             self.partial.remove(&(slab.block_size, key));
         }
-        if fate == Fate::Gone {
+        if fate == FreeOutcome::Freed {
             self.count_released_region(region);
         }
         Ok(())

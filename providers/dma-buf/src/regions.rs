@@ -16,7 +16,7 @@ use crate::source::BufferSource;
 pub(crate) struct BufferPerRegion {
     source: BufferSource,
     /// The available memory. Some exporters allocate pages until the OOM killer runs.
-    available: Room,
+    available: AvailableMemory,
     /// The name of the buffers.
     name: String,
     regions: Lock<RegionTable<DmaBuf>>,
@@ -30,8 +30,9 @@ impl core::fmt::Debug for BufferPerRegion {
 
 impl BufferPerRegion {
     pub(crate) fn new(source: BufferSource, name: String) -> Self {
-        let available = if source.is_charged_to_cgroup() { Room::find() } else { Room::default() };
-        Self { source, available, name, regions: Lock::new(Regions::new("this dma-buf provider")) }
+        let available =
+            if source.is_charged_to_cgroup() { AvailableMemory::find() } else { AvailableMemory::default() };
+        Self { source, available, name, regions: Lock::new(RegionTable::new("this dma-buf provider")) }
     }
 
     pub(crate) const fn source(&self) -> &BufferSource {
@@ -90,7 +91,7 @@ pub(crate) struct Suballocated {
     buffer: DmaBuf,
     mapping: ManuallyDrop<Mapping>,
     /// Its places are addresses.
-    carver: Carver,
+    suballocator: Suballocator,
 }
 
 impl Suballocated {
@@ -105,7 +106,7 @@ impl Suballocated {
         let align = if size >= 2 << 20 { 2 << 20 } else { page };
         let mapping = buffer.map(0, size, align, true)?;
         let start = mapping.address().to_bits();
-        let carver = Carver::new(start, start + size as u64, "the existing dma-buf")?;
+        let suballocator = Suballocator::new(start, start + size as u64, "the existing dma-buf")?;
         mappings::add(mapping.address(), size, buffer.clone(), true);
         Ok(Self { buffer, mapping: ManuallyDrop::new(mapping), suballocator })
     }
@@ -133,7 +134,7 @@ impl Suballocated {
 impl Drop for Suballocated {
     fn drop(&mut self) {
         // With live regions it stays mapped, because they may still be in use.
-        if self.carver.live() == 0 {
+        if self.suballocator.live() == 0 {
             mappings::remove(self.mapping.address());
             // SAFETY: the field is dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };

@@ -28,8 +28,8 @@ pub(crate) struct SuballocatedFile {
 }
 
 impl SuballocatedFile {
-    pub(crate) fn new(file: CheckedFile, origin: u64, carver: Carver, name: String) -> Self {
-        Self { file, origin, carver, name, generation: fork::generation() }
+    pub(crate) fn new(file: CheckedFile, origin: u64, suballocator: Suballocator, name: String) -> Self {
+        Self { file, origin, suballocator, name, generation: fork::generation() }
     }
 
     /// Returns whether this process is a child of the one that opened the file.
@@ -80,5 +80,5 @@ pub(crate) fn map(
 pub(crate) unsafe fn release(imported: &Imported) -> Result<()> {
     let region = Region::new(imported.base, imported.size);
     // SAFETY: the caller's contract.
-    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)
+    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)
 }

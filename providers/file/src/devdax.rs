@@ -57,8 +57,9 @@ impl DevDaxProvider {
         let device = opened.map_err(|error| Error::native("open", error.raw_os_error().unwrap_or(0)))?;
         let mapping = map(device.as_fd(), 0, size, Access::ReadWrite)?;
         let start = mapping.address().to_bits();
-        let carver = Carver::new(start, start + size as u64, OWNER)?;
-        let backing = SuballocatedFile::new(CheckedFile::new(device.into())?, start, carver, name.into());
+        let suballocator = Suballocator::new(start, start + size as u64, OWNER)?;
+        let backing =
+            SuballocatedFile::new(CheckedFile::new(device.into())?, start, suballocator, name.into());
         Ok(Arc::new(Self { backing, mapping: ManuallyDrop::new(mapping) }))
     }
 }
@@ -75,7 +76,7 @@ fn map(device: BorrowedFd<'_>, offset: u64, size: usize, access: Access) -> Resu
 impl Drop for DevDaxProvider {
     fn drop(&mut self) {
         // Live regions stay mapped until they are freed.
-        if self.backing.carver.live() == 0 {
+        if self.backing.suballocator.live() == 0 {
             // SAFETY: the field is dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
@@ -153,7 +154,7 @@ unsafe impl Import for DevDaxImport {
             return Err(refuse("the descriptor is not that of a device"));
         }
         // The size of the device is unknown here; the kernel rejects ranges beyond it.
-        let Part { offset, size } = Part::of(&request, HUGE, i64::MAX as u64)?;
+        let FileRange { offset, size } = FileRange::of(&request, HUGE, i64::MAX as u64)?;
         let mapping = map(device.as_fd(), offset, size, request.access)?;
         Ok(Imported::host(mapping.leak(), size, request.access))
     }

@@ -82,8 +82,8 @@ impl FileProvider {
             Visibility::Shared => MapFlags::SHARED,
         };
         let page = if flags == SYNCHRONOUS { HUGE } else { page_size() };
-        let carver = Carver::new(0, END, OWNER)?;
-        let backing = SuballocatedFile::new(CheckedFile::new(file.into())?, 0, carver, name.into());
+        let suballocator = Suballocator::new(0, END, OWNER)?;
+        let backing = SuballocatedFile::new(CheckedFile::new(file.into())?, 0, suballocator, name.into());
         Ok(Arc::new(Self { backing, visibility, flags, page }))
     }
 
@@ -189,9 +189,9 @@ unsafe impl Provider for FileProvider {
         if self.is_frozen() {
             return Ok(());
         }
-        self.backing.carver.free(&region, |offset| {
+        self.backing.suballocator.free(&region, |offset| {
             // SAFETY: `allocate` created the mapping, and by the caller's contract it is not in use.
-            unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)?;
+            unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)?;
             // Best effort: without hole punching, the next region of the range reuses the blocks.
             if let Ok(file) = self.backing.file.fd() {
                 punch(file.as_fd(), offset, region.size());

@@ -14,11 +14,11 @@ use crate::sys;
 
 /// A memory file from which regions are suballocated.
 ///
-/// The file is created with its final size, so that it can be sealed. Ranges that no region has used are
+/// The file is created with its final size, so that it can be sealed. FreeRanges that no region has used are
 /// holes, which take no memory.
 pub(crate) struct Arena {
     pub(crate) file: Arc<CheckedFile>,
-    pub(crate) ranges: Ranges,
+    pub(crate) ranges: FreeRanges,
     /// Size of the file's reserved huge pages; `None` for normal pages.
     pub(crate) huge_page: Option<usize>,
 }

@@ -127,6 +127,6 @@ unsafe impl Import for HostImport {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
         let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: `map` created this mapping, and by the caller's contract it is not in use.
-        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_keep()
+        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_leak()
     }
 }

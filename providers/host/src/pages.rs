@@ -107,7 +107,7 @@ pub(crate) struct PagePolicy {
     pub(crate) huge: HugePages,
     pub(crate) numa: Numa,
     /// Set if regions are populated when allocated: the memory that is available for that.
-    populate: Option<Room>,
+    populate: Option<AvailableMemory>,
     /// Size of a transparent huge page.
     transparent_size: usize,
     /// Whether mappings are collapsed, because `MADV_HUGEPAGE` has no effect.

@@ -87,7 +87,7 @@ impl PrivateMemory {
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;
-        // SAFETY: the region is live, and its owner makes this call. `keep` below prevents unmapping.
+        // SAFETY: the region is live, and its owner makes this call. `leak` below prevents unmapping.
         let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
         // SAFETY: by the caller's contract the content is not needed.
         let purged = unsafe { discard(&mapping, start, size, lazily) };
@@ -100,7 +100,7 @@ impl PrivateMemory {
 pub(crate) fn map_normal(size: usize, align: usize) -> Result<Mapping, Errno> {
     // Large enough to contain an aligned part; the rest is trimmed.
     let padded = size.checked_add(align.saturating_sub(page_size())).ok_or(Errno::NOMEM)?;
-    let base = sys::map_private(Place::Anywhere, padded, None)?;
+    let base = sys::map_private(Placement::Anywhere, padded, None)?;
     // SAFETY: the mapping was created above, and no other code owns it.
     Ok(unsafe { Mapping::from_parts(base, padded) }.trimmed(size, align))
 }

@@ -253,7 +253,7 @@ impl Properties for HostProvider {
             Property::CacheLine => Ok(PropertyValue::Number(sys::cache_line())),
             Property::Node => {
                 let foreign = Error::ForeignAddress { address: region.base(), owner: "this host provider" };
-                // SAFETY: the region is live. `keep` below prevents unmapping.
+                // SAFETY: the region is live. `leak` below prevents unmapping.
                 let mapping = unsafe { Mapping::of_region(region) }.ok_or(foreign)?;
                 let node = self.pages.node(&mapping);
                 mapping.leak();

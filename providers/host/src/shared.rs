@@ -291,7 +291,7 @@ impl SharedMemory {
             RegionBacking::Isolated(_) => Ok(()),
         };
         let freed = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap_or_keep(),
+            (Ok(()), Some(mapping)) => mapping.unmap_or_leak(),
             (punched, mapping) => {
                 mapping.map(Mapping::leak);
                 punched

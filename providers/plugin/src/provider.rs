@@ -30,7 +30,7 @@ use super::ipc::PluginImport;
 pub struct PluginProvider {
     pub(crate) instance: ManuallyDrop<Arc<Instance>>,
     /// No foreign code runs under the lock, because a fork waits for it.
-    pub(crate) regions: Lock<Regions<()>>,
+    pub(crate) regions: Lock<RegionTable<()>>,
     info: ProviderInfo,
     generation: u32,
     import: Option<Arc<PluginImport>>,

@@ -150,8 +150,8 @@ fn out_of_memory_callback_frees_and_retries() {
     let pool = Pool::builder().memory_limit(16 << 20).build().unwrap();
     let blocks: Arc<std::sync::Mutex<Vec<umf::Address>>> = Arc::default();
     let from = blocks.clone();
-    let callback = move |shortage: &Shortage<'_>| {
-        let Some(address) = from.lock().unwrap().pop() else { return Relief::GiveUp };
+    let callback = move |shortage: &OutOfMemoryEvent<'_>| {
+        let Some(address) = from.lock().unwrap().pop() else { return OutOfMemoryAction::GiveUp };
         // SAFETY: the block was taken out of its `Block`, and is not in use.
         unsafe { shortage.pool.free(address) }.unwrap();
         OutOfMemoryAction::Retry
