@@ -35,7 +35,7 @@ fn blocks(producer: &mut Actor, kind: &str) -> Vec<Handle> {
 }
 
 #[test]
-fn processes_share_blocks_by_value_and_see_what_the_others_write() {
+fn processes_read_each_others_writes_through_handles() {
     for kind in KINDS {
         // What has no descriptor travels in any mode.
         let modes: &[_] =
@@ -69,7 +69,7 @@ fn processes_share_blocks_by_value_and_see_what_the_others_write() {
 }
 
 #[test]
-fn regions_that_are_used_again_are_not_mistaken() {
+fn handle_of_freed_region_is_stale_after_address_reuse() {
     for kind in KINDS {
         let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
         producer.ok(&format!("pool p cuda {kind}"));
@@ -95,7 +95,7 @@ fn regions_that_are_used_again_are_not_mistaken() {
 }
 
 #[test]
-fn what_is_open_is_not_used_again_before_it_is_closed() {
+fn freed_block_is_reused_only_after_last_close() {
     for kind in KINDS {
         // A block among others in a region, and one that has a region of its own.
         for (size, others) in [(4096_u64, 300), ((12 << 20) + 4096, 3)] {
@@ -123,7 +123,7 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
 }
 
 #[test]
-fn the_cache_keeps_its_limit() {
+fn import_cache_stays_within_limit() {
     for kind in KINDS {
         let mut producer = in_mode("auto");
         producer.ok(&format!("pool p cuda {kind}"));
@@ -149,7 +149,7 @@ fn the_cache_keeps_its_limit() {
 }
 
 #[test]
-fn nothing_is_left_when_an_importer_is_killed() {
+fn killed_importer_leaves_nothing() {
     for kind in KINDS {
         let mut producer = in_mode("auto");
         let handles = blocks(&mut producer, kind);
@@ -164,7 +164,7 @@ fn nothing_is_left_when_an_importer_is_killed() {
 }
 
 #[test]
-fn nothing_is_left_when_a_producer_is_killed() {
+fn killed_producer_leaves_open_memory_only() {
     for kind in KINDS {
         let mut importer = in_mode("auto");
         let mut clean = None;
@@ -188,7 +188,7 @@ fn nothing_is_left_when_a_producer_is_killed() {
 }
 
 #[test]
-fn cycles_leave_nothing_on_either_side() {
+fn export_open_close_cycles_leak_nothing() {
     let cycles = if machine::is_long() || cuda::is_real() { 10_000 } else { 400 };
     for kind in KINDS {
         let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
@@ -219,9 +219,12 @@ fn cycles_leave_nothing_on_either_side() {
 }
 
 #[test]
-fn devices_are_found_by_what_they_are_and_not_by_their_number() {
+fn device_is_found_by_uuid_not_by_index() {
     if cuda::is_real() {
-        return machine::skip("devices_are_found", "it numbers devices that a machine may not have");
+        return machine::skip(
+            "device_is_found_by_uuid_not_by_index",
+            "it numbers devices that a machine may not have",
+        );
     }
     for kind in KINDS {
         let visible = |devices: &str| with_driver().env("CUDA_VISIBLE_DEVICES", devices).start();
@@ -273,7 +276,7 @@ fn fabric_handles_need_no_descriptor() {
 }
 
 #[test]
-fn without_a_driver_it_is_said_what_is_missing() {
+fn open_without_driver_names_missing_library() {
     if cuda::is_real() {
         return;
     }
@@ -281,13 +284,13 @@ fn without_a_driver_it_is_said_what_is_missing() {
     let handle = blocks(&mut producer, "virtual").remove(0);
     let mut importer = spawn!().env("LD_LIBRARY_PATH", "").start();
     match importer.ask(&format!("open {handle} -> m")) {
-        Ok(_) => machine::skip("without_a_driver", "this machine has one"),
+        Ok(_) => machine::skip("open_without_driver_names_missing_library", "this machine has one"),
         Err(failure) => assert!(failure.to_string().contains("libcuda.so.1"), "{failure}"),
     }
 }
 
 #[test]
-fn settings_name_the_memory() {
+fn settings_choose_memory_kind() {
     let with = |keys: &[(&str, &str)]| {
         let mut spawn =
             with_driver().env("UMF_POOL_FRAMES_PROVIDER", "gpu").env("UMF_PROVIDER_GPU_KIND", "cuda");

@@ -55,7 +55,7 @@ fn forged(handle: &str, range: std::ops::Range<usize>, value: u64) -> String {
 }
 
 #[test]
-fn ps_sees_a_producer_and_an_importer_and_their_counters_move() {
+fn ps_shows_producer_and_importer_with_counters() {
     let mut producer = actor!();
     let mut importer = actor!();
     assert_eq!(seen(producer.pid()), None, "who neither exports nor opens has nothing to show");
@@ -113,7 +113,7 @@ fn ps_sees_a_producer_and_an_importer_and_their_counters_move() {
 
 /// Neither a stopped process nor one that hangs in the middle of something can keep the looker waiting.
 #[test]
-fn a_stopped_process_is_seen() {
+fn stopped_process_is_listed() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
@@ -124,7 +124,7 @@ fn a_stopped_process_is_seen() {
 }
 
 #[test]
-fn an_importers_own_ledger_goes_with_what_it_had_open() {
+fn ledger_of_importer_ends_with_its_mappings() {
     let mut producer = actor!();
     let mut importer = actor!();
     producer.ok("pool p shared");
@@ -143,7 +143,7 @@ fn an_importers_own_ledger_goes_with_what_it_had_open() {
 }
 
 #[test]
-fn why_tells_current_from_stale_and_how_it_ended() {
+fn why_reports_current_or_stale_with_reason() {
     let mut producer = actor!();
     let mut importer = actor!();
     producer.ok("pool p shared");
@@ -216,7 +216,7 @@ fn why_tells_current_from_stale_and_how_it_ended() {
 
 /// What a slot does not say any more is said to be that, and never guessed.
 #[test]
-fn why_knows_what_it_does_not_know() {
+fn why_reports_overwritten_history_as_unknown() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let old = block(&mut producer, "old");
@@ -278,7 +278,7 @@ fn why_explains_a_killed_producer_through_its_importers() {
 }
 
 #[test]
-fn why_tells_a_process_that_called_exec_from_one_that_ended() {
+fn why_distinguishes_exec_from_exit() {
     let mut producer = actor!();
     let mut importer = actor!();
     producer.ok("pool p shared");
@@ -296,7 +296,7 @@ fn why_tells_a_process_that_called_exec_from_one_that_ended() {
 }
 
 #[test]
-fn why_of_what_is_no_handle_or_a_forged_one() {
+fn why_refuses_malformed_and_forged_handles() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
@@ -324,7 +324,7 @@ fn why_of_what_is_no_handle_or_a_forged_one() {
 
 /// A child has none of its parent's: neither in its own name, nor as somebody who keeps it alive.
 #[test]
-fn forks_on_both_sides_are_told_apart() {
+fn forked_children_are_listed_separately() {
     let mut producer = actor!();
     let mut importer = actor!();
     producer.ok("pool p shared");
@@ -356,8 +356,8 @@ fn forks_on_both_sides_are_told_apart() {
 }
 
 #[test]
-fn who_may_not_be_looked_into_is_counted_with_the_remedy() {
-    const TEST: &str = "who_may_not_be_looked_into_is_counted_with_the_remedy";
+fn unreadable_processes_are_counted_with_remedy() {
+    const TEST: &str = "unreadable_processes_are_counted_with_remedy";
     if !machine::is_root() {
         return machine::skip(TEST, "running a command as another user needs root");
     }
@@ -412,9 +412,9 @@ fn one_gc_at_a_time() -> MutexGuard<'static, ()> {
 /// iceoryx2 #601, #1584; iceoryx #324, #2183: names in /dev/shm stay behind after kill -9. Here only who asks for a name
 /// can leave one, and `umf gc` takes away exactly those.
 #[test]
-fn gc_removes_what_killed_processes_left_and_nothing_else() {
+fn gc_removes_names_of_killed_processes_only() {
     let _turn = one_gc_at_a_time();
-    const TEST: &str = "gc_removes_what_killed_processes_left_and_nothing_else";
+    const TEST: &str = "gc_removes_names_of_killed_processes_only";
     let (left, used, living, foreign) =
         (Name::new("left"), Name::new("used"), Name::new("living"), Name::new("foreign"));
     let named = |name: &Name| {
@@ -470,9 +470,9 @@ fn gc_removes_what_killed_processes_left_and_nothing_else() {
 
 /// A process that made named memory and called `exec` lives on, and does not know of it.
 #[test]
-fn gc_removes_what_its_maker_forgot() {
+fn gc_removes_name_forgotten_across_exec() {
     let _turn = one_gc_at_a_time();
-    const TEST: &str = "gc_removes_what_its_maker_forgot";
+    const TEST: &str = "gc_removes_name_forgotten_across_exec";
     let (forgotten, open) = (Name::new("forgotten"), Name::new("open"));
     for name in [&forgotten, &open] {
         std::mem::forget(umf::host::HostProvider::builder().named(format!("/{}", name.0)).build().unwrap());
@@ -499,7 +499,7 @@ fn gc_removes_what_its_maker_forgot() {
 
 /// A name that leads somewhere else, and an attribute that anybody could have set: nothing of that is believed.
 #[test]
-fn gc_is_not_led_astray() {
+fn gc_ignores_symlinks_and_foreign_names() {
     let _turn = one_gc_at_a_time();
     let (link, target, odd) = (Name::new("link"), Name::new("target"), Name::new("odd"));
     std::fs::write(target.path(), b"precious").unwrap();

@@ -32,7 +32,7 @@ fn maps(actor: &Actor) -> usize {
 }
 
 #[test]
-fn ten_thousand_regions_in_many_importers_cost_few_fds_and_mappings() {
+fn ten_thousand_regions_need_few_fds_and_mappings() {
     let regions = 10_000;
     let count = if machine::is_long() { 64 } else { 8 };
     let (mut producer, control) = producer(regions);
@@ -69,7 +69,7 @@ fn ten_thousand_regions_in_many_importers_cost_few_fds_and_mappings() {
 
 /// Without any fd to be had, and without a mapping more.
 #[test]
-fn a_further_region_of_a_window_costs_no_system_call() {
+fn second_region_of_window_opens_without_system_call() {
     let (mut producer, control) = producer(2000);
     let mut importer = importer(&control);
     importer.ok("open-from c 0 1 -> m");
@@ -86,7 +86,7 @@ fn a_further_region_of_a_window_costs_no_system_call() {
 }
 
 #[test]
-fn a_range_is_used_again_after_its_lease_and_not_before() {
+fn freed_range_is_reused_only_after_its_lease_ends() {
     let (mut producer, control) = producer(200);
     let mut importer = importer(&control);
     importer.ok("open-from c 0 100 -> m");
@@ -112,7 +112,7 @@ fn a_range_is_used_again_after_its_lease_and_not_before() {
 }
 
 #[test]
-fn a_window_outlives_the_region_that_it_was_made_for() {
+fn window_outlives_its_first_region() {
     let (mut producer, control) = producer(3);
     let mut importer = importer(&control);
     importer.ok("open-from c 0 1 -> m");

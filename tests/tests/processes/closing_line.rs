@@ -18,7 +18,7 @@ const PASSED: &str = "     Running unittests src/lib.rs (target/debug/deps/a-1)\
     test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s\n";
 
 #[test]
-fn results_are_added_up() {
+fn results_of_all_programs_are_summed() {
     let log = format!(
         "{PASSED}     Running tests/x.rs (target/debug/deps/x-1)\n\
          test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\

@@ -44,7 +44,7 @@ fn look_alike(first: &Handle, second: &Handle) {
 /// W1: what an open through one provider evicts is closed through that one, whoever opened it. Here each entry knows
 /// who opened it.
 #[test]
-fn w1_what_is_evicted_is_closed_by_whoever_opened_it() {
+fn w1_evicted_entry_is_closed_by_its_importer() {
     let mut producer = actor!();
     let imports = ["left", "right"].map(CountingImport::new);
     let mut handles = Vec::new();
@@ -72,7 +72,7 @@ fn w1_what_is_evicted_is_closed_by_whoever_opened_it() {
 /// W2: a handle that looks like an open one but has another id replaces it, whoever still uses that: its pointer then
 /// reads the new memory. Here they are two entries, and what is in use stays, over the limit too.
 #[test]
-fn w2_an_entry_in_use_is_not_replaced_by_one_that_looks_like_it() {
+fn w2_entry_in_use_is_not_replaced_by_lookalike() {
     let Some(mut producer) = repeatable("w2") else { return };
     let mut importer = spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "1").start();
     let first = restart(&mut producer, 1);
@@ -93,7 +93,7 @@ fn w2_an_entry_in_use_is_not_replaced_by_one_that_looks_like_it() {
 /// W3: a restarted producer with the same pid, addresses and counters is taken for the old one, and its handle opens the
 /// old memory. Here the nonce tells them apart.
 #[test]
-fn w3_a_restarted_producer_is_not_taken_for_the_one_before() {
+fn w3_restarted_producer_is_another_producer() {
     let Some(mut producer) = repeatable("w3") else { return };
     let mut importer = actor!();
     let mut before: Option<Handle> = None;
@@ -126,8 +126,8 @@ fn w3_a_restarted_producer_is_not_taken_for_the_one_before() {
 /// W4: the pid of the producer's own namespace is used in another, where it is nobody or somebody else. Here a handle
 /// says which namespace its pid belongs to.
 #[test]
-fn w4_a_pid_of_another_namespace_is_not_looked_up() {
-    const TEST: &str = "w4_a_pid_of_another_namespace_is_not_looked_up";
+fn w4_pid_of_another_namespace_is_not_looked_up() {
+    const TEST: &str = "w4_pid_of_another_namespace_is_not_looked_up";
     let flags = libc::CLONE_NEWPID | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER };
     let spawn = |mode: &str| spawn!().env("UMF_IPC_EXCHANGE", mode);
     for mode in ["pidfd", "procfs"] {
@@ -157,7 +157,7 @@ fn w4_a_pid_of_another_namespace_is_not_looked_up() {
 /// W5: what was closed stays mapped, and nothing but the end of the pool unmaps it. Here limits by number and by bytes
 /// unmap what is idle, and so does asking for it.
 #[test]
-fn w5_what_is_closed_is_unmapped_at_a_limit_or_when_asked() {
+fn w5_closed_mapping_is_unmapped_at_limit_or_on_request() {
     for (name, value) in [("UMF_MAX_OPENED_IPC_HANDLES", "8"), ("UMF_IPC_MAX_OPENED_BYTES", "8MiB")] {
         let mut producer = actor!();
         producer.ok("pool p isolated");
@@ -201,7 +201,7 @@ is_closed_once!(umf::Block<'static>);
 /// W6: closing once too often makes the use count wrap, and the entry can never be evicted. Here closing is dropping, which
 /// happens once; each open has a use of its own.
 #[test]
-fn w6_each_open_is_closed_once() {
+fn w6_each_open_closes_once() {
     let mut producer = actor!();
     let handle = block(&mut producer, "isolated", 4096, 1);
     let mut importer = actor!();
@@ -224,7 +224,7 @@ fn w6_each_open_is_closed_once() {
 /// W7: an open that fails leaves its entry in the cache, in use for ever, and the end of the pool closes what was never
 /// opened. Here nothing stays of it.
 #[test]
-fn w7_an_open_that_fails_leaves_nothing() {
+fn w7_failed_open_leaves_nothing() {
     let mut producer = actor!();
     producer.ok("driver-pool p left fd-each");
     producer.ok("alloc p 4096 -> p.b");
@@ -251,7 +251,7 @@ fn w7_an_open_that_fails_leaves_nothing() {
 /// W11: handles are a raw structure without version, length or check; the consumer believes every number in them, and
 /// what is unused in them is somebody's memory. Here each byte is defined, and none is believed.
 #[test]
-fn w11_every_byte_of_a_handle_is_defined_and_none_is_believed() {
+fn w11_every_byte_of_handle_is_defined_and_verified() {
     let mut producer = actor!();
     let handle = block(&mut producer, "shared", 4096, 1);
     let bytes = handle.to_bytes();

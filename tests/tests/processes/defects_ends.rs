@@ -9,7 +9,7 @@ use umf_tests::{ProcessSnapshot, actor, machine, spawn};
 /// The socket's thread has its fds until it has ended, and forks have to know them until then: a child that kept them would
 /// keep the name of a socket that nobody answers on.
 #[test]
-fn a_child_forked_while_an_exporter_ends_has_none_of_its_sockets() {
+fn child_forked_while_exporter_ends_inherits_no_socket() {
     let mut actor = actor!();
     let command = "fork-while-exporters-end 1500";
     let answer = actor.ask_within(command, Duration::from_secs(60)).unwrap();
@@ -20,8 +20,8 @@ fn a_child_forked_while_an_exporter_ends_has_none_of_its_sockets() {
 /// Importers in other pid namespaces that let go of everything and come again cost the producer no descriptor each time, and
 /// their end is seen.
 #[test]
-fn importers_that_come_again_cost_no_more_descriptors() {
-    const TEST: &str = "importers_that_come_again";
+fn reopening_importer_costs_producer_no_more_fds() {
+    const TEST: &str = "reopening_importer_costs_producer_no_more_fds";
     if !machine::is_root() {
         return machine::skip(TEST, "the socket needs to know users");
     }
@@ -48,8 +48,8 @@ fn importers_that_come_again_cost_no_more_descriptors() {
 
 /// The leases of an importer that died end, however many importers came after it before the producer looked.
 #[test]
-fn leases_of_a_dead_importer_end_after_many_others_came() {
-    const TEST: &str = "leases_of_a_dead_importer_end";
+fn leases_of_dead_importer_end_after_many_later_importers() {
+    const TEST: &str = "leases_of_dead_importer_end_after_many_later_importers";
     if !machine::is_root() {
         return machine::skip(TEST, "the socket needs to know users");
     }

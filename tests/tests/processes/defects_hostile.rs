@@ -220,7 +220,7 @@ fn punch(file: &File, offset: usize, size: usize) {
 
 /// W11: a ledger that says it has more slots than it has.
 #[test]
-fn w11_a_ledger_that_lies_about_its_size() {
+fn w11_ledger_with_wrong_size_is_refused() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     for (capacity, used, variant) in [
@@ -244,7 +244,7 @@ fn w11_a_ledger_that_lies_about_its_size() {
 /// The nonce of a producer is public. A process that has it in a ledger of its own is not taken for that
 /// producer, even if it exports the same file.
 #[test]
-fn impostor_with_nonce_of_another_producer_is_told_apart() {
+fn impostor_with_copied_nonce_is_another_producer() {
     for kind in ["shared", "isolated"] {
         let mut producer = actor!();
         producer.ok(&format!("pool p {kind}"));
@@ -298,7 +298,7 @@ fn impostor_with_nonce_of_another_producer_is_told_apart() {
 
 /// W11: a producer writes whatever it likes into its ledger while others read that.
 #[test]
-fn w11_a_ledger_that_changes_while_it_is_read() {
+fn w11_ledger_changed_during_read_is_survived() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let clean = ProcessSnapshot::of(&importer);
@@ -351,7 +351,7 @@ fn w11_a_ledger_that_changes_while_it_is_read() {
 /// W11: the consumer trusts size and offset. Here a producer gives back the pages of memory that is being read, and its ledger
 /// agrees to every size: nothing past the file is mapped, and what was given back reads as zero.
 #[test]
-fn w11_memory_that_is_punched_while_it_is_read() {
+fn w11_memory_punched_during_read_reads_as_zeros() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let clean = ProcessSnapshot::of(&importer);
@@ -446,7 +446,7 @@ fn w11_lying_lease_table_is_refused() {
 
 /// W11: a lease table whose every word changes while importers come, count and go.
 #[test]
-fn w11_lease_table_that_changes_in_use_is_survived() {
+fn w11_lease_table_changed_in_use_is_survived() {
     let hostile = Hostile::new();
     let mut importers = [actor!(), actor!()];
     let handle = hostile.handle(&[]);

@@ -7,7 +7,7 @@ use umf_tests::{ProcessSnapshot, actor, spawn};
 /// Regions that their producer freed: mapped, they would keep their pages, make each free of the producer slower, and reach
 /// `vm.max_map_count`.
 #[test]
-fn w5_regions_that_were_freed_do_not_stay_mapped() {
+fn w5_freed_regions_are_unmapped() {
     for pool in ["isolated", "proxy"] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -35,7 +35,7 @@ fn w5_regions_that_were_freed_do_not_stay_mapped() {
 
 /// Producers that were killed: each would leave its memory, its ledger and a pidfd in whoever had opened anything of it.
 #[test]
-fn w5_what_killed_producers_had_does_not_stay() {
+fn w5_memory_of_killed_producers_is_unmapped() {
     for mode in ["pidfd", "socket"] {
         let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         importer.ok("settings");

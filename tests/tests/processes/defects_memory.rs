@@ -16,7 +16,7 @@ fn bytes_of(producer: &Actor, fd: i32) -> u64 {
 /// W16: ranges of the shared file are never used again and keep their pages; the file stays open after its provider.
 /// Here a range that was freed is a hole and is used again, and fds go with their provider.
 #[test]
-fn w16_freed_memory_goes_back_and_is_used_again() {
+fn w16_freed_range_is_punched_and_reused() {
     const SIZE: u64 = 16 << 20;
     let mut producer = actor!();
     producer.ok("pool first shared");
@@ -50,7 +50,7 @@ fn w16_freed_memory_goes_back_and_is_used_again() {
 
 /// W17: with an alignment beyond a page, importers map the wrong bytes. Here they read what was written.
 #[test]
-fn w17_aligned_blocks_open_at_the_right_bytes() {
+fn w17_aligned_block_opens_at_right_offset() {
     let mut producer = actor!();
     let mut importer = actor!();
     for pool in ["proxy", "shared", "isolated"] {
@@ -78,7 +78,7 @@ fn w17_aligned_blocks_open_at_the_right_bytes() {
 /// W18: the first who opens named memory takes its name away, so that all others fail; and a second provider of that name
 /// takes it from the first. Here the name is its maker's.
 #[test]
-fn w18_opening_named_memory_leaves_its_name() {
+fn w18_opening_named_memory_keeps_its_name() {
     let mut producer = actor!();
     let object = ShmName::new(&producer, "w18");
     let name = object.to_string();
@@ -133,7 +133,7 @@ fn smaps(actor: &Actor, field: &str) -> Vec<u64> {
 /// W19: shared memory is locked and uncounted (`memfd_secret`), and purging fails on it, or succeeds and leaves the
 /// content. Here it is ordinary shared memory, and purging it gives the pages back in every process.
 #[test]
-fn w19_purging_shared_memory_gives_its_pages_back() {
+fn w19_purge_of_shared_memory_frees_its_pages() {
     let mut producer = actor!();
     let mut importer = actor!();
     producer.ok("region 1048576 -> r");
@@ -163,7 +163,7 @@ fn w19_purging_shared_memory_gives_its_pages_back() {
 /// W36: the state of the library after a fork is the parent's: its handles name the parent's pid and fds, its locks may be
 /// taken for ever. Here the child's exports are its own, and what it inherited says so.
 #[test]
-fn w36_handles_made_after_a_fork_are_the_childs() {
+fn w36_handles_of_forked_child_name_the_child() {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "pidfd,socket").start();
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.b");

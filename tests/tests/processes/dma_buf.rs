@@ -32,8 +32,8 @@ fn leaves(pid: u32, count: usize) {
 }
 
 #[test]
-fn two_processes_share_blocks_by_value_and_see_what_the_other_writes() {
-    for source in machine::dma_buf_sources("two_processes_share_blocks") {
+fn processes_read_each_others_writes_through_handles() {
+    for source in machine::dma_buf_sources("processes_read_each_others_writes_through_handles") {
         // The ways do not depend on who made the buffer.
         let all: &[_] = &["pidfd", "socket", "auto", "procfs,pidfd", "procfs,socket"];
         for &mode in if source == "udmabuf" { all } else { &["auto"] } {
@@ -51,8 +51,8 @@ fn two_processes_share_blocks_by_value_and_see_what_the_other_writes() {
 }
 
 #[test]
-fn what_is_open_is_not_used_again_before_it_is_closed() {
-    for source in machine::dma_buf_sources("what_is_open_is_not_used_again") {
+fn freed_block_is_reused_only_after_last_close() {
+    for source in machine::dma_buf_sources("freed_block_is_reused_only_after_last_close") {
         // A block among others in a buffer, and one that has a buffer of its own.
         for (size, others) in [(4096_u64, 300), ((2 << 20) + 4096, 4)] {
             let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
@@ -89,8 +89,8 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
 }
 
 #[test]
-fn procfs_alone_is_refused_with_what_would_do() {
-    if let Some(source) = machine::dma_buf_sources("procfs_alone_is_refused").first() {
+fn procfs_mode_is_refused_with_remedy() {
+    if let Some(source) = machine::dma_buf_sources("procfs_mode_is_refused_with_remedy").first() {
         let mut producer = in_mode("procfs");
         let handle = blocks(&mut producer, source).remove(0);
         let mut importer = in_mode("procfs");
@@ -101,8 +101,8 @@ fn procfs_alone_is_refused_with_what_would_do() {
 }
 
 #[test]
-fn nothing_is_left_when_an_importer_is_killed() {
-    for source in machine::dma_buf_sources("nothing_is_left_when_an_importer_is_killed") {
+fn killed_importer_leaves_nothing() {
+    for source in machine::dma_buf_sources("killed_importer_leaves_nothing") {
         let mut producer = in_mode("auto");
         let handles = blocks(&mut producer, source);
         let buffers = buffers_of(producer.pid());
@@ -124,8 +124,8 @@ fn nothing_is_left_when_an_importer_is_killed() {
 }
 
 #[test]
-fn nothing_is_left_when_a_producer_is_killed() {
-    for source in machine::dma_buf_sources("nothing_is_left_when_a_producer_is_killed") {
+fn killed_producer_leaves_open_memory_only() {
+    for source in machine::dma_buf_sources("killed_producer_leaves_open_memory_only") {
         let mut producer = in_mode("auto");
         let handles = blocks(&mut producer, source);
         let pid = producer.pid();
@@ -149,8 +149,8 @@ fn nothing_is_left_when_a_producer_is_killed() {
 }
 
 #[test]
-fn nothing_is_left_when_both_are_killed() {
-    for source in machine::dma_buf_sources("nothing_is_left_when_both_are_killed") {
+fn killed_producer_and_importer_leave_nothing() {
+    for source in machine::dma_buf_sources("killed_producer_and_importer_leave_nothing") {
         let mut producer = in_mode("auto");
         let handles = blocks(&mut producer, source);
         let mut importer = in_mode("auto");
@@ -175,8 +175,8 @@ fn with_settings(keys: &[(&str, &str)]) -> Actor {
 }
 
 #[test]
-fn settings_name_the_source() {
-    for source in machine::dma_buf_sources("settings_name_the_source") {
+fn settings_choose_dma_buf_source() {
+    for source in machine::dma_buf_sources("settings_choose_dma_buf_source") {
         let keys: &[_] = match source.split_once(':') {
             Some((_, heap)) => &[("EXPORTER", "heap"), ("HEAP", heap)],
             None => &[],
@@ -190,7 +190,7 @@ fn settings_name_the_source() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
+fn inapplicable_settings_are_refused() {
     for (keys, why) in [
         (&[("NUMA", "local")] as &[_], "of kind \"host\""),
         (&[("PARAMS", "{ a = 1 }")], "of kind \"plugin\""),
@@ -302,10 +302,10 @@ mod device {
 /// Copies are told of to the driver: they wait for a device that writes the buffer, where plain pointers would read what is not
 /// there yet.
 #[test]
-fn copies_wait_for_the_device() {
+fn copies_wait_for_device_fences() {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    for source in machine::dma_buf_sources("copies_wait_for_the_device") {
+    for source in machine::dma_buf_sources("copies_wait_for_device_fences") {
         let provider = machine::dma_buf_provider(source).unwrap().build().unwrap();
         let pool = umf::Pool::builder().provider(provider).build().unwrap();
         let block = pool.allocate(5000).unwrap();
@@ -318,7 +318,7 @@ fn copies_wait_for_the_device() {
             Ok(device) => device,
             Err(error) => {
                 machine::skip(
-                    "copies_wait_for_the_device",
+                    "copies_wait_for_device_fences",
                     &format!("no fence of vgem on {source}: {error}"),
                 );
                 continue;
@@ -351,11 +351,11 @@ fn copies_wait_for_the_device() {
 /// Messages out of dma-bufs, and into them, which the kernel cannot read for another process: they are mapped, and who copies says so
 /// to the driver; and the fall-back where they are not to be mapped.
 #[test]
-fn links_carry_dma_bufs() {
+fn links_transfer_dma_bufs() {
     use std::time::Duration;
     const BOUND: Duration = Duration::from_secs(60);
     const SIZE: u64 = 1 << 20;
-    for source in machine::dma_buf_sources("links_carry_dma_bufs") {
+    for source in machine::dma_buf_sources("links_transfer_dma_bufs") {
         // The others do not depend on who made the buffer.
         let engines: &[_] = if source == "udmabuf" { &["auto", "mapped", "bounce"] } else { &["auto"] };
         for &engine in engines {

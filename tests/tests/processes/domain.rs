@@ -14,7 +14,7 @@ fn member(domain: &str) -> Actor {
 }
 
 #[test]
-fn the_region_outlives_its_creator_and_goes_with_the_last() {
+fn object_lives_until_last_registrant_ends() {
     let domain = name("outlive");
     let (mut creator, mut second) = (member(&domain), member(&domain));
     let clean = ProcessSnapshot::of(&second);
@@ -47,7 +47,7 @@ fn the_region_outlives_its_creator_and_goes_with_the_last() {
 }
 
 #[test]
-fn the_last_one_dead_destroys() {
+fn death_of_last_registrant_destroys_object() {
     let domain = name("last-dead");
     let (mut first, mut second, mut witness) = (member(&domain), member(&domain), member(&domain));
     let clean = ProcessSnapshot::of(&witness);
@@ -71,7 +71,7 @@ fn the_last_one_dead_destroys() {
 }
 
 #[test]
-fn registering_is_once_per_process() {
+fn process_registers_object_once() {
     let domain = name("once");
     let (mut creator, mut other) = (member(&domain), member(&domain));
     let number = creator.ok(&format!("create {domain} 4096 1 -> a"));
@@ -111,7 +111,7 @@ fn registering_is_once_per_process() {
 }
 
 #[test]
-fn the_three_errors() {
+fn wrong_kind_domain_or_id_is_an_error() {
     let (domain, elsewhere) = (name("errors"), name("elsewhere"));
     let mut actor = member(&domain);
     actor.ok(&format!("join {elsewhere}"));
@@ -139,7 +139,7 @@ fn the_three_errors() {
 }
 
 #[test]
-fn a_domain_that_died_out_begins_anew() {
+fn domain_without_members_starts_empty() {
     let domain = name("anew");
     let mut numbers = std::collections::HashSet::new();
     for round in 0..20 {
@@ -161,7 +161,7 @@ fn a_domain_that_died_out_begins_anew() {
 }
 
 #[test]
-fn racing_creators_are_in_one_domain() {
+fn racing_joins_create_one_domain() {
     for round in 0..10 {
         let domain = name(&format!("race{round}"));
         let mut actors: Vec<Actor> = (0..8).map(|_| actor!()).collect();
@@ -192,7 +192,7 @@ fn racing_creators_are_in_one_domain() {
 }
 
 #[test]
-fn stopped_processes_make_nobody_wait_for_ever() {
+fn stopped_members_cause_timeout_naming_them() {
     let domain = name("stopped");
     let (mut first, mut second) = (member(&domain), member(&domain));
     let number = first.ok(&format!("create {domain} 4096 1 -> o"));
@@ -228,7 +228,7 @@ fn stopped_processes_make_nobody_wait_for_ever() {
 
 /// An object whose last handle goes while the turn is not to be had is unregistered later.
 #[test]
-fn what_could_not_be_unregistered_is_at_the_next_call() {
+fn failed_unregister_completes_at_next_call() {
     let domain = name("leftover");
     let mut actor = actor!();
     actor.ok(&format!("join {domain} 100"));
@@ -250,7 +250,7 @@ fn what_could_not_be_unregistered_is_at_the_next_call() {
 }
 
 #[test]
-fn a_child_has_the_memory_but_no_registration() {
+fn forked_child_keeps_memory_but_no_registration() {
     let domain = name("fork");
     let mut parent = member(&domain);
     let number = parent.ok(&format!("create {domain} 4096 1 -> o"));
@@ -302,7 +302,7 @@ fn a_child_has_the_memory_but_no_registration() {
 
 /// A child that does nothing but live does not make its dead parent look alive.
 #[test]
-fn a_child_does_not_stand_for_its_parent() {
+fn forked_child_does_not_keep_dead_parent_registered() {
     let domain = name("orphan");
     let mut parent = member(&domain);
     let number = parent.ok(&format!("create {domain} 4096 1 -> o"));
@@ -340,7 +340,7 @@ fn across_pid_namespaces() {
 
 /// As many as an MPI job has on one node, all at the same time.
 #[test]
-fn a_node_full_of_processes() {
+fn hundred_processes_share_one_object() {
     let domain = name("node");
     let mut actors: Vec<Actor> = (0..100).map(|_| actor!()).collect();
     let patience = Duration::from_secs(60);
@@ -369,7 +369,7 @@ fn a_node_full_of_processes() {
 }
 
 #[test]
-fn exec_leaves_the_domain() {
+fn exec_ends_membership() {
     let domain = name("exec");
     let mut actor = actor!();
     let clean = ProcessSnapshot::of(&actor);
@@ -386,7 +386,7 @@ fn exec_leaves_the_domain() {
 }
 
 #[test]
-fn limits_are_errors_and_dead_objects_make_room() {
+fn limits_are_errors_and_dead_objects_are_reclaimed() {
     let domain = name("limits");
     let mut actor = actor!();
     actor.ok(&format!("join {domain} max 3"));

@@ -27,7 +27,7 @@ impl Random {
 
 /// Processes create, register and unregister as fast as they can; half of them are killed while they do.
 #[test]
-fn survivors_of_kills_at_any_moment_are_right() {
+fn kills_at_random_times_leave_table_correct() {
     let domain = name("storm");
     let mut witness = member(&domain);
     let before = ProcessSnapshot::of(&witness);
@@ -101,7 +101,7 @@ fn memory_of_system(field: &str) -> u64 {
 
 /// The seed's "365 days a year": whatever comes and goes, the domain has what it has, and in the end what it began with.
 #[test]
-fn a_long_life_ends_as_it_began() {
+fn long_random_use_leaks_nothing() {
     let events = if machine::is_long() { 100_000 } else { 3_000 };
     let domain = name("long");
     let mut random = Random(7);

@@ -16,9 +16,9 @@ fn member(domain: &str) -> Actor {
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_squatter_of_another_user_is_refused() {
+fn name_bound_by_another_user_is_refused() {
     if !machine::is_root() {
-        return machine::skip("a_squatter_of_another_user", "changing the user needs root");
+        return machine::skip("name_bound_by_another_user_is_refused", "changing the user needs root");
     }
     let domain = name("squatted");
     // The names of this user's domain, bound by somebody else's process.
@@ -54,9 +54,12 @@ fn a_squatter_of_another_user_is_refused() {
 
 /// `connect` fails at a socket whose queue is full, and does not say whose it is.
 #[test]
-fn squatter_with_full_queue_is_refused() {
+fn name_bound_by_another_user_with_full_queue_is_refused() {
     if !machine::is_root() {
-        return machine::skip("squatter_with_full_queue", "changing the user needs root");
+        return machine::skip(
+            "name_bound_by_another_user_with_full_queue_is_refused",
+            "changing the user needs root",
+        );
     }
     let domain = name("full");
     let mut squatter = actor!();
@@ -75,9 +78,9 @@ fn squatter_with_full_queue_is_refused() {
 
 /// Equal names of two users are two domains; neither is asked by, nor answers, the other's processes.
 #[test]
-fn users_have_domains_of_their_own() {
+fn users_have_separate_domains() {
     if !machine::is_root() {
-        return machine::skip("users_have_domains_of_their_own", "changing the user needs root");
+        return machine::skip("users_have_separate_domains", "changing the user needs root");
     }
     let domain = name("users");
     let mut root = member(&domain);
@@ -97,7 +100,7 @@ fn users_have_domains_of_their_own() {
 
 /// A process that was stopped while it had the arbiter: others say who it is, and go on when it does.
 #[test]
-fn a_held_arbiter_is_an_error_in_time() {
+fn held_arbiter_causes_timeout_error() {
     let domain = name("held");
     let mut actor = member(&domain);
     let mut holder = actor!();
@@ -117,7 +120,7 @@ fn a_held_arbiter_is_an_error_in_time() {
 
 /// A process of the same user that has a participant's name, and answers nobody.
 #[test]
-fn one_that_does_not_answer_is_one_of_many() {
+fn unresponsive_member_is_skipped() {
     let domain = name("mute");
     let mut mute = actor!();
     mute.ok(&format!("bind umf-domain-{}-0-{domain}", uid()));
@@ -142,7 +145,7 @@ fn one_that_does_not_answer_is_one_of_many() {
 /// Two wait for the arbiter: one has the table of a domain that dies out meanwhile, the other one found nobody. Whoever is
 /// first, they are in one domain.
 #[test]
-fn a_domain_that_dies_out_while_others_wait_to_join() {
+fn joins_while_last_member_dies_enter_one_domain() {
     for round in 0..8 {
         let domain = name(&format!("dying{round}"));
         let mut last = member(&domain);

@@ -13,7 +13,7 @@ fn in_mode(mode: &str) -> Actor {
 }
 
 #[test]
-fn with_open_imports_both_sides_go_on() {
+fn forked_importer_and_parent_keep_their_mappings() {
     for mode in MODES {
         let mut producer = in_mode(mode);
         producer.ok("pool p isolated");
@@ -62,7 +62,7 @@ fn with_open_imports_both_sides_go_on() {
 }
 
 #[test]
-fn with_exports_the_child_starts_anew_and_the_parent_goes_on() {
+fn forked_producer_exports_under_its_own_nonce() {
     for mode in MODES {
         let mut producer = in_mode(mode);
         producer.ok("pool p shared");
@@ -124,7 +124,7 @@ fn with_exports_the_child_starts_anew_and_the_parent_goes_on() {
 }
 
 #[test]
-fn the_parents_socket_is_not_held_by_its_child() {
+fn forked_child_does_not_hold_parents_socket() {
     let mut producer = in_mode("socket");
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.b");
@@ -153,7 +153,7 @@ fn the_parents_socket_is_not_held_by_its_child() {
 
 /// A child must not wait for a thread that it does not have: one that was asking a stopped producer over its socket.
 #[test]
-fn while_another_thread_waits_for_a_producer() {
+fn fork_while_another_thread_waits_for_producer() {
     let mut producer = in_mode("socket");
     producer.ok("pool p isolated");
     let handles: Vec<_> = (1..=2)
@@ -180,7 +180,7 @@ fn while_another_thread_waits_for_a_producer() {
 
 /// An export that is in use at the fork is the parent's: keeping or dropping it in the child does nothing.
 #[test]
-fn with_an_export_in_use() {
+fn fork_with_export_in_use_keeps_export_of_parent() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.b");
@@ -200,7 +200,7 @@ fn with_an_export_in_use() {
 }
 
 #[test]
-fn while_threads_export_and_open() {
+fn fork_while_threads_export_and_open() {
     for mode in ["auto", "socket"] {
         let mut producer = in_mode(mode);
         producer.ok("pool o isolated");

@@ -22,7 +22,7 @@ fn producer() -> (Actor, Handle) {
 /// compute-runtime #448: handles could not be copied by value between processes. Bytes and text are all that
 /// travels here; UMF #859, #831: and no pool is needed to open them.
 #[test]
-fn bytes_and_text_are_all_that_is_needed() {
+fn handle_opens_from_bytes_and_text() {
     let (mut producer, handle) = producer();
     let mut importer = actor!();
     let before = ProcessSnapshot::of(&importer);
@@ -41,7 +41,7 @@ fn bytes_and_text_are_all_that_is_needed() {
 }
 
 #[test]
-fn text_that_is_cut_or_foreign_is_refused_with_what_is_wrong() {
+fn malformed_text_is_refused_with_reason() {
     let (_producer, handle) = producer();
     let mut importer = actor!();
     let text = handle.to_string();
@@ -71,7 +71,7 @@ fn text_that_is_cut_or_foreign_is_refused_with_what_is_wrong() {
 
 /// UMF OS provider, as read: IPC handles have no version, length or check.
 #[test]
-fn bytes_that_are_cut_or_flipped_are_refused() {
+fn truncated_or_flipped_bytes_are_refused() {
     let (_producer, handle) = producer();
     let mut importer = actor!();
     let before = ProcessSnapshot::of(&importer);
@@ -96,7 +96,7 @@ fn bytes_that_are_cut_or_flipped_are_refused() {
 }
 
 #[test]
-fn another_version_and_another_boot_are_told_apart() {
+fn other_version_and_other_boot_have_own_errors() {
     let (_producer, handle) = producer();
     let mut importer = actor!();
     let message =
@@ -112,7 +112,7 @@ fn another_version_and_another_boot_are_told_apart() {
 
 /// Whoever can write a handle can compute its checksum. What it may open is the ledger's word against the handle's.
 #[test]
-fn forged_fields_with_a_fitting_checksum() {
+fn forged_fields_with_valid_checksum_are_refused() {
     let (mut producer, handle) = producer();
     producer.ok(&format!("alloc p {SIZE} -> p.neighbour"));
     let neighbour = producer.handle("handle p.neighbour");
@@ -209,7 +209,7 @@ fn forged_fields_with_a_fitting_checksum() {
 
 /// A handle may send the importer to any process and any fd number: nothing there may hang or be taken for a ledger.
 #[test]
-fn handles_that_point_to_other_processes_and_fds() {
+fn handle_naming_other_process_or_fd_is_refused() {
     let (mut producer, handle) = producer();
     let mut other = actor!();
     other.ok("pool p shared");
@@ -309,7 +309,7 @@ mod forged {
 
         /// Never a panic, a fault or a hang, and never more than the region.
         #[test]
-        fn handles_against_a_live_producer(changes in changes()) {
+        fn random_forged_handles_never_fault(changes in changes()) {
             on_stage(|stage| {
                 let bytes = forge::with_all(&stage.handle, &changes);
                 // The importer reads the whole mapping: past the region would be a fault, or a foreign length.
@@ -323,7 +323,7 @@ mod forged {
     }
 
     #[test]
-    fn and_both_sides_work_on() {
+    fn producer_and_importer_work_after_forged_handles() {
         // Its own stage, after the same kind of abuse in little.
         on_stage(|stage| {
             for place in 0..200 {

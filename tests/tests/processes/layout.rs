@@ -113,7 +113,7 @@ fn crates_depend_on_lower_crates_only() {
 /// `umf-core` depends on `serde_core` alone, so that the author of a provider with settings compiles
 /// little. (Half of the ten are derive macros that `serde_core` names for no target.)
 #[test]
-fn a_provider_compiles_ten_packages_at_most() {
+fn provider_crate_compiles_ten_packages_at_most() {
     let metadata = metadata("examples/own-provider", &["--locked"]);
     let nodes: BTreeMap<_, _> =
         list(&metadata["resolve"]["nodes"]).iter().map(|node| (text(&node["id"]), node)).collect();

@@ -54,7 +54,7 @@ fn on_free(value: &str) -> Spawn {
 }
 
 #[test]
-fn what_is_open_is_not_used_again_before_it_is_closed() {
+fn freed_block_is_reused_only_after_last_close() {
     for kind in ["shared", "isolated", "proxy", "read-only", "small 1048576"] {
         let (mut producer, mut importer) = pair(kind);
         let open = if kind == "read-only" { "open-read" } else { "open" };
@@ -94,7 +94,7 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
 }
 
 #[test]
-fn released_memory_reads_as_zeros_and_is_not_used_again_either() {
+fn released_memory_reads_as_zeros_and_is_not_reused_while_open() {
     let mut producer = on_free("release").start();
     let mut importer = actor!();
     producer.ok("pool p settings set");
@@ -119,7 +119,7 @@ fn released_memory_reads_as_zeros_and_is_not_used_again_either() {
 }
 
 #[test]
-fn many_opens_are_one_lease_until_the_last_is_closed() {
+fn lease_ends_with_last_close_of_many_opens() {
     let (mut producer, mut importer) = pair("shared");
     let handle = block(&mut producer, "b", 1);
     for name in ["m", "n", "o"] {
@@ -137,7 +137,7 @@ fn many_opens_are_one_lease_until_the_last_is_closed() {
 }
 
 #[test]
-fn opens_and_closes_in_any_thread_count_together() {
+fn opens_and_closes_count_across_threads() {
     let (mut producer, mut importer) = pair("shared");
     for (round, close) in ["close", "close-elsewhere", "close", "close-elsewhere"].into_iter().enumerate() {
         let handle = block(&mut producer, "b", 1);
@@ -162,7 +162,7 @@ fn opens_and_closes_in_any_thread_count_together() {
 }
 
 #[test]
-fn a_killed_importer_holds_nothing_and_nobody_waits_for_it() {
+fn lease_of_killed_importer_ends_without_wait() {
     for unreaped in [false, true] {
         let (mut producer, mut importer) = pair("shared");
         let mut other = actor!();
@@ -192,7 +192,7 @@ fn a_killed_importer_holds_nothing_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn a_stopped_importer_keeps_what_it_has() {
+fn stopped_importer_keeps_its_lease() {
     let (mut producer, mut importer) = pair("shared");
     let handle = block(&mut producer, "b", 1);
     let address = producer.ok("address p.b");
@@ -209,7 +209,7 @@ fn a_stopped_importer_keeps_what_it_has() {
 }
 
 #[test]
-fn a_forked_importer_holds_what_it_opened_itself() {
+fn forked_importer_leases_its_own_opens_only() {
     let (mut producer, mut importer) = pair("shared");
     // Its parent's mapping does not count once the parent has closed it.
     let handle = block(&mut producer, "b", 1);
@@ -245,7 +245,7 @@ fn a_forked_importer_holds_what_it_opened_itself() {
 
 /// A process that calls `exec` has nothing open any more, and can open anew.
 #[test]
-fn leases_end_at_exec() {
+fn exec_ends_leases() {
     let (mut producer, mut importer) = pair("shared");
     let first = block(&mut producer, "b", 1);
     let second = block(&mut producer, "c", 2);
@@ -266,7 +266,7 @@ fn leases_end_at_exec() {
 }
 
 #[test]
-fn a_producer_that_forks_holds_on_and_its_child_holds_nothing() {
+fn forked_producer_keeps_deferred_frees_and_child_has_none() {
     let (mut producer, mut importer) = pair("shared");
     let before = block(&mut producer, "b", 1);
     let after = block(&mut producer, "c", 2);
@@ -292,7 +292,7 @@ fn a_producer_that_forks_holds_on_and_its_child_holds_nothing() {
 }
 
 #[test]
-fn regions_pools_and_parts_go_when_they_are_closed() {
+fn deferred_regions_and_pools_are_freed_after_close() {
     let (mut producer, mut importer) = (actor!(), actor!());
     let warm_up = |producer: &mut Actor, importer: &mut Actor| {
         producer.ok("region 131072 -> w");
@@ -337,7 +337,7 @@ fn regions_pools_and_parts_go_when_they_are_closed() {
 }
 
 #[test]
-fn at_the_bound_allocating_fails_until_somebody_closes() {
+fn allocation_fails_at_max_held_until_importer_closes() {
     let bound = (4 * SIZE).to_string();
     let mut producer = on_free("hold").env("UMF_POOL_SET_MAX_HELD", &bound).start();
     let mut importer = actor!();
@@ -375,8 +375,8 @@ fn at_the_bound_allocating_fails_until_somebody_closes() {
 }
 
 #[test]
-fn an_importer_in_another_pid_namespace_is_seen_and_so_is_its_end() {
-    const TEST: &str = "an_importer_in_another_pid_namespace";
+fn lease_from_another_pid_namespace_holds_until_its_process_ends() {
+    const TEST: &str = "lease_from_another_pid_namespace_holds_until_its_process_ends";
     if !machine::is_root() {
         return machine::skip(TEST, "the socket needs to know users, and namespaces need root");
     }
@@ -421,8 +421,8 @@ fn an_importer_in_another_pid_namespace_is_seen_and_so_is_its_end() {
 
 /// A process that has the pid of a dead importer holds nothing for it.
 #[test]
-fn a_pid_that_means_another_process_holds_nothing() {
-    const TEST: &str = "a_pid_that_means_another_process";
+fn reused_pid_of_dead_importer_holds_nothing() {
+    const TEST: &str = "reused_pid_of_dead_importer_holds_nothing";
     let (mut producer, mut importer) = pair("shared");
     let handle = block(&mut producer, "b", 1);
     importer.ok(&format!("open {handle} -> m"));
@@ -438,7 +438,7 @@ fn a_pid_that_means_another_process_holds_nothing() {
 }
 
 #[test]
-fn a_thousand_dead_importers_are_let_go_at_one_free() {
+fn one_free_reclaims_leases_of_thousand_dead_importers() {
     let (mut producer, mut importer) = pair("shared");
     // No more fds than a process has by default.
     producer.ok("rlimit nofile 1024");

@@ -10,7 +10,7 @@ use umf_tests::{ProcessSnapshot, actor};
 /// Every word of the lease table changes while the producer allocates, exports and frees, and while importers open and close:
 /// current blocks hold what they should, no process faults or hangs, and when all importers are gone everything is given back.
 #[test]
-fn scribbled_lease_table_harms_no_current_block() {
+fn corrupted_lease_table_harms_no_current_block() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.control");
@@ -74,7 +74,7 @@ fn scribbled_lease_table_harms_no_current_block() {
 /// The other side of the line: who clears another's lease makes the producer use the memory again. The other can see that,
 /// and nothing worse comes of it.
 #[test]
-fn a_lease_that_another_importer_clears() {
+fn lease_cleared_by_another_importer_ends() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("alloc p 65536 -> p.b");
@@ -107,7 +107,7 @@ fn a_lease_that_another_importer_clears() {
 
 /// Counts in every row, of importers that never were: the producer holds nothing for them, and needs no descriptor.
 #[test]
-fn counts_in_rows_without_an_owner_hold_nothing() {
+fn counts_in_unowned_rows_hold_nothing() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("rlimit nofile 256");

@@ -82,7 +82,7 @@ fn blocks(producer: &mut Actor) -> Vec<Handle> {
 }
 
 #[test]
-fn two_processes_share_device_memory_by_value_and_see_what_the_other_writes() {
+fn processes_share_device_memory_through_handles() {
     for way in WAYS {
         let machine = Machine::new(way);
         let mut producer = machine.actor();
@@ -100,7 +100,7 @@ fn two_processes_share_device_memory_by_value_and_see_what_the_other_writes() {
 }
 
 #[test]
-fn what_is_open_is_not_used_again_before_it_is_closed() {
+fn freed_block_is_reused_only_after_last_close() {
     for way in [WAYS[1], WAYS[4]] {
         let machine = Machine::new(way);
         // A block among others in an allocation, and one that has an allocation of its own.
@@ -136,7 +136,7 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
 }
 
 #[test]
-fn a_producer_that_is_killed_leaves_what_is_open_and_nothing_else() {
+fn killed_producer_leaves_open_memory_only() {
     for way in WAYS {
         let machine = Machine::new(way);
         let mut producer = machine.actor();
@@ -156,7 +156,7 @@ fn a_producer_that_is_killed_leaves_what_is_open_and_nothing_else() {
 }
 
 #[test]
-fn an_importer_that_is_killed_leaves_nothing() {
+fn killed_importer_leaves_nothing() {
     for way in [WAYS[1], WAYS[4]] {
         let machine = Machine::new(way);
         let mut producer = machine.actor();
@@ -174,7 +174,7 @@ fn an_importer_that_is_killed_leaves_nothing() {
 /// Allocations at an address that is used again and again, each exported, opened by a peer, closed, put back and freed: no handle
 /// of one opens the next, and both sides have in the end what they had in the beginning.
 #[test]
-fn cycles_through_two_processes_leave_nothing_on_either_side() {
+fn export_open_close_cycles_leak_nothing() {
     let cycles = if machine::is_long() { 100_000 } else { 2000 };
     for way in [WAYS[0], WAYS[1], WAYS[4]] {
         let machine = Machine::new(way);
@@ -213,7 +213,7 @@ fn cycles_through_two_processes_leave_nothing_on_either_side() {
 }
 
 #[test]
-fn handles_of_others_are_refused_for_what_they_are() {
+fn open_without_driver_or_refused_by_driver_names_reason() {
     let machine = Machine::new(WAYS[1]);
     let mut producer = machine.actor();
     let handles = blocks(&mut producer);
@@ -234,9 +234,9 @@ fn handles_of_others_are_refused_for_what_they_are() {
 }
 
 #[test]
-fn ranks_of_an_mpi_job_send_each_other_handles() {
+fn mpi_ranks_exchange_handles() {
     if let Some(why) = mpi::lacking() {
-        return machine::skip("ranks_of_an_mpi_job_send_each_other_handles", &why);
+        return machine::skip("mpi_ranks_exchange_handles", &why);
     }
     let folder = tempfile::tempdir().unwrap();
     let shim = folder.path().join("libshim.so");

@@ -24,7 +24,7 @@ fn targets(handles: &[Handle]) -> String {
 }
 
 #[test]
-fn an_importer_without_fds_says_so_and_recovers() {
+fn importer_without_fds_reports_rlimit_and_recovers() {
     for mode in ["pidfd", "procfs", "socket", "auto"] {
         let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         let handles = isolated(&mut producer, 2, 4096);
@@ -69,7 +69,7 @@ fn an_importer_without_fds_says_so_and_recovers() {
 }
 
 #[test]
-fn a_producer_without_fds_says_so_and_recovers() {
+fn producer_without_fds_reports_rlimit_and_recovers() {
     let mut producer = actor!();
     producer.ok("pool p isolated");
     producer.ok("alloc p 4096 -> p.first");
@@ -94,7 +94,7 @@ fn a_producer_without_fds_says_so_and_recovers() {
 /// UMF ipc cache, as read: limit off by default, an entry in use is replaced. Here in use is never evicted, and a
 /// hard limit is an error that says how to raise it.
 #[test]
-fn over_the_hard_limit_of_opened_handles() {
+fn open_over_hard_limit_is_an_error() {
     let mut producer = actor!();
     let handles = isolated(&mut producer, 4, 4096);
     let mut importer = spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "2").env("UMF_IPC_LIMIT", "hard").start();
@@ -119,7 +119,7 @@ fn over_the_hard_limit_of_opened_handles() {
 }
 
 #[test]
-fn the_byte_limit_counts_regions() {
+fn byte_limit_counts_whole_regions() {
     let mut producer = actor!();
     let handles = isolated(&mut producer, 4, 64 << 10);
     let mut importer =
@@ -151,7 +151,7 @@ fn the_byte_limit_counts_regions() {
 
 /// UMF ipc cache, as read: a hit with another handle id replaces an entry that is still in use.
 #[test]
-fn ten_thousand_opens_with_a_cache_of_one_entry() {
+fn cache_of_one_entry_serves_ten_thousand_opens() {
     let mut producer = actor!();
     let handles = isolated(&mut producer, 12, 4096);
     for (mode, shards) in [("auto", "1"), ("socket", "16")] {
@@ -178,7 +178,7 @@ fn ten_thousand_opens_with_a_cache_of_one_entry() {
 
 /// UMF #1003: the producer-side cache has no limit and no eviction.
 #[test]
-fn the_exporters_cache_is_bounded() {
+fn export_cache_stays_within_limit() {
     for (limit, policy) in [("2", "soft"), ("2", "hard")] {
         let mut producer =
             spawn!().env("UMF_MAX_CREATED_IPC_HANDLES", limit).env("UMF_IPC_LIMIT", policy).start();
@@ -231,7 +231,7 @@ fn the_exporters_cache_is_bounded() {
 
 /// RLIMIT_FSIZE and RLIMIT_AS: what does not fit is an error at once, never a signal at a touch.
 #[test]
-fn file_size_and_address_space_limits() {
+fn file_size_and_address_space_limits_are_errors() {
     let mut producer = actor!();
     producer.ok("rlimit fsize 1000000");
     // The ledger and the memory files become smaller.

@@ -27,7 +27,7 @@ fn traffic(one: &mut Actor, other: &mut Actor, seed: u64, count: u64) {
 }
 
 #[test]
-fn two_processes_exchange_messages_and_nothing_is_left() {
+fn link_transfers_messages_and_leaks_nothing() {
     let (mut one, mut other) = (actor!(), actor!());
     let mut counts = Vec::new();
     for round in 0..4 {
@@ -52,7 +52,7 @@ fn two_processes_exchange_messages_and_nothing_is_left() {
 }
 
 #[test]
-fn a_name_is_enough() {
+fn named_endpoint_is_found_by_name() {
     let (mut one, mut other) = (actor!(), actor!());
     let name = format!("test-{}", one.pid());
     assert!(
@@ -72,7 +72,7 @@ fn a_name_is_enough() {
 
 /// Of random sizes, forms and engines, with pauses; both ways at once: delivered once, in order, intact.
 #[test]
-fn all_messages_arrive() {
+fn random_messages_arrive_once_in_order() {
     let count: u64 = if machine::is_long() { 5_000_000 } else { 20_000 };
     for (number, engine) in ["auto", "bounce", "cma", "both"].into_iter().enumerate() {
         let count = if engine == "auto" { count } else { count / 10 };
@@ -80,7 +80,7 @@ fn all_messages_arrive() {
         let (mut one, mut other) = (spawn().start(), spawn().start());
         join(&mut one, &mut other);
         if engine == "cma" && one.ok("link-engines link").contains("process_vm_readv") {
-            machine::skip("all_messages_arrive by cma", "process_vm_readv is refused");
+            machine::skip("random_messages_arrive_once_in_order by cma", "process_vm_readv is refused");
             continue;
         }
         let mut rest = None;
@@ -107,7 +107,7 @@ fn all_messages_arrive() {
 
 /// Both are killed in turn, in the midst of whatever they do: the other one is told, and nothing grows.
 #[test]
-fn the_survivor_of_a_kill_is_told() {
+fn kill_of_peer_is_reported_to_survivor() {
     let rounds = if machine::is_long() { 1000 } else { 12 };
     let mut rng = Rng::new(std::process::id().into());
     let mut survivor = actor!();
@@ -162,7 +162,7 @@ fn the_survivor_of_a_kill_is_told() {
 }
 
 #[test]
-fn a_stopped_peer_is_waited_for_as_long_as_was_said() {
+fn stopped_peer_causes_timeout() {
     let (mut one, mut other) = (actor!(), actor!());
     join(&mut one, &mut other);
     one.ok("link-send link 1 8 1");
@@ -189,7 +189,7 @@ fn a_stopped_peer_is_waited_for_as_long_as_was_said() {
 }
 
 #[test]
-fn a_peer_that_calls_exec_or_ends_is_gone() {
+fn exec_or_exit_of_peer_ends_link() {
     let mut one = actor!();
     for command in ["exec", "exit"] {
         let mut other = actor!();
@@ -211,7 +211,7 @@ fn a_peer_that_calls_exec_or_ends_is_gone() {
 }
 
 #[test]
-fn a_forked_child_has_no_part_in_it() {
+fn forked_child_cannot_use_link() {
     let (mut one, mut other) = (actor!(), actor!());
     join(&mut one, &mut other);
     one.fork();
@@ -233,7 +233,7 @@ fn a_forked_child_has_no_part_in_it() {
 }
 
 #[test]
-fn memory_is_handed_over_between_processes() {
+fn handed_over_memory_arrives_mapped() {
     let (mut one, mut other) = (actor!(), actor!());
     join(&mut one, &mut other);
     one.ok("link-lend link 5 1000000 7");
@@ -249,7 +249,7 @@ fn memory_is_handed_over_between_processes() {
 }
 
 #[test]
-fn a_range_is_reached_from_another_process() {
+fn registered_range_is_accessible_to_peer() {
     for engine in ["auto", "mapped", "cma", "bounce"] {
         let (mut owner, mut other) = (actor!(), spawn!().env("UMF_LINK_ENGINE", engine).start());
         join(&mut owner, &mut other);
@@ -296,7 +296,7 @@ fn a_range_is_reached_from_another_process() {
 
 /// Both write on the other's board at once, of which nothing is left.
 #[test]
-fn both_write_on_the_board_of_the_other() {
+fn concurrent_puts_and_gets_transfer_right_data() {
     let count = if machine::is_long() { 20_000 } else { 60 };
     for engine in ["auto", "cma", "bounce"] {
         let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).start();
@@ -305,7 +305,10 @@ fn both_write_on_the_board_of_the_other() {
         for _ in 0..2 {
             join(&mut one, &mut other);
             if engine == "cma" && one.ok("link-engines link").contains("process_vm_readv") {
-                machine::skip("both_write_on_the_board_of_the_other by cma", "process_vm_readv is refused");
+                machine::skip(
+                    "concurrent_puts_and_gets_transfer_right_data by cma",
+                    "process_vm_readv is refused",
+                );
                 break;
             }
             one.send(&format!("link-exchange link 5 6 {count}"));

@@ -17,7 +17,7 @@ fn join(one: &mut Actor, other: &mut Actor) {
 }
 
 #[test]
-fn where_the_kernel_refuses_to_read_bounce_buffers_do() {
+fn bounce_engine_is_used_where_kernel_refuses_reads() {
     let (mut one, mut other) = (actor!(), actor!());
     for actor in [&mut one, &mut other] {
         // Root reads whatever it likes.
@@ -37,7 +37,7 @@ fn where_the_kernel_refuses_to_read_bounce_buffers_do() {
 }
 
 #[test]
-fn a_forced_engine_is_not_replaced() {
+fn forced_engine_is_not_replaced() {
     let forced = || spawn!().env("UMF_LINK_ENGINE", "cma").start();
     let (mut one, mut other) = (forced(), forced());
     for actor in [&mut one, &mut other] {
@@ -57,9 +57,9 @@ fn a_forced_engine_is_not_replaced() {
 }
 
 #[test]
-fn processes_of_other_users_are_turned_away() {
+fn connection_from_another_user_is_refused() {
     if !machine::is_root() {
-        machine::skip("processes_of_other_users_are_turned_away", "not root");
+        machine::skip("connection_from_another_user_is_refused", "not root");
         return;
     }
     let (mut one, mut other) = (actor!(), actor!());
@@ -75,7 +75,7 @@ fn processes_of_other_users_are_turned_away() {
 }
 
 #[test]
-fn nothing_is_left_where_fds_or_memory_are_lacking() {
+fn failed_connect_leaves_nothing() {
     let (mut one, mut other) = (actor!(), actor!());
     let address = one.ok("link-bind end");
     // What is made once in a process.
@@ -101,7 +101,7 @@ fn nothing_is_left_where_fds_or_memory_are_lacking() {
 }
 
 #[test]
-fn addresses_that_lead_nowhere() {
+fn unreachable_addresses_have_own_errors() {
     let mut one = actor!();
     let address = one.ok("link-bind end");
     let damaged = format!("{}A", &address[..address.len() - 1]);
@@ -128,7 +128,7 @@ fn addresses_that_lead_nowhere() {
 
 /// A peer that writes numbers all over the shared memory: calls fail or succeed, in time; nothing else is harmed.
 #[test]
-fn a_hostile_peer_harms_nobody() {
+fn hostile_peer_causes_errors_only() {
     let rounds = if machine::is_long() { 300 } else { 8 };
     let mut rng = Rng::new(7);
     let mut good = actor!();

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use umf_tests::{machine, mpi};
 
-const TEST: &str = "ranks_of_mpi_read_each_others_memory";
+const TEST: &str = "mpi_bandwidth_example_builds_and_runs";
 
 fn cargo(what: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -45,7 +45,7 @@ fn has_libclang() -> bool {
 }
 
 #[test]
-fn ranks_of_mpi_read_each_others_memory() {
+fn mpi_bandwidth_example_builds_and_runs() {
     if let Some(why) = mpi::lacking() {
         return machine::skip(TEST, &why);
     }

@@ -28,9 +28,9 @@ fn as_nobody(spawn: Spawn, dumpable: bool) -> Actor {
 
 /// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, and the user must find out why.
 #[test]
-fn another_user_is_refused_with_reason_and_remedy() {
+fn other_user_is_refused_with_reason_and_remedy() {
     if !machine::is_root() {
-        return machine::skip("another_user_is_refused", "changing the user needs root");
+        return machine::skip("other_user_is_refused_with_reason_and_remedy", "changing the user needs root");
     }
     for mode in ["pidfd", "procfs", "socket", "auto", "pidfd,procfs,socket"] {
         let mut producer = in_mode(mode).start();
@@ -81,9 +81,9 @@ fn socket_of_another_user_is_refused_like_other_modes() {
 
 /// Two processes of one user, neither root: the case that works without any right.
 #[test]
-fn the_same_user_needs_no_rights() {
+fn same_user_needs_no_privileges() {
     if !machine::is_root() {
-        return machine::skip("the_same_user_needs_no_rights", "changing the user needs root");
+        return machine::skip("same_user_needs_no_privileges", "changing the user needs root");
     }
     for mode in ["auto", "pidfd", "procfs", "socket"] {
         let mut producer = as_nobody(in_mode(mode), true);
@@ -97,9 +97,12 @@ fn the_same_user_needs_no_rights() {
 }
 
 #[test]
-fn an_undumpable_producer_is_reached_over_its_socket_only() {
+fn undumpable_producer_is_reached_over_socket_only() {
     if !machine::is_root() {
-        return machine::skip("an_undumpable_producer", "changing the user needs root");
+        return machine::skip(
+            "undumpable_producer_is_reached_over_socket_only",
+            "changing the user needs root",
+        );
     }
     for mode in ["pidfd", "procfs"] {
         let mut producer = as_nobody(in_mode(mode), false);
@@ -127,9 +130,9 @@ fn an_undumpable_producer_is_reached_over_its_socket_only() {
 }
 
 #[test]
-fn an_undumpable_importer_is_no_hindrance() {
+fn undumpable_importer_can_open() {
     if !machine::is_root() {
-        return machine::skip("an_undumpable_importer", "changing the user needs root");
+        return machine::skip("undumpable_importer_can_open", "changing the user needs root");
     }
     for mode in ["auto", "pidfd", "procfs", "socket"] {
         let mut producer = as_nobody(in_mode(mode), true);
@@ -142,8 +145,8 @@ fn an_undumpable_importer_is_no_hindrance() {
 
 /// The importer in a user namespace of its own, as rootless containers have: no right over processes outside of it.
 #[test]
-fn from_a_user_namespace() {
-    const TEST: &str = "from_a_user_namespace";
+fn importer_in_user_namespace_needs_socket() {
+    const TEST: &str = "importer_in_user_namespace_needs_socket";
     for mode in ["pidfd", "procfs", "auto"] {
         let mut producer = in_mode(mode).start();
         let handle = one_block(&mut producer);
@@ -163,8 +166,8 @@ fn from_a_user_namespace() {
 
 /// Containers: the producer's pid means another process here, or none.
 #[test]
-fn across_pid_namespaces_the_socket_serves() {
-    const TEST: &str = "across_pid_namespaces";
+fn socket_serves_across_pid_namespaces() {
+    const TEST: &str = "socket_serves_across_pid_namespaces";
     let flags = libc::CLONE_NEWPID | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER };
     for inside_produces in [false, true] {
         let pair = |mode: &str| -> Option<(Actor, Actor)> {
@@ -215,8 +218,8 @@ fn across_pid_namespaces_the_socket_serves() {
 
 /// Abstract sockets belong to a network namespace.
 #[test]
-fn across_network_namespaces_the_socket_is_refused_and_the_rest_works() {
-    const TEST: &str = "across_network_namespaces";
+fn socket_is_refused_across_network_namespaces() {
+    const TEST: &str = "socket_is_refused_across_network_namespaces";
     if !machine::is_root() {
         return machine::skip(TEST, "needs root");
     }
@@ -236,8 +239,8 @@ fn across_network_namespaces_the_socket_is_refused_and_the_rest_works() {
 
 /// Containers with a network of their own: nothing says that the producer is dead, and the user must find out why.
 #[test]
-fn across_pid_and_network_namespaces_nothing_leads_to_a_living_producer() {
-    const TEST: &str = "across_pid_and_network_namespaces";
+fn no_mode_crosses_pid_and_network_namespaces() {
+    const TEST: &str = "no_mode_crosses_pid_and_network_namespaces";
     let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNET;
     let flags = flags | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER };
     let mut producer = in_mode("socket").start();
@@ -252,8 +255,8 @@ fn across_pid_and_network_namespaces_nothing_leads_to_a_living_producer() {
 
 /// A container without `/proc`, or with the host's: that says nothing about the producer.
 #[test]
-fn without_proc_the_other_modes_work() {
-    const TEST: &str = "without_proc";
+fn other_modes_work_without_proc() {
+    const TEST: &str = "other_modes_work_without_proc";
     if !machine::is_root() {
         return machine::skip(TEST, "mounting needs root");
     }
@@ -288,9 +291,12 @@ fn without_proc_the_other_modes_work() {
 
 /// Connections of strangers are answered and closed: they take no place, and nobody else loses theirs.
 #[test]
-fn strangers_take_no_place_from_those_who_are_served() {
+fn connections_of_other_users_displace_no_client() {
     if !machine::is_root() {
-        return machine::skip("strangers_take_no_place", "changing the user needs root");
+        return machine::skip(
+            "connections_of_other_users_displace_no_client",
+            "changing the user needs root",
+        );
     }
     let mut producer = in_mode("socket").start();
     let handle = one_block(&mut producer);
@@ -311,10 +317,10 @@ fn strangers_take_no_place_from_those_who_are_served() {
 }
 
 /// All users without a number in a user namespace look alike there. In one pid namespace the kernel still tells them
-/// apart (see `from_a_user_namespace`); where the peer's process is not seen either, neither side trusts it.
+/// apart (see `importer_in_user_namespace_needs_socket`); where the peer's process is not seen either, neither side trusts it.
 #[test]
-fn users_without_numbers_are_not_taken_for_one() {
-    const TEST: &str = "users_without_numbers";
+fn unmapped_users_are_not_trusted() {
+    const TEST: &str = "unmapped_users_are_not_trusted";
     let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID;
     for inside_produces in [false, true] {
         let Some(inside) = machine::in_namespaces(TEST, in_mode("socket"), flags) else { return };

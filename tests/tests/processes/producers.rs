@@ -48,7 +48,7 @@ fn gone(importer: &mut Actor, handles: &[Handle; 2], clean: &ProcessSnapshot) {
 }
 
 #[test]
-fn a_producer_that_exits_or_is_killed_is_gone() {
+fn exited_or_killed_producer_is_gone() {
     for mode in MODES {
         for how in ["exit", "kill", "zombie"] {
             let mut producer = in_mode(mode);
@@ -81,7 +81,7 @@ fn a_producer_that_exits_or_is_killed_is_gone() {
 
 /// Without rights over other processes, what is left of an ended one refuses everything: that is not the reason.
 #[test]
-fn an_ended_producer_of_an_ordinary_user_is_gone() {
+fn ended_producer_of_unprivileged_user_is_gone() {
     for mode in MODES {
         let start = || {
             let mut actor = in_mode(mode);
@@ -104,7 +104,7 @@ fn an_ended_producer_of_an_ordinary_user_is_gone() {
 }
 
 #[test]
-fn a_producer_that_calls_exec_is_gone_and_its_children_inherit_nothing() {
+fn producer_after_exec_is_gone() {
     for mode in MODES {
         let mut producer = in_mode(mode);
         let clean_producer = ProcessSnapshot::of(&producer);
@@ -131,8 +131,8 @@ fn a_producer_that_calls_exec_is_gone_and_its_children_inherit_nothing() {
 /// A pid is forced to be used again. Start times alone do not tell such processes apart (10 ms ticks); the pidfs
 /// inode and the nonce in the ledger do.
 #[test]
-fn the_pid_of_a_producer_given_to_another_process() {
-    const TEST: &str = "the_pid_of_a_producer_given_to_another_process";
+fn reused_pid_of_producer_is_another_process() {
+    const TEST: &str = "reused_pid_of_producer_is_another_process";
     if !machine::is_root() {
         return machine::skip(TEST, "choosing a pid needs CAP_CHECKPOINT_RESTORE");
     }
@@ -180,7 +180,7 @@ fn the_pid_of_a_producer_given_to_another_process() {
 }
 
 #[test]
-fn an_fd_number_that_names_another_file_now() {
+fn replaced_data_fd_is_other_object() {
     for mode in ["auto", "pidfd", "procfs"] {
         // A file of another kind, shared memory with the right seals, and no file at all.
         for replacement in ["/dev/null", "/dev/zero", "memfd", "none"] {
@@ -223,7 +223,7 @@ fn same_process(handle: &Handle) -> &'static str {
 }
 
 #[test]
-fn a_ledger_fd_that_names_another_file_now() {
+fn replaced_ledger_fd_is_an_error() {
     for (replacement, evidence) in
         [("/dev/null", "its ledger fd is no"), ("memfd", "its ledger fd is not sealed"), ("none", "gone")]
     {
@@ -248,7 +248,7 @@ fn a_ledger_fd_that_names_another_file_now() {
 }
 
 #[test]
-fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
+fn stopped_producer_times_out_over_socket_only() {
     for mode in MODES {
         let mut producer = in_mode(mode);
         let handles = two_blocks(&mut producer);
@@ -301,7 +301,7 @@ fn was_opened(watch: &mut File) -> bool {
 /// A number may lead anywhere. Opening it by `/proc` is an act (of a device, a file server, somebody's lock), which
 /// must not happen to a file that is not the one wanted.
 #[test]
-fn a_file_that_is_not_the_one_wanted_is_not_opened() {
+fn unexpected_file_is_not_opened() {
     let path = std::env::temp_dir().join(format!("umf-not-wanted-{}", std::process::id()));
     std::fs::write(&path, [0; 8192]).unwrap();
     let text = path.to_str().unwrap();

@@ -14,7 +14,7 @@ fn permissions(actor: &mut Actor, part: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_read_only_import_cannot_write() {
+fn read_only_import_cannot_write() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.b");
@@ -41,7 +41,7 @@ fn a_read_only_import_cannot_write() {
 }
 
 #[test]
-fn a_sealed_export_refuses_writers() {
+fn sealed_export_refuses_writers() {
     let mut producer = actor!();
     producer.ok("pool p read-only");
     producer.ok("alloc p 4096 -> p.b");
@@ -72,7 +72,7 @@ fn a_sealed_export_refuses_writers() {
 
 /// CUDA guide; vLLM #42609: exporting a block of a pool exposes the whole region. `isolate` gives it its own.
 #[test]
-fn an_isolated_block_exposes_nothing_else() {
+fn isolated_block_exposes_nothing_else() {
     let mut producer = actor!();
     producer.ok("pool p isolated");
     producer.ok("alloc p 5000 -> p.b");
@@ -95,7 +95,7 @@ fn an_isolated_block_exposes_nothing_else() {
 /// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: names in `/dev/shm` stay behind after kill -9.
 /// Nothing has a name unless one is asked for, and then it goes with its provider.
 #[test]
-fn no_names_by_default_and_named_memory_takes_its_name_away() {
+fn memory_has_no_name_by_default_and_named_memory_removes_its_name() {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
     let before = names();
     for pool in ["shared", "isolated", "read-only", "proxy"] {
@@ -130,8 +130,8 @@ fn names() -> Vec<String> {
 
 /// A small tmpfs that is full: an error where memory is reserved when it is allocated, and the rest works on.
 #[test]
-fn named_shared_memory_that_is_full() {
-    const TEST: &str = "named_shared_memory_that_is_full";
+fn full_tmpfs_is_out_of_memory_error() {
+    const TEST: &str = "full_tmpfs_is_out_of_memory_error";
     if !machine::is_root() {
         return machine::skip(TEST, "mounting needs root");
     }

@@ -21,7 +21,7 @@ fn block(producer: &mut Actor, name: &str, size: u64, seed: u64) -> Handle {
 /// oneCCL #212, vLLM #41663: a cached opened handle is used after the peer freed and reallocated the buffer. Here the
 /// next use of the cached handle fails as stale, and the new one opens the new content, with the cache on.
 #[test]
-fn oneccl_212_vllm_41663_a_cached_handle_of_a_buffer_that_was_freed_and_reallocated() {
+fn oneccl_212_vllm_41663_cached_handle_of_freed_buffer_is_stale() {
     for pool in ["shared", "proxy", "isolated"] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -53,7 +53,7 @@ fn oneccl_212_vllm_41663_a_cached_handle_of_a_buffer_that_was_freed_and_realloca
 /// MPICH #6071: the address of a new allocation is found in the cache, as that of an old one. Here a region's id is never
 /// used twice, and an address is not what is looked up.
 #[test]
-fn mpich_6071_a_new_allocation_at_the_address_of_an_old_one() {
+fn mpich_6071_new_allocation_at_old_address_is_another_region() {
     let mut producer = actor!();
     let mut importer = actor!();
     let mut before: Option<(Handle, String)> = None;
@@ -80,7 +80,7 @@ fn mpich_6071_a_new_allocation_at_the_address_of_an_old_one() {
 /// memory and fds. Here a mapping stays memory whatever the producer does, says that it is not current, and nothing
 /// is left of the memory once both sides let go.
 #[test]
-fn mpich_7821_7862_what_is_freed_while_it_is_mapped() {
+fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
     for pool in ["shared", "proxy", "isolated"] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -126,7 +126,7 @@ fn mpich_7821_7862_what_is_freed_while_it_is_mapped() {
 /// MPICH #7977, #7980, #7947: buffers that are sent and received, with a cache that has no room: an entry of one direction is
 /// taken for that of the other, or evicted in use, and data are wrong. Here both sides have a cache of one entry.
 #[test]
-fn mpich_7977_7947_wrong_data_with_a_cache_of_one_entry() {
+fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
     for policy in ["soft", "hard"] {
         let start = || {
             spawn!()
@@ -173,7 +173,7 @@ fn mpich_7977_7947_wrong_data_with_a_cache_of_one_entry() {
 /// UMF #1003: the producer's cache has no limit and no eviction. Here it has a limit, and where each export takes an fd there
 /// is one without asking; what is evicted is stale, and what is in use is not evicted.
 #[test]
-fn umf_1003_the_producers_cache_is_bounded() {
+fn umf_1003_export_cache_is_bounded() {
     let mut importer = actor!();
     for (variable, driver, limit) in [(Some("4"), "one-fd", 4), (None, "fd-each", 33)] {
         let spawn = spawn!();
@@ -199,7 +199,7 @@ fn umf_1003_the_producers_cache_is_bounded() {
 /// UMF's cache of opened handles: an entry in use is replaced, eviction closes the wrong one, one lock, no limit. See W1, W2, W5
 /// and W6 in `defects.rs`; here: threads that open, hold and evict at the same time, with room for two.
 #[test]
-fn umf_ipc_cache_what_is_in_use_stays_whatever_others_open() {
+fn umf_ipc_cache_entry_in_use_is_not_evicted() {
     let mut producer = actor!();
     producer.ok("pool p isolated");
     let handles: Vec<_> = (1..=6).map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed)).collect();
@@ -222,8 +222,8 @@ fn umf_ipc_cache_what_is_in_use_stays_whatever_others_open() {
 /// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, and the user must find out why. Here the error says why and
 /// what helps, and that does help.
 #[test]
-fn umf_979_pytorch_130890_a_refusal_names_its_cause_and_a_remedy_that_works() {
-    const TEST: &str = "umf_979_pytorch_130890";
+fn umf_979_pytorch_130890_refusal_names_cause_and_working_remedy() {
+    const TEST: &str = "umf_979_pytorch_130890_refusal_names_cause_and_working_remedy";
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "pidfd").start();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b", 4096, 1);
@@ -241,7 +241,7 @@ fn umf_979_pytorch_130890_a_refusal_names_its_cause_and_a_remedy_that_works() {
 
 /// UMF #859, #831: to open a handle, a consumer has to create a whole pool. Here it needs the handle, and nothing else is made.
 #[test]
-fn umf_859_831_an_importer_needs_no_pool() {
+fn umf_859_831_importer_needs_no_pool() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b", 4096, 1);
@@ -261,7 +261,7 @@ fn umf_859_831_an_importer_needs_no_pool() {
 /// UMF #1187: the fixed (user buffer) provider cannot export. Here memory that an application brought exports as soon as there is
 /// an fd behind it.
 #[test]
-fn umf_1187_memory_of_the_application_exports() {
+fn umf_1187_application_memory_exports() {
     for how in ["one-fd", "fd-each"] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -283,7 +283,7 @@ fn umf_1187_memory_of_the_application_exports() {
 /// UMF #414: no way to reach the native handle inside. Here fd, identity and the driver's own bytes have accessors, and reach
 /// whoever imports.
 #[test]
-fn umf_414_the_native_handle_can_be_reached() {
+fn umf_414_native_handle_is_accessible() {
     let mut producer = actor!();
     producer.ok("driver-pool p left one-fd");
     let handle = block(&mut producer, "b", 4096, 1);
@@ -301,7 +301,7 @@ fn umf_414_the_native_handle_can_be_reached() {
 /// oneCCL #213: the user's choice of exchange mode is silently replaced, then the process aborts. Here it is obeyed or refused,
 /// and both go on.
 #[test]
-fn oneccl_213_a_chosen_mode_is_obeyed_or_refused() {
+fn oneccl_213_chosen_mode_is_used_or_refused() {
     for (mode, refused) in [("pidfd", "socket"), ("procfs", "socket")] {
         let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         producer.ok("pool p shared");
@@ -391,7 +391,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
 /// libfabric #8592: some drivers give out the same fd for each export, others a new one; closing it is required by these and an
 /// error with those. Here what a driver gave is given back to it, once, and it knows what it gave.
 #[test]
-fn libfabric_8592_a_native_handle_is_given_back_once() {
+fn libfabric_8592_native_handle_is_given_back_once() {
     for how in ["one-fd", "fd-each"] {
         let mut producer = actor!();
         let mut importer = actor!();

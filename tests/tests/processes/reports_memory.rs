@@ -85,7 +85,7 @@ fn users_of((device, inode): (u64, u64)) -> Vec<String> {
 /// iceoryx2 #1584, iceoryx #2183: the memory of killed processes is lost until somebody deletes it. Here it has no name, so that it
 /// lives as long as somebody has it open or mapped, who may be killed, too; a region that was closed is kept by nobody.
 #[test]
-fn iceoryx2_1584_iceoryx_2183_the_memory_of_killed_processes_comes_back() {
+fn iceoryx2_1584_iceoryx_2183_memory_of_killed_processes_is_freed() {
     for mode in ["auto", "socket"] {
         let start = || spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         let (mut producer, mut importer, mut closed) = (start(), start(), start());
@@ -115,7 +115,7 @@ fn iceoryx2_1584_iceoryx_2183_the_memory_of_killed_processes_comes_back() {
 /// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: a handle of a block opens its whole pool, at the pool's beginning, and what
 /// lies around it is seen. Here a handle opens the block, at its own place and length; a pool that isolates shows nothing else.
 #[test]
-fn vllm_42609_45611_fuser_3799_a_handle_opens_its_block() {
+fn vllm_42609_45611_fuser_3799_handle_opens_its_block_only() {
     let mut producer = actor!();
     let mut importer = actor!();
     for pool in ["shared", "isolated"] {
@@ -163,7 +163,7 @@ fn vllm_42609_45611_fuser_3799_a_handle_opens_its_block() {
 /// MPICH #7821, UMF as read: memory is unmapped while somebody uses it. Here threads read and write a mapping while its block is
 /// freed, its pool is dropped and its producer is killed, and none of them faults.
 #[test]
-fn mpich_7821_umf_unmapping_memory_that_is_in_use_faults_nobody() {
+fn mpich_7821_umf_memory_in_use_is_not_unmapped() {
     for pool in ["shared", "proxy", "isolated"] {
         let mut producer = actor!();
         let mut importers = [actor!(), spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "1").start()];
@@ -194,8 +194,8 @@ fn mpich_7821_umf_unmapping_memory_that_is_in_use_faults_nobody() {
 /// UMF #979, PyTorch #130890: under yama scope 1, siblings may not attach to each other. Here the error says so, and the order
 /// that is the default finds a way that needs no such right.
 #[test]
-fn umf_979_pytorch_130890_yama_between_siblings() {
-    const TEST: &str = "umf_979_pytorch_130890_yama_between_siblings";
+fn umf_979_pytorch_130890_yama_scope_between_siblings_has_remedy() {
+    const TEST: &str = "umf_979_pytorch_130890_yama_scope_between_siblings_has_remedy";
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     if ["", "0"].contains(&scope.trim()) {
         return machine::skip(TEST, "this kernel has no yama, or it is off");

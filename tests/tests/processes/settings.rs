@@ -54,7 +54,7 @@ fn fails(spawn: Spawn, variant: &str, words: &[&str]) {
 }
 
 #[test]
-fn values_of_variables() {
+fn bad_value_of_variable_names_key_and_valid_values() {
     for (variable, value, key) in [
         ("UMF_IPC_EXCHANGE", "ptrace", "ipc.exchange"),
         ("UMF_IPC_EXCHANGE", "pidfd,", "ipc.exchange"),
@@ -81,7 +81,7 @@ fn values_of_variables() {
 }
 
 #[test]
-fn files() {
+fn bad_file_names_key_and_file() {
     let folder = Folder::new("files");
     for (content, variant, words) in [
         (&b"[ipc]\nexchange = \"ptrace\"\n"[..], "BadValue", &["ipc.exchange", "valid is", "umf.toml"][..]),

@@ -68,8 +68,8 @@ impl Bystanders {
 }
 
 #[test]
-fn a_full_dev_shm_is_an_error_and_others_work_on() {
-    let Some(_turn) = alone("a_full_dev_shm_is_an_error") else { return };
+fn full_dev_shm_is_an_error_and_other_processes_continue() {
+    let Some(_turn) = alone("full_dev_shm_is_an_error_and_other_processes_continue") else { return };
     mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=8m");
     let mut bystanders = Bystanders::new();
     let mut actor = actor!();
@@ -157,12 +157,12 @@ impl Drop for Group {
 }
 
 #[test]
-fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
-    let Some(_turn) = alone("pages_that_the_control_group_lacks") else { return };
+fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
+    let Some(_turn) = alone("allocation_beyond_cgroup_limit_fails_without_oom_kill") else { return };
     let group = Group::new("refused", 64 * MIB);
     let mut bystanders = Bystanders::new();
     let mut pools = vec!["at-once".to_owned(), format!("reserved /umf-tests-{}-group", std::process::id())];
-    let sources = machine::dma_buf_sources("pages_that_the_control_group_lacks");
+    let sources = machine::dma_buf_sources("allocation_beyond_cgroup_limit_fails_without_oom_kill");
     pools.extend(sources.iter().map(|source| format!("dma-buf {source}")));
     for pool in pools {
         let mut actor = actor!();
@@ -200,8 +200,8 @@ fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
 /// Pages that come when they are touched: the kernel ends who touches one too many. Whoever is outside of the group keeps what it has
 /// open, and nothing is left.
 #[test]
-fn whom_the_control_group_kills_leaves_nothing() {
-    let Some(_turn) = alone("whom_the_control_group_kills") else { return };
+fn oom_killed_process_leaves_nothing() {
+    let Some(_turn) = alone("oom_killed_process_leaves_nothing") else { return };
     let group = Group::new("killed", 48 * MIB);
     let mut bystanders = Bystanders::new();
     let mut importer = actor!();

@@ -62,7 +62,7 @@ fn no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnce(&mut 
 /// 200,000 times (ten million with `UMF_TESTS_LONG=1`): a block is freed and its address used again,
 /// and an importer opens old and new handles. Nothing grows by that: 16 bytes a cycle would show.
 #[test]
-fn a_block_freed_and_handed_out_again_at_the_same_address() {
+fn handle_is_stale_after_block_is_reused_at_same_address() {
     let cycles = if machine::is_long() { 10_000_000 } else { 200_000 };
     for mode in ["auto", "socket"] {
         let (mut producer, mut importer, control) = pair(mode, "0");
@@ -84,7 +84,7 @@ fn a_block_freed_and_handed_out_again_at_the_same_address() {
 
 /// As above with a region, an fd and a mapping for each block: the costly things.
 #[test]
-fn nothing_grows_over_many_regions() {
+fn cycles_over_many_regions_leak_nothing() {
     let cycles = if machine::is_long() { 100_000 } else { 5000 };
     for mode in ["auto", "socket"] {
         let (mut producer, mut importer, _) = pair(mode, "4");
@@ -99,7 +99,7 @@ fn nothing_grows_over_many_regions() {
 /// Blocks that are freed while they are being opened, at whatever step: current or stale, and never another file, a
 /// producer that is said to be gone, or foreign contents.
 #[test]
-fn a_block_freed_while_it_is_opened() {
+fn open_during_free_is_current_or_stale() {
     for (pool, mode) in
         [("shared", "auto"), ("isolated", "pidfd"), ("isolated", "procfs"), ("isolated", "socket")]
     {
@@ -126,7 +126,7 @@ fn a_block_freed_while_it_is_opened() {
 }
 
 #[test]
-fn a_mapping_held_while_its_block_is_freed() {
+fn mapping_of_freed_block_does_not_fault() {
     for pool in ["shared", "isolated", "proxy"] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -157,7 +157,7 @@ fn a_mapping_held_while_its_block_is_freed() {
 /// MPICH #7821: destroying an exported handle invalidates mappings at the peer; here they stay memory, and are told
 /// apart from what comes after them.
 #[test]
-fn a_region_freed_and_its_address_used_again() {
+fn handle_of_freed_region_is_stale_when_address_is_reused() {
     for hold in [false, true] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -195,7 +195,7 @@ fn a_region_freed_and_its_address_used_again() {
 }
 
 #[test]
-fn a_pool_dropped_with_blocks_that_are_exported_and_open() {
+fn dropped_pool_makes_exports_stale_and_leaks_nothing() {
     for pool in ["shared", "isolated", "proxy"] {
         let mut producer = actor!();
         let mut importer = actor!();
@@ -230,7 +230,7 @@ fn a_pool_dropped_with_blocks_that_are_exported_and_open() {
 /// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: handles for sub-allocations are unclear. Here a handle of a
 /// block says where it lies, and neighbours in one region are opened by one mapping.
 #[test]
-fn blocks_of_one_region_share_a_mapping_and_nothing_else() {
+fn blocks_of_one_region_share_one_mapping() {
     let mut producer = actor!();
     let mut importer = actor!();
     producer.ok("pool p shared");

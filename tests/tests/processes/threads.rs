@@ -19,7 +19,7 @@ fn targets(producer: &mut Actor, pool: &str, count: u64) -> String {
 
 /// UMF ipc cache, as read: in use is replaced, eviction calls back with another entry's key.
 #[test]
-fn opening_closing_and_evicting_the_same_handles() {
+fn threads_open_and_evict_same_handles() {
     for pool in ["isolated", "shared"] {
         let mut producer = actor!();
         let targets = targets(&mut producer, pool, 8);
@@ -45,7 +45,7 @@ fn opening_closing_and_evicting_the_same_handles() {
 }
 
 #[test]
-fn exporting_and_freeing_the_same_pools_blocks() {
+fn threads_export_and_free_blocks_of_same_pool() {
     for (pool, limit, rounds) in [("shared", "0", 5000), ("shared", "1", 5000), ("isolated", "2", 800)] {
         let mut process =
             spawn!().env("UMF_MAX_CREATED_IPC_HANDLES", limit).env("UMF_MAX_OPENED_IPC_HANDLES", "2").start();

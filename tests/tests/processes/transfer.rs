@@ -40,7 +40,7 @@ fn opens(importer: &mut Actor, handles: &[Handle]) {
 }
 
 #[test]
-fn each_mode_and_order_works_and_leaves_nothing() {
+fn each_mode_and_order_works_and_leaks_nothing() {
     for mode in ["auto", "pidfd", "procfs", "socket", "socket,pidfd", "procfs,pidfd", "pidfd,procfs,socket"] {
         let mut producer = in_mode(mode);
         let handles = blocks(&mut producer, 3);
@@ -63,7 +63,7 @@ fn each_mode_and_order_works_and_leaves_nothing() {
 
 /// oneCCL #213: the user's choice of exchange mode was silently replaced. Here it is obeyed or refused.
 #[test]
-fn an_explicit_choice_is_obeyed_or_refused_and_never_replaced() {
+fn explicit_mode_is_used_or_refused() {
     let mut producer = in_mode("pidfd");
     let handles = blocks(&mut producer, 1);
     assert!(!handles[0].is_served());
@@ -141,7 +141,7 @@ fn send_with_fd(socket: &OwnedFd, bytes: &[u8], fd: i32) {
 }
 
 #[test]
-fn hostile_peers_do_not_keep_a_producer_from_serving() {
+fn hostile_peers_do_not_block_other_clients() {
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 3);
     let name = producer.ok("nonce");
@@ -207,7 +207,7 @@ fn hostile_peers_do_not_keep_a_producer_from_serving() {
 /// answers count against one limit of the producer's user, of which root is exempt: the fault that
 /// this is about shows in `tests/unprivileged`.
 #[test]
-fn clients_that_read_no_answer_do_not_starve_others() {
+fn clients_that_read_no_answer_do_not_starve_other_clients() {
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 3);
     let name = producer.ok("nonce");
@@ -269,7 +269,7 @@ fn producer_without_main_thread_is_opened_and_listed() {
 
 /// A producer that is out of fds still answers: an fd that is sent needs no new one.
 #[test]
-fn a_producer_without_fds_serves_the_connection_that_it_has() {
+fn producer_without_fds_serves_existing_connection() {
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 3);
     let mut importer = in_mode("socket");
@@ -298,7 +298,7 @@ fn times_out(importer: &mut Actor, handle: &Handle) {
 /// The bound on the wait is one for all of it: signals that end system calls do not start it again, whether the
 /// importer waits for an answer or, behind others, for a place among those that the producer has not accepted yet.
 #[test]
-fn signals_do_not_lengthen_the_wait_for_a_stopped_producer() {
+fn signals_do_not_extend_open_timeout() {
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 2);
     let name = producer.ok("nonce");
@@ -322,7 +322,7 @@ fn signals_do_not_lengthen_the_wait_for_a_stopped_producer() {
 
 /// Threads that ask one stopped producer wait side by side, and who only looks at counters does not wait at all.
 #[test]
-fn threads_do_not_wait_for_each_others_answers() {
+fn concurrent_opens_time_out_in_parallel() {
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 6);
     let mut importer =
@@ -344,7 +344,7 @@ fn threads_do_not_wait_for_each_others_answers() {
 
 /// A child has none of the connections that its parent has, accepts or closes at the moment of the fork.
 #[test]
-fn forks_among_connections_that_come_and_go() {
+fn forked_child_inherits_no_connection() {
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 1);
     let name = producer.ok("nonce");
@@ -370,7 +370,7 @@ fn forks_among_connections_that_come_and_go() {
 }
 
 #[test]
-fn an_order_without_modes_says_so() {
+fn empty_exchange_order_is_an_error() {
     let mut producer = in_mode("auto");
     let handles = blocks(&mut producer, 1);
     let importer = Importer::builder()

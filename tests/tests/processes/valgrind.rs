@@ -12,12 +12,12 @@ use umf::{Exporter, Visibility};
 use umf_core::{Layout, pool};
 use umf_tests::machine;
 
-const NAME: &str = "valgrind::a_block_is_exported_under_valgrind";
+const NAME: &str = "valgrind::block_is_exported_under_valgrind";
 /// Set where this test runs under valgrind.
 const UNDER_VALGRIND: &str = "TESTS_UNDER_VALGRIND";
 
 #[test]
-fn a_block_is_exported_under_valgrind() {
+fn block_is_exported_under_valgrind() {
     if std::env::var_os(UNDER_VALGRIND).is_some() {
         return export();
     }

@@ -22,7 +22,7 @@ fn sample(number: u16) -> Sample {
 }
 
 #[test]
-fn structs_are_read_as_the_other_process_sees_their_bytes() {
+fn typed_view_reads_bytes_of_other_process() {
     let pool = Pool::shared().unwrap();
     let block = pool.allocate(100 * size_of::<Sample>() + 5).unwrap();
     let samples = block.view::<Sample>().unwrap();
@@ -47,7 +47,7 @@ fn structs_are_read_as_the_other_process_sees_their_bytes() {
 }
 
 #[test]
-fn types_of_other_crates_are_wrapped() {
+fn pod_types_of_other_crates_work_in_views() {
     let pool = Pool::shared().unwrap();
     let block = pool.allocate(64).unwrap();
     block.view::<AsPod<[u16; 4]>>().unwrap().set(1, AsPod([1, 2, 3, 4])).unwrap();
@@ -58,7 +58,7 @@ fn types_of_other_crates_are_wrapped() {
 }
 
 #[test]
-fn atomics_order_data_between_processes() {
+fn atomics_order_data_across_processes() {
     const ROUNDS: u64 = 2000;
     let pool = Pool::shared().unwrap();
     let block = pool.allocate(4096).unwrap();

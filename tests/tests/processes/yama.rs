@@ -66,8 +66,8 @@ fn expected(mode: &str, kind: &str, scope: u32, ptracer: &str, uid: u32) -> Opti
 }
 
 #[test]
-fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
-    const TEST: &str = "each_scope_allows_what_it_says";
+fn each_yama_scope_permits_documented_modes_and_auto_works() {
+    const TEST: &str = "each_yama_scope_permits_documented_modes_and_auto_works";
     if !machine::is_root() {
         return machine::skip(TEST, "changing the user needs root");
     }
@@ -159,8 +159,8 @@ fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
 /// What a link does where the kernel lets nobody read a sibling: it says so, and uses its buffers; also if that changes while the
 /// link is there, which is counted. (What is registered is then copied by its owner.)
 #[test]
-fn links_fall_back_where_siblings_may_not_be_read() {
-    const TEST: &str = "links_fall_back";
+fn link_falls_back_where_yama_refuses_reads() {
+    const TEST: &str = "link_falls_back_where_yama_refuses_reads";
     if !machine::is_root() {
         return machine::skip(TEST, "changing the user needs root");
     }

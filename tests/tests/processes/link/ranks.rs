@@ -26,7 +26,7 @@ fn received(actor: &mut Actor, gone: &str) -> String {
 }
 
 #[test]
-fn ranks_work_together_and_nothing_is_left() {
+fn ranks_communicate_and_leak_nothing() {
     let mut actors = [actor!(), actor!(), actor!()];
     let mut counts = Vec::new();
     for round in 0..4 {
@@ -63,7 +63,7 @@ fn ranks_work_together_and_nothing_is_left() {
 
 /// One of three is killed in the midst of collectives: the others are told who, and go on without it.
 #[test]
-fn the_end_of_a_rank_ends_the_collective_on_all() {
+fn kill_of_rank_ends_collective_on_all_ranks() {
     let rounds = if machine::is_long() { 300 } else { 8 };
     let mut rng = Rng::new(u64::from(std::process::id()) + 1);
     let [mut one, mut other] = [actor!(), actor!()];
@@ -134,7 +134,7 @@ fn the_end_of_a_rank_ends_the_collective_on_all() {
 }
 
 #[test]
-fn a_rank_that_died_is_replaced() {
+fn dead_rank_is_replaced_by_new_process() {
     let mut actors = [actor!(), actor!()];
     let name = job("replaced");
     join(&mut actors, &name);
@@ -161,9 +161,9 @@ fn a_rank_that_died_is_replaced() {
 }
 
 #[test]
-fn names_that_others_sit_on_are_passed_over() {
+fn names_bound_by_other_users_are_skipped() {
     if !machine::is_root() {
-        return machine::skip("names_that_others_sit_on", "changing the user needs root");
+        return machine::skip("names_bound_by_other_users_are_skipped", "changing the user needs root");
     }
     let name = job("squatted");
     let mut squatter = actor!();
@@ -188,7 +188,7 @@ fn names_that_others_sit_on_are_passed_over() {
 }
 
 #[test]
-fn a_forked_child_has_no_part_in_a_communicator() {
+fn forked_child_cannot_use_communicator() {
     let mut actors = [actor!(), actor!()];
     join(&mut actors, &job("forked"));
     let [one, other] = &mut actors;
@@ -213,7 +213,7 @@ fn a_forked_child_has_no_part_in_a_communicator() {
 
 /// A rank that is killed before anybody has a link with it is known to all: to who waits for it then, and to who does so later.
 #[test]
-fn the_end_of_a_rank_that_met_nobody_is_told() {
+fn kill_of_unconnected_rank_is_reported_to_all() {
     let rounds: u64 = if machine::is_long() { 200 } else { 6 };
     let waits = ["comm-send f 2 1 7", "comm-recv-any f", "comm-barrier f"];
     let mut slowest = Duration::ZERO;
@@ -257,7 +257,7 @@ fn the_end_of_a_rank_that_met_nobody_is_told() {
 
 /// More ranks than processors, by far: all meet each other, and one that is killed then is the end for all.
 #[test]
-fn many_ranks_on_few_processors() {
+fn many_ranks_on_few_processors_complete_and_report_kill() {
     let size = if machine::is_long() { 64 } else { 12 };
     let mut actors: Vec<Actor> = (0..size).map(|_| actor!()).collect();
     join(&mut actors, &job("many"));
@@ -287,7 +287,7 @@ fn many_ranks_on_few_processors() {
 
 /// A rank that has no fds for some time, or is stopped, is waited for as long as was said; afterwards all is as ever.
 #[test]
-fn a_rank_that_cannot_answer_for_some_time() {
+fn unresponsive_rank_causes_timeout_then_recovers() {
     let mut actors = [actor!(), actor!()];
     let name = job("silent");
     join(&mut actors, &name);
@@ -326,7 +326,7 @@ fn a_rank_that_cannot_answer_for_some_time() {
 /// Of many ranks that all talk to all, any one is killed at any time: all others are told, go on, and meet
 /// the process that replaces it.
 #[test]
-fn kills_of_random_ranks_among_many() {
+fn random_kills_are_reported_to_all_ranks() {
     const SIZE: usize = 16;
     let rounds = if machine::is_long() { 200 } else { 3 };
     let seed = u64::from(std::process::id());
@@ -386,7 +386,7 @@ fn kills_of_random_ranks_among_many() {
 
 /// However many descriptors are left, a rank that lacks some says so, and nothing stays open.
 #[test]
-fn lack_of_descriptors_is_reported_as_that() {
+fn rank_without_fds_reports_rlimit() {
     let mut actors = [actor!(), actor!()];
     join(&mut actors, &job("few"));
     let [mut one, mut other] = actors;
