@@ -1,5 +1,5 @@
-//! CUDA memory between processes: by value, over the slab pool, whoever is killed. On the driver in software, or on a GPU
-//! (`tests/cuda/run`).
+//! CUDA memory shared between processes: handles, the slab pool, killed processes. Runs on the software
+//! driver, or on a GPU (`tests/cuda/run`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -16,7 +16,7 @@ fn in_mode(mode: &str) -> Actor {
     with_driver().env("UMF_IPC_EXCHANGE", mode).start()
 }
 
-/// What a process has once its driver's threads, which stay a moment after their work, are gone.
+/// Takes a snapshot of a process after the threads of its driver have ended.
 fn at_rest(actor: &Actor) -> ProcessSnapshot {
     let mut before = ProcessSnapshot::of(actor);
     loop {
@@ -29,7 +29,7 @@ fn at_rest(actor: &Actor) -> ProcessSnapshot {
     }
 }
 
-/// The last is too large for a slab.
+/// Allocates blocks of several sizes. The last is too large for a slab.
 fn blocks(producer: &mut Actor, kind: &str) -> Vec<Handle> {
     scenarios::blocks(producer, &format!("cuda {kind}"), (2 << 20) + 4096)
 }
@@ -37,14 +37,14 @@ fn blocks(producer: &mut Actor, kind: &str) -> Vec<Handle> {
 #[test]
 fn processes_read_each_others_writes_through_handles() {
     for kind in KINDS {
-        // What has no descriptor travels in any mode.
+        // Memory without an fd can be opened in any mode.
         let modes: &[_] =
             if kind == "virtual" { &["pidfd", "socket", "auto"] } else { &["pidfd", "procfs", "auto"] };
         for mode in modes {
             let mut producer = in_mode(mode);
             let handles = blocks(&mut producer, kind);
             let mut importers = [in_mode(mode), in_mode(mode)];
-            // The driver of each is started, and has its threads and files.
+            // The first open starts the driver, with its threads and files.
             for importer in &mut importers {
                 importer.ok(&format!("open {} -> first", handles[0]));
                 importer.check("first", 1);
@@ -75,7 +75,7 @@ fn handle_of_freed_region_is_stale_after_address_reuse() {
         producer.ok(&format!("pool p cuda {kind}"));
         let mut old = Vec::new();
         for round in 1..30_u64 {
-            // A region of its own, at the same addresses most likely.
+            // A region of its own, usually at the same address.
             producer.ok(&format!("alloc p {} -> p.b", 12 << 20));
             producer.ok(&format!("fill p.b {round}"));
             let handle = producer.handle("handle p.b");
@@ -97,7 +97,7 @@ fn handle_of_freed_region_is_stale_after_address_reuse() {
 #[test]
 fn freed_block_is_reused_only_after_last_close() {
     for kind in KINDS {
-        // A block among others in a region, and one that has a region of its own.
+        // A block in a shared region, and a block in a region of its own.
         for (size, others) in [(4096_u64, 300), ((12 << 20) + 4096, 3)] {
             let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
             producer.ok(&format!("pool p cuda {kind}"));
@@ -154,7 +154,7 @@ fn killed_importer_leaves_nothing() {
         let mut producer = in_mode("auto");
         let handles = blocks(&mut producer, kind);
         let mut before = None;
-        // The second finds the producer as the first left it.
+        // Each kill must leave the producer as the one before did.
         for _ in 0..3 {
             scenarios::kill_importer(&mut producer, in_mode("auto"), &handles);
             before.get_or_insert_with(|| at_rest(&producer)).assert_restored(&producer);
@@ -173,7 +173,7 @@ fn killed_producer_leaves_open_memory_only() {
             let handles = blocks(&mut producer, kind);
             importer.ok(&format!("open {} -> m", handles[2]));
             producer.kill();
-            // What is open stays, with its content; nothing else does.
+            // Open memory keeps its content; other memory cannot be opened.
             importer.check("m", 3);
             importer.ok("fill m 9");
             importer.check("m", 9);
@@ -202,7 +202,7 @@ fn export_open_close_cycles_leak_nothing() {
             importer.ok("evict");
             producer.ok("free p p.b");
             producer.ok("trim p");
-            // What is counted before and after.
+            // Takes snapshots at the end of a cycle.
             (number == u64::MAX).then(|| (at_rest(&producer), at_rest(&importer)))
         };
         (0..5).for_each(|number| drop(cycle(number)));

@@ -370,12 +370,12 @@ fn unreadable_processes_are_counted_with_remedy() {
     let copied =
         std::process::Command::new("cp").arg(command::umf().get_program()).arg(&copy).status().unwrap();
     assert!(copied.success());
-    let as_nobody = |arguments: &[&str]| {
+    let as_other_user = |arguments: &[&str]| {
         let mut command = std::process::Command::new(&copy);
         command::finished(command.args(arguments).uid(65534).gid(65534).current_dir("/"))
     };
-    let ps = as_nobody(&["ps"]);
-    let answer = as_nobody(&["why", &handle]);
+    let ps = as_other_user(&["ps"]);
+    let answer = as_other_user(&["why", &handle]);
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(ps.code, Some(0), "{ps:?}");
     has(&ps.out, "may not be looked into");

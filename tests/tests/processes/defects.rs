@@ -1,5 +1,5 @@
-//! Defects of the C library's caches and handles, one test for each, under their numbers: `docs/reports.md` says what
-//! happens there.
+//! Tests for defects in the caches and handles of the C library, named after the defect's number in
+//! `docs/reports.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -7,7 +7,7 @@ use umf::{Handle, Importer};
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, CountingImport, ProcessSnapshot, actor, machine, spawn};
 
-/// A block of a pool of this kind, filled with the seed.
+/// Allocates a block in a pool of this kind and fills it.
 fn block(producer: &mut Actor, pool: &str, size: u64, seed: u64) -> Handle {
     producer.ok(&format!("pool p {pool}"));
     producer.ok(&format!("alloc p {size} -> p.b"));
@@ -15,7 +15,8 @@ fn block(producer: &mut Actor, pool: &str, size: u64, seed: u64) -> Handle {
     producer.handle("handle p.b")
 }
 
-/// A producer whose every restart (`exec`, so under the same pid) has the same addresses, or a line that says why not.
+/// Starts a producer that has the same addresses after each restart by `exec`, which keeps the pid.
+/// Prints the reason and returns `None` if the kernel refuses fixed addresses.
 fn repeatable(test: &str) -> Option<Actor> {
     let mut producer = actor!();
     if let Err(failure) = producer.ask("fixed-addresses") {
@@ -25,15 +26,15 @@ fn repeatable(test: &str) -> Option<Actor> {
     Some(producer)
 }
 
-/// Restarts the producer, which then does what it did before, with another seed.
+/// Restarts the producer, which then allocates the same block with another content.
 fn restart(producer: &mut Actor, seed: u64) -> Handle {
     producer.ok("exec");
     producer.ok("ping");
     block(producer, "isolated", 8192, seed)
 }
 
-/// All that the C library compares is the same, and more.
-fn look_alike(first: &Handle, second: &Handle) {
+/// Asserts that all fields that the C library compares are equal, and further ones.
+fn assert_look_alike(first: &Handle, second: &Handle) {
     let seen = |it: &Handle| (it.pid(), it.region_size(), it.region_id(), it.offset());
     assert_eq!(seen(first), seen(second));
     let more = |it: &Handle| (it.slot(), it.generation(), it.data_fd(), it.data_offset(), it.ledger_fd());
@@ -41,8 +42,8 @@ fn look_alike(first: &Handle, second: &Handle) {
     assert_ne!(first.nonce(), second.nonce());
 }
 
-/// W1: what an open through one provider evicts is closed through that one, whoever opened it. Here each entry knows
-/// who opened it.
+/// W1: an entry that is evicted by an open through another provider is closed by that provider. Here each
+/// entry records its importer.
 #[test]
 fn w1_evicted_entry_is_closed_by_its_importer() {
     let mut producer = actor!();
@@ -69,8 +70,8 @@ fn w1_evicted_entry_is_closed_by_its_importer() {
     );
 }
 
-/// W2: a handle that looks like an open one but has another id replaces it, whoever still uses that: its pointer then
-/// reads the new memory. Here they are two entries, and what is in use stays, over the limit too.
+/// W2: a handle with equal key and another id replaces an entry in use, and the pointer of the old
+/// mapping then reads the new memory. Here both have entries, and an entry in use stays over the limit.
 #[test]
 fn w2_entry_in_use_is_not_replaced_by_lookalike() {
     let Some(mut producer) = repeatable("w2") else { return };
@@ -78,7 +79,7 @@ fn w2_entry_in_use_is_not_replaced_by_lookalike() {
     let first = restart(&mut producer, 1);
     importer.ok(&format!("open {first} -> old"));
     let second = restart(&mut producer, 2);
-    look_alike(&first, &second);
+    assert_look_alike(&first, &second);
     importer.ok(&format!("open {second} -> new"));
     assert_ne!(importer.ok("mapped-at old"), importer.ok("mapped-at new"));
     importer.check("old", 1);
@@ -90,8 +91,8 @@ fn w2_entry_in_use_is_not_replaced_by_lookalike() {
     assert_eq!(importer.number("importer", "in_use"), 2);
 }
 
-/// W3: a restarted producer with the same pid, addresses and counters is taken for the old one, and its handle opens the
-/// old memory. Here the nonce tells them apart.
+/// W3: a handle of a restarted producer with equal pid, addresses and counters opens the old memory.
+/// Here the nonces differ.
 #[test]
 fn w3_restarted_producer_is_another_producer() {
     let Some(mut producer) = repeatable("w3") else { return };
@@ -100,20 +101,21 @@ fn w3_restarted_producer_is_another_producer() {
     for seed in 1..=4 {
         let handle = restart(&mut producer, seed);
         if let Some(before) = &before {
-            look_alike(before, &handle);
+            assert_look_alike(before, &handle);
         }
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", seed);
-        // Closed, and still in the cache when the next one comes.
+        // The closed mapping stays in the cache.
         importer.ok("close m");
         if let Some(before) = before.replace(handle) {
-            // As long as that is mapped it may still open, without a system call: as the old memory, never as the new.
+            // While the old memory is cached, the old handle may open without a system call. It must open
+            // the old memory.
             if importer.ask(&format!("open {before} -> old")).is_ok() {
                 importer.check("old", seed - 1);
                 importer.ok("close old");
             }
             importer.ok("evict");
-            // Of one process, which is known where pidfds have inodes (Linux 6.9).
+            // The importer knows that it is the same process if pidfds have inodes (Linux 6.9).
             let variant = if before.pidfs_inode() == 0 { "ProducerReplaced" } else { "ProducerGone" };
             importer.fails(&format!("open {before} -> old"), variant);
             importer.ok(&format!("open {handle} -> m"));
@@ -123,8 +125,8 @@ fn w3_restarted_producer_is_another_producer() {
     }
 }
 
-/// W4: the pid of the producer's own namespace is used in another, where it is nobody or somebody else. Here a handle
-/// says which namespace its pid belongs to.
+/// W4: a pid of the producer's namespace is looked up in another, where it is free or another process.
+/// Here a handle contains the namespace of its pid.
 #[test]
 fn w4_pid_of_another_namespace_is_not_looked_up() {
     const TEST: &str = "w4_pid_of_another_namespace_is_not_looked_up";
@@ -134,11 +136,11 @@ fn w4_pid_of_another_namespace_is_not_looked_up() {
         let Some(mut producer) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
         let handle = block(&mut producer, "shared", 4096, 1);
         assert_eq!(handle.pid(), 1);
-        // To an importer with a namespace of its own, that is its own pid, and it has the same fds and slots.
+        // In the namespace of this importer, the pid is the importer's own. It has the same fds and slots.
         let Some(mut same_number) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
         let own = block(&mut same_number, "shared", 4096, 2);
         assert_eq!((own.pid(), own.slot(), own.data_fd()), (1, handle.slot(), handle.data_fd()));
-        // To one outside it is the machine's first process.
+        // In the outer namespace the pid is init.
         for importer in [&mut same_number, &mut spawn(mode).start()] {
             let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
             assert!(message.contains("another pid namespace"), "{message}");
@@ -154,8 +156,8 @@ fn w4_pid_of_another_namespace_is_not_looked_up() {
     importer.check("m", 3);
 }
 
-/// W5: what was closed stays mapped, and nothing but the end of the pool unmaps it. Here limits by number and by bytes
-/// unmap what is idle, and so does asking for it.
+/// W5: a closed mapping stays mapped until the pool is destroyed. Here limits by number and by bytes
+/// unmap idle entries, and so does `evict_idle`.
 #[test]
 fn w5_closed_mapping_is_unmapped_at_limit_or_on_request() {
     for (name, value) in [("UMF_MAX_OPENED_IPC_HANDLES", "8"), ("UMF_IPC_MAX_OPENED_BYTES", "8MiB")] {
@@ -179,8 +181,8 @@ fn w5_closed_mapping_is_unmapped_at_limit_or_on_request() {
     }
 }
 
-/// Fails to compile if the type can be copied, and so be closed twice.
-macro_rules! is_closed_once {
+/// Fails to compile if the type is `Clone`, and so could be closed twice.
+macro_rules! assert_not_clone {
     ($type:ty) => {
         const _: fn() = || {
             trait Ambiguous<A> {
@@ -194,12 +196,12 @@ macro_rules! is_closed_once {
     };
 }
 
-is_closed_once!(umf::Mapping<'static>);
-is_closed_once!(umf::Export<'static>);
-is_closed_once!(umf::Block<'static>);
+assert_not_clone!(umf::Mapping<'static>);
+assert_not_clone!(umf::Export<'static>);
+assert_not_clone!(umf::Block<'static>);
 
-/// W6: closing once too often makes the use count wrap, and the entry can never be evicted. Here closing is dropping, which
-/// happens once; each open has a use of its own.
+/// W6: closing an entry twice wraps its use count, and the entry can never be evicted. Here a mapping
+/// closes when it is dropped, so it closes once.
 #[test]
 fn w6_each_open_closes_once() {
     let mut producer = actor!();
@@ -221,8 +223,8 @@ fn w6_each_open_closes_once() {
     assert_eq!(importer.number("importer", "entries"), 0);
 }
 
-/// W7: an open that fails leaves its entry in the cache, in use for ever, and the end of the pool closes what was never
-/// opened. Here nothing stays of it.
+/// W7: an open that fails leaves an entry in use in the cache, and destroying the pool closes memory that
+/// was never opened. Here a failed open leaves no entry.
 #[test]
 fn w7_failed_open_leaves_nothing() {
     let mut producer = actor!();
@@ -240,7 +242,7 @@ fn w7_failed_open_leaves_nothing() {
         assert_eq!((now.entries, now.in_use, now.bytes), (0, 0, 0));
     }
     import.set_failing(false);
-    // A place in the cache of one is free.
+    // The cache of one entry is empty.
     drop(importer.open(&handle).unwrap());
     assert_eq!((import.import_count(), import.open_count()), (1, 1));
     assert_eq!(importer.evict_idle(), 1);
@@ -248,8 +250,8 @@ fn w7_failed_open_leaves_nothing() {
     assert_eq!((import.open_count(), import.foreign_release_count()), (0, 0));
 }
 
-/// W11: handles are a raw structure without version, length or check; the consumer believes every number in them, and
-/// what is unused in them is somebody's memory. Here each byte is defined, and none is believed.
+/// W11: handles are a raw structure without version, length or checksum. Unused bytes contain memory of
+/// the producer, and the consumer trusts each number. Here each byte is defined and verified.
 #[test]
 fn w11_every_byte_of_handle_is_defined_and_verified() {
     let mut producer = actor!();
@@ -283,7 +285,7 @@ fn w11_every_byte_of_handle_is_defined_and_verified() {
     assert_eq!(importer.number("importer", "entries"), 1);
 }
 
-/// W12: a dead producer is `INVALID_ARGUMENT`, as is everything else. Here each has an error of its own.
+/// W12: all failures are `INVALID_ARGUMENT`, a dead producer included. Here each has an error of its own.
 #[test]
 fn w12_each_failure_has_its_own_error() {
     let mut importer = actor!();
@@ -299,7 +301,7 @@ fn w12_each_failure_has_its_own_error() {
 
     let mut producer = actor!();
     let handle = block(&mut producer, "shared", 4096, 1);
-    // Another process, which is a producer as well.
+    // Another producer process.
     let mut another = actor!();
     let theirs = block(&mut another, "shared", 4096, 1);
     let other = [
@@ -309,7 +311,7 @@ fn w12_each_failure_has_its_own_error() {
     ];
     importer.fails(&format!("open {} -> m", forge::with_all(&handle, &other)), "ProducerReplaced");
     importer.fails(&format!("open {} -> m", forge::with(&handle, field::BOOT_ID, 1)), "OtherBoot");
-    let kind = u64::from_le_bytes(*b"nobody\0\0");
+    let kind = u64::from_le_bytes(*b"absent\0\0");
     importer
         .fails(&format!("open {} -> m", forge::with(&handle, field::PROVIDER_KIND, kind)), "UnknownProvider");
     let mut insists = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use umf_tests::{ProcessSnapshot, actor, machine, spawn};
 
-/// The socket's thread has its fds until it has ended, and forks have to know them until then: a child that kept them would
-/// keep the name of a socket that nobody answers on.
+/// The socket thread owns its fds until it ends, and fork handlers must close them in children until
+/// then. A child with such an fd would keep the name of a socket bound that no thread serves.
 #[test]
 fn child_forked_while_exporter_ends_inherits_no_socket() {
     let mut actor = actor!();
@@ -17,8 +17,8 @@ fn child_forked_while_exporter_ends_inherits_no_socket() {
     actor.finish();
 }
 
-/// Importers in other pid namespaces that let go of everything and come again cost the producer no descriptor each time, and
-/// their end is seen.
+/// An importer in another pid namespace that closes everything and opens again costs the producer no
+/// further fd. The producer still notices its death.
 #[test]
 fn reopening_importer_costs_producer_no_more_fds() {
     const TEST: &str = "reopening_importer_costs_producer_no_more_fds";
@@ -46,7 +46,8 @@ fn reopening_importer_costs_producer_no_more_fds() {
     producer.finish();
 }
 
-/// The leases of an importer that died end, however many importers came after it before the producer looked.
+/// The leases of a dead importer end, also if many importers took leases after it before the producer
+/// looked for dead importers.
 #[test]
 fn leases_of_dead_importer_end_after_many_later_importers() {
     const TEST: &str = "leases_of_dead_importer_end_after_many_later_importers";

@@ -1,5 +1,5 @@
-//! What a producer that means harm can do to whoever opens its handles, at most: errors, and bytes of its own choice.
-//! (That consumers believe their producers is defect W11 of the C library.)
+//! A hostile producer: it can cause errors and choose the content of its blocks, and nothing else. (The C
+//! library trusts its producers: defect W11.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -15,8 +15,8 @@ use umf_testkit::Ends;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor};
 
-/// Parts of a lease table (`docs/leases.md`) begin at multiples of this; header, owners and marks are one of them each here, and a
-/// row is two.
+/// Alignment of the parts of a lease table (`docs/leases.md`). Here header, owners and marks have one such
+/// part each, and a row has two.
 const PART: usize = 65536;
 const ROWS: usize = 64;
 const OWNERS: usize = PART;
@@ -32,12 +32,12 @@ const LEDGER: usize = HEADER + SLOT * SLOTS;
 const DATA: u64 = 1 << 20;
 const GENERATION: u64 = 7;
 
-/// A sealed file of this many bytes.
+/// Creates a sealed memfd of this size.
 fn memory_file(size: u64, seals: i32) -> File {
     // SAFETY: a C string.
     let fd = unsafe { libc::memfd_create(c"hostile".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a new fd that nobody else owns.
+    // SAFETY: the fd is new, and owned here alone.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(size).unwrap();
     // SAFETY: an fd of this process.
@@ -45,13 +45,13 @@ fn memory_file(size: u64, seals: i32) -> File {
     file
 }
 
-/// Words of a file, mapped for ever.
+/// Words of a file that is never unmapped.
 struct Words {
     first: *const AtomicU32,
     bytes: usize,
 }
 
-// SAFETY: the pointer is to atomics in a mapping that stays for ever.
+// SAFETY: the pointer is to atomics in a mapping that is never unmapped.
 unsafe impl Sync for Words {}
 
 impl Words {
@@ -77,7 +77,7 @@ impl Words {
     }
 }
 
-/// A producer that this process is, with a ledger (`docs/ledger.md`) and a lease table that it goes on writing.
+/// Hostile producer: this process, with a handmade ledger (`docs/ledger.md`) and lease table.
 struct Hostile {
     ledger: File,
     words: Words,
@@ -90,7 +90,7 @@ impl Hostile {
     fn new() -> Self {
         let ledger = memory_file(LEDGER as u64, 0);
         let words = Words::of(&ledger, LEDGER);
-        // The mapping stays writable, as a producer's own does.
+        // The seals leave this mapping writable, as that of a real producer.
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
         // SAFETY: an fd of this process.
         assert_eq!(unsafe { libc::fcntl(ledger.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
@@ -122,7 +122,7 @@ impl Hostile {
         leases.put(32, &(SLOTS as u32).to_le_bytes());
     }
 
-    /// A ledger as it should be: a region in slot 0, a block of it in slot 1.
+    /// Writes a valid ledger: a region in slot 0, a block of it in slot 1.
     fn restore(&self) {
         self.put(0, b"UMFLEDGR");
         self.put(8, &3_u32.to_le_bytes());
@@ -154,7 +154,7 @@ impl Hostile {
         }
     }
 
-    /// The handle of the block in slot 1, changed where `changes` says.
+    /// Returns the handle of the block in slot 1 with these changes.
     fn handle(&self, changes: &[(Range<usize>, u64)]) -> String {
         let mut bytes = [0; 256];
         bytes[..4].copy_from_slice(b"UMFH");
@@ -188,21 +188,21 @@ impl Hostile {
     }
 }
 
-/// As handles have it: 12 bits of the major number and 20 of the minor one.
+/// Encodes a device number as in handles: 12 bits of the major number and 20 of the minor number.
 fn device_number(device: u64) -> u64 {
     let (major, minor) = (libc::major(device), libc::minor(device));
     u64::from((minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12)
 }
 
-/// A cheap sequence of numbers that need not be random.
+/// Returns the next number of a linear congruential generator.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
 }
 
-/// Opens the handle again and again, reading all of it, for so long. Every end is fine but a fault or a hang; returns how many
-/// opens worked.
-fn storm(importer: &mut Actor, handle: &str, milliseconds: u64) -> u64 {
+/// Opens a handle repeatedly for the given time, and reads the whole block. Errors are permitted, faults
+/// and hangs are not. Returns the number of successful opens.
+fn open_repeatedly(importer: &mut Actor, handle: &str, milliseconds: u64) -> u64 {
     let command = format!("try-storm {handle} {milliseconds}");
     opened_of(&importer.ask_within(&command, Duration::from_secs(10)).unwrap())
 }
@@ -218,7 +218,7 @@ fn punch(file: &File, offset: usize, size: usize) {
     assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, size as i64) }, 0);
 }
 
-/// W11: a ledger that says it has more slots than it has.
+/// W11: a ledger whose header claims more slots than the file has.
 #[test]
 fn w11_ledger_with_wrong_size_is_refused() {
     let hostile = Hostile::new();
@@ -241,8 +241,8 @@ fn w11_ledger_with_wrong_size_is_refused() {
     importer.ok(&format!("open {} -> m", hostile.handle(&[])));
 }
 
-/// The nonce of a producer is public. A process that has it in a ledger of its own is not taken for that
-/// producer, even if it exports the same file.
+/// The nonce of a producer is public. A process that copies it into its own ledger is another producer,
+/// even if it exports the same file.
 #[test]
 fn impostor_with_copied_nonce_is_another_producer() {
     for kind in ["shared", "isolated"] {
@@ -289,20 +289,20 @@ fn impostor_with_copied_nonce_is_another_producer() {
             importer.check("h", 3);
             importer.ok("close h");
         }
-        // Its lease is counted where the producer looks.
+        // The lease is in the table of the real producer.
         importer.ok(&format!("open {honest} -> h"));
         producer.ok("free p p.b");
         assert!(producer.number("held", "bytes") > 0, "{kind}");
     }
 }
 
-/// W11: a producer writes whatever it likes into its ledger while others read that.
+/// W11: a producer that writes random words to its ledger while importers read it.
 #[test]
 fn w11_ledger_changed_during_read_is_survived() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let clean = ProcessSnapshot::of(&importer);
-    assert!(storm(&mut importer, &hostile.handle(&[]), 20) > 0, "as it should be, it opens");
+    assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "as it should be, it opens");
     importer.ok("evict");
     let end = AtomicBool::new(false);
     let rounds = AtomicU64::new(0);
@@ -338,18 +338,18 @@ fn w11_ledger_changed_during_read_is_survived() {
         ];
         for _ in 0..4 {
             for handle in &handles {
-                storm(&mut importer, handle, 40);
+                open_repeatedly(&mut importer, handle, 40);
                 importer.ok("evict");
             }
         }
     });
     assert!(rounds.load(Ordering::Relaxed) > 100);
     clean.assert_restored(&importer);
-    assert!(storm(&mut importer, &hostile.handle(&[]), 20) > 0, "and it opens again");
+    assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "and it opens again");
 }
 
-/// W11: the consumer trusts size and offset. Here a producer gives back the pages of memory that is being read, and its ledger
-/// agrees to every size: nothing past the file is mapped, and what was given back reads as zero.
+/// W11: the consumer trusts size and offset. Here a ledger confirms wrong sizes, and nothing past the file
+/// is mapped. A producer then frees pages that are being read, which read as zeros.
 #[test]
 fn w11_memory_punched_during_read_reads_as_zeros() {
     let hostile = Hostile::new();
@@ -384,11 +384,12 @@ fn w11_memory_punched_during_read_reads_as_zeros() {
             }
         });
         let _ends = Ends(&end);
-        assert!(storm(&mut importer, &hostile.handle(&[]), 300) > 0);
+        assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 300) > 0);
     });
 }
 
-/// W11: a lease table that is none, or another producer's, or of another shape than its ledger says. Nothing is counted there.
+/// W11: a lease table that is another file, another producer's, or has another layout than its ledger says.
+/// Importers must not take leases there.
 #[test]
 fn w11_lying_lease_table_is_refused() {
     let hostile = Hostile::new();
@@ -412,7 +413,7 @@ fn w11_lying_lease_table_is_refused() {
         ("a folder", File::open("/").unwrap()),
     ];
     for (what, other) in &others {
-        // All else is right, where it can be written.
+        // The header is valid, where the file can hold one.
         if other.metadata().unwrap().len() > LEASES as u64 / 2 && *what != "nothing in it" {
             let mut header = vec![0; 64];
             hostile.leases.read_exact_at(&mut header, 0).unwrap();
@@ -433,7 +434,7 @@ fn w11_lying_lease_table_is_refused() {
         refuses(what);
     }
     hostile.restore();
-    // An fd that nobody has, and one that cannot be mapped for writing.
+    // An fd number that is not open, and a file that cannot be mapped writable.
     hostile.name_leases(10_000, ROWS);
     assert!(importer.ask(&format!("open {handle} -> m")).is_err());
     let sealed = memory_file(LEASES as u64, LEASE_SEALS | libc::F_SEAL_WRITE);
@@ -444,7 +445,7 @@ fn w11_lying_lease_table_is_refused() {
     importer.ok(&format!("open {handle} -> m"));
 }
 
-/// W11: a lease table whose every word changes while importers come, count and go.
+/// W11: a lease table whose words change while importers take and return leases.
 #[test]
 fn w11_lease_table_changed_in_use_is_survived() {
     let hostile = Hostile::new();
@@ -494,6 +495,6 @@ fn w11_lease_table_changed_in_use_is_survived() {
     for (importer, clean) in importers.iter_mut().zip(&clean) {
         importer.ok("evict");
         assert_eq!(ProcessSnapshot::of(importer), *clean);
-        assert!(storm(importer, &handle, 20) > 0, "and it opens again");
+        assert!(open_repeatedly(importer, &handle, 20) > 0, "and it opens again");
     }
 }

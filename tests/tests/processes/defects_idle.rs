@@ -1,11 +1,11 @@
-//! W5 of the C library with no limits set: what is closed and gone for good does not stay mapped.
+//! Defect W5 of the C library, without limits: closed memory whose producer freed it or died is unmapped.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf_tests::{ProcessSnapshot, actor, spawn};
 
-/// Regions that their producer freed: mapped, they would keep their pages, make each free of the producer slower, and reach
-/// `vm.max_map_count`.
+/// Regions that were freed. If they stayed mapped, they would keep their pages, slow down each free of
+/// the producer, and reach `vm.max_map_count`.
 #[test]
 fn w5_freed_regions_are_unmapped() {
     for pool in ["isolated", "proxy"] {
@@ -33,7 +33,7 @@ fn w5_freed_regions_are_unmapped() {
     }
 }
 
-/// Producers that were killed: each would leave its memory, its ledger and a pidfd in whoever had opened anything of it.
+/// Producers that were killed. Each would leave its memory, its ledger and a pidfd in the importer.
 #[test]
 fn w5_memory_of_killed_producers_is_unmapped() {
     for mode in ["pidfd", "socket"] {

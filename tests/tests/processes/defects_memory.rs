@@ -1,5 +1,5 @@
-//! Defects of the C library's shared memory and of its state after a fork, one test for each, under their numbers:
-//! `docs/reports.md` says what happens there.
+//! Tests for defects in the C library's shared memory and in its state after a fork, named after the
+//! defect's number in `docs/reports.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -8,13 +8,13 @@ use std::os::unix::fs::MetadataExt;
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, ShmName, actor, spawn};
 
-/// Bytes of memory that the file behind a handle has.
+/// Returns the bytes of memory that a file of the producer occupies.
 fn bytes_of(producer: &Actor, fd: i32) -> u64 {
     std::fs::metadata(format!("/proc/{}/fd/{fd}", producer.pid())).unwrap().blocks() * 512
 }
 
-/// W16: ranges of the shared file are never used again and keep their pages; the file stays open after its provider.
-/// Here a range that was freed is a hole and is used again, and fds go with their provider.
+/// W16: freed ranges of the shared file are not reused and keep their pages, and the file stays open after
+/// its provider. Here a freed range is punched and reused, and a provider closes its fds.
 #[test]
 fn w16_freed_range_is_punched_and_reused() {
     const SIZE: u64 = 16 << 20;
@@ -48,7 +48,7 @@ fn w16_freed_range_is_punched_and_reused() {
     }
 }
 
-/// W17: with an alignment beyond a page, importers map the wrong bytes. Here they read what was written.
+/// W17: with an alignment above a page, importers map the wrong bytes. Here they read the right ones.
 #[test]
 fn w17_aligned_block_opens_at_right_offset() {
     let mut producer = actor!();
@@ -58,7 +58,7 @@ fn w17_aligned_block_opens_at_right_offset() {
         for (seed, shift) in (1..=11).zip(12..) {
             let align = 1_u64 << shift;
             let name = format!("{pool}.b{seed}");
-            // A page that is not aligned lies before each.
+            // A page before each block makes its default offset unaligned.
             producer.ok(&format!("alloc {pool} 4096 -> {pool}.gap{seed}"));
             let address = producer.ok(&format!("alloc-aligned {pool} {} {align} -> {name}", align + 4096));
             let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).unwrap();
@@ -75,8 +75,8 @@ fn w17_aligned_block_opens_at_right_offset() {
     }
 }
 
-/// W18: the first who opens named memory takes its name away, so that all others fail; and a second provider of that name
-/// takes it from the first. Here the name is its maker's.
+/// W18: the first open of named memory unlinks the name, so that later opens fail. A second provider with
+/// the name takes it from the first. Here the name belongs to its creator.
 #[test]
 fn w18_opening_named_memory_keeps_its_name() {
     let mut producer = actor!();
@@ -103,7 +103,7 @@ fn w18_opening_named_memory_keeps_its_name() {
         }
         assert_eq!(ProcessSnapshot::of(&producer).names, [&name[1..]]);
     }
-    // By name it is the same memory.
+    // The name leads to the same memory as the handles.
     let file = std::fs::metadata(format!("/dev/shm{name}")).unwrap();
     assert_eq!((file.dev(), file.ino()), handles[0].data_identity());
     let mut second = actor!();
@@ -114,7 +114,7 @@ fn w18_opening_named_memory_keeps_its_name() {
     assert_eq!(ProcessSnapshot::of(&producer).names, Vec::<String>::new());
 }
 
-/// What the kernel says of a process's mappings of shared memory: the values of this field of `smaps`, in KiB.
+/// Returns a field of `smaps` for each mapping of umf memory in a process, in KiB.
 fn smaps(actor: &Actor, field: &str) -> Vec<u64> {
     let text = std::fs::read_to_string(format!("/proc/{}/smaps", actor.pid())).unwrap();
     let mut values = Vec::new();
@@ -130,8 +130,8 @@ fn smaps(actor: &Actor, field: &str) -> Vec<u64> {
     values
 }
 
-/// W19: shared memory is locked and uncounted (`memfd_secret`), and purging fails on it, or succeeds and leaves the
-/// content. Here it is ordinary shared memory, and purging it gives the pages back in every process.
+/// W19: shared memory is locked and unaccounted (`memfd_secret`), and a purge fails or keeps the content.
+/// Here it is ordinary shared memory, and a purge frees the pages in all processes.
 #[test]
 fn w19_purge_of_shared_memory_frees_its_pages() {
     let mut producer = actor!();
@@ -154,14 +154,14 @@ fn w19_purge_of_shared_memory_frees_its_pages() {
     for place in ["0", "524288", "1044480"] {
         assert_eq!(importer.ok(&format!("read-at m {place} 4096")), zeros);
     }
-    // It is the same memory still.
+    // The mapping still shares memory with the producer.
     assert_eq!(importer.ok("is_current m"), "true");
     producer.ok("fill r 2");
     importer.check("m", 2);
 }
 
-/// W36: the state of the library after a fork is the parent's: its handles name the parent's pid and fds, its locks may be
-/// taken for ever. Here the child's exports are its own, and what it inherited says so.
+/// W36: after a fork the child uses the parent's state: handles name the parent's pid and fds, and a lock
+/// may stay taken forever. Here the child has exports of its own, and inherited pools are frozen.
 #[test]
 fn w36_handles_of_forked_child_name_the_child() {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "pidfd,socket").start();
@@ -173,7 +173,7 @@ fn w36_handles_of_forked_child_name_the_child() {
     importer.ok(&format!("open {parents} -> parents"));
     for round in 0..5 {
         let child = producer.fork();
-        // The parent's block, for which the cache has a handle: not the child's to export.
+        // The cache has a handle for this block of the parent, which the child must not use.
         for command in ["handle p.b", "export p.b -> e"] {
             producer.fails(&format!("child {command}"), "Frozen");
         }
@@ -185,7 +185,7 @@ fn w36_handles_of_forked_child_name_the_child() {
         assert_ne!(childs.nonce(), parents.nonce());
         importer.ok(&format!("open {childs} -> childs"));
         importer.check("childs", round);
-        // The parent's cached handle is what it was, and the child can open it.
+        // The parent's cached handle is unchanged, and the child can open it.
         assert_eq!(producer.handle("handle p.b"), parents);
         producer.ok(&format!("child open {parents} -> parents"));
         assert_eq!(producer.ok("child check parents 1"), "same");

@@ -1,4 +1,4 @@
-//! dma-bufs between processes: by value, over the slab pool, whoever is killed.
+//! dma-bufs shared between processes: handles, the slab pool, killed processes, fences, links.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -9,19 +9,20 @@ fn in_mode(mode: &str) -> Actor {
     spawn!().env("UMF_IPC_EXCHANGE", mode).start()
 }
 
-/// The last is too large for a slab.
+/// Allocates blocks of several sizes. The last is too large for a slab.
 fn blocks(producer: &mut Actor, source: &str) -> Vec<Handle> {
     scenarios::blocks(producer, &format!("dma-buf {source}"), (2 << 20) + 4096)
 }
 
-/// The buffers that the kernel has of a process of this test; `None` where it does not show them.
+/// Returns the number of dma-bufs of a process, or `None` if debugfs cannot be read.
 fn buffers_of(pid: u32) -> Option<usize> {
     machine::dma_bufs_of(pid).map(|lines| lines.len())
 }
 
-/// Waits until as many are left: a process that was killed lets go of its memory in its own time.
+/// Waits until `count` dma-bufs of a process are left. The kernel frees those of a killed process with a
+/// delay.
 #[track_caller]
-fn leaves(pid: u32, count: usize) {
+fn await_buffers(pid: u32, count: usize) {
     for _ in 0..1000 {
         if buffers_of(pid).is_none_or(|found| found == count) {
             return;
@@ -34,7 +35,7 @@ fn leaves(pid: u32, count: usize) {
 #[test]
 fn processes_read_each_others_writes_through_handles() {
     for source in machine::dma_buf_sources("processes_read_each_others_writes_through_handles") {
-        // The ways do not depend on who made the buffer.
+        // The modes do not depend on the source of the buffer.
         let all: &[_] = &["pidfd", "socket", "auto", "procfs,pidfd", "procfs,socket"];
         for &mode in if source == "udmabuf" { all } else { &["auto"] } {
             let mut producer = in_mode(mode);
@@ -53,11 +54,11 @@ fn processes_read_each_others_writes_through_handles() {
 #[test]
 fn freed_block_is_reused_only_after_last_close() {
     for source in machine::dma_buf_sources("freed_block_is_reused_only_after_last_close") {
-        // A block among others in a buffer, and one that has a buffer of its own.
+        // A block in a shared buffer, and a block in a buffer of its own.
         for (size, others) in [(4096_u64, 300), ((2 << 20) + 4096, 4)] {
             let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
             producer.ok(&format!("pool p dma-buf {source}"));
-            // So that the region of small ones stays.
+            // Keeps the region of small blocks allocated.
             producer.ok("alloc p 4096 -> p.stays");
             let none = buffers_of(producer.pid());
             producer.ok(&format!("alloc p {size} -> p.b"));
@@ -111,7 +112,7 @@ fn killed_importer_leaves_nothing() {
         }
         assert_ne!(buffers, Some(0));
         let mut before = None;
-        // The second finds the producer as the first left it.
+        // The second kill must leave the producer as the first did.
         for _ in 0..2 {
             scenarios::kill_importer(&mut producer, in_mode("auto"), &handles);
             before.get_or_insert_with(|| ProcessSnapshot::of(&producer)).assert_restored(&producer);
@@ -119,7 +120,7 @@ fn killed_importer_leaves_nothing() {
         }
         let pid = producer.pid();
         producer.finish();
-        leaves(pid, 0);
+        await_buffers(pid, 0);
     }
 }
 
@@ -133,16 +134,16 @@ fn killed_producer_leaves_open_memory_only() {
         let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {} -> m", handles[2]));
         producer.kill();
-        // What is open stays, with its content; nothing else does.
+        // Open memory keeps its content; other memory cannot be opened.
         importer.check("m", 3);
         if buffers_of(pid).is_some() {
-            leaves(pid, 1);
+            await_buffers(pid, 1);
         }
         // In another buffer.
         importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
         importer.ok("close m");
         importer.ok("evict");
-        leaves(pid, 0);
+        await_buffers(pid, 0);
         clean.assert_restored(&importer);
         importer.finish();
     }
@@ -160,11 +161,11 @@ fn killed_producer_and_importer_leave_nothing() {
         let pid = producer.pid();
         producer.kill();
         importer.kill();
-        leaves(pid, 0);
+        await_buffers(pid, 0);
     }
 }
 
-/// An actor whose settings have a pool `frames` over dma-bufs.
+/// Starts an actor whose settings define a pool `frames` over dma-bufs.
 fn with_settings(keys: &[(&str, &str)]) -> Actor {
     let mut spawn =
         spawn!().env("UMF_POOL_FRAMES_PROVIDER", "frames").env("UMF_PROVIDER_FRAMES_KIND", "dma-buf");
@@ -202,7 +203,7 @@ fn inapplicable_settings_are_refused() {
     assert!(message.contains("udmabuf"), "{message}");
 }
 
-/// Fences of vgem: what a device at work looks like, without one (`drm/vgem_drm.h`).
+/// Fences of the driver vgem (`drm/vgem_drm.h`), which stand for a working device.
 mod device {
     use std::fs::File;
     use std::os::fd::{AsRawFd, BorrowedFd};
@@ -234,7 +235,7 @@ mod device {
     }
 
     fn call<T>(card: &File, number: libc::Ioctl, value: &mut T) -> std::io::Result<()> {
-        // SAFETY: each structure is the one that its number is for; what it points to has the room that it says.
+        // SAFETY: the structure belongs to this ioctl number, and its pointers are valid for their lengths.
         match unsafe { libc::ioctl(card.as_raw_fd(), number, std::ptr::from_mut(value)) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -245,7 +246,7 @@ mod device {
     #[repr(C)]
     struct Version {
         numbers: [i32; 3],
-        /// Of the name, the date and the description: room, and where.
+        /// Capacity and address of the buffers for the name, the date and the description.
         texts: [(usize, usize); 3],
     }
 
@@ -261,7 +262,7 @@ mod device {
         Ok(name.starts_with(b"vgem\0"))
     }
 
-    /// A device that writes a buffer until this is dropped.
+    /// Fence of a device that writes a buffer until this is dropped.
     pub(super) struct Writes {
         card: File,
         fence: u32,
@@ -299,8 +300,7 @@ mod device {
     }
 }
 
-/// Copies are told of to the driver: they wait for a device that writes the buffer, where plain pointers would read what is not
-/// there yet.
+/// Copies are bracketed by `DMA_BUF_IOCTL_SYNC`, so that they wait for a device that writes the buffer.
 #[test]
 fn copies_wait_for_device_fences() {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -312,7 +312,7 @@ fn copies_wait_for_device_fences() {
         block.write(0, b"before").unwrap();
         let mapping = umf::open(&block.handle().unwrap()).unwrap();
         let number = block.handle().unwrap().data_fd().unwrap();
-        // SAFETY: the block's own descriptor, which its provider keeps as long as the block lives.
+        // SAFETY: the provider keeps this fd open while the block is live.
         let buffer = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
         let device = match device::Writes::to(buffer) {
             Ok(device) => device,
@@ -348,15 +348,15 @@ fn copies_wait_for_device_fences() {
     }
 }
 
-/// Messages out of dma-bufs, and into them, which the kernel cannot read for another process: they are mapped, and who copies says so
-/// to the driver; and the fall-back where they are not to be mapped.
+/// Messages from and to dma-bufs, which the kernel cannot copy between processes. The link maps them and
+/// brackets its copies by sync calls, or falls back to bounce buffers.
 #[test]
 fn links_transfer_dma_bufs() {
     use std::time::Duration;
     const BOUND: Duration = Duration::from_secs(60);
     const SIZE: u64 = 1 << 20;
     for source in machine::dma_buf_sources("links_transfer_dma_bufs") {
-        // The others do not depend on who made the buffer.
+        // The other engines do not depend on the source of the buffer.
         let engines: &[_] = if source == "udmabuf" { &["auto", "mapped", "bounce"] } else { &["auto"] };
         for &engine in engines {
             let spawn = || {
@@ -379,7 +379,7 @@ fn links_transfer_dma_bufs() {
                 assert_eq!(answer, format!("{SIZE} {by}"), "{source}");
                 other.check("p.b", seed);
             }
-            // Out of private memory into a dma-buf: the kernel cannot write there for another process.
+            // From private memory to a dma-buf, which the kernel cannot write for another process.
             if engine == "auto" {
                 other.send("link-recv-block link 2 p p.b");
                 one.ok(&format!("link-send link 2 {SIZE} 9"));

@@ -25,7 +25,7 @@ fn object_lives_until_last_registrant_ends() {
     creator.kill();
     assert_eq!(second.ok("check-object o 5"), "same");
     assert_eq!(second.ok(&format!("objects {domain}")), format!("{number}:7:102400:1"));
-    // A newcomer gets it from who is left.
+    // A new member gets the object from the remaining one.
     let mut third = member(&domain);
     third.ok(&format!("register {domain} {number} 7 -> o"));
     assert_eq!(third.ok("check-object o 5"), "same");
@@ -34,7 +34,7 @@ fn object_lives_until_last_registrant_ends() {
     second.ok("unregister-object o");
     clean.assert_restored(&second);
     assert_eq!(third.ok("check-object o 6"), "same");
-    // The last one out destroys.
+    // The last unregistration destroys the object.
     third.ok("drop-object o");
     for actor in [&mut second, &mut third] {
         let message = actor.fails(&format!("register {domain} {number} 7 -> o"), "NoSuchObject");
@@ -54,12 +54,12 @@ fn death_of_last_registrant_destroys_object() {
     let number = first.ok(&format!("create {domain} 4096 1 -> o"));
     second.ok(&format!("register {domain} {number} 1 -> o"));
     first.kill_unreaped();
-    // Dead, if not reaped, is dead.
+    // A zombie is dead.
     assert_eq!(witness.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     second.kill();
     witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
     assert_eq!(witness.ok(&format!("objects {domain}")), "");
-    // Its slot is used again, under another number.
+    // The slot is reused with another id.
     let next = witness.ok(&format!("create {domain} 4096 1 -> p"));
     assert_ne!(next, number);
     witness.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchObject");
@@ -81,21 +81,21 @@ fn process_registers_object_once() {
     for again in ["b", "c"] {
         other.ok(&format!("register {domain} {number} 1 -> {again}"));
     }
-    // Nor is a second join anything.
+    // A second join changes nothing.
     other.ok(&format!("join {domain}"));
     assert_eq!(ProcessSnapshot::of(&other), before);
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
-    // One unregistration undoes it, however often it was registered.
+    // One unregistration suffices, however often the process registered.
     other.ok(&format!("unregister {domain} {number}"));
     for handle in ["a", "b", "c"] {
         assert_eq!(other.ok(&format!("is-registered {handle}")), "false");
-        // What is mapped stays memory.
+        // The mapping stays valid.
         other.ok(&format!("check-object {handle} 0"));
     }
     assert_eq!(creator.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     other.fails(&format!("unregister {domain} {number}"), "NotRegistered");
     other.fails("unregister-object a", "NotRegistered");
-    // And anew, beside what is left of the first time.
+    // The process can register again while old handles exist.
     other.ok(&format!("register {domain} {number} 1 -> d"));
     other.ok("drop-object b");
     other.ok("drop-object c");
@@ -124,7 +124,7 @@ fn wrong_kind_domain_or_id_is_an_error() {
         let message = actor.fails(&format!("register {elsewhere} {number} 1 -> x"), "WrongDomain");
         assert!(message.contains(&elsewhere), "{message}");
         actor.fails(&format!("unregister {elsewhere} {number}"), "WrongDomain");
-        // Never given: another slot, another reuse.
+        // Ids that were never assigned: another slot, another reuse count.
         let bits = u64::from_str_radix(&number[2..], 16).unwrap();
         for never in [bits + 1, bits ^ 1 << 28, bits ^ 1 << 63] {
             actor.fails(&format!("register {domain} {never} 1 -> x"), "NoSuchObject");
@@ -199,21 +199,21 @@ fn stopped_members_cause_timeout_naming_them() {
     second.ok(&format!("register {domain} {number} 1 -> o"));
     second.ok("fill-object o 3");
     first.stop();
-    // Another one serves, table and memory.
+    // The other member serves table and memory.
     let mut third = actor!();
     third.ok(&format!("join {domain} 3000"));
     third.ok(&format!("register {domain} {number} 1 -> o"));
     assert_eq!(third.ok("check-object o 3"), "same");
     third.ok("unregister-object o");
     second.stop();
-    // All that have it are stopped.
+    // All members with the object are stopped.
     let began = Instant::now();
     let message = third.fails(&format!("register {domain} {number} 1 -> o"), "TimedOut");
     assert!(began.elapsed() < Duration::from_secs(9));
     for stopped in [&first, &second] {
         assert!(message.contains(&stopped.pid().to_string()), "{message}");
     }
-    // Stopped ones are alive: what they have is not taken from them.
+    // Stopped members are alive and keep their registrations.
     assert_eq!(third.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
     third.finish();
     let mut late = actor!();
@@ -238,7 +238,7 @@ fn failed_unregister_completes_at_next_call() {
     holder.ok(&format!("bind umf-domain-{}-arbiter-{domain}", uid()));
     actor.ok("drop-object o");
     holder.kill();
-    // It is registered until it says otherwise, and serves what it is registered for.
+    // The process stays registered until then, and serves the object.
     other.ok(&format!("register {domain} {number} 1 -> o"));
     other.ok("drop-object o");
     let next = actor.ok(&format!("create {domain} 4096 1 -> p"));
@@ -256,7 +256,7 @@ fn forked_child_keeps_memory_but_no_registration() {
     let number = parent.ok(&format!("create {domain} 4096 1 -> o"));
     parent.ok("fill-object o 1");
     let child = parent.fork();
-    // It has none of the sockets, and not the table, once its fork has returned.
+    // The child has neither sockets nor the table after the fork.
     parent.ok("child ping");
     let snapshot = ProcessSnapshot::of_pid(child);
     assert_eq!(snapshot.sockets, Vec::<String>::new());
@@ -274,7 +274,7 @@ fn forked_child_keeps_memory_but_no_registration() {
         assert!(message.contains("join the domain in this process"), "{message}");
     }
     assert_eq!(parent.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
-    // What the child lets go of is not unregistered, and nothing of it stays open there.
+    // Dropping in the child unregisters nothing, and closes its copies.
     parent.ok("child drop-object o");
     parent.ok(&format!("child leave {domain}"));
     let snapshot = ProcessSnapshot::of_pid(child);
@@ -283,7 +283,7 @@ fn forked_child_keeps_memory_but_no_registration() {
         "{snapshot:?}"
     );
     assert_eq!(parent.ok("is-registered o"), "true");
-    // It can be somebody of its own.
+    // The child can join as a member of its own.
     parent.ok(&format!("child join {domain}"));
     parent.ok(&format!("child register {domain} {number} 1 -> o"));
     assert_eq!(parent.ok("child check-object o 2"), "same");
@@ -291,7 +291,7 @@ fn forked_child_keeps_memory_but_no_registration() {
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
     parent.ok("child linger");
     parent.kill();
-    // The child outlives its parent, and its domain does.
+    // The child and the domain outlive the parent.
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     other.ok(&format!("register {domain} {number} 1 -> o"));
     assert_eq!(other.ok("check-object o 2"), "same");
@@ -300,7 +300,7 @@ fn forked_child_keeps_memory_but_no_registration() {
     assert_nothing_left(&domain);
 }
 
-/// A child that does nothing but live does not make its dead parent look alive.
+/// A live child does not make its dead parent look alive.
 #[test]
 fn forked_child_does_not_keep_dead_parent_registered() {
     let domain = name("orphan");
@@ -314,7 +314,7 @@ fn forked_child_does_not_keep_dead_parent_registered() {
     assert_eq!(other.ok(&format!("objects {domain}")), "");
 }
 
-/// Pids mean nothing between pid namespaces; domains do not need them.
+/// Domains do not depend on pids, which differ between pid namespaces.
 #[test]
 fn across_pid_namespaces() {
     let domain = name("namespaces");
@@ -338,7 +338,7 @@ fn across_pid_namespaces() {
     assert_nothing_left(&domain);
 }
 
-/// As many as an MPI job has on one node, all at the same time.
+/// Concurrent members, as many as an MPI job has on one node.
 #[test]
 fn hundred_processes_share_one_object() {
     let domain = name("node");
@@ -400,7 +400,7 @@ fn limits_are_errors_and_dead_objects_are_reclaimed() {
     for kind in 0..3 {
         actor.ok(&format!("create {domain} 4096 {kind} -> o{kind}"));
     }
-    // No fds: an error, and nothing half done. Who has none can serve nobody; others can.
+    // Without fds, calls fail and change nothing. A member without fds cannot serve others.
     let mut third = member(&domain);
     let before = actor.ok(&format!("objects {domain}"));
     actor.ok("take-fds 0");

@@ -1,4 +1,4 @@
-//! Many objects, many processes, and kills at any moment: the table stays right, and nothing grows.
+//! Domains under random kills and long random use: the table stays correct, and nothing leaks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -10,12 +10,12 @@ use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 
 fn member(domain: &str) -> Actor {
     let mut actor = actor!();
-    // A machine that is busy with other tests is slow, not stopped.
+    // Long enough for a machine that runs other tests.
     actor.ok(&format!("join {domain} 9000"));
     actor
 }
 
-/// A sequence that is the same in each run.
+/// Pseudo-random numbers that are equal in each run.
 struct Random(u64);
 
 impl Random {
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// Processes create, register and unregister as fast as they can; half of them are killed while they do.
+/// Processes create, register and unregister concurrently, and half of them are killed meanwhile.
 #[test]
 fn kills_at_random_times_leave_table_correct() {
     let domain = name("storm");
@@ -34,7 +34,7 @@ fn kills_at_random_times_leave_table_correct() {
     let board = witness.ok(&format!("create {domain} 128 77 -> board"));
     let clean = ProcessSnapshot::of(&witness);
     let mut random = Random(11);
-    // Created, registered, and numbers that were gone.
+    // Objects created, objects registered, ids that were gone.
     let mut totals = [0; 3];
     for round in 0..if machine::is_long() { 300 } else { 12 } {
         let mut workers: Vec<Actor> = (0..4).map(|_| member(&domain)).collect();
@@ -53,7 +53,7 @@ fn kills_at_random_times_leave_table_correct() {
                 *total += count.split_once('=').unwrap().1.parse::<u64>().unwrap();
             }
         }
-        // What the dead had is gone; what the living had they gave back.
+        // The registrations of dead workers are gone, and live workers have unregistered.
         assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:3"), "round {round}");
         for worker in workers {
             worker.finish();
@@ -71,14 +71,14 @@ fn kills_at_random_times_leave_table_correct() {
 
 #[derive(Default)]
 struct Model {
-    /// Who is registered, by number.
+    /// Registered actors by object.
     live: BTreeMap<String, BTreeSet<usize>>,
-    /// Numbers that were valid once.
+    /// Objects that were destroyed.
     dead: Vec<String>,
 }
 
 impl Model {
-    /// Ends the registrations that `ends` says of.
+    /// Removes the registrations for which `ends` returns `true`.
     fn end(&mut self, ends: impl Fn(&str, usize) -> bool) {
         let dead = &mut self.dead;
         self.live.retain(|number, registered| {
@@ -99,13 +99,14 @@ fn memory_of_system(field: &str) -> u64 {
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// The seed's "365 days a year": whatever comes and goes, the domain has what it has, and in the end what it began with.
+/// Random creates, registrations and kills over a long time. The domain must agree with the model, and hold
+/// in the end what it held at the start.
 #[test]
 fn long_random_use_leaks_nothing() {
     let events = if machine::is_long() { 100_000 } else { 3_000 };
     let domain = name("long");
     let mut random = Random(7);
-    // The first one is never killed: it is what must not grow.
+    // Actor 0 is never killed, so that its growth can be measured.
     let mut actors: Vec<Actor> = (0..6).map(|_| member(&domain)).collect();
     actors[0].ok(&format!("cycle-objects {domain} 300"));
     let before = ProcessSnapshot::of(&actors[0]);
@@ -121,7 +122,7 @@ fn long_random_use_leaks_nothing() {
         };
         match random.below(10) {
             _ if event % 50 == 0 => {
-                // Now and then all but the first.
+                // Sometimes all but actor 0.
                 let victims = if event % 2500 == 0 { 1..actors.len() } else { who.max(1)..who.max(1) + 1 };
                 for victim in victims {
                     actors[victim].kill();
@@ -135,7 +136,7 @@ fn long_random_use_leaks_nothing() {
                 let number = actors[who].ok(&format!("create {domain} {size} {} -> new", event % 5));
                 actors[who].ok(&format!("register {domain} {number} {} -> {number}", event % 5));
                 actors[who].ok("drop-object new");
-                // Its kind and its first event are in what it holds.
+                // The model's key contains kind and content seed of the object.
                 actors[who].ok(&format!("fill-object {number} {event}"));
                 let number = format!("{number} {} {event}", event % 5);
                 assert!(!model.live.contains_key(&number) && !model.dead.contains(&number), "{number}");

@@ -1,4 +1,4 @@
-//! Processes that sit on the names of a domain: of other users, stopped ones, ones that answer nobody.
+//! Processes that bind the socket names of a domain: of other users, stopped ones, unresponsive ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -13,7 +13,7 @@ fn member(domain: &str) -> Actor {
     actor
 }
 
-const NOBODY: u32 = 65534;
+const OTHER_UID: u32 = 65534;
 
 #[test]
 fn name_bound_by_another_user_is_refused() {
@@ -21,12 +21,12 @@ fn name_bound_by_another_user_is_refused() {
         return machine::skip("name_bound_by_another_user_is_refused", "changing the user needs root");
     }
     let domain = name("squatted");
-    // The names of this user's domain, bound by somebody else's process.
+    // The socket names of this user's domain, bound by a process of another user.
     let mut squatter = actor!();
-    squatter.ok(&format!("setuid {NOBODY}"));
+    squatter.ok(&format!("setuid {OTHER_UID}"));
     let place = format!("umf-domain-0-0-{domain}");
     squatter.ok(&format!("bind {place}"));
-    // A participant's place: another one is taken, and the squatter asked nothing.
+    // A participant's name: the member takes another one, and does not ask the squatter.
     let mut first = member(&domain);
     let number = first.ok(&format!("create {domain} 4096 1 -> o"));
     let mut second = member(&domain);
@@ -41,18 +41,18 @@ fn name_bound_by_another_user_is_refused() {
     {
         let began = Instant::now();
         let message = actor.fails(&command, "OtherUser");
-        assert!(began.elapsed() < Duration::from_secs(2), "refused, not waited for");
-        let who = format!("process {} of user {NOBODY} has bound \"{arbiter}\"", squatter.pid());
-        assert!(message.contains(&who), "{message}");
+        assert!(began.elapsed() < Duration::from_secs(2), "refused without waiting");
+        let culprit = format!("process {} of user {OTHER_UID} has bound \"{arbiter}\"", squatter.pid());
+        assert!(message.contains(&culprit), "{message}");
     }
-    // What was there stays.
+    // Existing registrations stay.
     assert_eq!(first.ok("is-registered o"), "true");
     squatter.kill();
     late.ok(&format!("join {domain}"));
     late.ok(&format!("register {domain} {number} 1 -> o"));
 }
 
-/// `connect` fails at a socket whose queue is full, and does not say whose it is.
+/// `connect` fails at a socket whose queue is full, without reporting the owner.
 #[test]
 fn name_bound_by_another_user_with_full_queue_is_refused() {
     if !machine::is_root() {
@@ -63,7 +63,7 @@ fn name_bound_by_another_user_with_full_queue_is_refused() {
     }
     let domain = name("full");
     let mut squatter = actor!();
-    squatter.ok(&format!("setuid {NOBODY}"));
+    squatter.ok(&format!("setuid {OTHER_UID}"));
     let place = format!("umf-domain-0-0-{domain}");
     squatter.ok(&format!("bind {place}"));
     squatter.ok(&format!("connect {place} 9"));
@@ -73,10 +73,10 @@ fn name_bound_by_another_user_with_full_queue_is_refused() {
     squatter.ok(&format!("bind {arbiter}"));
     squatter.ok(&format!("connect {arbiter} 9"));
     let message = actor!().fails(&format!("join {domain} 5000"), "OtherUser");
-    assert!(message.contains(&format!("of user {NOBODY} has bound \"{arbiter}\"")), "{message}");
+    assert!(message.contains(&format!("of user {OTHER_UID} has bound \"{arbiter}\"")), "{message}");
 }
 
-/// Equal names of two users are two domains; neither is asked by, nor answers, the other's processes.
+/// Equal names of two users are two domains, whose processes do not communicate.
 #[test]
 fn users_have_separate_domains() {
     if !machine::is_root() {
@@ -85,20 +85,20 @@ fn users_have_separate_domains() {
     let domain = name("users");
     let mut root = member(&domain);
     let mut other = actor!();
-    other.ok(&format!("setuid {NOBODY}"));
+    other.ok(&format!("setuid {OTHER_UID}"));
     other.ok(&format!("join {domain}"));
     let number = root.ok(&format!("create {domain} 4096 1 -> o"));
     let failure = other.ask(&format!("register {domain} {number} 1 -> o")).unwrap_err();
     assert!(["WrongDomain", "NoSuchObject"].contains(&failure.variant.as_str()), "{failure}");
     // Nor over the socket itself.
     let mut stranger = actor!();
-    stranger.ok(&format!("setuid {NOBODY}"));
+    stranger.ok(&format!("setuid {OTHER_UID}"));
     stranger.ok(&format!("connect umf-domain-0-0-{domain} 300"));
     let mut second = member(&domain);
     second.ok(&format!("register {domain} {number} 1 -> o"));
 }
 
-/// A process that was stopped while it had the arbiter: others say who it is, and go on when it does.
+/// A process that holds the arbiter: errors of other processes name it, and succeed after its end.
 #[test]
 fn held_arbiter_causes_timeout_error() {
     let domain = name("held");
@@ -109,16 +109,16 @@ fn held_arbiter_causes_timeout_error() {
     let mut late = actor!();
     let began = Instant::now();
     let message = late.fails(&format!("join {domain} 300"), "ArbiterHeld");
-    assert!(began.elapsed() >= Duration::from_millis(300), "a turn is waited for");
+    assert!(began.elapsed() >= Duration::from_millis(300), "the join waits for the arbiter");
     assert!(message.contains(&holder.pid().to_string()) && message.contains("300 ms"), "{message}");
     actor.fails(&format!("create {domain} 4096 1 -> o"), "ArbiterHeld");
-    // The kernel takes the name back.
+    // The kernel releases the name.
     holder.kill();
     actor.ok(&format!("create {domain} 4096 1 -> o"));
     late.ok(&format!("join {domain}"));
 }
 
-/// A process of the same user that has a participant's name, and answers nobody.
+/// A process of the same user that binds a participant's name and does not answer.
 #[test]
 fn unresponsive_member_is_skipped() {
     let domain = name("mute");
@@ -130,7 +130,7 @@ fn unresponsive_member_is_skipped() {
     mute.kill();
     first.ok(&format!("join {domain}"));
     first.ok(&format!("leave {domain}"));
-    // With others in the domain it is passed over.
+    // If the domain has other members, the process is skipped.
     let mut second = member(&domain);
     let mut third = member(&domain);
     second.ok(&format!("leave {domain}"));
@@ -142,8 +142,8 @@ fn unresponsive_member_is_skipped() {
     assert_eq!(third.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
 }
 
-/// Two wait for the arbiter: one has the table of a domain that dies out meanwhile, the other one found nobody. Whoever is
-/// first, they are in one domain.
+/// Two processes wait for the arbiter. The first has the table of a domain whose last member dies
+/// meanwhile, and the second found no member. Both must enter one domain, in any order.
 #[test]
 fn joins_while_last_member_dies_enter_one_domain() {
     for round in 0..8 {
@@ -153,7 +153,7 @@ fn joins_while_last_member_dies_enter_one_domain() {
         holder.ok(&format!("bind umf-domain-{}-arbiter-{domain}", uid()));
         let (mut early, mut late) = (actor!(), actor!());
         early.send(&format!("join {domain} 20000"));
-        // Long enough for it to have the table.
+        // Gives the first process time to fetch the table.
         std::thread::sleep(Duration::from_millis(100));
         last.kill();
         late.send(&format!("join {domain} 20000"));

@@ -1,5 +1,4 @@
-//! Handle bytes that are cut, damaged, of another time or forged: each is a clear error, and nothing is mapped that
-//! the producer did not export.
+//! Truncated, damaged, outdated and forged handles: each is an error, and only exported memory is mapped.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -9,7 +8,7 @@ use umf_tests::{Actor, ProcessSnapshot, actor};
 
 const SIZE: usize = 4096;
 
-/// A producer with one block that holds seed 7, and its handle.
+/// Starts a producer with one block that is filled with seed 7, and returns its handle.
 fn producer() -> (Actor, Handle) {
     let mut producer = actor!();
     producer.ok("pool p shared");
@@ -19,8 +18,8 @@ fn producer() -> (Actor, Handle) {
     (producer, handle)
 }
 
-/// compute-runtime #448: handles could not be copied by value between processes. Bytes and text are all that
-/// travels here; UMF #859, #831: and no pool is needed to open them.
+/// compute-runtime #448: handles could not be copied by value between processes. Here bytes or text suffice.
+/// UMF #859, #831: an importer needed a pool. Here it does not.
 #[test]
 fn handle_opens_from_bytes_and_text() {
     let (mut producer, handle) = producer();
@@ -60,7 +59,7 @@ fn malformed_text_is_refused_with_reason() {
         let message = importer.fails(&format!("parse {wrong}"), "Text");
         assert!(message.contains("umf1."), "{message}");
     }
-    // The last character carries 2 bits that mean nothing: two texts for one handle would defeat comparing texts.
+    // The last character has 2 unused bits. They must be 0, so that a handle has one text only.
     let last = text.chars().last().unwrap();
     for other in ["A", "B", "C", "D", "Q", "g", "w", "_", "-"] {
         if !other.starts_with(last) {
@@ -69,7 +68,7 @@ fn malformed_text_is_refused_with_reason() {
     }
 }
 
-/// UMF OS provider, as read: IPC handles have no version, length or check.
+/// UMF OS provider, as read: IPC handles have no version, length or checksum.
 #[test]
 fn truncated_or_flipped_bytes_are_refused() {
     let (_producer, handle) = producer();
@@ -105,12 +104,13 @@ fn other_version_and_other_boot_have_own_errors() {
     let other = forge::with(&handle, field::BOOT_ID, 12345);
     let message = importer.fails(&format!("open {other} -> m"), "OtherBoot");
     assert!(message.contains("another boot"), "{message}");
-    // The right one works after all that.
+    // The valid handle still works.
     importer.ok(&format!("open {handle} -> m"));
     importer.check("m", 7);
 }
 
-/// Whoever can write a handle can compute its checksum. What it may open is the ledger's word against the handle's.
+/// A process that can write a handle can compute its checksum. The importer verifies each field against
+/// the ledger.
 #[test]
 fn forged_fields_with_valid_checksum_are_refused() {
     let (mut producer, handle) = producer();
@@ -161,10 +161,10 @@ fn forged_fields_with_valid_checksum_are_refused() {
         ("the last generation", vec![(field::GENERATION, u64::MAX)], "Stale"),
         ("no pid", vec![(field::PID, 0)], "Field"),
         ("a pid beyond all", vec![(field::PID, u64::from(u32::MAX))], "Field"),
-        ("a pid that nobody has", vec![(field::PID, (1 << 30) + 1)], "ProducerGone"),
+        ("an unused pid", vec![(field::PID, (1 << 30) + 1)], "ProducerGone"),
         (
-            "a kind that nobody knows",
-            vec![(field::PROVIDER_KIND, u64::from_le_bytes(*b"nobody\0\0"))],
+            "an unknown kind",
+            vec![(field::PROVIDER_KIND, u64::from_le_bytes(*b"absent\0\0"))],
             "UnknownProvider",
         ),
         ("a kind that is no name", vec![(field::PROVIDER_KIND, u64::MAX)], "Field"),
@@ -173,14 +173,14 @@ fn forged_fields_with_valid_checksum_are_refused() {
         ("native bytes beyond their length", vec![(field::NATIVE, 1)], "Field"),
         ("a ledger fd that is none", vec![(field::LEDGER_FD, u64::from(u32::MAX))], "Field"),
     ];
-    // Each before the producer is known to the importer, and after.
+    // Each handle is opened before and after the importer knows the producer.
     for known in [false, true] {
         if known {
             importer.ok(&format!("open {handle} -> good"));
         }
         let before = ProcessSnapshot::of(&importer);
         for (what, changes, variant) in &forged {
-            // A pid is looked at only to find a producer that is not known yet.
+            // The importer reads the pid only to find an unknown producer.
             if known && *variant == "ProducerGone" {
                 continue;
             }
@@ -196,7 +196,7 @@ fn forged_fields_with_valid_checksum_are_refused() {
         importer.ok("evict");
         assert_eq!(ProcessSnapshot::of(&importer), before, "known: {known}");
     }
-    // The slot of another live block of the same region, with its generation: the ledger knows which block that is.
+    // Slot and generation of another live block of the region: the ledger has the other block's fields.
     let bytes = forge::with_all(
         &handle,
         &[(field::SLOT, u64::from(neighbour.slot())), (field::GENERATION, neighbour.generation())],
@@ -207,7 +207,8 @@ fn forged_fields_with_valid_checksum_are_refused() {
     producer.finish();
 }
 
-/// A handle may send the importer to any process and any fd number: nothing there may hang or be taken for a ledger.
+/// A handle may name any process and fd number. The importer must not hang on such an fd, or accept it as
+/// a ledger.
 #[test]
 fn handle_naming_other_process_or_fd_is_refused() {
     let (mut producer, handle) = producer();
@@ -220,13 +221,13 @@ fn handle_naming_other_process_or_fd_is_refused() {
     let own = u64::from(importer.pid());
     let no_pidfs = (field::PIDFS_INODE, 0);
     let before = ProcessSnapshot::of(&importer);
-    // The pidfs inode tells; without it (older kernels) the ledger does.
+    // The pidfs inode differs. Without it, as in older kernels, the ledger differs.
     let forged = forge::with(&handle, field::PID, pid);
     assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("another process"));
     let fd = (field::LEDGER_FD, u64::from(theirs.ledger_fd().cast_unsigned()));
     let forged = forge::with_all(&handle, &[(field::PID, pid), no_pidfs.clone(), fd]);
     assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("nonce"));
-    // Every fd of every process that is around: pipes, files, sockets, pidfds, the memory itself.
+    // Every fd of every process of the test: pipes, files, sockets, pidfds, the memory itself.
     for pid in [pid, own, u64::from(producer.pid()), u64::from(std::process::id()), 1] {
         for number in 0..24 {
             let fd = (field::LEDGER_FD, number);
@@ -284,22 +285,22 @@ mod forged {
         prop::collection::vec((prop::sample::select(ranges), value), 1..5)
     }
 
-    struct Stage {
+    struct Processes {
         producer: Actor,
         importer: Actor,
         handle: Handle,
     }
 
     thread_local! {
-        static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) };
+        static PROCESSES: RefCell<Option<Processes>> = const { RefCell::new(None) };
     }
 
-    /// Runs `test` with a live producer and an importer that stay for all cases.
-    fn on_stage<T>(test: impl FnOnce(&mut Stage) -> T) -> T {
-        STAGE.with_borrow_mut(|stage| {
-            test(stage.get_or_insert_with(|| {
+    /// Runs `test` with a producer and an importer that all cases of this thread share.
+    fn with_processes<T>(test: impl FnOnce(&mut Processes) -> T) -> T {
+        PROCESSES.with_borrow_mut(|processes| {
+            test(processes.get_or_insert_with(|| {
                 let (producer, handle) = producer();
-                Stage { producer, importer: actor!(), handle }
+                Processes { producer, importer: actor!(), handle }
             }))
         })
     }
@@ -307,14 +308,14 @@ mod forged {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 8000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Never a panic, a fault or a hang, and never more than the region.
+        /// An open must not panic, fault or hang, or map more than the region.
         #[test]
         fn random_forged_handles_never_fault(changes in changes()) {
-            on_stage(|stage| {
-                let bytes = forge::with_all(&stage.handle, &changes);
-                // The importer reads the whole mapping: past the region would be a fault, or a foreign length.
-                match stage.importer.ask(&format!("try {bytes}")) {
-                    Ok(length) => prop_assert!(length.parse::<u64>().unwrap() <= stage.handle.region_size()),
+            with_processes(|processes| {
+                let bytes = forge::with_all(&processes.handle, &changes);
+                // The importer reads the whole mapping, so that one past the region would fault.
+                match processes.importer.ask(&format!("try {bytes}")) {
+                    Ok(length) => prop_assert!(length.parse::<u64>().unwrap() <= processes.handle.region_size()),
                     Err(failure) => prop_assert_ne!(failure.variant, "System", "{}", failure.message),
                 }
                 Ok(())
@@ -324,15 +325,15 @@ mod forged {
 
     #[test]
     fn producer_and_importer_work_after_forged_handles() {
-        // Its own stage, after the same kind of abuse in little.
-        on_stage(|stage| {
+        // This thread has processes of its own, which first open some forged handles.
+        with_processes(|processes| {
             for place in 0..200 {
-                let bytes = forge::with(&stage.handle, field::BLOCK_OFFSET, 1 << (place % 64));
-                let _ = stage.importer.ask(&format!("try {bytes}"));
+                let bytes = forge::with(&processes.handle, field::BLOCK_OFFSET, 1 << (place % 64));
+                let _ = processes.importer.ask(&format!("try {bytes}"));
             }
-            stage.importer.ok(&format!("open {} -> m", stage.handle));
-            stage.importer.check("m", 7);
-            stage.producer.check("p.b", 7);
+            processes.importer.ok(&format!("open {} -> m", processes.handle));
+            processes.importer.check("m", 7);
+            processes.producer.check("p.b", 7);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Leases: what one process has open another does not use again, and gets back when it is closed, however that happens.
+//! Leases: a producer reuses a freed block only after all importers have closed it or ended.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -9,7 +9,7 @@ use umf_tests::{Actor, ProcessSnapshot, Spawn, actor, machine, spawn};
 
 const SIZE: u64 = 65536;
 
-/// A block in an actor's pool `p`, with this seed in it.
+/// Allocates and fills a block in an actor's pool `p`.
 fn block(producer: &mut Actor, name: &str, seed: u64) -> Handle {
     producer.ok(&format!("alloc p {SIZE} -> p.{name}"));
     producer.ok(&format!("fill p.{name} {seed}"));
@@ -20,26 +20,26 @@ fn held(producer: &mut Actor) -> u64 {
     producer.number("held", "bytes")
 }
 
-/// Whether one of the next blocks lies at an address.
+/// Returns whether one of the next blocks is at an address.
 fn reused(producer: &mut Actor, address: &str) -> bool {
-    // More than were ever live, so that no free block is left out.
+    // More blocks than were ever live, so that every free block is allocated.
     producer.ok(&format!("reused p {SIZE} {address} 600")) == "yes"
 }
 
-/// That all that is held goes, now.
+/// Asserts that all deferred frees complete.
 #[track_caller]
-fn drains(producer: &mut Actor) {
+fn assert_drains(producer: &mut Actor) {
     assert_eq!(producer.ok("drain 5000"), "0");
     assert_eq!(held(producer), 0);
 }
 
-/// That something is held, and stays so.
+/// Asserts that a free stays deferred.
 #[track_caller]
-fn stays_held(producer: &mut Actor) {
+fn assert_stays_held(producer: &mut Actor) {
     assert_ne!(producer.ok("drain 30"), "0");
 }
 
-/// A producer with a pool `p` of this kind, and an importer.
+/// Starts a producer with a pool `p` of this kind, and an importer.
 fn pair(kind: &str) -> (Actor, Actor) {
     let (mut producer, importer) = (actor!(), actor!());
     producer.ok(&format!("pool p {kind}"));
@@ -58,7 +58,7 @@ fn freed_block_is_reused_only_after_last_close() {
     for kind in ["shared", "isolated", "proxy", "read-only", "small 1048576"] {
         let (mut producer, mut importer) = pair(kind);
         let open = if kind == "read-only" { "open-read" } else { "open" };
-        // Once for what stays: ledgers, lease tables, rows.
+        // The first round creates what stays: ledgers, lease tables, rows.
         for round in [0, 1] {
             let clean = (round > 0).then(|| (ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)));
             let handle = block(&mut producer, "b", 1);
@@ -68,20 +68,20 @@ fn freed_block_is_reused_only_after_last_close() {
             assert!(held(&mut producer) >= SIZE, "{kind}");
             assert_eq!(importer.ok("is_current m"), "false");
             importer.fails(&format!("{open} {handle} -> n"), "Stale");
-            assert!(!reused(&mut producer, &address), "{kind}: used again while it is open");
+            assert!(!reused(&mut producer, &address), "{kind}: reused while open");
             producer.ok("trim p");
-            stays_held(&mut producer);
+            assert_stays_held(&mut producer);
             importer.check("m", 1);
             if kind != "read-only" {
-                // Written by whoever has it open: nobody else sees that.
+                // The importer can still write. No live block shares this memory.
                 importer.ok("fill m 2");
                 importer.check("m", 2);
             }
             importer.ok("close m");
-            drains(&mut producer);
-            // A file of its own goes for good; elsewhere the place is free again.
+            assert_drains(&mut producer);
+            // A pool with one file for each block frees the file. Other pools reuse the range.
             if kind == "shared" || kind.starts_with("small") {
-                assert!(reused(&mut producer, &address), "{kind}: never used again");
+                assert!(reused(&mut producer, &address), "{kind}: not reused");
             }
             producer.ok("trim p");
             importer.ok("evict");
@@ -99,7 +99,7 @@ fn released_memory_reads_as_zeros_and_is_not_reused_while_open() {
     let mut importer = actor!();
     producer.ok("pool p settings set");
     let handle = block(&mut producer, "b", 1);
-    // Its region stays: an idle one may go to the provider, and its addresses with it.
+    // Keeps the region allocated: an idle region may go back to the provider.
     let _neighbour = block(&mut producer, "neighbour", 2);
     let address = producer.ok("address p.b");
     importer.ok(&format!("open {handle} -> m"));
@@ -109,12 +109,12 @@ fn released_memory_reads_as_zeros_and_is_not_reused_while_open() {
     producer.ok("free p p.b");
     assert_eq!(importer.ok(&content), zeros);
     assert!(!reused(&mut producer, &address));
-    // What is written there goes nowhere, and its pages do not stay.
+    // Writes of the importer reach no live block, and their pages are released in the end.
     importer.ok("fill m 3");
     assert!(!reused(&mut producer, &address));
     importer.check("m", 3);
     importer.ok("close m");
-    drains(&mut producer);
+    assert_drains(&mut producer);
     assert!(reused(&mut producer, &address));
 }
 
@@ -129,11 +129,11 @@ fn lease_ends_with_last_close_of_many_opens() {
     producer.ok("free p p.b");
     for name in ["n", "m", "r"] {
         importer.ok(&format!("close {name}"));
-        stays_held(&mut producer);
+        assert_stays_held(&mut producer);
         assert_eq!(producer.number("held", "blocks"), 1);
     }
     importer.ok("close o");
-    drains(&mut producer);
+    assert_drains(&mut producer);
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn opens_and_closes_count_across_threads() {
             assert_ne!(producer.ok("drain 3"), "0", "round {round}, {thread} closed of 8");
             importer.ok(&format!("{close} t{thread}"));
         }
-        drains(&mut producer);
+        assert_drains(&mut producer);
     }
-    // Opened by this thread, closed by others, and opened again: what is left in rows does not count.
+    // A mapping opened by one thread and closed by another leaves counts in two rows, whose sum is 0.
     for _ in 0..20 {
         let handle = block(&mut producer, "b", 1);
         importer.ok(&format!("open {handle} -> m"));
@@ -179,15 +179,15 @@ fn lease_of_killed_importer_ends_without_wait() {
         } else {
             importer.kill()
         }
-        // One that it has open is freed after its death, and is not held for a moment.
+        // A block that is freed after the importer's death is not deferred.
         producer.ok("free p p.c");
         assert_eq!(producer.number("held", "blocks"), 1);
-        // The next free that finds a lease lets go of the one from before.
+        // The next free that finds a lease completes the earlier deferred free.
         producer.ok("free p p.d");
         assert_eq!(producer.number("held", "blocks"), 1);
         other.check("o", 3);
         other.ok("close o");
-        drains(&mut producer);
+        assert_drains(&mut producer);
     }
 }
 
@@ -199,51 +199,51 @@ fn stopped_importer_keeps_its_lease() {
     importer.ok(&format!("open {handle} -> m"));
     importer.stop();
     producer.ok("free p p.b");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     assert!(!reused(&mut producer, &address));
     importer.signal(libc::SIGCONT);
     importer.check("m", 1);
     importer.ok("close m");
-    drains(&mut producer);
+    assert_drains(&mut producer);
     assert!(reused(&mut producer, &address));
 }
 
 #[test]
 fn forked_importer_leases_its_own_opens_only() {
     let (mut producer, mut importer) = pair("shared");
-    // Its parent's mapping does not count once the parent has closed it.
+    // The lease of an inherited mapping ends when the parent closes it.
     let handle = block(&mut producer, "b", 1);
     importer.ok(&format!("open {handle} -> m"));
     importer.fork();
     producer.ok("free p p.b");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     importer.ok("child close m");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     importer.ok("close m");
-    drains(&mut producer);
+    assert_drains(&mut producer);
     assert_eq!(importer.ok("reap"), "0");
-    // Its own open does, by itself.
+    // An open of the child has a lease of its own.
     let handle = block(&mut producer, "c", 2);
     importer.ok(&format!("open {handle} -> m"));
     importer.fork();
     importer.ok(&format!("child open {handle} -> n"));
     importer.ok("close m");
     producer.ok("free p p.c");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     assert_eq!(importer.ok("child check n 2"), "same");
     assert_eq!(importer.ok("child is_current n"), "false");
     importer.ok("child close n");
-    drains(&mut producer);
-    // And goes with it.
+    assert_drains(&mut producer);
+    // The lease ends with the child.
     let handle = block(&mut producer, "d", 3);
     importer.ok(&format!("child open {handle} -> n"));
     producer.ok("free p p.d");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     assert_eq!(importer.ok("reap"), "0");
-    drains(&mut producer);
+    assert_drains(&mut producer);
 }
 
-/// A process that calls `exec` has nothing open any more, and can open anew.
+/// A process that calls `exec` loses its leases, and can open again.
 #[test]
 fn exec_ends_leases() {
     let (mut producer, mut importer) = pair("shared");
@@ -262,7 +262,7 @@ fn exec_ends_leases() {
     importer.check("m", 2);
     importer.ok("close m");
     importer.finish();
-    drains(&mut producer);
+    assert_drains(&mut producer);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn forked_producer_keeps_deferred_frees_and_child_has_none() {
     assert_eq!(producer.ok("child held"), "blocks=0 regions=0 bytes=0");
     assert_eq!(producer.ok("child drain 0"), "0");
     producer.fails("child alloc p 64 -> p.x", "Frozen");
-    // The child ends, and that changes nothing.
+    // The end of the child changes nothing.
     assert_eq!(producer.ok("reap"), "0");
     assert_eq!(producer.number("held", "blocks"), 2);
     assert!(!reused(&mut producer, &address));
@@ -287,7 +287,7 @@ fn forked_producer_keeps_deferred_frees_and_child_has_none() {
     importer.check("n", 2);
     importer.ok("close m");
     importer.ok("close n");
-    drains(&mut producer);
+    assert_drains(&mut producer);
     assert!(reused(&mut producer, &address));
 }
 
@@ -300,10 +300,10 @@ fn deferred_regions_and_pools_are_freed_after_close() {
         importer.ok(&format!("open {handle} -> w"));
         producer.ok("free-region w");
         importer.ok("close w");
-        drains(producer);
+        assert_drains(producer);
     };
     warm_up(&mut producer, &mut importer);
-    // A region.
+    // A region without a pool.
     let clean = ProcessSnapshot::of(&producer);
     producer.ok("region 131072 -> r");
     producer.ok("fill r 5");
@@ -313,9 +313,9 @@ fn deferred_regions_and_pools_are_freed_after_close() {
     assert_eq!(producer.ok("held"), "blocks=0 regions=1 bytes=131072");
     importer.check("m", 5);
     importer.ok("close m");
-    drains(&mut producer);
+    assert_drains(&mut producer);
     assert_eq!(ProcessSnapshot::of(&producer), clean);
-    // A pool that is dropped, with a block that was freed and one that was not.
+    // A dropped pool, with one freed and one live block that are open.
     for kind in ["shared", "proxy", "isolated"] {
         producer.ok(&format!("pool p {kind}"));
         let freed = block(&mut producer, "b", 8);
@@ -328,10 +328,10 @@ fn deferred_regions_and_pools_are_freed_after_close() {
         importer.check("m", 8);
         importer.check("n", 9);
         importer.ok("close m");
-        stays_held(&mut producer);
+        assert_stays_held(&mut producer);
         importer.check("n", 9);
         importer.ok("close n");
-        drains(&mut producer);
+        assert_drains(&mut producer);
         assert_eq!(ProcessSnapshot::of(&producer), clean, "{kind}");
     }
 }
@@ -349,29 +349,29 @@ fn allocation_fails_at_max_held_until_importer_closes() {
     for number in 0..6 {
         producer.ok(&format!("free p p.b{number}"));
     }
-    // What the thread has at hand it may still give out.
+    // The thread's cache may still contain blocks.
     let mut given = 0;
     let failure = loop {
         match producer.ask(&format!("alloc p {SIZE} -> p.g{given}")) {
             Ok(_) => given += 1,
             Err(failure) => break failure,
         }
-        assert!(given < 1000, "the bound is none");
+        assert!(given < 1000, "max_held has no effect");
     };
     assert_eq!(failure.variant, "HeldLimit", "{failure}");
     for number in 0..6 {
         importer.check(&format!("m{number}"), number);
     }
-    // The importer that never closes keeps that much, and no more.
+    // An importer that never closes can hold no more than this.
     assert!(held(&mut producer) <= 6 * SIZE);
     for number in 0..3 {
         importer.ok(&format!("close m{number}"));
     }
-    // Nobody drains: the allocation that would fail looks for itself.
+    // An allocation at the limit polls the deferred frees itself.
     producer.ok(&format!("alloc p {SIZE} -> p.last"));
     assert_eq!(producer.number("held", "blocks"), 3);
     importer.kill();
-    drains(&mut producer);
+    assert_drains(&mut producer);
 }
 
 #[test]
@@ -394,18 +394,18 @@ fn lease_from_another_pid_namespace_holds_until_its_process_ends() {
     outside.ok("close m");
     inside.ok("close m");
     inside.ok("close-elsewhere t0");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     assert!(!reused(&mut producer, &address));
     inside.check("t1", 1);
     inside.ok("close-elsewhere t1");
-    drains(&mut producer);
-    // It ends with something open, and others that come after it get its rows.
+    assert_drains(&mut producer);
+    // The importer dies with an open block, and later importers reuse its rows.
     let handle = block(&mut producer, "c", 2);
     inside.ok(&format!("open {handle} -> m"));
     producer.ok("free p p.c");
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     inside.kill();
-    drains(&mut producer);
+    assert_drains(&mut producer);
     assert!(reused(&mut producer, &address));
     let Some(mut again) = machine::in_namespaces(TEST, socket(), libc::CLONE_NEWPID) else { return };
     let handle = block(&mut producer, "d", 3);
@@ -413,13 +413,13 @@ fn lease_from_another_pid_namespace_holds_until_its_process_ends() {
     outside.ok(&format!("open {handle} -> m"));
     producer.ok("free p p.d");
     outside.kill();
-    stays_held(&mut producer);
+    assert_stays_held(&mut producer);
     again.check("m", 3);
     again.ok("close m");
-    drains(&mut producer);
+    assert_drains(&mut producer);
 }
 
-/// A process that has the pid of a dead importer holds nothing for it.
+/// A process with the pid of a dead importer does not keep its lease.
 #[test]
 fn reused_pid_of_dead_importer_holds_nothing() {
     const TEST: &str = "reused_pid_of_dead_importer_holds_nothing";
@@ -440,7 +440,7 @@ fn reused_pid_of_dead_importer_holds_nothing() {
 #[test]
 fn one_free_reclaims_leases_of_thousand_dead_importers() {
     let (mut producer, mut importer) = pair("shared");
-    // No more fds than a process has by default.
+    // The default limit of a process.
     producer.ok("rlimit nofile 1024");
     let count = 1000;
     let handle = block(&mut producer, "b", 1);
@@ -458,14 +458,14 @@ fn one_free_reclaims_leases_of_thousand_dead_importers() {
     let begun = Instant::now();
     producer.ok("free p p.c");
     println!("{count} dead importers: {:?} for the next free, {watched} fds before", begun.elapsed());
-    assert_eq!(producer.number("held", "blocks"), 1, "the one that is open still");
+    assert_eq!(producer.number("held", "blocks"), 1, "the block that is still open");
     living.check("m", 2);
     living.ok("close m");
-    drains(&mut producer);
-    // Nothing of them stays open.
+    assert_drains(&mut producer);
+    // The producer keeps no fds of dead importers.
     let now = ProcessSnapshot::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 1, "{now:?}");
-    // Their rows are others' now.
+    // Later importers reuse the rows.
     let handle = block(&mut producer, "d", 3);
     assert_eq!(importer.ask_within(&format!("fork-importers 100 {handle}"), patience).unwrap(), "100");
     importer.ok("kill-importers");

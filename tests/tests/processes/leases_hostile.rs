@@ -1,5 +1,5 @@
-//! What an importer that means harm can do to a producer and its other importers, at most (`docs/leases.md`, "Whom it
-//! protects from whom").
+//! A hostile importer, which writes to a producer's lease table, and the limits of its effect
+//! (`docs/leases.md`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use umf_tests::{ProcessSnapshot, actor};
 
-/// Every word of the lease table changes while the producer allocates, exports and frees, and while importers open and close:
-/// current blocks hold what they should, no process faults or hangs, and when all importers are gone everything is given back.
+/// Random writes to the lease table while the producer allocates, exports and frees, and while importers
+/// open and close. Current blocks keep their content, and no process faults or hangs. After the end of
+/// all importers, all frees complete.
 #[test]
 fn corrupted_lease_table_harms_no_current_block() {
     let mut producer = actor!();
@@ -42,12 +43,12 @@ fn corrupted_lease_table_harms_no_current_block() {
     println!("{rounds} blocks, {words} words written, {opened}");
     for consumer in &mut consumers {
         println!("{}", consumer.answer(patience).unwrap());
-        // What was not freed is nobody else's.
+        // A live block keeps its content.
         consumer.check("m", 1);
         assert_eq!(consumer.ok("is_current m"), "true");
     }
     producer.check("p.b", 1);
-    // And what says whose table it is.
+    // Now also the words that identify the table.
     hostile.send(&format!("scribble-leases {pid} all 200 {pids}"));
     comer.ok(&format!("try-storm {handle} 200"));
     hostile.answer(patience).unwrap();
@@ -60,19 +61,19 @@ fn corrupted_lease_table_harms_no_current_block() {
     assert_eq!(producer.ok("held"), "blocks=0 regions=0 bytes=0");
     let now = ProcessSnapshot::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 16, "{now:?}");
-    // The producer works on, with the same table. (An importer that finds another nonce in it opens nothing.)
+    // The producer works with the same table. An importer that finds another nonce there opens nothing.
     let mut newcomer = actor!();
     let opened = newcomer.ask(&format!("open {handle} -> m"));
     assert!(opened.as_ref().map_or_else(|failure| failure.variant == "Misbehaved", |_| true), "{opened:?}");
-    // Its next export writes the header anew.
+    // The next export restores the header.
     producer.ok("alloc p 4096 -> p.c");
     let next = producer.handle("handle p.c");
     newcomer.ok(&format!("open {next} -> m2"));
     producer.ok("free p p.b");
 }
 
-/// The other side of the line: who clears another's lease makes the producer use the memory again. The other can see that,
-/// and nothing worse comes of it.
+/// A hostile importer that clears the lease of another importer makes the producer reuse the memory. The
+/// other importer sees that its mapping is not current.
 #[test]
 fn lease_cleared_by_another_importer_ends() {
     let mut producer = actor!();
@@ -93,7 +94,7 @@ fn lease_cleared_by_another_importer_ends() {
     importer.fails(&format!("open {handle} -> n"), "Stale");
     importer.ok("close m");
     importer.ok("evict");
-    // Who comes after that is protected as before.
+    // Later leases work as before.
     producer.ok("alloc p 65536 -> p.c");
     producer.ok("fill p.c 2");
     let handle = producer.handle("handle p.c");
@@ -105,7 +106,7 @@ fn lease_cleared_by_another_importer_ends() {
     assert_eq!(producer.ok("drain 5000"), "0");
 }
 
-/// Counts in every row, of importers that never were: the producer holds nothing for them, and needs no descriptor.
+/// Counts in rows without an owner process: the producer defers no free, and opens no fds.
 #[test]
 fn counts_in_unowned_rows_hold_nothing() {
     let mut producer = actor!();
@@ -129,7 +130,7 @@ fn counts_in_unowned_rows_hold_nothing() {
     importer.ok("close r");
 }
 
-/// A process that locks all rows keeps other importers out, which are told so, and holds memory until it ends.
+/// A process that locks all rows makes opens of other importers fail, and holds memory until it ends.
 #[test]
 fn process_that_locks_all_rows_refuses_importers_until_it_ends() {
     let mut producer = actor!();
@@ -145,7 +146,7 @@ fn process_that_locks_all_rows_refuses_importers_until_it_ends() {
         .iter_mut()
         .map(|it| usize::from(it.ask(&format!("open {handle} -> m")).is_ok()))
         .sum::<usize>();
-    // (One row is the early importer's, and those before the eighth are not locked.)
+    // The hostile process does not lock the first eight rows, of which the early importer has one.
     assert!(opened < 8, "{opened}");
     importers[7].fails(&format!("open {handle} -> n"), "NoLeaseRow");
     producer.ok("free p p.b");

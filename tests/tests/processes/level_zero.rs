@@ -1,5 +1,5 @@
-//! Device memory of Level Zero between processes, by value: in every way in which handles travel, through pools, whoever frees,
-//! uses again or is killed. The software driver is the device; no loader is needed.
+//! Device memory of Level Zero shared between processes, in each form in which handles are exchanged. Uses
+//! the software driver without the loader.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -10,14 +10,14 @@ use tempfile::NamedTempFile;
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, machine, mpi, scenarios, spawn};
 
-/// The driver, which cargo built beside this test.
+/// Returns the path of the software driver that cargo built beside this test.
 fn driver() -> PathBuf {
     let beside = std::env::current_exe().unwrap().with_file_name("libze_soft.so");
     assert!(beside.exists(), "{} is not there", beside.display());
     beside
 }
 
-/// How handles travel: what the driver makes of them, and what the provider is told to send.
+/// Forms of handles: the driver's IPC style, and the provider's setting `handles`.
 const WAYS: [(&str, &str); 6] = [
     ("classic", "fd-functions"),
     ("classic", "fd"),
@@ -27,7 +27,7 @@ const WAYS: [(&str, &str); 6] = [
     ("opaque-socket", "opaque"),
 ];
 
-/// Settings of a machine with that driver. A loader is named in files alone.
+/// Settings file for the driver. The path of a loader can be set in files only.
 struct Machine {
     settings: NamedTempFile,
     style: &'static str,
@@ -59,12 +59,12 @@ impl Machine {
     }
 }
 
-/// What an actor has. The driver's queues have a thread as long as they have work, and a little longer: threads are not counted.
+/// Takes a snapshot without threads: the driver's queues keep their threads for a while after work.
 fn snapshot(actor: &Actor) -> ProcessSnapshot {
     ProcessSnapshot { threads: 0, ..ProcessSnapshot::of(actor) }
 }
 
-/// Waits until an actor has again what it had then.
+/// Waits until an actor holds what the snapshot shows.
 #[track_caller]
 fn assert_restored(before: &ProcessSnapshot, actor: &Actor) {
     for _ in 0..500 {
@@ -76,7 +76,7 @@ fn assert_restored(before: &ProcessSnapshot, actor: &Actor) {
     assert_eq!(snapshot(actor), *before, "actor {} has more or less than before", actor.pid());
 }
 
-/// The last is too large for a slab.
+/// Allocates blocks of several sizes. The last is too large for a slab.
 fn blocks(producer: &mut Actor) -> Vec<Handle> {
     scenarios::blocks(producer, "over level-zero", (9 << 20) + 4096)
 }
@@ -103,9 +103,9 @@ fn processes_share_device_memory_through_handles() {
 fn freed_block_is_reused_only_after_last_close() {
     for way in [WAYS[1], WAYS[4]] {
         let machine = Machine::new(way);
-        // A block among others in an allocation, and one that has an allocation of its own.
+        // A block in a shared allocation, and a block in an allocation of its own.
         for (size, others) in [(4096_u64, 300), ((9 << 20) + 4096, 4)] {
-            // The lowest addresses that are free are taken: what goes is used again at once.
+            // The driver uses the lowest free address, so that it reuses a freed one at once.
             let range = "600000000000-600040000000";
             let mut producer = machine.actor_with("ZE_SOFT_ADDRESSES", range);
             let mut importer = machine.actor();
@@ -123,7 +123,7 @@ fn freed_block_is_reused_only_after_last_close() {
             assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{way:?}");
             producer.ok("trim p");
             assert_ne!(producer.ok("drain 30"), "0", "{way:?}");
-            // Drivers may take the memory from under a peer when its handle is put back.
+            // Drivers may unmap the memory in a peer when its handle is put back.
             assert_eq!(producer.ok("ze-soft exports"), exports, "{way:?}: not put back while it is open");
             importer.check("m", 1);
             importer.ok("close m");
@@ -162,7 +162,7 @@ fn killed_importer_leaves_nothing() {
         let mut producer = machine.actor();
         let handles = blocks(&mut producer);
         let mut before = None;
-        // The second finds the producer as the first left it.
+        // The second kill must leave the producer as the first did.
         for _ in 0..2 {
             scenarios::kill_importer(&mut producer, machine.actor(), &handles);
             assert_restored(before.get_or_insert_with(|| snapshot(&producer)), &producer);
@@ -171,8 +171,8 @@ fn killed_importer_leaves_nothing() {
     }
 }
 
-/// Allocations at an address that is used again and again, each exported, opened by a peer, closed, put back and freed: no handle
-/// of one opens the next, and both sides have in the end what they had in the beginning.
+/// Cycles of allocate, export, open, close, put back and free at a reused address. A handle never opens a
+/// later allocation, and both processes hold in the end what they held at the start.
 #[test]
 fn export_open_close_cycles_leak_nothing() {
     let cycles = if machine::is_long() { 100_000 } else { 2000 };
@@ -217,13 +217,13 @@ fn open_without_driver_or_refused_by_driver_names_reason() {
     let machine = Machine::new(WAYS[1]);
     let mut producer = machine.actor();
     let handles = blocks(&mut producer);
-    // Whoever opens it has no such driver.
+    // An importer without the driver.
     let none = NamedTempFile::new().unwrap();
     std::fs::write(&none, "[provider.level-zero]\npath = \"/nowhere/libze_loader.so.1\"\n").unwrap();
     let mut without = spawn!().env("UMF_TOML", none.path().to_str().unwrap()).start();
     let message = without.fails(&format!("open {} -> m", handles[0]), "NotSupported");
     assert!(message.contains("libze1"), "{message}");
-    // Whose fds the driver does not take.
+    // An importer whose driver refuses the fd.
     let other = Machine::new(WAYS[1]);
     let mut strange =
         other.actor_with("ZE_SOFT_FAULTS", "zeMemOpenIpcHandle:1=ZE_RESULT_ERROR_INVALID_ARGUMENT");

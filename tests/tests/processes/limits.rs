@@ -1,4 +1,4 @@
-//! Importers at their limits: fds, mappings, bytes; and producers at theirs.
+//! Importers and producers at their limits: fds, cache entries, bytes, file size, address space.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, actor, spawn};
 
-/// Blocks in regions and files of their own, each with its number as seed, from 1.
+/// Allocates blocks with a region and a file each, filled with the seeds 1, 2, ...
 fn isolated(producer: &mut Actor, count: u64, size: u64) -> Vec<Handle> {
     producer.ok("pool p isolated");
     (1..=count)
@@ -28,10 +28,10 @@ fn importer_without_fds_reports_rlimit_and_recovers() {
     for mode in ["pidfd", "procfs", "socket", "auto"] {
         let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         let handles = isolated(&mut producer, 2, 4096);
-        // From no fd at all to some: the open fails at another step each time.
+        // With each number of free fds the open fails at another call.
         for left in 0..8 {
             let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
-            // The settings are read once, at the first use.
+            // The first use reads the settings.
             importer.ok("settings");
             let clean = ProcessSnapshot::of(&importer);
             importer.ok(&format!("take-fds {left}"));
@@ -42,7 +42,8 @@ fn importer_without_fds_reports_rlimit_and_recovers() {
                     importer.ok("close m");
                 }
                 Err(failure) => {
-                    // A pidfd or a connection, the ledger, the lease table, and one more for as long as the memory or a row is mapped.
+                    // An open needs a pidfd or a connection, the ledger, the lease table, and a
+                    // temporary fd to map the memory and a row.
                     assert!(left < 5, "mode {mode}, {left} fds left: {failure}");
                     assert_eq!(failure.variant, "System", "mode {mode}, {left} fds left: {failure}");
                     assert!(failure.message.contains("RLIMIT_NOFILE"), "mode {mode}, {left}: {failure}");
@@ -56,7 +57,7 @@ fn importer_without_fds_reports_rlimit_and_recovers() {
             importer.check("m", 2);
             importer.finish();
         }
-        // What is mapped needs no fd: a cached open works without any.
+        // An open of a cached region needs no fd.
         let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
         importer.ok(&format!("open {} -> m", handles[0]));
         importer.ok("close m");
@@ -91,8 +92,8 @@ fn producer_without_fds_reports_rlimit_and_recovers() {
     importer.check("m", 3);
 }
 
-/// UMF ipc cache, as read: limit off by default, an entry in use is replaced. Here in use is never evicted, and a
-/// hard limit is an error that says how to raise it.
+/// UMF ipc cache, as read: no limit by default, and entries in use are replaced. Here an entry in use is
+/// never evicted, and a hard limit is an error that names the setting.
 #[test]
 fn open_over_hard_limit_is_an_error() {
     let mut producer = actor!();
@@ -106,7 +107,7 @@ fn open_over_hard_limit_is_an_error() {
     }
     importer.check("m1", 1);
     importer.check("m2", 2);
-    // Another user of a region that is open needs no more room; an idle one makes room.
+    // A second open of an open region needs no further entry. An idle entry is evicted.
     importer.ok(&format!("open {} -> again", handles[0]));
     importer.ok("close m1");
     importer.fails(&format!("open {} -> m3", handles[2]), "LimitReached");
@@ -131,7 +132,7 @@ fn byte_limit_counts_whole_regions() {
     importer.ok("close m1");
     importer.ok(&format!("open {} -> m3", handles[2]));
     assert_eq!(importer.number("importer", "bytes"), 128 << 10);
-    // A soft limit gives way while all is in use, and is kept again afterwards.
+    // A soft limit is exceeded while all entries are in use, and kept again afterwards.
     let mut importer = spawn!().env("UMF_IPC_MAX_OPENED_BYTES", "128KiB").start();
     for (handle, name) in handles.iter().zip(1..) {
         importer.ok(&format!("open {handle} -> m{name}"));
@@ -158,7 +159,7 @@ fn cache_of_one_entry_serves_ten_thousand_opens() {
         let mut importer =
             spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "1").env("UMF_IPC_IMPORTER_SHARDS", shards).start();
         let clean = ProcessSnapshot::of(&importer);
-        // Several in use all the time, which must keep their contents.
+        // These stay open and must keep their content.
         for (handle, held) in handles.iter().zip(0..3) {
             importer.ok(&format!("open {handle} -> held{held}"));
         }
@@ -193,7 +194,7 @@ fn export_cache_stays_within_limit() {
             importer.check("m", round);
             producer.ok("unexport e");
             if let Some(old) = before.replace(handle) {
-                // Idle, so it may have been evicted: then it is stale, and never another block's memory.
+                // The idle export may have been evicted. It is then stale.
                 if let Err(failure) = importer.ask(&format!("open {old} -> old")) {
                     assert_eq!(failure.variant, "Stale");
                 } else {
@@ -205,11 +206,11 @@ fn export_cache_stays_within_limit() {
             assert!(producer.number("exporter", "entries") <= 2);
         }
         assert!(producer.number("exporter", "evictions") >= 48);
-        // Blocks that were evicted are exported anew.
+        // A block whose export was evicted can be exported again.
         let handle = producer.handle("export p.b0 -> e");
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 0);
-        // In use is never evicted: over the limit it is allowed, or refused.
+        // An export in use is never evicted. A further export exceeds the soft limit, or fails at the hard one.
         let second = producer.handle("export p.b1 -> e1");
         match producer.ask("export p.b2 -> e2") {
             Ok(text) => {
@@ -229,12 +230,12 @@ fn export_cache_stays_within_limit() {
     }
 }
 
-/// RLIMIT_FSIZE and RLIMIT_AS: what does not fit is an error at once, never a signal at a touch.
+/// RLIMIT_FSIZE and RLIMIT_AS cause an error at allocation, and no signal at the first access.
 #[test]
 fn file_size_and_address_space_limits_are_errors() {
     let mut producer = actor!();
     producer.ok("rlimit fsize 1000000");
-    // The ledger and the memory files become smaller.
+    // The ledger and the memory files are made smaller to fit.
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.b");
     producer.ok("fill p.b 1");
@@ -259,7 +260,7 @@ fn file_size_and_address_space_limits_are_errors() {
     importer.ok("evict");
     assert_eq!(ProcessSnapshot::of(&importer).mappings, clean.mappings);
     importer.ok(&format!("open {handle} -> n"));
-    // A producer with little address space: no memory, and then no ledger.
+    // A producer with little address space lacks memory for the region or for the ledger.
     let mut producer = actor!();
     producer.ok("rlimit as 100000000");
     match producer.ask("pool p shared").and_then(|_| producer.ask("alloc p 4096 -> p.b")) {

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use umf_tests::{Actor, Outcome, ProcessSnapshot, Rng, actor, machine, spawn};
 
-/// A machine that is busy with other tests is slow, not stopped.
+/// Limit for an answer. Long enough for a machine that runs other tests.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Links two actors, under the name `link` in both.
+/// Connects two actors. Both name the link `link`.
 fn join(one: &mut Actor, other: &mut Actor) {
     let address = one.ok("link-bind end");
     one.send("link-accept end 30000 -> link");
@@ -63,14 +63,14 @@ fn named_endpoint_is_found_by_name() {
     one.send("link-accept end 30000 -> link");
     other.ok(&format!("link-connect name:{name} 30000 -> link"));
     one.answer(BOUND).unwrap();
-    // A process that is killed leaves no name.
+    // A killed process leaves no name.
     one.kill();
     assert!(other.fails("link-recv link any 8 1", "PeerGone").contains("gone"));
     other.ok(&format!("link-bind end named {name}"));
     other.finish();
 }
 
-/// Of random sizes, forms and engines, with pauses; both ways at once: delivered once, in order, intact.
+/// Messages of random sizes and forms, with pauses, in both directions. Each arrives once, in order, intact.
 #[test]
 fn random_messages_arrive_once_in_order() {
     let count: u64 = if machine::is_long() { 5_000_000 } else { 20_000 };
@@ -90,7 +90,7 @@ fn random_messages_arrive_once_in_order() {
                 let answer = actor.answer(Duration::from_secs(4000)).unwrap();
                 assert_eq!(answer, format!("sent={0} received={0} refused=0", count / 2), "{engine}");
             }
-            // What it has mapped of the other one depends on who was faster.
+            // The number of mapped regions of the peer depends on timing.
             one.ok("evict");
             match &rest {
                 None => rest = Some(ProcessSnapshot::of(&one)),
@@ -105,7 +105,7 @@ fn random_messages_arrive_once_in_order() {
     }
 }
 
-/// Both are killed in turn, in the midst of whatever they do: the other one is told, and nothing grows.
+/// Kills the peer during transfers. The survivor gets an error and leaks nothing.
 #[test]
 fn kill_of_peer_is_reported_to_survivor() {
     let rounds = if machine::is_long() { 1000 } else { 12 };
@@ -121,7 +121,7 @@ fn kill_of_peer_is_reported_to_survivor() {
             join(&mut victim, &mut survivor);
         }
         let seed = rng.below(1000);
-        // What is made once is made in the first rounds.
+        // The first rounds create objects that stay.
         if round == 0 || round != 1 && rng.one_in(3) {
             survivor.send(&format!("link-exchange link {seed} {} {}", seed + 1, 1_u64 << 40));
             victim.send(&format!("link-exchange link {} {seed} {}", seed + 1, 1_u64 << 40));
@@ -143,7 +143,7 @@ fn kill_of_peer_is_reported_to_survivor() {
         times.push(start.elapsed());
         drop(victim);
         survivor.ok("link-drop link");
-        // Its regions are unmapped when they are looked at.
+        // Regions of a dead peer are unmapped by an eviction.
         survivor.ok("evict");
         let now = ProcessSnapshot::of(&survivor);
         match &rest {
@@ -156,7 +156,7 @@ fn kill_of_peer_is_reported_to_survivor() {
     let late = times.iter().filter(|time| **time > Duration::from_millis(100)).count();
     let (median, slowest) = (times[times.len() / 2], times[times.len() - 1]);
     println!(
-        "{rounds} rounds; the news took {median:?} in the median, {slowest:?} at most, {late} times more than 100 ms"
+        "{rounds} rounds; the error took {median:?} in the median, {slowest:?} at most, {late} times more than 100 ms"
     );
     survivor.finish();
 }
@@ -199,12 +199,12 @@ fn exec_or_exit_of_peer_ends_link() {
         if command == "exec" {
             other.ok("exec");
         } else {
-            // Its links are dropped as it ends.
+            // The actor drops its links before it exits.
             other.send("exit");
         }
         let failure = one.answer(BOUND).unwrap_err();
         assert_eq!(failure.variant, if command == "exec" { "PeerGone" } else { "Closed" }, "{failure}");
-        assert_eq!(one.ok("link-recv link 1 8 1"), "8 inline same", "what came before is there");
+        assert_eq!(one.ok("link-recv link 1 8 1"), "8 inline same", "an earlier message can be received");
         one.ok("link-drop link");
     }
     one.finish();
@@ -225,7 +225,7 @@ fn forked_child_cannot_use_link() {
     other.ok("link-look link");
     one.ok("link-send link 1 8 1");
     assert_eq!(other.ok("link-recv link 1 8 1"), "8 inline same");
-    // The child lives on, and does not keep the peer in the dark.
+    // A live child does not delay the error of the peer.
     one.ok("child linger");
     one.kill();
     other.fails("link-recv link any 8 1", "PeerGone");
@@ -240,7 +240,7 @@ fn handed_over_memory_arrives_mapped() {
     assert_eq!(one.ok("link-lent link"), "back=0 away=1");
     assert_eq!(other.ok("link-recv link 5 1000000 7"), "1000000 mapped same");
     assert_eq!(one.ok("link-lent link"), "back=1 away=0");
-    // Of a dead process nothing comes that was not opened.
+    // Memory of a dead process that was not opened cannot be received.
     one.ok("link-lend link 6 1000000 8");
     one.kill();
     other.fails("link-recv link 6 1000000 8", "PeerGone");
@@ -263,7 +263,7 @@ fn registered_range_is_accessible_to_peer() {
             engine => engine,
         };
         if by == "bounce" {
-            // The owner does it, in its calls.
+            // The owner copies, in its calls.
             other.send(&format!("link-put link {key} 500 90000 7"));
             owner.ok("link-serve link 100");
             assert_eq!(other.answer(BOUND).unwrap(), "bounce");
@@ -275,7 +275,7 @@ fn registered_range_is_accessible_to_peer() {
             other.ok("link-timeout link 0");
             owner.ok("link-serve link 1");
         } else {
-            // The owner does nothing for it, and may be stopped.
+            // The owner takes no part, and may be stopped.
             owner.stop();
             assert_eq!(other.ok(&format!("link-put link {key} 500 90000 7")), by);
             assert_eq!(other.ok(&format!("link-get link {key} 500 90000 7")), format!("{by} same"));
@@ -294,7 +294,7 @@ fn registered_range_is_accessible_to_peer() {
     }
 }
 
-/// Both write on the other's board at once, of which nothing is left.
+/// Both processes put and get at the same time, and leak nothing.
 #[test]
 fn concurrent_puts_and_gets_transfer_right_data() {
     let count = if machine::is_long() { 20_000 } else { 60 };
@@ -313,9 +313,9 @@ fn concurrent_puts_and_gets_transfer_right_data() {
             }
             one.send(&format!("link-exchange link 5 6 {count}"));
             let by = if engine == "auto" { "mapped" } else { engine };
-            let said = other.ask_within(&format!("link-exchange link 6 5 {count}"), 10 * BOUND).unwrap();
-            assert_eq!(said, format!("{by}={}", 2 * count), "{engine}");
-            assert_eq!(one.answer(BOUND).unwrap(), said);
+            let answer = other.ask_within(&format!("link-exchange link 6 5 {count}"), 10 * BOUND).unwrap();
+            assert_eq!(answer, format!("{by}={}", 2 * count), "{engine}");
+            assert_eq!(one.answer(BOUND).unwrap(), answer);
             one.ok("link-drop link");
             other.ok("link-drop link");
             one.ok("evict");

@@ -1,4 +1,4 @@
-//! Links where something is refused, lacking, or hostile.
+//! Links under refused permissions, missing resources and hostile peers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -20,7 +20,7 @@ fn join(one: &mut Actor, other: &mut Actor) {
 fn bounce_engine_is_used_where_kernel_refuses_reads() {
     let (mut one, mut other) = (actor!(), actor!());
     for actor in [&mut one, &mut other] {
-        // Root reads whatever it likes.
+        // The kernel lets root read any process.
         if machine::is_root() {
             actor.ok("setuid 65534");
         }
@@ -69,7 +69,7 @@ fn connection_from_another_user_is_refused() {
     one.send("link-accept end 300 -> link");
     let why = other.fails(&format!("link-connect {address} 5000 -> link"), "OtherUser");
     assert!(why.contains("65534") && why.contains("65533"), "{why}");
-    assert_eq!(one.answer(BOUND).unwrap_err().variant, "TimedOut", "nobody came");
+    assert_eq!(one.answer(BOUND).unwrap_err().variant, "TimedOut", "no peer connected");
     one.finish();
     other.finish();
 }
@@ -78,7 +78,7 @@ fn connection_from_another_user_is_refused() {
 fn failed_connect_leaves_nothing() {
     let (mut one, mut other) = (actor!(), actor!());
     let address = one.ok("link-bind end");
-    // What is made once in a process.
+    // The first link creates objects that stay.
     join(&mut actor!(), &mut other);
     other.ok("link-drop link");
     let before = ProcessSnapshot::of(&other);
@@ -93,7 +93,7 @@ fn failed_connect_leaves_nothing() {
     let why = other.fails(&format!("link-connect {address} 300 -> link"), "System");
     assert!(why.contains("RLIMIT_FSIZE"), "{why}");
     before.assert_restored(&other);
-    // Those who came and went are no peers; the next one is.
+    // Failed connections are not accepted; the next one is.
     let mut last = actor!();
     one.send("link-accept end 30000 -> link");
     last.ok(&format!("link-connect {address} 30000 -> link"));
@@ -114,7 +114,7 @@ fn unreachable_addresses_have_own_errors() {
     one.ok("link-unbind end");
     let why = one.fails(&format!("link-connect {address} 50 -> link"), "NotListening");
     assert!(why.contains(&one.pid().to_string()), "{why}");
-    // From another boot.
+    // An address of another boot.
     let address: umf::link::LinkAddress = address.parse().unwrap();
     let mut bytes = address.to_bytes();
     bytes[8] ^= 1;
@@ -126,14 +126,15 @@ fn unreachable_addresses_have_own_errors() {
     one.finish();
 }
 
-/// A peer that writes numbers all over the shared memory: calls fail or succeed, in time; nothing else is harmed.
+/// A peer that overwrites the shared memory of the link. Calls succeed or fail in time, and other links
+/// are not affected.
 #[test]
 fn hostile_peer_causes_errors_only() {
     let rounds = if machine::is_long() { 300 } else { 8 };
     let mut rng = Rng::new(7);
     let mut good = actor!();
     for round in 0..rounds {
-        // What it writes there is looked at by each engine.
+        // Each engine reads words that the peer writes.
         let engine = if round % 2 == 0 { "bounce" } else { "auto" };
         let mut hostile = spawn!().env("UMF_LINK_ENGINE", engine).start();
         join(&mut good, &mut hostile);
@@ -163,7 +164,7 @@ fn hostile_peer_causes_errors_only() {
         hostile.answer(BOUND).unwrap();
         hostile.kill();
         good.ok("link-drop link");
-        // What it has to do with others is as ever.
+        // A link to another peer works.
         let mut other = actor!();
         join(&mut good, &mut other);
         other.send("link-recv link 1 300000 5");

@@ -1,4 +1,4 @@
-//! `examples/mpi_ipc_bandwidth`, as its reader builds and runs it.
+//! Builds and runs `examples/mpi_ipc_bandwidth`, which is a workspace of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -21,12 +21,12 @@ fn cargo(what: &str) -> Command {
     cargo
 }
 
-/// What the crate `mpi` reads the C headers with.
+/// Returns whether libclang is installed, by which the crate `mpi` reads the C headers.
 fn has_libclang() -> bool {
     let folders = std::env::var("LIBCLANG_PATH").into_iter().collect::<Vec<_>>();
     let is_it = |path: &Path| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-            // (`libclang-cpp` is another one.)
+            // `libclang-cpp` is another library.
             let rest = name.strip_prefix("libclang");
             let version = rest.and_then(|rest| rest.strip_prefix('-'));
             rest.is_some_and(|rest| rest.starts_with(".so"))
@@ -55,7 +55,7 @@ fn mpi_bandwidth_example_builds_and_runs() {
             "no libclang (Debian: libclang-dev), which the crate mpi needs to be built",
         );
     }
-    // Its packages are its own: where they are neither here nor to be had, there is nothing to build.
+    // The example has packages of its own, which may be neither cached nor available.
     let fetched = |more: &[&str]| cargo("fetch").args(more).output().unwrap();
     if !fetched(&["--offline"]).status.success() {
         let output = fetched(&[]);
@@ -64,7 +64,7 @@ fn mpi_bandwidth_example_builds_and_runs() {
             return machine::skip(TEST, &format!("the crate mpi cannot be fetched: {why}"));
         }
     }
-    // One folder for all runs: cargo locks it, and builds only what changed.
+    // All runs share this folder, which cargo locks.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mpi-example");
     let built = cargo("build").args(["--offline", "--target-dir"]).arg(&target).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

@@ -1,11 +1,12 @@
-//! Who may open what: other users, undumpable producers, namespaces. Each refusal says why and what to do.
+//! Permissions to open a handle: other users, undumpable processes, namespaces. Each refusal states the
+//! reason and the remedy.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, Spawn, actor, machine, spawn};
 
-const NOBODY: u32 = 65534;
+const OTHER_UID: u32 = 65534;
 
 fn in_mode(mode: &str) -> Spawn {
     spawn!().env("UMF_IPC_EXCHANGE", mode)
@@ -18,15 +19,16 @@ fn one_block(producer: &mut Actor) -> Handle {
     producer.handle("handle p.b")
 }
 
-/// An actor of another user than root. Its credentials changed, so that it is undumpable until it says otherwise.
-fn as_nobody(spawn: Spawn, dumpable: bool) -> Actor {
+/// Starts an actor that changes to an unprivileged user. A process that changes its credentials is
+/// undumpable until it sets the flag.
+fn as_other_user(spawn: Spawn, dumpable: bool) -> Actor {
     let mut actor = spawn.start();
-    actor.ok(&format!("setuid {NOBODY}"));
+    actor.ok(&format!("setuid {OTHER_UID}"));
     actor.ok(&format!("dumpable {}", u8::from(dumpable)));
     actor
 }
 
-/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, and the user must find out why.
+/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, without a reason.
 #[test]
 fn other_user_is_refused_with_reason_and_remedy() {
     if !machine::is_root() {
@@ -35,7 +37,7 @@ fn other_user_is_refused_with_reason_and_remedy() {
     for mode in ["pidfd", "procfs", "socket", "auto", "pidfd,procfs,socket"] {
         let mut producer = in_mode(mode).start();
         let handle = one_block(&mut producer);
-        let mut importer = as_nobody(in_mode(mode), true);
+        let mut importer = as_other_user(in_mode(mode), true);
         let clean = ProcessSnapshot::of(&importer);
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("remedy: "), "{message}");
@@ -51,25 +53,25 @@ fn other_user_is_refused_with_reason_and_remedy() {
         }
         importer.ok("evict");
         clean.assert_restored(&importer);
-        // The refused one took nothing from others.
+        // Other importers are not affected.
         let mut root = in_mode(mode).start();
         root.ok(&format!("open {handle} -> m"));
         root.check("m", 5);
     }
 }
 
-/// Of two users of whom neither is root, neither trusts the other's socket. No mode's reason is lost.
+/// Two unprivileged users do not trust each other's sockets. The error contains the reason of each mode.
 #[test]
 fn socket_of_another_user_is_refused_like_other_modes() {
     if !machine::is_root() {
         return machine::skip("socket_of_another_user", "changing the user needs root");
     }
-    let mut producer = as_nobody(in_mode("pidfd,procfs,socket"), true);
+    let mut producer = as_other_user(in_mode("pidfd,procfs,socket"), true);
     let handle = one_block(&mut producer);
     assert!(handle.is_served());
     for (mode, tried) in [("auto", &["pidfd", "procfs", "socket"][..]), ("socket", &["socket"])] {
         let mut importer = in_mode(mode).start();
-        importer.ok(&format!("setuid {}", NOBODY - 1));
+        importer.ok(&format!("setuid {}", OTHER_UID - 1));
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         for mode in tried {
             assert!(message.contains(&format!(" {mode}: ")), "{message}");
@@ -79,16 +81,16 @@ fn socket_of_another_user_is_refused_like_other_modes() {
     }
 }
 
-/// Two processes of one user, neither root: the case that works without any right.
+/// Two processes of one unprivileged user can share memory in each mode.
 #[test]
 fn same_user_needs_no_privileges() {
     if !machine::is_root() {
         return machine::skip("same_user_needs_no_privileges", "changing the user needs root");
     }
     for mode in ["auto", "pidfd", "procfs", "socket"] {
-        let mut producer = as_nobody(in_mode(mode), true);
+        let mut producer = as_other_user(in_mode(mode), true);
         let handle = one_block(&mut producer);
-        let mut importer = as_nobody(in_mode(mode), true);
+        let mut importer = as_other_user(in_mode(mode), true);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
         importer.finish();
@@ -105,23 +107,23 @@ fn undumpable_producer_is_reached_over_socket_only() {
         );
     }
     for mode in ["pidfd", "procfs"] {
-        let mut producer = as_nobody(in_mode(mode), false);
+        let mut producer = as_other_user(in_mode(mode), false);
         let handle = one_block(&mut producer);
-        let mut importer = as_nobody(in_mode(mode), true);
+        let mut importer = as_other_user(in_mode(mode), true);
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("not dumpable") && message.contains("UMF_IPC_EXCHANGE=socket"), "{message}");
         assert!(!handle.is_served());
-        // That the importer would take the socket does not help: it was for the producer to decide.
-        let mut importer = as_nobody(in_mode("socket"), true);
+        // The mode of the importer does not help: the producer serves no socket.
+        let mut importer = as_other_user(in_mode("socket"), true);
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("decided so at its first export"), "{message}");
     }
     for mode in ["auto", "socket", "procfs,socket"] {
-        let mut producer = as_nobody(in_mode(mode), false);
+        let mut producer = as_other_user(in_mode(mode), false);
         let handle = one_block(&mut producer);
-        assert!(handle.is_served(), "mode {mode}: the producer sees that it will be needed");
+        assert!(handle.is_served(), "mode {mode}: an undumpable producer serves its socket");
         assert_eq!(ProcessSnapshot::of(&producer).sockets.len(), 1);
-        let mut importer = as_nobody(in_mode(mode), true);
+        let mut importer = as_other_user(in_mode(mode), true);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
         importer.finish();
@@ -135,15 +137,16 @@ fn undumpable_importer_can_open() {
         return machine::skip("undumpable_importer_can_open", "changing the user needs root");
     }
     for mode in ["auto", "pidfd", "procfs", "socket"] {
-        let mut producer = as_nobody(in_mode(mode), true);
+        let mut producer = as_other_user(in_mode(mode), true);
         let handle = one_block(&mut producer);
-        let mut importer = as_nobody(in_mode(mode), false);
+        let mut importer = as_other_user(in_mode(mode), false);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
     }
 }
 
-/// The importer in a user namespace of its own, as rootless containers have: no right over processes outside of it.
+/// An importer in a user namespace of its own, as in rootless containers, has no rights over processes
+/// outside.
 #[test]
 fn importer_in_user_namespace_needs_socket() {
     const TEST: &str = "importer_in_user_namespace_needs_socket";
@@ -164,7 +167,7 @@ fn importer_in_user_namespace_needs_socket() {
     importer.check("m", 5);
 }
 
-/// Containers: the producer's pid means another process here, or none.
+/// In another pid namespace, as in containers, the producer's pid is another process or free.
 #[test]
 fn socket_serves_across_pid_namespaces() {
     const TEST: &str = "socket_serves_across_pid_namespaces";
@@ -183,7 +186,7 @@ fn socket_serves_across_pid_namespaces() {
             assert!(message.contains("UMF_IPC_EXCHANGE=socket in the producer"), "{message}");
         }
         if !machine::is_root() {
-            // The user namespace that this takes has no numbers for users.
+            // This needs a user namespace, in which user ids are unmapped.
             continue;
         }
         let Some((mut producer, mut importer)) = pair("socket") else { return };
@@ -193,13 +196,14 @@ fn socket_serves_across_pid_namespaces() {
         let clean = ProcessSnapshot::of(&importer);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
-        // Its death is seen through the socket, there being no pidfd.
+        // Without a pidfd, the importer notices the death by the socket.
         producer.kill();
         importer.check("m", 5);
         importer.fails(&format!("open {another} -> n"), "ProducerGone");
         importer.ok("close m");
         importer.ok("evict");
-        // Who never met it cannot tell its death from a network namespace of its own.
+        // An importer without a connection cannot distinguish a dead producer from one in another network
+        // namespace.
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("another one, or has ended"), "{message}");
         clean.assert_restored(&importer);
@@ -207,7 +211,7 @@ fn socket_serves_across_pid_namespaces() {
     if !machine::is_root() {
         return machine::skip(TEST, "the socket needs to know users");
     }
-    // A producer inside sees by itself that nobody can reach it by number.
+    // A producer in a pid namespace serves its socket by default, as other modes cannot reach it.
     let Some(mut producer) = machine::in_namespaces(TEST, in_mode("auto"), flags) else { return };
     let handle = one_block(&mut producer);
     assert!(handle.is_served());
@@ -237,7 +241,8 @@ fn socket_is_refused_across_network_namespaces() {
     importer.check("m", 5);
 }
 
-/// Containers with a network of their own: nothing says that the producer is dead, and the user must find out why.
+/// Containers with a network namespace of their own: no mode reaches the producer, and the error names the
+/// remedy.
 #[test]
 fn no_mode_crosses_pid_and_network_namespaces() {
     const TEST: &str = "no_mode_crosses_pid_and_network_namespaces";
@@ -253,7 +258,7 @@ fn no_mode_crosses_pid_and_network_namespaces() {
     producer.finish();
 }
 
-/// A container without `/proc`, or with the host's: that says nothing about the producer.
+/// A container without `/proc`: the modes that do not need it work.
 #[test]
 fn other_modes_work_without_proc() {
     const TEST: &str = "other_modes_work_without_proc";
@@ -262,7 +267,7 @@ fn other_modes_work_without_proc() {
     }
     let mut producer = in_mode("socket").start();
     let handle = one_block(&mut producer);
-    // Rows of lease tables are locked through /proc, or through what comes over the socket.
+    // Row locks need a file opened through /proc, or one that came over the socket.
     for (mode, why) in [
         ("procfs", "no /proc of this pid namespace"),
         ("procfs,pidfd", "mount /proc here, or set UMF_IPC_EXCHANGE=socket"),
@@ -289,7 +294,7 @@ fn other_modes_work_without_proc() {
     producer.finish();
 }
 
-/// Connections of strangers are answered and closed: they take no place, and nobody else loses theirs.
+/// Connections of other users are answered and closed, and displace no other connection.
 #[test]
 fn connections_of_other_users_displace_no_client() {
     if !machine::is_root() {
@@ -305,10 +310,10 @@ fn connections_of_other_users_displace_no_client() {
     let mut importer = in_mode("socket").start();
     importer.ok(&format!("open {handle} -> m"));
     let snapshot = ProcessSnapshot::of(&producer);
-    let mut stranger = as_nobody(in_mode("socket"), true);
+    let mut stranger = as_other_user(in_mode("socket"), true);
     stranger.ok(&format!("connect {name} 600"));
     snapshot.assert_restored(&producer);
-    // It can say what it was told, whether it asks before or after that.
+    // The refused importer reports the reason, in any order of request and answer.
     for _ in 0..50 {
         let message = stranger.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("does not serve uid 65534"), "{message}");
@@ -316,8 +321,8 @@ fn connections_of_other_users_displace_no_client() {
     producer.finish();
 }
 
-/// All users without a number in a user namespace look alike there. In one pid namespace the kernel still tells them
-/// apart (see `importer_in_user_namespace_needs_socket`); where the peer's process is not seen either, neither side trusts it.
+/// Unmapped users of a user namespace have the same id there. In one pid namespace the kernel can still
+/// distinguish them (`importer_in_user_namespace_needs_socket`). Otherwise neither side trusts the other.
 #[test]
 fn unmapped_users_are_not_trusted() {
     const TEST: &str = "unmapped_users_are_not_trusted";
@@ -335,10 +340,10 @@ fn unmapped_users_are_not_trusted() {
     if !machine::is_root() {
         return machine::skip(TEST, "a second user needs root");
     }
-    // Root outside: its number is 65534 inside, as is that of the other user there.
+    // Inside, both root and the other user have the id 65534.
     let mut producer = machine::in_namespaces(TEST, in_mode("socket"), libc::CLONE_NEWUSER).unwrap();
     let handle = one_block(&mut producer);
-    let mut importer = as_nobody(in_mode("socket"), true);
+    let mut importer = as_other_user(in_mode("socket"), true);
     importer.fails(&format!("open {handle} -> m"), "NotPermitted");
     let mut importer = in_mode("socket").start();
     importer.ok(&format!("open {handle} -> m"));

@@ -1,4 +1,4 @@
-//! Producers that end, change, stop or are replaced.
+//! Producers that end, stop, call exec, or are replaced, and fds of producers that are replaced.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -13,14 +13,14 @@ use umf::Handle;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, machine, spawn};
 
-/// The modes in which an fd can travel.
+/// Exchange modes.
 const MODES: [&str; 4] = ["auto", "pidfd", "procfs", "socket"];
 
 fn in_mode(mode: &str) -> Actor {
     spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_OPEN_TIMEOUT_MS", "400").start()
 }
 
-/// Two blocks, each in a region and a file of its own, with seeds 1 and 2.
+/// Allocates two blocks with a region and a file each, filled with the seeds 1 and 2.
 fn two_blocks(producer: &mut Actor) -> [Handle; 2] {
     producer.ok("pool p isolated");
     [1, 2].map(|seed| {
@@ -30,9 +30,9 @@ fn two_blocks(producer: &mut Actor) -> [Handle; 2] {
     })
 }
 
-/// What must hold once a producer is gone whose first handle the importer has open as `m`: the mapping stays, new
-/// opens say that it is gone, and nothing stays open.
-fn gone(importer: &mut Actor, handles: &[Handle; 2], clean: &ProcessSnapshot) {
+/// Asserts the state after the end of a producer whose first handle the importer has open as `m`: the
+/// mapping stays valid, opens fail as `ProducerGone`, and no fd or mapping remains after closing.
+fn assert_gone(importer: &mut Actor, handles: &[Handle; 2], clean: &ProcessSnapshot) {
     importer.check("m", 1);
     importer.ok("fill m 9");
     importer.check("m", 9);
@@ -72,14 +72,14 @@ fn exited_or_killed_producer_is_gone() {
                 }
             }
             assert!(!ProcessSnapshot::is_bound(socket), "mode {mode}, {how}");
-            gone(&mut importer, &handles, &clean);
+            assert_gone(&mut importer, &handles, &clean);
             importer.finish();
             drop(kept);
         }
     }
 }
 
-/// Without rights over other processes, what is left of an ended one refuses everything: that is not the reason.
+/// To an unprivileged process, `/proc` refuses access to a zombie. The error must still be `ProducerGone`.
 #[test]
 fn ended_producer_of_unprivileged_user_is_gone() {
     for mode in MODES {
@@ -99,7 +99,7 @@ fn ended_producer_of_unprivileged_user_is_gone() {
         importer.ok(&format!("open {} -> m", handles[0]));
         producer.kill_unreaped();
         late.fails(&format!("open {} -> m", handles[0]), "ProducerGone");
-        gone(&mut importer, &handles, &clean);
+        assert_gone(&mut importer, &handles, &clean);
     }
 }
 
@@ -115,8 +115,8 @@ fn producer_after_exec_is_gone() {
         producer.ok("exec");
         producer.ok("ping");
         assert_eq!(ProcessSnapshot::of(&producer), clean_producer, "everything is close-on-exec");
-        gone(&mut importer, &handles, &clean);
-        // The same process, as a new producer.
+        assert_gone(&mut importer, &handles, &clean);
+        // The same process is now another producer.
         let again = two_blocks(&mut producer);
         assert_eq!(again[0].pid(), handles[0].pid());
         importer.ok(&format!("open {} -> m", again[0]));
@@ -128,8 +128,8 @@ fn producer_after_exec_is_gone() {
     }
 }
 
-/// A pid is forced to be used again. Start times alone do not tell such processes apart (10 ms ticks); the pidfs
-/// inode and the nonce in the ledger do.
+/// Reuses a pid. Start times (10 ms ticks) do not distinguish the processes; the pidfs inode and the nonce
+/// in the ledger do.
 #[test]
 fn reused_pid_of_producer_is_another_process() {
     const TEST: &str = "reused_pid_of_producer_is_another_process";
@@ -147,15 +147,15 @@ fn reused_pid_of_producer_is_another_process() {
             let pid = producer.pid();
             producer.kill();
             let Ok(mut other) = spawn!().env("UMF_IPC_EXCHANGE", mode).pid(pid).try_start() else {
-                return machine::skip(TEST, "the pid was taken by somebody else, or clone3 has no set_tid");
+                return machine::skip(TEST, "the pid was taken by another process, or clone3 has no set_tid");
             };
             assert_eq!(other.pid(), pid);
-            // It does the same, so that it has the same fds under the same numbers.
+            // The new process does the same, so that its fds have the same numbers.
             let others = two_blocks(&mut other);
             assert_eq!(others[1].data_fd(), handles[1].data_fd());
             let variant = match (known, mode) {
                 (true, _) => "ProducerGone",
-                // Nobody answers under its nonce, and before Linux 6.9 there is nothing else to tell by.
+                // No socket has its nonce, and before Linux 6.9 there is no other evidence.
                 (false, "socket") if handles[1].pidfs_inode() == 0 => "ProducerGone",
                 (false, _) => "ProducerReplaced",
             };
@@ -164,7 +164,7 @@ fn reused_pid_of_producer_is_another_process() {
             if known {
                 importer.check("m", 1);
             }
-            // Where the kernel has no inodes for processes, the nonce decides.
+            // Without a pidfs inode, the nonce differs.
             if !known && mode != "socket" {
                 let forged = forge::with(&handles[1], field::PIDFS_INODE, 0);
                 let message = importer.fails(&format!("open {forged} -> n"), "ProducerReplaced");
@@ -199,7 +199,7 @@ fn replaced_data_fd_is_other_object() {
                 }
                 let message = importer.fails(&format!("open {} -> n", handles[1]), "OtherObject");
                 assert!(message.contains(&format!("fd {number} of producer")), "{message}");
-                // The other export is not touched by that.
+                // The other export still works.
                 if !known {
                     importer.ok(&format!("open {} -> m", handles[0]));
                 }
@@ -207,7 +207,7 @@ fn replaced_data_fd_is_other_object() {
             }
         }
     }
-    // Over the socket fds do not go by number: the producer sends what it has, which is checked all the same.
+    // Over the socket, the producer sends its fd, and the importer verifies the file.
     let mut producer = in_mode("socket");
     let handles = two_blocks(&mut producer);
     producer.ok(&format!("replace-fd {} memfd", handles[1].data_fd().unwrap()));
@@ -216,8 +216,8 @@ fn replaced_data_fd_is_other_object() {
     importer.ok(&format!("open {} -> m", handles[0]));
 }
 
-/// The error where a producer's process has another file as its ledger. Where pidfds have inodes
-/// (Linux 6.9), it is known to be the same process.
+/// Returns the error for a producer process whose ledger fd is another file. If pidfds have inodes (Linux
+/// 6.9), the importer knows that it is the same process.
 fn same_process(handle: &Handle) -> &'static str {
     if handle.pidfs_inode() == 0 { "ProducerReplaced" } else { "ProducerGone" }
 }
@@ -242,7 +242,7 @@ fn replaced_ledger_fd_is_an_error() {
         let message = importer.fails(&format!("open {} -> n", handles[0]), variant);
         assert!(variant == "ProducerGone" || message.contains(evidence), "{message}");
         importer.ok("evict");
-        // (A thread closes what is not shared memory.)
+        // A background thread closes files that are not shared memory.
         clean.assert_restored(&importer);
     }
 }
@@ -274,14 +274,14 @@ fn stopped_producer_times_out_over_socket_only() {
             importer.ok(&format!("open {handle} -> m"));
             importer.check("m", seed);
         }
-        // Stopped when the importer is connected already.
+        // The producer stops while the importer is connected.
         producer.ok("alloc p 4096 -> p.b3");
         producer.ok("fill p.b3 3");
         let third = producer.handle("handle p.b3");
         producer.stop();
         if mode == "socket" {
             importer.fails(&format!("open {third} -> n"), "TimedOut");
-            // What is open already does not need the producer.
+            // A cached open does not need the producer.
             importer.ok(&format!("open {} -> n", handles[0]));
         }
         producer.signal(libc::SIGCONT);
@@ -292,14 +292,14 @@ fn stopped_producer_times_out_over_socket_only() {
     }
 }
 
-/// Whether the file was opened since the watch began.
+/// Returns whether the watched file was opened since the last call.
 fn was_opened(watch: &mut File) -> bool {
     let mut events = [0; 4096];
     watch.read(&mut events).is_ok_and(|count| count > 0)
 }
 
-/// A number may lead anywhere. Opening it by `/proc` is an act (of a device, a file server, somebody's lock), which
-/// must not happen to a file that is not the one wanted.
+/// An fd number in a handle may refer to any file. Opening it through `/proc` can have side effects, as for
+/// a device or a network file, so that the importer must check the file first.
 #[test]
 fn unexpected_file_is_not_opened() {
     let path = std::env::temp_dir().join(format!("umf-not-wanted-{}", std::process::id()));
@@ -308,7 +308,7 @@ fn unexpected_file_is_not_opened() {
     // SAFETY: numbers only.
     let watch = unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) };
     assert!(watch >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a new fd that nobody else owns.
+    // SAFETY: the fd is new, and owned here alone.
     let mut watch = unsafe { File::from_raw_fd(watch) };
     let name = CString::new(text).unwrap();
     // SAFETY: the name is a C string.
@@ -320,7 +320,7 @@ fn unexpected_file_is_not_opened() {
         let variant = if ledger { same_process(&handles[0]) } else { "OtherObject" };
         let number = if ledger { handles[0].ledger_fd() } else { handles[0].data_fd().unwrap() };
         producer.ok(&format!("replace-fd {number} {text}"));
-        assert!(was_opened(&mut watch), "the producer did, so that the watch works");
+        assert!(was_opened(&mut watch), "the watch reports the open of the producer");
         let mut importer = in_mode("procfs");
         importer.fails(&format!("open {} -> m", handles[0]), variant);
         assert!(!was_opened(&mut watch), "ledger: {ledger}");

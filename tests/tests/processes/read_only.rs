@@ -5,10 +5,10 @@
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
-/// The permissions of the mappings of files named `part`.
+/// Returns the permissions of the mappings of files whose name contains `part`.
 fn permissions(actor: &mut Actor, part: &str) -> Vec<String> {
     let maps = actor.ok(&format!("maps {part}"));
-    // Not those of the producer itself.
+    // Skips ledgers and lease tables.
     let lines = maps.split(" | ").filter(|line| !line.contains("-ledger") && !line.contains("-leases"));
     lines.filter_map(|line| line.split(' ').nth(1).map(str::to_owned)).collect()
 }
@@ -26,7 +26,7 @@ fn read_only_import_cannot_write() {
     assert!(importer.fails("poke m", "ReadOnly").contains("Access::ReadWrite"));
     importer.fails("fill m 2", "ReadOnly");
     assert_eq!(permissions(&mut importer, "memfd:umf"), ["r--s"]);
-    // Opened for writing, too, it is another mapping; the first stays what it is.
+    // A writable open makes another mapping.
     importer.ok(&format!("open {handle} -> w"));
     importer.ok("fill w 3");
     importer.check("m", 3);
@@ -34,7 +34,7 @@ fn read_only_import_cannot_write() {
     let mut both = permissions(&mut importer, "memfd:umf");
     both.sort();
     assert_eq!(both, ["r--s", "rw-s"]);
-    // Through the cache as well.
+    // A cached open is read-only, too.
     importer.ok("close m");
     importer.ok(&format!("open-read {handle} -> m"));
     importer.fails("poke m", "ReadOnly");
@@ -50,18 +50,18 @@ fn sealed_export_refuses_writers() {
     assert!(handle.is_read_only() && handle.is_isolated());
     let mut importer = actor!();
     importer.fails(&format!("open {handle} -> m"), "ReadOnly");
-    // The flag is the handle's word; the seal is the kernel's.
+    // A forged handle without the flag fails at the seal.
     let forged =
         forge::with(&handle, field::FLAGS, u64::from(u16::from_le_bytes([handle.to_bytes()[6] & !2, 0])));
     let failure = importer.ask(&format!("open {forged} -> m")).unwrap_err();
     assert!(["Native", "Untrusted", "Misbehaved"].contains(&failure.variant.as_str()), "{failure}");
     importer.ok(&format!("open-read {handle} -> m"));
     importer.check("m", 1);
-    // The producer's own mapping is older than the seal.
+    // The producer mapped the memory writable before it was sealed.
     producer.ok("fill p.b 2");
     importer.check("m", 2);
     assert_eq!(permissions(&mut importer, "memfd:umf"), ["r--s"]);
-    // Nor can anybody who has the fd.
+    // A process with the fd cannot write either.
     let path = format!("/proc/{}/fd/{}", producer.pid(), handle.data_fd().unwrap());
     use std::io::Write;
     let written =
@@ -70,7 +70,7 @@ fn sealed_export_refuses_writers() {
     importer.check("m", 2);
 }
 
-/// CUDA guide; vLLM #42609: exporting a block of a pool exposes the whole region. `isolate` gives it its own.
+/// CUDA guide; vLLM #42609: exporting a block exposes its whole region. `isolate` gives each block a region.
 #[test]
 fn isolated_block_exposes_nothing_else() {
     let mut producer = actor!();
@@ -86,14 +86,14 @@ fn isolated_block_exposes_nothing_else() {
     assert_eq!(handle.region_size(), 8192);
     let secret = producer.handle("handle p.secret");
     assert_ne!(handle.data_identity(), secret.data_identity());
-    // A block of a plain pool says that it is not.
+    // The handle of a block in a shared region is not marked as isolated.
     producer.ok("pool q shared");
     producer.ok("alloc q 5000 -> q.b");
     assert!(!producer.handle("handle q.b").is_isolated());
 }
 
-/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: names in `/dev/shm` stay behind after kill -9.
-/// Nothing has a name unless one is asked for, and then it goes with its provider.
+/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: names in `/dev/shm` stay after kill -9. Here
+/// memory has a name only on request, and its provider removes it.
 #[test]
 fn memory_has_no_name_by_default_and_named_memory_removes_its_name() {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
@@ -110,7 +110,7 @@ fn memory_has_no_name_by_default_and_named_memory_removes_its_name() {
     assert!(producer.fails(&format!("pool again named {name}"), "Native").contains("the name is taken"));
     producer.ok("alloc n 4096 -> n.b");
     producer.ok("fill n.b 4");
-    // It cannot be sealed, so whoever opens it says that this is fine.
+    // Named memory cannot be sealed, so that an importer must permit it.
     let handle = producer.handle("handle n.b");
     let mut importer = actor!();
     assert!(importer.fails(&format!("open {handle} -> m"), "Untrusted").contains("not sealed"));
@@ -128,7 +128,7 @@ fn names() -> Vec<String> {
     names
 }
 
-/// A small tmpfs that is full: an error where memory is reserved when it is allocated, and the rest works on.
+/// A full tmpfs causes an error at an allocation that populates pages. Other memory is not affected.
 #[test]
 fn full_tmpfs_is_out_of_memory_error() {
     const TEST: &str = "full_tmpfs_is_out_of_memory_error";
@@ -143,13 +143,13 @@ fn full_tmpfs_is_out_of_memory_error() {
     let message = producer.fails("alloc p 700000 -> p.c", "OutOfMemory");
     assert!(message.contains("out of memory"), "{message}");
     producer.check("p.b", 1);
-    // What failed has left nothing there: the rest can be had.
+    // The failed allocation has left nothing: a smaller one succeeds.
     producer.ok("alloc p 400000 -> p.c");
     producer.ok("fill p.c 2");
     producer.check("p.b", 1);
     producer.ok("free p p.c");
     producer.ok("alloc p 400000 -> p.d");
-    // Memory without a name does not lie there, nor do ledgers.
+    // Unnamed memory and ledgers are not in /dev/shm.
     producer.ok("pool q shared");
     producer.ok("alloc q 4000000 -> q.b");
     producer.ok("fill q.b 3");

@@ -9,7 +9,7 @@ use std::path::Path;
 use umf::Handle;
 use umf_tests::{Actor, machine, spawn};
 
-const NOBODY: u32 = 65534;
+const OTHER_UID: u32 = 65534;
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 fn scope() -> Option<u32> {
@@ -34,7 +34,7 @@ fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
     producer.ok(&format!("pool p {kind}"));
     producer.ok("alloc p 10000 -> p.b");
     producer.ok("fill p.b 9");
-    producer.ok(&format!("setuid {NOBODY}"));
+    producer.ok(&format!("setuid {OTHER_UID}"));
     producer.ok("dumpable 1");
     let handle = producer.handle("handle p.b");
     (producer, handle)
@@ -95,7 +95,7 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
     let log = std::env::temp_dir().join(format!("umf-yama-{}", std::process::id()));
     let mut importers: Vec<_> = ["pidfd", "procfs", "socket", "auto"]
         .into_iter()
-        .map(|mode| (mode, NOBODY))
+        .map(|mode| (mode, OTHER_UID))
         // (A socket answers its own user alone.)
         .chain([("pidfd", 0)])
         .map(|(mode, uid)| {
@@ -175,7 +175,7 @@ fn link_falls_back_where_yama_refuses_reads() {
     };
     let actor = || {
         let mut actor = spawn!().start();
-        actor.ok(&format!("setuid {NOBODY}"));
+        actor.ok(&format!("setuid {OTHER_UID}"));
         actor.ok("dumpable 1");
         actor
     };

@@ -1,4 +1,4 @@
-//! Ranks of a job, in processes.
+//! Communicators: processes as ranks of a job.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn join(actors: &mut [Actor], job: &str) {
     }
 }
 
-/// What comes from any rank; the end of this process may be told before, once.
+/// Receives from any rank. The first call may report the end of the process `gone`.
 fn received(actor: &mut Actor, gone: &str) -> String {
     actor.ask("comm-recv-any f").unwrap_or_else(|failure| {
         assert!(failure.variant == "PeerGone" && failure.to_string().contains(gone), "{failure}");
@@ -37,7 +37,7 @@ fn ranks_communicate_and_leak_nothing() {
         for actor in &mut actors {
             assert_eq!(actor.answer(BOUND).unwrap(), "5");
         }
-        // From each to each, whoever begins.
+        // From each rank to each other rank.
         for to in 0..3 {
             for from in (0..3).filter(|from| *from != to) {
                 actors[from].ok(&format!("comm-send f {to} 1 {}", 10 * from + to));
@@ -61,7 +61,8 @@ fn ranks_communicate_and_leak_nothing() {
     actors.into_iter().for_each(Actor::finish);
 }
 
-/// One of three is killed in the midst of collectives: the others are told who, and go on without it.
+/// Kills one of three ranks during collectives. The others get an error that names it, and can still
+/// exchange messages.
 #[test]
 fn kill_of_rank_ends_collective_on_all_ranks() {
     let rounds = if machine::is_long() { 300 } else { 8 };
@@ -71,13 +72,13 @@ fn kill_of_rank_ends_collective_on_all_ranks() {
     for round in 0..rounds {
         let mut actors = [one, other, actor!()];
         let pids = actors.each_ref().map(Actor::pid);
-        // Ranks in any order, so that whoever is killed has any.
+        // Rotates the ranks, so that the victim has each of them.
         let turn = usize::try_from(rng.below(3)).unwrap();
         actors.rotate_left(turn);
         let name = job("kill");
         join(&mut actors, &name);
         actors.rotate_right(turn);
-        // Who ends before it has met anybody is nobody's peer yet.
+        // The barrier connects all ranks: the end of an unconnected rank is reported in another way.
         for command in ["comm-barrier f", "comm-rounds f 1000000"] {
             for actor in &mut actors {
                 actor.send(command);
@@ -109,7 +110,7 @@ fn kill_of_rank_ends_collective_on_all_ranks() {
         for survivor in &mut survivors {
             assert!(survivor.ask("comm-barrier f").is_err(), "collectives are over");
         }
-        // Messages between those who are left go on.
+        // The survivors can still exchange messages.
         let [first, second] = &mut survivors;
         let ranks = [0, 1].map(|place: usize| (place + 3 - turn) % 3);
         first.ok(&format!("comm-send f {} 4 77", ranks[1]));
@@ -128,7 +129,7 @@ fn kill_of_rank_ends_collective_on_all_ranks() {
         }
         [one, other] = survivors;
     }
-    println!("{rounds} rounds, the slowest news took {slowest:?}");
+    println!("{rounds} rounds, the slowest error took {slowest:?}");
     one.finish();
     other.finish();
 }
@@ -150,7 +151,7 @@ fn dead_rank_is_replaced_by_new_process() {
     late.ok("comm-send f 0 1 6");
     one.ok("comm-forget f 1");
     assert_eq!(one.ok("comm-recv-any f"), "1 6");
-    // A rank that never comes is waited for as long as was said.
+    // A rank that does not join causes a timeout.
     late.kill();
     one.ok("comm-forget f 1");
     one.ok("comm-timeout f 100");
@@ -179,7 +180,7 @@ fn names_bound_by_other_users_are_skipped() {
     for actor in &mut actors {
         assert_eq!(actor.answer(BOUND).unwrap(), "2");
     }
-    // A stranger of this user who says nothing is no rank.
+    // A process of this user that binds a name but does not answer is not a rank.
     let mut silent = actor!();
     silent.ok(&format!("bind umf-link-0-{name}:9:0123456789abcdef"));
     actors.into_iter().for_each(Actor::finish);
@@ -211,14 +212,15 @@ fn forked_child_cannot_use_communicator() {
     other.finish();
 }
 
-/// A rank that is killed before anybody has a link with it is known to all: to who waits for it then, and to who does so later.
+/// Kills a rank before any other rank has a link with it. Ranks that wait for it get an error, and so do
+/// ranks that wait later.
 #[test]
 fn kill_of_unconnected_rank_is_reported_to_all() {
     let rounds: u64 = if machine::is_long() { 200 } else { 6 };
     let waits = ["comm-send f 2 1 7", "comm-recv-any f", "comm-barrier f"];
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {
-        // It comes first, in the middle or last.
+        // The victim joins first, in the middle or last.
         let mut actors = [actor!(), actor!(), actor!()];
         let name = job("unmet");
         let turn = usize::try_from(round % 3).unwrap();
@@ -229,7 +231,7 @@ fn kill_of_unconnected_rank_is_reported_to_all() {
         let (waits_before, pid) = (round % 2 == 0, victim.pid().to_string());
         let wait = waits[turn];
         if waits_before {
-            // It does not answer, so that nobody gets a link with it.
+            // A stopped process does not answer, so that no rank gets a link with it.
             victim.stop();
             one.send(wait);
             std::thread::sleep(Duration::from_millis(30));
@@ -243,7 +245,7 @@ fn kill_of_unconnected_rank_is_reported_to_all() {
         slowest = slowest.max(start.elapsed());
         assert_eq!(failure.variant, "PeerGone", "{round} {wait}: {failure}");
         assert!(failure.to_string().contains(&pid), "{round} {wait}: {failure}");
-        // The other one has not waited for anything yet.
+        // The other rank has not waited for the victim before.
         let failure = other.fails(waits[(turn + 1) % 3], "PeerGone");
         assert!(failure.contains(&pid), "{round}: {failure}");
         drop(victim);
@@ -252,10 +254,10 @@ fn kill_of_unconnected_rank_is_reported_to_all() {
         one.finish();
         other.finish();
     }
-    println!("{rounds} rounds, the slowest news took {slowest:?}");
+    println!("{rounds} rounds, the slowest error took {slowest:?}");
 }
 
-/// More ranks than processors, by far: all meet each other, and one that is killed then is the end for all.
+/// Many more ranks than processors: collectives complete, and all ranks report the end of a killed one.
 #[test]
 fn many_ranks_on_few_processors_complete_and_report_kill() {
     let size = if machine::is_long() { 64 } else { 12 };
@@ -280,12 +282,12 @@ fn many_ranks_on_few_processors_complete_and_report_kill() {
         let failure = actor.answer(BOUND).unwrap_err();
         assert!(failure.variant == "PeerGone" && failure.to_string().contains(&pid), "{failure}");
     }
-    println!("{size} ranks: all were told within {:?}", start.elapsed());
+    println!("{size} ranks: all reported the kill within {:?}", start.elapsed());
     drop(victim);
     actors.into_iter().for_each(Actor::finish);
 }
 
-/// A rank that has no fds for some time, or is stopped, is waited for as long as was said; afterwards all is as ever.
+/// A rank without fds, or a stopped rank, causes a timeout. Afterwards both ranks communicate again.
 #[test]
 fn unresponsive_rank_causes_timeout_then_recovers() {
     let mut actors = [actor!(), actor!()];
@@ -303,7 +305,7 @@ fn unresponsive_rank_causes_timeout_then_recovers() {
     one.ok("give-fds-back");
     assert_eq!(one.ok("comm-recv-any f"), "1 7");
     other.answer(BOUND).unwrap();
-    // The same of one that is stopped, in a new job.
+    // The same with a stopped rank, in a new job.
     for actor in [&mut one, &mut other] {
         actor.ok("comm-drop f");
     }
@@ -323,8 +325,8 @@ fn unresponsive_rank_causes_timeout_then_recovers() {
     other.finish();
 }
 
-/// Of many ranks that all talk to all, any one is killed at any time: all others are told, go on, and meet
-/// the process that replaces it.
+/// Many ranks exchange messages, and a random one is killed at a random time. All others get an error,
+/// continue, and connect to the process that replaces it.
 #[test]
 fn random_kills_are_reported_to_all_ranks() {
     const SIZE: usize = 16;
@@ -339,7 +341,7 @@ fn random_kills_are_reported_to_all_ranks() {
         actors.iter_mut().map(|actor| actor.answer(BOUND).unwrap()).collect::<Vec<_>>()
     };
     all(&mut actors, "comm-meet f");
-    // Of rank 0, which lives on: without the killed rank, and with its replacement.
+    // Snapshots of rank 0, which is never killed: without the killed rank, and with its replacement.
     let mut rest: [Option<ProcessSnapshot>; 2] = [None, None];
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {
@@ -365,11 +367,11 @@ fn random_kills_are_reported_to_all_ranks() {
             survivors.iter_mut().for_each(|actor| actor.send(&command));
             for actor in &mut survivors {
                 let answer = actor.answer(BOUND).unwrap();
-                assert!(!answer.starts_with("0 "), "{seed} {round}: it sends nothing");
+                assert!(!answer.starts_with("0 "), "{seed} {round}: no message was sent");
             }
         }
         let compare = |rest: &mut Option<ProcessSnapshot>, actor: &Actor| match rest {
-            // In the first rounds memory of the library itself comes.
+            // The first rounds allocate memory of the library itself.
             None if round > 0 => *rest = Some(ProcessSnapshot::of(actor)),
             None => {}
             Some(rest) => rest.assert_restored(actor),
@@ -380,11 +382,11 @@ fn random_kills_are_reported_to_all_ranks() {
         all(&mut actors, "comm-meet f");
         compare(&mut rest[1], &actors[0]);
     }
-    println!("{rounds} kills of {SIZE} ranks, the slowest news took {slowest:?}");
+    println!("{rounds} kills of {SIZE} ranks, the slowest error took {slowest:?}");
     actors.into_iter().for_each(Actor::finish);
 }
 
-/// However many descriptors are left, a rank that lacks some says so, and nothing stays open.
+/// With each number of free fds that is too low, a rank reports the limit and leaves nothing open.
 #[test]
 fn rank_without_fds_reports_rlimit() {
     let mut actors = [actor!(), actor!()];
