@@ -1,4 +1,5 @@
-//! `umf ps`, `umf top`, `umf why` and `umf gc`: what running and killed processes did, without asking them.
+//! `umf ps`, `umf top`, `umf why` and `umf gc`: reports about running and killed processes, from their
+//! ledgers alone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -11,8 +12,8 @@ use serde_json::Value;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor, command, machine};
 
-/// What `umf ps` says of a process; the first if it has several lines there.
-fn seen(pid: u32) -> Option<Value> {
+/// Returns the first entry of `umf ps` for a process.
+fn ps_entry(pid: u32) -> Option<Value> {
     let outcome = command::run(&["ps", "--json"]);
     assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
     let document: Value = serde_json::from_str(&outcome.out).unwrap();
@@ -24,7 +25,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// What `umf why` says, which must be an answer.
+/// Returns the output of `umf why`, which must succeed.
 fn why(handle: &str) -> String {
     let outcome = command::run(&["why", handle]);
     assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""), "{outcome:?}");
@@ -32,12 +33,12 @@ fn why(handle: &str) -> String {
 }
 
 #[track_caller]
-fn begins(text: &str, with: &str) {
+fn assert_begins(text: &str, with: &str) {
     assert!(text.starts_with(with), "should begin with {with:?}: {text}");
 }
 
 #[track_caller]
-fn has(text: &str, part: &str) {
+fn assert_has(text: &str, part: &str) {
     assert!(text.contains(part), "should have {part:?}: {text}");
 }
 
@@ -46,7 +47,7 @@ fn block(producer: &mut Actor, name: &str) -> String {
     producer.ok(&format!("handle p.{name}"))
 }
 
-/// The text form of a handle with one field changed.
+/// Returns the text of a handle with one field changed.
 fn forged(handle: &str, range: std::ops::Range<usize>, value: u64) -> String {
     let hex = forge::with(&handle.parse().unwrap(), range, value);
     let bytes: Vec<u8> =
@@ -58,21 +59,21 @@ fn forged(handle: &str, range: std::ops::Range<usize>, value: u64) -> String {
 fn ps_shows_producer_and_importer_with_counters() {
     let mut producer = actor!();
     let mut importer = actor!();
-    assert_eq!(seen(producer.pid()), None, "who neither exports nor opens has nothing to show");
+    assert_eq!(ps_entry(producer.pid()), None, "a process without exports and imports has no entry");
     producer.ok("pool p shared");
     let first = block(&mut producer, "b1");
     importer.ok(&format!("open {first} -> m1"));
 
-    let it = seen(producer.pid()).unwrap();
+    let it = ps_entry(producer.pid()).unwrap();
     assert_eq!((&it["state"], &it["name"]), (&"runs".into(), &"umf-actor".into()));
-    // The block, and its region.
+    // One export for the block, one for its region.
     assert_eq!((number(&it["exports"]), number(&it["exporter"]["entries"])), (2, 1));
     let pool = it["pools"].as_array().unwrap().iter().find(|pool| pool["name"] == "shared").unwrap();
     assert_eq!((&pool["provider"], number(&pool["live_blocks"])), (&"host".into(), 1));
     assert!(number(&pool["live_bytes"]) >= 5000 && number(&pool["reserved_bytes"]) >= 5000);
     assert!(it["known_to"].as_array().unwrap().contains(&importer.pid().into()));
 
-    let it = seen(importer.pid()).unwrap();
+    let it = ps_entry(importer.pid()).unwrap();
     assert_eq!((number(&it["importer"]["entries"]), number(&it["importer"]["in_use"])), (1, 1));
     assert_eq!((number(&it["importer"]["misses"]), number(&it["importer"]["stale"])), (1, 0));
     assert_eq!(number(&it["importer"]["fds"]), importer.number("importer", "fds"));
@@ -84,42 +85,42 @@ fn ps_shows_producer_and_importer_with_counters() {
     }
     producer.ok("free p p.b1");
     importer.fails(&format!("open {first} -> again"), "Stale");
-    let it = seen(producer.pid()).unwrap();
+    let it = ps_entry(producer.pid()).unwrap();
     assert_eq!(number(&it["exports"]), 5);
     let pool = it["pools"].as_array().unwrap().iter().find(|pool| pool["name"] == "shared").unwrap();
     assert_eq!(number(&pool["live_blocks"]), 5, "as it was at the last export");
-    assert_eq!(number(&seen(importer.pid()).unwrap()["importer"]["stale"]), 1);
+    assert_eq!(number(&ps_entry(importer.pid()).unwrap()["importer"]["stale"]), 1);
 
     let [before_producer, before_importer] = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
 
-    // The same for people.
+    // The same as text.
     let table = command::run(&["ps"]).out;
     let line = table.lines().find(|line| line.split_whitespace().next() == Some(&producer.pid().to_string()));
-    has(line.unwrap_or_else(|| panic!("{table}")), "umf-actor");
+    assert_has(line.unwrap_or_else(|| panic!("{table}")), "umf-actor");
     let picture = command::run(&["top", "--once"]);
     assert_eq!((picture.code, picture.err.as_str()), (Some(0), ""));
-    has(&picture.out, "umf top: ");
-    has(&picture.out, "LAST EVENTS");
-    has(&picture.out, &producer.pid().to_string());
-    has(&picture.out, &importer.pid().to_string());
+    assert_has(&picture.out, "umf top: ");
+    assert_has(&picture.out, "LAST EVENTS");
+    assert_has(&picture.out, &producer.pid().to_string());
+    assert_has(&picture.out, &importer.pid().to_string());
     assert!(!picture.out.contains('\u{1b}'), "text is text");
 
-    // Looking leaves nothing behind.
+    // The commands leave nothing in the processes.
     assert_eq!(
         [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)],
         [before_producer, before_importer]
     );
 }
 
-/// Neither a stopped process nor one that hangs in the middle of something can keep the looker waiting.
+/// The commands do not wait for a stopped process.
 #[test]
 fn stopped_process_is_listed() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
     producer.stop();
-    assert_eq!(seen(producer.pid()).unwrap()["state"], "runs");
-    begins(&why(&handle), "current: exported ");
+    assert_eq!(ps_entry(producer.pid()).unwrap()["state"], "runs");
+    assert_begins(&why(&handle), "current: exported ");
     producer.signal(libc::SIGCONT);
 }
 
@@ -133,12 +134,12 @@ fn ledger_of_importer_ends_with_its_mappings() {
     for _ in 0..3 {
         importer.ok(&format!("open {handle} -> m"));
         let ledgers = ProcessSnapshot::of(&importer).fds["/memfd:umf-ledger (deleted)"];
-        assert_eq!(ledgers, 2, "the producer's, so that it outlives it, and its own");
+        assert_eq!(ledgers, 2, "the ledger of the producer, which outlives it, and the importer's own");
         importer.ok("close m");
-        assert!(seen(importer.pid()).is_some());
+        assert!(ps_entry(importer.pid()).is_some());
         importer.ok("evict");
         assert_eq!(ProcessSnapshot::of(&importer), clean);
-        assert_eq!(seen(importer.pid()), None);
+        assert_eq!(ps_entry(importer.pid()), None);
     }
 }
 
@@ -149,31 +150,31 @@ fn why_reports_current_or_stale_with_reason() {
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
     let text = why(&handle);
-    begins(&text, "current: exported ");
-    has(&text, &format!(" ago by pid {} (umf-actor), slot ", producer.pid()));
-    has(&text, "names: a block of ");
-    has(&text, "provider host");
-    has(&text, "no other process has its ledger");
+    assert_begins(&text, "current: exported ");
+    assert_has(&text, &format!(" ago by pid {} (umf-actor), slot ", producer.pid()));
+    assert_has(&text, "names: a block of ");
+    assert_has(&text, "provider host");
+    assert_has(&text, "no other process has its ledger");
     importer.ok(&format!("open {handle} -> m"));
-    has(&why(&handle), &format!("producer's memory opened by: pid {} (umf-actor)", importer.pid()));
+    assert_has(&why(&handle), &format!("producer's memory opened by: pid {} (umf-actor)", importer.pid()));
 
-    // Freed, and kept for the importer that has it open.
+    // The block is freed while the importer has it open.
     producer.ok("free p p.b");
     let text = why(&handle);
-    begins(&text, "stale: freed ");
-    has(&text, "open: once in an importer that calls itself pid ");
-    has(&text, "held: 5 KiB, until the last process closes it");
+    assert_begins(&text, "stale: freed ");
+    assert_has(&text, "open: once in an importer that calls itself pid ");
+    assert_has(&text, "held: 5 KiB, until the last process closes it");
 
-    // Its slot is used again by others once it is closed.
+    // Other exports reuse the slot after the close.
     importer.ok("close m");
     assert!(!why(&handle).contains("held: "));
     producer.ok("drain 1000");
     let again: Vec<String> = (0..5).map(|number| block(&mut producer, &format!("c{number}"))).collect();
     importer.fails(&format!("open {handle} -> n"), "Stale");
     let text = why(&handle);
-    begins(&text, "stale: freed ");
+    assert_begins(&text, "stale: freed ");
     let parsed: umf::Handle = handle.parse().unwrap();
-    has(
+    assert_has(
         &text,
         &format!(
             " ago, slot {}, generation {}, now {}",
@@ -183,51 +184,51 @@ fn why_reports_current_or_stale_with_reason() {
         ),
     );
     for handle in &again {
-        begins(&why(handle), "current: ");
+        assert_begins(&why(handle), "current: ");
     }
     let outcome = command::run_with_input(&["why", "-"], format!("  {handle}\n").as_bytes());
-    begins(&outcome.out, "stale: freed ");
+    assert_begins(&outcome.out, "stale: freed ");
 
-    // With its pool, and so with its region.
+    // Dropping the pool frees the region.
     producer.ok("drop-pool p");
-    begins(&why(&again[0]), "stale: ");
+    assert_begins(&why(&again[0]), "stale: ");
 
-    // A region of its own.
+    // A region without a pool.
     producer.ok("region 1048576 -> r");
     let region = producer.ok("handle r");
-    has(&why(&region), "names: a region of 1 MiB");
+    assert_has(&why(&region), "names: a region of 1 MiB");
     producer.ok("free-region r");
     let text = why(&region);
-    begins(&text, "stale: freed ");
-    has(&text, "with its whole region");
+    assert_begins(&text, "stale: freed ");
+    assert_has(&text, "with its whole region");
 
-    // Evicted: the memory is still there.
+    // The export is evicted, and the memory is still allocated.
     producer.ok("pool p shared");
     producer.ok("alloc p 5000 -> p.e");
     let evicted = producer.ok("export p.e -> guard");
     producer.ok("unexport guard");
-    begins(&why(&evicted), "current: ");
+    assert_begins(&why(&evicted), "current: ");
     assert_eq!(producer.ok("evict-exports"), "1");
     let text = why(&evicted);
-    begins(&text, "stale: evicted ");
-    has(&text, "the memory may still be there");
+    assert_begins(&text, "stale: evicted ");
+    assert_has(&text, "the memory may still be there");
     importer.fails(&format!("open {evicted} -> n"), "Stale");
 }
 
-/// What a slot does not say any more is said to be that, and never guessed.
+/// If the slot no longer contains the history of an export, `umf why` reports that instead of guessing.
 #[test]
 fn why_reports_overwritten_history_as_unknown() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let old = block(&mut producer, "old");
     producer.ok("free p p.old");
-    begins(&why(&old), "stale: freed ");
-    // The slot of the old one, which is the last that was given back.
+    assert_begins(&why(&old), "stale: freed ");
+    // This export reuses the slot, which was freed last.
     let next = block(&mut producer, "next");
-    begins(&why(&old), "stale: freed ");
+    assert_begins(&why(&old), "stale: freed ");
     producer.ok("free p p.next");
-    begins(&why(&old), "stale: ended before the last export of its slot that ended");
-    begins(&why(&next), "stale: freed ");
+    assert_begins(&why(&old), "stale: ended before the last export of its slot that ended");
+    assert_begins(&why(&next), "stale: freed ");
 }
 
 #[test]
@@ -251,28 +252,28 @@ fn why_explains_a_killed_producer_through_its_importers() {
             }
         }
         let text = why(&freed);
-        begins(
+        assert_begins(
             &text,
             &format!("producer gone: pid {pid} (umf-actor) ended; its ledger is still open in pid "),
         );
-        has(&text, &format!("open in pid {} (umf-actor)", importer.pid()));
-        has(&text, "this export: freed ");
+        assert_has(&text, &format!("open in pid {} (umf-actor)", importer.pid()));
+        assert_has(&text, "this export: freed ");
         let text = why(&kept);
-        begins(&text, "producer gone: ");
+        assert_begins(&text, "producer gone: ");
         if how == "exit" {
-            has(&text, "this export: ");
+            assert_has(&text, "this export: ");
         } else {
-            has(&text, "this export: still current when it ended");
+            assert_has(&text, "this export: still current when it ended");
         }
-        let ps = seen(pid).unwrap();
+        let ps = ps_entry(pid).unwrap();
         assert_eq!((&ps["state"], &ps["name"]), (&"ended".into(), &"umf-actor".into()));
         assert_eq!(number(&ps["exporter"]["misses"]), 1, "what it counted is still there");
 
-        // With the last importer goes all that is known.
+        // The ledger is freed with the last importer.
         importer.ok("close m");
         importer.ok("evict");
-        begins(&why(&freed), &format!("producer gone: pid {pid} ended, and no process "));
-        assert_eq!(seen(pid), None);
+        assert_begins(&why(&freed), &format!("producer gone: pid {pid} ended, and no process "));
+        assert_eq!(ps_entry(pid), None);
         drop(zombie);
     }
 }
@@ -287,12 +288,15 @@ fn why_distinguishes_exec_from_exit() {
     producer.ok("exec");
     producer.ok("ping");
     let text = why(&handle);
-    begins(&text, &format!("producer gone: pid {} (umf-actor) runs, but called exec", producer.pid()));
-    has(&text, "still current when it ended");
-    assert_eq!(seen(producer.pid()).unwrap()["state"], "left");
+    assert_begins(&text, &format!("producer gone: pid {} (umf-actor) runs, but called exec", producer.pid()));
+    assert_has(&text, "still current when it ended");
+    assert_eq!(ps_entry(producer.pid()).unwrap()["state"], "left");
     importer.ok("close m");
     importer.ok("evict");
-    begins(&why(&handle), &format!("producer gone: pid {} (umf-actor) runs, but gave up", producer.pid()));
+    assert_begins(
+        &why(&handle),
+        &format!("producer gone: pid {} (umf-actor) runs, but gave up", producer.pid()),
+    );
 }
 
 #[test]
@@ -303,26 +307,29 @@ fn why_refuses_malformed_and_forged_handles() {
     for text in ["", "hello", "umf1.", &handle[..100], "\u{1b}[2J", "--", "umf2.AAAA"] {
         let outcome = command::run_with_input(&["why", "-"], text.as_bytes());
         assert_eq!((outcome.code, outcome.out.as_str()), (Some(1), ""), "{text:?}");
-        begins(&outcome.err, "umf: unknown: not a handle: ");
+        assert_begins(&outcome.err, "umf: unknown: not a handle: ");
         assert!(!outcome.err.contains('\u{1b}'), "{}", outcome.err);
     }
     let endless = command::run_with_input(&["why", "-"], &vec![b'u'; 1 << 20]);
     assert_eq!(endless.code, Some(1));
     let not_text = command::run_with_input(&["why", "-"], &[0xFF; 300]);
     assert_eq!(not_text.code, Some(1));
-    begins(&why(&forged(&handle, field::BOOT_ID, 5)), "unknown: the handle comes from another machine");
+    assert_begins(
+        &why(&forged(&handle, field::BOOT_ID, 5)),
+        "unknown: the handle comes from another machine",
+    );
     let text = why(&forged(&handle, field::GENERATION, 1001));
-    begins(&text, "unknown: slot ");
-    has(&text, "never had that");
-    begins(&why(&forged(&handle, field::SLOT, 4_000_000_000)), "unknown: slot 4000000000");
+    assert_begins(&text, "unknown: slot ");
+    assert_has(&text, "never had that");
+    assert_begins(&why(&forged(&handle, field::SLOT, 4_000_000_000)), "unknown: slot 4000000000");
     let text = why(&forged(&handle, field::REGION_ID, 77));
-    begins(&text, "unknown: slot ");
-    has(&text, "disagree");
-    // Another nonce: nobody has such a ledger, though the process runs.
-    begins(&why(&forged(&handle, field::NONCE, 12345)), "producer gone: ");
+    assert_begins(&text, "unknown: slot ");
+    assert_has(&text, "disagree");
+    // Another nonce: no process has such a ledger, though the producer runs.
+    assert_begins(&why(&forged(&handle, field::NONCE, 12345)), "producer gone: ");
 }
 
-/// A child has none of its parent's: neither in its own name, nor as somebody who keeps it alive.
+/// A forked child is not listed with its parent's exports and imports, and does not keep its parent listed.
 #[test]
 fn forked_children_are_listed_separately() {
     let mut producer = actor!();
@@ -331,28 +338,28 @@ fn forked_children_are_listed_separately() {
     let handle = block(&mut producer, "b");
     importer.ok(&format!("open {handle} -> m"));
     let heir = producer.fork();
-    assert_eq!(seen(heir), None);
+    assert_eq!(ps_entry(heir), None);
     let child = importer.fork();
-    assert_eq!(seen(child), None, "it opened nothing yet");
+    assert_eq!(ps_entry(child), None, "it opened nothing yet");
     assert_eq!(importer.ok("child check m 1"), importer.ok("check m 1"));
-    // It opens for itself, and appears by that.
+    // The child is listed after an open of its own.
     let other = block(&mut producer, "c");
     let mut third = actor!();
     third.ok("pool p isolated");
     let foreign = block(&mut third, "f");
     importer.ok(&format!("child open {other} -> n"));
     importer.ok(&format!("child open {foreign} -> f"));
-    let it = seen(child).unwrap();
+    let it = ps_entry(child).unwrap();
     assert_eq!((&it["state"], number(&it["importer"]["in_use"]) > 0), (&"runs".into(), true));
-    assert_eq!(seen(importer.pid()).unwrap()["state"], "runs");
+    assert_eq!(ps_entry(importer.pid()).unwrap()["state"], "runs");
     importer.ok("child close n");
     importer.ok("child close f");
     assert_eq!(importer.ok("reap"), "0");
-    assert_eq!(seen(child), None);
-    assert_eq!(seen(importer.pid()).unwrap()["state"], "runs");
-    begins(&why(&handle), "current: ");
+    assert_eq!(ps_entry(child), None);
+    assert_eq!(ps_entry(importer.pid()).unwrap()["state"], "runs");
+    assert_begins(&why(&handle), "current: ");
     importer.ok(&format!("open {foreign} -> f"));
-    has(&why(&foreign), &format!("opened by: pid {} (umf-actor)", importer.pid()));
+    assert_has(&why(&foreign), &format!("opened by: pid {} (umf-actor)", importer.pid()));
 }
 
 #[test]
@@ -364,8 +371,8 @@ fn unreadable_processes_are_counted_with_remedy() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
-    // Where an ordinary user can run it. Not by this process: a program that it had open for writing as another test
-    // started a process could not be run.
+    // Copies the program to a folder of all users. `cp` writes it, as exec fails with ETXTBSY if a process
+    // forked by another test inherits a writable fd of the program.
     let copy: PathBuf = std::env::temp_dir().join(format!("umf-seeing-{}", std::process::id()));
     let copied =
         std::process::Command::new("cp").arg(command::umf().get_program()).arg(&copy).status().unwrap();
@@ -378,16 +385,17 @@ fn unreadable_processes_are_counted_with_remedy() {
     let answer = as_other_user(&["why", &handle]);
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(ps.code, Some(0), "{ps:?}");
-    has(&ps.out, "may not be looked into");
-    has(&ps.out, "run as root");
+    assert_has(&ps.out, "may not be looked into");
+    assert_has(&ps.out, "run as root");
     assert!(!ps.out.contains(&format!("{} ", producer.pid())), "{}", ps.out);
-    begins(&answer.out, &format!("unknown: pid {}", producer.pid()));
-    has(&answer.out, "run as root");
+    assert_begins(&answer.out, &format!("unknown: pid {}", producer.pid()));
+    assert_has(&answer.out, "run as root");
 }
 
-struct Name(String);
+/// Name in `/dev/shm`. Dropping it removes the name.
+struct ShmFile(String);
 
-impl Name {
+impl ShmFile {
     fn new(what: &str) -> Self {
         Self(format!("umf-seeing-{}-{what}", std::process::id()))
     }
@@ -397,27 +405,27 @@ impl Name {
     }
 }
 
-impl Drop for Name {
+impl Drop for ShmFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(self.path());
     }
 }
 
-/// `umf gc` removes what all killed processes left: only one of these tests runs at a time.
+/// Serializes the tests of `umf gc`, which removes the names of all killed processes.
 fn one_gc_at_a_time() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// iceoryx2 #601, #1584; iceoryx #324, #2183: names in /dev/shm stay behind after kill -9. Here only who asks for a name
-/// can leave one, and `umf gc` takes away exactly those.
+/// iceoryx2 #601, #1584; iceoryx #324, #2183: names in /dev/shm stay after kill -9. Here only memory with a
+/// requested name can leave one, and `umf gc` removes exactly those.
 #[test]
 fn gc_removes_names_of_killed_processes_only() {
-    let _turn = one_gc_at_a_time();
+    let _serial = one_gc_at_a_time();
     const TEST: &str = "gc_removes_names_of_killed_processes_only";
     let (left, used, living, foreign) =
-        (Name::new("left"), Name::new("used"), Name::new("living"), Name::new("foreign"));
-    let named = |name: &Name| {
+        (ShmFile::new("left"), ShmFile::new("used"), ShmFile::new("living"), ShmFile::new("foreign"));
+    let named = |name: &ShmFile| {
         let mut actor = actor!();
         actor.ok(&format!("pool p named /{}", name.0));
         actor.ok("alloc p 100000 -> p.b");
@@ -426,7 +434,7 @@ fn gc_removes_names_of_killed_processes_only() {
     };
     let mut killed = [named(&left), named(&used)];
     let mut alive = named(&living);
-    std::fs::write(foreign.path(), b"somebody else's").unwrap();
+    std::fs::write(foreign.path(), b"another program's").unwrap();
     let gc = |arguments: &[&str]| {
         let outcome = command::run(&[&["gc"], arguments].concat());
         assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
@@ -435,16 +443,19 @@ fn gc_removes_names_of_killed_processes_only() {
     if gc(&["--dry-run"]).contains("have no marks") {
         killed.iter_mut().for_each(Actor::kill);
         let _ = gc(&[]);
-        assert!(left.path().exists(), "what is not certain stays");
+        assert!(left.path().exists(), "a name of unknown origin stays");
         return machine::skip(TEST, "this kernel keeps no extended attributes in /dev/shm (Linux 6.6)");
     }
-    has(&gc(&[]), &format!("{}: stays: pid {}, which made it, runs", left.path().display(), killed[0].pid()));
+    assert_has(
+        &gc(&[]),
+        &format!("{}: stays: pid {}, which made it, runs", left.path().display(), killed[0].pid()),
+    );
     killed.iter_mut().for_each(Actor::kill);
-    // Somebody has one of them open.
+    // Another process has one of them open.
     let user = std::fs::File::open(used.path()).unwrap();
     let text = gc(&["--dry-run"]);
-    has(&text, &format!("KiB, left by pid {}, which has ended: would be removed", killed[0].pid()));
-    has(
+    assert_has(&text, &format!("KiB, left by pid {}, which has ended: would be removed", killed[0].pid()));
+    assert_has(
         &text,
         &format!(
             "{}: stays: pid {} has ended, but another process has it",
@@ -454,54 +465,57 @@ fn gc_removes_names_of_killed_processes_only() {
     );
     assert!(left.path().exists());
     let text = gc(&[]);
-    has(&text, &format!("KiB, left by pid {}, which has ended: removed", killed[0].pid()));
+    assert_has(&text, &format!("KiB, left by pid {}, which has ended: removed", killed[0].pid()));
     assert!(!left.path().exists());
     for name in [&used, &living, &foreign] {
         assert!(name.path().exists(), "{}", name.0);
     }
     assert!(!text.contains(&foreign.0), "{text}");
     drop(user);
-    has(&gc(&[]), &format!("left by pid {}, which has ended: removed", killed[1].pid()));
+    assert_has(&gc(&[]), &format!("left by pid {}, which has ended: removed", killed[1].pid()));
     assert!(!used.path().exists() && living.path().exists() && foreign.path().exists());
     alive.ok("drop-pool p");
-    assert!(!living.path().exists(), "whoever drops its pool leaves nothing");
-    has(&gc(&[]), "ledgers and sockets have nothing that could stay");
+    assert!(!living.path().exists(), "a dropped pool leaves nothing");
+    assert_has(&gc(&[]), "ledgers and sockets have nothing that could stay");
 }
 
-/// A process that made named memory and called `exec` lives on, and does not know of it.
+/// A process that created named memory and then called `exec` lives, but does not use the memory.
 #[test]
 fn gc_removes_name_forgotten_across_exec() {
-    let _turn = one_gc_at_a_time();
+    let _serial = one_gc_at_a_time();
     const TEST: &str = "gc_removes_name_forgotten_across_exec";
-    let (forgotten, open) = (Name::new("forgotten"), Name::new("open"));
+    let (forgotten, open) = (ShmFile::new("forgotten"), ShmFile::new("open"));
     for name in [&forgotten, &open] {
         std::mem::forget(umf::host::HostProvider::builder().named(format!("/{}", name.0)).build().unwrap());
     }
-    // As `exec` does it.
+    // Closes the fd, as `exec` does.
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let is_of =
         |fd: &std::fs::DirEntry| std::fs::read_link(fd.path()).is_ok_and(|path| path == forgotten.path());
     let fd = fds.filter(is_of).find_map(|fd| fd.file_name().to_str()?.parse().ok()).unwrap();
-    // SAFETY: nobody uses it: its provider was forgotten above.
+    // SAFETY: no object uses the fd: its provider was forgotten above.
     assert_eq!(unsafe { libc::close(fd) }, 0);
     let outcome = command::run(&["gc"]);
     assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
     if outcome.out.contains("have no marks") {
         return machine::skip(TEST, "this kernel keeps no extended attributes in /dev/shm (Linux 6.6)");
     }
-    has(&outcome.out, &format!("pid {}, which is another program now (exec): removed", std::process::id()));
-    has(
+    assert_has(
+        &outcome.out,
+        &format!("pid {}, which is another program now (exec): removed", std::process::id()),
+    );
+    assert_has(
         &outcome.out,
         &format!("{}: stays: pid {}, which made it, runs", open.path().display(), std::process::id()),
     );
     assert!(!forgotten.path().exists() && open.path().exists());
 }
 
-/// A name that leads somewhere else, and an attribute that anybody could have set: nothing of that is believed.
+/// `umf gc` does not follow symlinks, and removes no file without its attribute.
 #[test]
 fn gc_ignores_symlinks_and_foreign_names() {
-    let _turn = one_gc_at_a_time();
-    let (link, target, odd) = (Name::new("link"), Name::new("target"), Name::new("odd"));
+    let _serial = one_gc_at_a_time();
+    let (link, target, odd) = (ShmFile::new("link"), ShmFile::new("target"), ShmFile::new("odd"));
     std::fs::write(target.path(), b"precious").unwrap();
     std::os::unix::fs::symlink(target.path(), link.path()).unwrap();
     std::fs::create_dir(odd.path()).unwrap();

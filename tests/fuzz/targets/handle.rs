@@ -1,4 +1,4 @@
-//! Bytes and text of handles: decoding never panics, and what decodes encodes to the same.
+//! Bytes and text of handles. Decoding never panics, and what decodes encodes to the same bytes.
 
 #![no_main]
 

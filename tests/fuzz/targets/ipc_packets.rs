@@ -1,4 +1,4 @@
-//! What comes over the sockets of producers: decoding never panics, and what decodes encodes to the same.
+//! Packets of producers' sockets. Decoding never panics, and what decodes encodes to the same bytes.
 
 #![no_main]
 

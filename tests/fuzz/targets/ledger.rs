@@ -1,4 +1,4 @@
-//! Ledgers that other processes wrote: any bytes are read, or refused, within bounds.
+//! Ledgers of other processes. Reading accepts or refuses any bytes, and stays within bounds.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Maps of pools that somebody wrote: any text is read, or refused, and what is read is drawn and added up within bounds.
+//! Text of pool maps. Parsing accepts or refuses any text; drawing and summing a map stay within bounds.
 
 #![no_main]
 

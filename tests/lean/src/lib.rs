@@ -1,5 +1,5 @@
-//! A program that was built without most features: settings of other programs do not matter to it,
-//! and an error names the feature that what it asks for needs.
+//! A program built without most features. It ignores settings that need other features, and an error names
+//! the missing feature of a requested provider or pool.
 
 #![cfg(test)]
 
@@ -23,7 +23,7 @@ kind = "jemalloc"
 "#;
 
 #[test]
-fn missing_features_are_named_and_others_settings_are_left_alone() -> umf::Result<()> {
+fn error_names_missing_feature_and_unused_settings_are_ignored() -> umf::Result<()> {
     umf::init(Loader::with_context(Context::empty().with_variable("UMF_SET", SETTINGS)))?;
     for (pool, feature) in [
         (Pool::over("cuda"), "cuda"),

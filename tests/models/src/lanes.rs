@@ -7,7 +7,7 @@
 //! # Abstractions
 //!
 //! - A step is whole: a record is written or consumed at once. The loom model of `umf-link` covers the
-//!   loads and stores, and its model of the bell who sleeps and who is woken.
+//!   loads and stores, and its model of the bell covers sleeping and waking.
 //! - An asker has two entries for answers at each peer; `umf-link` has four.
 //! - A rank keeps one message with data before its senders announce, as with `max_unexpected = 1`.
 //! - The number of announcements is not limited. `umf-link` limits them to 4,096 for each peer, and a

@@ -1,4 +1,5 @@
-//! Many regions of one file: few fds and mappings, opened without a system call, and leased one by one.
+//! Regions in one file: they need few fds and mappings, open without system calls, and are leased one by
+//! one.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -9,7 +10,7 @@ use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 const PATIENCE: Duration = Duration::from_secs(120);
 const SIZE: usize = 4096;
 
-/// A producer with so many regions, and a block with their handles that can be opened as `c`.
+/// Starts a producer with `count` regions and a block that holds their handles. Returns the block's handle.
 fn producer(count: usize) -> (Actor, String) {
     let mut producer = actor!();
     producer.ok("pool p shared");
@@ -50,7 +51,7 @@ fn ten_thousand_regions_need_few_fds_and_mappings() {
     }
     let (fds, mapped) = (ProcessSnapshot::of(&importers[0]).fd_count(), maps(&importers[0]));
     println!("{count} importers of {regions} regions: {fds} fds, {mapped} mappings each");
-    // All are freed while all have them open, and none goes.
+    // Frees all regions while all importers have them open. Every free must be deferred.
     let begun = std::time::Instant::now();
     producer.ask_within(&format!("free-regions r 0 {regions}"), PATIENCE).unwrap();
     println!("freed, all of them leased: {:?}", begun.elapsed());
@@ -67,7 +68,7 @@ fn ten_thousand_regions_need_few_fds_and_mappings() {
     println!("given back: {:?}", begun.elapsed());
 }
 
-/// Without any fd to be had, and without a mapping more.
+/// The importer has no free fd, and must not map anything further.
 #[test]
 fn second_region_of_window_opens_without_system_call() {
     let (mut producer, control) = producer(2000);
@@ -99,7 +100,7 @@ fn freed_range_is_reused_only_after_its_lease_ends() {
     for number in [0, 50, 99] {
         importer.check(&format!("m{number}"), number);
     }
-    // Half of them are closed, and half of them come back.
+    // Half of the regions are closed and reused.
     importer.ok("close-some m 0 50");
     producer.ok("drain 0");
     assert_eq!(producer.number("held", "regions"), 50);
@@ -125,7 +126,7 @@ fn window_outlives_its_first_region() {
     assert_eq!(producer.number("held", "regions"), 0);
     importer.check("m1", 1);
     importer.ok("close-some m 1 2");
-    // Nothing of it is open now.
+    // No region of the window is open now.
     importer.ok("open-from c 2 3 -> m");
     importer.check("m2", 2);
     assert_eq!(ProcessSnapshot::of(&importer).mappings, one);

@@ -1,4 +1,4 @@
-//! The closing line of `tests/run`, as `tests/sum.awk` makes it of a log.
+//! The closing line of `tests/run`, which `tests/sum.awk` computes from a log.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -38,7 +38,7 @@ fn program_that_ends_before_its_result_is_a_failure() {
     for log in [
         format!("{PASSED}{aborted}umf-step: 101 cargo test\n"),
         format!("{aborted}{PASSED}umf-step: 101 cargo test\n"),
-        // Without a word of cargo's, as of tests/unprivileged.
+        // As in tests/unprivileged, which does not use cargo.
         format!("{PASSED}     Running as uid 65534: leases-1\numf-step: 1 tests/unprivileged\n"),
     ] {
         let text = sum(&log);

@@ -1,4 +1,4 @@
-//! Fork on both sides.
+//! Forks of producers and importers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -30,30 +30,30 @@ fn forked_importer_and_parent_keep_their_mappings() {
         importer.ok(&format!("open {} -> m2", handles[1]));
         importer.ok("close m2");
         importer.fork();
-        // The mapping that is open, the one that is idle, and one that is new, on both sides by turns.
-        for who in ["child ", "", "child "] {
-            assert_eq!(importer.ok(&format!("{who}check m1 1")), "same");
-            assert_eq!(importer.ok(&format!("{who}is_current m1")), "true");
+        // An open, an idle and a new mapping, in the child and in the parent.
+        for target in ["child ", "", "child "] {
+            assert_eq!(importer.ok(&format!("{target}check m1 1")), "same");
+            assert_eq!(importer.ok(&format!("{target}is_current m1")), "true");
             for (handle, seed) in handles.iter().zip(1..) {
-                importer.ok(&format!("{who}open {handle} -> n{seed}"));
-                assert_eq!(importer.ok(&format!("{who}check n{seed} {seed}")), "same");
-                importer.ok(&format!("{who}close n{seed}"));
+                importer.ok(&format!("{target}open {handle} -> n{seed}"));
+                assert_eq!(importer.ok(&format!("{target}check n{seed} {seed}")), "same");
+                importer.ok(&format!("{target}close n{seed}"));
             }
-            importer.ok(&format!("{who}importer"));
+            importer.ok(&format!("{target}importer"));
         }
-        // Both see what happens to the memory.
+        // Both processes see writes and the free.
         importer.ok("child fill m1 11");
         importer.check("m1", 11);
         producer.check("p.b1", 11);
         producer.ok("free p p.b1");
-        for who in ["child ", ""] {
-            assert_eq!(importer.ok(&format!("{who}is_current m1")), "false");
-            importer.fails(&format!("{who}open {} -> n", handles[0]), "Stale");
-            importer.ok(&format!("{who}close m1"));
-            importer.ok(&format!("{who}evict"));
-            importer.ok(&format!("{who}open {} -> n", handles[2]));
-            assert_eq!(importer.ok(&format!("{who}check n 3")), "same");
-            importer.ok(&format!("{who}close n"));
+        for target in ["child ", ""] {
+            assert_eq!(importer.ok(&format!("{target}is_current m1")), "false");
+            importer.fails(&format!("{target}open {} -> n", handles[0]), "Stale");
+            importer.ok(&format!("{target}close m1"));
+            importer.ok(&format!("{target}evict"));
+            importer.ok(&format!("{target}open {} -> n", handles[2]));
+            assert_eq!(importer.ok(&format!("{target}check n 3")), "same");
+            importer.ok(&format!("{target}close n"));
         }
         assert_eq!(importer.ok("reap"), "0");
         importer.ok("evict");
@@ -74,18 +74,19 @@ fn forked_producer_exports_under_its_own_nonce() {
         let handle = producer.handle("handle p.b");
         let before = ProcessSnapshot::of(&producer);
         let child = producer.fork();
-        // The pool would hand out the same block twice: frozen. Freeing does nothing, since the block is the parent's.
+        // A shared pool is frozen in the child, as both would allocate the same block. A free does nothing, as
+        // the block belongs to the parent.
         let message = producer.fails("child alloc p 64 -> p.c", "Frozen");
         assert!(message.contains("fork"), "{message}");
         producer.ok("child free p p.b");
         producer.check("p.b", 1);
-        // A private pool works on, in both, each with its own copy.
+        // Both processes can use a private pool, of which each has a copy.
         producer.ok("child fill q.b 22");
         producer.check("q.b", 2);
         producer.ok("child free q q.b");
         producer.ok("child alloc q 100 -> q.c");
         producer.check("q.b", 2);
-        // The child's own exports: another ledger, another nonce, its own pid.
+        // Exports of the child have another ledger, another nonce and its pid.
         producer.ok("child pool r shared");
         producer.ok("child alloc r 4096 -> r.b");
         producer.ok("child fill r.b 3");
@@ -97,12 +98,12 @@ fn forked_producer_exports_under_its_own_nonce() {
             importer.ok(&format!("open {handle} -> m{seed}"));
             importer.check(&format!("m{seed}"), seed);
         }
-        // To the child, handles of the parent are imports; and the other way round.
+        // The child imports handles of the parent, and the parent imports those of the child.
         producer.ok(&format!("child open {handle} -> parents"));
         assert_eq!(producer.ok("child check parents 1"), "same");
         producer.ok(&format!("open {childs} -> childs"));
         producer.check("childs", 3);
-        // Both retire for themselves.
+        // A free in the child retires exports of the child alone.
         producer.ok("child free r r.b");
         assert_eq!(importer.ok("is_current m3"), "false");
         assert_eq!(importer.ok("is_current m1"), "true");
@@ -112,7 +113,7 @@ fn forked_producer_exports_under_its_own_nonce() {
         assert_eq!(importer.ok("is_current m1"), "true");
         importer.finish();
         producer.ok("evict");
-        // The parent is what it was.
+        // The parent is not affected.
         producer.ok("alloc p 64 -> p.d");
         producer.ok("free p p.d");
         before.assert_restored(&producer);
@@ -140,7 +141,7 @@ fn forked_child_does_not_hold_parents_socket() {
     assert_eq!(snapshot.sockets, Vec::<String>::new());
     assert_eq!(snapshot.fds.get("/memfd:umf-ledger (deleted)"), None, "nor the ledger: {snapshot:?}");
     assert_eq!(snapshot.mappings.get("/memfd:umf-ledger (deleted)"), None);
-    // The child stays, stopped in the middle of a command, while the parent dies.
+    // The child lives, in the middle of a command, while the parent dies.
     producer.send("child sleep 8000");
     assert!(ProcessSnapshot::is_bound(name));
     producer.kill();
@@ -151,7 +152,7 @@ fn forked_child_does_not_hold_parents_socket() {
     importer.fails(&format!("open {handle} -> n"), "ProducerGone");
 }
 
-/// A child must not wait for a thread that it does not have: one that was asking a stopped producer over its socket.
+/// A child must not wait for a thread of its parent that waits for a stopped producer at the fork.
 #[test]
 fn fork_while_another_thread_waits_for_producer() {
     let mut producer = in_mode("socket");
@@ -178,7 +179,7 @@ fn fork_while_another_thread_waits_for_producer() {
     assert_eq!(importer.ok("reap"), "0");
 }
 
-/// An export that is in use at the fork is the parent's: keeping or dropping it in the child does nothing.
+/// An export in use at the fork belongs to the parent: `keep` and drop in the child do nothing.
 #[test]
 fn fork_with_export_in_use_keeps_export_of_parent() {
     let mut producer = actor!();

@@ -1,4 +1,4 @@
-//! The crates and their edges: arrows point down only, and a crate pays only for what it does.
+//! The dependencies of the crates: they point down only, and are few.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -27,13 +27,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cuda-soft", &["soft-device", "umf-cuda-sys"]),
 ];
 
-/// What providers may name, and pools, beside their own bindings.
+/// Permitted dependencies of providers and of pools, besides their bindings.
 const PROVIDER: &[&str] = &["umf-core", "umf-os", "umf-suballoc", "umf-sync"];
 const POOL: &[&str] = &["umf-core", "umf-os", "umf-runtime", "umf-suballoc", "umf-sync"];
 const BINDINGS: &[(&str, &str)] =
     &[("umf-provider-cuda", "umf-cuda-sys"), ("umf-provider-level-zero", "level-zero-sys")];
 
-/// The public crate, shared libraries and what tests them: they may name anything.
+/// The public crate, shared libraries, tests and examples, which may depend on any crate.
 const TOPS: &[&str] =
     &["umf-rs", "umf-capi", "umf-malloc", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
 
@@ -42,7 +42,7 @@ fn metadata(folder: &str, arguments: &[&str]) -> Value {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(format!("{root}/{folder}")).args(["metadata", "--format-version", "1", "--offline"]);
-    // What other systems need has perhaps never been fetched.
+    // Packages for other systems may not be cached.
     cargo.arg(format!("--filter-platform={}-unknown-linux-gnu", std::env::consts::ARCH));
     let output = cargo.args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -57,7 +57,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().unwrap()
 }
 
-/// The crates of the workspace, with those of them that each has as a normal dependency.
+/// Returns the crates of the workspace with their normal dependencies in the workspace.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let metadata = metadata(".", &["--no-deps", "--locked"]);
     let names: BTreeSet<_> =
@@ -129,8 +129,7 @@ fn provider_crate_compiles_ten_packages_at_most() {
     assert!(found.len() > 1, "{found:?}");
 }
 
-/// What a program compiles whose only dependency is `umf-rs` with its default features, itself
-/// included.
+/// Counts the packages of a program that depends on `umf-rs` with default features, `umf-rs` included.
 #[test]
 fn hello_world_compiles_47_packages_at_most() {
     let mut cargo = Command::new(env!("CARGO"));

@@ -1,6 +1,6 @@
-//! What users of other systems report as broken, one test for each, named after the reports: `docs/reports.md` says what
-//! happens there. (What lies about and who sees it: `reports_memory.rs`; the C library's own
-//! defects: `defects.rs`, `defects_memory.rs`.)
+//! Tests for problems that users of other projects reported, named after the reports in
+//! `docs/reports.md`. Leftover and exposed memory is in `reports_memory.rs`; defects of the C library are
+//! in `defects.rs` and `defects_memory.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -11,15 +11,15 @@ use umf::{Handle, Importer};
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, CountingImport, ProcessSnapshot, ShmName, actor, machine, spawn};
 
-/// A block `p.<name>` of the pool `p`, filled with the seed.
+/// Allocates and fills a block `p.<name>` of the pool `p`.
 fn block(producer: &mut Actor, name: &str, size: u64, seed: u64) -> Handle {
     producer.ok(&format!("alloc p {size} -> p.{name}"));
     producer.ok(&format!("fill p.{name} {seed}"));
     producer.handle(&format!("handle p.{name}"))
 }
 
-/// oneCCL #212, vLLM #41663: a cached opened handle is used after the peer freed and reallocated the buffer. Here the
-/// next use of the cached handle fails as stale, and the new one opens the new content, with the cache on.
+/// oneCCL #212, vLLM #41663: a cached handle is used after the peer freed and reallocated the buffer. Here
+/// the old handle is stale, and the new one opens the new content, with the cache enabled.
 #[test]
 fn oneccl_212_vllm_41663_cached_handle_of_freed_buffer_is_stale() {
     for pool in ["shared", "proxy", "isolated"] {
@@ -50,8 +50,8 @@ fn oneccl_212_vllm_41663_cached_handle_of_freed_buffer_is_stale() {
     }
 }
 
-/// MPICH #6071: the address of a new allocation is found in the cache, as that of an old one. Here a region's id is never
-/// used twice, and an address is not what is looked up.
+/// MPICH #6071: the cache finds an old entry by the address of a new allocation. Here the cache does not use
+/// addresses, and region ids are unique.
 #[test]
 fn mpich_6071_new_allocation_at_old_address_is_another_region() {
     let mut producer = actor!();
@@ -76,9 +76,9 @@ fn mpich_6071_new_allocation_at_old_address_is_another_region() {
     assert!(same > 0, "some address was used again at once");
 }
 
-/// MPICH #7821, #7862, #7887: destroying an exported handle invalidates mappings at the peer; not destroying it leaks device
-/// memory and fds. Here a mapping stays memory whatever the producer does, says that it is not current, and nothing
-/// is left of the memory once both sides let go.
+/// MPICH #7821, #7862, #7887: destroying an exported handle invalidates mappings of the peer, and keeping it
+/// leaks device memory and fds. Here the mapping stays valid and reports that it is not current. The
+/// memory is freed when both processes have released it.
 #[test]
 fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
     for pool in ["shared", "proxy", "isolated"] {
@@ -96,7 +96,7 @@ fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
             importer.check("m", round);
             producer.ok("free p p.b");
             assert_eq!(importer.ok("is_current m"), "false");
-            // It may hold anything, and does not fault, neither now nor when the producer gives memory back.
+            // Access does not fault, also after the producer has trimmed its pool.
             importer.ok("read-at m 0 65536");
             producer.ok("trim p");
             importer.ok("fill m 77");
@@ -104,15 +104,15 @@ fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
             importer.fails(&format!("open {handle} -> n"), "Stale");
             importer.ok("close m");
             importer.ok("evict");
-            // Nobody has it open any more: it goes now.
+            // No process has the block open, so that its free completes.
             assert_eq!(producer.ok("drain 9000"), "0");
             producer.ok("trim p");
-            // (The first time, both map rows of the lease table.)
+            // In the first round, both processes map rows of the lease table.
             before.get_or_insert_with(|| [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)]);
         }
         let before = before.unwrap();
         for (actor, before) in [(&producer, &before[0]), (&importer, &before[1])] {
-            // The slab pool keeps its region or gives it back, one more or less.
+            // The slab pool may keep its region or free it.
             assert_eq!(ProcessSnapshot::of(actor).fds, before.fds, "{pool}");
             let [now, then] =
                 [ProcessSnapshot::of(actor), before.clone()].map(|it| it.mappings.values().sum::<usize>());
@@ -123,8 +123,8 @@ fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
     }
 }
 
-/// MPICH #7977, #7980, #7947: buffers that are sent and received, with a cache that has no room: an entry of one direction is
-/// taken for that of the other, or evicted in use, and data are wrong. Here both sides have a cache of one entry.
+/// MPICH #7977, #7980, #7947: with a full cache, an entry of one direction is used for the other or evicted
+/// in use, and data are wrong. Here both sides have a cache of one entry and get the right data.
 #[test]
 fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
     for policy in ["soft", "hard"] {
@@ -145,15 +145,14 @@ fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
             }
             let [left, right] = &mut sides;
             for (side, other) in [(left, 1), (right, 0)] {
-                // The other's buffer, one's own (which is sent and received), and the other's again: the middle one takes
-                // the only place.
+                // The peer's buffer, the own one, and the peer's again: each evicts the one before.
                 for turn in [other, 1 - other, other] {
                     side.ok(&format!("open {} -> m", handles[turn]));
                     side.check("m", seeds[turn]);
                     side.ok("close m");
                 }
                 assert_eq!(side.number("importer", "entries"), 1);
-                // What is in use has the place; then there is none, or more than one.
+                // With the only entry in use, another open fails or exceeds the limit.
                 side.ok(&format!("open {} -> held", handles[other]));
                 if policy == "hard" {
                     side.fails(&format!("open {} -> n", handles[1 - other]), "LimitReached");
@@ -170,8 +169,8 @@ fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
     }
 }
 
-/// UMF #1003: the producer's cache has no limit and no eviction. Here it has a limit, and where each export takes an fd there
-/// is one without asking; what is evicted is stale, and what is in use is not evicted.
+/// UMF #1003: the export cache has no limit and no eviction. Here it has a limit, which is set by default if
+/// each export needs an fd. Evicted exports are stale, and exports in use are not evicted.
 #[test]
 fn umf_1003_export_cache_is_bounded() {
     let mut importer = actor!();
@@ -196,8 +195,8 @@ fn umf_1003_export_cache_is_bounded() {
     }
 }
 
-/// UMF's cache of opened handles: an entry in use is replaced, eviction closes the wrong one, one lock, no limit. See W1, W2, W5
-/// and W6 in `defects.rs`; here: threads that open, hold and evict at the same time, with room for two.
+/// UMF's cache of opened handles: entries in use are replaced, eviction closes the wrong one, there is one
+/// lock and no limit (W1, W2, W5, W6 in `defects.rs`). Here threads open, keep and evict with two entries.
 #[test]
 fn umf_ipc_cache_entry_in_use_is_not_evicted() {
     let mut producer = actor!();
@@ -206,21 +205,21 @@ fn umf_ipc_cache_entry_in_use_is_not_evicted() {
     let targets: String = handles.iter().zip(1..).map(|(handle, seed)| format!(" {seed}={handle}")).collect();
     let mut importer = spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "2").start();
     importer.ok(&format!("open {} -> held", handles[0]));
-    let place = importer.ok("mapped-at held");
+    let address = importer.ok("mapped-at held");
     importer.ok(&format!("open-storm 4 2000{targets}"));
     importer.check("held", 1);
-    assert_eq!(importer.ok("mapped-at held"), place);
+    assert_eq!(importer.ok("mapped-at held"), address);
     assert!(importer.number("importer", "evictions") > 0);
     importer.ok("close held");
-    // Past the limit while all was in use; back under it with the next that is mapped.
+    // The cache exceeds its limit while all entries are in use, and returns to it at the next open.
     let last = block(&mut producer, "last", 4096, 7);
     importer.ok(&format!("open {last} -> last"));
     importer.check("last", 7);
     assert!(importer.number("importer", "entries") <= 2);
 }
 
-/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, and the user must find out why. Here the error says why and
-/// what helps, and that does help.
+/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, without a reason. Here the error names
+/// the reason and a remedy, which works.
 #[test]
 fn umf_979_pytorch_130890_refusal_names_cause_and_working_remedy() {
     const TEST: &str = "umf_979_pytorch_130890_refusal_names_cause_and_working_remedy";
@@ -239,7 +238,7 @@ fn umf_979_pytorch_130890_refusal_names_cause_and_working_remedy() {
     importer.check("m", 2);
 }
 
-/// UMF #859, #831: to open a handle, a consumer has to create a whole pool. Here it needs the handle, and nothing else is made.
+/// UMF #859, #831: an importer has to create a pool. Here it needs the handle alone.
 #[test]
 fn umf_859_831_importer_needs_no_pool() {
     let mut producer = actor!();
@@ -258,8 +257,8 @@ fn umf_859_831_importer_needs_no_pool() {
     assert_eq!((after.fd_count(), after.threads), (before.fd_count() + 4, before.threads), "{fds}");
 }
 
-/// UMF #1187: the fixed (user buffer) provider cannot export. Here memory that an application brought exports as soon as there is
-/// an fd behind it.
+/// UMF #1187: the provider over a user's buffer cannot export. Here memory of an application can be exported
+/// if it has an fd.
 #[test]
 fn umf_1187_application_memory_exports() {
     for how in ["one-fd", "fd-each"] {
@@ -268,7 +267,7 @@ fn umf_1187_application_memory_exports() {
         producer.ok(&format!("driver-pool p host {how}"));
         for seed in 1..=5 {
             let handle = block(&mut producer, &format!("b{seed}"), 65536, seed);
-            assert_eq!(handle.data_offset(), (seed - 1) * 65536, "where it lies in the buffer");
+            assert_eq!(handle.data_offset(), (seed - 1) * 65536, "the offset in the buffer");
             importer.ok(&format!("open {handle} -> m{seed}"));
         }
         for seed in 1..=5 {
@@ -280,8 +279,8 @@ fn umf_1187_application_memory_exports() {
     }
 }
 
-/// UMF #414: no way to reach the native handle inside. Here fd, identity and the driver's own bytes have accessors, and reach
-/// whoever imports.
+/// UMF #414: the native handle inside is not accessible. Here fd, identity and native bytes have accessors,
+/// and the importer gets them.
 #[test]
 fn umf_414_native_handle_is_accessible() {
     let mut producer = actor!();
@@ -298,8 +297,8 @@ fn umf_414_native_handle_is_accessible() {
     assert_eq!(import.native_bytes(), [b"native 1"]);
 }
 
-/// oneCCL #213: the user's choice of exchange mode is silently replaced, then the process aborts. Here it is obeyed or refused,
-/// and both go on.
+/// oneCCL #213: the chosen exchange mode is silently replaced, and the process then aborts. Here the mode is
+/// used or refused with an error.
 #[test]
 fn oneccl_213_chosen_mode_is_used_or_refused() {
     for (mode, refused) in [("pidfd", "socket"), ("procfs", "socket")] {
@@ -329,8 +328,8 @@ fn oneccl_213_chosen_mode_is_used_or_refused() {
     wrong.ok("ping");
 }
 
-/// compute-runtime #448: handles cannot be copied by value between processes. Here 256 bytes in a file are enough, for any
-/// number of processes, related or not.
+/// compute-runtime #448: handles cannot be copied by value between processes. Here 256 bytes in a file
+/// suffice for any number of unrelated processes.
 #[test]
 fn compute_runtime_448_handles_are_bytes() {
     let mut producer = actor!();
@@ -349,8 +348,8 @@ fn compute_runtime_448_handles_are_bytes() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// compute-runtime #974: fds leak in opening and closing handles, without bound. Here neither side has one more after any
-/// number of them, failed ones included.
+/// compute-runtime #974: opening and closing handles leaks fds. Here neither process has more fds after any
+/// number of opens, failed ones included.
 #[test]
 fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
     for mode in ["pidfd", "procfs", "socket"] {
@@ -360,7 +359,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
         producer.ok("pool p isolated");
         let handles = [1, 2].map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed));
         let forged = forge::with(&handles[0], field::DATA_INODE, 1);
-        // What is fetched, and then refused.
+        // A handle whose file is fetched and then refused.
         let name = ShmName::new(&producer, "974");
         producer.ok(&format!("pool n named {name}"));
         producer.ok("alloc n 4096 -> n.b");
@@ -379,7 +378,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
                 assert_eq!(before.get_or_insert_with(|| now.clone()), &now, "{mode}, round {round}");
             }
         }
-        // (That the file of named memory has no windows is found out once.)
+        // The importer tries once whether the file of named memory has windows.
         assert_eq!(importer.number("importer", "misses"), 901, "each was fetched anew");
         let connection = u64::from(mode == "socket");
         // A pidfd, two ledgers, the lease table.
@@ -388,8 +387,8 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
     }
 }
 
-/// libfabric #8592: some drivers give out the same fd for each export, others a new one; closing it is required by these and an
-/// error with those. Here what a driver gave is given back to it, once, and it knows what it gave.
+/// libfabric #8592: some drivers return the same fd for each export, others a new one, and the caller cannot
+/// know whether to close it. Here each native export is given back to its driver once.
 #[test]
 fn libfabric_8592_native_handle_is_given_back_once() {
     for how in ["one-fd", "fd-each"] {
@@ -404,7 +403,7 @@ fn libfabric_8592_native_handle_is_given_back_once() {
             let kept = block(&mut producer, "kept", 4096, 1);
             producer.ok("alloc p 4096 -> p.idle");
             producer.ok("export p.idle -> e");
-            // Exported again and again: it is the same native export.
+            // A second export of the block uses the same native export.
             producer.ok("export p.idle -> again");
             assert_eq!(producer.number("native-counts", "out"), 2);
             importer.ok(&format!("open {kept} -> m"));
@@ -414,18 +413,18 @@ fn libfabric_8592_native_handle_is_given_back_once() {
             assert_eq!(producer.number("native-counts", "out"), 1);
             producer.ok("free p p.kept");
             producer.ok("free p p.idle");
-            // To take it back might end the importer's mapping.
+            // Giving the native export back could end the importer's mapping.
             assert_eq!(producer.number("native-counts", "out"), 1, "{how}, round {round}");
             importer.ok("close m");
             assert_eq!(producer.ok("drain 9000"), "0");
             assert_eq!(producer.number("native-counts", "out"), 0, "{how}, round {round}");
             importer.ok("evict");
-            // (The first time, both map rows of the lease table.)
+            // In the first round, both processes map rows of the lease table.
             clean.get_or_insert_with(|| ProcessSnapshot::of(&producer));
         }
         assert_eq!(producer.number("native-counts", "back"), 101);
         assert_eq!(Some(ProcessSnapshot::of(&producer)), clean);
-        // What is out when the pool goes is given back as well. (The driver asserts that it is before the region.)
+        // A dropped pool gives outstanding exports back. The driver asserts that this precedes the free.
         block(&mut producer, "kept", 4096, 1);
         producer.ok("drop-pool p");
         assert_eq!(producer.number("native-counts", "out"), 0);

@@ -1,5 +1,5 @@
-//! What users of other systems report of memory that stays behind, and of memory that others see, one test for each, named
-//! after the reports: `docs/reports.md` says what happens there.
+//! Tests for reports from users of other projects about leftover and exposed memory, named after the
+//! reports in `docs/reports.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
-/// An actor whose `/dev/shm` nobody else uses, where that can be had.
-fn alone(mode: &str) -> Actor {
+/// Starts an actor with a `/dev/shm` of its own, if this process may mount one.
+fn with_own_dev_shm(mode: &str) -> Actor {
     let spawn = spawn!().env("UMF_IPC_EXCHANGE", mode);
     if machine::is_root()
         && let Ok(mut actor) = spawn.clone().namespaces(libc::CLONE_NEWNS).try_start()
@@ -22,7 +22,7 @@ fn alone(mode: &str) -> Actor {
     spawn.start()
 }
 
-/// What an actor sees in `/dev/shm`, of which other processes that run now may have made a part if it is not alone.
+/// Returns the names that an actor sees in `/dev/shm`. In a common `/dev/shm`, those with its pid.
 fn names(actor: &Actor) -> Vec<String> {
     let folder = Path::new("/proc").join(actor.pid().to_string()).join("root").join("dev/shm");
     let entries = std::fs::read_dir(folder).unwrap().flatten();
@@ -30,8 +30,8 @@ fn names(actor: &Actor) -> Vec<String> {
     names.filter(|name| machine::is_root() || name.contains(&actor.pid().to_string())).collect()
 }
 
-/// What a job does: memory of each kind, exported.
-fn work(producer: &mut Actor) -> Vec<Handle> {
+/// Allocates and exports memory of each kind.
+fn export_all_kinds(producer: &mut Actor) -> Vec<Handle> {
     ["shared", "proxy", "isolated", "read-only"]
         .map(|pool| {
             producer.ok(&format!("pool {pool} {pool}"));
@@ -42,23 +42,23 @@ fn work(producer: &mut Actor) -> Vec<Handle> {
         .to_vec()
 }
 
-/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: after kill -9, names in `/dev/shm` stay behind, keep programs from
-/// starting again, or fill the memory. Here nothing has a name, on either side and in no mode, and the same job starts again.
+/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: after kill -9, names stay in `/dev/shm`, prevent
+/// a restart, or fill the memory. Here memory has no names, and the programs start again.
 #[test]
 fn iceoryx2_601_1584_iceoryx_324_2183_rmw_zenoh_224_nothing_stays_after_kill() {
     for mode in ["auto", "socket"] {
         for _ in 0..5 {
-            let (mut producer, mut importer) = (alone(mode), alone(mode));
-            let handles = work(&mut producer);
+            let (mut producer, mut importer) = (with_own_dev_shm(mode), with_own_dev_shm(mode));
+            let handles = export_all_kinds(&mut producer);
             for (handle, number) in handles.iter().zip(0..) {
                 importer.ok(&format!("open-read {handle} -> m{number}"));
                 importer.check(&format!("m{number}"), 1);
             }
-            // What has no name while all is in use leaves none, whenever it is killed.
+            // Memory without names leaves none, at whatever time the process is killed.
             assert_eq!([names(&producer), names(&importer)], [const { Vec::<String>::new() }; 2]);
             let sockets = ProcessSnapshot::of(&producer).sockets;
             assert_eq!(sockets.len(), usize::from(mode == "socket"));
-            // The importer is in the middle of it, too.
+            // The importer is opening and closing when it is killed.
             importer.send(&format!("cycle {} 100000", handles[0]));
             producer.kill();
             importer.kill();
@@ -67,13 +67,13 @@ fn iceoryx2_601_1584_iceoryx_324_2183_rmw_zenoh_224_nothing_stays_after_kill() {
     }
 }
 
-/// Processes that have this file open or mapped.
+/// Returns the pids of the processes that have this file open or mapped.
 fn users_of((device, inode): (u64, u64)) -> Vec<String> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let processes = processes.filter(|it| it.file_name().to_string_lossy().parse::<u32>().is_ok());
     let mapped = format!("{:02x}:{:02x} {inode} ", libc::major(device), libc::minor(device));
     let uses = |process: &std::fs::DirEntry| {
-        // One that ends meanwhile uses nothing.
+        // A process may end while it is examined.
         let maps = std::fs::read_to_string(process.path().join("maps")).unwrap_or_default();
         let fds = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
         let mut files = fds.filter_map(|fd| std::fs::metadata(fd.path()).ok());
@@ -82,8 +82,9 @@ fn users_of((device, inode): (u64, u64)) -> Vec<String> {
     processes.filter(uses).map(|process| process.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// iceoryx2 #1584, iceoryx #2183: the memory of killed processes is lost until somebody deletes it. Here it has no name, so that it
-/// lives as long as somebody has it open or mapped, who may be killed, too; a region that was closed is kept by nobody.
+/// iceoryx2 #1584, iceoryx #2183: the memory of killed processes stays until a user deletes it. Here it has
+/// no name, so that the kernel frees it when the last process that has it open or mapped ends. A closed
+/// region is not kept open.
 #[test]
 fn iceoryx2_1584_iceoryx_2183_memory_of_killed_processes_is_freed() {
     for mode in ["auto", "socket"] {
@@ -112,8 +113,9 @@ fn iceoryx2_1584_iceoryx_2183_memory_of_killed_processes_is_freed() {
     }
 }
 
-/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: a handle of a block opens its whole pool, at the pool's beginning, and what
-/// lies around it is seen. Here a handle opens the block, at its own place and length; a pool that isolates shows nothing else.
+/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: a handle of a block opens its whole pool, from the
+/// pool's start, and exposes other blocks. Here a mapping has offset and length of the block. With an
+/// isolating pool, the file contains nothing else.
 #[test]
 fn vllm_42609_45611_fuser_3799_handle_opens_its_block_only() {
     let mut producer = actor!();
@@ -160,8 +162,8 @@ fn vllm_42609_45611_fuser_3799_handle_opens_its_block_only() {
     }
 }
 
-/// MPICH #7821, UMF as read: memory is unmapped while somebody uses it. Here threads read and write a mapping while its block is
-/// freed, its pool is dropped and its producer is killed, and none of them faults.
+/// MPICH #7821, UMF as read: memory is unmapped while in use. Here threads access a mapping while its block
+/// is freed, its pool is dropped and its producer is killed, and no access faults.
 #[test]
 fn mpich_7821_umf_memory_in_use_is_not_unmapped() {
     for pool in ["shared", "proxy", "isolated"] {
@@ -191,8 +193,8 @@ fn mpich_7821_umf_memory_in_use_is_not_unmapped() {
     }
 }
 
-/// UMF #979, PyTorch #130890: under yama scope 1, siblings may not attach to each other. Here the error says so, and the order
-/// that is the default finds a way that needs no such right.
+/// UMF #979, PyTorch #130890: under yama scope 1, siblings may not attach to each other. Here the error
+/// names the scope, and the default order finds a mode that needs no such right.
 #[test]
 fn umf_979_pytorch_130890_yama_scope_between_siblings_has_remedy() {
     const TEST: &str = "umf_979_pytorch_130890_yama_scope_between_siblings_has_remedy";

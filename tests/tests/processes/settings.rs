@@ -1,4 +1,4 @@
-//! Settings that are wrong: one clear error that names the key, the source, and what would be valid.
+//! Invalid settings: one error that names the key, the source and the valid values.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use umf_tests::{Actor, Spawn, spawn};
 
-/// A folder of the test's own, taken away when dropped.
+/// Temporary folder. Dropping it removes the folder.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -22,7 +22,7 @@ impl Folder {
     fn write(&self, content: impl AsRef<[u8]>) -> String {
         let path = self.0.join("umf.toml");
         std::fs::write(&path, content).unwrap();
-        // Whatever the umask is: a file that a group can write does not count.
+        // umf ignores a file that a group can write, as the umask may permit.
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         path.to_str().unwrap().to_owned()
     }
@@ -34,8 +34,8 @@ impl Drop for Folder {
     }
 }
 
-/// The same error from everything that needs settings, every time, with all of these words.
-fn fails(spawn: Spawn, variant: &str, words: &[&str]) {
+/// Asserts that each command that needs settings fails with the same error, which contains these words.
+fn assert_fails(spawn: Spawn, variant: &str, words: &[&str]) {
     let shown = format!("{spawn:?}");
     let mut actor: Actor = spawn.start();
     let message = match actor.ask("settings") {
@@ -71,9 +71,9 @@ fn bad_value_of_variable_names_key_and_valid_values() {
         ("UMF_POOL_DEFAULTS_MIN_BLOCK_SIZE", "13", "min_block_size"),
         ("UMF_PROVIDER_HOST_NUMA", "everywhere", "provider.host.numa"),
     ] {
-        fails(spawn!().env(variable, value), "BadValue", &[variable, key, "valid is"]);
+        assert_fails(spawn!().env(variable, value), "BadValue", &[variable, key, "valid is"]);
     }
-    fails(
+    assert_fails(
         spawn!().env_bytes("UMF_IPC_EXCHANGE", b"\xFF\xFE"),
         "NotUnicode",
         &["UMF_IPC_EXCHANGE", "ipc.exchange"],
@@ -95,27 +95,27 @@ fn bad_file_names_key_and_file() {
         (b"[ipc]\nexchange = \"auto\"\nexchange = \"auto\"\n", "FileSyntax", &["umf.toml"]),
     ] {
         let path = folder.write(content);
-        // Named, and found in the working directory.
-        fails(spawn!().env("UMF_TOML", &path), variant, words);
-        fails(spawn!().directory(&folder.0), variant, words);
+        // A file that is named, and a file in the working directory.
+        assert_fails(spawn!().env("UMF_TOML", &path), variant, words);
+        assert_fails(spawn!().directory(&folder.0), variant, words);
     }
-    // A file that is named must be there, and be a file.
-    fails(
+    // A named file must exist and be a regular file.
+    assert_fails(
         spawn!().env("UMF_TOML", "/nowhere/umf.toml"),
         "FileUnreadable",
         &["/nowhere/umf.toml", "UMF_TOML"],
     );
-    fails(spawn!().env("UMF_TOML", "/"), "FileNotRegular", &["regular"]);
-    fails(spawn!().env("UMF_TOML", "/dev/zero"), "FileNotRegular", &["regular"]);
-    // What is right is obeyed, and the environment comes after the file.
+    assert_fails(spawn!().env("UMF_TOML", "/"), "FileNotRegular", &["regular"]);
+    assert_fails(spawn!().env("UMF_TOML", "/dev/zero"), "FileNotRegular", &["regular"]);
+    // Valid settings apply, and variables override the file.
     let path = folder.write("[ipc]\nexchange = [\"procfs\", \"pidfd\"]\nmax_opened_handles = 7\n");
     let mut actor = spawn!().env("UMF_TOML", &path).env("UMF_MAX_OPENED_IPC_HANDLES", "9").start();
     let settings = actor.ok("settings");
     assert!(settings.contains("max_opened_handles: 9") && settings.contains("[Procfs, Pidfd]"), "{settings}");
-    // The older variables keep their meaning: what is no number is no limit.
+    // In the older variables, a value that is not a number means no limit.
     let mut actor = spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "many").start();
     assert!(actor.ok("settings").contains("max_opened_handles: 0"));
-    // Variables with the prefix that others use are no error.
-    let mut actor = spawn!().env("UMF_SOMEBODY_ELSES", "1").start();
+    // Variables of other programs with the same prefix are ignored.
+    let mut actor = spawn!().env("UMF_OTHER_PROGRAM", "1").start();
     actor.ok("pool p shared");
 }

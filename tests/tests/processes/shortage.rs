@@ -1,7 +1,8 @@
-//! Where memory runs out: what is asked for too late says so and what to do, nothing is left of it, and everybody else works on.
+//! Out of memory: an allocation fails with reason and remedy and leaves nothing, and other processes
+//! continue.
 //!
-//! A whole `/dev/shm` and a control group are needed for that, and some processes have to die: in a guest of `tests/vm/run`, where
-//! the machine is the test's own.
+//! The tests fill `/dev/shm` and a control group, and trigger the OOM killer. They run in a guest of
+//! `tests/vm/run` only.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -13,26 +14,26 @@ use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 
 const MIB: u64 = 1 << 20;
 
-/// One at a time, and only where the machine is the test's own.
-fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static TURN: Mutex<()> = Mutex::new(());
+/// Serializes these tests, and skips them outside of a guest.
+fn guest_only(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static LOCK: Mutex<()> = Mutex::new(());
     if !machine::is_guest() || !machine::is_root() {
         machine::skip(test, "fills the whole machine: tests/vm/run does it in a guest");
         return None;
     }
-    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+    Some(LOCK.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn mount(from: &str, target: &str, kind: &str, flags: libc::c_ulong, options: &str) {
     let text = |text: &str| CString::new(text).unwrap();
     let (from, target, kind, options) = (text(from), text(target), text(kind), text(options));
-    // SAFETY: C strings all of them.
+    // SAFETY: all pointers are to C strings.
     let result =
         unsafe { libc::mount(from.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) };
     assert_eq!(result, 0, "{target:?}: {}", std::io::Error::last_os_error());
 }
 
-/// A producer and an importer that have nothing to do with what runs out, and a block that they share.
+/// Producer and importer outside of the exhausted memory, with a block that they share.
 struct Bystanders {
     producer: Actor,
     importer: Actor,
@@ -50,9 +51,9 @@ impl Bystanders {
         Self { producer, importer, rounds: 1 }
     }
 
-    /// They have what they had, and get more.
+    /// Asserts that both still share the block, and can share another.
     #[track_caller]
-    fn work_on(&mut self) {
+    fn assert_working(&mut self) {
         self.importer.check("m", self.rounds);
         self.rounds += 1;
         self.importer.ok(&format!("fill m {}", self.rounds));
@@ -69,7 +70,7 @@ impl Bystanders {
 
 #[test]
 fn full_dev_shm_is_an_error_and_other_processes_continue() {
-    let Some(_turn) = alone("full_dev_shm_is_an_error_and_other_processes_continue") else { return };
+    let Some(_serial) = guest_only("full_dev_shm_is_an_error_and_other_processes_continue") else { return };
     mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=8m");
     let mut bystanders = Bystanders::new();
     let mut actor = actor!();
@@ -83,18 +84,18 @@ fn full_dev_shm_is_an_error_and_other_processes_continue() {
         let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
         assert!(message.contains("/dev/shm, which is full: mount it larger"), "{message}");
     };
-    // By its own size, and because somebody else has it all.
+    // An allocation larger than the file system, and one in a file system that another file fills.
     refused(&mut actor, 12 * MIB);
     let filler = Path::new("/dev/shm/umf-tests-filler");
     let wrote = std::fs::write(filler, vec![1_u8; 16 << 20]);
     assert_eq!(wrote.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     refused(&mut actor, 4096);
-    // Pages that were made before stay, and can be written: no signal.
+    // Populated pages stay writable, without a signal.
     actor.check("p.a", 3);
     actor.ok("fill p.a 4");
     actor.check("p.a", 4);
-    // Memory without a name does not lie there.
-    bystanders.work_on();
+    // Unnamed memory is not in /dev/shm.
+    bystanders.assert_working();
     before.assert_restored(&actor);
     std::fs::remove_file(filler).unwrap();
     actor.ok(&format!("alloc p {MIB} -> p.b"));
@@ -102,7 +103,7 @@ fn full_dev_shm_is_an_error_and_other_processes_continue() {
     actor.check("p.b", 5);
     actor.ok("drop-pool p");
     clean.assert_restored(&actor);
-    bystanders.work_on();
+    bystanders.assert_working();
     let left = std::fs::read_dir("/dev/shm").unwrap().count();
     assert_eq!(left, 0, "names are left in /dev/shm");
     mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=50%");
@@ -146,7 +147,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Who has just died is in it for a moment.
+        // A process that has just died is in the group for a moment.
         for _ in 0..500 {
             if std::fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -158,7 +159,7 @@ impl Drop for Group {
 
 #[test]
 fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
-    let Some(_turn) = alone("allocation_beyond_cgroup_limit_fails_without_oom_kill") else { return };
+    let Some(_serial) = guest_only("allocation_beyond_cgroup_limit_fails_without_oom_kill") else { return };
     let group = Group::new("refused", 64 * MIB);
     let mut bystanders = Bystanders::new();
     let mut pools = vec!["at-once".to_owned(), format!("reserved /umf-tests-{}-group", std::process::id())];
@@ -172,7 +173,7 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
         actor.ok(&format!("alloc p {} -> p.a", 8 * MIB));
         actor.ok("fill p.a 3");
         let before = ProcessSnapshot::of(&actor);
-        // (The pages of a heap are nobody's.)
+        // The pages of a dma-buf heap are not charged to a group.
         let sizes: &[u64] = if pool.contains("heap:") { &[] } else { &[56 * MIB] };
         for size in sizes {
             let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
@@ -180,7 +181,7 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
         }
         actor.check("p.a", 3);
         before.assert_restored(&actor);
-        // A block that fits is had, and so is the larger one where the limit allows it.
+        // A smaller block fits, and the larger one fits with a higher limit.
         actor.ok(&format!("alloc p {} -> p.b", 8 * MIB));
         actor.ok("free p p.b");
         group.limit(256 * MIB);
@@ -191,17 +192,17 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
         clean.assert_restored(&actor);
         actor.finish();
         group.limit(64 * MIB);
-        bystanders.work_on();
+        bystanders.assert_working();
     }
-    assert_eq!(group.events("oom_kill"), 0, "somebody was killed");
+    assert_eq!(group.events("oom_kill"), 0, "a process was killed");
     assert!(group.used() < 8 * MIB, "{} bytes are left in the group", group.used());
 }
 
-/// Pages that come when they are touched: the kernel ends who touches one too many. Whoever is outside of the group keeps what it has
-/// open, and nothing is left.
+/// Pages that are populated at the first access: the OOM killer ends a process that exceeds the group's
+/// limit. Processes outside keep what they have open, and nothing of the killed process is left.
 #[test]
 fn oom_killed_process_leaves_nothing() {
-    let Some(_turn) = alone("oom_killed_process_leaves_nothing") else { return };
+    let Some(_serial) = guest_only("oom_killed_process_leaves_nothing") else { return };
     let group = Group::new("killed", 48 * MIB);
     let mut bystanders = Bystanders::new();
     let mut importer = actor!();
@@ -219,17 +220,17 @@ fn oom_killed_process_leaves_nothing() {
     producer.send("fill p.b 4");
     assert_eq!(producer.reap(), "signal 9");
     assert_eq!(group.events("oom_kill"), 1);
-    // What was open stays, with its content; nothing else can be had.
+    // Open memory keeps its content; other memory cannot be opened.
     importer.check("m", 3);
     importer.fails(&format!("open {other} -> other"), "ProducerGone");
     importer.ok("close m");
     importer.ok("evict");
     clean.assert_restored(&importer);
-    bystanders.work_on();
+    bystanders.assert_working();
     let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
     assert_eq!(names.filter(|it| it.file_name().to_string_lossy().contains(&pid.to_string())).count(), 0);
     assert!(group.used() < 4 * MIB, "{} bytes are left in the group", group.used());
-    // The next in the group gets what that one had. (The actor has a copy of what it fills.)
+    // A next process in the group can use the memory. The actor has a copy of the content that it writes.
     let mut next = actor!();
     group.take(&next);
     next.ok("pool p at-once");

@@ -1,4 +1,4 @@
-//! Memory that was freed, and what is put in its place.
+//! Handles and mappings of freed memory, also after the memory is reused.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
-fn stale(importer: &mut Actor, handle: &str) {
+fn assert_stale(importer: &mut Actor, handle: &str) {
     let message = importer.fails(&format!("open {handle} -> stale"), "Stale");
     assert!(message.contains("the memory was freed since; get a new handle"), "{message}");
 }
 
-/// Two actors with a control block between them: the producer's is `c.control`, the importer has it open as
-/// `control`.
+/// Starts two actors with a common control block: `c.control` in the producer, `control` in the importer.
 fn pair(mode: &str, limit: &str) -> (Actor, Actor, umf::Handle) {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
     let mut importer =
@@ -25,8 +24,8 @@ fn pair(mode: &str, limit: &str) -> (Actor, Actor, umf::Handle) {
     (producer, importer, control)
 }
 
-/// Cycles of allocate, export, open, check, close, free; each old handle is opened once more. Returns at how many
-/// addresses the blocks were.
+/// Runs cycles of allocate, export, open, check, close and free. Each old handle is opened once more.
+/// Returns the number of different block addresses.
 fn run(producer: &mut Actor, importer: &mut Actor, pool: &str, cycles: u64) -> u64 {
     let patience = Duration::from_secs(300);
     producer.ok("begin c.control");
@@ -41,8 +40,8 @@ fn run(producer: &mut Actor, importer: &mut Actor, pool: &str, cycles: u64) -> u
     produced.unwrap_or_else(|failure| panic!("{failure}")).parse().unwrap()
 }
 
-/// Asserts that neither grows by `work`: no fd, no thread, and no more mappings and memory than allocators keep.
-fn no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnce(&mut Actor, &mut Actor)) {
+/// Asserts that `work` adds no fds and threads to either process, and only few mappings and little memory.
+fn assert_no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnce(&mut Actor, &mut Actor)) {
     let numbers =
         |actor: &mut Actor| ["fds", "threads", "maps", "rss"].map(|key| actor.number("counts", key));
     let before = [numbers(producer), numbers(importer)];
@@ -55,22 +54,22 @@ fn no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnce(&mut 
     }
 }
 
-/// oneCCL #212, vLLM #41663: a cached opened handle was used after the peer freed and reallocated the buffer. MPICH
-/// #6071, #7821, #7862, #7980: false cache hits when the same address is a new allocation. compute-runtime #974:
-/// unbounded fd leak in opening and closing handles.
+/// oneCCL #212, vLLM #41663: a cached handle was used after the peer freed and reallocated the buffer. MPICH
+/// #6071, #7821, #7862, #7980: false cache hits for a new allocation at an old address. compute-runtime
+/// #974: opening and closing handles leaks fds.
 ///
-/// 200,000 times (ten million with `UMF_TESTS_LONG=1`): a block is freed and its address used again,
-/// and an importer opens old and new handles. Nothing grows by that: 16 bytes a cycle would show.
+/// In 200,000 cycles (ten million with `UMF_TESTS_LONG=1`) a block is freed, its address is reused, and an
+/// importer opens the old and the new handle. A leak of 16 bytes a cycle would fail the test.
 #[test]
 fn handle_is_stale_after_block_is_reused_at_same_address() {
     let cycles = if machine::is_long() { 10_000_000 } else { 200_000 };
     for mode in ["auto", "socket"] {
         let (mut producer, mut importer, control) = pair(mode, "0");
         producer.ok("pool p shared");
-        // All that is made once is made by then.
+        // Creates what stays.
         run(&mut producer, &mut importer, "p", 5000);
         let before = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
-        no_growth(&mut producer, &mut importer, |producer, importer| {
+        assert_no_growth(&mut producer, &mut importer, |producer, importer| {
             let begun = std::time::Instant::now();
             let addresses = run(producer, importer, "p", cycles);
             eprintln!("{mode}: {cycles} cycles in {:?}, at {addresses} addresses", begun.elapsed());
@@ -82,7 +81,7 @@ fn handle_is_stale_after_block_is_reused_at_same_address() {
     }
 }
 
-/// As above with a region, an fd and a mapping for each block: the costly things.
+/// The same cycles with a region, an fd and a mapping for each block.
 #[test]
 fn cycles_over_many_regions_leak_nothing() {
     let cycles = if machine::is_long() { 100_000 } else { 5000 };
@@ -90,21 +89,21 @@ fn cycles_over_many_regions_leak_nothing() {
         let (mut producer, mut importer, _) = pair(mode, "4");
         producer.ok("pool p isolated");
         run(&mut producer, &mut importer, "p", 500);
-        no_growth(&mut producer, &mut importer, |producer, importer| {
+        assert_no_growth(&mut producer, &mut importer, |producer, importer| {
             run(producer, importer, "p", cycles);
         });
     }
 }
 
-/// Blocks that are freed while they are being opened, at whatever step: current or stale, and never another file, a
-/// producer that is said to be gone, or foreign contents.
+/// Blocks that are freed while they are opened. The open must return a current mapping or `Stale`, and no
+/// other error or foreign content.
 #[test]
 fn open_during_free_is_current_or_stale() {
     for (pool, mode) in
         [("shared", "auto"), ("isolated", "pidfd"), ("isolated", "procfs"), ("isolated", "socket")]
     {
         let (mut producer, importer, control) = pair(mode, "1");
-        // More processes than processors, so that each is interrupted in the middle of whatever it does.
+        // More processes than processors, so that each is preempted during opens.
         let mut importers = vec![importer];
         for _ in 0..3 {
             let spawn = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_MAX_OPENED_IPC_HANDLES", "1");
@@ -138,24 +137,24 @@ fn mapping_of_freed_block_does_not_fault() {
         assert_eq!(importer.ok("is_current m"), "true");
         producer.ok("free p p.b");
         assert_eq!(importer.ok("is_current m"), "false");
-        // Whatever is there now: reading and writing do not fault.
+        // The content is undefined, but access does not fault.
         let _ = importer.ok("check m 1");
         if pool == "isolated" {
-            // A file of its own keeps its pages as long as it is mapped.
+            // A file of a single block keeps its pages while it is mapped.
             importer.check("m", 1);
         }
         producer.ok("trim p");
         let _ = importer.ok("check m 1");
-        stale(&mut importer, &handle);
+        assert_stale(&mut importer, &handle);
         importer.ok("close m");
-        stale(&mut importer, &handle);
+        assert_stale(&mut importer, &handle);
         importer.ok("evict");
-        stale(&mut importer, &handle);
+        assert_stale(&mut importer, &handle);
     }
 }
 
-/// MPICH #7821: destroying an exported handle invalidates mappings at the peer; here they stay memory, and are told
-/// apart from what comes after them.
+/// MPICH #7821: destroying an exported handle invalidates mappings of the peer. Here they stay valid, and
+/// old handles do not open later regions.
 #[test]
 fn handle_of_freed_region_is_stale_when_address_is_reused() {
     for hold in [false, true] {
@@ -168,7 +167,7 @@ fn handle_of_freed_region_is_stale_when_address_is_reused() {
             producer.ok(&format!("fill r {round}"));
             let handle = producer.ok("handle r");
             for old in &handles {
-                stale(&mut importer, old);
+                assert_stale(&mut importer, old);
             }
             importer.ok(&format!("open {handle} -> m{round}"));
             importer.check(&format!("m{round}"), round);
@@ -211,10 +210,10 @@ fn dropped_pool_makes_exports_stale_and_leaks_nothing() {
             producer.ok("drop-pool p");
             assert_eq!(importer.ok("is_current m"), "false", "{pool}, round {round}");
             let _ = importer.ok("check m 6");
-            stale(&mut importer, &handle);
+            assert_stale(&mut importer, &handle);
             importer.ok("close m");
             assert_eq!(producer.ok("drain 9000"), "0", "{pool}, round {round}: nothing is open any more");
-            // What is made once stays: the ledger, and what watches the importer.
+            // The ledger, and the pidfd of the importer, stay after the first round.
             let now = ProcessSnapshot::of(&producer);
             assert_eq!(
                 now,
@@ -227,8 +226,8 @@ fn dropped_pool_makes_exports_stale_and_leaks_nothing() {
     }
 }
 
-/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: handles for sub-allocations are unclear. Here a handle of a
-/// block says where it lies, and neighbours in one region are opened by one mapping.
+/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: handles for suballocations are unclear. Here a handle
+/// contains the offset of its block, and blocks of one region share a mapping.
 #[test]
 fn blocks_of_one_region_share_one_mapping() {
     let mut producer = actor!();

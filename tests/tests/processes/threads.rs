@@ -1,4 +1,4 @@
-//! Threads that open, close, evict, export and free the same things.
+//! Concurrent opens, closes, evictions, exports and frees of the same blocks in one process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -17,7 +17,7 @@ fn targets(producer: &mut Actor, pool: &str, count: u64) -> String {
         .collect()
 }
 
-/// UMF ipc cache, as read: in use is replaced, eviction calls back with another entry's key.
+/// UMF ipc cache, as read: entries in use are replaced, and an eviction passes the key of another entry.
 #[test]
 fn threads_open_and_evict_same_handles() {
     for pool in ["isolated", "shared"] {

@@ -1,4 +1,4 @@
-//! The ways that fds take, and peers of the socket that mean no good.
+//! Exchange of fds: modes and their order, hostile clients of the socket, timeouts, forks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -31,7 +31,7 @@ fn blocks(producer: &mut Actor, count: u64) -> Vec<Handle> {
         .collect()
 }
 
-fn opens(importer: &mut Actor, handles: &[Handle]) {
+fn assert_opens(importer: &mut Actor, handles: &[Handle]) {
     for (handle, seed) in handles.iter().zip(1..) {
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", seed);
@@ -44,7 +44,7 @@ fn each_mode_and_order_works_and_leaks_nothing() {
     for mode in ["auto", "pidfd", "procfs", "socket", "socket,pidfd", "procfs,pidfd", "pidfd,procfs,socket"] {
         let mut producer = in_mode(mode);
         let handles = blocks(&mut producer, 3);
-        // No thread and no socket but where they are asked for (dumpable, same namespaces).
+        // A dumpable producer has a thread and a socket only if the mode contains the socket.
         let served = mode.contains("socket");
         let snapshot = ProcessSnapshot::of(&producer);
         assert_eq!(
@@ -53,7 +53,7 @@ fn each_mode_and_order_works_and_leaks_nothing() {
         );
         let mut importer = in_mode(mode);
         let clean = ProcessSnapshot::of(&importer);
-        opens(&mut importer, &handles);
+        assert_opens(&mut importer, &handles);
         importer.ok("evict");
         assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}");
         importer.finish();
@@ -61,18 +61,18 @@ fn each_mode_and_order_works_and_leaks_nothing() {
     }
 }
 
-/// oneCCL #213: the user's choice of exchange mode was silently replaced. Here it is obeyed or refused.
+/// oneCCL #213: the chosen exchange mode was silently replaced. Here it is used or refused.
 #[test]
 fn explicit_mode_is_used_or_refused() {
     let mut producer = in_mode("pidfd");
     let handles = blocks(&mut producer, 1);
     assert!(!handles[0].is_served());
-    // The importer insists on the socket: pidfd would work, and is not taken.
+    // The importer permits the socket only. The mode pidfd would work, and is not used.
     let mut importer = in_mode("socket");
     let message = importer.fails(&format!("open {} -> m", handles[0]), "NotPermitted");
     assert!(message.contains("does not answer on a socket"), "{message}");
     assert!(!message.contains("pidfd:") && !message.contains("procfs:"), "{message}");
-    // And the other way: who insists on pidfd does not connect, though the producer serves.
+    // An importer that permits pidfd only does not connect to the producer's socket.
     let mut producer = in_mode("socket");
     let handles = blocks(&mut producer, 1);
     let mut importer = in_mode("pidfd");
@@ -83,7 +83,7 @@ fn explicit_mode_is_used_or_refused() {
     assert_eq!(ProcessSnapshot::of(&importer).fds.get("socket"), Some(&1));
 }
 
-/// A connection to the abstract socket of this name.
+/// Connects to the abstract socket of this name.
 fn connect(name: &str, wait: bool) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | if wait { 0 } else { libc::SOCK_NONBLOCK };
     // SAFETY: numbers only.
@@ -91,7 +91,7 @@ fn connect(name: &str, wait: bool) -> io::Result<OwnedFd> {
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new fd that nobody else owns.
+    // SAFETY: the fd is new, and owned here alone.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: zeroes are a value of this plain structure.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -113,12 +113,12 @@ fn send(socket: &OwnedFd, bytes: &[u8]) -> isize {
     unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) }
 }
 
-/// A request for the ledger of the producer with this nonce.
+/// Encodes a request for the ledger of the producer with this nonce.
 fn request(nonce: Nonce) -> Vec<u8> {
     Request::Ledger.encode(nonce).to_vec()
 }
 
-/// Sends an fd along with the bytes.
+/// Sends bytes together with an fd.
 fn send_with_fd(socket: &OwnedFd, bytes: &[u8], fd: i32) {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = [0_u64; 4];
@@ -149,7 +149,7 @@ fn hostile_peers_do_not_block_other_clients() {
     let nonce = handles[0].nonce();
     let served = |what: &str| {
         let mut importer = in_mode("socket");
-        opens(&mut importer, &handles);
+        assert_opens(&mut importer, &handles);
         eprintln!("served after {what}");
         importer.finish();
     };
@@ -163,7 +163,7 @@ fn hostile_peers_do_not_block_other_clients() {
     send(&connect(name, true).unwrap(), &request(Nonce::from_bytes([1; 16])));
     served("garbage");
 
-    // Requests whose answers, each with an fd, nobody reads.
+    // Requests whose answers, each with an fd, the client does not read.
     let socket = connect(name, true).unwrap();
     assert!(send(&socket, &request(nonce)) > 0);
     assert!(matches!(receive(&socket, Deadline::after(Duration::from_secs(30))), Ok(Answer::Fd { .. })));
@@ -172,7 +172,7 @@ fn hostile_peers_do_not_block_other_clients() {
     served("a peer that does not read");
     drop(socket);
 
-    // Fds that nobody asked for do not stay in the producer.
+    // The producer closes unexpected fds.
     let socket = connect(name, true).unwrap();
     for _ in 0..50 {
         send_with_fd(&socket, &request(nonce), 2);
@@ -180,7 +180,7 @@ fn hostile_peers_do_not_block_other_clients() {
     served("fds");
     drop(socket);
 
-    // Half-open connections: 1000 at a time, far beyond what is kept.
+    // 1000 idle connections at a time, far above the producer's limit.
     let mut flood: Vec<OwnedFd> = Vec::new();
     while flood.len() < 1000 {
         match connect(name, false) {
@@ -197,15 +197,15 @@ fn hostile_peers_do_not_block_other_clients() {
     }
     served("3000 more that come and go");
 
-    // All of it is closed again.
+    // The producer has closed all connections.
     quiet.assert_restored(&producer);
     producer.finish();
     assert!(!ProcessSnapshot::is_bound(name));
 }
 
-/// A client that asks again before it reads its answer loses its connection. Descriptors in unread
-/// answers count against one limit of the producer's user, of which root is exempt: the fault that
-/// this is about shows in `tests/unprivileged`.
+/// A client that sends a second request before it reads its answer is disconnected. Fds in unread answers
+/// count against a limit of the producer's user, from which root is exempt. The test can therefore fail in
+/// `tests/unprivileged` only.
 #[test]
 fn clients_that_read_no_answer_do_not_starve_other_clients() {
     let mut producer = in_mode("socket");
@@ -229,15 +229,15 @@ fn clients_that_read_no_answer_do_not_starve_other_clients() {
         });
         for _ in 0..5 {
             let mut importer = in_mode("socket");
-            opens(&mut importer, &handles);
+            assert_opens(&mut importer, &handles);
             importer.finish();
         }
     });
     producer.finish();
 }
 
-/// Where a process's main thread has exited (`pthread_exit(3)`), `/proc/<pid>/fd` is empty and
-/// root's, and `pidfd_getfd` fails, though the process lives in its other threads.
+/// If the main thread of a process has exited (`pthread_exit(3)`), `/proc/<pid>/fd` is empty and belongs to
+/// root, and `pidfd_getfd` fails, although other threads run.
 #[test]
 fn producer_without_main_thread_is_opened_and_listed() {
     for mode in ["auto", "procfs", "socket"] {
@@ -249,7 +249,7 @@ fn producer_without_main_thread_is_opened_and_listed() {
             std::thread::yield_now();
         }
         let mut importer = in_mode(mode);
-        opens(&mut importer, &handles);
+        assert_opens(&mut importer, &handles);
         let found = umf::ipc::inspect::find().unwrap();
         let is_listed = found.by_nonce(handles[0].nonce()).is_some_and(|found| {
             found.owner == OwnerStatus::Alive { pid: producer.pid() }
@@ -261,13 +261,13 @@ fn producer_without_main_thread_is_opened_and_listed() {
         producer.ok("free p p.b1");
         importer.fails(&format!("open {} -> m", handles[0]), "Stale");
         producer.kill();
-        // What is cached stays valid; the next open asks the producer.
+        // A cached region needs no producer, so the cache is evicted first.
         importer.ok("evict");
         importer.fails(&format!("open {} -> m", handles[1]), "ProducerGone");
     }
 }
 
-/// A producer that is out of fds still answers: an fd that is sent needs no new one.
+/// A producer without free fds still answers, as sending an fd needs no new one.
 #[test]
 fn producer_without_fds_serves_existing_connection() {
     let mut producer = in_mode("socket");
@@ -277,7 +277,7 @@ fn producer_without_fds_serves_existing_connection() {
     producer.ok("take-fds 0");
     importer.ok(&format!("open {} -> m2", handles[1]));
     importer.check("m2", 2);
-    // A further importer gets the place of the oldest.
+    // A further importer replaces the oldest connection.
     let mut another = in_mode("socket");
     another.ok(&format!("open {} -> m", handles[2]));
     another.check("m", 3);
@@ -287,16 +287,16 @@ fn producer_without_fds_serves_existing_connection() {
     producer.finish();
 }
 
-/// Fails as `TimedOut`, neither early nor late by more than a second.
-fn times_out(importer: &mut Actor, handle: &Handle) {
+/// Asserts that an open fails as `TimedOut`, after the timeout and at most a second later.
+fn assert_times_out(importer: &mut Actor, handle: &Handle) {
     let begun = Instant::now();
     importer.fails(&format!("open {handle} -> n"), "TimedOut");
     let took = begun.elapsed();
     assert!(took >= Duration::from_millis(390) && took < Duration::from_millis(1400), "{took:?}");
 }
 
-/// The bound on the wait is one for all of it: signals that end system calls do not start it again, whether the
-/// importer waits for an answer or, behind others, for a place among those that the producer has not accepted yet.
+/// The timeout covers the whole open. Signals that interrupt system calls do not restart it, while the
+/// importer waits for an answer or for a slot in the listen queue.
 #[test]
 fn signals_do_not_extend_open_timeout() {
     let mut producer = in_mode("socket");
@@ -308,19 +308,19 @@ fn signals_do_not_extend_open_timeout() {
     importer.ok(&format!("open {} -> m", handles[0]));
     importer.ok("timer 20");
     producer.stop();
-    // On the connection that it has, and on a new one.
-    times_out(&mut importer, &handles[1]);
-    times_out(&mut importer, &handles[1]);
-    let crowd: Vec<OwnedFd> = std::iter::from_fn(|| connect(name, false).ok()).take(1000).collect();
-    assert!(crowd.len() < 1000, "there is a bound");
-    times_out(&mut importer, &handles[1]);
+    // On the existing connection, and on a new one.
+    assert_times_out(&mut importer, &handles[1]);
+    assert_times_out(&mut importer, &handles[1]);
+    let queued: Vec<OwnedFd> = std::iter::from_fn(|| connect(name, false).ok()).take(1000).collect();
+    assert!(queued.len() < 1000, "the listen queue has a limit");
+    assert_times_out(&mut importer, &handles[1]);
     producer.signal(libc::SIGCONT);
     importer.ok(&format!("open {} -> n", handles[1]));
     importer.check("n", 2);
     importer.finish();
 }
 
-/// Threads that ask one stopped producer wait side by side, and who only looks at counters does not wait at all.
+/// Threads that open handles of one stopped producer time out in parallel. Reading counters does not wait.
 #[test]
 fn concurrent_opens_time_out_in_parallel() {
     let mut producer = in_mode("socket");
@@ -336,13 +336,13 @@ fn concurrent_opens_time_out_in_parallel() {
     importer.ok("sleep 100");
     importer.ok("importer");
     assert!(begun.elapsed() < Duration::from_millis(350), "counters took {:?}", begun.elapsed());
-    times_out(&mut importer, &handles[1]);
+    assert_times_out(&mut importer, &handles[1]);
     producer.signal(libc::SIGCONT);
     importer.ok(&format!("open {} -> n", handles[1]));
     importer.check("n", 2);
 }
 
-/// A child has none of the connections that its parent has, accepts or closes at the moment of the fork.
+/// A child inherits no connection, also none that its parent accepts or closes during the fork.
 #[test]
 fn forked_child_inherits_no_connection() {
     let mut producer = in_mode("socket");
@@ -360,12 +360,12 @@ fn forked_child_inherits_no_connection() {
         for _ in 0..300 {
             let child = producer.fork();
             producer.ok("child ping");
-            // The one by which it obeys, twice: for reading and for writing.
+            // The child's command stream, as two fds.
             assert_eq!(ProcessSnapshot::of_pid(child).fds.get("socket"), Some(&2));
             producer.ok("reap");
         }
     });
-    opens(&mut in_mode("socket"), &handles);
+    assert_opens(&mut in_mode("socket"), &handles);
     producer.finish();
 }
 

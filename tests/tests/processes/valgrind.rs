@@ -1,4 +1,4 @@
-//! Programs under valgrind, which unmaps the vDSO while the kernel goes on naming its address.
+//! Programs under valgrind, which unmaps the vDSO although the auxiliary vector contains its address.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -13,7 +13,7 @@ use umf_core::{Layout, pool};
 use umf_tests::machine;
 
 const NAME: &str = "valgrind::block_is_exported_under_valgrind";
-/// Set where this test runs under valgrind.
+/// Set if this process runs under valgrind.
 const UNDER_VALGRIND: &str = "TESTS_UNDER_VALGRIND";
 
 #[test]
@@ -35,7 +35,7 @@ fn block_is_exported_under_valgrind() {
     assert!(output.status.success() && out.contains("1 passed"), "{}\n{out}\n{err}", output.status);
 }
 
-/// Makes what asks for the page size and for the time.
+/// Allocates and exports a block, which needs the page size and the time.
 fn export() {
     let provider = HostProvider::builder().visibility(Visibility::Shared).build().unwrap();
     let pool = SlabPool::new(provider, SlabSettings::new()).unwrap();

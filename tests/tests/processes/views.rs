@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use umf::{AsPod, AsZerocopy, Plain, Pool};
 use umf_tests::actor;
 
-/// What a program might share: no padding, so that all of its bytes are defined.
+/// Structure without padding, so that all bytes are defined.
 #[derive(Clone, Copy, Debug, PartialEq, Plain)]
 #[repr(C)]
 struct Sample {
@@ -35,7 +35,7 @@ fn typed_view_reads_bytes_of_other_process() {
     let mapped = mapping.read_view::<Sample>().unwrap();
     assert!(mapped.iter().take(100).zip(0..).all(|(found, number)| found == sample(number)));
     assert!(matches!(mapping.view::<Sample>(), Err(umf::ipc::Error::ReadOnly)));
-    // Another process writes other bytes: those are samples, too.
+    // Any bytes that another process writes are valid samples.
     let mut other = actor!();
     other.ok(&format!("open {handle} -> m"));
     other.ok("fill m 7");

@@ -1,5 +1,5 @@
-//! Which ways an fd can take at each `kernel.yama.ptrace_scope`, between siblings of one user that is not root: memory files, and
-//! dma-bufs, which `/proc` cannot open. In a guest of `tests/vm/run` the scope is set; elsewhere it is taken as it is.
+//! Exchange modes at each `kernel.yama.ptrace_scope`, between siblings of one unprivileged user, for memfds
+//! and dma-bufs. A guest of `tests/vm/run` sets each scope; elsewhere the current scope is tested.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -16,7 +16,7 @@ fn scope() -> Option<u32> {
     std::fs::read_to_string(SCOPE).ok()?.trim().parse().ok()
 }
 
-/// The scopes to try, in the order in which they can be had. (The last one stays until the guest ends.)
+/// Returns the scopes to test, in ascending order. Scope 3 cannot be lowered until the next boot.
 fn scopes() -> Vec<u32> {
     match scope() {
         Some(now @ 0..=3) if machine::is_guest() => (now..=3).collect(),
@@ -25,10 +25,10 @@ fn scopes() -> Vec<u32> {
     }
 }
 
-/// What one kind of memory is, for a producer.
+/// Kinds of memory, with the actor's kind of pool.
 const KINDS: [(&str, &str); 2] = [("memfd", "isolated"), ("dma-buf", "dma-buf udmabuf")];
 
-/// A producer with one block; it becomes another user once it has the device.
+/// Starts a producer with one block. It opens the device as root and then changes its user.
 fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_PTRACER", ptracer).start();
     producer.ok(&format!("pool p {kind}"));
@@ -50,14 +50,14 @@ fn importer(mode: &str, uid: u32, log: &Path) -> Actor {
     importer
 }
 
-/// What is said of a refused mode, or `None` where it works.
+/// Returns the expected parts of the error, or `None` if the mode works.
 fn expected(mode: &str, kind: &str, scope: u32, ptracer: &str, uid: u32) -> Option<&'static [&'static str]> {
     match (mode, scope) {
         ("pidfd", 1) if uid != 0 && ptracer != "any" => {
             Some(&["ptrace_scope is 1, so only ancestors may attach", "UMF_IPC_PTRACER=any in the producer"])
         }
         ("pidfd", 2) if uid != 0 => Some(&["ptrace_scope is 2, so only CAP_SYS_PTRACE may attach"]),
-        ("pidfd", 3) => Some(&["ptrace_scope is 3, so nobody may attach until the next boot"]),
+        ("pidfd", 3) => Some(&["ptrace_scope is 3", "until the next boot"]),
         ("procfs", _) if kind == "dma-buf" => {
             Some(&["a dma-buf) cannot be opened through /proc", "use pidfd or socket"])
         }
@@ -85,18 +85,18 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
             lacking.is_none()
         })
         .collect();
-    // Of each kind: who is told how to be reached does not look at the scope.
-    let mut told = Vec::new();
+    // Producers with an explicit mode do not depend on the scope at their start.
+    let mut explicit = Vec::new();
     for (kind, pool) in &kinds {
         for (mode, ptracer) in [("pidfd", "none"), ("pidfd", "any"), ("procfs", "none"), ("socket", "none")] {
-            told.push((mode, ptracer, *kind, producer(mode, ptracer, pool)));
+            explicit.push((mode, ptracer, *kind, producer(mode, ptracer, pool)));
         }
     }
     let log = std::env::temp_dir().join(format!("umf-yama-{}", std::process::id()));
     let mut importers: Vec<_> = ["pidfd", "procfs", "socket", "auto"]
         .into_iter()
         .map(|mode| (mode, OTHER_UID))
-        // (A socket answers its own user alone.)
+        // Root can open through pidfd only: a socket answers its own user alone.
         .chain([("pidfd", 0)])
         .map(|(mode, uid)| {
             let of_auto = if mode == "auto" { log.as_path() } else { Path::new("/dev/null") };
@@ -111,10 +111,10 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
         assert_eq!(scope(), Some(wanted));
         let found = kinds.iter().map(|(kind, pool)| ("auto", "none", *kind, producer("auto", "none", pool)));
         let found: Vec<_> = found.collect();
-        for (mode, ptracer, kind, (_, handle)) in told.iter().chain(&found) {
+        for (mode, ptracer, kind, (_, handle)) in explicit.iter().chain(&found) {
             if *mode == "auto" {
                 by_auto.push((wanted, *kind, handle.pid()));
-                // A socket, and its thread, only where nothing else will do.
+                // The producer serves a socket only if no other mode works.
                 assert_eq!(handle.is_served(), *kind == "dma-buf" && wanted > 0, "{kind} at scope {wanted}");
             }
             for (_, uid, importer) in importers.iter_mut().filter(|(way, ..)| way == mode) {
@@ -156,8 +156,8 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
     }
 }
 
-/// What a link does where the kernel lets nobody read a sibling: it says so, and uses its buffers; also if that changes while the
-/// link is there, which is counted. (What is registered is then copied by its owner.)
+/// If the kernel refuses reads of sibling processes, a link reports that and uses bounce buffers. If the
+/// scope changes while the link exists, the link falls back and counts the refusal.
 #[test]
 fn link_falls_back_where_yama_refuses_reads() {
     const TEST: &str = "link_falls_back_where_yama_refuses_reads";
