@@ -1,9 +1,10 @@
-# Runs a command that must end, and must leave nobody behind. Sourced by the scripts that README names.
+# `bounded`: runs a command with a time limit, and kills processes that outlive it. Sourced by the
+# scripts that README names.
 
 # shellcheck source=processes.sh
 . "$(dirname "${BASH_SOURCE[0]}")/processes.sh"
 
-# Everybody who has this file open, but for the processes named after it.
+# holders FILE [PID ...]: prints the processes that have the file open, without those named.
 holders() {
   local file=$1 pid open
   shift
@@ -19,7 +20,8 @@ holders() {
   done
 }
 
-# Ends the command when the time is up. It has ended when the file is gone in which its number is.
+# watch_step SECONDS FOLDER COMMAND: kills the command after the limit. FOLDER/pid has its pid, and is
+# removed when the command ends.
 watch_step() {
   local limit=$1 folder=$2 waited=0
   shift 2
@@ -28,7 +30,7 @@ watch_step() {
     waited=$((waited + 1))
     [ -e "$folder/pid" ] || return 0
   done
-  # (Opened in a way that waits for nobody.)
+  # Opening the pipe for reading and writing does not block.
   {
     local pid
     pid=$(cat "$folder/pid") && [ -n "$pid" ] || return 0
@@ -37,7 +39,7 @@ watch_step() {
   } 1<>"$folder/output" 2>&1
 }
 
-# Waits for a process that this one started, so many seconds at most.
+# until_gone PID SECONDS: waits for the end of a child.
 until_gone() {
   local turns=$(($2 * 10))
   while [ "$turns" -gt 0 ] && kill -0 "$1" 2>/dev/null; do
@@ -46,10 +48,12 @@ until_gone() {
   done
 }
 
-# bounded SECONDS READER COMMAND [ARGUMENT ...]: the command's exit code; its output goes through READER, a command without arguments.
+# bounded SECONDS READER COMMAND [ARGUMENT ...]: returns the command's exit code. Its output goes through
+# READER, a command without arguments.
 #
-# Who reads a pipe waits until nobody has its other end. A process that outlives the command and has its output open would be waited for
-# without end: it is named, with what it does, and ended, and counts as a failure (125).
+# The reader of a pipe waits until every process has closed the other end. A process that outlives the
+# command with its output open would therefore block the reader. It is named, with what it waits in, and
+# killed, and the exit code is 125.
 bounded() {
   local limit=$1 reader=$2 folder reading watching code=0 pid
   shift 2
@@ -60,7 +64,7 @@ bounded() {
   : >"$folder/pid"
   watch_step "$limit" "$folder" "$@" </dev/null >/dev/null 2>&1 &
   watching=$!
-  # In front, where a terminal's signals get to it.
+  # In the foreground, so that the command gets the signals of a terminal.
   (
     echo "$BASHPID" >"$folder/pid"
     exec "$@"

@@ -1,6 +1,6 @@
-# What a fresh machine may lack. Sourced by the scripts that README names.
+# Installs or names programs that a fresh machine may lack. Sourced by the scripts that README names.
 
-# apt-get with bounds: on what it waits for, and on all of it.
+# bounded_apt ARGUMENT ...: apt-get with limits for locks, downloads and the whole call.
 bounded_apt() {
   local code=0
   DEBIAN_FRONTEND=noninteractive timeout -k 5 600 apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2 \
@@ -21,7 +21,7 @@ need() {
   exit 1
 }
 
-# want PACKAGES FILE WHAT-FOR: as `need`, for what tests can be without: they say so then.
+# want PACKAGES FILE WHAT-FOR: as `need`, for packages without which some tests are skipped.
 want() {
   compgen -G "$2" >/dev/null && return
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
@@ -34,7 +34,7 @@ want() {
   echo "some tests are skipped without $1, which is used $3: apt-get install $1" >&2
 }
 
-# The Rust toolchain needs a linker, and says so badly.
+# The Rust toolchain needs a linker, and its own error does not name the package.
 need_toolchain() {
   if ! command -v cargo >/dev/null 2>&1; then
     echo "umf needs a Rust toolchain (1.88 or later): https://rustup.rs" >&2

@@ -1,9 +1,10 @@
-# Looks at processes and what is under them. Sourced by watch and bounded.sh.
+# Describes and kills processes with their children. Sourced by watch and bounded.sh.
 
-# The 22nd field, when the process was started: a number that is used again is another process.
+# started PID: prints the start time (field 22). A reused pid has another one.
 started() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 
-# A process, its threads by name (a test's thread has the test's name) and what they wait in; then its children.
+# tell PID: prints a process, its threads with what they wait in, and its children. The thread of a test
+# has the name of the test.
 tell() {
   local pid=$1 task child
   echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-300)"
@@ -17,14 +18,15 @@ tell() {
   for child in $(cat "/proc/$pid/task"/*/children 2>/dev/null); do tell "$child"; done
 }
 
-# The process and all under it, the youngest first.
+# family PID: prints the process and its descendants, children before parents.
 family() {
   local child
   for child in $(cat "/proc/$1/task"/*/children 2>/dev/null); do family "$child"; done
   echo "$1"
 }
 
-# Says what a process and all under it wait in, and ends them, however long that takes to say: what hangs may be what is asked.
+# end_family PID: describes a process and its descendants, and kills them. The description may hang on the
+# process itself, so it has a limit of 300 s.
 end_family() {
   local pid=$1 telling waited=0
   tell "$pid" &
@@ -35,7 +37,7 @@ end_family() {
   done
   # shellcheck disable=SC2046 # several numbers
   kill -KILL $(family "$telling") 2>/dev/null
-  # What is stopped starts nothing more while the others are looked for.
+  # A stopped process starts no further children while its descendants are listed.
   kill -STOP "$pid" 2>/dev/null
   # shellcheck disable=SC2046 # several numbers
   kill -KILL $(family "$pid") 2>/dev/null

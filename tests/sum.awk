@@ -1,11 +1,11 @@
-# Sums up a log of tests/run: what could not run or did not end, and the closing line. The exit code is
-# 1 if anything failed.
+# Sums up a log of tests/run: tests that could not run, programs that hung, and the closing line. The exit
+# code is 1 if anything failed.
 #
-# A test program that ends without its result (it aborted, or a signal ended it) is one failure, and so
-# is one that cargo says has failed although its result has no failure. A step of tests/run that failed
-# without a failure of a test (a build, a virtual machine) is one, too.
+# A test program without a result line (it aborted, or a signal killed it) is one failure. So is a program
+# that cargo reports as failed although its result line has no failure. A step of tests/run that failed
+# without a failed test (a build, a virtual machine) is one, too.
 
-# The program that ran is done: whether its failures are all counted.
+# Closes the current program, and counts it as failed if its failure is not counted yet.
 function close_program() {
   if (program != "" && (!results || (refused && !program_failed))) {
     broken[++breaks] = program
@@ -33,7 +33,7 @@ function close_program() {
 /^umf-hung: / { hung[++hangs] = substr($0, 11) }
 /^umf-left: / { left[++leaves] = substr($0, 11) }
 /^umf-skip: / && !($0 in known) { known[$0]; skip[++skips] = substr($0, 11) }
-# As tests/run writes after each step: its exit code and its command.
+# tests/run writes this line after each step: exit code and command.
 /^umf-step: / {
   close_program()
   if ($2 != 0 && !step_failed) {

@@ -116,14 +116,14 @@ fn long_random_use_leaks_nothing() {
     let mut model = Model::default();
     let mut kills = 0;
     for event in 1..=events {
-        let who = random.below(actors.len());
+        let current = random.below(actors.len());
         let pick = |model: &Model, random: &mut Random| {
             model.live.keys().nth(random.below(model.live.len().max(1))).cloned()
         };
         match random.below(10) {
             _ if event % 50 == 0 => {
                 // Sometimes all but actor 0.
-                let victims = if event % 2500 == 0 { 1..actors.len() } else { who.max(1)..who.max(1) + 1 };
+                let victims = if event % 2500 == 0 { 1..actors.len() } else { current.max(1)..current.max(1) + 1 };
                 for victim in victims {
                     actors[victim].kill();
                     actors[victim] = member(&domain);
@@ -133,40 +133,40 @@ fn long_random_use_leaks_nothing() {
             }
             0..=2 if model.live.len() < 150 => {
                 let size = 1 + random.below(20_000);
-                let number = actors[who].ok(&format!("create {domain} {size} {} -> new", event % 5));
-                actors[who].ok(&format!("register {domain} {number} {} -> {number}", event % 5));
-                actors[who].ok("drop-object new");
+                let number = actors[current].ok(&format!("create {domain} {size} {} -> new", event % 5));
+                actors[current].ok(&format!("register {domain} {number} {} -> {number}", event % 5));
+                actors[current].ok("drop-object new");
                 // The model's key contains kind and content seed of the object.
-                actors[who].ok(&format!("fill-object {number} {event}"));
+                actors[current].ok(&format!("fill-object {number} {event}"));
                 let number = format!("{number} {} {event}", event % 5);
                 assert!(!model.live.contains_key(&number) && !model.dead.contains(&number), "{number}");
-                model.live.insert(number, BTreeSet::from([who]));
+                model.live.insert(number, BTreeSet::from([current]));
             }
             3..=5 => {
                 let Some(object) = pick(&model, &mut random) else { continue };
                 let mut words = object.split(' ');
                 let [number, kind, seed] = [(); 3].map(|()| words.next().unwrap());
                 let register = format!("register {domain} {number} {kind} -> {number}");
-                actors[who].ok(&register);
-                assert_eq!(actors[who].ok(&format!("check-object {number} {seed}")), "same", "{object}");
-                model.live.get_mut(&object).unwrap().insert(who);
+                actors[current].ok(&register);
+                assert_eq!(actors[current].ok(&format!("check-object {number} {seed}")), "same", "{object}");
+                model.live.get_mut(&object).unwrap().insert(current);
             }
             6 => {
                 let Some(object) = model.dead.get(random.below(model.dead.len().max(1))) else { continue };
                 let (number, rest) = object.split_once(' ').unwrap();
                 let kind = rest.split(' ').next().unwrap();
-                actors[who].fails(&format!("register {domain} {number} {kind} -> x"), "NoSuchObject");
+                actors[current].fails(&format!("register {domain} {number} {kind} -> x"), "NoSuchObject");
             }
             _ => {
                 let Some(object) = pick(&model, &mut random) else { continue };
                 let number = object.split(' ').next().unwrap();
                 let ask = format!("unregister {domain} {number}");
-                if model.live[&object].contains(&who) {
-                    actors[who].ok(&ask);
-                    actors[who].ok(&format!("drop-object {number}"));
-                    model.end(|other, actor| other == object && actor == who);
+                if model.live[&object].contains(&current) {
+                    actors[current].ok(&ask);
+                    actors[current].ok(&format!("drop-object {number}"));
+                    model.end(|other, actor| other == object && actor == current);
                 } else {
-                    actors[who].fails(&ask, "NotRegistered");
+                    actors[current].fails(&ask, "NotRegistered");
                 }
             }
         }
