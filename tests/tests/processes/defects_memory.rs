@@ -1,12 +1,14 @@
 //! Tests for defects in the C library's shared memory and in its state after a fork, named after the
-//! defect's number in `docs/reports.md`.
+//! defect's number in `docs/reports.md`; and tests that mappings, sockets and leases of freed memory and of
+//! dead processes do not stay.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use umf::Handle;
-use umf_tests::{Actor, ProcessSnapshot, ShmName, actor, spawn};
+use umf_tests::{Actor, ProcessSnapshot, ShmName, actor, machine, spawn};
 
 /// Returns the bytes of memory that a file of the producer occupies.
 fn bytes_of(producer: &Actor, fd: i32) -> u64 {
@@ -196,4 +198,124 @@ fn w36_handles_of_forked_child_name_the_child() {
         importer.fails(&format!("open {childs} -> childs"), "ProducerGone");
         assert_eq!(importer.ok("is_current parents"), "true");
     }
+}
+
+/// Regions that were freed. If they stayed mapped, they would keep their pages, slow down each free of
+/// the producer, and reach `vm.max_map_count`.
+#[test]
+fn w5_freed_regions_are_unmapped() {
+    for pool in ["isolated", "proxy"] {
+        let mut producer = actor!();
+        let mut importer = actor!();
+        producer.ok(&format!("pool p {pool}"));
+        for live in 0..5 {
+            producer.ok(&format!("alloc p 65536 -> p.live{live}"));
+            producer.ok(&format!("fill p.live{live} {live}"));
+            let handle = producer.ok(&format!("handle p.live{live}"));
+            importer.ok(&format!("open {handle} -> live{live}"));
+        }
+        for round in 0..300 {
+            producer.ok("alloc p 1048576 -> p.b");
+            let handle = producer.ok("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.ok("close m");
+            producer.ok("free p p.b");
+            let mapped = ProcessSnapshot::of(&importer).mappings["/memfd:umf (deleted)"];
+            assert!(mapped <= 64, "{pool}, round {round}: {mapped} mapped");
+        }
+        for live in 0..5 {
+            importer.check(&format!("live{live}"), live);
+        }
+    }
+}
+
+/// Producers that were killed. Each would leave its memory, its ledger and a pidfd in the importer.
+#[test]
+fn w5_memory_of_killed_producers_is_unmapped() {
+    for mode in ["pidfd", "socket"] {
+        let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+        importer.ok("settings");
+        let clean = ProcessSnapshot::of(&importer);
+        for round in 0..100 {
+            let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+            producer.ok("pool p shared");
+            producer.ok("alloc p 4096 -> p.b");
+            let handle = producer.ok("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.ok("close m");
+            producer.kill();
+            let now = ProcessSnapshot::of(&importer);
+            let (fds, mapped) = (now.fd_count() - clean.fd_count(), now.mappings.values().sum::<usize>());
+            assert!(fds <= 64 && mapped <= 128, "{mode}, round {round}: {fds} fds, {mapped} mappings");
+        }
+    }
+}
+
+/// The socket thread owns its fds until it ends, and fork handlers must close them in children until
+/// then. A child with such an fd would keep the name of a socket bound that no thread serves.
+#[test]
+fn child_forked_while_exporter_ends_inherits_no_socket() {
+    let mut actor = actor!();
+    let command = "fork-while-exporters-end 1500";
+    let answer = actor.ask_within(command, Duration::from_secs(60)).unwrap();
+    assert_eq!(answer, "with_socket=0 children=1500");
+    actor.finish();
+}
+
+/// An importer in another pid namespace that closes everything and opens again costs the producer no
+/// further fd. The producer still notices its death.
+#[test]
+fn reopening_importer_costs_producer_no_more_fds() {
+    const TEST: &str = "reopening_importer_costs_producer_no_more_fds";
+    if !machine::is_root() {
+        return machine::skip(TEST, "the socket needs to know users");
+    }
+    let socket = || spawn!().env("UMF_IPC_EXCHANGE", "socket");
+    let mut producer = socket().start();
+    let Some(mut importer) = machine::in_namespaces(TEST, socket(), libc::CLONE_NEWPID) else { return };
+    producer.ok("pool p shared");
+    producer.ok("alloc p 100 -> b");
+    let handle = producer.handle("handle b");
+    importer.ok(&format!("open {handle} -> m"));
+    let before = ProcessSnapshot::of(&producer).fd_count();
+    for _ in 0..60 {
+        importer.ok("close m");
+        importer.ok("evict");
+        importer.ok(&format!("open {handle} -> m"));
+    }
+    assert!(ProcessSnapshot::of(&producer).fd_count() <= before + 1);
+    producer.ok("free p b");
+    assert_ne!(producer.number("held", "bytes"), 0);
+    importer.kill();
+    assert_eq!(producer.ok("drain 5000"), "0");
+    producer.finish();
+}
+
+/// The leases of a dead importer end, also if many importers took leases after it before the producer
+/// looked for dead importers.
+#[test]
+fn leases_of_dead_importer_end_after_many_later_importers() {
+    const TEST: &str = "leases_of_dead_importer_end_after_many_later_importers";
+    if !machine::is_root() {
+        return machine::skip(TEST, "the socket needs to know users");
+    }
+    let socket = || spawn!().env("UMF_IPC_EXCHANGE", "socket");
+    let mut producer = socket().start();
+    producer.ok("pool p shared");
+    producer.ok("alloc p 100 -> b");
+    producer.ok("alloc p 100 -> c");
+    let (first, second) = (producer.handle("handle b"), producer.handle("handle c"));
+    let inside = || machine::in_namespaces(TEST, socket(), libc::CLONE_NEWPID);
+    let (Some(mut one), Some(mut other)) = (inside(), inside()) else { return };
+    one.ok(&format!("open {first} -> m"));
+    one.kill();
+    for _ in 0..40 {
+        other.ok(&format!("open {second} -> m"));
+        other.ok("close m");
+        other.ok("evict");
+    }
+    producer.ok("free p b");
+    assert_eq!(producer.ok("drain 2000"), "0");
+    other.finish();
+    producer.finish();
 }

@@ -123,7 +123,8 @@ fn long_random_use_leaks_nothing() {
         match random.below(10) {
             _ if event % 50 == 0 => {
                 // Sometimes all but actor 0.
-                let victims = if event % 2500 == 0 { 1..actors.len() } else { current.max(1)..current.max(1) + 1 };
+                let victims =
+                    if event % 2500 == 0 { 1..actors.len() } else { current.max(1)..current.max(1) + 1 };
                 for victim in victims {
                     actors[victim].kill();
                     actors[victim] = member(&domain);

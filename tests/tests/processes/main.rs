@@ -1,9 +1,8 @@
-//! Tests between processes: actors ([`umf_tests::Actor`]) that share memory, end, are killed and
-//! limited. A module is a theme.
+//! Tests between processes: actors ([`umf_tests::Actor`]) that share memory, end, are killed and run into
+//! limits. Each module is a theme.
 //!
-//! All of it is one program, whose tests run at the same time: what a test counts, limits or closes
-//! is an actor's. What changes or counts what this process has is a program of its own, beside this
-//! folder.
+//! The tests of this program run at the same time. A test may therefore count, limit or close objects of
+//! actors only. Tests that count or change objects of their own process are programs beside this folder.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -11,9 +10,7 @@
 mod arenas;
 mod closing_line;
 mod defects;
-mod defects_ends;
 mod defects_hostile;
-mod defects_idle;
 mod defects_memory;
 mod dma_buf;
 mod domain;

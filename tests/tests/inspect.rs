@@ -373,7 +373,7 @@ fn unreadable_processes_are_counted_with_remedy() {
     let handle = block(&mut producer, "b");
     // Copies the program to a folder of all users. `cp` writes it, as exec fails with ETXTBSY if a process
     // forked by another test inherits a writable fd of the program.
-    let copy: PathBuf = std::env::temp_dir().join(format!("umf-seeing-{}", std::process::id()));
+    let copy: PathBuf = std::env::temp_dir().join(format!("umf-inspect-{}", std::process::id()));
     let copied =
         std::process::Command::new("cp").arg(command::umf().get_program()).arg(&copy).status().unwrap();
     assert!(copied.success());
@@ -397,7 +397,7 @@ struct ShmFile(String);
 
 impl ShmFile {
     fn new(what: &str) -> Self {
-        Self(format!("umf-seeing-{}-{what}", std::process::id()))
+        Self(format!("umf-inspect-{}-{what}", std::process::id()))
     }
 
     fn path(&self) -> PathBuf {
