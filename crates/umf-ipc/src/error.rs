@@ -78,7 +78,7 @@ pub enum Error {
         /// What was tried and what it said, in this order.
         attempts: Vec<FailedAttempt>,
     },
-    /// Nobody here can open this kind of memory.
+    /// This importer has no [`umf_core::Import`] for this kind of memory.
     #[error(
         "no provider of kind \"{kind}\" is registered with this importer; add one with Importer::builder().import(..)"
     )]

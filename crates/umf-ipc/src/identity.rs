@@ -1,11 +1,12 @@
-//! Who a process is, so that no other can be taken for it.
+//! Identities of processes and of the boot, which are never given to another process or boot.
 
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 
-/// 128 random bits, made when a ledger is: two producers never share it, whatever happens to pids.
+/// 128 random bits, drawn when a ledger is created. No two producers share a nonce, even if a pid
+/// is reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nonce([u8; 16]);
 
@@ -31,8 +32,9 @@ impl Nonce {
     }
 }
 
-/// What an importer knows a producer by. The nonce alone does not do: it is public (the name of a socket
-/// has it), so that any process can write it into a ledger and handles of its own.
+/// Identity of a producer, as importers know it. The nonce alone is not enough: it is public (the
+/// name of the socket contains it), so that any process can write it into a ledger and handles of
+/// its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProducerId {
     pub nonce: Nonce,

@@ -20,7 +20,7 @@
 //! - [`fd_socket`], [`system`]: what crates on top of this one build on
 //! - `protocol`: the lock-free parts of both, as loom models them
 //!
-//! This crate knows no provider. Whoever opens handles says which kinds of memory can be
+//! This crate does not depend on providers. The user of an importer registers the kinds of memory that it can open
 //! ([`ImporterBuilder::import`]).
 
 mod cache;

@@ -1,5 +1,5 @@
 //! A handler of signals that forks, in a process of one thread, wherever the signal comes while handles are made and opened: the
-//! child's end of the fork waits for nobody. Without libtest, which has threads.
+//! child's side of the fork does not block. Without libtest, which has threads.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut handles = Vec::new();
     for _ in 0..4 {
         let address = pool.allocate(Layout::new(4096, 16)?)?;
-        // SAFETY: nobody touches the memory.
+        // SAFETY: the test does not access the memory.
         handles.push(unsafe { exporter.handle(address) }?);
     }
     let threads = std::fs::read_dir("/proc/self/task")?.count();

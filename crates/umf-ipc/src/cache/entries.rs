@@ -13,14 +13,14 @@ use crate::{Error, Result};
 
 /// What a value does when its entry leaves the cache.
 pub(crate) trait Cached {
-    /// Runs under the lock of the shard, so that nobody looks for the entry and misses it before this is done. Returns
-    /// how many pins end with the entry. Must be quick; what takes time belongs into `drop`, which runs later,
-    /// outside of the lock.
+    /// Called when the entry leaves the table, under the lock of the shard: no thread misses the entry before this is
+    /// done. Returns the number of pins that end with the entry. Must be quick; slow work belongs into `drop`, which
+    /// runs later, outside of the lock.
     fn on_unlink(&self) -> u64 {
         0
     }
 
-    /// Whether the value will be of no use to anybody who does not use it now. Asked under the lock of the shard.
+    /// Returns whether the value is useless except to its current users. Called under the lock of the shard.
     fn is_dead(&self) -> bool {
         false
     }
@@ -77,7 +77,7 @@ pub(crate) struct Cache<K, V> {
     in_flight: Lock<InFlight<K>>,
 }
 
-/// Who makes what.
+/// Keys whose values are being created, with a lock per key.
 #[derive(Debug)]
 struct InFlight<K> {
     key_locks: HashMap<K, Arc<Mutex<()>>>,
@@ -109,7 +109,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Pinned<'_, K, V> {
         &self.entry
     }
 
-    /// Leaves the pin to whoever gives it back later.
+    /// Transfers the pin to the caller.
     pub(crate) fn into_pin(self) -> Pin {
         let number = self.entry.number;
         self.cache.pins.pin(number);
@@ -223,7 +223,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         };
         let mut in_flight = self.in_flight.lock();
         drop(key_lock);
-        // Only the map has it: nobody waits for a turn.
+        // Only the map has it: no other thread waits for the key.
         if in_flight.key_locks().get(key).is_some_and(|key_lock| Arc::strong_count(key_lock) == 1) {
             in_flight.key_locks().remove(key);
         }
@@ -264,7 +264,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         let sizes =
             || [&self.counters.entries, &self.counters.bytes].map(|size| size.load(Ordering::Relaxed));
         let due = sizes().iter().zip(&self.sweep_at).any(|(size, at)| *size >= at.load(Ordering::Relaxed));
-        // Whoever takes the mark sweeps; the others go on meanwhile.
+        // The thread that swaps the mark sweeps; other threads go on meanwhile.
         if !due || self.sweep_at[0].swap(u64::MAX, Ordering::Relaxed) == u64::MAX {
             return;
         }

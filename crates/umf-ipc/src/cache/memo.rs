@@ -221,8 +221,8 @@ impl<V: MemoValue, const BYTES: usize, const RECORDS: usize> Drop for Memo<V, BY
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
         for table in (0..thread::end()).filter_map(|thread| self.tables.get(thread)) {
-            // SAFETY: nobody else has the memo any more; each row is dropped once, and its memory is not looked at
-            // again before it is unmapped.
+            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is not read again
+            // before it is unmapped.
             unsafe { core::ptr::drop_in_place(core::ptr::from_ref(table).cast_mut()) };
         }
     }

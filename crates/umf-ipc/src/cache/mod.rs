@@ -22,7 +22,7 @@ pub(crate) use pins::{Pin, Pins};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 umf_core::words! {
-    /// What to do when a limit is reached and everything is in use.
+    /// What to do when a limit is reached and all entries are in use.
     #[derive(Default)]
     pub enum LimitPolicy {
         /// Go past the limit; come back under it as entries become idle.

@@ -213,7 +213,7 @@ impl Pins {
         self.stamps.get(number).is_some_and(|word| protocol::close(word, stamp, || self.sum(number)))
     }
 
-    /// The number of pins. Exact only while nobody pins: with the stamp at 0, under the shard's lock.
+    /// Returns the number of pins. Exact only while no thread pins: with the stamp at 0, under the shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
         fence::full();
         let count =
@@ -237,8 +237,8 @@ impl Drop for Pins {
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
         for row in (0..thread::end()).filter_map(|thread| self.by_thread.get(thread)) {
-            // SAFETY: nobody else has the pins any more; each row is dropped once, and its memory is not looked at
-            // again before it is unmapped.
+            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is not read again
+            // before it is unmapped.
             unsafe { core::ptr::drop_in_place(core::ptr::from_ref(row).cast_mut()) };
         }
     }

@@ -182,11 +182,7 @@ fn byte_limits_count_bytes() {
         assert!(cache.statistics().bytes <= 1000);
     }
     drop(cache.get_or_insert_with(&99, 5000, || Ok(())).unwrap());
-    assert_eq!(
-        cache.statistics().entries,
-        4,
-        "what can never fit is let in when it is soft, and drives nobody out"
-    );
+    assert_eq!(cache.statistics().entries, 4, "an entry above a soft limit is inserted and evicts no other");
     drop(cache.get_or_insert_with(&100, 300, || Ok(())).unwrap());
     assert!(cache.statistics().bytes <= 1000);
     let hard = Cache::new(limits(0, 1000, LimitPolicy::Hard), 2);

@@ -32,7 +32,7 @@ use state::ExporterState;
 ///
 /// # What happens to an export
 /// - The block is freed, or its region: retired before the memory goes. Every later open fails as stale.
-/// - It is idle (nobody holds an [`Export`] of its region and none was kept) and the cache is over its
+/// - It is idle (no [`Export`] of its region exists and none was kept) and the cache is over its
 ///   limit: the region's exports are retired, so that handles that are still around fail as stale.
 /// - The exporter is dropped: all are retired.
 /// - The process forks: the child starts anew, with a ledger of its own. Handles made by the parent still name
@@ -43,6 +43,7 @@ pub struct Exporter {
     _observing: ObserverGuard,
 }
 
+/// Settings and per-process state of an exporter; observes frees.
 #[derive(Debug)]
 pub(crate) struct ExporterInner {
     settings: ExporterSettings,
@@ -75,9 +76,9 @@ impl Exporter {
     /// [`crate::Error::Memory`] if the address is not in a live block, [`crate::Error::System`].
     ///
     /// # Safety
-    /// Whoever opens the handle, in this process too, may write the block at any time: while it is exported and could
-    /// be opened writable, nothing in this process holds a Rust reference into it. (Blocks of the crate `umf`, which give
-    /// out no such references, export safely.)
+    /// Any process that opens the handle, including this one, may write the block at any time. While the block
+    /// is exported writable, this process must hold no Rust reference into it. (Blocks of the crate `umf` give
+    /// out no such references, and export safely.)
     #[inline]
     pub unsafe fn get(&self, address: Address) -> Result<Export<'_>> {
         self.export(address, None)
@@ -160,7 +161,8 @@ impl Exporter {
         self.inner.current().is_some_and(ExporterState::is_served)
     }
 
-    /// Retires the exports of regions that nobody holds, and returns how many regions there were.
+    /// Retires the exports of regions without an [`Export`] in use. Returns the number of these
+    /// regions.
     pub fn evict_idle(&self) -> usize {
         self.inner.current().map_or(0, ExporterState::evict_idle)
     }
@@ -308,8 +310,8 @@ impl fmt::Debug for Export<'_> {
     }
 }
 
-/// Who may attach to this process in spite of yama (`PR_SET_PTRACER`, `prctl(2)`). Set only if the settings
-/// say so, and to what they say.
+/// Process that may attach to this one in spite of yama (`PR_SET_PTRACER`, `prctl(2)`). Set only if
+/// the settings say so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ptracer {
     /// Leave it as it is.

@@ -62,7 +62,8 @@ impl Drop for NativeGuard {
 pub(super) struct RegionExport {
     pub region: Region,
     pub kind: ProviderKind,
-    /// `Some` until dropped. Others hold it as long as something of the region is open elsewhere.
+    /// `Some` until dropped. Deferred exports hold it as long as an importer has memory of the
+    /// region open.
     pub native: Option<Arc<NativeGuard>>,
     pub opens_through_procfs: bool,
     pub exports: Arc<ExportTable>,
@@ -78,11 +79,12 @@ pub(super) struct RegionExport {
 /// Exports in one region, by the block's address.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// With some that have ended: whoever frees a block that was never opened leaves its entry here.
+    /// Includes exports that have ended: freeing a block that was never opened leaves its entry
+    /// here.
     by_address: HashMap<u64, BlockExport>,
-    /// How many there are when those that have ended are taken out next.
+    /// Number of entries at which ended ones are removed next.
     enough: usize,
-    /// The region is going: nothing more is exported from it.
+    /// The region is being removed: no further block of it is exported.
     pub closed: bool,
 }
 
@@ -138,8 +140,8 @@ impl BlockExport {
     }
 }
 
-/// Regions whose native export left the cache and is not yet back with its provider. Whoever frees such a region, or
-/// exports it again, waits for that.
+/// Regions whose native export left the cache and is not yet back with its provider. A thread that
+/// frees such a region, or exports it again, waits until it is.
 #[derive(Debug, Default)]
 pub(super) struct PendingUnexports(Lock<Vec<u64>>);
 
@@ -155,7 +157,7 @@ impl Cached for RegionExport {
     /// Retires everything that the region exports: from here on nothing of it opens.
     fn on_unlink(&self) -> u64 {
         self.pending_unexports.0.lock().push(self.region.id().get());
-        // Until all are retired: who frees one meanwhile, and found this before it left the cache, must not miss it.
+        // Held until all are retired: a thread that found this entry before it left the cache may be freeing a block.
         let mut blocks = self.blocks.lock();
         blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
@@ -183,7 +185,7 @@ impl Cached for RegionExport {
 
 impl Drop for RegionExport {
     fn drop(&mut self) {
-        // Back with the provider, unless somebody has it open: then the region is not freed either.
+        // Gives the native export back, unless an importer has it open. Then the region is not freed either.
         drop(self.native.take());
         let mut pending_unexports = self.pending_unexports.0.lock();
         if let Some(place) = pending_unexports.iter().position(|&region| region == self.region.id().get()) {

@@ -213,14 +213,14 @@ impl ExporterState {
                     let slot = (block.slot, block.generation);
                     self.remember(entry, target.start, &block);
                     blocks.insert(key, block);
-                    // The block may have been freed by somebody who should not have; then it is not exported.
+                    // If the caller freed the block meanwhile (a bug), the export is withdrawn.
                     let marked = owner.pool().map_or(Ok(()), |pool| {
                         let deferred = pool.deferred_free().ok_or(missing("exporting blocks"))?;
                         deferred.mark_exported(target.start)
                     });
                     if let Err(error) = marked {
                         blocks.remove(key);
-                        // Nobody has seen its handle.
+                        // No other thread has seen its handle.
                         if self.exports.ledger.retire(slot.0, slot.1) {
                             self.exports.ledger.free_slot(slot.0);
                         }
@@ -313,7 +313,7 @@ impl ExporterState {
             is_same.then(|| core::mem::replace(&mut block.kept, true))
         });
         let before = before.flatten();
-        // (Not of what is exported at this address by now, which nobody keeps: it would be let go when it is freed.)
+        // Not if another block is exported at this address by now: that export is not kept.
         if before.is_some()
             && let Some(memo) = self.memo.current()
         {

@@ -21,7 +21,7 @@ use umf_core::ProviderKind;
 /// The layout is fixed and little-endian; `docs/handle.md` has the table. As text ([`fmt::Display`],
 /// [`core::str::FromStr`]) it is `umf1.` and 342 characters of URL-safe base64.
 ///
-/// The checksum (CRC-32) finds accidents, not forgery: whoever can write a handle can compute it. What an
+/// The checksum (CRC-32) finds accidents, not forgery: any process can compute it. What an
 /// importer may open is decided by the kernel and by the ledger, never by the handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
@@ -82,7 +82,7 @@ impl Handle {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         let bytes: &[u8; SIZE] = bytes.try_into().map_err(|_| DecodeError::Length { length: bytes.len() })?;
         let copy;
-        // Mostly where they are, because whoever reads what was just copied waits for it.
+        // In place if aligned: reading bytes right after copying them stalls on store forwarding.
         let handle = match Self::view(bytes) {
             Some(handle) => handle,
             None => {

@@ -18,7 +18,8 @@ pub(super) const HOST_ACCESSIBLE: u64 = 1;
 /// A flag of [`OpenBlock`]: writing is refused.
 pub(super) const READ_ONLY: u64 = 2;
 
-/// Where a mapping is and how its validity is read. Pointers are into what the pinned entry keeps.
+/// An open block: its address, its lease and the address of its generation. Pointers are into what
+/// the pinned entry keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenBlock {
     /// `None` where leases are off.
@@ -30,7 +31,7 @@ pub(super) struct OpenBlock {
     pub word: NonNull<AtomicU64>,
     /// [`HOST_ACCESSIBLE`], [`READ_ONLY`]. One word, so that no padding is copied at each open.
     pub flags: u64,
-    /// Whose importer is told when the CPU touches the memory, or copies what it must not touch; `None` where neither is so.
+    /// The region, if its importer brackets CPU accesses or copies for the CPU; otherwise `None`.
     pub access_region: Option<NonNull<ImportedRegion>>,
     /// The producer's, for messages.
     pub pid: u32,
@@ -132,8 +133,8 @@ impl<'i> Mapping<'i> {
     /// Uses the memory, and says whether the block was the same all the time: that closes the window between looking
     /// whether a mapping is current and using it. What `use_it` yields is kept from the caller if it was not.
     ///
-    /// (What `use_it` wrote meanwhile may have gone into freed memory. While a mapping is open nobody else gets that
-    /// memory, so it harms nobody.)
+    /// If the block was freed meanwhile, writes of `use_it` went into freed memory. This is harmless: the memory is not
+    /// reused while the mapping is open.
     ///
     /// # Errors
     /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of [`Mapping::view`].
@@ -239,7 +240,8 @@ impl<'i> Mapping<'i> {
         self.region()?.import.host_access()
     }
 
-    /// Who copies the memory, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
+    /// Returns the copy engine and the address of `length` bytes at `offset`, if the CPU cannot
+    /// access the memory.
     fn device_copy(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
         if self.is_host_accessible() {
             return Ok(None);
@@ -250,7 +252,7 @@ impl<'i> Mapping<'i> {
         Ok(Some((transfer, self.block.base.checked_add(offset as u64).unwrap_or(self.block.base))))
     }
 
-    /// Does something within the time that the importer of the memory wants to hear of, if it does.
+    /// Runs `it` inside of a CPU access, if the kind of memory needs such brackets.
     fn with_cpu_access<R>(
         &self,
         offset: usize,
@@ -267,12 +269,14 @@ impl<'i> Mapping<'i> {
         Ok(done)
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block: by the device, if the CPU must not touch the memory. Whoever has to
-    /// know that the CPU touches it is told.
+    /// Copies `into.len()` bytes at `offset` out of the block. The device copies if the CPU cannot
+    /// access the memory. Otherwise the CPU access is bracketed with [`HostAccess`], if the kind of
+    /// memory needs it.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::Memory`] if a driver refuses; [`Error::NotHostAccessible`] for
-    /// memory that the CPU must not touch and nobody copies.
+    /// [`Error::OutOfBounds`]: nothing is copied. [`Error::Memory`] if a driver refuses.
+    /// [`Error::NotHostAccessible`] if the CPU cannot access the memory and its importer cannot
+    /// copy it.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if let Some((transfer, from)) = self.device_copy(offset, into.len())? {
             // SAFETY: a part of the mapping, which is open as long as `self`.
@@ -284,8 +288,9 @@ impl<'i> Mapping<'i> {
         Ok(())
     }
 
-    /// Copies `from` to `offset` in the block: by the device, if the CPU must not touch the memory. Whoever has to know that the
-    /// CPU touches it is told.
+    /// Copies `from` to `offset` in the block. The device copies if the CPU cannot access the
+    /// memory. Otherwise the CPU access is bracketed with [`HostAccess`], if the kind of memory
+    /// needs it.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], and those of [`Mapping::read`].

@@ -27,8 +27,8 @@ use producer::Producer;
 use region::{ImportedRegion, Key, MemoizedWindow};
 use statistics_ledger::StatisticsLedger;
 
-/// Opens handles of other processes (and of this one). Needs no pool and no provider, only somebody who can
-/// [`Import`] each kind of memory.
+/// Opens handles of other processes and of this one. Needs no pool and no provider, only an [`Import`] for each
+/// kind of memory.
 ///
 /// One mapping per region is cached and shared by all blocks in it. Opening a block of a region that is mapped
 /// already costs a comparison of the handle's bytes, a pin and one load from the producer's ledger: no
@@ -83,7 +83,7 @@ impl Importer {
         self.inner.open(handle, Access::ReadWrite)
     }
 
-    /// Opens a handle for reading. A guarantee that nobody can write through this mapping; whether others write
+    /// Opens a handle for reading. Nothing can write through this mapping. Whether other processes write
     /// is another question ([`Handle::is_read_only`]).
     ///
     /// # Errors
@@ -106,9 +106,12 @@ impl Importer {
         }
     }
 
-    /// Opens a handle that the calling thread opened before for the same access, from the bytes as they came. `place` says where the
-    /// mapping is to be, by the block's address and length; it is written there, and not moved. `false` where there is none, or no
-    /// place: [`Importer::open_bytes`] finds out. For those who keep mappings in tables of their own, on common paths.
+    /// Opens a handle that the calling thread opened before with the same access, from its bytes.
+    /// `place` maps the block's address and length to the memory into which the mapping is written;
+    /// the mapping is not moved after that.
+    ///
+    /// Returns `false` if the handle is not in the thread's memo or `place` returned `None`: then
+    /// use [`Importer::open_bytes`].
     #[inline(always)]
     #[must_use]
     pub fn open_cached<'i, 'p>(

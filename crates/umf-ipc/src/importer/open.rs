@@ -103,7 +103,7 @@ impl ImporterInner {
             Ok(_) => {}
             Err(Error::Stale { .. }) => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
-                // A mapping of a region that is gone as a whole is of no use to anybody.
+                // A mapping of a region that was freed as a whole is of no use.
                 let window = self.window_size(handle).ok().flatten();
                 let window =
                     window.and_then(|size| Window::of(handle, size)).map(|window| window.extent(handle));
@@ -225,7 +225,7 @@ impl ImporterInner {
         let found = Arc::new(Producer::connect(handle, &self.settings.exchange, self.settings.open_timeout)?);
         let mut forgotten = Vec::new();
         let mut producers = self.producers.lock();
-        // Those that nobody uses any more: ended ones always, others when they are many.
+        // Removes unused producers: ended ones always, others when there are many.
         let many = producers.len() >= IDLE_PRODUCERS;
         producers.retain(|_, producer| {
             let idle = Arc::strong_count(producer) == 1;

@@ -39,8 +39,8 @@ pub(super) struct Producer {
     without_windows: Lock<Vec<FileIdentity>>,
     /// Whether there is any.
     any_without_windows: AtomicBool,
-    /// Null, or a box, made by whoever opens something first. One that a parent of this process made is replaced and leaked:
-    /// mappings that were open at the fork know it still.
+    /// Null, or a box that the first open creates. A forked child replaces and leaks that of its
+    /// parent: mappings that were open at the fork still point to it.
     leases: AtomicPtr<ImporterLeases>,
 }
 
@@ -273,7 +273,7 @@ impl Drop for Producer {
         let Some(table) = NonNull::new(*self.leases.get_mut()) else { return };
         // SAFETY: a published table goes here.
         if unsafe { table.as_ref() }.is_of_this_process() {
-            // SAFETY: it came from a box, and nobody has a lease there, or the cache's entry would keep `self`.
+            // SAFETY: it came from a box. No lease is left in it: the cache entry of a lease keeps `self` alive.
             drop(unsafe { Box::from_raw(table.as_ptr()) });
         }
     }

@@ -111,7 +111,7 @@ impl core::fmt::Debug for ImportedRegion {
 impl Drop for ImportedRegion {
     fn drop(&mut self) {
         // SAFETY: `imported` came from this importer's `import`, is released here alone, and the cache drops an
-        // entry only when nobody has it pinned.
+        // entry only when it has no pins.
         if let Err(error) = unsafe { self.import.release(self.imported) } {
             tracing::warn!(imported = ?self.imported, %error, "a mapping could not be closed");
         }

@@ -16,7 +16,7 @@ use crate::ledger::layout::{MEMFD_NAME, OwnerIdentity};
 use crate::{Handle, identity};
 use umf_os::FileIdentity;
 
-/// A ledger, and who has it.
+/// A ledger, and the processes that have it open.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FoundLedger {
@@ -148,8 +148,9 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
     Ok(unopened)
 }
 
-/// Whether this is the fd of somebody who looks for ledgers, as this process does: it is open for reading alone. Those who
-/// use a ledger have it as its maker has (`proc_pid_fdinfo(5)`).
+/// Returns whether a descriptor belongs to a process that only inspects the ledger, as this one
+/// does: it is open for reading alone. Owners and importers have it open for writing
+/// (`proc_pid_fdinfo(5)`).
 fn is_looked_at(path: &Path) -> bool {
     let (folder, number) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
     let text = fs::read_to_string(folder.with_file_name("fdinfo").join(number)).unwrap_or_default();
@@ -168,7 +169,7 @@ fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
     fits.then_some((identity, found))
 }
 
-/// Whether nobody but its maker can have written a file, and nobody can cut it.
+/// Returns whether only the creator of a file can have written it, and no process can shrink it.
 fn sealed(file: &OwnedFd) -> bool {
     let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     umf_os::memfd::is_sealed(file, needed).unwrap_or(false)

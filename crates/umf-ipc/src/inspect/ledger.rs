@@ -23,7 +23,7 @@ const WORD: usize = size_of::<u64>();
 const CHUNK: u32 = 1024;
 
 impl OwnerIdentity {
-    /// Who a handle says that its producer is; it does not tell the user.
+    /// Returns the owner that a handle names. A handle does not contain the user id.
     pub(super) fn of(handle: &Handle) -> Self {
         Self {
             nonce: handle.nonce(),
@@ -66,7 +66,7 @@ impl Source {
     }
 
     fn words(&self, offset: u64, count: usize) -> Option<Vec<u64>> {
-        // Whoever calls has bounded the number.
+        // Callers have bounded `count`.
         let mut bytes = vec![0; count.checked_mul(WORD)?];
         self.fill(&mut bytes, offset).then_some(())?;
         Some(

@@ -76,8 +76,8 @@ fn what_a_process_writes_is_found() {
     let nonce = ledger.nonce();
     drop(ledger);
     drop(found);
-    assert!(find().unwrap().by_nonce(nonce).is_none(), "who only looks is not among those who have it");
-    assert_eq!(view.slot(slot).unwrap().ended, Some(next), "and sees it for as long as it likes");
+    assert!(find().unwrap().by_nonce(nonce).is_none(), "an inspecting process is not a holder");
+    assert_eq!(view.slot(slot).unwrap().ended, Some(next), "and its view stays readable");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! [`DeferredExports`]: retired exports that are still open elsewhere, found by their memory.
+//! [`DeferredExports`]: retired exports that importers still have open, indexed by address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use umf_core::Address;
 use super::Scan;
 use crate::exporter::NativeGuard;
 
-/// A range of memory.
+/// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AddressRange {
     pub base: Address,
@@ -17,7 +17,7 @@ pub(super) struct AddressRange {
 }
 
 impl AddressRange {
-    /// Addresses of other spaces are other numbers.
+    /// Returns the first address as a number. Addresses of different spaces are different numbers.
     const fn begin(self) -> u64 {
         self.base.to_bits()
     }
@@ -31,48 +31,53 @@ impl AddressRange {
     }
 }
 
-/// A retired export. Its slot is not used again before it is closed everywhere.
+/// A retired export. Its slot is not reused before all importers have closed it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeferredExport {
     pub slot: u32,
     pub range: AddressRange,
     pub region: u64,
-    /// Where its leases are looked for next.
+    /// Where the next scan for leases resumes.
     pub scan: Scan,
     /// A device may have imported the memory.
     pub is_device: bool,
-    /// It counts among those that keep the region's native export. [`DeferredExports::add`] decides.
+    /// The export counts in [`DeferredNative::count`]. Set by [`DeferredExports::add`].
     pub has_native: bool,
 }
 
-/// Native exports that go back to their provider once nothing of their region is open.
+/// The native export of a region, which goes back to the provider once no export of the region is
+/// open.
 #[derive(Debug)]
 struct DeferredNative {
     guard: Arc<NativeGuard>,
-    /// How many of the exports are of this region.
+    /// Number of deferred exports of this region.
     count: usize,
 }
 
-/// See the module's text.
+/// Retired exports that importers still have open, and the native exports that they need.
+///
+/// Exports of blocks do not overlap: the memory of a block is not reused while its export is here.
+/// Exports of regions may overlap, because a provider over a pool has its regions inside of that
+/// pool's.
 #[derive(Debug, Default)]
 pub(super) struct DeferredExports {
-    /// Of blocks, by where they begin. As the memory of one is not used again while it is here, two of different blocks do
-    /// not overlap.
+    /// Exports of blocks, by start address.
     blocks: BTreeMap<u64, Vec<DeferredExport>>,
-    /// Of whole regions, likewise. That of a provider over a pool lies in one of the pool.
+    /// Exports of whole regions, by start address.
     regions: BTreeMap<u64, Vec<DeferredExport>>,
-    /// The size of the largest region that was ever in `regions`.
+    /// Size of the largest region that was ever in `regions`.
     largest_region: u64,
-    /// By region.
+    /// Native exports, by region id.
     natives: HashMap<u64, DeferredNative>,
-    /// Regions whose native export is on its way back to the provider.
+    /// Regions whose native export is about to go back to the provider.
     returning: Vec<AddressRange>,
     count: usize,
     bytes: u64,
 }
 
 impl DeferredExports {
-    /// Adds one of a block, or of a whole region; `guard` is the region's native export, if it has not gone back by now.
+    /// Adds an export of a block or of a whole region. `guard` is the region's native export,
+    /// unless it already went back.
     pub(super) fn add(&mut self, mut one: DeferredExport, is_region: bool, guard: Option<&Arc<NativeGuard>>) {
         let size = one.range.size as u64;
         if is_region {
@@ -91,12 +96,12 @@ impl DeferredExports {
         self.bytes += size;
     }
 
-    /// How many there are, and how many bytes they have.
+    /// Returns the number of deferred exports and the sum of their sizes in bytes.
     pub(super) const fn size(&self) -> (usize, u64) {
         (self.count, self.bytes)
     }
 
-    /// How many there are, and native exports on their way back.
+    /// Returns the number of deferred exports and of native exports on their way back.
     pub(super) fn pending(&self) -> usize {
         self.count + self.returning.len()
     }
@@ -105,9 +110,13 @@ impl DeferredExports {
         self.natives.get(&region).map(|native| Arc::clone(&native.guard))
     }
 
-    /// Takes out what meets a range and is not open any more. Whether something is left there; what was taken out; and the
-    /// native exports that nobody needs any more. These are to be dropped without a lock that providers' locks are taken
-    /// before, and then [`DeferredExports::finish_returns`] is to be called: until then their regions count as open.
+    /// Removes the exports that overlap `range` and are no longer open. Returns whether an
+    /// overlapping export is still open, the removed exports, and the native exports that are no
+    /// longer needed.
+    ///
+    /// The caller drops the native exports without this lock, because providers take locks of their
+    /// own. Then it calls [`DeferredExports::finish_returns`]; until then their regions count as
+    /// open.
     pub(super) fn reclaim(
         &mut self,
         range: AddressRange,
@@ -115,8 +124,8 @@ impl DeferredExports {
     ) -> (bool, Vec<DeferredExport>, Vec<Arc<NativeGuard>>) {
         let (mut closed, mut natives) = (Vec::new(), Vec::new());
         let mut is_left = self.returning.iter().any(|region_range| region_range.overlaps(range));
-        let mut look = |some: &mut Vec<DeferredExport>| {
-            some.retain_mut(|one| {
+        let mut filter = |exports: &mut Vec<DeferredExport>| {
+            exports.retain_mut(|one| {
                 let overlaps = one.range.overlaps(range);
                 let stays = !overlaps || is_open(one);
                 is_left |= overlaps && stays;
@@ -126,19 +135,19 @@ impl DeferredExports {
                 stays
             });
         };
-        // The last that begins before the range may reach into it, and so may any region that is large enough.
+        // The last block that begins before the range may reach into it, and so may any region that is large enough.
         let before = self.blocks.range(..range.begin()).next_back().map(|(begin, _)| *begin);
         let first = [before.unwrap_or(range.begin()), range.begin().saturating_sub(self.largest_region)];
-        for (some, first) in [&mut self.blocks, &mut self.regions].into_iter().zip(first) {
+        for (map, first) in [&mut self.blocks, &mut self.regions].into_iter().zip(first) {
             let mut empty = Vec::new();
-            for (begin, at_once) in some.range_mut(first..range.end()) {
-                look(at_once);
-                if at_once.is_empty() {
+            for (begin, exports) in map.range_mut(first..range.end()) {
+                filter(exports);
+                if exports.is_empty() {
                     empty.push(*begin);
                 }
             }
             for begin in empty {
-                some.remove(&begin);
+                map.remove(&begin);
             }
         }
         for one in &closed {
@@ -159,7 +168,7 @@ impl DeferredExports {
         (is_left, closed, natives)
     }
 
-    /// The native exports of these regions are back with their provider.
+    /// Notes that the native exports of these regions are back with their provider.
     pub(super) fn finish_returns(&mut self, regions: &[AddressRange]) {
         for region in regions {
             if let Some(place) = self.returning.iter().position(|other| other == region) {
@@ -169,7 +178,7 @@ impl DeferredExports {
     }
 }
 
-/// All of a native export's region.
+/// Returns the range of a native export's region.
 pub(super) fn region_range(guard: &NativeGuard) -> AddressRange {
     AddressRange { base: guard.region.base(), size: guard.region.size() }
 }
@@ -180,10 +189,10 @@ mod tests {
     use proptest::prelude::*;
     use umf_core::{Layout, Provider, ProviderKind, Region, Result};
 
-    /// Gives out numbers.
+    /// A provider of addresses without memory.
     struct Nothing;
 
-    // SAFETY: nobody touches the memory that its regions name.
+    // SAFETY: the tests do not access the memory that its regions name.
     unsafe impl Provider for Nothing {
         fn name(&self) -> &str {
             "nothing"
@@ -221,9 +230,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list that is looked through: what is left, what is closed, and which native exports go.
+        /// Compares with a list that is searched linearly: what is left, what is reclaimed, which
+        /// native exports go.
         #[test]
-        fn as_a_list_would_have_it(
+        fn deferred_exports_behave_like_a_list(
             added in prop::collection::vec((0_u64..4, 0_u64..16, any::<bool>()), 0..60),
             asked in prop::collection::vec((0_u64..5, 0_u64..16, 1_usize..(2 << 20), any::<u8>()), 1..30),
         ) {
@@ -262,7 +272,7 @@ mod tests {
                 for guard in &natives {
                     let id = guard.region.id().get();
                     prop_assert!(before.contains(&id) && !list.iter().any(|one| one.region == id));
-                    // On its way, the region counts as open.
+                    // While its native export is on its way back, the region counts as open.
                     prop_assert!(left.reclaim(region_range(guard), |_| true).0);
                 }
                 left.finish_returns(&natives.iter().map(|guard| region_range(guard)).collect::<Vec<_>>());

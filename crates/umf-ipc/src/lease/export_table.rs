@@ -1,4 +1,5 @@
-//! [`ExportTable`]: what a producer exports, and which retired exports are still open elsewhere.
+//! [`ExportTable`]: the exports of one producer: its ledger, its lease table, and the retired
+//! exports that are still open.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,18 +16,18 @@ use crate::exporter::NativeGuard;
 use crate::ledger::{LedgerWriter, RetireReason};
 
 /// The ledger and the lease table of one producer. It lives as long as the exporter, and after that
-/// as long as retired exports are leased.
+/// as long as a retired export is leased.
 #[derive(Debug)]
 pub(crate) struct ExportTable {
     pub(crate) ledger: LedgerWriter,
     pub(crate) leases: LeaseTable,
-    left: Lock<DeferredExports>,
-    /// How many there are in `left`, and native exports on their way back.
-    count: AtomicUsize,
+    deferred: Lock<DeferredExports>,
+    /// [`DeferredExports::pending`], to be read without the lock.
+    pending: AtomicUsize,
     /// The exporter was dropped.
     is_orphan: AtomicBool,
     weak_self: Weak<Self>,
-    /// The process that made it, as [`fork::generation`] counts.
+    /// [`fork::generation`] of the process that made it.
     generation: u32,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct ExportedRange {
     pub generation: u64,
     pub base: Address,
     pub size: usize,
-    /// It is a whole region's, and not a block's (which may be all of its region).
+    /// The export is of a whole region, not of a block (which may fill its region).
     pub is_region: bool,
     /// A device may have imported the memory.
     pub is_device: bool,
@@ -46,31 +47,31 @@ pub(crate) struct ExportedRange {
 /// What [`ExportTable::retire_fast`] did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RetireOutcome {
-    /// All that there is to do.
+    /// Retired the export and freed its slot.
     Reclaimed,
-    /// The export has ended and is leased: [`ExportTable::reclaim_or_defer`] is to do.
+    /// Retired the export. It is leased: the caller calls [`ExportTable::reclaim_or_defer`].
     Leased(Scan),
-    /// Nothing.
+    /// Nothing: the export had already ended.
     NotCurrent,
 }
 
-/// Those of dropped exporters of which something is leased. (Those of a parent process stay where they
-/// are: nothing of them may be touched here.)
+/// Tables of dropped exporters with leased exports. Tables of a parent process stay in the list: a
+/// forked child must not touch them.
 static ORPHANS: Lock<Vec<(Arc<ExportTable>, ObserverGuard)>> = Lock::new(Vec::new());
 
-/// Takes out those of which nothing is leased any more. Dropping them waits for frees that go on: not
-/// with a lock.
+/// Removes the tables without leases from [`ORPHANS`]. The caller drops them without a lock,
+/// because dropping waits for frees in progress.
 fn take_reclaimed() -> Vec<(Arc<ExportTable>, ObserverGuard)> {
     let is_closed =
         |(one, _): &mut (Arc<ExportTable>, ObserverGuard)| one.is_of_this_process() && !one.has_pending();
     ORPHANS.lock().extract_if(.., is_closed).collect()
 }
 
-/// Looks which are closed by now, and drops their ledgers and lease tables.
+/// Checks all orphaned tables, and drops those without leases.
 fn drop_reclaimed() {
     let all = ORPHANS.lock().iter().map(|(one, _)| Arc::clone(one)).collect::<Vec<_>>();
     for one in &all {
-        // Without the lock: native exports may go back to their providers now.
+        // Without the lock: this may give native exports back to their providers.
         one.is_leased(Address::from_bits(0), usize::MAX);
     }
     drop(all);
@@ -78,7 +79,7 @@ fn drop_reclaimed() {
 }
 
 impl ExportTable {
-    /// A ledger with room for `slots` exports, and its lease table.
+    /// Creates a ledger with `slots` slots, and its lease table.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Arc<Self>> {
         let ledger = LedgerWriter::new(slots, served)?;
         let leases = LeaseTable::new(ledger.capacity(), ledger.nonce())?;
@@ -87,22 +88,22 @@ impl ExportTable {
         Ok(Arc::new_cyclic(|weak_self| Self {
             ledger,
             leases,
-            left: Lock::default(),
-            count: AtomicUsize::new(0),
+            deferred: Lock::default(),
+            pending: AtomicUsize::new(0),
             is_orphan: AtomicBool::new(false),
             weak_self: Weak::clone(weak_self),
             generation: fork::generation(),
         }))
     }
 
-    /// A slot that nothing uses.
+    /// Allocates a slot that nothing uses.
     pub(crate) fn allocate_slot(&self) -> Result<u32> {
         self.leases.write_header();
         self.ledger.allocate_slot(|first, count| self.leases.reserve(first, count))
     }
 
-    /// Ends the export of a freed block, and gives its slot back if the block is not open
-    /// elsewhere. Takes no lock if the block was never opened.
+    /// Retires the export of a freed block, and frees its slot if no other process has the block
+    /// open. Takes no lock if the block was never opened.
     pub(crate) fn retire_fast(&self, slot: u32, generation: u64, is_device: bool) -> RetireOutcome {
         if !self.ledger.retire_with_reason(slot, generation, RetireReason::BlockFreed) {
             return RetireOutcome::NotCurrent;
@@ -116,8 +117,8 @@ impl ExportTable {
         RetireOutcome::Reclaimed
     }
 
-    /// Ends the export of a range, unless another thread does. If the export is leased, it is kept
-    /// in the list of deferred ones, together with `native`.
+    /// Retires an export, unless another thread already has. If the export is leased, defers it
+    /// together with `native`. Returns whether this thread retired it.
     pub(crate) fn retire(
         &self,
         export: &ExportedRange,
@@ -134,9 +135,8 @@ impl ExportTable {
         retired
     }
 
-    /// Gives the slot of a retired export back, or keeps it in the list of deferred ones if it is
-    /// leased. For the thread that retired it. `native` is the region's, if its exporter still has
-    /// it.
+    /// Frees the slot of a retired export, or defers it if it is leased. Called by the thread that
+    /// retired the export. `native` is the region's native export, if its exporter still has it.
     pub(crate) fn reclaim_or_defer(
         &self,
         export: &ExportedRange,
@@ -149,12 +149,12 @@ impl ExportTable {
         let range = AddressRange { base, size };
         if self.is_open(slot, &mut scan, is_device) {
             let one = DeferredExport { slot, range, region, scan, is_device, has_native: false };
-            let mut left = self.left.lock();
-            left.add(one, is_region, native);
-            self.count.store(left.pending(), Ordering::Release);
-            drop(left);
+            let mut deferred = self.deferred.lock();
+            deferred.add(one, is_region, native);
+            self.pending.store(deferred.pending(), Ordering::Release);
+            drop(deferred);
             failpoint!("lease.deferred");
-            // Either this sees the store in `outlive_exporter`, or that sees the count above.
+            // Either this thread sees the store in `outlive_exporter`, or that function sees the count above.
             core::sync::atomic::fence(Ordering::SeqCst);
             if self.is_orphan.load(Ordering::SeqCst)
                 && let Some(me) = self.weak_self.upgrade()
@@ -166,37 +166,38 @@ impl ExportTable {
         }
     }
 
-    /// Whether a retired export is open elsewhere. Once it is not, its slot is the caller's.
+    /// Returns whether another process has a retired export open. Once it returns `false`, the slot
+    /// belongs to the caller.
     fn is_open(&self, slot: u32, scan: &mut Scan, is_device: bool) -> bool {
         self.leases.is_leased(slot, scan) || (is_device && self.leases.is_in_device_grace())
     }
 
-    /// Whether anything that was retired here may be open still.
+    /// Returns whether a retired export may still be open.
     #[inline]
     pub(crate) fn has_pending(&self) -> bool {
-        self.count.load(Ordering::Acquire) != 0
+        self.pending.load(Ordering::Acquire) != 0
     }
 
-    /// How many retired exports are open still, and how many bytes they have, as far as was looked.
+    /// Returns the number of deferred exports and their bytes, as of the last scan.
     pub(crate) fn deferred_size(&self) -> (u64, u64) {
         if !self.has_pending() {
             return (0, 0);
         }
-        let left = self.left.lock();
-        let (count, bytes) = left.size();
+        let deferred = self.deferred.lock();
+        let (count, bytes) = deferred.size();
         (count as u64, bytes)
     }
 
-    /// The native export of a region that was evicted while somebody had it open.
+    /// Returns the native export of a region that was evicted while an importer had it open.
     pub(crate) fn native_of(&self, region: u64) -> Option<Arc<NativeGuard>> {
         if !self.has_pending() {
             return None;
         }
-        self.left.lock().native_of(region)
+        self.deferred.lock().native_of(region)
     }
 
-    /// The exporter is gone. If retired exports of it are leased, their memory may not be freed
-    /// yet: from here on this object itself is asked when that is freed.
+    /// Called when the exporter is dropped. If retired exports are leased, their memory must not be
+    /// freed yet: this table then registers itself as the observer of frees.
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
         self.is_orphan.store(true, Ordering::SeqCst);
         core::sync::atomic::fence(Ordering::SeqCst);
@@ -206,7 +207,7 @@ impl ExportTable {
         let observing = match observer::register(Arc::clone(self) as _) {
             Ok(observing) => observing,
             Err(error) => {
-                tracing::error!(%error, "what is open elsewhere of a dropped exporter is not held when it is freed");
+                tracing::error!(%error, "memory of a dropped exporter that importers have open is not held when it is freed");
                 return;
             }
         };
@@ -224,15 +225,15 @@ impl ExportTable {
 impl Leases for ExportTable {
     fn is_leased(&self, base: Address, size: usize) -> bool {
         if !self.is_of_this_process() || !self.has_pending() {
-            // (A forked child has none of this memory to give to anybody.)
+            // A forked child has none of this memory.
             return false;
         }
         let range = AddressRange { base, size };
-        let mut left = self.left.lock();
-        let (is_left, closed, natives) =
-            left.reclaim(range, |one| self.is_open(one.slot, &mut one.scan, one.is_device));
-        self.count.store(left.pending(), Ordering::Release);
-        drop(left);
+        let mut deferred = self.deferred.lock();
+        let (is_open, closed, natives) =
+            deferred.reclaim(range, |one| self.is_open(one.slot, &mut one.scan, one.is_device));
+        self.pending.store(deferred.pending(), Ordering::Release);
+        drop(deferred);
         if !closed.is_empty() {
             self.ledger.note_change();
         }
@@ -241,24 +242,23 @@ impl Leases for ExportTable {
             failpoint!("lease.ended");
         }
         if !natives.is_empty() {
-            // The caller, told that nothing is leased, may free the region at once, so its native
-            // export goes back before that. It may be in use as an export once more; then
-            // the end of that gives it back.
+            // The caller frees the region once this returns `false`, so its native export goes back before that. If the
+            // region was exported again, the drop of that export gives it back.
             let regions: Vec<AddressRange> =
                 natives.iter().map(|guard| deferred::region_range(guard)).collect();
             drop(natives);
-            let mut left = self.left.lock();
-            left.finish_returns(&regions);
-            self.count.store(left.pending(), Ordering::Release);
+            let mut deferred = self.deferred.lock();
+            deferred.finish_returns(&regions);
+            self.pending.store(deferred.pending(), Ordering::Release);
         }
-        is_left
+        is_open
     }
 }
 
 impl ExportObserver for ExportTable {
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
         let (base, size) = match freed {
-            // Its size is what was exported of it.
+            // Size 1 suffices: it finds every export that contains the address.
             Freed::Block { address } => (address, 1),
             Freed::Region(region) => (region.base(), region.size()),
         };

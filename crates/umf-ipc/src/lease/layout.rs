@@ -1,4 +1,4 @@
-//! What lies where in a lease table, and the part of it that both sides map. `docs/leases.md` has
+//! Layout of the lease table, and the mapping of the part that both sides map. `docs/leases.md` has
 //! the same tables.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,20 +11,22 @@ use umf_os::SharedMapping;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEASE");
 /// The version that this code reads and writes.
 pub(crate) const VERSION: u32 = 2;
-/// Parts begin at multiples of this, the largest base page size that Linux has.
+/// Alignment of all parts: the largest base page size that Linux has.
 const ALIGN: u64 = 1 << 16;
-/// Bytes of a row before its words: room for ticket words.
+/// Size of a row header in bytes. Reserved for ticket words.
 pub(crate) const ROW_HEADER: u64 = ALIGN;
-/// The most bytes that the words of a row take.
+/// Upper bound of the size of a row's counters, in bytes.
 #[cfg(test)]
 const MAX_WORDS: u64 = crate::ledger::MAX_SLOTS as u64 * 8;
-/// The most rows.
+/// Maximum number of rows.
 pub(crate) const MAX_ROWS: u32 = 4096;
-/// Bits of a slot's marks. Row `n` has bit `n % BITMAP_BITS`.
+/// Bits of a slot's opened bitmap. Row `n` has bit `n % BITMAP_BITS`.
 pub(crate) const BITMAP_BITS: u32 = 64;
 
-/// The first part, a field that is written often to a cache line. The fields before `height` are
-/// written before the table's descriptor is known to any other process, and again with each export.
+/// The header of the table. Fields that are written often have a cache line of their own.
+///
+/// The producer writes the fields before `height` before any other process knows the descriptor,
+/// and again at each export.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct TableHeader {
@@ -37,36 +39,36 @@ pub(crate) struct TableHeader {
     pub search: CacheAligned<AtomicU32>,
     pub events: CacheAligned<AtomicU64>,
     pub dead: CacheAligned<AtomicU32>,
-    /// How often a row was cleared whose importer had ended.
+    /// Number of times that a row of an ended importer was cleared.
     pub cleared: CacheAligned<AtomicU64>,
 }
 
-/// A cache line of its own.
+/// A value in a cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CacheAligned<T>(pub T);
 
-/// The importer that owns a row, for people. Zeros if the row was given back: importers try such
-/// rows first.
+/// The importer that owns a row, for diagnosis. All zeros if the row was released: importers try
+/// such rows first.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RowOwner {
-    /// A random number that all rows of one importer have in common.
+    /// Random number that all rows of one importer have in common.
     pub importer: AtomicU64,
-    /// Its process id in its own pid namespace.
+    /// Process id in the importer's pid namespace.
     pub pid: AtomicU32,
-    /// Its effective user id.
+    /// Effective user id.
     pub uid: AtomicU32,
-    /// Inode of its pid namespace, 0 if unknown.
+    /// Inode of the pid namespace, 0 if unknown.
     pub pid_namespace: AtomicU64,
-    /// When it took the row, in nanoseconds since the machine was booted.
+    /// Time at which the importer took the row, in nanoseconds of `CLOCK_BOOTTIME`.
     pub since: AtomicU64,
 }
 
 const _: () = assert!(size_of::<RowOwner>() == 64 && size_of::<TableHeader>() <= ALIGN as usize);
 
-/// Where the parts of a table are. This follows from the numbers of slots and rows alone, so that
-/// nothing in the table has to be believed.
+/// Number of slots and rows of a table. All offsets follow from these two numbers, so that no
+/// offset is read from the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TableShape {
     pub slots: u32,
@@ -74,8 +76,8 @@ pub(crate) struct TableShape {
 }
 
 impl TableShape {
-    /// The table of a ledger with so many slots, as large as a file of `limit` bytes can be. `None`
-    /// if it would have fewer than four rows.
+    /// Returns the shape of the largest table for `slots` slots in a file of at most `limit` bytes.
+    /// Returns `None` if it would have fewer than four rows.
     pub(crate) fn within(slots: u32, limit: u64) -> Option<Self> {
         let mut shape = Self { slots, rows: MAX_ROWS };
         while shape.size() > limit {
@@ -95,22 +97,22 @@ impl TableShape {
         (self.owners() + self.rows as u64 * size_of::<RowOwner>() as u64).next_multiple_of(ALIGN)
     }
 
-    /// Bytes of a row's words, and of the marks.
+    /// Returns the size of a row's counters in bytes. The opened bitmaps have the same size.
     pub(crate) const fn words(self) -> u64 {
         (self.slots as u64 * 8).next_multiple_of(ALIGN)
     }
 
-    /// Where the rows begin: the size of the part that both sides map.
+    /// Returns the offset of row 0: the size of the part that both sides map.
     pub(crate) const fn head(self) -> u64 {
         self.bitmaps() + self.words()
     }
 
-    /// Bytes of a row, its header included.
+    /// Returns the size of a row in bytes, including its header.
     pub(crate) const fn row_size(self) -> u64 {
         ROW_HEADER + self.words()
     }
 
-    /// Where a row begins. The lock of the row is that of this byte.
+    /// Returns the offset of a row. The row's lock is on this byte.
     pub(crate) const fn row(self, number: u32) -> u64 {
         self.head() + number as u64 * self.row_size()
     }
@@ -120,13 +122,13 @@ impl TableShape {
     }
 }
 
-/// The bit of a row in a slot's marks.
+/// Returns the bit of a row in the opened bitmaps.
 pub(crate) const fn row_bit(row: u32) -> u64 {
     1 << (row % BITMAP_BITS)
 }
 
-/// Header, owners and marks of a table, mapped. Any process that can open the table writes there:
-/// each word is read once.
+/// Mapping of header, owners and opened bitmaps. Any process that can open the table writes there,
+/// so that each word is read once.
 #[derive(Debug)]
 pub(crate) struct HeaderMapping {
     mapping: SharedMapping,
@@ -134,8 +136,8 @@ pub(crate) struct HeaderMapping {
 }
 
 impl HeaderMapping {
-    /// Maps the head of a table of this shape, which the file is known to have. Forked children do
-    /// not get it.
+    /// Maps the head of a table. The caller has compared the size of the file with `shape`. Forked
+    /// children do not inherit the mapping.
     pub(crate) fn new(fd: impl AsFd, shape: TableShape) -> Result<Self> {
         let size = usize::try_from(shape.head()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::new(fd, size, true)
@@ -143,7 +145,7 @@ impl HeaderMapping {
         mapping
             .exclude_from_fork()
             .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the lease table", errno))?;
-        // Reading a hole must not allocate a huge page of zeros.
+        // With huge pages, reading a hole of the file would allocate 2 MiB of zeros.
         mapping.use_small_pages();
         Ok(Self { mapping, shape })
     }
@@ -153,28 +155,28 @@ impl HeaderMapping {
     }
 
     pub(crate) fn header(&self) -> &TableHeader {
-        // SAFETY: the head of a table begins with a header; fields are atomics.
+        // SAFETY: the mapping begins with a header, and all of its fields are atomics.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
-    /// The owner of a row, as it describes itself.
+    /// Returns the owner of a row, as the importer described itself.
     pub(crate) fn owner(&self, row: u32) -> &RowOwner {
         assert!(row < self.shape.rows, "a row of this table");
         let offset = self.shape.owners() as usize + row as usize * size_of::<RowOwner>();
-        // SAFETY: the head has `rows` owners there; fields are atomics.
+        // SAFETY: `row < rows`, the mapping has `rows` owners at that offset, and all fields are atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
 
-    /// The marks of a slot: the rows in which it was opened.
+    /// Returns the opened bitmap of a slot.
     #[inline]
     pub(crate) fn opened_rows(&self, slot: u32) -> &AtomicU64 {
         assert!(slot < self.shape.slots, "a slot of this table");
         let offset = self.shape.bitmaps() as usize + slot as usize * 8;
-        // SAFETY: the head has `slots` words there.
+        // SAFETY: `slot < slots`, and the mapping has one word per slot at that offset.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
 
-    /// The height: rows from this number on have never counted anything.
+    /// Returns the height: rows from this number on were never used.
     pub(crate) fn height(&self) -> u32 {
         self.header().height.0.load(Ordering::SeqCst).min(self.shape.rows)
     }

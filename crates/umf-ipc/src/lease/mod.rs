@@ -1,25 +1,25 @@
-//! Leases: which exports importers have open, so that freed memory is not used again while another
-//! process uses it.
+//! Leases: cross-process use counts of exports. Freed memory is not reused while another process
+//! has it open.
 //!
 //! A lease lasts from open to close. Beside its ledger a producer has a *lease table*: a file that
-//! importers may write. An importer owns one or a few rows of it, each with one word per ledger
-//! slot, which counts how often the importer has that export open. To open is to add one to the
-//! word and then to load the slot's generation in the ledger. To free is to retire the generation
-//! and then to load the words of the slot. Of the two at least one sees the other.
+//! importers may write. An importer owns a few rows of it. A row has one counter per ledger slot:
+//! how often the importer has that export open. An open adds one to the counter and then loads the
+//! slot's generation. A free retires the generation and then loads the slot's counters. At least
+//! one of the two sees the other.
 //!
-//! | part of the table | written by | says |
+//! | part of the table | written by | content |
 //! |---|---|---|
-//! | header | the producer; `height` by importers | which producer's it is, its shape, how many rows have counted |
-//! | owners, one per row | importers | for people: which process owns the row |
-//! | marks, one word per slot | importers set bits, the producer clears them | in which rows (modulo 64) the slot was opened |
-//! | rows | their owners; the producer if the owner has ended | how often each slot is open |
+//! | header | the producer; `height` by importers | identity of the producer, shape, number of rows that were ever used |
+//! | owners, one per row | importers | for diagnosis: which process owns the row |
+//! | opened bitmap, one word per slot | importers set bits, the producer clears them | rows (modulo 64) in which the slot was ever opened |
+//! | rows of counters | their owners; the producer if the owner has ended | how often each slot is open |
 //!
-//! The kernel says whether the owner of a row lives: the owner holds a lock on the row's first
-//! byte, which belongs to its mapping of the row (`sys/locks.rs`). No count is a sum over rows, and
-//! no word goes below zero.
+//! The kernel tells whether the owner of a row is alive: the owner holds an `fcntl` lock on the
+//! row's first byte. The lock belongs to the mapping of the row (`umf_os::OfdLocks`). No count is a
+//! sum over rows, and no counter falls below zero.
 //!
-//! Every process that can open the table can write all of it. The producer believes no more of it
-//! than that memory is still in use. `docs/leases.md` has the protocol step by step; `tests/models`
+//! Every process that can open the table can write all of it. The producer trusts it only to say
+//! that memory is still in use. `docs/leases.md` has the protocol step by step; `tests/models`
 //! explores its interleavings.
 
 mod deferred;

@@ -1,5 +1,5 @@
-//! [`ImporterLeases`]: the importer's side: its rows in one producer's lease table, and [`Lease`],
-//! a count in one of them.
+//! [`ImporterLeases`]: the rows of one importer in one producer's lease table. [`Lease`]: a count
+//! in one of them.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,22 +16,22 @@ use crate::ledger::MAX_SLOTS;
 use crate::{Error, Result, protocol};
 use umf_os::{CloseOnFork, FileIdentity, ReopenedFile, SharedMapping};
 
-/// The most rows that one importer takes of one table: threads share them, each thread the same one
-/// at every open.
+/// Maximum number of rows that one importer takes in one table. Threads share them; a thread always
+/// uses the same row.
 const MAX_ROWS_PER_IMPORTER: usize = 8;
-/// How many rows of importers that have ended are tried before a row is taken that was never used.
+/// Number of rows of ended importers that are tried before an unused row is taken.
 const DEAD_ROWS_TRIED: u32 = 4;
-/// What fails where an importer can open no file through `/proc`.
+/// The call that fails in an importer without `/proc`. Callers compare errors with it.
 pub(crate) const REOPENING: &str = "opening the lease table anew through /proc/thread-self/fd";
 const HINT_WITHOUT_PROC: &str = "; mount /proc is_owner, or set UMF_IPC_EXCHANGE=socket in both processes with /proc in the \
                             producer's, or ipc.leases = \"off\" to open without leases";
-/// How much of a row gets its memory at a time, in bytes.
+/// Granularity in bytes in which a row gets its memory.
 const POPULATE_SIZE: usize = 4096;
 
-/// A count of one open in a row, which is taken back there by whatever thread closes.
+/// A count of one open in a row. Any thread may release it.
 ///
-/// It lasts as long as the [`ImporterLeases`] that it came from, which is dropped when nothing is
-/// open any more.
+/// It must not outlive the [`ImporterLeases`] that it came from, which are dropped when no export
+/// is open any more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
     word: NonNull<AtomicU64>,
@@ -40,61 +40,62 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// The word that counts.
+    /// Returns the counter that has the lease.
     #[inline]
     pub(crate) const fn word(self) -> NonNull<AtomicU64> {
         self.word
     }
 
-    /// Takes the count back. In a forked child of the process that counted, does nothing.
+    /// Releases the lease. Does nothing in a forked child of the process that took it.
     ///
     /// # Safety
-    /// The lease was counted and not taken back yet, and its [`ImporterLeases`] exists.
+    /// The lease was not released before, and its [`ImporterLeases`] exists.
     #[inline]
     pub(crate) unsafe fn release(self) {
-        // SAFETY: the caller says that it exists; in a forked child it is leaked, and this word with it.
+        // SAFETY: the caller guarantees that the `ImporterLeases` exist. A forked child leaks them together with this word.
         if unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0 {
-            // SAFETY: as above, and this is the process that has the row mapped.
+            // SAFETY: this is the process that maps the row, and the caller guarantees that the mapping exists.
             protocol::release_lease(unsafe { self.word.as_ref() });
         }
     }
 }
 
-/// How to find the lease table of a producer.
+/// Identity and shape of a producer's lease table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseTableId {
     pub pid: u32,
     pub nonce: Nonce,
-    /// Numbers that the producer's ledger has, which importers cannot write.
+    /// Taken from the producer's ledger, which importers cannot write.
     pub slots: u32,
     pub rows: u32,
 }
 
-/// The rows of one importer in the lease table of one producer. A row is locked by the kernel as
-/// long as it is mapped here.
+/// The rows of one importer in the lease table of one producer. The kernel keeps a row locked as
+/// long as its mapping exists.
 #[derive(Debug)]
 pub(crate) struct ImporterLeases {
     pid: u32,
-    /// For further rows. `None` if its description keeps the lock of the first one.
+    /// Used to lock further rows. `None` if the description behind it holds the lock of the first
+    /// row.
     fd: Option<CloseOnFork>,
     file: FileIdentity,
     head: HeaderMapping,
     rows: Lock<LockedRows>,
     /// 1 in the process that made this, 0 in its forked children.
     is_owner: WipeOnForkWord,
-    /// What the rows of this importer have in common.
+    /// Random number that all rows of this importer carry.
     importer_id: u64,
-    /// The process that made it, as [`fork::generation`] counts.
+    /// [`fork::generation`] of the process that made this.
     generation: u32,
 }
 
 #[derive(Debug, Default)]
 struct LockedRows {
     taken: Vec<LockedRow>,
-    /// By the number of a thread, modulo the most rows: one more than the index of its row, 0
-    /// before its first open.
+    /// Per thread number, modulo the array's length: index of the thread's row plus one, 0 before
+    /// its first open.
     by_thread: [u8; MAX_ROWS_PER_IMPORTER],
-    /// No more rows can be had.
+    /// No further row is available.
     is_exhausted: bool,
 }
 
@@ -102,21 +103,22 @@ struct LockedRows {
 #[derive(Debug)]
 struct LockedRow {
     number: u32,
-    /// Header and words. Unmapping it drops the lock.
+    /// Header and counters. Unmapping drops the lock.
     mapping: SharedMapping,
-    /// Bit per [`POPULATE_SIZE`] bytes of words: they have memory.
+    /// One bit per [`POPULATE_SIZE`] bytes of counters: set if they have memory.
     populated: Box<[u64]>,
 }
 
 impl ImporterLeases {
-    /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
-    /// `exclusive_since` no other process has the description behind `fd`; it is what [`fork::sequence`] said
-    /// before that came.
+    /// Maps a producer's lease table, checks it, and takes a row.
+    ///
+    /// `exclusive_since` is `Some` if no other process has the open file description behind `fd`.
+    /// Its value is [`fork::sequence`] before the descriptor was received.
     pub(crate) fn open(fd: ReceivedFd, exclusive_since: Option<u32>, producer: LeaseTableId) -> Result<Self> {
         let pid = producer.pid;
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
-        // First of all, because it is the one question that no file system answers.
+        // First, because a file system (FUSE) cannot delay or forge the answer to this call.
         let needed = SealFlags::SHRINK | SealFlags::GROW;
         if !umf_os::memfd::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the lease table"))? {
             return Err(misbehaved("its lease table is not sealed as one is"));
@@ -160,11 +162,10 @@ impl ImporterLeases {
             generation: fork::generation(),
             fd: Some(CloseOnFork::new(fd).map_err(system("fstat of the lease table"))?),
         };
-        // The first row now: an importer without any opens nothing.
+        // Takes the first row now: an importer without a row cannot open anything.
         let reopened = match (leases.reopen(), exclusive_since) {
             (Ok(reopened), _) => reopened,
-            // No `/proc` here. A description that was made for this importer serves as well, for
-            // one row.
+            // Without `/proc`, a description that was made for this importer alone can hold the lock of one row.
             (Err(_), Some(forks)) => {
                 leases.rows.lock().is_exhausted = true;
                 let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?.into_inner();
@@ -189,36 +190,35 @@ impl ImporterLeases {
         Ok(reopened)
     }
 
-    /// Whether it was made in this process, and not in one that this is a forked child of.
+    /// Returns whether this process made it, and not a process that this one was forked from.
     #[inline]
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
 
-    /// The descriptors that it holds open.
+    /// Returns the number of descriptors that it holds open.
     pub(crate) fn fds(&self) -> u64 {
         u64::from(self.fd.is_some())
     }
 
-    /// How many rows it has.
+    /// Returns the number of rows.
     #[cfg(test)]
     pub(super) fn rows(&self) -> usize {
         self.rows.lock().taken.len()
     }
 
-    /// As if its process was killed: the kernel drops the locks of its rows, and nothing is
-    /// cleared.
+    /// Acts as if the process was killed: the kernel drops the row locks, and nothing is cleared.
     #[cfg(test)]
     pub(super) fn simulate_kill(self) {
         drop(core::mem::take(&mut *self.rows.lock()));
         core::mem::forget(self);
     }
 
-    /// Counts an open of the export in `slot`, which the ledger has. Whether the export is current
-    /// has to be looked at afterwards.
+    /// Counts an open of the export in `slot`, which the ledger has. The caller then checks whether
+    /// the export is current.
     ///
     /// # Errors
-    /// [`Error::System`] if there is no memory for the word.
+    /// [`Error::System`] if there is no memory for the counter.
     pub(crate) fn acquire(&self, slot: u32) -> Result<Lease> {
         let mut rows = self.rows.lock();
         let index = self.row_of_thread(&mut rows);
@@ -227,15 +227,15 @@ impl ImporterLeases {
         if protocol::set_opened_bit(self.head.opened_rows(slot), row_bit(row.number)) {
             failpoint!("lease.marked");
         }
-        // SAFETY: the row is mapped as long as `self`, and has memory there.
+        // SAFETY: the row is mapped as long as `self`, and `row.word` has populated the page.
         protocol::count_lease(unsafe { word.as_ref() });
         failpoint!("lease.counted");
         Ok(Lease { word, is_owner: NonNull::from(self.is_owner.word()) })
     }
 
-    /// The index of the calling thread's row: one of a few, so that threads that open the same
-    /// export at the same time seldom write the same cache line. The first thread has the first
-    /// row, and with one thread there is no other.
+    /// Returns the index of the calling thread's row. Threads have different rows as far as
+    /// possible, so that they seldom write the same cache line when they open the same export. The
+    /// first thread has the first row; a single thread takes no other.
     fn row_of_thread(&self, rows: &mut LockedRows) -> usize {
         let thread = thread::current().map_or(0, |thread| thread.get() as usize % MAX_ROWS_PER_IMPORTER);
         if let Some(known) = rows.by_thread[thread].checked_sub(1) {
@@ -263,9 +263,10 @@ impl ImporterLeases {
         self.take_row(reopened, false)
     }
 
-    /// OfdLocks a row and maps it, zero, through a description that nothing else has. Further rows of
-    /// an importer come from the first half alone: whatever number of threads others have, there is
-    /// a row left for each other importer.
+    /// Locks a free row through a description that nothing else has, clears it and maps it.
+    ///
+    /// Further rows of an importer come from the first half of the table alone. So a row is left
+    /// for each other importer, however many threads this one has.
     fn take_row(&self, reopened: ReopenedFile, is_first: bool) -> Result<LockedRow> {
         let shape = self.head.shape();
         let system = |call| move |errno| Error::system(call, errno);
@@ -274,10 +275,10 @@ impl ImporterLeases {
         let number = number.ok_or(Error::NoLeaseRow { pid: self.pid, rows: shape.rows })?;
         let owner = self.head.owner(number);
         if owner.importer.load(Ordering::Relaxed) != 0 {
-            // Its last owner was killed: see `LeaseTable::is_in_device_grace`.
+            // Its last owner was killed. `LeaseTable::is_in_device_grace` reads this.
             self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         }
-        // Before anything is counted, and before the height includes it.
+        // Before the first count, and before the height includes the row.
         umf_os::file::punch_hole(&reopened, shape.row(number) + ROW_HEADER, shape.words())
             .map_err(system("fallocate of a lease row"))?;
         failpoint!("row.cleared");
@@ -287,7 +288,7 @@ impl ImporterLeases {
         mapping.exclude_from_fork().map_err(system("madvise(MADV_DONTFORK) of a lease row"))?;
         mapping.use_small_pages();
         failpoint!("row.mapped");
-        // The mapping keeps the description and its lock.
+        // The mapping keeps the description, and with it the lock.
         drop(reopened);
         failpoint!("row.ready");
         owner.importer.store(self.importer_id, Ordering::Relaxed);
@@ -301,22 +302,22 @@ impl ImporterLeases {
         Ok(LockedRow { number, mapping, populated: vec![0; steps.div_ceil(64)].into() })
     }
 
-    /// The number of a row below `end`, locked; `None` if all are.
+    /// Locks a row below `end` and returns its number; `None` if all are locked.
     fn lock_row(&self, reopened: &ReopenedFile, end: u32) -> umf_os::SystemResult<Option<u32>> {
         let shape = self.head.shape();
         let lock = |row: u32| {
             reopened.locks().try_write_lock(shape.row(row)).map(|is_locked| is_locked.then_some(row))
         };
         let used = self.head.height().min(end);
-        let is_given_back = |&row: &u32| self.head.owner(row).importer.load(Ordering::Relaxed) == 0;
-        // First those that were given back: without a system call for each that is in use.
-        let given_back = (0..used).filter(is_given_back);
-        // Then those of importers that were killed, a few at a time and each time others.
+        let is_released = |&row: &u32| self.head.owner(row).importer.load(Ordering::Relaxed) == 0;
+        // First released rows: this takes no system call for each row in use.
+        let released = (0..used).filter(is_released);
+        // Then a few rows of killed importers, at each call other ones.
         let start = self.head.header().search.0.fetch_add(DEAD_ROWS_TRIED, Ordering::Relaxed) % used.max(1);
         let others = (start..used).chain(0..start);
         let dead = others.clone().take(DEAD_ROWS_TRIED as usize);
-        // (Twice: a row that its producer is just clearing is locked for a moment.)
-        for row in given_back.chain(dead).chain(used..end).chain(others.clone()).chain(others) {
+        // Twice, because a producer that clears a row locks it for a moment.
+        for row in released.chain(dead).chain(used..end).chain(others.clone()).chain(others) {
             if let Some(row) = lock(row)? {
                 failpoint!("row.locked");
                 return Ok(Some(row));
@@ -327,22 +328,23 @@ impl ImporterLeases {
 }
 
 impl LockedRow {
-    /// The word of a slot, which the row has; writing it cannot fault.
+    /// Returns the counter of a slot, which the row has. Populates its page, so that writing it
+    /// cannot fault.
     fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
         let part = slot as usize * 8 / POPULATE_SIZE;
         let words = ROW_HEADER as usize;
         let (bits, bit) = (part / 64, 1 << (part % 64));
         if self.populated[bits] & bit == 0 {
-            // A page is at least a step; a larger one is asked for more than once.
+            // A page has at least `POPULATE_SIZE` bytes. A larger page is populated more than once.
             let page_size = rustix::param::page_size();
             let page = (slot as usize * 8) & !(page_size - 1);
-            // SAFETY: the mapping has the row's words there, writable, and they end at a multiple of all page sizes.
+            // SAFETY: the mapping has the row's counters there, writable, and they end at a multiple of all page sizes.
             unsafe { umf_os::memfd::populate(self.mapping.base().add(words + page), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
             failpoint!("row.populated");
             self.populated[bits] |= bit;
         }
-        // SAFETY: the mapping has a word for each slot there.
+        // SAFETY: the mapping has one counter per slot there.
         Ok(unsafe { self.mapping.base().add(words + slot as usize * 8) }.cast())
     }
 }
@@ -350,17 +352,17 @@ impl LockedRow {
 impl Drop for ImporterLeases {
     fn drop(&mut self) {
         if self.fd.as_ref().is_some_and(|fd| umf_os::file::identity(fd) != Ok(self.file)) {
-            // The program closed the number, or opened another file under it.
+            // The program closed the descriptor, or opened another file under its number: it must not be closed here.
             core::mem::forget(self.fd.take().map(CloseOnFork::into_inner));
         }
         let rows = core::mem::take(&mut *self.rows.lock());
         for row in rows.taken {
             if !self.is_of_this_process() {
-                // The parent's: not mapped here.
+                // The parent's row, which is not mapped here.
                 core::mem::forget(row);
                 continue;
             }
-            // Nothing is open any more that is counted there: this is for the memory's sake.
+            // No open is counted there any more. This frees the memory.
             row.mapping.punch_hole(ROW_HEADER as usize);
             failpoint!("row.closing");
             self.head.owner(row.number).importer.store(0, Ordering::Relaxed);

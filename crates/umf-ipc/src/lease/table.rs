@@ -1,4 +1,5 @@
-//! [`LeaseTable`]: the producer's side.
+//! [`LeaseTable`]: the producer's side of the lease table. It scans rows for leases and clears rows
+//! of ended importers.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -15,9 +16,9 @@ use crate::identity::Nonce;
 use crate::{Error, Result, protocol};
 use umf_os::{CheckedFile, OfdLocks, ReopenedFile, SharedMapping};
 
-/// How long after the end of an importer a device may still write to what it had open, in
-/// nanoseconds. The kernel unmaps a process's memory, and so drops its locks, before it closes the
-/// descriptors of its devices.
+/// Time for which a device may still write to what an importer had open after the importer ended,
+/// in nanoseconds. At exit the kernel unmaps a process's memory, which drops its locks, before it
+/// closes the descriptors of its devices.
 const DEVICE_GRACE: u64 = 100_000_000;
 
 /// The producer's side of its lease table.
@@ -26,21 +27,21 @@ pub(crate) struct LeaseTable {
     fd: CheckedFile,
     nonce: Nonce,
     head: HeaderMapping,
-    /// By row: where its words are mapped, once they were read.
+    /// Per row: address of its mapped counters, null until the first read.
     rows: Chunks<AtomicPtr<AtomicU64>>,
     mappings: Lock<Vec<SharedMapping>>,
-    /// Held by the thread that clears a row. All threads share one description, so that the
-    /// kernel's lock of the row does not keep them apart.
+    /// Held by the thread that clears a row. All threads share one open file description, so that
+    /// the kernel lock of the row does not exclude them from each other.
     clearing: Lock<()>,
-    /// The table's count of cleared rows when it was last seen to change, and when that was, in
+    /// Last seen value of the table's `cleared` counter, and the time of its last change in
     /// nanoseconds of `CLOCK_BOOTTIME`.
     cleared: (AtomicU64, AtomicU64),
 }
 
-/// What remains to be looked at before the memory of a retired export can be used again.
+/// Position of a scan for leases of a retired export.
 ///
-/// A row that was seen at zero or without an owner after the export was retired cannot hold a valid
-/// lease of it any more, so a scan goes on where it stopped.
+/// If a row is seen at zero or without an owner after the export was retired, it cannot hold a
+/// valid lease of it any more. Hence a scan resumes where it stopped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scan {
     opened_rows: u64,
@@ -49,7 +50,7 @@ pub(crate) struct Scan {
 }
 
 impl LeaseTable {
-    /// The table of a ledger with this nonce and so many slots.
+    /// Creates the table of a ledger with this nonce and number of slots.
     pub(crate) fn new(slots: u32, nonce: Nonce) -> Result<Self> {
         Self::within(slots, nonce, umf_os::process::file_size_limit())
     }
@@ -61,14 +62,14 @@ impl LeaseTable {
             errno: rustix::io::Errno::FBIG,
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",
         })?;
-        // No child is forked that has the file open.
+        // Delays `fork`, so that no child inherits the descriptor.
         let _no_fork = ForkGuard::<Outer>::new();
         let fd = umf_os::memfd::create("umf-leases", shape.size())
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("lease.table_file_made");
         umf_os::file::reserve(&fd, 0, shape.bitmaps())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
-        // That the kernel has such locks is found out here, and not at the first free.
+        // Fails here, and not at the first free, if the kernel has no such locks.
         OfdLocks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
             call: "fcntl(F_OFD_GETLK) of the lease table",
             errno,
@@ -93,8 +94,8 @@ impl LeaseTable {
         Ok(table)
     }
 
-    /// Writes what importers compare when they open the table. Any of them can overwrite it, so it
-    /// is written again with each export.
+    /// Writes the fields that importers check. Any importer can overwrite them, so each export
+    /// writes them again.
     pub(crate) fn write_header(&self) {
         let (header, shape) = (self.head.header(), self.head.shape());
         header.version.store(VERSION, Ordering::Relaxed);
@@ -115,23 +116,23 @@ impl LeaseTable {
         self.fd.unchecked()
     }
 
-    /// Returns the table's descriptor, which importers must not lock through, if its number still
-    /// is the table's.
+    /// Returns the table's descriptor. Importers must not lock through it. Fails if its number
+    /// names another file by now.
     pub(crate) fn checked_fd(&self) -> umf_os::SystemResult<&Arc<OwnedFd>> {
         self.fd.get()
     }
 
-    /// A description of the table for one importer, to which it is sent.
+    /// Opens a new description of the table, to be sent to one importer.
     pub(crate) fn reopen(&self) -> umf_os::SystemResult<ReopenedFile> {
         ReopenedFile::of(self.checked_fd()?.as_fd(), self.fd.identity())
     }
 
-    /// How many rows there are, which the ledger says.
+    /// Returns the number of rows. The ledger publishes it.
     pub(crate) const fn rows(&self) -> u32 {
         self.head.shape().rows
     }
 
-    /// Gives the marks of some slots their memory, before these slots are used.
+    /// Allocates the memory of some slots' opened bitmaps, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         let marks = self.head.shape().bitmaps() + u64::from(first) * 8;
         self.checked_fd()
@@ -150,8 +151,8 @@ impl LeaseTable {
         }
     }
 
-    /// Whether a living process has the retired export of `slot` open. `false` is final: the scan
-    /// is complete, and the slot can be used again.
+    /// Returns whether a living process has the retired export of `slot` open. `false` is final:
+    /// the scan is complete, and the slot can be reused.
     pub(crate) fn is_leased(&self, slot: u32, scan: &mut Scan) -> bool {
         while scan.row < scan.height {
             let Some(row) = next_opened(scan) else { break };
@@ -159,7 +160,7 @@ impl LeaseTable {
             match self.word(row, slot) {
                 Some(word) if word.load(Ordering::SeqCst) == 0 => {}
                 Some(_) if self.clear_dead_row(row) => {}
-                // Leased, or not to be read now.
+                // Leased, or the row could not be mapped.
                 _ => return true,
             }
             scan.row += 1;
@@ -168,13 +169,13 @@ impl LeaseTable {
         false
     }
 
-    /// Whether a device of an importer that ended a moment ago may still write to what the importer
-    /// had open.
+    /// Returns whether a device of an importer that has just ended may still write to the
+    /// importer's mappings.
     pub(crate) fn is_in_device_grace(&self) -> bool {
         let count = self.head.header().cleared.0.load(Ordering::SeqCst);
         let now = umf_os::clock::boot();
         let (seen, since) = &self.cleared;
-        // By this process's own clock: an importer's may be another, or lie.
+        // Measured with this process's clock: a time stamp of an importer is not trusted.
         if seen.swap(count, Ordering::SeqCst) != count {
             since.store(now, Ordering::SeqCst);
         }
@@ -182,22 +183,22 @@ impl LeaseTable {
         since != 0 && now.saturating_sub(since) < DEVICE_GRACE
     }
 
-    /// The words of a row begin with the first slot's.
+    /// Returns the counter of a slot in a row; `None` if the row cannot be mapped.
     fn word(&self, row: u32, slot: u32) -> Option<&AtomicU64> {
-        let place = self.rows.get_or_grow(row).ok()?;
-        let mut base = place.load(Ordering::Acquire);
+        let cell = self.rows.get_or_grow(row).ok()?;
+        let mut base = cell.load(Ordering::Acquire);
         if base.is_null() {
-            base = self.map_row(row, place)?.as_ptr();
+            base = self.map_row(row, cell)?.as_ptr();
         }
-        // SAFETY: `base` is the mapping of a row's words, which has one for each slot and stays as long as the table; callers
+        // SAFETY: `base` is the mapping of a row, which lasts as long as the table and has one counter per slot. Callers
         // have checked the slot.
         Some(unsafe { &*base.add(slot as usize) })
     }
 
     #[cold]
-    fn map_row(&self, row: u32, place: &AtomicPtr<AtomicU64>) -> Option<NonNull<AtomicU64>> {
+    fn map_row(&self, row: u32, cell: &AtomicPtr<AtomicU64>) -> Option<NonNull<AtomicU64>> {
         let mut mappings = self.mappings.lock();
-        if let Some(known) = NonNull::new(place.load(Ordering::Acquire)) {
+        if let Some(known) = NonNull::new(cell.load(Ordering::Acquire)) {
             return Some(known);
         }
         let shape = self.head.shape();
@@ -214,7 +215,7 @@ impl LeaseTable {
             Ok(mapping) => {
                 let base = mapping.base().cast();
                 mappings.push(mapping);
-                place.store(base.as_ptr(), Ordering::Release);
+                cell.store(base.as_ptr(), Ordering::Release);
                 failpoint!("lease.row_mapped");
                 Some(base)
             }
@@ -222,15 +223,15 @@ impl LeaseTable {
                 tracing::warn!(
                     %errno,
                     row,
-                    "cannot map a row of the lease table: memory that its importer may have open is not used again"
+                    "cannot map a row of the lease table: memory that its importer may have open is not reused"
                 );
                 None
             }
         }
     }
 
-    /// Clears a row that no living importer owns, under its lock. `false` if it has an owner, or
-    /// got one meanwhile.
+    /// Clears a row without a living owner, under its lock. Returns `false` if the row has an
+    /// owner.
     #[cold]
     fn clear_dead_row(&self, row: u32) -> bool {
         let shape = self.head.shape();
@@ -248,7 +249,7 @@ impl LeaseTable {
             }
         };
         failpoint!("dead.row_locked");
-        // Before the words: a scan that finds them zero finds the change as well.
+        // Before the counters: a scan that finds them zero also finds the change.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         let cleared = umf_os::file::punch_hole(fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
@@ -266,7 +267,7 @@ impl LeaseTable {
         }
     }
 
-    /// How many importers have rows, as far as these say.
+    /// Returns the number of importers that have rows, as they declare it.
     pub(crate) fn importers(&self) -> usize {
         let numbers =
             (0..self.head.height()).map(|row| self.head.owner(row).importer.load(Ordering::Relaxed));
@@ -274,9 +275,9 @@ impl LeaseTable {
     }
 }
 
-/// The first row from `scan.row` on whose bit is set, if it is below the height.
+/// Returns the first row from `scan.row` on whose bit is set, if it is below the height.
 fn next_opened(scan: &Scan) -> Option<u32> {
-    // Rotated, so that bit 0 is that of `scan.row`.
+    // Rotated, so that bit 0 belongs to `scan.row`.
     let bits = scan.opened_rows.rotate_right(scan.row % BITMAP_BITS);
     let row = scan.row.checked_add(bits.trailing_zeros())?;
     (bits != 0 && row < scan.height).then_some(row)

@@ -14,7 +14,7 @@ use crate::identity::{BootId, Nonce};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEDGR");
 /// The version that this code reads and writes.
 pub(crate) const VERSION: u32 = 3;
-/// What the memfd is called, so that those who look for ledgers find it.
+/// Name of the memfd, by which `umf ps` finds ledgers.
 pub(crate) const MEMFD_NAME: &str = "umf-ledger";
 /// A flag: the producer answers on its socket.
 pub(crate) const FLAG_SERVED: u32 = 1;

@@ -1,4 +1,4 @@
-//! The importer's side of somebody else's ledger.
+//! The importer's side of a ledger: maps and checks it, and reads slots.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -119,7 +119,7 @@ impl LedgerReader {
     }
 }
 
-/// One slot of somebody else's ledger.
+/// One slot of another process's ledger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotReader<'a> {
     slot: &'a SlotWords,

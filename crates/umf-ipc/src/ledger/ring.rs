@@ -43,7 +43,7 @@ impl<'m> Ring<'m> {
         (words.len() >= shape.size() && shape.records > 0 && shape.words > 1).then_some(Self { words, shape })
     }
 
-    /// Writes what a reader checks first. Before anybody reads.
+    /// Writes the words that readers check first. Called before the ring is published.
     pub(crate) fn write_header(self) {
         self.words[0].store(self.shape.words as u64, Ordering::Relaxed);
         self.words[1].store(self.shape.records as u64, Ordering::Relaxed);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_is_read() {
+    fn read_last_returns_last_record() {
         let memory = memory(SHAPE);
         let ring = Ring::new(&memory, SHAPE).unwrap();
         push(ring, 0);
@@ -130,10 +130,9 @@ mod tests {
         assert!(Ring::new(&memory[1..], SHAPE).is_none());
     }
 
-    /// A writer that stopped inside a record (killed, or not running for a whole round) loses that one, for itself and for
-    /// those who come by, and nothing else.
+    /// A writer that stops inside a record (killed, or descheduled for a whole round) loses that record only.
     #[test]
-    fn a_writer_that_never_comes_back() {
+    fn stopped_writer_loses_one_record_only() {
         let memory = memory(SHAPE);
         let ring = Ring::new(&memory, SHAPE).unwrap();
         ring.write_header();

@@ -57,7 +57,7 @@ impl<'m> StatisticsArea<'m> {
         Some(Self { facts, caches: Ring::new(caches, CACHES)?, pools: Ring::new(rest, POOLS)? })
     }
 
-    /// What does not change: before anybody reads.
+    /// Writes what does not change. Called before the ledger is published.
     pub(crate) fn write_fixed(self, name: &str, started: u64) {
         store(&self.facts[0..1], [VERSION]);
         store(&self.facts[1..2], [POOL as u64]);

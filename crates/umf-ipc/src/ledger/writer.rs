@@ -31,7 +31,7 @@ pub(crate) struct LedgerWriter {
     identity: ProcessIdentity,
     capacity: u32,
     areas: LedgerLayout,
-    /// Slots that were never used. Whoever takes any slot has the lock.
+    /// Slots that were never used. A thread that allocates a slot holds this lock.
     unused: Lock<UnusedSlots>,
     /// The slot that was given back last, and by slot the one before: see [`stack`].
     free: AtomicU32,
@@ -40,13 +40,14 @@ pub(crate) struct LedgerWriter {
     changed: AtomicU64,
     /// When statistics were published last.
     published: AtomicU64,
-    /// Until when the time that publishing took is paid for; `u64::MAX` while somebody publishes.
+    /// Time before which statistics are not published again; `u64::MAX` while a thread publishes.
     throttled_until: AtomicU64,
 }
 
-/// A process spends at most one part in so many of its time on publishing statistics...
+/// Publishing statistics takes at most 1 / `SHARE_DIVISOR` of a process's time,
 const SHARE_DIVISOR: u64 = 50;
-/// ...but for what it may spend in advance, so that a few events in a row are all seen: so many nanoseconds' share.
+/// except for bursts: so many nanoseconds of backoff may accumulate, so that a few events in a row
+/// are all published.
 const BURST: u64 = 100_000_000;
 
 #[derive(Debug)]
@@ -325,7 +326,7 @@ impl LedgerWriter {
         if throttled_until > time.saturating_add(BURST) {
             return false;
         }
-        // Whoever gets here first publishes; others meanwhile need not.
+        // One thread publishes; others skip it meanwhile.
         if self
             .throttled_until
             .compare_exchange(throttled_until, u64::MAX, Ordering::Acquire, Ordering::Relaxed)

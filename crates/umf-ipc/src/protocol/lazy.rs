@@ -1,19 +1,19 @@
-//! A place in which a process keeps what its first user makes: each looks, whoever finds nothing makes one, and one of those
-//! that are made stays.
+//! A pointer that the first user initializes. All threads create a value if they find none valid;
+//! one of the values stays.
 //!
-//! What was found is the key to putting something there: only what was seen to be of no use is ever replaced. (Whoever
-//! compares with what is there *now* replaces what another thread has put there meanwhile, and what is replaced is nobody's.)
+//! [`install`] replaces exactly the value that [`get_valid`] found invalid. If it compared with the
+//! current value instead, it could replace what another thread installed meanwhile, and leak it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use umf_sync::words::Word;
 
-/// Nothing of use was found; this is what was.
+/// The pointer that was found: null, or not valid.
 #[derive(Debug)]
 pub(crate) struct Vacant<T>(*mut T);
 
-/// What lies there, if it is of use.
+/// Returns the value, if there is one and it is valid.
 #[inline]
 pub(crate) fn get_valid<T>(
     lazy: &impl Word<*mut T>,
@@ -26,14 +26,14 @@ pub(crate) fn get_valid<T>(
     }
 }
 
-/// Puts `new` there, if what was found still is. Otherwise another thread was faster: what it put there is the error, and
-/// `new` is still the caller's.
+/// Installs `new`, if the pointer has not changed since [`get_valid`]. Otherwise returns what
+/// another thread installed, and `new` still belongs to the caller.
 pub(crate) fn install<T>(
     lazy: &impl Word<*mut T>,
     vacant: Vacant<T>,
     new: NonNull<T>,
 ) -> Result<(), Option<NonNull<T>>> {
-    // Both orders: a thread that finds it finds it whole.
+    // Release: readers see the value initialized. Acquire: this thread sees that of another one.
     lazy.compare_exchange(vacant.0, new.as_ptr(), Ordering::AcqRel, Ordering::Acquire)
         .map(drop)
         .map_err(NonNull::new)

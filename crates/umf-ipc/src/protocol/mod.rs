@@ -76,14 +76,14 @@ pub(crate) fn clear_opened_rows<W: Word>(marks: &W) {
 /// Takes a pin back from a count that only this thread writes.
 #[inline]
 pub(crate) fn unpin<W: Word>(count: &W) {
-    // Release: what was done with the entry happens before whoever sums up sees the pin gone.
+    // Release: uses of the entry happen before the evicting thread sees the pin gone.
     count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
 }
 
-/// Makes an entry's stamp invalid if `sum` says that nobody has it pinned. Only one thread at a time closes an entry
-/// (it holds the lock of its shard).
+/// Invalidates an entry's stamp if `sum` says that it has no pins. Only one thread at a time closes
+/// an entry: it holds the lock of the shard.
 pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) -> bool {
-    // Mostly seen at once, and then neither threads are fenced nor hits disturbed.
+    // The usual case for an entry in use: no `membarrier`, and no hit fails.
     if sum() != 0 {
         return false;
     }
@@ -100,7 +100,7 @@ pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) ->
 /// that it was before. Returns it. Only one thread at a time publishes in a slot, which is retired or was never used.
 pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
     let next = generation.load(Ordering::Relaxed) + 1;
-    // Whoever sees a field of this export also sees that the one before was retired.
+    // A reader that sees a field of this export also sees that the previous one was retired.
     W::fence(Ordering::Release);
     write();
     generation.store(next, Ordering::Release);

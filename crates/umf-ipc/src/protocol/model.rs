@@ -31,8 +31,8 @@ fn words<const COUNT: usize>(values: [u64; COUNT]) -> Arc<[ModelWord; COUNT]> {
     Arc::new(values.map(ModelWord::new))
 }
 
-/// What is protected: memory that somebody makes, uses or takes away. Loom sees what is done at the same time, and this one
-/// what is done after it is gone.
+/// Protected memory that threads create, use or reclaim. Loom reports concurrent use;
+/// `is_reclaimed` reports later use.
 #[derive(Debug)]
 struct Memory {
     accesses: UnsafeCell<()>,

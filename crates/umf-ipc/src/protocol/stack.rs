@@ -1,18 +1,18 @@
-//! A stack of numbers that any thread pushes on without waiting, and one thread at a time takes from.
+//! A stack of slot numbers. Any thread pushes without waiting; one thread at a time pops.
 //!
-//! A link, and the top, is a number plus one; 0 is none.
+//! The top and each link hold a number plus one; 0 is none.
 
 use core::sync::atomic::Ordering;
 
 use umf_sync::words::Word;
 
-/// Pushes a number, whose link nobody else writes: who pushes it owns it.
+/// Pushes a number. The caller owns the number, and with it the link.
 #[inline]
 pub(crate) fn push<L: Word<u32>>(top: &L, number: u32, link: &L) {
     let mut first = top.load(Ordering::Relaxed);
     loop {
         link.store(first, Ordering::Relaxed);
-        // Release: whoever takes it sees its link, and what was done with what it stands for.
+        // Release: the thread that pops it sees its link and all uses of the slot.
         match top.compare_exchange(first, number + 1, Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
             Err(now) => first = now,
@@ -20,7 +20,8 @@ pub(crate) fn push<L: Word<u32>>(top: &L, number: u32, link: &L) {
     }
 }
 
-/// Takes the number that was pushed last. By one thread at a time: what is on top does not go and come back meanwhile.
+/// Pops the number that was pushed last. Only one thread pops at a time, so that the top cannot be
+/// popped and pushed again (ABA).
 pub(crate) fn pop<'l, L: Word<u32> + 'l>(top: &L, link: impl Fn(u32) -> Option<&'l L>) -> Option<u32> {
     let mut first = top.load(Ordering::Acquire);
     loop {

@@ -49,7 +49,8 @@ pub(crate) struct FdChannel {
     /// Whether its socket answered once: it is in this network namespace.
     answered: AtomicBool,
     nonce: Nonce,
-    /// The connection that is kept. Held for as long as an answer takes: whoever finds it taken does not wait.
+    /// The connection, locked while a request waits for its answer. Other threads do not wait for
+    /// the lock: they connect anew.
     client: Lock<Client>,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
@@ -187,7 +188,7 @@ impl FdChannel {
             }
         }
         if self.has_ended_by_pidfd() {
-            // What is left of an ended process refuses everybody: its death is the reason.
+            // The kernel refuses access to a process that has ended: its end is the reason.
             return Err(Error::ProducerGone { pid: self.pid });
         }
         Err(Error::NotPermitted { pid: self.pid, attempts })
@@ -294,7 +295,7 @@ impl FdChannel {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
         judged?;
-        // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
+        // For writing, also the ledger (its seals prevent writes): `umf ps` tells importers from inspecting processes by that.
         let opened = umf_os::file::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
         failpoint!("fetched.by_procfs");
         opened
@@ -386,7 +387,7 @@ impl FdChannel {
             })),
             Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
             Err(Errno::CONNREFUSED | Errno::NOENT) => Err(self.not_listening()),
-            // Twice, the second time by somebody who listened.
+            // Both attempts failed, the second one on a new connection.
             Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended_by_pidfd() => Err(Failure::Refused(FailedAttempt {
                 mode: Mode::Socket,
                 reason:
@@ -404,18 +405,18 @@ impl FdChannel {
         }
     }
 
-    /// What it means that nobody listens on the producer's socket.
+    /// Returns the meaning of a refused connection: no process listens on the producer's socket.
     fn not_listening(&self) -> Failure {
         let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
         let reason = if self.has_ended_by_pidfd() || self.answered.load(Ordering::Relaxed) {
             return gone;
         } else if !self.same_pid_namespace {
             // Nothing else tells whether it lives.
-            "nobody listens on the producer's socket in this network namespace: it is in another one, or has ended"
+            "no process listens on the producer's socket in this network namespace: it is in another one, or has ended"
         } else if diagnosis::shares_network_namespace(self.pid) {
             return gone;
         } else {
-            "nobody listens on the producer's socket in this network namespace: it is in another one, or has called \
+            "no process listens on the producer's socket in this network namespace: it is in another one, or has called \
              exec since"
         };
         Failure::Refused(FailedAttempt {
@@ -444,7 +445,7 @@ impl FdChannel {
 
     /// The fds that this channel holds open.
     pub(crate) fn fds(&self) -> u64 {
-        // Whoever has the client has a connection, or is making it.
+        // If another thread holds the lock, it has a connection or is making it.
         let connected =
             !self.is_inherited() && self.client.try_lock().is_none_or(|client| client.is_connected());
         u64::from(self.pidfd.is_ok()) + u64::from(connected)

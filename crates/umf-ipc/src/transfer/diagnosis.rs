@@ -1,4 +1,5 @@
-//! Why the kernel said no, as far as it can be found out, and what to do about it.
+//! Explains why the kernel refused access to a producer, as far as it can be found out, and what to
+//! do about it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -45,7 +46,7 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
             ),
             _ => (
                 format!(
-                    "{errno}: kernel.yama.ptrace_scope is {scope}, so nobody may attach until the next boot"
+                    "{errno}: kernel.yama.ptrace_scope is {scope}, so no process may attach until the next boot"
                 ),
                 "use UMF_IPC_EXCHANGE=procfs or socket",
             ),

@@ -125,7 +125,7 @@ fn what_is_evicted_is_stale_before_it_is_given_back() {
         let again = scope.spawn(|| handle(&exporter, blocks[0].0));
         let freed = scope.spawn(|| {
             for (address, _) in &blocks[1..] {
-                // SAFETY: nobody uses the block.
+                // SAFETY: the test does not use the block.
                 unsafe { pool.free(*address) }.unwrap();
             }
         });
@@ -135,7 +135,7 @@ fn what_is_evicted_is_stale_before_it_is_given_back() {
         assert!(importer.open(&again.join().unwrap()).is_ok());
     });
     assert!(!provider.freed_while_out.load(Ordering::SeqCst), "freed with a native export out");
-    // SAFETY: nobody uses the block.
+    // SAFETY: the test does not use the block.
     unsafe { pool.free(blocks[0].0) }.unwrap();
     assert!(
         provider.out.lock().unwrap().values().all(|&count| count == 0),
@@ -170,7 +170,7 @@ fn an_exporter_that_goes_takes_its_exports_along() {
             });
             start.wait();
             for (address, handle) in &blocks {
-                // SAFETY: nobody uses the block.
+                // SAFETY: the test does not use the block.
                 unsafe { pool.free(*address) }.unwrap();
                 assert!(importer.open(handle).is_err(), "opened after it was freed");
             }
@@ -179,7 +179,8 @@ fn an_exporter_that_goes_takes_its_exports_along() {
     }
 }
 
-/// Blocks that are freed while somebody has them open, and others of the same region are exported meanwhile: each is held.
+/// Blocks that are freed while an importer has them open are held, even if blocks of the same region are exported
+/// meanwhile.
 #[test]
 fn what_is_open_is_held_whatever_else_is_exported() {
     let (exporter, importer) = (exporter(), importer());
@@ -193,7 +194,7 @@ fn what_is_open_is_held_whatever_else_is_exported() {
             while !stop.load(Ordering::Relaxed) {
                 let address = blocks.pop_front().unwrap();
                 handle(&exporter, address);
-                // SAFETY: nobody uses the block.
+                // SAFETY: the test does not use the block.
                 unsafe { pool.free(address) }.unwrap();
                 blocks.push_back(pool.allocate(layout).unwrap());
             }
@@ -201,7 +202,7 @@ fn what_is_open_is_held_whatever_else_is_exported() {
         let missed = (0..20_000).position(|_| {
             let address = pool.allocate(layout).unwrap();
             let mapping = importer.open(&handle(&exporter, address)).unwrap();
-            // SAFETY: whoever has it open, has it as memory that others write.
+            // SAFETY: the mapping treats the block as memory that other processes write.
             unsafe { pool.free(address) }.unwrap();
             let is_held = pool.statistics().held_bytes == 256;
             drop(mapping);
@@ -226,7 +227,7 @@ fn a_block_is_kept_once() {
     }
     assert_eq!(exporter.evict_idle(), 0, "kept");
     assert_eq!(exporter.statistics().in_use, 1);
-    // SAFETY: nobody uses the block.
+    // SAFETY: the test does not use the block.
     unsafe { pool.free(address) }.unwrap();
     assert_eq!(exporter.statistics().in_use, 0, "one use, and it ended with the block");
     assert_eq!(exporter.evict_idle(), 1);
@@ -238,7 +239,7 @@ fn what_is_kept_too_late_is_not_kept() {
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
     let exporter = exporter();
     let allocate = || pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
-    // SAFETY: nobody uses the block, here and below.
+    // SAFETY: the test does not use the block, here and below.
     let free = |address| unsafe { pool.free(address) }.unwrap();
     let address = allocate();
     // SAFETY: the test does not touch the memory, here and below.

@@ -354,7 +354,7 @@ fn loom_a_pin_taken_back_elsewhere_counts() {
     reached.check(["closed", "stays open"]);
 }
 
-/// An entry that is just being put into the cache: who pins it sees it as it was put there.
+/// A thread that pins an entry while it is inserted sees it as it was inserted.
 #[test]
 fn loom_what_is_pinned_is_seen_whole() {
     let reached = Reached::default();

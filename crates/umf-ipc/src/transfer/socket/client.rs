@@ -77,8 +77,8 @@ impl Client {
         }
         let deadline = Deadline::after(timeout);
         match self.request_once(wanted, deadline) {
-            // The producer closes idle connections to make room: once more with a new one. If it is ending, nobody
-            // listens any more.
+            // The producer closes idle connections to make room: retries once with a new one. If the producer is
+            // ending, that connection is refused.
             Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.request_once(wanted, deadline),
             other => other,
         }
@@ -108,7 +108,7 @@ impl Client {
             .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
         {
             Ok(sent) => debug_assert_eq!(sent, REQUEST_SIZE, "packets are sent whole"),
-            // Who is not permitted is told so, and the connection closed, before anything was asked.
+            // The producer answers a process without permission, and closes the connection, before any request.
             Err(Errno::PIPE) => {}
             Err(errno) => return Err(errno),
         }
@@ -167,7 +167,7 @@ impl Deadline {
     }
 }
 
-/// Connects to whoever has the name of the producer's socket.
+/// Connects to the process that has bound the name of the producer's socket.
 fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let socket =

@@ -108,7 +108,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.generation != fork::generation() {
-            // Another process's; whoever was at it there is not here.
+            // The parent's server: its thread does not run in this process.
             core::mem::forget(thread);
             return;
         }
