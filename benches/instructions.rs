@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 /// Name of the workload, sizes, and the most instructions that an allocation and a free may take
 /// together. The loop around them is in that, with 25 to 60.
@@ -47,7 +47,7 @@ fn free(pool: &dyn Pool, address: Address) {
 
 /// Runs `rounds` rounds of a workload.
 fn work(order: &str, (least, most): (usize, usize), rounds: u64) {
-    let pool: Arc<dyn Pool> = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let pool: Arc<dyn Pool> = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     let pool = &*pool;
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = move |limit: usize| {

@@ -1,17 +1,15 @@
 //! Conformance suites: one set of tests per trait, instantiated for every implementation.
 //!
-//! A crate that brings a provider or a pool has this crate as a dev-dependency and writes one
-//! line, [`crate::provider_conformance!`] or [`crate::pool_conformance!`]. New behaviour of a trait is a new
-//! test here, so that every implementation gets it.
+//! A crate that implements a provider or a pool has this crate as a dev-dependency, and writes one
+//! line: [`crate::provider_conformance!`] or [`crate::pool_conformance!`]. New behaviour of a trait
+//! is a new case here, so every implementation is tested for it.
 
-mod borrower;
-mod ends;
+mod lease_holder;
 pub mod pool;
 pub mod provider;
-mod race;
+mod threads;
 
-pub use borrower::Borrower;
-pub use ends::Ends;
-pub use race::race;
+pub use lease_holder::LeaseHolder;
+pub use threads::{SetOnDrop, race};
 // The macros name them.
 pub use umf_core::{Pool, Provider, ProviderRef};

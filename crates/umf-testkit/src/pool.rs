@@ -1,62 +1,67 @@
-//! What every pool must do: see [`crate::pool_conformance!`].
+//! Conformance suite of pools: see [`crate::pool_conformance!`].
 //!
-//! The cases are functions that take a way to make a pool, [`Make`]; the macro turns each into a test. They bring
-//! providers of their own, [`Numbers`] and [`Pages`], which count what is allocated and fail on demand.
+//! Each case is a function that takes a constructor of the pool, [`MakePool`]. The macro turns each
+//! into a test. The cases bring their own providers, [`AddressOnlyProvider`] and [`MmapProvider`],
+//! which count allocations and fail on demand.
 
 mod abilities;
-mod ahead;
 mod blocks;
-mod delayed;
-mod forks;
+mod completion;
+mod fork;
 mod leases;
 mod misuse;
+mod out_of_memory;
 mod providers;
-mod shortage;
+mod reserve;
 mod threads;
 
 use std::sync::Arc;
 
 use umf_core::{Address, Controls, DeferredFree, Layout, Pool, ProviderRef, Reserve};
 
-pub use abilities::{can_ask, can_defer, can_reserve};
-pub use ahead::{reserved_memory_is_there_and_stays, reserving_too_much_changes_nothing};
+pub use abilities::{has_controls, has_deferred_free, has_reserve};
 pub use blocks::{
-    addresses_are_used_again, blocks_are_aligned_contained_and_apart, dropping_gives_everything_back,
-    everything_goes_back_after_trim, failure_of_the_provider_leaves_the_pool_usable, memory_is_not_touched,
-    nothing_grows_over_a_million_cycles, statistics_add_up, trim_keeps_what_it_is_told_to,
+    blocks_are_aligned_contained_and_disjoint, drop_returns_all_regions, freed_addresses_are_reused,
+    memory_is_bounded_over_a_million_cycles, pool_never_accesses_memory, provider_failure_leaves_pool_usable,
+    statistics_add_up, trim_keeps_live_blocks_and_requested_bytes, trim_returns_all_free_regions,
 };
-pub use delayed::{
-    Token, a_child_awaits_nothing_of_its_parent, completions_may_use_their_pool,
-    delayed_blocks_are_not_handed_out, delayed_blocks_outlive_their_pool,
-    delayed_frees_of_other_addresses_are_refused, exports_of_delayed_blocks_end_at_once,
-    lost_completions_hold_their_blocks, ready_blocks_are_used_again, threads_keep_off_delayed_blocks,
+pub use completion::{
+    ManualCompletion, block_is_not_reused_before_completion, block_is_reused_after_completion,
+    completion_may_use_its_pool, concurrent_threads_never_get_pending_blocks,
+    forked_child_has_no_pending_blocks, free_after_ends_exports_at_once,
+    free_after_of_invalid_address_is_refused, lost_completion_keeps_block_held, pending_blocks_outlive_pool,
 };
-pub use forks::{
-    a_child_is_shown_a_pool_that_is_dropped, private_memory_works_on_in_a_child,
-    shared_memory_is_frozen_in_a_child,
+pub use fork::{
+    fork_during_pool_drop_does_not_deadlock, private_pool_works_in_forked_child,
+    shared_pool_is_frozen_in_forked_child,
 };
 pub use leases::{
-    a_child_holds_nothing_of_its_parent, closed_blocks_are_used_again, contents_stay_or_go_as_told,
-    draining_waits_for_the_last_lease, leased_blocks_are_not_handed_out, leased_blocks_outlive_their_pool,
-    the_bound_on_what_is_held_is_kept, threads_keep_off_leased_blocks,
+    closed_block_is_reused_without_poll, concurrent_threads_never_get_leased_blocks,
+    drain_waits_for_last_lease, forked_child_holds_no_parent_blocks, held_limit_refuses_allocation,
+    leased_block_is_not_reused, leased_blocks_outlive_pool, on_free_keeps_or_releases_contents,
 };
 pub use misuse::{
-    every_other_address_is_refused, exported_blocks_are_announced_once, of_two_frees_one_succeeds,
+    concurrent_double_free_succeeds_once, exported_blocks_are_announced_once,
+    free_of_invalid_address_is_refused,
 };
-pub use providers::{Numbers, Pages};
-pub use shortage::{
-    threads_ask_beside_each_other, who_cannot_help_is_not_asked_for_ever, who_is_asked_can_help,
-    who_is_asked_may_do_anything,
+pub use out_of_memory::{
+    concurrent_threads_share_one_callback, out_of_memory_callback_can_free_and_retry,
+    out_of_memory_callback_is_called_bounded_times, out_of_memory_callback_may_use_pool,
 };
-pub use threads::{blocks_may_be_freed_elsewhere, ended_threads_strand_nothing, threads_share_a_pool};
+pub use providers::{AddressOnlyProvider, MmapProvider};
+pub use reserve::{failed_reserve_changes_nothing, reserved_memory_is_populated_and_kept};
+pub use threads::{
+    concurrent_threads_get_disjoint_blocks, ended_threads_leak_nothing, remotely_freed_blocks_are_reused,
+};
 
-/// How to make the pool that is tested.
-pub type Make<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
+/// Constructor of the pool under test.
+pub type MakePool<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
 
 /// Runs the conformance suite against a pool, as a module of tests.
 ///
-/// The second argument makes a pool over a provider, with settings that allow blocks of up to 64 MiB and set no
-/// limit. Cases that need an ability pass where a pool does not have it, and test that it says so.
+/// The second argument makes a pool over a provider. Its settings must allow blocks of up to 64 MiB
+/// and set no limit. A case that needs an ability passes if the pool lacks it, after a check that
+/// the pool reports the lack.
 ///
 /// ```ignore
 /// umf_testkit::pool_conformance!(conformance, |provider: ProviderRef| -> Arc<dyn Pool> {
@@ -77,53 +82,53 @@ macro_rules! pool_conformance {
             }
 
             $crate::pool_conformance! { @tests
-                blocks_are_aligned_contained_and_apart,
-                memory_is_not_touched,
-                addresses_are_used_again,
-                nothing_grows_over_a_million_cycles,
+                blocks_are_aligned_contained_and_disjoint,
+                pool_never_accesses_memory,
+                freed_addresses_are_reused,
+                memory_is_bounded_over_a_million_cycles,
                 statistics_add_up,
-                failure_of_the_provider_leaves_the_pool_usable,
-                everything_goes_back_after_trim,
-                trim_keeps_what_it_is_told_to,
-                dropping_gives_everything_back,
-                every_other_address_is_refused,
-                of_two_frees_one_succeeds,
-                threads_share_a_pool,
-                blocks_may_be_freed_elsewhere,
-                ended_threads_strand_nothing,
-                private_memory_works_on_in_a_child,
-                shared_memory_is_frozen_in_a_child,
-                a_child_is_shown_a_pool_that_is_dropped,
+                provider_failure_leaves_pool_usable,
+                trim_returns_all_free_regions,
+                trim_keeps_live_blocks_and_requested_bytes,
+                drop_returns_all_regions,
+                free_of_invalid_address_is_refused,
+                concurrent_double_free_succeeds_once,
+                concurrent_threads_get_disjoint_blocks,
+                remotely_freed_blocks_are_reused,
+                ended_threads_leak_nothing,
+                private_pool_works_in_forked_child,
+                shared_pool_is_frozen_in_forked_child,
+                fork_during_pool_drop_does_not_deadlock,
             }
-            $crate::pool_conformance! { @tests can_defer:
+            $crate::pool_conformance! { @tests has_deferred_free:
                 exported_blocks_are_announced_once,
-                leased_blocks_are_not_handed_out,
-                closed_blocks_are_used_again,
-                draining_waits_for_the_last_lease,
-                the_bound_on_what_is_held_is_kept,
-                contents_stay_or_go_as_told,
-                leased_blocks_outlive_their_pool,
-                threads_keep_off_leased_blocks,
-                a_child_holds_nothing_of_its_parent,
-                delayed_blocks_are_not_handed_out,
-                ready_blocks_are_used_again,
-                lost_completions_hold_their_blocks,
-                delayed_blocks_outlive_their_pool,
-                exports_of_delayed_blocks_end_at_once,
-                delayed_frees_of_other_addresses_are_refused,
-                completions_may_use_their_pool,
-                threads_keep_off_delayed_blocks,
-                a_child_awaits_nothing_of_its_parent,
+                leased_block_is_not_reused,
+                closed_block_is_reused_without_poll,
+                drain_waits_for_last_lease,
+                held_limit_refuses_allocation,
+                on_free_keeps_or_releases_contents,
+                leased_blocks_outlive_pool,
+                concurrent_threads_never_get_leased_blocks,
+                forked_child_holds_no_parent_blocks,
+                block_is_not_reused_before_completion,
+                block_is_reused_after_completion,
+                lost_completion_keeps_block_held,
+                pending_blocks_outlive_pool,
+                free_after_ends_exports_at_once,
+                free_after_of_invalid_address_is_refused,
+                completion_may_use_its_pool,
+                concurrent_threads_never_get_pending_blocks,
+                forked_child_has_no_pending_blocks,
             }
-            $crate::pool_conformance! { @tests can_reserve:
-                reserved_memory_is_there_and_stays,
-                reserving_too_much_changes_nothing,
+            $crate::pool_conformance! { @tests has_reserve:
+                reserved_memory_is_populated_and_kept,
+                failed_reserve_changes_nothing,
             }
-            $crate::pool_conformance! { @tests can_ask:
-                who_is_asked_can_help,
-                who_cannot_help_is_not_asked_for_ever,
-                who_is_asked_may_do_anything,
-                threads_ask_beside_each_other,
+            $crate::pool_conformance! { @tests has_controls:
+                out_of_memory_callback_can_free_and_retry,
+                out_of_memory_callback_is_called_bounded_times,
+                out_of_memory_callback_may_use_pool,
+                concurrent_threads_share_one_callback,
             }
         }
     };
@@ -160,7 +165,7 @@ fn allocate_at(pool: &dyn Pool, size: usize, align: usize) -> Address {
 }
 
 fn free(pool: &dyn Pool, address: Address) {
-    // SAFETY: the suite frees blocks that it allocated, and that nobody uses.
+    // SAFETY: the block is live, was allocated by the suite, and is not used any more.
     unsafe { pool.free(address) }.unwrap_or_else(|error| panic!("freeing {address}: {error}"));
 }
 
@@ -181,7 +186,8 @@ fn mark_exported(pool: &dyn Pool, address: Address) -> umf_core::Result<()> {
 }
 
 fn try_free(pool: &dyn Pool, address: Address) -> umf_core::Result<()> {
-    // SAFETY: the suite passes addresses that are no live block, or blocks of its own.
+    // SAFETY: the address is not a live block, or is a block of the suite that is not used any
+    // more.
     unsafe { pool.free(address) }
 }
 
@@ -189,7 +195,7 @@ fn at(address: Address, offset: u64) -> Address {
     address.checked_add(offset).expect("the suite's addresses lie far from the end")
 }
 
-/// Numbers without order, the same in each run (splitmix64). For tests of pools.
+/// Deterministic pseudorandom numbers (SplitMix64), for tests of pools.
 pub struct Random(pub u64);
 
 impl Random {
@@ -200,12 +206,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 
-    /// A size of up to `1 << bits` bytes, all magnitudes alike.
+    /// Returns a size of up to `1 << bits` bytes, uniform over the magnitudes.
     fn size(&mut self, bits: u32) -> usize {
         let magnitude = self.next() % u64::from(bits);
         self.below(2 << magnitude) + 1

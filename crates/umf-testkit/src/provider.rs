@@ -1,8 +1,8 @@
-//! What every provider must do: see [`crate::provider_conformance!`].
+//! Conformance suite of providers: see [`crate::provider_conformance!`].
 //!
-//! Each public function is a case. It gets a function that makes a provider, and panics if the provider
-//! breaks what its traits promise. Abilities that a provider does not have are passed over with one printed
-//! line.
+//! Each public function is a case. It takes a constructor of the provider, and panics if the
+//! provider breaks a promise of its traits. A case that needs an ability prints one line and passes
+//! if the provider lacks it.
 
 mod abilities;
 mod allocation;
@@ -14,47 +14,52 @@ mod process;
 mod transfer;
 
 pub use abilities::{
-    populated_memory_keeps_its_content, properties_are_told_of_live_regions_only,
-    purged_memory_reads_as_promised, purges_apart_from_each_other_may_overlap_in_time,
+    concurrent_purges_of_disjoint_pages_succeed, populate_keeps_contents,
+    properties_exist_for_live_regions_only, purged_pages_read_as_zero,
 };
 pub use allocation::{
-    absurd_sizes_are_errors, alignments_are_kept_or_refused, foreign_and_double_frees_are_errors,
-    fresh_memory_is_zero_where_promised, ids_are_never_used_again, it_says_what_it_is,
-    regions_do_not_overlap, sizes_are_whole_pages, threads_do_not_disturb_each_other,
+    alignment_is_met_or_refused, concurrent_threads_get_disjoint_regions,
+    foreign_and_double_frees_are_errors, fresh_memory_is_zero_where_promised, identity_is_valid,
+    oversized_allocations_fail, region_ids_are_never_reused, region_sizes_are_page_multiples,
+    regions_do_not_overlap,
 };
 pub use export::{
-    exports_open_at_the_right_bytes, imports_outlive_the_region, junk_is_not_imported,
+    import_maps_the_exported_bytes, imports_outlive_their_region, invalid_import_requests_are_refused,
     read_only_imports_cannot_be_written,
 };
-pub use host_access::touches_by_the_cpu_are_told_of;
+pub use host_access::cpu_access_is_bracketed;
 pub use leases::{
-    held_regions_keep_their_provider, leased_regions_are_held, the_bound_on_held_regions_is_kept,
+    held_limit_refuses_allocation, held_region_keeps_provider_alive, leased_region_is_held_until_closed,
 };
-pub use process::{a_forked_child_does_no_harm, cycles_leak_nothing, dropped_providers_leave_nothing};
+pub use process::{
+    cycles_leak_nothing, dropped_providers_leak_nothing, forked_child_leaves_shared_memory_alone,
+};
 
-pub use transfer::{copies_reach_imports, copies_reach_the_bytes_that_they_name, threads_copy_at_once};
+pub use transfer::{
+    concurrent_copies_do_not_mix, copies_are_visible_through_imports, copies_change_named_bytes_only,
+};
 
 use std::sync::Arc;
 
 use umf_core::Provider;
 
-/// Makes a provider, a new one at each call.
-pub type Make<'a> = &'a (dyn Fn() -> Arc<dyn Provider> + Sync);
+/// Constructor of the provider under test. Returns a new provider at each call.
+pub type MakeProvider<'a> = &'a (dyn Fn() -> Arc<dyn Provider> + Sync);
 
-/// Says why a case, or the rest of one, does not apply.
-fn passed_over(provider: &dyn Provider, why: &str) {
-    println!("passed over for {} provider {:?}: {why}", provider.kind(), provider.name());
+/// Prints why a case, or the rest of it, is skipped.
+fn skip(provider: &dyn Provider, why: &str) {
+    println!("skipped for {} provider {:?}: {why}", provider.kind(), provider.name());
 }
 
-/// Makes a module of tests that hold a provider to what [`Provider`] and its abilities promise.
+/// Runs the conformance suite against a provider, as a module of tests.
 ///
-/// The first argument names a module of the calling crate, and differs from the names of its
-/// dependencies. The second argument is called for each test, several times in some, and yields an
-/// `Arc<dyn Provider>`. A provider needs room for some 32 MiB of regions. Needs the process to be
-/// free to fork.
+/// The first argument names the module, and must differ from the names of the crate's dependencies.
+/// The second argument is called for each test, several times in some, and returns an `Arc<dyn
+/// Provider>`. A provider must be able to allocate about 32 MiB of regions. The tests fork.
 ///
-/// A third argument, `lacks: `, is for providers that need what not every machine has. It is called first, and says what is lacking, if
-/// anything is: the tests then pass, with a line `umf-skip: ` that says so.
+/// The third argument, `lacks: `, is for providers that need special hardware or drivers. It is
+/// called first, and returns what is missing, if anything. The tests then pass, and print a line
+/// `umf-skip: ` with that text.
 ///
 /// ```ignore
 /// umf_testkit::provider_conformance!(private, || HostProvider::builder().build().unwrap());
@@ -68,33 +73,33 @@ macro_rules! provider_conformance {
     ($module:ident, $make:expr, lacks: $lacks:expr) => {
         $crate::provider_conformance!(
             @cases $module, $make, $lacks,
-            it_says_what_it_is
-            sizes_are_whole_pages
-            alignments_are_kept_or_refused
+            identity_is_valid
+            region_sizes_are_page_multiples
+            alignment_is_met_or_refused
             regions_do_not_overlap
-            ids_are_never_used_again
+            region_ids_are_never_reused
             fresh_memory_is_zero_where_promised
             foreign_and_double_frees_are_errors
-            absurd_sizes_are_errors
-            threads_do_not_disturb_each_other
-            purged_memory_reads_as_promised
-            populated_memory_keeps_its_content
-            properties_are_told_of_live_regions_only
-            touches_by_the_cpu_are_told_of
-            copies_reach_the_bytes_that_they_name
-            copies_reach_imports
-            threads_copy_at_once
-            exports_open_at_the_right_bytes
+            oversized_allocations_fail
+            concurrent_threads_get_disjoint_regions
+            purged_pages_read_as_zero
+            populate_keeps_contents
+            properties_exist_for_live_regions_only
+            cpu_access_is_bracketed
+            copies_change_named_bytes_only
+            copies_are_visible_through_imports
+            concurrent_copies_do_not_mix
+            import_maps_the_exported_bytes
             read_only_imports_cannot_be_written
-            imports_outlive_the_region
-            junk_is_not_imported
+            imports_outlive_their_region
+            invalid_import_requests_are_refused
             cycles_leak_nothing
-            dropped_providers_leave_nothing
-            a_forked_child_does_no_harm
-            purges_apart_from_each_other_may_overlap_in_time
-            leased_regions_are_held
-            the_bound_on_held_regions_is_kept
-            held_regions_keep_their_provider
+            dropped_providers_leak_nothing
+            forked_child_leaves_shared_memory_alone
+            concurrent_purges_of_disjoint_pages_succeed
+            leased_region_is_held_until_closed
+            held_limit_refuses_allocation
+            held_region_keeps_provider_alive
         );
     };
     (@cases $module:ident, $make:expr, $lacks:expr, $($case:ident)*) => {

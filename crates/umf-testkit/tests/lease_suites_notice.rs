@@ -1,5 +1,4 @@
-//! The cases about leases and completions are worth something only if they fail: a pool with one fault at a time does not pass the case that
-//! is there for it.
+//! Checks the suite itself: a pool with one injected fault must fail the case that tests for it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -18,36 +17,36 @@ use umf_core::{
 use umf_runtime::Upstream;
 use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::observer::before_free;
-use umf_testkit::pool::{self as suite, Make};
+use umf_testkit::pool::{self as suite, MakePool};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// What the observers answer is dropped.
+    /// Ignores the leases that observers return.
     IgnoresLeases,
-    /// What was held is never taken back.
+    /// Never reclaims held blocks.
     NeverTakesBack,
-    /// The bound is not looked at, and regions come past the upstream.
+    /// Ignores the held limit, and allocates regions past the upstream.
     IgnoresBound,
-    /// What is held counts as live.
+    /// Counts held blocks as live.
     CountsHeldAsLive,
-    /// A second free of what is held succeeds.
+    /// Accepts a second free of a held block.
     FreesTwice,
-    /// When the pool goes its regions go back to the provider as they are.
+    /// Returns all regions to the provider when dropped, leased or not.
     ForgetsAtTheEnd,
-    /// Nothing is let go before somebody asks for it.
+    /// Never polls on its own.
     NeverPolls,
-    /// Contents stay, whatever is set.
+    /// Never releases the contents of held blocks.
     NeverReleases,
-    /// What is freed with a completion is freed at once.
+    /// Frees a block at once despite its completion.
     IgnoresCompletions,
-    /// Draining returns at once.
+    /// Returns from `drain` at once.
     DoesNotWait,
 }
 
 #[derive(Default)]
-struct Books {
-    /// Live blocks, and whether each is exported; each is a region.
+struct RegionTable {
+    /// LiveBlocks blocks, each a region of its own, and whether each is exported.
     live: BTreeMap<u64, (Region, bool)>,
     held: BTreeMap<u64, Region>,
     statistics: PoolStatistics,
@@ -55,16 +54,17 @@ struct Books {
 
 struct Faulty {
     upstream: Upstream,
-    books: Mutex<Books>,
+    regions_table: Mutex<RegionTable>,
     fault: Fault,
 }
 
 impl Faulty {
     fn make(provider: ProviderRef, fault: Fault) -> Arc<dyn Pool> {
         let upstream = Upstream::new(provider).unwrap();
-        let pool = Arc::new(Self { upstream, books: Mutex::default(), fault });
+        let pool = Arc::new(Self { upstream, regions_table: Mutex::default(), fault });
         let this: &(dyn Pool + 'static) = &*pool;
-        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before it goes.
+        // SAFETY: the content of an `Arc` does not move, and its field `upstream` is dropped with
+        // it.
         unsafe { pool.upstream.set_pool(NonNull::from(this)) };
         pool
     }
@@ -73,12 +73,12 @@ impl Faulty {
         self.fault == fault
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn regions_table(&self) -> MutexGuard<'_, RegionTable> {
+        self.regions_table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_back(&self, region: Region) -> Result<()> {
-        // SAFETY: the block that the region was is freed.
+        // SAFETY: the block in this region is freed.
         let fate = unsafe { self.upstream.free(region) }?;
         if fate == FreeOutcome::Freed {
             self.went(region);
@@ -87,7 +87,7 @@ impl Faulty {
     }
 
     fn went(&self, region: Region) {
-        let statistics = &mut self.books().statistics;
+        let statistics = &mut self.regions_table().statistics;
         statistics.reserved_bytes -= region.size() as u64;
         statistics.regions -= 1;
     }
@@ -95,17 +95,17 @@ impl Faulty {
 
 impl Faulty {
     fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
-        let mut books = self.books();
-        let Some((region, exported)) = books.live.remove(&address.to_bits()) else {
-            let twice = self.is(Fault::FreesTwice) && books.held.contains_key(&address.to_bits());
+        let mut regions_table = self.regions_table();
+        let Some((region, exported)) = regions_table.live.remove(&address.to_bits()) else {
+            let twice = self.is(Fault::FreesTwice) && regions_table.held.contains_key(&address.to_bits());
             return if twice { Ok(()) } else { Err(Error::NotAllocated { address }) };
         };
-        books.statistics.frees += 1;
-        drop(books);
+        regions_table.statistics.frees += 1;
+        drop(regions_table);
         let leases = if exported { before_free(Freed::Block { address }) } else { None };
         let leases = leases.filter(|_| !self.is(Fault::IgnoresLeases));
         if leases.is_some() || completion.is_some() {
-            self.books().held.insert(address.to_bits(), region);
+            self.regions_table().held.insert(address.to_bits(), region);
             let held = match (completion, leases) {
                 (Some(completion), leases) => {
                     self.upstream.defer_until(address, region.size(), completion, leases)
@@ -119,13 +119,14 @@ impl Faulty {
                 }
                 return Ok(());
             }
-            self.books().held.remove(&address.to_bits());
+            self.regions_table().held.remove(&address.to_bits());
         }
         self.give_back(region)
     }
 }
 
-// SAFETY: a block is a region of the provider. (The faults make some of this untrue, in tests that touch no memory then.)
+// SAFETY: each block is a region of the provider. An injected fault may break this, in tests that
+// access no memory.
 unsafe impl Pool for Faulty {
     fn name(&self) -> &str {
         "faulty"
@@ -140,9 +141,9 @@ unsafe impl Pool for Faulty {
             self.upstream.admit()?;
         }
         let (region, _) = self.upstream.allocate(layout)?;
-        let mut books = self.books();
-        books.live.insert(region.base().to_bits(), (region, false));
-        let statistics = &mut books.statistics;
+        let mut regions_table = self.regions_table();
+        regions_table.live.insert(region.base().to_bits(), (region, false));
+        let statistics = &mut regions_table.statistics;
         statistics.allocations += 1;
         statistics.regions += 1;
         statistics.reserved_bytes += region.size() as u64;
@@ -154,8 +155,8 @@ unsafe impl Pool for Faulty {
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
-        let books = self.books();
-        let below = books.live.range(..=address.to_bits()).next_back();
+        let regions_table = self.regions_table();
+        let below = regions_table.live.range(..=address.to_bits()).next_back();
         let (region, _) = below
             .map(|(_, block)| *block)
             .filter(|(region, _)| region.contains(address))
@@ -168,11 +169,11 @@ unsafe impl Pool for Faulty {
     }
 
     fn statistics(&self) -> PoolStatistics {
-        let books = self.books();
-        let mut statistics = books.statistics;
-        let counted = if self.is(Fault::CountsHeldAsLive) { books.held.len() } else { 0 };
-        statistics.live_blocks = (books.live.len() + counted) as u64;
-        statistics.live_bytes = books.live.values().map(|(region, _)| region.size() as u64).sum();
+        let regions_table = self.regions_table();
+        let mut statistics = regions_table.statistics;
+        let counted = if self.is(Fault::CountsHeldAsLive) { regions_table.held.len() } else { 0 };
+        statistics.live_blocks = (regions_table.live.len() + counted) as u64;
+        statistics.live_bytes = regions_table.live.values().map(|(region, _)| region.size() as u64).sum();
         statistics.held_bytes = self.upstream.deferred().bytes;
         statistics
     }
@@ -186,11 +187,11 @@ unsafe impl Pool for Faulty {
     }
 }
 
-// SAFETY: as above: some of it is untrue where that is the fault.
+// SAFETY: each block is a region of the provider, unless a fault is injected.
 unsafe impl DeferredFree for Faulty {
     fn mark_exported(&self, address: Address) -> Result<()> {
-        let mut books = self.books();
-        books.live.get_mut(&address.to_bits()).ok_or(Error::NotAllocated { address })?.1 = true;
+        let mut regions_table = self.regions_table();
+        regions_table.live.get_mut(&address.to_bits()).ok_or(Error::NotAllocated { address })?.1 = true;
         Ok(())
     }
 
@@ -201,7 +202,7 @@ unsafe impl DeferredFree for Faulty {
     unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         match freed {
             Freed::Block { address } if !self.is(Fault::NeverTakesBack) => {
-                let region = self.books().held.remove(&address.to_bits()).unwrap();
+                let region = self.regions_table().held.remove(&address.to_bits()).unwrap();
                 self.give_back(region)
             }
             Freed::Region(region) => {
@@ -232,11 +233,12 @@ impl Controls for Faulty {
 impl Drop for Faulty {
     fn drop(&mut self) {
         self.upstream.stop_reclaiming();
-        let books = std::mem::take(&mut *self.books());
-        let held = books.held.into_values();
-        for (region, exported) in books.live.into_values().chain(held.map(|region| (region, false))) {
+        let regions_table = std::mem::take(&mut *self.regions_table());
+        let held = regions_table.held.into_values();
+        for (region, exported) in regions_table.live.into_values().chain(held.map(|region| (region, false))) {
             if self.is(Fault::ForgetsAtTheEnd) {
-                // SAFETY: the pool goes, and its blocks with it. (Those that are leased should not.)
+                // SAFETY: the pool is being dropped with its blocks. The fault is that leased ones
+                // are freed, too.
                 let _ = unsafe { self.provider().free(region) };
                 keep_unused(region);
                 continue;
@@ -244,46 +246,46 @@ impl Drop for Faulty {
             if exported && let Some(leases) = before_free(Freed::Block { address: region.base() }) {
                 let _ = self.upstream.defer(region.base(), region.size(), leases);
             }
-            // SAFETY: as above.
+            // SAFETY: the pool is being dropped, and its blocks are not used any more.
             let _ = unsafe { self.upstream.free(region) };
         }
     }
 }
 
-/// Keeps everyone from the addresses of a region that went behind the tracker's back: it is found there for ever, also by the
-/// sound pools that come later.
+/// Reserves the addresses of a region that was freed past the tracker. The tracker keeps its entry,
+/// so a later pool must not get these addresses.
 fn keep_unused(region: Region) {
     let wanted = region.base().as_ptr().unwrap();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: nothing that is mapped is replaced.
+    // SAFETY: `MAP_FIXED_NOREPLACE` never replaces an existing mapping.
     let kept = unsafe { libc::mmap(wanted.cast(), region.size(), libc::PROT_NONE, flags, -1, 0) };
     assert_eq!(kept, wanted.cast(), "the addresses of {region:?} are used again already");
 }
 
-fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
+fn passes(fault: Fault, case: fn(MakePool<'_>)) -> bool {
     catch_unwind(AssertUnwindSafe(|| case(&|provider| Faulty::make(provider, fault)))).is_ok()
 }
 
 #[test]
 fn each_fault_is_noticed() {
-    let faults: [(Fault, fn(Make<'_>)); 17] = [
-        (Fault::IgnoresLeases, suite::leased_blocks_are_not_handed_out),
-        (Fault::IgnoresLeases, suite::threads_keep_off_leased_blocks),
-        (Fault::FreesTwice, suite::leased_blocks_are_not_handed_out),
-        (Fault::CountsHeldAsLive, suite::leased_blocks_are_not_handed_out),
-        (Fault::NeverTakesBack, suite::leased_blocks_are_not_handed_out),
-        (Fault::NeverTakesBack, suite::threads_keep_off_leased_blocks),
-        (Fault::NeverPolls, suite::closed_blocks_are_used_again),
-        (Fault::DoesNotWait, suite::draining_waits_for_the_last_lease),
-        (Fault::IgnoresBound, suite::the_bound_on_what_is_held_is_kept),
-        (Fault::NeverReleases, suite::contents_stay_or_go_as_told),
-        (Fault::ForgetsAtTheEnd, suite::leased_blocks_outlive_their_pool),
-        (Fault::IgnoresCompletions, suite::delayed_blocks_are_not_handed_out),
-        (Fault::IgnoresCompletions, suite::lost_completions_hold_their_blocks),
-        (Fault::IgnoresLeases, suite::exports_of_delayed_blocks_end_at_once),
-        (Fault::FreesTwice, suite::delayed_blocks_are_not_handed_out),
-        (Fault::NeverPolls, suite::ready_blocks_are_used_again),
-        (Fault::ForgetsAtTheEnd, suite::delayed_blocks_outlive_their_pool),
+    let faults: [(Fault, fn(MakePool<'_>)); 17] = [
+        (Fault::IgnoresLeases, suite::leased_block_is_not_reused),
+        (Fault::IgnoresLeases, suite::concurrent_threads_never_get_leased_blocks),
+        (Fault::FreesTwice, suite::leased_block_is_not_reused),
+        (Fault::CountsHeldAsLive, suite::leased_block_is_not_reused),
+        (Fault::NeverTakesBack, suite::leased_block_is_not_reused),
+        (Fault::NeverTakesBack, suite::concurrent_threads_never_get_leased_blocks),
+        (Fault::NeverPolls, suite::closed_block_is_reused_without_poll),
+        (Fault::DoesNotWait, suite::drain_waits_for_last_lease),
+        (Fault::IgnoresBound, suite::held_limit_refuses_allocation),
+        (Fault::NeverReleases, suite::on_free_keeps_or_releases_contents),
+        (Fault::ForgetsAtTheEnd, suite::leased_blocks_outlive_pool),
+        (Fault::IgnoresCompletions, suite::block_is_not_reused_before_completion),
+        (Fault::IgnoresCompletions, suite::lost_completion_keeps_block_held),
+        (Fault::IgnoresLeases, suite::free_after_ends_exports_at_once),
+        (Fault::FreesTwice, suite::block_is_not_reused_before_completion),
+        (Fault::NeverPolls, suite::block_is_reused_after_completion),
+        (Fault::ForgetsAtTheEnd, suite::pending_blocks_outlive_pool),
     ];
     for (fault, case) in faults {
         assert!(passes(Fault::None, case), "{fault:?}: the sound pool does not pass");

@@ -13,7 +13,7 @@ fn global_pool_works_in_forked_children() {
     let handles: Vec<_> = blocks.iter().map(|block| block.handle().unwrap()).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         // Another thread is always in the middle of allocating, opening or exporting.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {

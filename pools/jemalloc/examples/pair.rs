@@ -12,7 +12,7 @@ use std::hint::black_box;
 use tikv_jemalloc_sys as je;
 use umf_core::{Address, Layout, Pool};
 use umf_pool_jemalloc::JemallocPool;
-use umf_testkit::pool::{Pages, Random};
+use umf_testkit::pool::{MmapProvider, Random};
 
 const ROUNDS: usize = 200_000;
 const TURNS: usize = 9;
@@ -45,7 +45,7 @@ fn measure<B: Copy>(most: usize, alive: usize, allocate: impl Fn(usize) -> B, fr
 }
 
 fn main() {
-    let pool = JemallocPool::new(Pages::private()).unwrap();
+    let pool = JemallocPool::new(MmapProvider::private()).unwrap();
     let mut arena = 0_u32;
     let mut size = size_of::<u32>();
     // SAFETY: the place is as large as is said.

@@ -284,15 +284,15 @@ impl JemallocPool {
 mod tests {
     use super::*;
     use umf_core::{Layout, Pool, ProviderRef};
-    use umf_testkit::pool::{Numbers, Pages};
+    use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
 
     /// jemalloc may request zeroed extents even if [`je::fills_blocks`] did not detect it.
     #[test]
     fn zeroed_extent_of_untouchable_memory_is_refused() {
         let providers: [(ProviderRef, bool); 3] = [
-            (Numbers::new(4096).into(), false),
-            (Pages::untouchable().into(), false),
-            (Pages::private().into(), true),
+            (AddressOnlyProvider::new(4096).into(), false),
+            (MmapProvider::untouchable().into(), false),
+            (MmapProvider::private().into(), true),
         ];
         for (provider, is_memory) in providers {
             let pool =

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
-use umf_testkit::pool::{Numbers, Pages, Random};
+use umf_testkit::pool::{AddressOnlyProvider, MmapProvider, Random};
 
 /// Arenas and caches are the process's: these tests use up either.
 fn alone() -> MutexGuard<'static, ()> {
@@ -28,7 +28,7 @@ fn free(pool: &JemallocPool, address: Address) {
 #[test]
 fn threads_outlive_pools() {
     let _alone = alone();
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     let (send, receive): (Vec<_>, Vec<_>) = (0..3).map(|_| mpsc::channel::<Arc<JemallocPool>>()).unzip();
     let done = Arc::new(Barrier::new(4));
     let threads: Vec<_> = receive
@@ -65,7 +65,7 @@ fn threads_outlive_pools() {
 #[test]
 fn threads_and_pools_end_together() {
     let _alone = alone();
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     for round in 0..60 {
         let pools: Vec<_> = (0..4).map(|_| JemallocPool::new(provider.clone()).unwrap()).collect();
         let threads: Vec<_> = (0..4)
@@ -91,7 +91,7 @@ fn threads_and_pools_end_together() {
 #[test]
 fn arenas_are_reused_and_run_out_with_an_error() {
     let _alone = alone();
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let of =
         |arenas| JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(arenas));
     for _ in 0..20 {
@@ -127,7 +127,7 @@ fn mapped_bytes() -> Option<u64> {
 #[test]
 fn dropped_pools_leave_no_mappings() {
     let _alone = alone();
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     let use_pool = || {
         let settings = JemallocSettings::default().arenas(2);
         let pool = JemallocPool::with_settings(provider.clone(), settings).unwrap();
@@ -153,7 +153,7 @@ fn dropped_pools_leave_no_mappings() {
 #[test]
 fn threads_beyond_the_caches_allocate_without_one() {
     let _alone = alone();
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let of = || JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(1)).unwrap();
     let pools: Vec<_> = (0..1100).map(|_| of()).collect();
     let barrier = Barrier::new(4);

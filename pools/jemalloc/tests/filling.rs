@@ -8,7 +8,7 @@ use std::process::Command;
 
 use umf_core::{Error, Layout, Pool};
 use umf_pool_jemalloc::JemallocPool;
-use umf_testkit::pool::{Numbers, Pages};
+use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
 
 #[test]
 fn junk_and_zero_are_refused_over_untouchable_memory() {
@@ -22,11 +22,13 @@ fn junk_and_zero_are_refused_over_untouchable_memory() {
         }
         return;
     }
-    for refused in [JemallocPool::new(Numbers::new(4096)), JemallocPool::new(Pages::untouchable())] {
+    for refused in
+        [JemallocPool::new(AddressOnlyProvider::new(4096)), JemallocPool::new(MmapProvider::untouchable())]
+    {
         assert!(matches!(refused, Err(Error::NotSupported { .. })), "{refused:?}");
     }
     // Memory of the host may be written.
-    let pool = JemallocPool::new(Pages::private()).unwrap();
+    let pool = JemallocPool::new(MmapProvider::private()).unwrap();
     for size in [1, 100, 10_000, 1 << 20] {
         let block = pool.allocate(Layout::new(size, 1).unwrap()).unwrap();
         // SAFETY: the block is live, and no thread uses it.

@@ -7,11 +7,12 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 #[test]
 fn forks_succeed_while_extent_hooks_run() {
-    let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
+    let pool =
+        JemallocPool::with_settings(MmapProvider::private(), JemallocSettings::default().arenas(1)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {

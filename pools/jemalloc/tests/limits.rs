@@ -4,14 +4,14 @@
 
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 /// Half of the limit can be allocated in one block after everything else was freed, whatever the
 /// caches keep.
 #[test]
 fn large_block_fits_after_everything_else_is_freed() {
     let settings = JemallocSettings::default().arenas(1).memory_limit(24 << 20);
-    let pool = JemallocPool::with_settings(Pages::private(), settings).unwrap();
+    let pool = JemallocPool::with_settings(MmapProvider::private(), settings).unwrap();
     let layout = |size| Layout::new(size, 16).unwrap();
     let blocks: Vec<_> = core::iter::from_fn(|| pool.allocate(layout(300_000)).ok()).collect();
     assert!(blocks.len() > 60, "{}", blocks.len());

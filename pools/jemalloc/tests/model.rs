@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use umf_core::{Address, BlockSpan, Error, Inspect, Layout, Pool, ProviderRef};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
-use umf_testkit::pool::{Numbers, Pages};
+use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -66,7 +66,7 @@ macro_rules! source {
         })*
     };
 }
-source!(Numbers, Pages);
+source!(AddressOnlyProvider, MmapProvider);
 
 fn free(pool: &JemallocPool, address: Address) -> Result<(), Error> {
     // SAFETY: a block of the test that no thread uses, or no block, which is an error.
@@ -169,14 +169,14 @@ proptest! {
     /// Memory that jemalloc knows by shadow addresses.
     #[test]
     fn agrees_with_a_map_over_numbers(steps in proptest::collection::vec(step(), 1..400)) {
-        let provider = Numbers::new(4096);
+        let provider = AddressOnlyProvider::new(4096);
         run(&*provider, provider.clone().into(), &steps)?;
     }
 
     /// Memory that the CPU cannot touch, at its own addresses.
     #[test]
     fn agrees_with_a_map_over_pages(steps in proptest::collection::vec(step(), 1..400)) {
-        let provider = Pages::untouchable();
+        let provider = MmapProvider::untouchable();
         run(&*provider, provider.clone().into(), &steps)?;
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Visibility};
 use umf_pool_jemalloc::JemallocPool;
-use umf_testkit::pool::{Pages, Random};
+use umf_testkit::pool::{MmapProvider, Random};
 
 /// Regions are blocks of a pool.
 struct OfPool(Arc<JemallocPool>);
@@ -59,7 +59,7 @@ fn free(pool: &JemallocPool, (address, size, value): (Address, usize, u8)) {
 
 #[test]
 fn pool_over_a_pool_works() {
-    let pages = Pages::private();
+    let pages = MmapProvider::private();
     let outer = JemallocPool::new(pages.clone()).unwrap();
     let middle = JemallocPool::new(Arc::new(OfPool(outer.clone()))).unwrap();
     let inner = JemallocPool::new(Arc::new(OfPool(middle.clone()))).unwrap();

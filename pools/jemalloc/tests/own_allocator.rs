@@ -10,7 +10,7 @@ use tikv_jemalloc_sys as je;
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_sync::Lock;
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 struct Jemalloc;
 
@@ -35,7 +35,8 @@ static MAP: Lock<Vec<Vec<u8>>> = Lock::new(Vec::new());
 
 #[test]
 fn forks_succeed_while_threads_allocate_under_locks() {
-    let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
+    let pool =
+        JemallocPool::with_settings(MmapProvider::private(), JemallocSettings::default().arenas(1)).unwrap();
     // SAFETY: sets a timer that kills a test that hangs.
     unsafe { libc::alarm(120) };
     let stop = AtomicBool::new(false);

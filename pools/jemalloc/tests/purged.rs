@@ -10,12 +10,12 @@ use umf_core::{
     Visibility,
 };
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
-use umf_testkit::Borrower;
-use umf_testkit::pool::{Pages, Random};
+use umf_testkit::LeaseHolder;
+use umf_testkit::pool::{MmapProvider, Random};
 
 /// A provider that overwrites the pages that it purges.
 struct Purging {
-    pages: Arc<Pages>,
+    pages: Arc<MmapProvider>,
     purged: AtomicU64,
     /// A pool from which purging allocates.
     asks: OnceLock<Weak<JemallocPool>>,
@@ -23,7 +23,7 @@ struct Purging {
 
 impl Purging {
     fn new() -> Arc<Self> {
-        Arc::new(Self { pages: Pages::private(), purged: AtomicU64::new(0), asks: OnceLock::new() })
+        Arc::new(Self { pages: MmapProvider::private(), purged: AtomicU64::new(0), asks: OnceLock::new() })
     }
 }
 
@@ -133,7 +133,7 @@ fn purging_keeps_the_content_of_live_blocks() {
 #[test]
 fn leased_blocks_keep_their_content_without_their_pool() {
     let provider = Purging::new();
-    let borrower = Borrower::new();
+    let borrower = LeaseHolder::new();
     for is_freed in [true, false] {
         let pool = JemallocPool::new(provider.clone()).unwrap();
         let blocks = [1000, 50_000, 2 << 20].map(|size| Filled::new(&pool, size, 7));

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 /// Blocks that go from one thread to the other at a time, and how many such portions are on the
 /// way.
@@ -155,7 +155,7 @@ fn main() {
     let length = number(4, if order == "larson" { LARSON } else { XFREE });
     let settings = SlabSettings::new().max_poolable_size(8 << 20);
     let pool: Arc<SlabPool> =
-        SlabPool::new(Pages::private(), settings).unwrap_or_else(|error| panic!("{error}"));
+        SlabPool::new(MmapProvider::private(), settings).unwrap_or_else(|error| panic!("{error}"));
     let pool: &dyn Pool = &*pool;
     let mut random = Random(1);
     let mut set = || (0..live).map(|_| allocate(pool, &mut random, sizes)).collect::<Vec<_>>();

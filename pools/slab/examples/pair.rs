@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use umf_core::{Address, Layout, Pool, ProviderRef};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::{Numbers, Pages};
+use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
 
 const CYCLES: u32 = 4_000_000;
 
@@ -85,9 +85,9 @@ fn on_threads(threads: usize, run: impl Fn() -> f64 + Sync) -> f64 {
 
 fn main() {
     let providers: [(&str, ProviderRef); 3] = [
-        ("numbers", Numbers::new(4096).into()),
-        ("private", Pages::private().into()),
-        ("shared", Pages::shared().into()),
+        ("numbers", AddressOnlyProvider::new(4096).into()),
+        ("private", MmapProvider::private().into()),
+        ("shared", MmapProvider::shared().into()),
     ];
     for (name, provider) in providers {
         let pool: Arc<SlabPool> =

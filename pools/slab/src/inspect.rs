@@ -440,14 +440,14 @@ fn pieces(taken: &[UsedExtent], RegionBounds { base, begin, end, .. }: RegionBou
 mod tests {
     use super::*;
     use umf_core::{DeferredFree, Inspect, Layout, Pool};
-    use umf_testkit::Borrower;
-    use umf_testkit::pool::Pages;
+    use umf_testkit::LeaseHolder;
+    use umf_testkit::pool::MmapProvider;
 
     use crate::SlabSettings;
 
     #[test]
     fn map_shows_live_held_and_free_pieces() {
-        let pool = SlabPool::new(Pages::shared(), SlabSettings::default()).unwrap();
+        let pool = SlabPool::new(MmapProvider::shared(), SlabSettings::default()).unwrap();
         let allocate = |size| pool.allocate(Layout::new(size, 8).unwrap()).unwrap();
         // SAFETY: each is freed once, and no thread uses it.
         let free = |address| unsafe { pool.free(address) }.unwrap();
@@ -455,7 +455,7 @@ mod tests {
         let small: Vec<_> = (0..1000).map(|_| allocate(64)).collect();
         let large = allocate(300_000);
         let huge = allocate(100 << 20);
-        let borrower = Borrower::new();
+        let borrower = LeaseHolder::new();
         pool.mark_exported(small[500]).unwrap();
         borrower.open(small[500], 64);
         (0..1000).step_by(2).for_each(|index| free(small[index]));
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn waste_is_reported_by_class() {
-        let pool = SlabPool::new(Pages::shared(), SlabSettings::default()).unwrap();
+        let pool = SlabPool::new(MmapProvider::shared(), SlabSettings::default()).unwrap();
         let allocate = |size| pool.allocate(Layout::new(size, 8).unwrap()).unwrap();
         let mut blocks: Vec<_> = (0..24).map(|_| allocate(5000)).collect();
         blocks.push(allocate((8 << 20) + 1));
@@ -508,10 +508,10 @@ mod tests {
 
     #[test]
     fn map_is_consistent_while_threads_allocate() {
-        let pool = SlabPool::new(Pages::shared(), SlabSettings::default()).unwrap();
+        let pool = SlabPool::new(MmapProvider::shared(), SlabSettings::default()).unwrap();
         let stop = core::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let _ends = umf_testkit::Ends(&stop);
+            let _ends = umf_testkit::SetOnDrop(&stop);
             for seed in 0..2_usize {
                 let (pool, stop) = (&pool, &stop);
                 scope.spawn(move || {

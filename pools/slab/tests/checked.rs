@@ -16,8 +16,8 @@ use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_runtime::checked::{CheckSettings, Checked, Leaks, Poison};
 use umf_runtime::tracker;
-use umf_testkit::pool::{Numbers, Pages};
-use umf_testkit::{Borrower, race};
+use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
+use umf_testkit::{LeaseHolder, race};
 
 fn slab(provider: impl Into<ProviderRef>, settings: CheckSettings) -> Arc<Checked> {
     Checked::new(SlabPool::new(provider, SlabSettings::new().name("told")).unwrap(), settings).unwrap()
@@ -49,7 +49,7 @@ fn kinds(pool: &Checked) -> Vec<EventKind> {
 
 #[test]
 fn history_names_operations_and_threads() {
-    let pool = slab(Pages::private(), CheckSettings::new().history(100));
+    let pool = slab(MmapProvider::private(), CheckSettings::new().history(100));
     let small = allocate(&pool, 100);
     let other = std::thread::scope(|scope| {
         let freeing = scope.spawn(|| {
@@ -83,7 +83,7 @@ fn history_names_operations_and_threads() {
 #[test]
 fn one_of_two_frees_at_the_same_instant_is_refused() {
     const ROUNDS: usize = 500;
-    let pool = slab(Numbers::new(4096), CheckSettings::new().history(100));
+    let pool = slab(AddressOnlyProvider::new(4096), CheckSettings::new().history(100));
     for round in 0..ROUNDS {
         let blocks: Vec<Address> = (0..100).map(|_| allocate(&pool, 24 << (round % 8))).collect();
         let won = AtomicUsize::new(0);
@@ -99,7 +99,7 @@ fn one_of_two_frees_at_the_same_instant_is_refused() {
 #[test]
 fn legal_frees_are_not_refused() {
     let settings = SlabSettings::new().max_cached(256 << 10);
-    let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), settings).unwrap();
     let pool = Checked::new(pool, CheckSettings::new().history(100)).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -115,7 +115,7 @@ fn legal_frees_are_not_refused() {
 
 #[test]
 fn history_forgets_old_operations() {
-    let pool = slab(Pages::private(), CheckSettings::new().history(10));
+    let pool = slab(MmapProvider::private(), CheckSettings::new().history(10));
     let first = allocate(&pool, 8);
     free(&pool, first).unwrap();
     let mut last = first;
@@ -128,21 +128,21 @@ fn history_forgets_old_operations() {
     assert!(history.forgotten >= 92, "{}", history.forgotten);
     assert_eq!(free(&pool, first), Err(Error::NotAllocated { address: first }));
     assert!(matches!(free(&pool, last), Err(Error::FreedTwice { .. })));
-    let none = slab(Pages::private(), CheckSettings::new());
+    let none = slab(MmapProvider::private(), CheckSettings::new());
     assert!(none.history().is_none());
     let too_long = CheckSettings::new().history(CheckSettings::LONGEST_HISTORY + 1);
     assert!(matches!(
-        Checked::new(ProxyPool::new(Pages::private()).unwrap(), too_long),
+        Checked::new(ProxyPool::new(MmapProvider::private()).unwrap(), too_long),
         Err(Error::InvalidArgument { what: "history", .. })
     ));
 }
 
 #[test]
 fn history_is_read_while_threads_write_it() {
-    let pool = slab(Pages::private(), CheckSettings::new().history(64));
+    let pool = slab(MmapProvider::private(), CheckSettings::new().history(64));
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         for size in [24_usize, 1000, 100_000] {
             let (pool, stop) = (&pool, &stop);
             scope.spawn(move || {
@@ -201,7 +201,7 @@ fn leaks_are_reported_with_sites_when_the_pool_is_dropped() {
     }
     let reports = Reports::default();
     let settings = CheckSettings::new().leaks(Leaks::Sites);
-    let pool = slab(Pages::private(), keeping(&reports, settings));
+    let pool = slab(MmapProvider::private(), keeping(&reports, settings));
     let blocks: Vec<_> =
         (0..10).map(|n| if n < 7 { one_place(&pool) } else { another_place(&pool) }).collect();
     // Freed ones are no leaks, in whatever thread they are freed.
@@ -221,11 +221,11 @@ fn leaks_are_reported_only_if_there_are_some() {
     for (make, small) in [(slab as Make, 104), (proxy, 4096)] {
         let reports = Reports::default();
         let counting = || keeping(&reports, CheckSettings::new().leaks(Leaks::Count));
-        let clean = make(Pages::private().into(), counting());
+        let clean = make(MmapProvider::private().into(), counting());
         free(&clean, allocate(&clean, 10)).unwrap();
         drop(clean);
         assert!(reports.lock().unwrap().is_empty());
-        let pool = make(Pages::private().into(), counting());
+        let pool = make(MmapProvider::private().into(), counting());
         allocate(&pool, 100);
         allocate(&pool, 20 << 20);
         assert!(pool.leaks(&mut |report| {
@@ -234,7 +234,7 @@ fn leaks_are_reported_only_if_there_are_some() {
             assert_eq!((report.sampled, report.time), (0, LeakTime::Asked));
         }));
         drop(pool);
-        let quiet = make(Pages::private().into(), keeping(&reports, CheckSettings::new()));
+        let quiet = make(MmapProvider::private().into(), keeping(&reports, CheckSettings::new()));
         allocate(&quiet, 100);
         drop(quiet);
         assert_eq!(reports.lock().unwrap()[..], [(LeakTime::PoolEnd, 2, small + (20 << 20), Vec::new())]);
@@ -248,7 +248,7 @@ fn sampling_remembers_few_of_many_allocations() {
         return;
     }
     let settings = CheckSettings::new().leaks(Leaks::Sites).leak_sample(10);
-    let pool = slab(Pages::private(), settings);
+    let pool = slab(MmapProvider::private(), settings);
     let blocks: Vec<_> = (0..1000).map(|_| one_place(&pool)).collect();
     let remembered = || {
         let mut sum = 0;
@@ -273,7 +273,7 @@ fn keep(told: &Told) -> impl Fn(&Error) + Send + Sync + 'static {
 
 fn poisoned(told: &Told, make: Make, settings: CheckSettings) -> Arc<Checked> {
     let settings = settings.on_fault(keep(told));
-    make(Pages::private().into(), settings)
+    make(MmapProvider::private().into(), settings)
 }
 
 #[test]
@@ -327,9 +327,9 @@ fn free_in_a_quarantine_is_a_double_free_and_exports_end_at_once() {
     for make in KINDS {
         let told = Told::default();
         let settings = CheckSettings::new().quarantine(64 << 10).history(10).poison(Poison::Freed);
-        let pool = make(Pages::shared().into(), settings.on_fault(keep(&told)));
+        let pool = make(MmapProvider::shared().into(), settings.on_fault(keep(&told)));
         let (exported, leased, block) = (allocate(&pool, 100), allocate(&pool, 100), allocate(&pool, 100));
-        let borrower = Borrower::new();
+        let borrower = LeaseHolder::new();
         for shared in [exported, leased] {
             pool.mark_exported(shared).unwrap();
             borrower.open(shared, 100);
@@ -389,9 +389,10 @@ fn quarantine_delays_reuse_of_the_newest_blocks() {
 
 #[test]
 fn quarantine_does_not_make_an_allocation_fail() {
-    let slab = SlabPool::new(Numbers::new(4096), SlabSettings::new().memory_limit(32 << 20)).unwrap();
+    let slab =
+        SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().memory_limit(32 << 20)).unwrap();
     let limited = ProxySettings::default().memory_limit(32 << 20);
-    let proxy = ProxyPool::with_settings(Numbers::new(4096), limited).unwrap();
+    let proxy = ProxyPool::with_settings(AddressOnlyProvider::new(4096), limited).unwrap();
     for pool in [slab as Arc<dyn Pool>, proxy] {
         let pool = Checked::new(pool, CheckSettings::new().quarantine(1 << 30)).unwrap();
         for _ in 0..100 {
@@ -409,12 +410,12 @@ fn quarantine_does_not_make_an_allocation_fail() {
 
 #[test]
 fn memory_without_cpu_access_is_not_poisoned() {
-    let pool = SlabPool::new(Pages::untouchable(), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(MmapProvider::untouchable(), SlabSettings::new()).unwrap();
     let made = Checked::new(pool, CheckSettings::new().poison(Poison::Freed));
     assert!(matches!(made, Err(Error::InvalidArgument { what: "poison", .. })), "{made:?}");
     // A quarantine touches nothing.
     let settings = CheckSettings::new().quarantine(1 << 20).history(10).leaks(Leaks::Sites);
-    let pool = slab(Pages::untouchable(), settings);
+    let pool = slab(MmapProvider::untouchable(), settings);
     for size in [8, 1000, 100_000, 10 << 20] {
         let block = allocate(&pool, size);
         free(&pool, block).unwrap();
@@ -429,7 +430,7 @@ fn child_leaves_shared_memory_to_its_parent() {
     let settings = CheckSettings::new().poison(Poison::Freed).quarantine(1 << 20).leaks(Leaks::Count);
     let settings = settings.on_fault(move |fault| hook.lock().unwrap().push(*fault));
     let reports = Reports::default();
-    let pool = slab(Pages::shared(), keeping(&reports, settings));
+    let pool = slab(MmapProvider::shared(), keeping(&reports, settings));
     let (block, _left) = (allocate(&pool, 100), allocate(&pool, 100));
     free(&pool, block).unwrap();
     // SAFETY: it waits in the pool's quarantine: the mistake that is looked for.
@@ -494,7 +495,7 @@ fn threads_are_checked_concurrently() {
 fn panic_in_a_report_is_caught() {
     for _ in 0..50 {
         let settings = CheckSettings::new().leaks(Leaks::Count).on_leaks(|_| panic!("in a report"));
-        let pool = slab(Pages::private(), settings);
+        let pool = slab(MmapProvider::private(), settings);
         allocate(&pool, 100);
         drop(pool);
         // SAFETY: the child ends at once.
@@ -515,7 +516,7 @@ fn panic_in_a_report_is_caught() {
 #[test]
 fn out_of_memory_callback_gets_the_checked_pool() {
     for make in KINDS {
-        let provider = Numbers::new(4096);
+        let provider = AddressOnlyProvider::new(4096);
         let pool = make(provider.clone().into(), CheckSettings::new().history(100));
         let first = allocate(&pool, 5000);
         let asked = Arc::new(Mutex::new(0));
@@ -541,7 +542,7 @@ fn out_of_memory_callback_gets_the_checked_pool() {
 /// A guard of a parent's thread never ends in a child: checking does not wait for it.
 #[test]
 fn inherited_pool_can_be_checked_in_a_child() {
-    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     let block = pool.allocate(Layout::new(100, 8).unwrap()).unwrap();
     let guard = tracker::find(block).and_then(|found| found.owner.guard()).unwrap();
     // SAFETY: the block is this test's.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::{Pages, Random};
+use umf_testkit::pool::{MmapProvider, Random};
 
 const WORD: usize = 8;
 
@@ -118,12 +118,12 @@ impl World {
 }
 
 fn run(settings: SlabSettings, generations: u64, steps: usize) {
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
     let world = World { pool, inboxes: [const { Mutex::new(Vec::new()) }; THREADS] };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         let trimming = scope.spawn(|| {
             let mut keep = Random(1);
             while !stop.load(Ordering::Relaxed) {

@@ -8,12 +8,12 @@ use std::sync::Barrier;
 
 use umf_core::{Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::Numbers;
+use umf_testkit::pool::AddressOnlyProvider;
 
 /// 0 if a pool could be made and used; a process that hangs is ended by its alarm, which its parent
 /// sees.
 fn use_a_pool() -> i32 {
-    let made = SlabPool::new(Numbers::new(4096), SlabSettings::default());
+    let made = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::default());
     let Ok(pool) = made else { return 1 };
     let Ok(layout) = Layout::new(64, 8) else { return 2 };
     let Ok(block) = pool.allocate(layout) else { return 3 };

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use umf_core::out_of_memory::OutOfMemoryAction;
 use umf_core::{Address, DeferredFree, Error, Layout, Pool, Reserve, ShareLimit};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
-use umf_testkit::pool::{Numbers, Random, Token};
+use umf_testkit::pool::{AddressOnlyProvider, ManualCompletion, Random};
 
 const MIB: usize = 1 << 20;
 
@@ -27,7 +27,8 @@ fn fill(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
 }
 
 fn sharing(limit: &Arc<SharedLimit>) -> Arc<SlabPool> {
-    SlabPool::new(Numbers::new(4096), SlabSettings::new().shared_limit(Arc::clone(limit))).unwrap()
+    SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().shared_limit(Arc::clone(limit)))
+        .unwrap()
 }
 
 #[test]
@@ -40,7 +41,7 @@ fn shared_limit_takes_free_memory_of_other_pools_first() {
                 // In the caches of a thread that goes on living, too.
                 let (freed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
                 std::thread::scope(|scope| {
-                    let _ends = umf_testkit::Ends(&stop);
+                    let _ends = umf_testkit::SetOnDrop(&stop);
                     let other = scope.spawn(|| {
                         fill(mine, most / 4 * 3, size).into_iter().for_each(|address| free(mine, address));
                         freed.store(true, Ordering::SeqCst);
@@ -95,7 +96,7 @@ fn pools_are_dropped_while_others_take_free_memory() {
     let stop = AtomicBool::new(false);
     let served = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         for seed in 0..2 {
             let (limit, stop, served) = (&limit, &stop, &served);
             scope.spawn(move || {
@@ -125,7 +126,7 @@ fn pools_are_dropped_while_others_take_free_memory() {
 
 #[test]
 fn reserve_stops_at_the_limits() {
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let shared = Arc::new(SharedLimit::new(32 << 20));
     let settings = SlabSettings::new().memory_limit(48 << 20).shared_limit(Arc::clone(&shared));
     let pool = SlabPool::new(provider.clone(), settings.clone()).unwrap();
@@ -151,7 +152,7 @@ fn reserve_stops_at_the_limits() {
 /// Half of what is reserved stays when an explicit trimming keeps half.
 #[test]
 fn trim_lowers_the_reserve() {
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let pool = SlabPool::new(provider.clone(), SlabSettings::new()).unwrap();
     for n in 1..=4 {
         pool.reserve(n * 8 * MIB).unwrap();
@@ -169,7 +170,7 @@ fn trim_lowers_the_reserve() {
 #[test]
 fn out_of_memory_callback_may_free_and_wait() {
     for (size, limit) in [(5000, 2 << 20), (100_000, 32 << 20), (9 * MIB, 32 << 20)] {
-        let token = Token::new();
+        let token = ManualCompletion::new();
         let shelf = Arc::new(Mutex::new(Vec::new()));
         let (from, ready) = (shelf.clone(), token.clone());
         let settings = SlabSettings::new().memory_limit(limit).out_of_memory(
@@ -185,7 +186,7 @@ fn out_of_memory_callback_may_free_and_wait() {
                     return OutOfMemoryAction::Retry;
                 }
                 // A device that comes to its end.
-                ready.be_ready();
+                ready.set_ready();
                 match shortage.pool.controls().unwrap().drain(std::time::Duration::from_secs(20)).is_empty()
                     && shortage.attempt < 3
                 {
@@ -194,7 +195,7 @@ fn out_of_memory_callback_may_free_and_wait() {
                 }
             },
         );
-        let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
+        let pool = SlabPool::new(AddressOnlyProvider::new(4096), settings).unwrap();
         let first = pool.allocate(layout(size)).unwrap();
         let whole = pool.block_at(first).unwrap().size;
         // Until nothing is left: one of four is put on the shelf, all others wait for the device.
@@ -219,7 +220,7 @@ fn out_of_memory_callback_may_free_and_wait() {
 #[test]
 fn aligned_blocks_are_reused() {
     for (size, align) in [(100 << 10, 64 << 10), (8 << 10, 8 << 10), (MIB, MIB), (5000, 2 * MIB)] {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+        let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
         let aligned = Layout::new(size, align).unwrap();
         let mut reserved = 0;
         for round in 0..300 {
@@ -244,7 +245,9 @@ fn aligned_blocks_are_reused() {
 /// The largest cache there can be is one without a bound.
 #[test]
 fn thread_cache_size_may_be_any_number() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().thread_cache_size(usize::MAX)).unwrap();
+    let pool =
+        SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().thread_cache_size(usize::MAX))
+            .unwrap();
     let blocks: Vec<Address> = (1..200).map(|n| pool.allocate(layout(n * 100_000)).unwrap()).collect();
     blocks.into_iter().for_each(|address| free(&pool, address));
     pool.trim(0).unwrap();

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use umf_core::map::PieceState;
 use umf_core::{Address, BlockSpan, DeferredFree, Error, Inspect, Layout, Pool, Reserve};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
-use umf_testkit::Borrower;
-use umf_testkit::pool::{Numbers, Token};
+use umf_testkit::LeaseHolder;
+use umf_testkit::pool::{AddressOnlyProvider, ManualCompletion};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -229,13 +229,13 @@ proptest! {
         ends_leased in any::<bool>(),
     ) {
         let _alone = alone();
-        let provider = Numbers::new(page);
+        let provider = AddressOnlyProvider::new(page);
         let limit = Arc::new(SharedLimit::new(2 * LIMIT));
         let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
-        let borrower = Borrower::new();
+        let borrower = LeaseHolder::new();
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
         let beside = Beside::new();
-        let mut tokens: Vec<Arc<Token>> = Vec::new();
+        let mut tokens: Vec<Arc<ManualCompletion>> = Vec::new();
         let mut delayed: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
         // Live ones, freed ones that are open elsewhere or wait for a completion, and those that
         // are free since and may have been let go.
@@ -329,7 +329,7 @@ proptest! {
                 },
                 Step::FreeAfter { index, elsewhere, shares } => if let Some((start, end)) = nth(&live, index) {
                     if tokens.is_empty() || !shares {
-                        tokens.push(Token::new());
+                        tokens.push(ManualCompletion::new());
                     }
                     let token = tokens.len() - 1;
                     let address = Address::from_bits(start);
@@ -349,7 +349,7 @@ proptest! {
                 },
                 Step::Complete(index) => if !tokens.is_empty() {
                     let token = index % tokens.len();
-                    tokens[token].be_ready();
+                    tokens[token].set_ready();
                     delayed.retain(|&start, &mut (end, of)| {
                         if of == token {
                             closed.insert(start, end);
@@ -360,7 +360,7 @@ proptest! {
                 Step::Lose(index) => if !tokens.is_empty() {
                     let token = &tokens[index % tokens.len()];
                     if !token.is_ready() {
-                        token.be_lost();
+                        token.set_lost();
                     }
                 },
                 Step::Poll => {
@@ -436,11 +436,11 @@ proptest! {
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
             prop_assert!(delayed.iter().all(|(&start, (end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             borrower.close_all();
-            tokens.iter().for_each(|token| token.be_ready());
+            tokens.iter().for_each(|token| token.set_ready());
             umf_runtime::deferred::poll();
         } else {
             borrower.close_all();
-            tokens.iter().for_each(|token| token.be_ready());
+            tokens.iter().for_each(|token| token.set_ready());
             pool.trim(0).unwrap();
         }
         prop_assert_eq!((provider.live_regions(), limit.used()), (0, 0));
@@ -451,8 +451,10 @@ proptest! {
 fn dropped_pool_returns_its_part_of_the_shared_limit() {
     let _alone = alone();
     let limit = Arc::new(SharedLimit::new(8 << 20));
-    let make =
-        || SlabPool::new(Numbers::new(4096), SlabSettings::new().shared_limit(Arc::clone(&limit))).unwrap();
+    let make = || {
+        SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().shared_limit(Arc::clone(&limit)))
+            .unwrap()
+    };
     let block = Layout::new(1 << 20, 8).unwrap();
     for _ in 0..20 {
         let (one, two) = (make(), make());

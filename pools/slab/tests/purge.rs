@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use umf_core::{Address, DeferredFree, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::{Numbers, Pages, Token};
+use umf_testkit::pool::{AddressOnlyProvider, ManualCompletion, MmapProvider};
 
 /// What nothing here takes as long as.
 const LONG: Duration = Duration::from_secs(30);
@@ -45,14 +45,15 @@ fn free(pool: &SlabPool, address: Address) {
 #[test]
 fn background_purger_releases_unused_memory() {
     // A pool that does not ask for it has no background purger.
-    let plain = SlabPool::new(Numbers::new(4096), settings().background(false)).unwrap();
+    let plain = SlabPool::new(AddressOnlyProvider::new(4096), settings().background(false)).unwrap();
     fill(&plain).into_iter().for_each(|address| free(&plain, address));
     assert_eq!(purgers(), 0);
-    let nothing_to_do = SlabPool::new(Numbers::new(4096), SlabSettings::new().background(true)).unwrap();
+    let nothing_to_do =
+        SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().background(true)).unwrap();
     assert_eq!(purgers(), 0);
     drop(nothing_to_do);
 
-    let providers = [Numbers::new(4096), Numbers::new(4096)];
+    let providers = [AddressOnlyProvider::new(4096), AddressOnlyProvider::new(4096)];
     let pools = providers.clone().map(|provider| SlabPool::new(provider, settings()).unwrap());
     let kept = pools[0].allocate(Layout::new(64, 8).unwrap()).unwrap();
     for pool in &pools {
@@ -64,16 +65,16 @@ fn background_purger_releases_unused_memory() {
     assert_eq!(purgers(), 1, "one for all");
     // A block whose completion becomes ready is released too, also if the pool is dropped
     // meanwhile.
-    let token = Token::new();
+    let token = ManualCompletion::new();
     // SAFETY: no thread uses the block.
     unsafe { pools[0].free_after(kept, token.clone()) }.unwrap();
-    token.be_ready();
+    token.set_ready();
     wait_for("what has become ready stays", || providers[0].live_regions() == 0);
     drop(pools);
     wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
 
     // Bytes alone.
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let bounded = SlabSettings::new().max_cached(1 << 20).background(true);
     let pool = SlabPool::new(provider.clone(), bounded).unwrap();
     fill(&pool).into_iter().for_each(|address| free(&pool, address));
@@ -83,7 +84,8 @@ fn background_purger_releases_unused_memory() {
     // Pools are made and dropped while the purger runs.
     for _ in 0..300 {
         let pool =
-            SlabPool::new(Numbers::new(4096), settings().release_after(Duration::from_millis(1))).unwrap();
+            SlabPool::new(AddressOnlyProvider::new(4096), settings().release_after(Duration::from_millis(1)))
+                .unwrap();
         fill(&pool).into_iter().take(300).for_each(|address| free(&pool, address));
     }
     wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
@@ -93,7 +95,7 @@ fn background_purger_releases_unused_memory() {
 
 /// A forked child gets a purger of its own.
 fn in_a_forked_child() {
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     let pool = SlabPool::new(provider.clone(), settings()).unwrap();
     let inherited = fill(&pool);
     wait_for("there is no thread", || purgers() == 1);

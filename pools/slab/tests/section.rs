@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use umf_core::{Address, Completion, DeferredFree, Error, Layout, Pool, Progress};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::{Numbers, Pages};
-use umf_testkit::{Borrower, race};
+use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
+use umf_testkit::{LeaseHolder, race};
 
 const SIZES: [usize; 4] = [64, 5_000, 70_000, 1 << 20];
 
@@ -28,7 +28,7 @@ fn one_of_owner_and_other_thread_frees_a_block() {
     // Four per doubling: 64, 80, 96, 112, 128, and so on, up to 1 MiB.
     let sizes: Vec<usize> = (0..56).map(|n| (4 + n % 4) << (4 + n / 4)).collect();
     for _ in 0..POOLS {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+        let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
         let blocks: Vec<Address> = sizes.iter().map(|&size| allocate(&pool, size)).collect();
         let won = [const { AtomicU64::new(0) }; 2];
         let both: Vec<(usize, Address)> = sizes.iter().copied().zip(blocks).collect();
@@ -72,7 +72,7 @@ fn deferred_free_ends_the_bias() {
         }
     }
     let free_exported = |pool: &SlabPool, address: Address, size: usize| {
-        let borrower = Borrower::new();
+        let borrower = LeaseHolder::new();
         pool.mark_exported(address).unwrap();
         borrower.open(address, size);
         free(pool, address).unwrap();
@@ -88,7 +88,7 @@ fn deferred_free_ends_the_bias() {
     };
     let free_later: [Free<'_>; 2] = [&free_exported, &free_after];
     for free_later in free_later {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+        let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
         let mut sizes = [64 << 10, 512 << 10, 1 << 20, 2 << 20];
         for turn in 0..8 {
             let blocks = sizes.map(|size| (allocate(&pool, size), size));
@@ -106,7 +106,7 @@ fn deferred_free_ends_the_bias() {
 /// A trim takes what other threads keep, while those do nothing.
 #[test]
 fn trim_empties_heaps_of_idle_threads() {
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let pool = SlabPool::new(provider.clone(), SlabSettings::new()).unwrap();
     let (done, wait) = mpsc::channel::<()>();
     let (go, stop) = mpsc::channel::<()>();
@@ -134,7 +134,8 @@ fn trim_empties_heaps_of_idle_threads() {
 /// At a limit, the blocks of an idle thread serve others.
 #[test]
 fn allocation_at_a_limit_takes_from_idle_threads() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().memory_limit(8 << 20)).unwrap();
+    let pool =
+        SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().memory_limit(8 << 20)).unwrap();
     let (done, wait) = mpsc::channel::<()>();
     let (go, stop) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -156,12 +157,12 @@ fn allocation_at_a_limit_takes_from_idle_threads() {
 /// Threads free each other's blocks and trim in loops. Every byte has one owner.
 #[test]
 fn blocks_have_one_owner_during_trims() {
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     let pool = SlabPool::new(provider.clone(), SlabSettings::new().capacity(0)).unwrap();
     let shelf: Mutex<Vec<(Address, usize, u8)>> = Mutex::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         let (pool, shelf, stop) = (&*pool, &shelf, &stop);
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 struct Owned {
     address: Address,
@@ -36,13 +36,13 @@ impl Owned {
 
 #[test]
 fn blocks_have_one_owner_while_threads_start_trim_and_end() {
-    let provider = Pages::private();
+    let provider = MmapProvider::private();
     let settings = SlabSettings::new().capacity(1).thread_cache_size(1 << 20);
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
     let shelf: Mutex<Vec<Owned>> = Mutex::new(Vec::new());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         let trimming = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 pool.trim(1 << 20).unwrap();

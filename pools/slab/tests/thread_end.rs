@@ -10,7 +10,7 @@ use tracing::{Event, Metadata, Subscriber, span};
 use umf_core::{Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_runtime::checked::{CheckSettings, Checked, Leaks};
-use umf_testkit::pool::Pages;
+use umf_testkit::pool::MmapProvider;
 
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 /// Events in threads whose storage is gone.
@@ -48,7 +48,7 @@ impl Subscriber for Buffering {
 fn thread_ends_although_the_subscriber_panics() {
     tracing::subscriber::set_global_default(Buffering).unwrap();
     let make = || {
-        let pool = SlabPool::new(Pages::private(), SlabSettings::new().trace(2)).unwrap();
+        let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new().trace(2)).unwrap();
         Checked::new(pool, CheckSettings::new().leaks(Leaks::Count)).unwrap()
     };
     let pool = make();

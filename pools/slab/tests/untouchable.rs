@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use umf_core::{Address, DeferredFree, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::Borrower;
-use umf_testkit::pool::{Pages, Random};
+use umf_testkit::LeaseHolder;
+use umf_testkit::pool::{MmapProvider, Random};
 
 /// Of all magnitudes from 8 bytes to 8 MiB.
 fn layout(random: &mut Random) -> Layout {
@@ -25,7 +25,7 @@ fn free(pool: &SlabPool, address: Address) {
 /// Everything that a pool does, in one thread.
 fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
     let mut random = Random(seed);
-    let borrower = Borrower::new();
+    let borrower = LeaseHolder::new();
     let mut live: Vec<Address> = Vec::new();
     for step in 0..15_000 {
         match random.below(100) {
@@ -109,7 +109,7 @@ fn run(settings: SlabSettings) {
     // one run would depend on the other.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let provider = Pages::untouchable();
+    let provider = MmapProvider::untouchable();
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
     let others = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -156,7 +156,7 @@ fn memory_is_not_touched_with_most_blocks_from_the_provider() {
 /// What the tests above rest on.
 #[test]
 fn touching_the_memory_kills() {
-    let pool = SlabPool::new(Pages::untouchable(), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(MmapProvider::untouchable(), SlabSettings::new()).unwrap();
     let block = pool.allocate(Layout::new(64, 8).unwrap()).unwrap();
     let pointer = block.as_ptr().unwrap();
     // SAFETY: the child does nothing but what ends it: write to the block, or else end.

@@ -136,7 +136,7 @@ fn exhausted_mappings_leave_shared_memory_consistent() {
 fn child_of_a_threaded_process_can_allocate() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use umf_testkit::Ends;
+use umf_testkit::SetOnDrop;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor};
 
@@ -327,7 +327,7 @@ fn w11_ledger_changed_during_read_is_survived() {
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
-        let _ends = Ends(&end);
+        let _ends = SetOnDrop(&end);
         let handles = [
             hostile.handle(&[]),
             hostile.handle(&[(field::REGION_SIZE, 1 << 40), (field::BLOCK_LENGTH, 1 << 39)]),
@@ -383,7 +383,7 @@ fn w11_memory_punched_during_read_reads_as_zeros() {
                 punch(&hostile.data, 0, DATA as usize);
             }
         });
-        let _ends = Ends(&end);
+        let _ends = SetOnDrop(&end);
         assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 300) > 0);
     });
 }
@@ -484,7 +484,7 @@ fn w11_lease_table_changed_in_use_is_survived() {
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
-        let _ends = Ends(&end);
+        let _ends = SetOnDrop(&end);
         importers.iter_mut().for_each(|importer| importer.send(&format!("try-storm {handle} 700")));
         let answers = importers.iter_mut().map(|it| it.answer(Duration::from_secs(10)).unwrap());
         answers.map(|answer| opened_of(&answer)).sum()

@@ -13,7 +13,7 @@ use umf::ipc::Nonce;
 use umf::ipc::fd_socket::{Answer, Deadline, Request, receive};
 use umf::ipc::inspect::OwnerStatus;
 use umf::{Exchange, Handle, Importer};
-use umf_testkit::Ends;
+use umf_testkit::SetOnDrop;
 use umf_tests::{Actor, ProcessSnapshot, spawn};
 
 fn in_mode(mode: &str) -> Actor {
@@ -215,7 +215,7 @@ fn clients_that_read_no_answer_do_not_starve_other_clients() {
     let request = request(handles[0].nonce());
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = Ends(&end);
+        let _ends = SetOnDrop(&end);
         scope.spawn(|| {
             let mut kept = std::collections::VecDeque::new();
             while !end.load(Ordering::Relaxed) {
@@ -351,7 +351,7 @@ fn forked_child_inherits_no_connection() {
     let name = name.split(' ').next().unwrap();
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = Ends(&end);
+        let _ends = SetOnDrop(&end);
         scope.spawn(|| {
             while !end.load(Ordering::Relaxed) {
                 drop(connect(name, true));

@@ -1,18 +1,18 @@
-//! Blocks, one thread: where they lie, and where their memory comes from and goes to.
+//! Cases about blocks in one thread: placement, and the origin and return of their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Make, Numbers, Pages, Random, allocate, allocate_at, at, free, layout};
+use super::{AddressOnlyProvider, MakePool, MmapProvider, Random, allocate, allocate_at, at, free, layout};
 use umf_core::{Address, BlockSpan, Error, Pool};
 
-/// Live blocks of a pool, which overlap nowhere.
+/// The live blocks of a pool. Panics if two overlap.
 #[derive(Default)]
-struct Live {
+struct LiveBlocks {
     blocks: BTreeMap<u64, BlockSpan>,
 }
 
-impl Live {
+impl LiveBlocks {
     fn add(&mut self, block: BlockSpan) {
         let start = block.address.to_bits();
         let end = start + block.size as u64;
@@ -30,7 +30,7 @@ impl Live {
     }
 }
 
-/// Checks one allocation from all sides, and yields its block.
+/// Allocates a block and checks alignment, size, and lookup by each address in it.
 fn checked(pool: &dyn Pool, size: usize, align: usize) -> BlockSpan {
     let address = allocate_at(pool, size, align);
     assert!(address.is_aligned_to(align), "{address} is no multiple of {align}");
@@ -44,13 +44,13 @@ fn checked(pool: &dyn Pool, size: usize, align: usize) -> BlockSpan {
     block
 }
 
-/// Blocks of 1 byte to 8 MiB at alignments of 1 byte to 2 MiB: aligned, within a region of the provider, apart
-/// from each other, and found by each address in them.
-pub fn blocks_are_aligned_contained_and_apart(make: Make<'_>) {
+/// Blocks of 1 byte to 8 MiB at alignments of 1 byte to 2 MiB are aligned, lie in a region of the
+/// provider, do not overlap, and are found by each address in them.
+pub fn blocks_are_aligned_contained_and_disjoint(make: MakePool<'_>) {
     for page in [256, 4096, 64 << 10, 2 << 20] {
-        let provider = Numbers::new(page);
+        let provider = AddressOnlyProvider::new(page);
         let pool = make(provider.clone().into());
-        let mut live = Live::default();
+        let mut live = LiveBlocks::default();
         let mut check = |size, align| {
             let block = checked(&*pool, size, align);
             assert!(provider.contains(block.address, block.size), "{block:?} is in no region");
@@ -73,9 +73,9 @@ pub fn blocks_are_aligned_contained_and_apart(make: Make<'_>) {
             free(&*pool, block.address);
         }
     }
-    let pool = make(Numbers::new(4096).into());
+    let pool = make(AddressOnlyProvider::new(4096).into());
     let mut random = Random(1);
-    let mut live = Live::default();
+    let mut live = LiveBlocks::default();
     for _ in 0..20_000 {
         if random.below(100) < 52 {
             let (size, align) = (random.size(18), 1 << random.below(13));
@@ -91,9 +91,9 @@ pub fn blocks_are_aligned_contained_and_apart(make: Make<'_>) {
     }
 }
 
-/// Over memory without access rights: a pool that touches it is killed.
-pub fn memory_is_not_touched(make: Make<'_>) {
-    let pool = make(Pages::untouchable().into());
+/// The pool works over memory without access rights, where each access is fatal.
+pub fn pool_never_accesses_memory(make: MakePool<'_>) {
+    let pool = make(MmapProvider::untouchable().into());
     let mut random = Random(2);
     let mut live = Vec::new();
     for _ in 0..20_000 {
@@ -109,9 +109,9 @@ pub fn memory_is_not_touched(make: Make<'_>) {
     pool.trim(0).expect("the provider takes everything back");
 }
 
-/// What is freed is handed out again.
-pub fn addresses_are_used_again(make: Make<'_>) {
-    let pool = make(Numbers::new(4096).into());
+/// Freed addresses are handed out again.
+pub fn freed_addresses_are_reused(make: MakePool<'_>) {
+    let pool = make(AddressOnlyProvider::new(4096).into());
     for size in [1, 64, 5000, 100_000, 8 << 20] {
         let mut seen = BTreeSet::new();
         for _ in 0..5_000 {
@@ -123,9 +123,9 @@ pub fn addresses_are_used_again(make: Make<'_>) {
     }
 }
 
-/// A million allocations and frees hold no more at the end than near the beginning.
-pub fn nothing_grows_over_a_million_cycles(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// After a million allocations and frees the pool holds about as much as near the beginning.
+pub fn memory_is_bounded_over_a_million_cycles(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let mut random = Random(3);
     let mut run = |cycles: usize| {
@@ -148,9 +148,9 @@ pub fn nothing_grows_over_a_million_cycles(make: Make<'_>) {
     assert_eq!(pool.statistics().live_blocks, 0);
 }
 
-/// Statistics say what is live, and end at zero.
-pub fn statistics_add_up(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// Statistics match the live blocks, and return to zero.
+pub fn statistics_add_up(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let start = pool.statistics();
     assert_eq!((start.live_blocks, start.live_bytes), (0, 0));
@@ -179,10 +179,11 @@ pub fn statistics_add_up(make: Make<'_>) {
     assert!(end.cached_bytes <= end.reserved_bytes);
 }
 
-/// A provider that has nothing more: an error, no change, and the pool goes on when there is memory again.
-pub fn failure_of_the_provider_leaves_the_pool_usable(make: Make<'_>) {
+/// An allocation that the provider refuses is an error without effect. The pool works again when
+/// the provider does.
+pub fn provider_failure_leaves_pool_usable(make: MakePool<'_>) {
     for successes in 0..4 {
-        let provider = Numbers::new(4096);
+        let provider = AddressOnlyProvider::new(4096);
         let pool = make(provider.clone().into());
         provider.fail_after(Some(successes));
         let mut live = Vec::new();
@@ -215,9 +216,10 @@ fn fill(pool: &dyn Pool, random: &mut Random) -> Vec<Address> {
     (0..2_000).map(|_| allocate(pool, random.size(20))).collect()
 }
 
-/// When everything is freed and trimmed, the provider has all its regions back; and the pool starts again.
-pub fn everything_goes_back_after_trim(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// After all blocks are freed and the pool is trimmed, the provider has all regions back. The pool
+/// stays usable.
+pub fn trim_returns_all_free_regions(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let mut random = Random(4);
     for _ in 0..3 {
@@ -235,9 +237,9 @@ pub fn everything_goes_back_after_trim(make: Make<'_>) {
     }
 }
 
-/// Trimming leaves live blocks alone, and does not go on below what is to be kept.
-pub fn trim_keeps_what_it_is_told_to(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// Trim leaves live blocks alone, and stops at the number of bytes to keep.
+pub fn trim_keeps_live_blocks_and_requested_bytes(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let mut random = Random(5);
     let mut blocks = fill(&*pool, &mut random);
@@ -257,9 +259,9 @@ pub fn trim_keeps_what_it_is_told_to(make: Make<'_>) {
     }
 }
 
-/// A pool that goes takes nothing with it, whether its blocks were freed or not.
-pub fn dropping_gives_everything_back(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// Dropping a pool returns all regions, whether its blocks were freed or not.
+pub fn drop_returns_all_regions(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     for freed in [0, 1_000, 2_000] {
         let pool = make(provider.clone().into());
         let blocks = fill(&*pool, &mut Random(6));
@@ -271,5 +273,5 @@ pub fn dropping_gives_everything_back(make: Make<'_>) {
         assert_eq!(provider.live_regions(), 0);
         assert_eq!(umf_runtime::tracker::find(blocks[0]), None);
     }
-    assert_eq!(Arc::strong_count(&provider), 1, "the provider is let go");
+    assert_eq!(Arc::strong_count(&provider), 1, "the pool drops its reference to the provider");
 }

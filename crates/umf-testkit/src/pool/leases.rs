@@ -1,30 +1,30 @@
-//! Blocks that other processes have open when they are freed.
+//! Cases about freeing blocks that other processes have open.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::borrower::Borrower;
-use super::forks::fork_amid;
+use super::super::lease_holder::LeaseHolder;
+use super::fork::fork_during;
 use super::misuse::is_not_allocated;
 use super::threads::join;
-use super::{Make, Pages, Random, allocate, controls, free, layout, mark_exported, try_free};
+use super::{MakePool, MmapProvider, Random, allocate, controls, free, layout, mark_exported, try_free};
 use umf_core::deferred::OnFree;
 use umf_core::{Address, Error, Pool};
 use umf_runtime::deferred;
 
-/// What no test here takes as long as.
+/// Longer than any wait in these cases.
 const LONG: Duration = Duration::from_secs(20);
 const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
-/// Frees a block that is exported and open elsewhere.
-fn free_leased(pool: &dyn Pool, borrower: &Borrower, address: Address, size: usize) {
+/// Exports a block, opens it as another process would, and frees it.
+fn free_leased(pool: &dyn Pool, borrower: &LeaseHolder, address: Address, size: usize) {
     mark_exported(pool, address).expect("the block is live");
     borrower.open(address, size);
     free(pool, address);
 }
 
-/// What a block of `size` bytes really has.
+/// Returns the size of the block that holds `size` bytes.
 fn block_size(pool: &dyn Pool, size: usize) -> usize {
     let address = allocate(pool, size);
     let block = pool.block_at(address).expect("live");
@@ -45,10 +45,10 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// What is freed while others have it open is freed, and is not handed out until they have closed it.
-pub fn leased_blocks_are_not_handed_out(make: Make<'_>) {
+/// A block that is freed while it is open is free, and is not reused before it is closed.
+pub fn leased_block_is_not_reused(make: MakePool<'_>) {
     for size in SIZES {
-        let (provider, borrower) = (Pages::shared(), Borrower::new());
+        let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
         let pool = make(provider.clone().into());
         let address = allocate(&*pool, size);
         let block = pool.block_at(address).expect("live");
@@ -85,15 +85,15 @@ pub fn leased_blocks_are_not_handed_out(make: Make<'_>) {
             (0, statistics.allocations, 0)
         );
         assert_eq!((provider.live_regions(), statistics.reserved_bytes), (0, 0), "{size} bytes");
-        // The range is as good as any other.
+        // The range is reusable now.
         let again = allocate(&*pool, size);
         free(&*pool, again);
     }
 }
 
-/// Freeing goes on, and lets go of what is closed by then: nothing has to be polled.
-pub fn closed_blocks_are_used_again(make: Make<'_>) {
-    let (provider, borrower) = (Pages::shared(), Borrower::new());
+/// A closed block becomes reusable with later frees, without a poll by the caller.
+pub fn closed_block_is_reused_without_poll(make: MakePool<'_>) {
+    let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
     let pool = make(provider.clone().into());
     for size in SIZES {
         let mut most = 0;
@@ -106,7 +106,7 @@ pub fn closed_blocks_are_used_again(make: Make<'_>) {
         }
         assert!(most < 20, "{most} blocks of {size} bytes were held at one time, of which one was open");
     }
-    // What was opened and closed before the free is not held at all.
+    // A block that was closed before its free is not held at all.
     let left = controls(&*pool).drain(LONG);
     assert!(left.is_empty(), "{left:?}");
     let address = allocate(&*pool, 64);
@@ -117,9 +117,9 @@ pub fn closed_blocks_are_used_again(make: Make<'_>) {
     assert_eq!(pool.statistics().held_bytes, 0);
 }
 
-/// Draining waits until the last lease is gone, and no longer than it is told.
-pub fn draining_waits_for_the_last_lease(make: Make<'_>) {
-    let (provider, borrower) = (Pages::shared(), Borrower::new());
+/// `drain` returns when the last lease is closed, or at its timeout.
+pub fn drain_waits_for_last_lease(make: MakePool<'_>) {
+    let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
     let pool = make(provider.into());
     assert!(controls(&*pool).drain(Duration::ZERO).is_empty());
     let blocks = SIZES.map(|size| (allocate(&*pool, size), size));
@@ -145,10 +145,10 @@ pub fn draining_waits_for_the_last_lease(make: Make<'_>) {
     assert_eq!(pool.statistics().held_bytes, 0);
 }
 
-/// With as much held as is allowed no more is allocated, until something is closed.
-pub fn the_bound_on_what_is_held_is_kept(make: Make<'_>) {
+/// Allocation fails while the held bytes reach the limit, and succeeds after a close.
+pub fn held_limit_refuses_allocation(make: MakePool<'_>) {
     for size in SIZES {
-        let (provider, borrower) = (Pages::shared(), Borrower::new());
+        let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
         let pool = make(provider.into());
         let limit = 3 * block_size(&*pool, size) as u64;
         controls(&*pool).set_on_free(OnFree::Hold, limit);
@@ -158,7 +158,7 @@ pub fn the_bound_on_what_is_held_is_kept(make: Make<'_>) {
         }
         let held = pool.statistics().held_bytes;
         let mut kept = Vec::new();
-        // What a pool has at hand it may hand out; what it has to get, it must not.
+        // Cached blocks may be handed out; new memory must not be allocated.
         let refused = loop {
             match pool.allocate(layout(size, 1)) {
                 Ok(address) => kept.push(address),
@@ -184,18 +184,19 @@ pub fn the_bound_on_what_is_held_is_kept(make: Make<'_>) {
     }
 }
 
-/// When contents are released the whole pages of a block read as zero at once; otherwise they stay. Neighbours keep theirs.
-pub fn contents_stay_or_go_as_told(make: Make<'_>) {
+/// With `Release` the whole pages of a held block read as zero at once; with `Hold` they keep their
+/// contents. Neighbours are not affected.
+pub fn on_free_keeps_or_releases_contents(make: MakePool<'_>) {
     for (on_free, kept) in [(OnFree::Hold, true), (OnFree::Release, false)] {
         for size in SIZES {
-            let (provider, borrower) = (Pages::shared(), Borrower::new());
+            let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
             let pool = make(provider.into());
             controls(&*pool).set_on_free(on_free, 0);
             let all = block_size(&*pool, size);
             let blocks = [(); 3].map(|()| allocate(&*pool, size));
             for (address, value) in blocks.into_iter().zip(1..) {
                 let pointer = address.as_ptr().expect("host memory");
-                // SAFETY: the block is this test's, and of that size.
+                // SAFETY: a live block of this test, of that size.
                 unsafe { pointer.write_bytes(value, size) };
             }
             let [_, leased, _] = blocks;
@@ -203,7 +204,7 @@ pub fn contents_stay_or_go_as_told(make: Make<'_>) {
             for (address, value) in blocks.into_iter().zip(1..) {
                 let pointer = address.as_ptr().expect("host memory");
                 for offset in (0..size).step_by(61) {
-                    // SAFETY: live, or held, so that its region is mapped.
+                    // SAFETY: live or held, so its region is mapped.
                     let found = unsafe { pointer.add(offset).read_volatile() };
                     let page = (address.value() as usize + offset) / 4096 * 4096;
                     let begin = address.value() as usize;
@@ -212,7 +213,8 @@ pub fn contents_stay_or_go_as_told(make: Make<'_>) {
                     assert_eq!(found, expected, "{on_free:?}, byte {offset} of {size}");
                 }
             }
-            // SAFETY: held, so mapped. A reader brings a page back.
+            // SAFETY: held, so its region is mapped. The write makes the kernel allocate the page
+            // again.
             unsafe { leased.as_ptr().expect("host memory").write_volatile(1) };
             borrower.close_all();
             assert!(controls(&*pool).drain(LONG).is_empty());
@@ -223,11 +225,11 @@ pub fn contents_stay_or_go_as_told(make: Make<'_>) {
     }
 }
 
-/// A pool that goes leaves what is open elsewhere, freed before or not, to be given back later, and nothing else.
-pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
+/// Dropping a pool keeps regions with open blocks until these are closed, and frees all others.
+pub fn leased_blocks_outlive_pool(make: MakePool<'_>) {
     for size in SIZES {
         for freed_before in [true, false] {
-            let (provider, borrower) = (Pages::shared(), Borrower::new());
+            let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
             let pool = make(provider.clone().into());
             let address = allocate(&*pool, size);
             mark_exported(&*pool, address).expect("live");
@@ -244,20 +246,20 @@ pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
             assert!(provider.live_bytes() <= (32 << 20), "{others:?}: more is held than is open");
             deferred::poll();
             assert!(provider.contains(address, size));
-            // Others use the process on: nothing comes to lie there.
-            let next = make(Pages::shared().into());
+            // Later pools of the process do not get these addresses.
+            let next = make(MmapProvider::shared().into());
             for wanted in SIZES {
                 let other = allocate(&*next, wanted);
                 assert!(!overlap((other, wanted), (address, size)));
                 free(&*next, other);
             }
-            // A provider that refuses keeps nothing from being tried again.
+            // A refused free is tried again later.
             provider.refuse_frees(true);
             borrower.close(address);
             deferred::poll();
             assert!(provider.contains(address, size) && deferred::statistics().regions > 0);
             provider.refuse_frees(false);
-            wait_for("a region that nobody has open stays", || {
+            wait_for("a region without leases was not freed", || {
                 deferred::poll();
                 provider.live_regions() == 0 && Arc::strong_count(&provider) == 1
             });
@@ -265,9 +267,9 @@ pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
     }
 }
 
-/// Four threads free what is open, and close it at some other time: nothing open is handed out, and nothing is lost.
-pub fn threads_keep_off_leased_blocks(make: Make<'_>) {
-    let (provider, borrower) = (Pages::shared(), Borrower::new());
+/// Four threads free open blocks, and close them later. No open block is reused, and none is lost.
+pub fn concurrent_threads_never_get_leased_blocks(make: MakePool<'_>) {
+    let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
     let pool = make(provider.clone().into());
     let taken = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -299,7 +301,7 @@ pub fn threads_keep_off_leased_blocks(make: Make<'_>) {
                 open.into_iter().for_each(|address| borrower.close(address));
             }
         };
-        // Joined, so that what their caches hold has gone when this ends.
+        // Joins the threads, so that their caches are flushed before the drain.
         join((0..4).map(|seed| scope.spawn(work(seed))).collect());
     });
     assert!(!taken.load(Ordering::Relaxed), "a block was handed out that was open elsewhere");
@@ -311,9 +313,10 @@ pub fn threads_keep_off_leased_blocks(make: Make<'_>) {
     assert_eq!(provider.live_regions(), 0);
 }
 
-/// A child forked amid all that holds nothing, and its pool works on; in the parent everything is as it was.
-pub fn a_child_holds_nothing_of_its_parent(make: Make<'_>) {
-    let (provider, borrower) = (Pages::private(), Borrower::new());
+/// A child forked under load holds no blocks, and its pool stays usable. The parent's blocks stay
+/// held.
+pub fn forked_child_holds_no_parent_blocks(make: MakePool<'_>) {
+    let (provider, borrower) = (MmapProvider::private(), LeaseHolder::new());
     let pool = make(provider.into());
     let pool = &*pool;
     let held: Vec<_> = SIZES.map(|size| (allocate(pool, size), size)).into();
@@ -330,7 +333,7 @@ pub fn a_child_holds_nothing_of_its_parent(make: Make<'_>) {
             deferred::poll();
         }
     };
-    fork_amid(traffic, || {
+    fork_during(traffic, || {
         if !deferred::statistics().is_empty() || pool.statistics().held_bytes != 0 {
             return 1;
         }
@@ -338,7 +341,7 @@ pub fn a_child_holds_nothing_of_its_parent(make: Make<'_>) {
             let size = SIZES[round % 3];
             let Ok(address) = pool.allocate(layout(size, 1)) else { return 2 };
             if held.iter().any(|&held| overlap(held, (address, size))) {
-                // The parent's block, which this process has a copy of, was not let go here.
+                // The child has a copy of the parent's block, and did not reclaim it.
                 return 3;
             }
             if round % 2 == 0 && try_free(pool, address).is_err() {

@@ -1,13 +1,14 @@
-//! What must be refused, and what must be announced.
+//! Cases about invalid frees, and about announcements of frees.
 
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-use super::{Make, Numbers, allocate, at, free, mark_exported, try_free};
+use super::{AddressOnlyProvider, MakePool, allocate, at, free, mark_exported, try_free};
 use umf_core::Freed;
 use umf_core::{Address, Error, Pool};
 use umf_runtime::observer::{self, ExportObserver, Leases};
 
-/// Frees and looks up an address that is no start of a live block, and checks that nothing came of it.
+/// Frees and looks up an address that does not start a live block, and checks that this has no
+/// effect.
 fn refused(pool: &dyn Pool, address: Address, expected: impl Fn(&Error) -> bool) {
     let before = pool.statistics();
     for result in [try_free(pool, address), mark_exported(pool, address)] {
@@ -26,7 +27,7 @@ const fn is_interior(error: &Error) -> bool {
     matches!(error, Error::InteriorAddress { .. })
 }
 
-/// Says of an address that it is no live block's: with what a history knows, if there is one.
+/// Returns whether the error reports `address` as not allocated, with or without history.
 pub(super) fn is_not_allocated(error: &Error, address: Address) -> bool {
     match *error {
         Error::NotAllocated { address: told } | Error::FreedTwice { address: told, .. } => told == address,
@@ -34,17 +35,19 @@ pub(super) fn is_not_allocated(error: &Error, address: Address) -> bool {
     }
 }
 
-/// Once a block is free its region may be gone: then nobody knows the address any more.
+/// Returns whether the address is not live. The region of a free block may be gone, so the tracker
+/// may not know the address.
 pub(super) const fn is_not_live(error: &Error) -> bool {
     matches!(error, Error::NotAllocated { .. } | Error::FreedTwice { .. } | Error::ForeignAddress { .. })
 }
 
-/// Addresses of others, inside blocks, past blocks, freed or never allocated: the right error, and no change.
-pub fn every_other_address_is_refused(make: Make<'_>) {
-    let (provider, other) = (Numbers::new(4096), Numbers::new(4096));
+/// Addresses of other pools, inside blocks, past blocks, freed, or never allocated: each is refused
+/// with the right error, without effect.
+pub fn free_of_invalid_address_is_refused(make: MakePool<'_>) {
+    let (provider, other) = (AddressOnlyProvider::new(4096), AddressOnlyProvider::new(4096));
     let pool = make(provider.clone().into());
-    let stranger = make(other.into());
-    let foreign = allocate(&*stranger, 100);
+    let other_pool = make(other.into());
+    let foreign = allocate(&*other_pool, 100);
     refused(&*pool, foreign, is_foreign);
     assert!(pool.block_at(foreign).is_err_and(|error| is_foreign(&error)));
     let nowhere = Address::in_space(foreign.space(), 1 << 50).expect("fits");
@@ -57,9 +60,9 @@ pub fn every_other_address_is_refused(make: Make<'_>) {
                 refused(&*pool, at(address, inside), is_interior);
             }
         }
-        refused(&*stranger, address, is_foreign);
+        refused(&*other_pool, address, is_foreign);
         refused(&*pool, at(address, block.size as u64), is_not_live);
-        // All around it, nothing else is live.
+        // No other block near it is live.
         for offset in (0..1 << 20).step_by(4096 - 8) {
             let probe = at(address, block.size as u64 + offset);
             refused(&*pool, probe, is_not_live);
@@ -70,13 +73,13 @@ pub fn every_other_address_is_refused(make: Make<'_>) {
         refused(&*pool, address, is_not_live);
         assert!(pool.block_at(address).is_err_and(|error| is_not_live(&error)));
     }
-    free(&*stranger, foreign);
-    refused(&*stranger, foreign, is_not_live);
+    free(&*other_pool, foreign);
+    refused(&*other_pool, foreign, is_not_live);
 }
 
-/// Of two threads that free the same block at the same time one succeeds, whatever the size.
-pub fn of_two_frees_one_succeeds(make: Make<'_>) {
-    let pool = make(Numbers::new(4096).into());
+/// Of two concurrent frees of a block exactly one succeeds, for each size.
+pub fn concurrent_double_free_succeeds_once(make: MakePool<'_>) {
+    let pool = make(AddressOnlyProvider::new(4096).into());
     for size in [64, 5000, 100_000, 10 << 20] {
         let current = Mutex::new(None);
         let (begin, end) = (Barrier::new(3), Barrier::new(3));
@@ -129,13 +132,14 @@ impl ExportObserver for Recorder {
     }
 }
 
-/// A flagged block is announced when it is freed, once, before it is handed out again; an unflagged one is not.
-pub fn exported_blocks_are_announced_once(make: Make<'_>) {
+/// The free of an exported block is announced once, before the block is reused. Other frees are not
+/// announced.
+pub fn exported_blocks_are_announced_once(make: MakePool<'_>) {
     let recorder = Arc::new(Recorder::default());
     let _observing = observer::register(recorder.clone()).expect("there is memory");
     for size in [64, 5000, 100_000, 10 << 20] {
-        let pool = make(Numbers::new(4096).into());
-        // Others had its space before it.
+        let pool = make(AddressOnlyProvider::new(4096).into());
+        // Another pool may have used these addresses before.
         recorder.freed.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let address = allocate(&*pool, size);
         let quiet = allocate(&*pool, size);
@@ -148,7 +152,7 @@ pub fn exported_blocks_are_announced_once(make: Make<'_>) {
         assert!(mark_exported(&*pool, address).is_err());
         free(&*pool, quiet);
         assert_eq!((recorder.count(address), recorder.count(quiet)), (1, 0));
-        // The flag does not stick to the address.
+        // The flag does not outlive the block.
         for round in 0..100 {
             let again = allocate(&*pool, size);
             let before = recorder.count(again);
@@ -158,7 +162,7 @@ pub fn exported_blocks_are_announced_once(make: Make<'_>) {
             free(&*pool, again);
             assert_eq!(recorder.count(again), before + usize::from(round % 2 == 0));
         }
-        // A pool that goes announces what is left.
+        // Dropping a pool announces the exported blocks that are left.
         let left = allocate(&*pool, size);
         let before = recorder.count(left);
         mark_exported(&*pool, left).expect("live");

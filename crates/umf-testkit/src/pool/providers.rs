@@ -1,4 +1,5 @@
-//! Providers for tests: address numbers without memory, and host memory. Both count, and fail on demand.
+//! Providers for tests: bare address ranges, and anonymous host memory. Both count, and fail on
+//! demand.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -10,19 +11,19 @@ use umf_core::{
 };
 use umf_sync::{Lock, LockGuard};
 
-/// Regions by base, and what is left of an injected failure.
+/// LiveBlocks regions by base address, counters, and injected failures.
 #[derive(Debug, Default)]
-struct Books {
+struct RegionTable {
     regions: Lock<BTreeMap<u64, Region>>,
-    /// Allocations that still succeed; `u64::MAX`: all.
+    /// Allocations that still succeed; `u64::MAX` for no limit.
     successes: AtomicU64,
     allocations: AtomicU64,
-    refusing: AtomicBool,
+    refuses_frees: AtomicBool,
     populated: AtomicU64,
-    full: AtomicBool,
+    populate_fails: AtomicBool,
 }
 
-impl Books {
+impl RegionTable {
     fn new() -> Self {
         Self { successes: AtomicU64::new(u64::MAX), ..Self::default() }
     }
@@ -39,7 +40,7 @@ impl Books {
     }
 
     fn remove(&self, region: &Region) -> Result<()> {
-        if self.refusing.load(Ordering::Relaxed) {
+        if self.refuses_frees.load(Ordering::Relaxed) {
             return Err(Error::native("freeing in a provider that was told to refuse", libc::EBUSY));
         }
         let mut regions = self.lock();
@@ -52,47 +53,47 @@ impl Books {
     }
 }
 
-// A forked child goes on allocating, while another thread of the parent may have been in here.
+// The lock survives forks: a child allocates while a thread of the parent held it at the fork.
 macro_rules! bookkeeping {
     () => {
-        /// Regions that are allocated now.
+        /// Returns the number of live regions.
         pub fn live_regions(&self) -> usize {
-            self.books.lock().len()
+            self.regions_table.lock().len()
         }
 
-        /// Bytes that are allocated now.
+        /// Returns the bytes of live regions.
         pub fn live_bytes(&self) -> usize {
-            self.books.lock().values().map(Region::size).sum()
+            self.regions_table.lock().values().map(Region::size).sum()
         }
 
-        /// Calls of `allocate` so far.
+        /// Returns the number of calls of `allocate`.
         pub fn allocations(&self) -> u64 {
-            self.books.allocations.load(Ordering::Relaxed)
+            self.regions_table.allocations.load(Ordering::Relaxed)
         }
 
-        /// From now on `n` allocations succeed, and all later ones fail; `None` lets all succeed.
+        /// Lets `n` more allocations succeed and all later ones fail; `None` lets all succeed.
         pub fn fail_after(&self, n: Option<u64>) {
-            self.books.successes.store(n.unwrap_or(u64::MAX), Ordering::Relaxed);
+            self.regions_table.successes.store(n.unwrap_or(u64::MAX), Ordering::Relaxed);
         }
 
-        /// Bytes whose pages were asked for ahead so far.
+        /// Returns the bytes that were populated.
         pub fn populated_bytes(&self) -> u64 {
-            self.books.populated.load(Ordering::Relaxed)
+            self.regions_table.populated.load(Ordering::Relaxed)
         }
 
-        /// From now on, whether no pages can be made ahead.
-        pub fn be_full(&self, full: bool) {
-            self.books.full.store(full, Ordering::Relaxed);
+        /// Sets whether populating fails for lack of memory.
+        pub fn set_populate_fails(&self, fails: bool) {
+            self.regions_table.populate_fails.store(fails, Ordering::Relaxed);
         }
 
-        /// From now on, whether every free is refused.
+        /// Sets whether every free is refused.
         pub fn refuse_frees(&self, refuse: bool) {
-            self.books.refusing.store(refuse, Ordering::Relaxed);
+            self.regions_table.refuses_frees.store(refuse, Ordering::Relaxed);
         }
 
-        /// Whether `size` bytes at `address` lie in one live region.
+        /// Returns whether `size` bytes at `address` lie in one live region.
         pub fn contains(&self, address: Address, size: usize) -> bool {
-            let regions = self.books.lock();
+            let regions = self.regions_table.lock();
             let below = regions.range(..=address.to_bits()).next_back();
             below.is_some_and(|(_, region)| {
                 address
@@ -103,29 +104,30 @@ macro_rules! bookkeeping {
     };
 }
 
-/// Addresses without memory, in an address space of their own, as a device would have: who touches them
-/// crashes. First fit, so that addresses are used again.
+/// A provider of addresses without memory, in an address space of its own, like a device's.
+/// Accessing them is fatal. Allocates first fit, so that addresses are reused.
 #[derive(Debug)]
-pub struct Numbers {
+pub struct AddressOnlyProvider {
     space: AddressSpace,
     page: usize,
-    books: Books,
+    regions_table: RegionTable,
 }
 
-impl Numbers {
-    /// Where the addresses begin and end.
+impl AddressOnlyProvider {
+    /// First and last address.
     const RANGE: (u64, u64) = (1 << 20, 1 << 46);
 
-    /// The first space of those that such providers have, and how many there are.
+    /// The first address space for such providers, and their number.
     const SPACES: (u8, u8) = (20, 100);
 
-    /// A provider with pages of `page` bytes, in a space that no other one of this process has.
+    /// Creates a provider with pages of `page` bytes, in an address space that no other live
+    /// provider has.
     ///
     /// # Panics
-    /// If there are 100 of them already.
+    /// If 100 of them are live.
     #[must_use]
     pub fn new(page: usize) -> Arc<Self> {
-        // In turn, so that addresses are used again as late as can be.
+        // Round robin, so that an address space is reused as late as possible.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let all = u64::from(Self::SPACES.1);
@@ -135,24 +137,24 @@ impl Numbers {
         });
         let space = free.and_then(|number| AddressSpace::new(Self::SPACES.0 + number));
         let space = space.expect("no more than 100 providers of numbers at one time");
-        Arc::new(Self { space, page, books: Books::new() })
+        Arc::new(Self { space, page, regions_table: RegionTable::new() })
     }
 
     bookkeeping!();
 }
 
-/// A bit for each of [`Numbers::SPACES`]: a provider has it.
+/// One bit for each of [`AddressOnlyProvider::SPACES`]: set while a provider has it.
 static IN_USE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-impl Drop for Numbers {
+impl Drop for AddressOnlyProvider {
     fn drop(&mut self) {
         let number = self.space.number() - Self::SPACES.0;
         IN_USE[usize::from(number / 64)].fetch_and(!(1 << (number % 64)), Ordering::Release);
     }
 }
 
-// SAFETY: regions are ranges of numbers in a space that nobody can touch; first fit keeps them apart.
-unsafe impl Provider for Numbers {
+// SAFETY: regions are address ranges in a space without memory; first fit keeps them disjoint.
+unsafe impl Provider for AddressOnlyProvider {
     fn kind(&self) -> ProviderKind {
         ProviderKind::new("numbers").unwrap_or(ProviderKind::HOST)
     }
@@ -176,9 +178,9 @@ unsafe impl Provider for Numbers {
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let layout = layout.pad_to(self.page)?.align_to(self.page)?;
         let (size, align) = (layout.size() as u64, layout.align() as u64);
-        self.books.admit(layout.size())?;
+        self.regions_table.admit(layout.size())?;
         let failed = Error::OutOfMemory { size: layout.size(), owner: "numbers", native: 0 };
-        let mut regions = self.books.lock();
+        let mut regions = self.regions_table.lock();
         let mut place = Self::RANGE.0.next_multiple_of(align);
         for region in regions.values() {
             let base = region.base().value();
@@ -196,7 +198,7 @@ unsafe impl Provider for Numbers {
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        self.books.remove(&region)
+        self.regions_table.remove(&region)
     }
 
     fn populate(&self) -> Option<&dyn Populate> {
@@ -204,47 +206,47 @@ unsafe impl Provider for Numbers {
     }
 }
 
-impl Populate for Numbers {
+impl Populate for AddressOnlyProvider {
     fn populate(&self, base: Address, size: usize) -> Result<()> {
         if !self.contains(base, size) || size == 0 {
             return Err(Error::ForeignAddress { address: base, owner: "numbers" });
         }
-        if self.books.full.load(Ordering::Relaxed) {
+        if self.regions_table.populate_fails.load(Ordering::Relaxed) {
             return Err(Error::OutOfMemory { size, owner: "numbers", native: 0 });
         }
-        self.books.populated.fetch_add(size as u64, Ordering::Relaxed);
+        self.regions_table.populated.fetch_add(size as u64, Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Anonymous host memory: private, or shared with forked children; readable, or not to be touched at all.
+/// A provider of anonymous host memory: private or shared with forked children; accessible or not.
 #[derive(Debug)]
-pub struct Pages {
+pub struct MmapProvider {
     visibility: Visibility,
     touchable: bool,
-    books: Books,
+    regions_table: RegionTable,
 }
 
 const PAGE: usize = 4096;
 
-impl Pages {
+impl MmapProvider {
     fn new(visibility: Visibility, touchable: bool) -> Arc<Self> {
-        Arc::new(Self { visibility, touchable, books: Books::new() })
+        Arc::new(Self { visibility, touchable, regions_table: RegionTable::new() })
     }
 
-    /// Private memory.
+    /// Creates a provider of private memory.
     #[must_use]
     pub fn private() -> Arc<Self> {
         Self::new(Visibility::Private, true)
     }
 
-    /// Memory that a forked child shares.
+    /// Creates a provider of memory that forked children share.
     #[must_use]
     pub fn shared() -> Arc<Self> {
         Self::new(Visibility::Shared, true)
     }
 
-    /// Memory that is mapped without any access: a pool that touches it is killed.
+    /// Creates a provider of memory without access rights: a pool that accesses it is killed.
     #[must_use]
     pub fn untouchable() -> Arc<Self> {
         Self::new(Visibility::Private, false)
@@ -253,8 +255,8 @@ impl Pages {
     bookkeeping!();
 }
 
-// SAFETY: regions are mappings of this provider alone, unmapped when freed.
-unsafe impl Provider for Pages {
+// SAFETY: each region is a mapping of its own, which only `free` unmaps.
+unsafe impl Provider for MmapProvider {
     fn kind(&self) -> ProviderKind {
         ProviderKind::new("pages").unwrap_or(ProviderKind::HOST)
     }
@@ -278,7 +280,7 @@ unsafe impl Provider for Pages {
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let layout = layout.pad_to(PAGE)?.align_to(PAGE)?;
         let (size, align) = (layout.size(), layout.align());
-        self.books.admit(size)?;
+        self.regions_table.admit(size)?;
         let failed = |native| Error::OutOfMemory { size, owner: "pages", native };
         let padded = size.checked_add(align - PAGE).ok_or(failed(0))?;
         let access = if self.touchable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
@@ -287,7 +289,7 @@ unsafe impl Provider for Pages {
             Visibility::Shared => libc::MAP_SHARED,
         };
         let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no mapping.
         let mapped = unsafe { libc::mmap(core::ptr::null_mut(), padded, access, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(failed(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)));
@@ -296,19 +298,19 @@ unsafe impl Provider for Pages {
         let base = start.next_multiple_of(align);
         for (from, to) in [(start, base), (base + size, start + padded)] {
             if from < to {
-                // SAFETY: both ends of the mapping made above, which nobody has seen.
+                // SAFETY: a part of the mapping made above, which is not in use yet.
                 unsafe { libc::munmap(core::ptr::with_exposed_provenance_mut(from), to - from) };
             }
         }
         let region = Region::new(Address::new(base).ok_or(failed(0))?, size);
-        self.books.lock().insert(region.base().to_bits(), region);
+        self.regions_table.lock().insert(region.base().to_bits(), region);
         Ok(region)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        self.books.remove(&region)?;
+        self.regions_table.remove(&region)?;
         if let Some(base) = region.base().as_ptr() {
-            // SAFETY: the region was one of ours, mapped by `allocate`; the caller says that nobody uses it.
+            // SAFETY: `allocate` mapped the region, and the caller promises that it is not in use.
             unsafe { libc::munmap(base.cast(), region.size()) };
         }
         Ok(())
@@ -323,9 +325,9 @@ unsafe impl Provider for Pages {
     }
 }
 
-impl Purge for Pages {
+impl Purge for MmapProvider {
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller keeps the contract, which is the same.
         unsafe { self.purge_forced(base, size) }
     }
 
@@ -338,7 +340,7 @@ impl Purge for Pages {
             Visibility::Private => libc::MADV_DONTNEED,
             Visibility::Shared => libc::MADV_REMOVE,
         };
-        // SAFETY: the pages are those of a live region, and the caller says that nobody needs their content.
+        // SAFETY: pages of a live region, whose contents the caller does not need.
         match unsafe { libc::madvise(pointer.cast(), size, advice) } {
             0 => Ok(()),
             _ => Err(Error::native("madvise", std::io::Error::last_os_error().raw_os_error().unwrap_or(0))),

@@ -1,10 +1,10 @@
-//! Several threads.
+//! Cases about several threads.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::ScopedJoinHandle;
 
-use super::{Make, Numbers, Pages, Random, allocate, free};
+use super::{AddressOnlyProvider, MakePool, MmapProvider, Random, allocate, free};
 use umf_core::Address;
 
 fn pointer(address: Address) -> *mut u8 {
@@ -20,26 +20,26 @@ struct Filled {
 
 impl Filled {
     fn new(address: Address, size: usize, value: u8) -> Self {
-        // SAFETY: the block is ours, host memory of at least that size.
+        // SAFETY: a live block of this test, in host memory of at least that size.
         unsafe { pointer(address).write_bytes(value, size) };
         Self { address, size, value }
     }
 
     fn check(&self) {
-        // SAFETY: the block is ours until it is freed, and was written in full.
+        // SAFETY: a live block of this test that was written in full.
         let bytes = unsafe { core::slice::from_raw_parts(pointer(self.address), self.size) };
-        assert!(bytes.iter().all(|&byte| byte == self.value), "somebody wrote into {}", self.address);
+        assert!(bytes.iter().all(|&byte| byte == self.value), "another thread wrote into {}", self.address);
     }
 }
 
-/// Waits for threads to end. (A scope by itself does not wait for what a thread does at its end.)
+/// Joins threads. A scope alone does not wait for the destructors of thread-local values.
 pub(super) fn join<T>(threads: Vec<ScopedJoinHandle<'_, T>>) -> Vec<T> {
     threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
 }
 
-/// Four threads that fill, check and free their own blocks: nobody else writes into them.
-pub fn threads_share_a_pool(make: Make<'_>) {
-    let provider = Pages::private();
+/// Four threads fill, check and free their own blocks. No block is written by another thread.
+pub fn concurrent_threads_get_disjoint_blocks(make: MakePool<'_>) {
+    let provider = MmapProvider::private();
     let pool = make(provider.clone().into());
     std::thread::scope(|scope| {
         let work = |thread: u8| {
@@ -71,9 +71,9 @@ pub fn threads_share_a_pool(make: Make<'_>) {
     assert_eq!(provider.live_regions(), 0);
 }
 
-/// What one thread allocates another frees, all the time, without growth.
-pub fn blocks_may_be_freed_elsewhere(make: Make<'_>) {
-    let provider = Pages::private();
+/// Blocks that one thread allocates and another frees are reused, so the pool does not grow.
+pub fn remotely_freed_blocks_are_reused(make: MakePool<'_>) {
+    let provider = MmapProvider::private();
     let pool = make(provider.clone().into());
     let most = AtomicU64::new(0);
     let (send, receive) = mpsc::sync_channel::<Filled>(200);
@@ -109,10 +109,10 @@ fn pool_bytes(pool: &dyn umf_core::Pool, round: usize) -> u64 {
     if round.is_multiple_of(1_000) { pool.statistics().reserved_bytes } else { 0 }
 }
 
-/// Two hundred threads, one after another, allocate and end: what they had cached serves the next, and blocks
-/// that they left behind can be freed by others.
-pub fn ended_threads_strand_nothing(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// Two hundred threads, one after another, allocate and end. Later threads reuse their caches, and
+/// free the blocks that they left.
+pub fn ended_threads_leak_nothing(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let mut after_some = 0;
     for round in 0..200_u64 {

@@ -1,35 +1,36 @@
-//! Cases about purging and properties.
+//! Cases about the abilities purge, populate and properties.
 
 use super::memory::{
     allocate, assert_filled, assert_part_filled, fill, free, is_accessible, is_filled, is_zero,
 };
-use super::process::beside_others;
-use super::{Make, passed_over};
+use super::process::run_shared;
+use super::{MakeProvider, skip};
 use umf_core::{Address, Error, Property, Provider, Purge, Region, Result};
 
 #[track_caller]
-fn further(base: Address, bytes: usize) -> Address {
+fn offset_by(base: Address, bytes: usize) -> Address {
     base.checked_add(bytes as u64).expect("inside of the region")
 }
 
-/// Purged memory reads zeros, at once or (if purged lazily) at some time; what lies beside it stays.
-pub fn purged_memory_reads_as_promised(make: Make<'_>) {
-    let _beside = beside_others();
+/// Purged pages read as zero, at once or (lazy purge) later. Neighbouring pages keep their
+/// contents.
+pub fn purged_pages_read_as_zero(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some(purge) = provider.purge() else {
-        return passed_over(&*provider, "it cannot purge");
+        return skip(&*provider, "it cannot purge");
     };
     forced(&*provider, purge);
     lazy(&*provider, purge);
 }
 
-/// `false` if this way of purging does not exist.
+/// Returns `false` if the operation is not supported.
 #[track_caller]
 fn exists(provider: &dyn Provider, result: Result<()>, what: &str) -> bool {
     match result {
         Ok(()) => true,
         Err(Error::NotSupported { .. }) => {
-            passed_over(provider, what);
+            skip(provider, what);
             false
         }
         Err(error) => panic!("{what}: {error}"),
@@ -43,21 +44,21 @@ fn forced(provider: &dyn Provider, purge: &dyn Purge) {
     if is_accessible(provider) {
         fill(base, region.size(), 21);
     }
-    // SAFETY: the content of the two pages is not needed.
-    let purged = unsafe { purge.purge_forced(further(base, page), 2 * page) };
+    // SAFETY: the contents of the two pages are not needed.
+    let purged = unsafe { purge.purge_forced(offset_by(base, page), 2 * page) };
     if exists(provider, purged, "forced purge") && is_accessible(provider) {
         assert_part_filled(base, page, 21, 0);
-        assert!(is_zero(further(base, page), 2 * page), "purged memory does not read as zero");
-        assert_part_filled(further(base, 3 * page), page, 21, 3 * page);
+        assert!(is_zero(offset_by(base, page), 2 * page), "purged memory does not read as zero");
+        assert_part_filled(offset_by(base, 3 * page), page, 21, 3 * page);
         fill(base, region.size(), 22);
         assert_filled(base, region.size(), 22);
     }
     let refused = |base, size, what: &str| {
-        // SAFETY: nothing is purged, since the range is no part of a live region.
+        // SAFETY: the range is not part of a live region, so nothing is purged.
         let result = unsafe { purge.purge_forced(base, size) };
         assert!(result.is_err(), "purging {what} succeeded");
     };
-    refused(further(base, 1), page, "what does not begin at a page");
+    refused(offset_by(base, 1), page, "what does not begin at a page");
     refused(base, page + 1, "what does not end at a page");
     refused(base, 0, "nothing");
     refused(base, region.size() + page, "past the end");
@@ -76,48 +77,48 @@ fn lazy(provider: &dyn Provider, purge: &dyn Purge) {
     if is_accessible(provider) {
         fill(base, region.size(), 31);
     }
-    // SAFETY: the content of the two pages is not needed.
-    let purged = unsafe { purge.purge_lazy(further(base, page), 2 * page) };
+    // SAFETY: the contents of the two pages are not needed.
+    let purged = unsafe { purge.purge_lazy(offset_by(base, page), 2 * page) };
     if exists(provider, purged, "lazy purge") && is_accessible(provider) {
         for number in 1..3 {
-            let start = further(base, number * page);
+            let start = offset_by(base, number * page);
             assert!(
                 is_zero(start, page) || is_filled(start, page, 31, number * page),
                 "lazily purged memory is neither what it was nor zero"
             );
         }
         assert_part_filled(base, page, 31, 0);
-        assert_part_filled(further(base, 3 * page), page, 31, 3 * page);
+        assert_part_filled(offset_by(base, 3 * page), page, 31, 3 * page);
         fill(base, region.size(), 32);
         assert_filled(base, region.size(), 32);
     }
     free(provider, region);
 }
 
-/// Populating memory changes nothing in it, and is refused for what is no part of a live region.
-pub fn populated_memory_keeps_its_content(make: Make<'_>) {
-    let _beside = beside_others();
+/// Populating changes no contents, and fails for a range outside of live regions.
+pub fn populate_keeps_contents(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some(populate) = provider.populate() else {
-        return passed_over(&*provider, "it cannot make pages ahead");
+        return skip(&*provider, "it cannot populate pages");
     };
     let page = provider.page_size();
     let region = allocate(&*provider, 4 * page, 1);
     let base = region.base();
     let accessible = is_accessible(&*provider);
     if accessible {
-        fill(further(base, page), page, 61);
+        fill(offset_by(base, page), page, 61);
     }
     if exists(&*provider, populate.populate(base, 4 * page), "making pages") && accessible {
-        assert_filled(further(base, page), page, 61);
-        assert!(!provider.zeroed() || is_zero(further(base, 2 * page), 2 * page));
-        // Twice is once.
-        populate.populate(further(base, page), 2 * page).expect("they are there");
+        assert_filled(offset_by(base, page), page, 61);
+        assert!(!provider.zeroed() || is_zero(offset_by(base, 2 * page), 2 * page));
+        // Populating twice has no offset_by effect.
+        populate.populate(offset_by(base, page), 2 * page).expect("they are there");
         fill(base, region.size(), 62);
         assert_filled(base, region.size(), 62);
     }
     for (base, size, what) in [
-        (further(base, 1), page, "what does not begin at a page"),
+        (offset_by(base, 1), page, "what does not begin at a page"),
         (base, page + 1, "what does not end at a page"),
         (base, 0, "nothing"),
         (base, region.size() + page, "past the end"),
@@ -129,16 +130,17 @@ pub fn populated_memory_keeps_its_content(make: Make<'_>) {
     assert!(populate.populate(base, page).is_err(), "populating a region that was freed succeeded");
 }
 
-/// Two threads purge pages of one region at the same time, each its own; what lies between them stays.
-pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
-    let _beside = beside_others();
+/// Two threads purge different pages of a region at the same time. MmapProvider between them keep their
+/// contents.
+pub fn concurrent_purges_of_disjoint_pages_succeed(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some(purge) = provider.purge() else {
-        return passed_over(&*provider, "it cannot purge");
+        return skip(&*provider, "it cannot purge");
     };
     let page = provider.page_size();
     let region = allocate(&*provider, 5 * page, 1);
-    let at = |number: usize| further(region.base(), number * page);
+    let at = |number: usize| offset_by(region.base(), number * page);
     let accessible = is_accessible(&*provider);
     if accessible {
         fill(region.base(), region.size(), 51);
@@ -151,7 +153,7 @@ pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
                     if accessible {
                         fill(at(number), page, 52);
                     }
-                    // SAFETY: the page is this thread's, and its content is not needed.
+                    // SAFETY: the page belongs to this thread, and its contents are not needed.
                     let purged = unsafe { purge.purge_forced(at(number), page) };
                     if exists(provider, purged, "forced purge") && accessible {
                         assert!(is_zero(at(number), page), "purged memory does not read as zero");
@@ -168,12 +170,12 @@ pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
     free(&*provider, region);
 }
 
-/// Properties are told of live regions, and of no others.
-pub fn properties_are_told_of_live_regions_only(make: Make<'_>) {
-    let _beside = beside_others();
+/// Properties exist for live regions, and fail for any other region.
+pub fn properties_exist_for_live_regions_only(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some(properties) = provider.properties() else {
-        return passed_over(&*provider, "it has no properties");
+        return skip(&*provider, "it has no properties");
     };
     let all =
         [Property::AllocationId, Property::Node, Property::Context, Property::Device, Property::CacheLine];
@@ -185,7 +187,7 @@ pub fn properties_are_told_of_live_regions_only(make: Make<'_>) {
             Ok(_) | Err(Error::NotSupported { .. }) => {}
             Err(error) => panic!("{property:?}: {error}"),
         }
-        let none = Region::new(further(region.base(), 1), 1);
+        let none = Region::new(offset_by(region.base(), 1), 1);
         assert!(properties.property(&none, property).is_err(), "{property:?} of no region");
     }
     free(&*provider, region);

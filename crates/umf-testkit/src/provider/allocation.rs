@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::sync::PoisonError;
 
 use super::memory::{allocate, assert_filled, fill, free, is_accessible, is_zero};
-use super::process::beside_others;
-use super::{Make, passed_over};
+use super::process::run_shared;
+use super::{MakeProvider, skip};
 use umf_core::{Address, Error, Layout, Provider, Region};
 
-/// Its page size is a power of two, and it has a name and a kind.
-pub fn it_says_what_it_is(make: Make<'_>) {
+/// Page sizes are powers of two, and name and kind are not empty.
+pub fn identity_is_valid(make: MakeProvider<'_>) {
     let provider = make();
     assert!(provider.page_size().is_power_of_two());
     for size in [1, provider.page_size(), 1 << 20, 1 << 30] {
@@ -32,9 +32,10 @@ fn assert_well_formed(provider: &dyn Provider, region: &Region, size: usize, ali
     assert!(region.base().checked_add(region.size() as u64 - 1).is_some(), "{region:?} leaves its space");
 }
 
-/// Regions are at least as large as asked for, whole pages, and can be used to the last byte.
-pub fn sizes_are_whole_pages(make: Make<'_>) {
-    let _beside = beside_others();
+/// Regions have at least the requested size, consist of whole pages, and are usable to the last
+/// byte.
+pub fn region_sizes_are_page_multiples(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let page = provider.page_size();
     for size in [1, 2, page - 1, page, page + 1, 2 * page, 3 * page - 7, 5 * page + 1] {
@@ -48,9 +49,9 @@ pub fn sizes_are_whole_pages(make: Make<'_>) {
     }
 }
 
-/// Each alignment is kept or refused, and refusing one leaves the provider usable.
-pub fn alignments_are_kept_or_refused(make: Make<'_>) {
-    let _beside = beside_others();
+/// Each alignment is met or refused. A refusal leaves the provider usable.
+pub fn alignment_is_met_or_refused(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let mut live = Vec::new();
     for shift in 0..62 {
@@ -79,12 +80,12 @@ pub fn alignments_are_kept_or_refused(make: Make<'_>) {
     }
 }
 
-/// Live regions share no byte, also while others come and go.
-pub fn regions_do_not_overlap(make: Make<'_>) {
-    let _beside = beside_others();
+/// LiveBlocks regions share no byte, while other regions are allocated and freed.
+pub fn regions_do_not_overlap(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let page = provider.page_size();
-    // Few where pages are huge, or where this process may have few open files: a region may be one.
+    // Fewer where pages are huge or the process may open few files: a region may be a file.
     let count = (16 << 20) / (4 * page).clamp(1 << 14, 1 << 22);
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let count = count.min(usize::try_from(files / 4).unwrap_or(usize::MAX)).max(4);
@@ -134,7 +135,7 @@ pub fn regions_do_not_overlap(make: Make<'_>) {
     }
 }
 
-/// Whether the provider can give that layout.
+/// Returns whether the provider supports the layout.
 fn probe(provider: &dyn Provider, layout: Layout) -> bool {
     match provider.allocate(layout) {
         Ok(region) => {
@@ -145,9 +146,9 @@ fn probe(provider: &dyn Provider, layout: Layout) -> bool {
     }
 }
 
-/// A region never has the id that another had, even at the same address.
-pub fn ids_are_never_used_again(make: Make<'_>) {
-    let _beside = beside_others();
+/// A region id is never reused, even at the same address.
+pub fn region_ids_are_never_reused(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let mut seen = HashSet::new();
     for _ in 0..200 {
@@ -157,12 +158,12 @@ pub fn ids_are_never_used_again(make: Make<'_>) {
     }
 }
 
-/// If fresh memory is said to be zero, it is, also where there was something before.
-pub fn fresh_memory_is_zero_where_promised(make: Make<'_>) {
-    let _beside = beside_others();
+/// Fresh memory is zero if the provider says so, also at addresses that were used before.
+pub fn fresh_memory_is_zero_where_promised(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     if !provider.zeroed() || !is_accessible(&*provider) {
-        return passed_over(&*provider, "fresh memory is not said to be zero, or cannot be looked at");
+        return skip(&*provider, "fresh memory is not said to be zero, or cannot be looked at");
     }
     let page = provider.page_size();
     for round in 0..8 {
@@ -179,7 +180,7 @@ pub fn fresh_memory_is_zero_where_promised(make: Make<'_>) {
 
 #[track_caller]
 fn assert_refused(provider: &dyn Provider, region: Region, what: &str) {
-    // SAFETY: nothing is freed: the region is not a live one of this provider.
+    // SAFETY: the region is not a live one of this provider, so nothing is freed.
     match unsafe { provider.free(region) } {
         Err(Error::ForeignAddress { .. } | Error::NotAllocated { .. }) => {}
         Err(error) => panic!("freeing {what} is another error than it should be: {error}"),
@@ -187,9 +188,9 @@ fn assert_refused(provider: &dyn Provider, region: Region, what: &str) {
     }
 }
 
-/// What is no live region cannot be freed, and trying changes nothing.
-pub fn foreign_and_double_frees_are_errors(make: Make<'_>) {
-    let _beside = beside_others();
+/// Freeing anything but a live region is an error without effect.
+pub fn foreign_and_double_frees_are_errors(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let (provider, other) = (make(), make());
     let page = provider.page_size();
     let region = allocate(&*provider, 3 * page, 1);
@@ -202,7 +203,7 @@ pub fn foreign_and_double_frees_are_errors(make: Make<'_>) {
     assert_refused(&*provider, Region::new(region.base(), page), "the first page of a region");
     assert_refused(&*provider, Region::new(inside, page), "the middle of a region");
     let nowhere = Address::new(page).expect("a valid address");
-    assert_refused(&*provider, Region::new(nowhere, page), "an address that nobody has");
+    assert_refused(&*provider, Region::new(nowhere, page), "an address that was never allocated");
     if foreign.base() != region.base() {
         assert_refused(&*provider, foreign, "a region of another provider");
     }
@@ -218,9 +219,9 @@ pub fn foreign_and_double_frees_are_errors(make: Make<'_>) {
     free(&*provider, again);
 }
 
-/// What no address space can hold is an error, and the provider works on.
-pub fn absurd_sizes_are_errors(make: Make<'_>) {
-    let _beside = beside_others();
+/// A size that no address space can hold is an error, and the provider stays usable.
+pub fn oversized_allocations_fail(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let keep = allocate(&*provider, 1, 1);
     if is_accessible(&*provider) {
@@ -242,9 +243,9 @@ pub fn absurd_sizes_are_errors(make: Make<'_>) {
     free(&*provider, keep);
 }
 
-/// Four threads allocate and free at once; none finds its memory touched.
-pub fn threads_do_not_disturb_each_other(make: Make<'_>) {
-    let _beside = beside_others();
+/// Four threads allocate and free at the same time. Each finds its contents unchanged.
+pub fn concurrent_threads_get_disjoint_regions(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let page = provider.page_size();
     let rounds = if page > 1 << 16 { 20 } else { 200 };

@@ -1,26 +1,26 @@
-//! Cases about making regions visible to other processes, and opening them.
+//! Cases about exporting regions to other processes, and importing them.
 
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::memory::{allocate, assert_filled, fill, free, is_accessible};
-use super::process::{Ended, beside_others, in_child};
-use super::{Make, passed_over};
+use super::process::{ExitReason, in_child, run_shared};
+use super::{MakeProvider, skip};
 use umf_core::{
     Access, Error, Export, Import, ImportRequest, Imported, Layout, NativeExport, Provider, Region,
 };
 
-/// Both abilities, or `None` with a word about it.
+/// Returns both abilities; prints a line and returns `None` if one is missing.
 fn abilities(provider: &dyn Provider) -> Option<(&dyn Export, &dyn Import)> {
     let both = provider.export().zip(provider.import());
     if both.is_none() {
-        passed_over(provider, "it cannot export and import");
+        skip(provider, "it cannot export and import");
     }
     both
 }
 
-/// The request that the handle of an export becomes in another process.
+/// Returns the request that an export becomes in the importing process.
 pub(super) fn request(export: &NativeExport, size: usize, access: Access) -> ImportRequest {
     let fd = export.fd.as_ref().map(|fd| fd.try_clone().expect("a duplicate of the descriptor"));
     let mut request = ImportRequest::new(fd, export.offset, size, access);
@@ -31,7 +31,7 @@ pub(super) fn request(export: &NativeExport, size: usize, access: Access) -> Imp
     request
 }
 
-/// The most that importers of an export can ask for.
+/// Returns the widest access that an import of an export can have.
 pub(super) fn access_of(export: &NativeExport) -> Access {
     if export.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
@@ -48,16 +48,16 @@ fn import(ability: &dyn Import, request: ImportRequest) -> Imported {
 
 #[track_caller]
 fn release(ability: &dyn Import, imported: Imported) {
-    // SAFETY: the cases release once, what they do not use any more.
+    // SAFETY: each import is released once, and is not used any more.
     if let Err(error) = unsafe { ability.release(imported) } {
         panic!("releasing {imported:?}: {error}");
     }
 }
 
-/// What is written in the region is seen in the import and the other way round, at every alignment and beside
+/// Data written to a region is visible in its import and vice versa, at each alignment and beside
 /// other regions.
-pub fn exports_open_at_the_right_bytes(make: Make<'_>) {
-    let _beside = beside_others();
+pub fn import_maps_the_exported_bytes(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some((exports, imports)) = abilities(&*provider) else { return };
     let page = provider.page_size();
@@ -65,7 +65,7 @@ pub fn exports_open_at_the_right_bytes(make: Make<'_>) {
     for (number, align) in [1, page, page << 1, 1 << 16, 1 << 21, page, 1 << 21].into_iter().enumerate() {
         let size = page * (1 + number % 3);
         let Ok(region) = provider.allocate(Layout::new(size, align).expect("a valid layout")) else {
-            passed_over(&*provider, "an alignment that it does not have");
+            skip(&*provider, "an alignment that it does not have");
             continue;
         };
         live.push((region, 50 + number as u8));
@@ -89,7 +89,7 @@ pub fn exports_open_at_the_right_bytes(make: Make<'_>) {
                 assert_filled(region.base(), region.size(), *seed);
             }
         }
-        // A second export and import of the same region is as good as the first.
+        // A second export and import of the region works as the first.
         let second = export(exports, region);
         let again = import(imports, request(&second, region.size(), access_of(&second)));
         release(imports, imported);
@@ -110,10 +110,10 @@ pub fn exports_open_at_the_right_bytes(make: Make<'_>) {
     assert!(exports.export(&foreign).is_err(), "what is no region was exported, pages of {page} bytes");
 }
 
-/// A read-only import reads, and writing to it ends the process that tries. An export that is read-only
-/// cannot be imported otherwise.
-pub fn read_only_imports_cannot_be_written(make: Make<'_>) {
-    let _beside = beside_others();
+/// A read-only import is readable, and a write to it ends the process. A read-only export cannot be
+/// imported for writing.
+pub fn read_only_imports_cannot_be_written(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some((exports, imports)) = abilities(&*provider) else { return };
     let region = allocate(&*provider, 2 * provider.page_size(), 1);
@@ -129,26 +129,25 @@ pub fn read_only_imports_cannot_be_written(make: Make<'_>) {
             assert!(imported.read_only, "a read-only import says that it is not");
             let target = imported.base.as_ptr().expect("host-accessible memory has pointers");
             let ended = in_child(|| {
-                // SAFETY: none: this is what must end the child.
+                // SAFETY: the write faults, which is the point of this child.
                 unsafe { target.write_volatile(1) };
                 0
             });
-            assert_eq!(ended, Ended::Signal(libc::SIGSEGV), "writing to a read-only import");
+            assert_eq!(ended, ExitReason::Signal(libc::SIGSEGV), "writing to a read-only import");
             assert_filled(region.base(), region.size(), 61);
             release(imports, imported);
         }
         Ok(imported) => release(imports, imported),
-        Err(Error::NotSupported { .. }) => passed_over(&*provider, "it has no read-only imports"),
+        Err(Error::NotSupported { .. }) => skip(&*provider, "it has no read-only imports"),
         Err(error) => panic!("importing read-only: {error}"),
     }
     exports.unexport(&region, exported).expect("taking back an export");
     free(&*provider, region);
 }
 
-/// Freeing the region does not take the memory from under an importer, which may read what it likes but not
-/// fault.
-pub fn imports_outlive_the_region(make: Make<'_>) {
-    let _beside = beside_others();
+/// An import stays mapped after the region is freed. Its contents are unspecified.
+pub fn imports_outlive_their_region(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some((exports, imports)) = abilities(&*provider) else { return };
     let region = allocate(&*provider, 3 * provider.page_size(), 1);
@@ -161,26 +160,26 @@ pub fn imports_outlive_the_region(make: Make<'_>) {
         let base = imported.base.as_ptr().expect("host-accessible memory has pointers");
         let ended = in_child(|| {
             for place in (0..region.size()).step_by(512) {
-                // SAFETY: an import is memory until it is released.
+                // SAFETY: an import stays mapped until it is released.
                 unsafe { base.add(place).read_volatile() };
             }
             0
         });
-        assert_eq!(ended, Ended::Exit(0), "reading an import whose region was freed");
+        assert_eq!(ended, ExitReason::Exit(0), "reading an import whose region was freed");
     }
     let provider = make();
     release(provider.import().expect("as before"), imported);
 }
 
-/// What is no export is refused, whatever is wrong with it.
-pub fn junk_is_not_imported(make: Make<'_>) {
-    let _beside = beside_others();
+/// An invalid import request is refused, whatever is wrong with it.
+pub fn invalid_import_requests_are_refused(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some((exports, imports)) = abilities(&*provider) else { return };
     let region = allocate(&*provider, 2 * provider.page_size(), 1);
     let exported = export(exports, &region);
     let Some(data) = exported.fd.clone() else {
-        passed_over(&*provider, "its exports have no descriptor");
+        skip(&*provider, "its exports have no descriptor");
         exports.unexport(&region, exported).expect("taking back an export");
         return free(&*provider, region);
     };
@@ -215,11 +214,11 @@ pub fn junk_is_not_imported(make: Make<'_>) {
         rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| !seals.contains(rustix::fs::SealFlags::SHRINK))
     };
     if can_shrink(&data) {
-        passed_over(&*provider, "it opens files that can shrink: its own do");
+        skip(&*provider, "it opens files that can shrink: its own can");
     } else {
         refused("a file that can shrink", &|request| request.fd = Some(unsealed(request)));
     }
-    // After all that, the real one is still opened.
+    // The valid export can still be imported.
     let imported = import(imports, request(&exported, region.size(), access_of(&exported)));
     release(imports, imported);
     drop(data);
@@ -227,7 +226,7 @@ pub fn junk_is_not_imported(make: Make<'_>) {
     free(&*provider, region);
 }
 
-/// A memfd that is large enough, and that anyone may truncate.
+/// Creates a memfd that is large enough and can be truncated.
 fn unsealed(request: &ImportRequest) -> OwnedFd {
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(c"umf-test", flags).expect("a memfd");

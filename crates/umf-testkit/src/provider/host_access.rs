@@ -1,20 +1,20 @@
-//! Cases about being told when the CPU touches memory.
+//! Cases about bracketing CPU access to memory.
 
 use super::export::request;
 use super::memory::{allocate, assert_filled, fill, free, is_accessible};
-use super::process::beside_others;
-use super::{Make, passed_over};
+use super::process::run_shared;
+use super::{MakeProvider, skip};
 use umf_core::{Access, Address, Error};
 
-/// Who wants to hear of it can be told of each part of a region and of an import, in times that overlap; and refuses what is
-/// not its own, and what cannot be written.
-pub fn touches_by_the_cpu_are_told_of(make: Make<'_>) {
-    let _beside = beside_others();
+/// CPU access can be bracketed for each part of a region and of an import, with overlapping
+/// brackets. Foreign addresses, and writes to read-only imports, are refused.
+pub fn cpu_access_is_bracketed(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     let Some(ability) = provider.host_access() else {
-        return passed_over(&*provider, "nobody has to know when the CPU touches it");
+        return skip(&*provider, "CPU access needs no brackets");
     };
-    assert!(is_accessible(&*provider), "memory that the CPU cannot touch has nobody told");
+    assert!(is_accessible(&*provider), "memory that the CPU cannot access has brackets for CPU access");
     let page = provider.page_size();
     let region = allocate(&*provider, 2 * page, 1);
     let (base, size) = (region.base(), region.size());
@@ -22,7 +22,7 @@ pub fn touches_by_the_cpu_are_told_of(make: Make<'_>) {
     let last = base.checked_add(size as u64 - 1).expect("inside of the region");
     ability.begin(base, size, Access::ReadWrite).expect("beginning to write a region");
     fill(base, size, 31);
-    // Within one another, and one behind the other.
+    // Nested and adjacent brackets.
     ability.begin(second, page, Access::ReadOnly).expect("beginning to read a part");
     ability.begin(last, 1, Access::ReadWrite).expect("beginning to write one byte");
     ability.end(base, size, Access::ReadWrite).expect("ending");

@@ -1,12 +1,12 @@
-//! Cases about regions that other processes have open when they are freed.
+//! Cases about freeing regions that other processes have open.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::borrower::Borrower;
-use super::Make;
+use super::super::lease_holder::LeaseHolder;
+use super::MakeProvider;
 use super::memory::{assert_filled, fill, is_accessible, is_zero};
-use super::process::beside_others;
+use super::process::run_shared;
 use umf_core::deferred::OnFree;
 use umf_core::{Error, Layout, Provider, Region};
 use umf_runtime::Upstream;
@@ -22,19 +22,19 @@ fn allocate(upstream: &Upstream, pages: usize) -> (Region, RegionNumber) {
 
 #[track_caller]
 fn free(upstream: &Upstream, region: Region, fate: FreeOutcome) {
-    // SAFETY: the region is the test's, and not used after.
+    // SAFETY: the region belongs to the test and is not used any more.
     assert_eq!(unsafe { upstream.free(region) }, Ok(fate), "{region:?}");
 }
 
-/// Exports a region and has its range opened.
-fn lend(borrower: &Borrower, (region, number): (Region, RegionNumber)) {
+/// Exports a region and opens its range.
+fn export_and_open(borrower: &LeaseHolder, (region, number): (Region, RegionNumber)) {
     tracker::mark_exported(number, region).expect("the region is live");
     borrower.open(region.base(), region.size());
 }
 
-/// Allocates and frees a few regions, none of which touches what is open.
+/// Allocates and frees some regions, and checks that none overlaps an open range.
 #[track_caller]
-fn others_keep_off(upstream: &Upstream, borrower: &Borrower) {
+fn assert_no_overlap(upstream: &Upstream, borrower: &LeaseHolder) {
     let others = [1, 2, 1].map(|pages| allocate(upstream, pages).0);
     for other in others {
         assert!(!borrower.has(other.base(), other.size()), "{other:?} touches memory that is open elsewhere");
@@ -45,11 +45,12 @@ fn others_keep_off(upstream: &Upstream, borrower: &Borrower) {
     others.into_iter().for_each(|other| free(upstream, other, FreeOutcome::Freed));
 }
 
-/// A region that is freed while others have it open keeps its place, and its content unless that is to be released.
-pub fn leased_regions_are_held(make: Make<'_>) {
-    let _beside = beside_others();
+/// A region that is freed while it is open keeps its addresses; and its contents, unless they are
+/// to be released.
+pub fn leased_region_is_held_until_closed(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     for on_free in [OnFree::Hold, OnFree::Release] {
-        let (provider, borrower) = (make(), Borrower::new());
+        let (provider, borrower) = (make(), LeaseHolder::new());
         let upstream = Upstream::new(Arc::clone(&provider)).expect("an upstream");
         upstream.set_on_free(on_free, 0);
         let (region, number) = allocate(&upstream, 3);
@@ -57,15 +58,15 @@ pub fn leased_regions_are_held(make: Make<'_>) {
         if accessible {
             fill(region.base(), region.size(), 5);
         }
-        lend(&borrower, (region, number));
+        export_and_open(&borrower, (region, number));
         free(&upstream, region, FreeOutcome::Deferred);
-        // SAFETY: it is freed: an error is expected.
+        // SAFETY: the region is freed, so this returns an error.
         let second = unsafe { upstream.free(region) };
         assert_eq!(second, Err(Error::NotAllocated { address: region.base() }));
         assert!(tracker::mark_exported(number, region).is_err());
         let held = upstream.deferred();
         assert_eq!((held.blocks, held.regions, held.bytes), (0, 1, region.size() as u64));
-        others_keep_off(&upstream, &borrower);
+        assert_no_overlap(&upstream, &borrower);
         if accessible && (on_free == OnFree::Hold || provider.purge().is_none()) {
             assert_filled(region.base(), region.size(), 5);
         } else if accessible {
@@ -76,23 +77,23 @@ pub fn leased_regions_are_held(make: Make<'_>) {
         borrower.close_all();
         let left = upstream.drain(LONG);
         assert!(left.is_empty(), "{left:?}");
-        // What is closed in time is not held.
+        // A region that is closed before its free is not held.
         let last = allocate(&upstream, 1);
-        lend(&borrower, last);
+        export_and_open(&borrower, last);
         borrower.close_all();
         free(&upstream, last.0, FreeOutcome::Freed);
     }
 }
 
-/// With as many bytes held as are allowed nothing is allocated, until something is closed.
-pub fn the_bound_on_held_regions_is_kept(make: Make<'_>) {
-    let _beside = beside_others();
-    let (provider, borrower) = (make(), Borrower::new());
+/// Allocation fails while the held bytes reach the limit, and succeeds after a close.
+pub fn held_limit_refuses_allocation(make: MakeProvider<'_>) {
+    let _guard = run_shared();
+    let (provider, borrower) = (make(), LeaseHolder::new());
     let upstream = Upstream::new(provider).expect("an upstream");
     let one = allocate(&upstream, 1);
     let limit = one.0.size() as u64;
     upstream.set_on_free(OnFree::Hold, limit);
-    lend(&borrower, one);
+    export_and_open(&borrower, one);
     free(&upstream, one.0, FreeOutcome::Deferred);
     let layout = Layout::new(1, 1).expect("a valid layout");
     let refused = upstream.allocate(layout);
@@ -102,10 +103,10 @@ pub fn the_bound_on_held_regions_is_kept(make: Make<'_>) {
     free(&upstream, next.0, FreeOutcome::Freed);
 }
 
-/// A held region keeps its provider, though nobody else does any more.
-pub fn held_regions_keep_their_provider(make: Make<'_>) {
-    let _beside = beside_others();
-    let (provider, borrower) = (make(), Borrower::new());
+/// A held region keeps its provider alive after all other references are dropped.
+pub fn held_region_keeps_provider_alive(make: MakeProvider<'_>) {
+    let _guard = run_shared();
+    let (provider, borrower) = (make(), LeaseHolder::new());
     let weak = Arc::downgrade(&provider);
     let accessible = is_accessible(&*provider);
     let upstream = Upstream::new(provider).expect("an upstream");
@@ -113,7 +114,7 @@ pub fn held_regions_keep_their_provider(make: Make<'_>) {
     if accessible {
         fill(region.0.base(), region.0.size(), 8);
     }
-    lend(&borrower, region);
+    export_and_open(&borrower, region);
     free(&upstream, region.0, FreeOutcome::Deferred);
     drop(upstream);
     deferred::poll();
@@ -121,11 +122,11 @@ pub fn held_regions_keep_their_provider(make: Make<'_>) {
     if accessible {
         assert_filled(region.0.base(), region.0.size(), 8);
     }
-    assert_eq!(tracker::find(region.0.base()), None, "it belongs to nobody");
+    assert_eq!(tracker::find(region.0.base()), None, "the tracker still knows a held region");
     assert!(deferred::statistics().regions > 0);
     borrower.close_all();
     let begin = Instant::now();
-    // Somebody else's look may be what lets go.
+    // Another thread's poll may be the one that reclaims it.
     while weak.strong_count() > 0 {
         assert!(begin.elapsed() < LONG, "a provider outlives what was held");
         deferred::poll();

@@ -1,24 +1,24 @@
-//! Cases about the process: what it holds, and what its children do.
+//! Cases about leaks and forked children; and the guards that let cases run side by side.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::export::{access_of, request};
 use super::memory::{allocate, assert_filled, fill, free, is_accessible};
-use super::{Make, passed_over};
+use super::{MakeProvider, skip};
 use umf_core::{Error, Layout, Provider, Visibility};
 use umf_runtime::Upstream;
 
-/// Cases that count what the process holds keep the others out meanwhile.
+/// Held for writing by a case that counts resources of the process, so that no other case runs.
 static CASES: RwLock<()> = RwLock::new(());
 
-/// For a case that may run beside others.
-pub(super) fn beside_others() -> RwLockReadGuard<'static, ()> {
+/// Returns the guard of a case that may run beside others.
+pub(super) fn run_shared() -> RwLockReadGuard<'static, ()> {
     CASES.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For a case that counts, or that looks at addresses which others may get.
-pub(super) fn alone() -> RwLockWriteGuard<'static, ()> {
+/// Returns the guard of a case that counts resources, or that needs addresses to stay free.
+pub(super) fn run_exclusive() -> RwLockWriteGuard<'static, ()> {
     CASES.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -30,7 +30,7 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count())
 }
 
-/// What other tests of the same binary, which are not cases of a suite, may come to hold meanwhile.
+/// Resources that other tests of the same binary may take meanwhile.
 const NOISE: usize = 40;
 
 #[track_caller]
@@ -40,9 +40,9 @@ fn assert_no_growth(before: (usize, usize), what: &str) {
     assert!(maps <= before.1 + NOISE, "{what}: {} mappings became {maps}", before.1);
 }
 
-/// A thousand times through the whole life of a region leaves no descriptor and no mapping behind.
-pub fn cycles_leak_nothing(make: Make<'_>) {
-    let _alone = alone();
+/// A thousand cycles of allocate, export, import and free leak no descriptor and no mapping.
+pub fn cycles_leak_nothing(make: MakeProvider<'_>) {
+    let _guard = run_exclusive();
     let provider = make();
     let cycle = |size| {
         let region = allocate(&*provider, size, 1);
@@ -51,7 +51,7 @@ pub fn cycles_leak_nothing(make: Make<'_>) {
             if let Some(imports) = provider.import() {
                 let request = request(&exported, region.size(), access_of(&exported));
                 let imported = imports.import(request).expect("importing");
-                // SAFETY: released once and not used.
+                // SAFETY: released once, and not used.
                 unsafe { imports.release(imported) }.expect("releasing");
             }
             exports.unexport(&region, exported).expect("taking back an export");
@@ -59,7 +59,7 @@ pub fn cycles_leak_nothing(make: Make<'_>) {
         free(&*provider, region);
     };
     let page = provider.page_size();
-    // Of huge pages rarely more than one: the kernel clears each.
+    // Rarely more than one huge page: the kernel clears each.
     let huge = page >= 1 << 20;
     let size = |number: usize| page * if huge && !number.is_multiple_of(10) { 1 } else { 1 + number % 3 };
     (0..20).for_each(|number| cycle(size(number)));
@@ -68,9 +68,9 @@ pub fn cycles_leak_nothing(make: Make<'_>) {
     assert_no_growth(before, "1000 cycles of allocating, exporting, importing and freeing");
 }
 
-/// A hundred providers, each used and dropped, leave no descriptor and no mapping behind.
-pub fn dropped_providers_leave_nothing(make: Make<'_>) {
-    let _alone = alone();
+/// A hundred providers, used and dropped, leak no descriptor and no mapping.
+pub fn dropped_providers_leak_nothing(make: MakeProvider<'_>) {
+    let _guard = run_exclusive();
     let once = || {
         let provider = make();
         let region = allocate(&*provider, 1, 1);
@@ -82,64 +82,65 @@ pub fn dropped_providers_leave_nothing(make: Make<'_>) {
     assert_no_growth(before, "100 providers made and dropped");
 }
 
-/// How a child ended.
+/// How a child process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// It exited with this code.
+pub(super) enum ExitReason {
+    /// Exited with this code.
     Exit(i32),
-    /// A signal ended it.
+    /// Killed by this signal.
     Signal(i32),
 }
 
-/// Seconds until a child is taken to hang.
-const PATIENCE: u32 = 20;
+/// Seconds after which a hanging child is killed.
+const CHILD_TIMEOUT: u32 = 20;
 
-/// Runs `body` in a forked child, which exits with what it returns. A child that hangs ends by SIGALRM.
-pub(super) fn in_child(body: impl FnOnce() -> i32) -> Ended {
-    // SAFETY: the child runs `body`, which calls the code under test and nothing that needs other threads or
-    // another thread's locks, and leaves by _exit.
+/// Runs `body` in a forked child, which exits with its return value. SIGALRM ends a child that
+/// hangs.
+pub(super) fn in_child(body: impl FnOnce() -> i32) -> ExitReason {
+    // SAFETY: the child only runs `body`, which needs no other thread and no lock of another
+    // thread, and leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork failed");
     if pid == 0 {
-        // SAFETY: plain system calls on this process, which is about to end.
+        // SAFETY: plain system calls on the child process.
         unsafe {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
             for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGALRM] {
                 libc::signal(signal, libc::SIG_DFL);
             }
-            libc::alarm(PATIENCE);
+            libc::alarm(CHILD_TIMEOUT);
         }
         let code = body();
-        // SAFETY: ends the child at once, without destructors.
+        // SAFETY: ends the child without running destructors.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for the child forked above.
     while unsafe { libc::waitpid(pid, &raw mut status, 0) } != pid {
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINTR));
     }
     if libc::WIFSIGNALED(status) {
-        Ended::Signal(libc::WTERMSIG(status))
+        ExitReason::Signal(libc::WTERMSIG(status))
     } else {
-        Ended::Exit(libc::WEXITSTATUS(status))
+        ExitReason::Exit(libc::WEXITSTATUS(status))
     }
 }
 
-/// In a child, private memory is a copy and the provider works on, whatever other threads of the parent were
-/// doing; shared memory is the parent's, and freeing it there changes nothing.
-pub fn a_forked_child_does_no_harm(make: Make<'_>) {
-    let _beside = beside_others();
+/// A forked child has a copy of private memory, and can use the provider. Shared memory stays the
+/// parent's: a free in the child has no effect there.
+pub fn forked_child_leaves_shared_memory_alone(make: MakeProvider<'_>) {
+    let _guard = run_shared();
     let provider = make();
     if !is_accessible(&*provider) {
-        return passed_over(&*provider, "drivers do not survive a fork");
+        return skip(&*provider, "drivers do not survive a fork");
     }
     let upstream = Upstream::new(Arc::clone(&provider)).expect("an upstream");
     let layout = Layout::new(2 * provider.page_size(), 1).expect("a valid layout");
     let (region, _) = upstream.allocate(layout).expect("a region");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = crate::Ends(&stop);
+        let _ends = crate::SetOnDrop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let region = allocate(&*provider, 1, 1);
@@ -154,16 +155,16 @@ pub fn a_forked_child_does_no_harm(make: Make<'_>) {
                 Visibility::Shared => 200,
             };
             let what = "1: old content, 2: not frozen, 3: freeing, 4: allocating, 5: new memory";
-            assert_eq!(ended, Ended::Exit(0), "{what}");
+            assert_eq!(ended, ExitReason::Exit(0), "{what}");
             assert_filled(region.base(), region.size(), seen_by_parent);
         }
     });
-    // SAFETY: this test's own, not used any more.
+    // SAFETY: the region belongs to this test and is not used any more.
     unsafe { upstream.free(region) }.expect("freeing in the parent");
 }
 
 fn child(provider: &dyn Provider, upstream: &Upstream, layout: Layout, region: umf_core::Region) -> i32 {
-    // Marked first, so that a failure to do so is seen as well as the parent's memory being touched.
+    // Writes first, so that a missing freeze also shows as changed memory in the parent.
     fill(region.base(), region.size(), 200);
     if provider.visibility() == Visibility::Shared {
         if !matches!(upstream.allocate(layout), Err(Error::Frozen { .. })) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use umf::settings::{Context, Loader};
 use umf::{Error, OutOfMemoryAction, OutOfMemoryEvent, Pool};
-use umf_testkit::pool::Token;
+use umf_testkit::pool::ManualCompletion;
 
 const MIB: usize = 1 << 20;
 
@@ -132,15 +132,15 @@ fn a_block_is_freed_when_its_completion_is_ready() {
     let handle = block.handle().unwrap();
     let mapping = umf::open(&handle).unwrap();
     let address = block.address();
-    let token = Token::new();
+    let token = ManualCompletion::new();
     block.free_after(token.clone()).unwrap();
     assert!(!mapping.is_current(), "its handle is retired at once");
     drop(mapping);
     assert_eq!(pool.drain(Duration::from_millis(1)).blocks, 1);
     // SAFETY: an error is expected: it is freed.
-    let twice = unsafe { umf_runtime::tracker::free_after(address, Token::new()) };
+    let twice = unsafe { umf_runtime::tracker::free_after(address, ManualCompletion::new()) };
     assert!(twice.is_err());
-    token.be_ready();
+    token.set_ready();
     assert!(pool.drain(Duration::from_secs(20)).is_empty());
     assert_eq!((pool.statistics().live_blocks, pool.statistics().held_bytes), (0, 0));
 }

@@ -218,7 +218,7 @@ fn pools_and_providers_are_built_by_name() {
     block.write(4990, b"plugin").unwrap();
 
     // Another process, as far as the pool knows.
-    let borrower = umf_testkit::Borrower::new();
+    let borrower = umf_testkit::LeaseHolder::new();
     let lent = Pool::named("lent").unwrap();
     let block = lent.allocate(4096).unwrap();
     block.write(0, &[7; 4096]).unwrap();

@@ -10,8 +10,8 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use tracing::field::Field;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use umf_core::{Address, DeferredFree, Error, Layout, Pool};
-use umf_testkit::pool::{Numbers, Pages, Token};
-use umf_testkit::{Borrower, race};
+use umf_testkit::pool::{AddressOnlyProvider, ManualCompletion, MmapProvider};
+use umf_testkit::{LeaseHolder, race};
 
 use crate::types::LIVE;
 use crate::{SlabPool, SlabSettings};
@@ -19,7 +19,7 @@ use crate::{SlabPool, SlabSettings};
 const SIZES: [usize; 4] = [24, 700, 4000, 50_000];
 
 fn pool() -> Arc<SlabPool> {
-    SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap()
+    SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap()
 }
 
 fn allocate(pool: &SlabPool, size: usize) -> Address {
@@ -160,7 +160,7 @@ fn late_double_frees_are_logged_and_counted() {
 #[test]
 fn late_double_frees_in_slabs_that_are_gone_are_counted() {
     for other in [0, 200] {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().capacity(0)).unwrap();
+        let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().capacity(0)).unwrap();
         let address = allocate(&pool, 100);
         beside_owner(
             || free(&pool, address).unwrap(),
@@ -264,7 +264,8 @@ fn free_blocks_of_an_idle_owner_serve_others() {
 fn pending_batches_count_against_max_cached() {
     const MOST: u64 = 8 << 20;
     for (size, many) in [(50_000, 900), (50_000, 3600), (1000, 3600)] {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(MOST)).unwrap();
+        let pool =
+            SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().max_cached(MOST)).unwrap();
         let take = || (0..many).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
         beside_owner(take, |blocks| {
             free_all(&pool, blocks);
@@ -391,7 +392,7 @@ fn more_threads_than_open_batches_free_each_others_blocks() {
 #[test]
 fn child_collects_batches_for_threads_of_its_parent() {
     const MANY: usize = 4000;
-    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<Vec<_>>();
     beside_owner(take, |blocks| {
         let (before, after) = blocks.split_at(MANY / 2 + 7);
@@ -449,7 +450,7 @@ fn revoking_waits_for_a_child_thread_with_a_reused_number() {
         drop(section);
         core::ptr::null_mut()
     }
-    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     allocate(&pool, 100);
     beside_owner(|| free(&pool, allocate(&pool, 100)).unwrap(), |()| ());
     // SAFETY: the child runs pool code, and ends without unwinding.
@@ -478,12 +479,12 @@ fn revoking_waits_for_a_child_thread_with_a_reused_number() {
 #[test]
 fn child_works_whatever_the_parents_threads_did() {
     const CHILDREN: usize = 60;
-    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     let stop = AtomicBool::new(false);
     let shelf: Mutex<VecDeque<Address>> = Mutex::default();
     let mut kept = vec![allocate(&pool, 100)];
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         let work = |thread: usize| {
             let (pool, shelf, stop) = (&pool, &shelf, &stop);
             move || {
@@ -536,7 +537,7 @@ fn other_threads_free_exported_and_deferred_blocks() {
         let pool = pool();
         let take = || (0..30).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
         beside_owner(take, |blocks| {
-            let (borrower, token) = (Borrower::new(), Token::new());
+            let (borrower, token) = (LeaseHolder::new(), ManualCompletion::new());
             for (number, &address) in blocks.iter().enumerate() {
                 match number % 3 {
                     0 => pool.mark_exported(address).unwrap(),
@@ -562,7 +563,7 @@ fn other_threads_free_exported_and_deferred_blocks() {
             };
             assert!(!others.iter().any(is_held), "a held block was handed out");
             borrower.close_all();
-            token.be_ready();
+            token.set_ready();
             umf_runtime::deferred::poll();
             assert_eq!(pool.statistics().held_bytes, 0);
             free_all(&pool, others);

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Reserve, Visibility};
-use umf_testkit::pool::{Numbers, Random};
+use umf_testkit::pool::{AddressOnlyProvider, Random};
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn bytes_beyond_max_cached_are_released() {
     for (size, bytes) in SIZES {
         let most = 8 * MIB as u64;
         let left = |settings: SlabSettings| {
-            let provider = Numbers::new(4096);
+            let provider = AddressOnlyProvider::new(4096);
             let pool = SlabPool::new(provider.clone(), settings).unwrap();
             let kept = come_and_go(&pool, bytes, size);
             let statistics = pool.statistics();
@@ -66,7 +66,7 @@ fn bytes_beyond_max_cached_are_released() {
 /// looks.
 #[test]
 fn bytes_that_cannot_be_released_are_tried_seldom() {
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let pool = SlabPool::new(provider, SlabSettings::new().max_cached(MIB as u64)).unwrap();
     let blocks = fill(&pool, 64 * MIB, 5000);
     let mut looks = 0;
@@ -87,7 +87,7 @@ fn bytes_that_cannot_be_released_are_tried_seldom() {
 
 /// Has blocks freed by other threads while it takes regions back.
 struct Amid {
-    inner: Arc<Numbers>,
+    inner: Arc<AddressOnlyProvider>,
     pool: OnceLock<Weak<SlabPool>>,
     /// Blocks to free, the last first: when a region goes in which the one before them lay.
     batches: Mutex<Vec<Vec<Address>>>,
@@ -137,7 +137,7 @@ fn blocks_freed_during_a_release_are_released_too() {
     // More than looks that the frees of this test cause by themselves.
     const BATCHES: usize = 16;
     let provider = Arc::new(Amid {
-        inner: Numbers::new(4096),
+        inner: AddressOnlyProvider::new(4096),
         pool: OnceLock::new(),
         batches: Mutex::default(),
         before: Mutex::default(),
@@ -164,7 +164,8 @@ fn blocks_freed_during_a_release_are_released_too() {
 fn concurrent_frees_stay_below_max_cached() {
     let most = MIB as u64;
     for round in 0..60 {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(most)).unwrap();
+        let pool =
+            SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().max_cached(most)).unwrap();
         std::thread::scope(|scope| {
             let work = |seed: u64| {
                 let mut random = Random(3 * round + seed);
@@ -184,7 +185,7 @@ fn concurrent_frees_stay_below_max_cached() {
 #[test]
 fn unused_memory_is_released_after_its_age_only() {
     for (size, bytes) in SIZES {
-        let provider = Numbers::new(4096);
+        let provider = AddressOnlyProvider::new(4096);
         let settings =
             SlabSettings::new().release_after(Duration::from_millis(HOUR)).max_poolable_size(4 * MIB);
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
@@ -194,7 +195,7 @@ fn unused_memory_is_released_after_its_age_only() {
         // In another thread, which keeps what it has freed.
         let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let _ends = umf_testkit::Ends(&stop);
+            let _ends = umf_testkit::SetOnDrop(&stop);
             let other = scope.spawn(|| {
                 fill(&pool, 4 * MIB, size).into_iter().for_each(|address| free(&pool, address));
                 done.store(true, Ordering::SeqCst);
@@ -243,7 +244,7 @@ fn unused_memory_is_released_after_its_age_only() {
 fn used_memory_is_not_released() {
     for (size, bytes) in SIZES {
         let calls = |age: Duration| {
-            let provider = Numbers::new(4096);
+            let provider = AddressOnlyProvider::new(4096);
             let pool = SlabPool::new(provider.clone(), SlabSettings::new().release_after(age)).unwrap();
             for hour in 0..12 {
                 pool.policy.due.store(u64::MAX, Ordering::Relaxed);
@@ -262,7 +263,7 @@ fn used_memory_is_not_released() {
 
 #[test]
 fn reserve_is_not_released_by_the_policy() {
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let settings = SlabSettings::new()
         .reserve(32 << 20)
         .max_cached(MIB as u64)
@@ -289,13 +290,13 @@ fn reserve_is_not_released_by_the_policy() {
 /// Threads allocate, free each other's blocks, and end, while another thread decays and purges.
 #[test]
 fn threads_allocate_during_decay_and_purge() {
-    let provider = Numbers::new(4096);
+    let provider = AddressOnlyProvider::new(4096);
     let settings = SlabSettings::new().max_cached(4 << 20).release_after(Duration::from_millis(1));
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
     let shelf: Arc<Mutex<Vec<Address>>> = Arc::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_testkit::Ends(&stop);
+        let _ends = umf_testkit::SetOnDrop(&stop);
         let (pool, shelf) = (&pool, &shelf);
         let looks = scope.spawn(|| {
             let mut hour = 0;

@@ -8,7 +8,7 @@ use std::sync::{Barrier, mpsc};
 
 use proptest::prelude::*;
 use umf_core::{Address, Error, Layout, Pool};
-use umf_testkit::pool::Numbers;
+use umf_testkit::pool::AddressOnlyProvider;
 
 use super::*;
 use crate::{SlabPool, SlabSettings};
@@ -95,7 +95,7 @@ proptest! {
 /// One thread allocates and another one frees, in a loop: the pool does not grow.
 #[test]
 fn blocks_freed_by_one_thread_serve_another() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     let (to, from) = mpsc::sync_channel::<Vec<Address>>(1);
     let (met, done) = (Barrier::new(2), Barrier::new(2));
     let mut reserved = Vec::new();
@@ -137,7 +137,7 @@ fn blocks_freed_by_one_thread_serve_another() {
 /// their own.
 #[test]
 fn block_in_a_batch_is_not_live() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     for size in SIZES {
         // Three: the free of the first one revokes the bias.
         let blocks: Vec<Address> = (0..3).map(|_| allocate(&pool, size)).collect();
@@ -166,7 +166,7 @@ fn block_in_a_batch_is_not_live() {
 fn waiting_batches_stay_below_the_bound() {
     for shared in [0_usize, 1 << 20, 16 << 20] {
         let settings = SlabSettings::new().shared_cache_size(shared);
-        let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
+        let pool = SlabPool::new(AddressOnlyProvider::new(4096), settings).unwrap();
         for size in SIZES {
             let blocks: Vec<Address> =
                 (0..3000.min((256 << 20) / size)).map(|_| allocate(&pool, size)).collect();
@@ -189,7 +189,7 @@ fn waiting_batches_stay_below_the_bound() {
 /// A thread that ends, or that is idle when the pool is trimmed, keeps no batch.
 #[test]
 fn batches_of_ended_and_idle_threads_are_emptied() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     for size in SIZES {
         let blocks: Vec<Address> = (0..5).map(|_| allocate(&pool, size)).collect();
         on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
@@ -219,7 +219,7 @@ fn batches_of_ended_and_idle_threads_are_emptied() {
 /// those that a thread has freed before, and only then passes on, few are.
 #[test]
 fn large_blocks_that_are_passed_on_are_not_biased() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     let (own, _) = {
         free(&pool, allocate(&pool, 24)).unwrap();
         pool.heaps.current().unwrap()
@@ -246,7 +246,7 @@ fn large_blocks_that_are_passed_on_are_not_biased() {
 #[test]
 fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
     const MANY: usize = 400;
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     let live: Vec<Address> = (0..1100).map(|_| allocate(&pool, 1 << 20)).collect();
     let reserved = pool.statistics().reserved_bytes;
     assert_eq!(pool.transfer.max_bytes(reserved), reserved / 4);
@@ -274,7 +274,8 @@ fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
 /// waits.
 #[test]
 fn waiting_batches_are_not_empty() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().thread_cache_size(2 << 20)).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().thread_cache_size(2 << 20))
+        .unwrap();
     on_another_thread(|| {
         let blocks: Vec<Address> = [70_000, 1 << 20, 100_000].map(|size| allocate(&pool, size)).to_vec();
         blocks.iter().for_each(|&address| free(&pool, address).unwrap());
@@ -290,7 +291,7 @@ fn waiting_batches_are_not_empty() {
 /// Batches that no thread takes decay.
 #[test]
 fn unused_batches_decay() {
-    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     let blocks: Vec<Address> = (0..1000).map(|number| allocate(&pool, SIZES[4 + number % 2])).collect();
     on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     assert!(pool.transfer.batches() > 0);

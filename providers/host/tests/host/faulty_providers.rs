@@ -9,7 +9,7 @@ use umf_core::{
     ProviderKind, Purge, Region, Result, Visibility,
 };
 use umf_provider_host::{HostImport, HostProvider};
-use umf_testkit::provider::{self as suite, Make};
+use umf_testkit::provider::{self as suite, MakeProvider};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -159,7 +159,7 @@ impl Purge for Faulty {
     }
 }
 
-fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
+fn passes(fault: Fault, case: fn(MakeProvider<'_>)) -> bool {
     let make = move || -> Arc<dyn Provider> {
         Arc::new(Faulty {
             sound: HostProvider::builder().visibility(Visibility::Shared).build().expect("a provider"),
@@ -173,17 +173,17 @@ fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
 
 #[test]
 fn suite_detects_each_fault() {
-    let faults: [(Fault, fn(Make<'_>)); 11] = [
-        (Fault::WrongOffset, suite::exports_open_at_the_right_bytes),
-        (Fault::PurgesNothing, suite::purged_memory_reads_as_promised),
+    let faults: [(Fault, fn(MakeProvider<'_>)); 11] = [
+        (Fault::WrongOffset, suite::import_maps_the_exported_bytes),
+        (Fault::PurgesNothing, suite::purged_pages_read_as_zero),
         (Fault::NotZero, suite::fresh_memory_is_zero_where_promised),
         (Fault::FreesAnything, suite::foreign_and_double_frees_are_errors),
         (Fault::LeaksDescriptors, suite::cycles_leak_nothing),
         (Fault::LeaksMappings, suite::cycles_leak_nothing),
         (Fault::Writable, suite::read_only_imports_cannot_be_written),
-        (Fault::Trusting, suite::junk_is_not_imported),
-        (Fault::PartialPages, suite::sizes_are_whole_pages),
-        (Fault::Unaligned, suite::alignments_are_kept_or_refused),
+        (Fault::Trusting, suite::invalid_import_requests_are_refused),
+        (Fault::PartialPages, suite::region_sizes_are_page_multiples),
+        (Fault::Unaligned, suite::alignment_is_met_or_refused),
         (Fault::HandsOutTwice, suite::regions_do_not_overlap),
     ];
     for (fault, case) in faults {

@@ -1,21 +1,22 @@
-//! Reserving ahead, for pools that can.
+//! Cases about reserving memory.
 
-use super::{Make, Numbers, allocate, free, reserves};
+use super::{AddressOnlyProvider, MakePool, allocate, free, reserves};
 use umf_core::Error;
 
 const MIB: usize = 1 << 20;
 
-/// What is reserved is there, with its pages, before the first block; it serves without the provider, and stays until it is trimmed.
-pub fn reserved_memory_is_there_and_stays(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// Reserved memory is populated before the first allocation, serves allocations without the
+/// provider, and is kept until a trim.
+pub fn reserved_memory_is_populated_and_kept(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let came = reserves(&*pool).reserve(24 * MIB).expect("the provider has memory");
     assert!(came >= 23 * MIB, "{came}");
     let reserved = pool.statistics().reserved_bytes;
     assert_eq!((reserved, pool.statistics().cached_bytes), (provider.live_bytes() as u64, reserved));
     assert!(reserved >= 24 * MIB as u64);
-    assert_eq!(provider.populated_bytes(), reserved, "every page is made ahead");
-    assert_eq!(reserves(&*pool).reserve(24 * MIB), Ok(0), "twice is once");
+    assert_eq!(provider.populated_bytes(), reserved, "every reserved page is populated");
+    assert_eq!(reserves(&*pool).reserve(24 * MIB), Ok(0), "a second reserve of the same size does nothing");
     let calls = provider.allocations();
     for size in [64, 5000, 60_000] {
         let block = allocate(&*pool, size);
@@ -32,22 +33,22 @@ pub fn reserved_memory_is_there_and_stays(make: Make<'_>) {
     assert!(more >= 15 * MIB && pool.statistics().reserved_bytes >= 40 * MIB as u64);
     pool.trim(0).expect("the provider takes everything back");
     assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0));
-    // Nothing is reserved any more: one region, or little more, is all that stays of what comes and goes.
+    // After the trim nothing is reserved: a few regions at most stay cached.
     let blocks: Vec<_> = (0..32 * MIB / 60_000).map(|_| allocate(&*pool, 60_000)).collect();
     blocks.into_iter().for_each(|address| free(&*pool, address));
     pool.trim(0).expect("the provider takes everything back");
     assert_eq!(provider.live_regions(), 0);
 }
 
-/// Where there is not enough nothing comes, and the pool is as it was.
-pub fn reserving_too_much_changes_nothing(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// A reserve that fails has no effect.
+pub fn failed_reserve_changes_nothing(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let kept = allocate(&*pool, 5000);
     let before = (provider.live_regions(), provider.live_bytes(), pool.statistics().reserved_bytes);
     for failing in 0..3 {
         provider.fail_after(Some(failing));
-        // In one piece, or in many of which some come: not all of it.
+        // Some providers fail at once, others after some regions were allocated.
         let refused = reserves(&*pool).reserve(usize::MAX >> 8);
         assert!(
             matches!(refused, Err(Error::OutOfMemory { .. } | Error::SizeOverflow { .. })),
@@ -59,17 +60,17 @@ pub fn reserving_too_much_changes_nothing(make: Make<'_>) {
         );
     }
     provider.fail_after(None);
-    provider.be_full(true);
+    provider.set_populate_fails(true);
     let refused = reserves(&*pool).reserve(64 * MIB);
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     assert_eq!((provider.live_regions(), provider.live_bytes(), pool.statistics().reserved_bytes), before);
-    // What the provider does not take back then is not lost.
+    // Regions that the provider refuses to free stay with the pool.
     provider.refuse_frees(true);
     let refused = reserves(&*pool).reserve(64 * MIB);
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     provider.refuse_frees(false);
-    // What was not to be had is not kept in mind either.
-    provider.be_full(false);
+    // A failed reserve leaves no target behind.
+    provider.set_populate_fails(false);
     free(&*pool, kept);
     pool.trim(0).expect("the provider takes everything back");
     assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0));

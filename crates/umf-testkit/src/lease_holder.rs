@@ -1,4 +1,4 @@
-//! [`Borrower`]: other processes, as far as exported memory knows of them.
+//! [`LeaseHolder`]: stands for importers in other processes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -6,17 +6,17 @@ use umf_core::Freed;
 use umf_core::{Address, Region};
 use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 
-/// An observer that has leases on whatever it is told, until it is told otherwise.
-pub struct Borrower {
+/// An export observer that holds leases on address ranges until they are closed.
+pub struct LeaseHolder {
     book: Arc<Book>,
     _observing: ObserverGuard,
 }
 
 struct Book {
     this: Weak<Self>,
-    /// Address and size of what is open.
+    /// Address and size of each open range.
     open: Mutex<Vec<(Address, usize)>>,
-    /// Blocks of which it was told that they are freed.
+    /// Addresses whose free was announced.
     told: Mutex<Vec<Address>>,
 }
 
@@ -26,8 +26,8 @@ fn meet((one, size): (Address, usize), (other, other_size): (Address, usize)) ->
     inside(one, other, other_size) || inside(other, one, size)
 }
 
-impl Borrower {
-    /// A borrower of nothing, which observes.
+impl LeaseHolder {
+    /// Creates an observer without open ranges, and registers it.
     #[must_use]
     pub fn new() -> Arc<Self> {
         let book = Arc::new_cyclic(|this| Book {
@@ -39,28 +39,28 @@ impl Borrower {
         Arc::new(Self { book, _observing: observing })
     }
 
-    /// Opens the range.
+    /// Opens the range, as an importer would.
     pub fn open(&self, address: Address, size: usize) {
         self.book.lock().push((address, size));
     }
 
-    /// Closes what was opened at this address.
+    /// Closes the ranges that were opened at this address.
     pub fn close(&self, address: Address) {
         self.book.lock().retain(|&(open, _)| open != address);
     }
 
-    /// Closes everything.
+    /// Closes all ranges.
     pub fn close_all(&self) {
         self.book.lock().clear();
     }
 
-    /// Whether it was told that what was open at this address is freed.
+    /// Returns whether the free of this address was announced to the observer.
     #[must_use]
-    pub fn was_told(&self, address: Address) -> bool {
+    pub fn was_announced(&self, address: Address) -> bool {
         self.book.told.lock().unwrap_or_else(PoisonError::into_inner).contains(&address)
     }
 
-    /// Whether anything that is open shares a byte with the range.
+    /// Returns whether an open range overlaps the given one.
     #[must_use]
     pub fn has(&self, address: Address, size: usize) -> bool {
         self.book.has(address, size)

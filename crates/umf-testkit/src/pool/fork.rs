@@ -1,19 +1,19 @@
-//! Forks, in the middle of everything.
+//! Cases about forks while other threads use the pool.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use super::threads::join;
-use super::{Make, Pages, Random, allocate, free, layout, try_free};
-use crate::Ends;
+use super::{MakePool, MmapProvider, Random, allocate, free, layout, try_free};
+use crate::SetOnDrop;
 use umf_core::{Error, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Visibility};
 use umf_runtime::tracker;
 
 const FORKS: usize = 50;
 
-/// Forks `FORKS` times while two other threads allocate and free; `child` yields the exit status of a child, 0
-/// for good.
-fn fork_amid_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
+/// Forks `FORKS` times while two threads allocate and free. `child` returns the exit status of a
+/// child, 0 for success.
+fn fork_during_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
     let traffic = |seed, stop: &AtomicBool| {
         let mut random = Random(seed);
         let mut live = Vec::new();
@@ -25,30 +25,31 @@ fn fork_amid_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
         }
         live.into_iter().for_each(|address| free(pool, address));
     };
-    fork_amid(traffic, child);
+    fork_during(traffic, child);
 }
 
-/// Forks `FORKS` times while two other threads run `traffic`, until they are told to stop.
-pub(super) fn fork_amid(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> i32) {
+/// Forks `FORKS` times while two threads run `traffic` until their flag is set.
+pub(super) fn fork_during(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> i32) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = Ends(&stop);
+        let _ends = SetOnDrop(&stop);
         let (stop, traffic) = (&stop, &traffic);
         let threads = (0..2).map(|seed| scope.spawn(move || traffic(seed, stop))).collect();
         let mut bad = None;
         for round in 0..FORKS {
-            // SAFETY: the child runs pool code, whose locks come through a fork, and ends without unwinding.
+            // SAFETY: the child runs pool code, whose locks are valid after a fork, and leaves by
+            // `_exit`.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // A child that hangs is killed, so that the parent learns of it.
-                // SAFETY: sets a timer of this process; ends it at once.
+                // The alarm kills a child that hangs, so that the parent sees it.
+                // SAFETY: sets a timer of the child process and ends it.
                 unsafe {
                     libc::alarm(20);
                     libc::_exit(child());
                 }
             }
             let mut status = 0;
-            // SAFETY: waits for the child made above.
+            // SAFETY: waits for the child forked above.
             let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
             if waited != pid || status != 0 {
                 bad = Some((round, status));
@@ -61,20 +62,20 @@ pub(super) fn fork_amid(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl F
     });
 }
 
-/// Over private memory a child allocates and frees on, its own blocks and inherited ones.
-pub fn private_memory_works_on_in_a_child(make: Make<'_>) {
-    let provider = Pages::private();
+/// Over private memory, a child can allocate, and can free its own blocks and inherited ones.
+pub fn private_pool_works_in_forked_child(make: MakePool<'_>) {
+    let provider = MmapProvider::private();
     let pool = make(provider.clone().into());
     let pool = &*pool;
     let inherited: Vec<_> = (0..50).map(|n| allocate(pool, 100 << (n % 12))).collect();
-    fork_amid_traffic(pool, || {
+    fork_during_traffic(pool, || {
         let mut random = Random(99);
         let mut live = Vec::new();
         for _ in 0..2_000 {
             let size = random.size(17);
             let Ok(address) = pool.allocate(layout(size, 8)) else { return 1 };
             if let Some(pointer) = address.as_ptr() {
-                // SAFETY: the block is ours and of that size.
+                // SAFETY: a live block of this size.
                 unsafe { pointer.write_bytes(7, size) };
             }
             live.push(address);
@@ -97,13 +98,13 @@ pub fn private_memory_works_on_in_a_child(make: Make<'_>) {
     assert_eq!(provider.live_regions(), 0);
 }
 
-/// Over shared memory a child gets nothing, and what it frees stays the parent's.
-pub fn shared_memory_is_frozen_in_a_child(make: Make<'_>) {
-    let provider = Pages::shared();
+/// Over shared memory, a child cannot allocate, and its frees leave the parent's blocks alone.
+pub fn shared_pool_is_frozen_in_forked_child(make: MakePool<'_>) {
+    let provider = MmapProvider::shared();
     let pool = make(provider.clone().into());
     let pool = &*pool;
     let inherited: Vec<_> = (0..50).map(|n| allocate(pool, 100 << (n % 12))).collect();
-    fork_amid_traffic(pool, || {
+    fork_during_traffic(pool, || {
         for size in [8, 100, 5000, 100_000, 10 << 20] {
             if !matches!(pool.allocate(layout(size, 8)), Err(Error::Frozen { .. })) {
                 return 1;
@@ -126,16 +127,16 @@ pub fn shared_memory_is_frozen_in_a_child(make: Make<'_>) {
     assert_eq!(provider.live_regions(), 0);
 }
 
-/// Host memory that a thread gives back only once it may.
-struct Waiting {
-    pages: Arc<Pages>,
-    /// A thread waits in `free`.
+/// A provider whose `free` blocks until the test allows it.
+struct BlockingProvider {
+    pages: Arc<MmapProvider>,
+    /// Whether a thread is blocked in `free`.
     is_waiting: AtomicBool,
-    goes_on: AtomicBool,
+    may_continue: AtomicBool,
 }
 
-// SAFETY: the promises are those of the pages.
-unsafe impl Provider for Waiting {
+// SAFETY: forwards to `pages`, which keeps the promises.
+unsafe impl Provider for BlockingProvider {
     fn kind(&self) -> ProviderKind {
         self.pages.kind()
     }
@@ -161,24 +162,25 @@ unsafe impl Provider for Waiting {
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        while !self.goes_on.load(Ordering::SeqCst) {
+        while !self.may_continue.load(Ordering::SeqCst) {
             self.is_waiting.store(true, Ordering::SeqCst);
             std::thread::yield_now();
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller keeps the contract of `free`.
         unsafe { self.pages.free(region) }
     }
 }
 
-/// A pool that another thread drops at the fork does not lock a child that is shown it.
-pub fn a_child_is_shown_a_pool_that_is_dropped(make: Make<'_>) {
-    let (is_waiting, goes_on) = (AtomicBool::new(false), AtomicBool::new(true));
-    let provider = Arc::new(Waiting { pages: Pages::private(), is_waiting, goes_on });
+/// A child that lists pools does not deadlock if another thread drops a pool at the time of the
+/// fork.
+pub fn fork_during_pool_drop_does_not_deadlock(make: MakePool<'_>) {
+    let (is_waiting, may_continue) = (AtomicBool::new(false), AtomicBool::new(true));
+    let provider = Arc::new(BlockingProvider { pages: MmapProvider::private(), is_waiting, may_continue });
     let pool = make(provider.clone().into());
-    // It is live when the pool is dropped, so that the pool has a region to give back then.
+    // A live block, so that the dropped pool has a region to free.
     allocate(&*pool, 100);
-    provider.goes_on.store(false, Ordering::SeqCst);
-    // What takes the pool's locks while it is shown.
+    provider.may_continue.store(false, Ordering::SeqCst);
+    // Takes the pool's locks while the tracker shows it.
     let look = || {
         tracker::for_each_pool(|pool| {
             let provider_of_pool: &dyn Provider = &**pool.provider();
@@ -189,7 +191,7 @@ pub fn a_child_is_shown_a_pool_that_is_dropped(make: Make<'_>) {
         });
     };
     std::thread::scope(|scope| {
-        let _ends = Ends(&provider.goes_on);
+        let _ends = SetOnDrop(&provider.may_continue);
         let dropping = scope.spawn(move || drop(pool));
         while !provider.is_waiting.load(Ordering::SeqCst) {
             std::thread::yield_now();
@@ -199,11 +201,11 @@ pub fn a_child_is_shown_a_pool_that_is_dropped(make: Make<'_>) {
                 look();
             }
         };
-        fork_amid(traffic, || {
+        fork_during(traffic, || {
             look();
             0
         });
-        provider.goes_on.store(true, Ordering::SeqCst);
+        provider.may_continue.store(true, Ordering::SeqCst);
         join(vec![dropping]);
     });
     assert_eq!(provider.pages.live_regions(), 0);

@@ -1,12 +1,12 @@
-//! [`race`]: two threads that do the same thing at the same instant.
+//! Helpers for tests with several threads: [`race`] and [`SetOnDrop`].
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Calls `act` for each of `items` in two threads, one of them the calling one. Both come to each item
-/// at the same time, as far as the processors allow it.
+/// Calls `act` for each of `items` in two threads, one of them the calling thread. Both threads
+/// reach each item at about the same time.
 ///
 /// # Panics
-/// If `act` does.
+/// Panics if `act` does.
 pub fn race<T: Sync>(items: &[T], act: impl Fn(&T) + Sync) {
     let arrived = AtomicUsize::new(0);
     let run = || {
@@ -30,12 +30,23 @@ pub fn race<T: Sync>(items: &[T], act: impl Fn(&T) + Sync) {
     });
 }
 
-/// Says, when a thread ends, that it has arrived everywhere: if `act` panics in one thread, the other
-/// one does not wait for it.
+/// Guard that marks a thread as arrived everywhere when it ends. If `act` panics in one thread, the
+/// other thread does not wait for it.
 struct Arrives<'a>(&'a AtomicUsize);
 
 impl Drop for Arrives<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(usize::MAX / 4, Ordering::AcqRel);
+    }
+}
+
+/// Guard that sets a flag when it is dropped. A thread scope joins its threads even if the test
+/// panics. Threads that run until the flag is set then end instead of running forever.
+#[derive(Debug)]
+pub struct SetOnDrop<'e>(pub &'e AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }

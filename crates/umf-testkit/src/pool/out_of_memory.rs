@@ -1,10 +1,10 @@
-//! Lack of memory, and who is asked then.
+//! Cases about the out-of-memory callback.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::threads::join;
-use super::{Make, Numbers, Random, allocate, controls, free, layout, try_free};
+use super::{AddressOnlyProvider, MakePool, Random, allocate, controls, free, layout, try_free};
 use umf_core::out_of_memory::{ATTEMPTS, OnOutOfMemory, OutOfMemoryAction, OutOfMemoryEvent};
 use umf_core::{Address, Error, Pool};
 
@@ -17,8 +17,8 @@ fn ask(
     controls(pool).set_on_out_of_memory(Some(Arc::new(callback)));
 }
 
-/// Allocates until the pool has no more, from a provider that has no more.
-fn exhaust(pool: &dyn Pool, provider: &Numbers, size: usize) -> Vec<Address> {
+/// Allocates until pool and provider have no more memory.
+fn exhaust(pool: &dyn Pool, provider: &AddressOnlyProvider, size: usize) -> Vec<Address> {
     provider.fail_after(Some(0));
     let mut live = Vec::new();
     while let Ok(address) = pool.allocate(layout(size, 1)) {
@@ -28,10 +28,11 @@ fn exhaust(pool: &dyn Pool, provider: &Numbers, size: usize) -> Vec<Address> {
     live
 }
 
-/// Who is asked learns what failed and what the pool has; and when it has freed something the allocation succeeds.
-pub fn who_is_asked_can_help(make: Make<'_>) {
+/// The callback learns which allocation failed and what the pool holds. The allocation succeeds
+/// once it has freed enough.
+pub fn out_of_memory_callback_can_free_and_retry(make: MakePool<'_>) {
     for size in SIZES {
-        let provider = Numbers::new(4096);
+        let provider = AddressOnlyProvider::new(4096);
         let pool = make(provider.clone().into());
         let first = allocate(&*pool, size);
         let live = exhaust(&*pool, &provider, size);
@@ -63,11 +64,12 @@ pub fn who_is_asked_can_help(make: Make<'_>) {
     }
 }
 
-/// Who always says "again" is asked a bounded number of times; who gives up, once; and the error is the pool's own.
-pub fn who_cannot_help_is_not_asked_for_ever(make: Make<'_>) {
+/// A callback that always retries is called a bounded number of times; one that gives up, once. The
+/// error is the pool's own.
+pub fn out_of_memory_callback_is_called_bounded_times(make: MakePool<'_>) {
     for size in SIZES {
         for (relief, most) in [(OutOfMemoryAction::Retry, ATTEMPTS), (OutOfMemoryAction::GiveUp, 1)] {
-            let provider = Numbers::new(4096);
+            let provider = AddressOnlyProvider::new(4096);
             let pool = make(provider.clone().into());
             let asked = Arc::new(AtomicU32::new(0));
             let count = asked.clone();
@@ -79,7 +81,7 @@ pub fn who_cannot_help_is_not_asked_for_ever(make: Make<'_>) {
             let refused = pool.allocate(layout(size, 1));
             assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
             assert_eq!(asked.load(Ordering::Relaxed), most, "{size} bytes, {relief:?}");
-            // What is no lack of memory is nobody's business.
+            // An error other than a lack of memory does not call it.
             let refused = pool.allocate(layout(1, 1 << 40));
             assert!(refused.is_err());
             live.into_iter().for_each(|address| free(&*pool, address));
@@ -87,10 +89,10 @@ pub fn who_cannot_help_is_not_asked_for_ever(make: Make<'_>) {
     }
 }
 
-/// Who is asked may use the pool as it likes, be replaced meanwhile, and panic; none of that harms the pool.
-pub fn who_is_asked_may_do_anything(make: Make<'_>) {
+/// The callback may use its pool, be replaced meanwhile, and panic. The pool stays usable.
+pub fn out_of_memory_callback_may_use_pool(make: MakePool<'_>) {
     for size in SIZES {
-        let provider = Numbers::new(4096);
+        let provider = AddressOnlyProvider::new(4096);
         let pool = make(provider.clone().into());
         let live = exhaust(&*pool, &provider, size);
         let nested = Arc::new(AtomicU32::new(0));
@@ -98,15 +100,15 @@ pub fn who_is_asked_may_do_anything(make: Make<'_>) {
         ask(&*pool, move |shortage| {
             assert_eq!(count.fetch_add(1, Ordering::Relaxed), 0, "it is asked for what fails in it");
             let pool = shortage.pool;
-            // Fails, and asks nobody.
+            // Fails, without a nested call of the callback.
             assert!(pool.allocate(layout(64 << 20, 1)).is_err());
             assert!(pool.trim(0).is_ok());
             assert_eq!(pool.statistics(), shortage.statistics);
-            ask(pool, |_| std::panic::resume_unwind(Box::new("who is asked panics")));
+            ask(pool, |_| std::panic::resume_unwind(Box::new("the callback panics")));
             assert!(pool.allocate(layout(64 << 20, 1)).is_err());
             OutOfMemoryAction::Retry
         });
-        // The second time the other one is asked.
+        // The second failure calls the new callback.
         let refused = pool.allocate(layout(size, 1));
         assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
         assert_eq!(nested.load(Ordering::Relaxed), 1);
@@ -133,9 +135,10 @@ impl OnOutOfMemory for Shelf {
     }
 }
 
-/// Four threads lack memory at one time, and are helped by what they put on one shelf: no block is lost or used twice.
-pub fn threads_ask_beside_each_other(make: Make<'_>) {
-    let provider = Numbers::new(4096);
+/// Four threads run out of memory at the same time. The callback frees blocks of a shared shelf:
+/// none is lost or used twice.
+pub fn concurrent_threads_share_one_callback(make: MakePool<'_>) {
+    let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let shelf = Arc::new(Shelf(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
     controls(&*pool).set_on_out_of_memory(Some(shelf.clone()));
