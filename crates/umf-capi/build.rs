@@ -1,4 +1,4 @@
-//! Compiles the few lines of C that take variable arguments.
+//! Compiles the C functions with variable arguments.
 
 fn main() {
     println!("cargo::rerun-if-changed=c/variadic.c");

@@ -1,4 +1,4 @@
-/* What Rust cannot say: functions with variable arguments, and taking arguments out of a va_list. */
+/* Functions with variable arguments, and access to a va_list, which Rust lacks. */
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ void *umf_capi_next_pointer(va_list more) { return va_arg(more, void *); }
 
 size_t umf_capi_next_size(va_list more) { return va_arg(more, size_t); }
 
-/* The callee gets a copy, so that several can be handed the same arguments. */
+/* The callee gets a copy, so that several callees can get the same arguments. */
 int umf_capi_forward(control *to, void *state, int source, const char *name, void *argument, size_t size, int query,
                      va_list more) {
     va_list copy;
@@ -49,7 +49,7 @@ int umf_capi_forward(control *to, void *state, int source, const char *name, voi
     return result;
 }
 
-/* The same with no arguments. */
+/* As umf_capi_forward, without arguments. */
 int umf_capi_forward_none(control *to, void *state, int source, const char *name, void *argument, size_t size, int query,
                           ...) {
     va_list none;

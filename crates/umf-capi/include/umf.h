@@ -1,5 +1,4 @@
-/* Start and end of the library. Both calls are optional: what is needed is started with the first provider,
- * pool or query. */
+/* Start and end of the library. Both calls are optional: the first provider, pool or query starts the library. */
 
 #ifndef UMF_RS_UMF_H
 #define UMF_RS_UMF_H
@@ -12,13 +11,13 @@
 extern "C" {
 #endif
 
-/* Starts the library; counted. */
+/* Starts the library. Calls are counted. */
 umf_result_t umfInit(void);
 
-/* Undoes one umfInit. Pools and providers that still exist stay usable. */
+/* Undoes one umfInit. Pools and providers that exist stay usable. */
 umf_result_t umfTearDown(void);
 
-/* The version of the interface. */
+/* Returns the version of the interface. */
 int umfGetCurrentVersion(void);
 
 #ifdef __cplusplus

@@ -1,19 +1,18 @@
-//! `umf.h`.
+//! `umf.h`: start and end of the library.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::boundary::{Code, call};
 use crate::{ctl, log};
 
-/// How many `umfInit` were not undone.
+/// Number of `umfInit` calls without a matching `umfTearDown`.
 static USERS: AtomicUsize = AtomicUsize::new(0);
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 /// `UMF_VERSION_CURRENT`.
 const VERSION: i32 = 1 << 16;
 
-/// Starts what has to be before the first object is made, if that was not done. Calling `umfInit`
-/// is optional.
+/// Starts the log and reads the configuration, unless that was done. Calling `umfInit` is optional.
 pub(crate) fn ensure() {
     if !STARTED.load(Ordering::Acquire) && !STARTED.swap(true, Ordering::AcqRel) {
         log::start();
@@ -30,7 +29,7 @@ extern "C" fn umfInit() -> Code {
     })
 }
 
-/// Nothing that is still in use is taken away: pools and providers end when they are destroyed.
+/// Frees nothing that is in use: pools and providers end when they are destroyed.
 #[unsafe(no_mangle)]
 extern "C" fn umfTearDown() -> Code {
     call("umfTearDown", || {

@@ -1,5 +1,5 @@
-//! What failed last in the calling thread: of each kind of provider and pool of this library, and
-//! the provider whose call failed.
+//! The last error of the calling thread: per kind of provider and pool, and the provider whose call
+//! failed.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_char};
@@ -18,22 +18,22 @@ use umf_provider_level_zero::sys::{
 use crate::boundary::{Code, Failure, Out, Outcome, PROVIDER_SPECIFIC, SUCCESS};
 use crate::provider::Provider;
 
-struct Last {
+struct LastErrors {
     /// The provider whose call failed.
     provider: Cell<*const Provider>,
     /// The last result of a provider's function, until [`explain`] takes it.
     result: Cell<Code>,
-    /// The last failure of a provider of the host.
-    host: Cell<Option<(Flavour, Failed)>>,
-    /// The last answer of the drivers of Level Zero and CUDA: 0 is success.
+    /// The last failure of a host provider.
+    host: Cell<Option<(NativeKind, FailedOperation)>>,
+    /// The last result of the Level Zero and CUDA drivers; 0 is success.
     drivers: [Cell<u32>; 2],
     /// The last failure of each kind of pool.
     pools: [Cell<Code>; PoolKind::COUNT],
 }
 
 thread_local! {
-    static LAST: Last = const {
-        Last {
+    static LAST_ERRORS: LastErrors = const {
+        LastErrors {
             provider: Cell::new(null()),
             result: Cell::new(SUCCESS),
             host: Cell::new(None),
@@ -41,17 +41,17 @@ thread_local! {
             pools: [const { Cell::new(SUCCESS) }; PoolKind::COUNT],
         }
     };
-    /// The text of a driver's answer that C got last.
+    /// The text that `write_last` returned last.
     static TEXT: RefCell<CString> = RefCell::default();
 }
 
-/// The provider of which a call failed last in this thread.
+/// Returns the provider whose call failed last in this thread.
 pub(crate) fn failed_provider() -> *const Provider {
-    LAST.with(|last| last.provider.get())
+    LAST_ERRORS.with(|last| last.provider.get())
 }
 
 pub(crate) fn set_failed_provider(provider: *const Provider) {
-    LAST.with(|last| last.provider.set(provider));
+    LAST_ERRORS.with(|last| last.provider.set(provider));
 }
 
 /// A kind of pool of this library.
@@ -68,27 +68,28 @@ pub(crate) enum PoolKind {
 impl PoolKind {
     const COUNT: usize = 5;
 
-    /// The code of the last failure of such a pool in this thread.
+    /// Returns the code of the last failure of this kind of pool in this thread.
     pub(crate) fn last(self) -> Code {
-        LAST.with(|last| last.pools[self as usize].get())
+        LAST_ERRORS.with(|last| last.pools[self as usize].get())
     }
 
     pub(crate) fn set_last(self, code: Code) {
-        LAST.with(|last| last.pools[self as usize].set(code));
+        LAST_ERRORS.with(|last| last.pools[self as usize].set(code));
     }
 }
 
-/// Keeps the result of a provider's function, on its way through a pool, which knows errors alone.
+/// Records the result code of a provider's function. The pool that called it only reports an
+/// [`Error`].
 pub(crate) fn observe(code: Code) {
-    LAST.with(|last| last.result.set(code));
+    LAST_ERRORS.with(|last| last.result.set(code));
 }
 
-/// Returns the failure of an operation. Where it failed because its provider did, it has the code
-/// of that.
+/// Converts the error of an operation. If the provider caused it, the failure has the provider's
+/// result code.
 pub(crate) fn explain(error: Error) -> Failure {
     let failure = Failure::from(error);
-    let result = LAST.with(|last| last.result.replace(SUCCESS));
-    // Other errors come of what was known before the provider was asked.
+    let result = LAST_ERRORS.with(|last| last.result.replace(SUCCESS));
+    // Other errors are detected before the provider is called.
     let is_of_provider = matches!(
         error,
         Error::OutOfMemory { .. }
@@ -102,7 +103,7 @@ pub(crate) fn explain(error: Error) -> Failure {
 
 /// A kind of provider of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flavour {
+pub(crate) enum NativeKind {
     Os,
     DevDax,
     File,
@@ -111,16 +112,16 @@ pub(crate) enum Flavour {
     Cuda,
 }
 
-/// What failed.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum FailedOperation {
     Allocation,
     Free,
     PurgeLazy,
     PurgeForce,
 }
 
-impl Failed {
+impl FailedOperation {
     const fn text(self) -> &'static CStr {
         match self {
             Self::Allocation => c"memory could not be had",
@@ -131,13 +132,13 @@ impl Failed {
     }
 }
 
-impl Flavour {
-    /// Whether a driver answers for it, with its own numbers.
+impl NativeKind {
+    /// Returns whether a driver with its own error numbers serves it.
     pub(crate) const fn is_of_device(self) -> bool {
         matches!(self, Self::LevelZero | Self::Cuda)
     }
 
-    /// The number that stands for success; those of errors follow. Drivers have their own numbers.
+    /// Returns the number of success; the error numbers follow it. Drivers have their own numbers.
     const fn first(self) -> i32 {
         match self {
             Self::Os => 1000,
@@ -148,46 +149,46 @@ impl Flavour {
         }
     }
 
-    /// The number of an error as the headers have it.
-    const fn number(self, failed: Failed) -> i32 {
+    /// Returns the number of an error, as defined in the headers.
+    const fn number(self, failed: FailedOperation) -> i32 {
         let step = match (self, failed) {
             (Self::LevelZero | Self::Cuda, _) => 0,
-            (Self::Fixed, _) | (_, Failed::Allocation) => 1,
-            (Self::Os, Failed::Free) => 4,
-            (Self::Os, Failed::PurgeLazy) => 5,
-            (Self::Os, Failed::PurgeForce) => 6,
-            (Self::DevDax, Failed::Free) => 3,
+            (Self::Fixed, _) | (_, FailedOperation::Allocation) => 1,
+            (Self::Os, FailedOperation::Free) => 4,
+            (Self::Os, FailedOperation::PurgeLazy) => 5,
+            (Self::Os, FailedOperation::PurgeForce) => 6,
+            (Self::DevDax, FailedOperation::Free) => 3,
             (Self::DevDax, _) => 4,
-            (Self::File, Failed::Free) => 2,
+            (Self::File, FailedOperation::Free) => 2,
             (Self::File, _) => 3,
         };
         self.first() + step
     }
 
-    /// Remembers that something native failed. The code for it is [`PROVIDER_SPECIFIC`].
-    pub(crate) fn remember_failed(self, failed: Failed) {
-        LAST.with(|last| last.host.set(Some((self, failed))));
+    /// Records that a native operation failed. Its result code is [`PROVIDER_SPECIFIC`].
+    pub(crate) fn record_failure(self, failed: FailedOperation) {
+        LAST_ERRORS.with(|last| last.host.set(Some((self, failed))));
         observe(PROVIDER_SPECIFIC);
     }
 
-    /// Remembers what the driver answered. Returns the code for it.
-    pub(crate) fn remember_answer(self, error: &Error) -> Option<Code> {
+    /// Records the driver's result. Returns the result code of the C interface.
+    pub(crate) fn record_driver_result(self, error: &Error) -> Option<Code> {
         let answer = self.answer_of(error)?;
         self.set_answer(answer);
-        // The original says something else of a lack of the device's memory than of the host's.
+        // The original has different codes for exhausted device memory and host memory.
         let is_device_memory = answer == ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.0 && self == Self::LevelZero;
         Some(if is_device_memory { PROVIDER_SPECIFIC } else { Failure::from(*error).code() })
     }
 
-    /// Remembers what drivers of Level Zero answer to an allocation of 0 bytes, for which none is
-    /// asked.
-    pub(crate) fn remember_nothing_asked(self) {
+    /// Records the result of Level Zero drivers for an allocation of 0 bytes, without calling one.
+    pub(crate) fn record_zero_size(self) {
         self.set_answer(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.0);
     }
 
-    /// The failure of making a provider, for which its driver may be the reason.
+    /// Converts the error of creating a provider, and records the driver's result if it is the
+    /// cause.
     pub(crate) fn refused(self, error: Error) -> Failure {
-        let code = self.remember_answer(&error);
+        let code = self.record_driver_result(&error);
         let failure = Failure::from(error);
         match code {
             Some(code) => failure.with_code(code),
@@ -196,14 +197,14 @@ impl Flavour {
     }
 
     fn set_answer(self, answer: u32) {
-        LAST.with(|last| last.drivers[usize::from(self == Self::Cuda)].set(answer));
+        LAST_ERRORS.with(|last| last.drivers[usize::from(self == Self::Cuda)].set(answer));
     }
 
     fn answer(self) -> u32 {
-        LAST.with(|last| last.drivers[usize::from(self == Self::Cuda)].get())
+        LAST_ERRORS.with(|last| last.drivers[usize::from(self == Self::Cuda)].get())
     }
 
-    /// The driver's answer that an error stands for, if it is one.
+    /// Returns the driver's result behind an error, if there is one.
     fn answer_of(self, error: &Error) -> Option<u32> {
         match error {
             Error::Driver { code, .. } => u32::try_from(*code).ok(),
@@ -217,7 +218,7 @@ impl Flavour {
         }
     }
 
-    /// The name and the text of an answer. CUDA's driver has them itself.
+    /// Returns name and text of a driver's result. CUDA's texts come from its driver.
     fn text_of(self, answer: u32) -> String {
         if self == Self::Cuda {
             let result = CUresult(answer);
@@ -233,11 +234,11 @@ impl Flavour {
         format!("{} - {}", result.name().unwrap_or("an answer without a name"), result.text())
     }
 
-    /// Writes the last native error. Its text stays until the thread asks again.
+    /// Writes the last native error. The text is valid until the thread asks again.
     pub(crate) fn write_last(self, message: Out<*const c_char>, native: Out<i32>) -> Outcome<()> {
         let (message, native) = (message.check()?, native.check()?);
         if !self.is_of_device() {
-            let last = LAST.with(|last| last.host.get()).filter(|(of, _)| *of == self);
+            let last = LAST_ERRORS.with(|last| last.host.get()).filter(|(of, _)| *of == self);
             let (number, text) = last
                 .map_or((self.first(), c"nothing failed"), |(of, failed)| (of.number(failed), failed.text()));
             message.set(text.as_ptr())?;
@@ -249,7 +250,7 @@ impl Flavour {
             *kept.borrow_mut() = text;
             kept.borrow().as_ptr()
         });
-        // A thread that is ending has nowhere to keep it.
+        // A thread that is exiting cannot keep the text.
         message.set(kept.unwrap_or(c"".as_ptr()))?;
         native.set(answer.cast_signed())
     }
@@ -264,24 +265,24 @@ mod tests {
     fn answers_have_the_codes_of_the_original() {
         let out_of = |code: u32| Error::Driver { call: "test", code: code.into(), name: "", meaning: "" };
         let device = ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.0;
-        assert_eq!(Flavour::LevelZero.refused(out_of(device)).code(), PROVIDER_SPECIFIC);
+        assert_eq!(NativeKind::LevelZero.refused(out_of(device)).code(), PROVIDER_SPECIFIC);
         let out = Error::OutOfMemory { size: 1, owner: "test", native: 0 };
-        assert_eq!(Flavour::Cuda.refused(out).code(), OUT_OF_HOST_MEMORY);
-        assert_eq!(Flavour::Cuda.refused(Error::ZeroSize).code(), INVALID_ARGUMENT);
+        assert_eq!(NativeKind::Cuda.refused(out).code(), OUT_OF_HOST_MEMORY);
+        assert_eq!(NativeKind::Cuda.refused(Error::ZeroSize).code(), INVALID_ARGUMENT);
     }
 
     #[test]
     fn each_kind_of_driver_has_its_last_answer() {
-        let last = |flavour: Flavour| {
+        let last = |flavour: NativeKind| {
             let (mut message, mut native) = (null(), -1);
             flavour.write_last(Out::to(&mut message), Out::to(&mut native)).unwrap();
-            // SAFETY: written just now.
+            // SAFETY: `write_last` has just written a valid string.
             (native, unsafe { CStr::from_ptr(message) }.to_str().unwrap().to_owned())
         };
         let lost = Error::Driver { call: "test", code: 0x7000_0001, name: "", meaning: "" };
-        Flavour::LevelZero.remember_answer(&lost);
-        assert_eq!(last(Flavour::Cuda).0, 0);
-        let (number, text) = last(Flavour::LevelZero);
+        NativeKind::LevelZero.record_driver_result(&lost);
+        assert_eq!(last(NativeKind::Cuda).0, 0);
+        let (number, text) = last(NativeKind::LevelZero);
         assert_eq!(number, 0x7000_0001);
         assert!(text.starts_with("ZE_RESULT_ERROR_DEVICE_LOST - "), "{text}");
     }

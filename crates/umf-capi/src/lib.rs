@@ -1,9 +1,9 @@
-//! `libumf.so.1`: umf behind the C interface of the Unified Memory Framework, for programs that
-//! were built for that.
+//! `libumf.so.1`: umf behind the C interface of the Unified Memory Framework (UMF), for programs
+//! built for that library.
 //!
-//! This crate has no Rust interface: what it exports are the functions of the headers in
-//! `include/`, with C names. `install` links them into a shared object with the original's soname
-//! and symbol versions. `docs/capi.md` says what there is, and what differs from the original.
+//! The crate has no Rust interface. It exports the functions of the headers in `include/` under
+//! their C names. `install` links them into a shared object with the soname and symbol versions of
+//! the original library. `docs/capi.md` lists the functions and the differences from the original.
 //!
 //! | module | headers |
 //! |---|---|
@@ -13,12 +13,13 @@
 //! | `memory` | `umf/ipc.h`, `umf/experimental/memory_properties.h`: memory by its address |
 //! | `ctl` | `umf/experimental/ctl.h` |
 //! | `placement` | `umf/experimental/memspace.h`, `memtarget.h`, `mempolicy.h` |
-//! | `pools`, `providers` | `umf/pools/*.h`, `umf/providers/*.h` |
-//! | `boundary` | what C promises, and how calls end |
-//! | `last_error` | what failed last in a thread |
+//! | `pools`, `providers` | `umf/pools/*.h`, `umf/providers/*.h`: the pools and providers of this
+//! library |
+//! | `boundary` | calls across the C boundary: result codes, pointers, panics |
+//! | `last_error` | the last error of a thread |
 //! | `log` | `UMF_LOG` |
 
-// The functions have the names that C knows.
+// Exported functions have their C names.
 #![allow(non_snake_case)]
 
 mod base;

@@ -1,5 +1,5 @@
-//! The log: `UMF_LOG` and the control tree say what goes where. It is off until one of them names
-//! an output.
+//! The log. `UMF_LOG` and the control tree configure it. It is off until one of them sets an
+//! output.
 
 use core::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -18,7 +18,7 @@ use umf_sync::Lock;
 
 use crate::boundary::{Failure, Outcome};
 
-/// The level of a number of the C interface.
+/// Returns the level with this number in the C interface.
 pub(crate) fn level_numbered(number: i32) -> Option<Level> {
     Level::ALL.get(usize::try_from(number).ok()?).copied()
 }
@@ -38,22 +38,22 @@ const fn filter(level: Level) -> LevelFilter {
         Level::Info => LevelFilter::INFO,
         Level::Warning => LevelFilter::WARN,
         Level::Error => LevelFilter::ERROR,
-        // Nothing here ends the program.
+        // This library never aborts the program.
         Level::Fatal => LevelFilter::OFF,
     }
 }
 
-/// What lines look like, and which there are.
+/// The format and the levels of the log.
 #[derive(Clone, Copy)]
-pub(crate) struct Form {
+pub(crate) struct LogFormat {
     pub(crate) level: Level,
     pub(crate) flush: Level,
     pub(crate) timestamp: bool,
     pub(crate) pid: bool,
 }
 
-struct State {
-    form: Form,
+struct LogState {
+    form: LogFormat,
     output: Output,
 }
 
@@ -64,21 +64,21 @@ enum Output {
     File { name: Arc<str>, file: std::io::BufWriter<std::fs::File> },
 }
 
-/// Where it is taken, nothing is allocated or freed: the program's allocator may be a pool, and an
-/// event may come from one.
-static STATE: Lock<State> = Lock::new(State {
-    form: Form { level: Level::Error, flush: Level::Error, timestamp: false, pid: false },
+/// No memory is allocated or freed under the lock: the program's allocator may be a pool of this
+/// library, and an event may come from it.
+static STATE: Lock<LogState> = Lock::new(LogState {
+    form: LogFormat { level: Level::Error, flush: Level::Error, timestamp: false, pid: false },
     output: Output::Off,
 });
 
-/// Reads or changes the form.
-pub(crate) fn change<T>(change: impl FnOnce(&mut Form) -> T) -> T {
+/// Reads or changes the format.
+pub(crate) fn change<T>(change: impl FnOnce(&mut LogFormat) -> T) -> T {
     let changed = change(&mut STATE.lock().form);
     tracing::callsite::rebuild_interest_cache();
     changed
 }
 
-/// Where lines go: `stdout`, `stderr`, a path, or `disabled`.
+/// Returns the output: `stdout`, `stderr`, a path, or `disabled`.
 pub(crate) fn output_name() -> String {
     let name = match &STATE.lock().output {
         Output::Off => Ok("disabled"),
@@ -89,7 +89,7 @@ pub(crate) fn output_name() -> String {
     name.map_or_else(|name| name.to_string(), str::to_owned)
 }
 
-/// Says where lines go; `None` turns the log off.
+/// Sets the output; `None` turns the log off.
 pub(crate) fn set_output(name: Option<&str>) -> Outcome<()> {
     let output = match name {
         None | Some("disabled") => Output::Off,
@@ -107,13 +107,13 @@ pub(crate) fn set_output(name: Option<&str>) -> Outcome<()> {
     Ok(())
 }
 
-/// Starts the log as `UMF_LOG` says: `level:debug;flush:info;output:stderr;timestamp:yes;pid:no`.
+/// Configures the log from `UMF_LOG`: `level:debug;flush:info;output:stderr;timestamp:yes;pid:no`.
 pub(crate) fn start() {
-    // Refused if there is one already, which then is ours from before.
+    // Fails if a subscriber is set, which then is this one from an earlier start.
     let _ = tracing::subscriber::set_global_default(Log);
     let Some(text) = variable("UMF_LOG").and_then(|text| text.into_string().ok()) else { return };
-    match Said::parse(&text) {
-        Some(said) => said.apply(),
+    match LogSettings::parse(&text) {
+        Some(settings) => settings.apply(),
         None if text.is_empty() => {}
         None => {
             let _ = writeln!(
@@ -125,7 +125,7 @@ pub(crate) fn start() {
     }
 }
 
-/// Writes what is buffered.
+/// Flushes the output.
 pub(crate) fn flush() {
     if let Output::File { file, .. } = &mut STATE.lock().output {
         let _ = file.flush();
@@ -133,7 +133,7 @@ pub(crate) fn flush() {
 }
 
 #[derive(Default, Debug, PartialEq)]
-struct Said {
+struct LogSettings {
     output: Option<String>,
     level: Option<Level>,
     flush: Option<Level>,
@@ -141,9 +141,9 @@ struct Said {
     pid: bool,
 }
 
-impl Said {
+impl LogSettings {
     fn parse(text: &str) -> Option<Self> {
-        let mut said = Self::default();
+        let mut settings = Self::default();
         for (name, value) in umf::settings::log_parts(text)? {
             let truth = || match value {
                 "yes" => Some(true),
@@ -151,25 +151,25 @@ impl Said {
                 _ => None,
             };
             match name {
-                "level" => said.level = Some(value.parse().ok()?),
-                "flush" => said.flush = Some(value.parse().ok()?),
-                "timestamp" => said.timestamp = truth()?,
-                "pid" => said.pid = truth()?,
+                "level" => settings.level = Some(value.parse().ok()?),
+                "flush" => settings.flush = Some(value.parse().ok()?),
+                "timestamp" => settings.timestamp = truth()?,
+                "pid" => settings.pid = truth()?,
                 "output" => {
                     let place = match value {
                         "stdout" | "stderr" => value,
                         _ => value.strip_prefix("file,")?,
                     };
-                    said.output = Some(place.to_owned());
+                    settings.output = Some(place.to_owned());
                 }
                 _ => return None,
             }
         }
-        Some(said)
+        Some(settings)
     }
 
     fn apply(self) {
-        // Without an output the log stays off, whatever else is said.
+        // Without an output the log stays off.
         let Some(place) = self.output else { return };
         change(|form| {
             form.level = self.level.unwrap_or(Level::Error);
@@ -183,8 +183,7 @@ impl Said {
     }
 }
 
-/// What all events of this library go to. The library has a copy of `tracing` of its own, which no
-/// program shares.
+/// Subscriber for the events of this library, which has its own copy of `tracing`.
 struct Log;
 
 impl Subscriber for Log {
@@ -210,7 +209,7 @@ impl Subscriber for Log {
 
     fn event(&self, event: &Event<'_>) {
         let level = level_of(*event.metadata().level());
-        let mut words = Words(String::new());
+        let mut words = EventText(String::new());
         event.record(&mut words);
         let form = STATE.lock().form;
         if level < form.level {
@@ -230,7 +229,7 @@ fn threshold() -> LevelFilter {
     if matches!(state.output, Output::Off) { LevelFilter::OFF } else { filter(state.form.level) }
 }
 
-impl Form {
+impl LogFormat {
     fn line(&self, level: Level, words: &str) -> String {
         let mut line = String::new();
         if self.timestamp {
@@ -247,7 +246,7 @@ impl Form {
 
 impl Output {
     fn write(&mut self, line: &str, flush: bool) {
-        // With a closed output there is nothing to write to.
+        // A closed output is ignored.
         let _ = match self {
             Self::Off => Ok(()),
             Self::Stdout => output::stdout().write_all(line.as_bytes()),
@@ -260,9 +259,9 @@ impl Output {
 }
 
 /// The fields of an event as text.
-struct Words(String);
+struct EventText(String);
 
-impl Visit for Words {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let _ = match field.name() {
             "message" => write!(self.0, " {value:?}"),
@@ -277,12 +276,13 @@ mod tests {
 
     #[test]
     fn the_grammar_is_the_originals() {
-        let said = Said::parse("level:debug;flush:info;output:file,/tmp/a:b;timestamp:yes;pid:no").unwrap();
-        assert_eq!(said.output.as_deref(), Some("/tmp/a:b"));
-        assert_eq!((said.level, said.flush), (Some(Level::Debug), Some(Level::Info)));
-        assert!(said.timestamp && !said.pid);
+        let settings =
+            LogSettings::parse("level:debug;flush:info;output:file,/tmp/a:b;timestamp:yes;pid:no").unwrap();
+        assert_eq!(settings.output.as_deref(), Some("/tmp/a:b"));
+        assert_eq!((settings.level, settings.flush), (Some(Level::Debug), Some(Level::Info)));
+        assert!(settings.timestamp && !settings.pid);
         for bad in ["level:loud", "output:printer", "debug", "x:y", "pid:maybe"] {
-            assert_eq!(Said::parse(bad), None, "{bad}");
+            assert_eq!(LogSettings::parse(bad), None, "{bad}");
         }
     }
 
@@ -292,16 +292,16 @@ mod tests {
         let other = std::thread::spawn(move || {
             change(|_| {
                 to.send(()).unwrap();
-                // The fork below comes meanwhile, most likely.
+                // The fork below most likely happens during this sleep.
                 std::thread::sleep(std::time::Duration::from_millis(100));
             });
         });
         from.recv().unwrap();
-        // SAFETY: the child takes a lock that comes through forks, and ends below.
+        // SAFETY: the child only takes a lock that is valid after a fork, and ends below.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: a timer of this process, which ends it if it waits for the lock, and the end
-            // of this process.
+            // SAFETY: sets a timer that ends the child if it blocks on the lock, and ends the
+            // child.
             unsafe {
                 libc::alarm(30);
                 threshold();
@@ -309,7 +309,7 @@ mod tests {
             }
         }
         let mut status = 0;
-        // SAFETY: waits for the child made above.
+        // SAFETY: waits for the child forked above.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child waits for a lock of its parent's");
         other.join().unwrap();
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn lines_show_what_is_asked_for() {
-        let mut form = Form { level: Level::Error, flush: Level::Error, timestamp: false, pid: false };
+        let mut form = LogFormat { level: Level::Error, flush: Level::Error, timestamp: false, pid: false };
         assert_eq!(form.line(Level::Error, " it broke"), "[ERROR UMF] it broke\n");
         form.pid = true;
         assert!(

@@ -1,4 +1,4 @@
-//! `umf/experimental/memspace.h`, `memtarget.h`, `mempolicy.h`: on which NUMA nodes memory lies.
+//! `umf/experimental/memspace.h`, `memtarget.h`, `mempolicy.h`: placement of memory on NUMA nodes.
 
 use core::ffi::c_void;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use crate::pool::Pool;
 use crate::provider::Provider;
 use crate::providers::{self, Partition, mode};
 
-/// A node.
+/// A NUMA node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     id: u32,
@@ -20,7 +20,7 @@ struct Node {
     capacity: usize,
 }
 
-/// The machine as it is now; `None`, and a line in the log, where it cannot be read.
+/// Reads the topology of this machine. Logs an error and returns `None` if that fails.
 fn topology() -> Option<Topology> {
     Topology::of_this_machine().inspect_err(|error| tracing::error!("{error}")).ok()
 }
@@ -33,20 +33,20 @@ fn in_order(space: &MemorySpace) -> Vec<Node> {
     space.nodes().iter().map(|shared| node(shared)).collect()
 }
 
-/// The nodes with memory that this process may use, by number. Where nothing can be read that is
-/// node 0, of unknown size.
+/// Returns the nodes with memory that this process may use, by number. Falls back to node 0 of
+/// unknown size.
 fn nodes() -> Vec<Node> {
     topology().map_or_else(|| vec![Node { id: 0, capacity: 0 }], |topology| in_order(&topology.all()))
 }
 
-/// The node of that number, if it has memory.
+/// Returns the node with this number, if it has memory.
 fn node(id: u32) -> Option<Node> {
     let topology = topology()?;
     in_order(&topology.space([id]).ok()?).first().copied()
 }
 
-/// For each initiator the best of the nodes, all together; `None` where the firmware says nothing
-/// about that (HMAT).
+/// Returns the union of the best nodes of each initiator; `None` if the firmware has no figures
+/// (HMAT).
 fn best(attribute: Attribute) -> Option<Vec<Node>> {
     let topology = topology().filter(Topology::has_performance)?;
     let choice = topology.best(&topology.all(), attribute, Initiator::Any).ok()?;
@@ -59,7 +59,7 @@ const BIND: u32 = 1;
 const PREFERRED: u32 = 2;
 const SPLIT: u32 = 3;
 
-/// What a `umf_mempolicy_handle_t` points to.
+/// Target of a `umf_mempolicy_handle_t`.
 struct Policy {
     bind: u32,
     part_size: usize,
@@ -88,7 +88,7 @@ settings_functions! {
 /// `UMF_MEMTARGET_TYPE_NUMA`.
 const NUMA: u32 = 1;
 
-/// What a `umf_memtarget_handle_t` points to: a NUMA node. It lives as long as its space.
+/// Target of a `umf_memtarget_handle_t`: a NUMA node. Lives as long as its memory space.
 struct Target(Node);
 
 #[unsafe(no_mangle)]
@@ -109,12 +109,12 @@ extern "C" fn umfMemtargetGetId(target: Handle<Target>, id: Out<u32>) -> Code {
     call("umfMemtargetGetId", || id.set(target.get()?.0.id))
 }
 
-/// What a `umf_memspace_handle_t` points to: targets in order. Each has a place of its own, since C
-/// keeps pointers to them.
+/// Target of a `umf_memspace_handle_t`: memory targets in order. Each is boxed, because C keeps
+/// pointers to them.
 #[expect(clippy::vec_box, reason = "targets do not move: C keeps pointers to them")]
 struct Space {
     targets: Vec<Box<Target>>,
-    /// All memory of the host: a provider of it is not bound.
+    /// The space contains all host memory, so a provider of it binds no pages.
     is_all: bool,
 }
 
@@ -130,7 +130,7 @@ impl Space {
     }
 }
 
-/// A pointer to a space that stays. C gets it as one that it must not change.
+/// Returns a handle of a static space. C gets it as a pointer to const.
 fn lasting(space: &'static Space) -> Handle<Space> {
     Handle::from_ptr(core::ptr::from_ref(space).cast_mut())
 }
@@ -155,14 +155,14 @@ extern "C" fn umfMemspaceHighestCapacityGet() -> Handle<Space> {
     })
 }
 
-/// NULL where the firmware says nothing about bandwidths (HMAT).
+/// Returns NULL if the firmware has no bandwidths (HMAT).
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceHighestBandwidthGet() -> Handle<Space> {
     static WIDEST: OnceLock<Option<Space>> = OnceLock::new();
     rated("umfMemspaceHighestBandwidthGet", &WIDEST, Attribute::Bandwidth)
 }
 
-/// NULL where the firmware says nothing about latencies (HMAT).
+/// Returns NULL if the firmware has no latencies (HMAT).
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceLowestLatencyGet() -> Handle<Space> {
     static NEAREST: OnceLock<Option<Space>> = OnceLock::new();
@@ -182,7 +182,7 @@ extern "C" fn umfMemspaceCreateFromNumaArray(ids: List<u32>, len: usize, space: 
         if ids.is_null() || len == 0 {
             return Err(Failure::argument("a space of NUMA nodes needs at least one"));
         }
-        // A node that is not there has no memory; a provider on it fails, and says so.
+        // An absent node has no memory. Creating a provider on it fails.
         let of = |id| node(id).unwrap_or(Node { id, capacity: 0 });
         space.set(Handle::new(Space::of(ids.get(len)?.into_iter().map(of))))
     })
@@ -259,7 +259,7 @@ extern "C" fn umfMemspaceFilterById(space: Handle<Space>, ids: List<u32>, len: u
     })
 }
 
-/// Keeps targets of at least that capacity.
+/// Keeps the targets of at least this capacity.
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceFilterByCapacity(space: Handle<Space>, size: i64) -> Code {
     call("umfMemspaceFilterByCapacity", || {
@@ -282,8 +282,8 @@ extern "C" fn umfMemspaceUserFilter(
             handle.get()?.targets.iter().map(|target| core::ptr::from_ref(&**target)).collect();
         let mut kept = Vec::new();
         for target in targets {
-            // SAFETY: the function that C gave, with the argument for it; nothing of the space is
-            // borrowed meanwhile.
+            // SAFETY: calls the function that C passed with its argument; no part of the space is
+            // borrowed.
             match unsafe { filter(handle, Handle::from_ptr(target.cast_mut()), argument) } {
                 0 => {}
                 code if code > 0 => kept.push(target),
@@ -304,7 +304,7 @@ fn settings(space: &Space, policy: Handle<Policy>) -> Outcome<providers::Params>
         return Ok(if space.is_all {
             providers::of_nodes(Vec::new(), mode::DEFAULT, 0, Vec::new())
         } else {
-            // All of them are of the same kind; the first is the best.
+            // All nodes have the same kind of memory, and the first is the best.
             providers::of_nodes(nodes, mode::BIND, 0, Vec::new())
         });
     }

@@ -1,4 +1,4 @@
-/* Handles of blocks for other processes: plain bytes, which may be copied. A handle is valid until its
+/* Handles of blocks for other processes: plain bytes that may be copied. A handle is valid until its
  * block is freed. */
 
 #ifndef UMF_RS_UMF_IPC_H
@@ -13,10 +13,10 @@ extern "C" {
 
 typedef struct umf_ipc_data_t *umf_ipc_handle_t;
 typedef void *umf_ipc_handler_handle_t;
-/* Bytes of an IPC handle of this pool's blocks. */
+/* Returns the size of an IPC handle of this pool's blocks in bytes. */
 umf_result_t umfPoolGetIPCHandleSize(umf_memory_pool_handle_t hPool, size_t *size);
 
-/* Makes a handle of the block that holds an address, and of the address in it. */
+/* Makes a handle of the block that holds an address. It keeps the offset of the address. */
 umf_result_t umfGetIPCHandle(const void *ptr, umf_ipc_handle_t *ipcHandle, size_t *size);
 
 /* Frees the bytes that umfGetIPCHandle made. Copies stay valid. */
@@ -28,7 +28,7 @@ umf_result_t umfOpenIPCHandle(umf_ipc_handler_handle_t hIPCHandler, umf_ipc_hand
 /* Closes one opening. */
 umf_result_t umfCloseIPCHandle(void *ptr);
 
-/* What opens handles, for umfOpenIPCHandle. It lives as long as the pool. */
+/* Returns the object that opens handles, for umfOpenIPCHandle. It lives as long as the pool. */
 umf_result_t umfPoolGetIPCHandler(umf_memory_pool_handle_t hPool, umf_ipc_handler_handle_t *hIPCHandler);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Pools: blocks out of a provider's memory. All functions may be called by several threads at once. */
+/* Pools: blocks in a provider's memory. All functions are thread-safe. */
 
 #ifndef UMF_RS_UMF_MEMORY_POOL_H
 #define UMF_RS_UMF_MEMORY_POOL_H
@@ -21,26 +21,26 @@ typedef enum umf_pool_create_flag_t {
 } umf_pool_create_flag_t;
 
 typedef uint32_t umf_pool_create_flags_t;
-/* Makes a pool over a provider, which lives at least as long unless it is given away by a flag. */
+/* Makes a pool over a provider. The provider must outlive the pool, unless a flag passes its ownership. */
 umf_result_t umfPoolCreate(const umf_memory_pool_ops_t *ops, umf_memory_provider_handle_t provider,
     const void *params, umf_pool_create_flags_t flags, umf_memory_pool_handle_t *hPool);
 
-/* Ends a pool. Blocks that were not freed go with it. */
+/* Destroys a pool with all its blocks. */
 umf_result_t umfPoolDestroy(umf_memory_pool_handle_t hPool);
 
-/* Allocates; NULL if that fails, and for 0 bytes. */
+/* Allocates. Returns NULL on failure, and for 0 bytes. */
 void *umfPoolMalloc(umf_memory_pool_handle_t hPool, size_t size);
 
-/* The same at a multiple of a power of two. */
+/* Allocates at a multiple of a power of two. */
 void *umfPoolAlignedMalloc(umf_memory_pool_handle_t hPool, size_t size, size_t alignment);
 
-/* The same, cleared. For memory that the processor can reach. */
+/* Allocates and clears. Needs memory that the CPU can access. */
 void *umfPoolCalloc(umf_memory_pool_handle_t hPool, size_t num, size_t size);
 
-/* Changes the size of a block, which may move. For memory that the processor can reach. */
+/* Resizes a block, which may move. Needs memory that the CPU can access. */
 void *umfPoolRealloc(umf_memory_pool_handle_t hPool, void *ptr, size_t size);
 
-/* Bytes that may be used from the pointer on. */
+/* Returns the usable bytes from the pointer on. */
 umf_result_t umfPoolMallocUsableSize(umf_memory_pool_handle_t hPool, const void *ptr, size_t *size);
 
 /* Frees a block of this pool. */
@@ -49,26 +49,26 @@ umf_result_t umfPoolFree(umf_memory_pool_handle_t hPool, void *ptr);
 /* Frees a block of any pool that tracks its memory. */
 umf_result_t umfFree(void *ptr);
 
-/* Why the last allocation of this thread from this kind of pool failed. */
+/* Returns why the last allocation of this thread from this kind of pool failed. */
 umf_result_t umfPoolGetLastAllocationError(umf_memory_pool_handle_t hPool);
 
-/* The pool whose memory holds an address. */
+/* Returns the pool that owns an address. */
 umf_result_t umfPoolByPtr(const void *ptr, umf_memory_pool_handle_t *pool);
 
-/* The provider that the pool was made with. */
+/* Returns the provider that the pool was made with. */
 umf_result_t umfPoolGetMemoryProvider(umf_memory_pool_handle_t hPool,
     umf_memory_provider_handle_t *hProvider);
 
-/* The name of a pool; it lives as long as the pool. */
+/* Returns the name of a pool. It lives as long as the pool. */
 umf_result_t umfPoolGetName(umf_memory_pool_handle_t pool, const char **name);
 
-/* Sets the pool's tag, a pointer of the program's; oldTag may be NULL. */
+/* Sets the pool's tag, a pointer of the program; oldTag may be NULL. */
 umf_result_t umfPoolSetTag(umf_memory_pool_handle_t hPool, void *tag, void **oldTag);
 
-/* Gets it. */
+/* Returns the pool's tag. */
 umf_result_t umfPoolGetTag(umf_memory_pool_handle_t hPool, void **tag);
 
-/* Gives free memory back to the provider, but for that many bytes. */
+/* Frees cached memory, and keeps at least that many bytes. */
 umf_result_t umfPoolTrimMemory(umf_memory_pool_handle_t hPool, size_t minBytesToKeep);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* The table of functions of a pool that a program brings. All may be called by several threads at once. */
+/* The table of functions of a pool that a program implements. All functions must be thread-safe. */
 
 #ifndef UMF_RS_UMF_MEMORY_POOL_OPS_H
 #define UMF_RS_UMF_MEMORY_POOL_OPS_H

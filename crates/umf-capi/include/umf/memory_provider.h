@@ -1,4 +1,4 @@
-/* Providers: coarse memory. All functions may be called by several threads at once. */
+/* Providers: coarse-grained memory. All functions are thread-safe. */
 
 #ifndef UMF_RS_UMF_MEMORY_PROVIDER_H
 #define UMF_RS_UMF_MEMORY_PROVIDER_H
@@ -24,69 +24,69 @@ typedef enum umf_mem_protection_flag_t {
 } umf_mem_protection_flag_t;
 
 typedef struct umf_memory_provider_t *umf_memory_provider_handle_t;
-/* Makes a provider of a table of functions and its parameters. */
+/* Makes a provider from a table of functions and its parameters. */
 umf_result_t umfMemoryProviderCreate(const umf_memory_provider_ops_t *ops, const void *params,
     umf_memory_provider_handle_t *hProvider);
 
-/* Ends a provider. */
+/* Destroys a provider. */
 umf_result_t umfMemoryProviderDestroy(umf_memory_provider_handle_t hProvider);
 
-/* Allocates. Alignment 0 is any. */
+/* Allocates. Alignment 0 is any alignment. */
 umf_result_t umfMemoryProviderAlloc(umf_memory_provider_handle_t hProvider, size_t size, size_t alignment,
     void **ptr);
 
-/* Frees what was allocated, in its whole size. */
+/* Frees an allocation. The size is that of the allocation. */
 umf_result_t umfMemoryProviderFree(umf_memory_provider_handle_t hProvider, void *ptr, size_t size);
 
-/* What failed natively last in this thread, after UMF_RESULT_ERROR_MEMORY_PROVIDER_SPECIFIC. */
+/* Returns the last native error of this thread, after UMF_RESULT_ERROR_MEMORY_PROVIDER_SPECIFIC. */
 umf_result_t umfMemoryProviderGetLastNativeError(umf_memory_provider_handle_t hProvider,
     const char **ppMessage, int32_t *pError);
 
-/* The page size that fits that many bytes best. */
+/* Returns the page size that suits that many bytes best. */
 umf_result_t umfMemoryProviderGetRecommendedPageSize(umf_memory_provider_handle_t hProvider, size_t size,
     size_t *pageSize);
 
-/* The smallest page size, of the memory at ptr if it is not NULL. */
+/* Returns the smallest page size; that of the memory at ptr if it is not NULL. */
 umf_result_t umfMemoryProviderGetMinPageSize(umf_memory_provider_handle_t hProvider, const void *ptr,
     size_t *pageSize);
 
-/* Bytes of a cache line of whoever works on the memory. */
+/* Returns the cache line size of the processor or device that works on the memory, in bytes. */
 umf_result_t umfMemoryProviderGetCacheLineSize(umf_memory_provider_handle_t hProvider, size_t *size);
 
-/* The pages may go whenever the system needs them. */
+/* Lets the system take the pages when it needs them. */
 umf_result_t umfMemoryProviderPurgeLazy(umf_memory_provider_handle_t hProvider, void *ptr, size_t size);
 
-/* The pages go now. */
+/* Discards the pages at once. */
 umf_result_t umfMemoryProviderPurgeForce(umf_memory_provider_handle_t hProvider, void *ptr, size_t size);
 
-/* Bytes of an IPC handle of this provider. */
+/* Returns the size of an IPC handle of this provider in bytes. */
 umf_result_t umfMemoryProviderGetIPCHandleSize(umf_memory_provider_handle_t hProvider, size_t *size);
 
 /* Writes the IPC handle of an allocation. */
 umf_result_t umfMemoryProviderGetIPCHandle(umf_memory_provider_handle_t hProvider, const void *ptr,
     size_t size, void *providerIpcData);
 
-/* Gives an IPC handle back. */
+/* Releases an IPC handle. */
 umf_result_t umfMemoryProviderPutIPCHandle(umf_memory_provider_handle_t hProvider, void *providerIpcData);
 
 /* Opens a handle of another process. */
 umf_result_t umfMemoryProviderOpenIPCHandle(umf_memory_provider_handle_t hProvider, void *providerIpcData,
     void **ptr);
 
-/* Closes what was opened. */
+/* Closes an opened handle. */
 umf_result_t umfMemoryProviderCloseIPCHandle(umf_memory_provider_handle_t hProvider, void *ptr, size_t size);
 
-/* The name of a provider; it lives as long as the provider. */
+/* Returns the name of a provider. It lives as long as the provider. */
 umf_result_t umfMemoryProviderGetName(umf_memory_provider_handle_t hProvider, const char **name);
 
-/* The provider of which a call failed last in this thread. */
+/* Returns the provider whose call failed last in this thread. */
 umf_result_t umfGetLastFailedMemoryProvider(umf_memory_provider_handle_t *provider);
 
-/* Makes two allocations of one. */
+/* Splits an allocation in two. */
 umf_result_t umfMemoryProviderAllocationSplit(umf_memory_provider_handle_t hProvider, void *ptr,
     size_t totalSize, size_t firstSize);
 
-/* Makes one allocation of two neighbours. */
+/* Merges two neighbouring parts of an allocation. */
 umf_result_t umfMemoryProviderAllocationMerge(umf_memory_provider_handle_t hProvider, void *lowPtr,
     void *highPtr, size_t totalSize);
 

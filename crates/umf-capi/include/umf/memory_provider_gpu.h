@@ -1,4 +1,4 @@
-/* What memory of devices is. */
+/* Types of device memory. */
 
 #ifndef UMF_RS_UMF_MEMORY_PROVIDER_GPU_H
 #define UMF_RS_UMF_MEMORY_PROVIDER_GPU_H

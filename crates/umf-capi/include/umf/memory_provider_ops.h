@@ -1,5 +1,5 @@
-/* The table of functions of a provider that a program brings. Versions 1.0, 1.1 and 1.2 add members at the
- * end. All may be called by several threads at once, except for split and merge of the same memory. */
+/* The table of functions of a provider that a program implements. Versions 1.1 and 1.2 add members at the
+ * end. All functions must be thread-safe, except split and merge of the same memory. */
 
 #ifndef UMF_RS_UMF_MEMORY_PROVIDER_OPS_H
 #define UMF_RS_UMF_MEMORY_PROVIDER_OPS_H

@@ -1,11 +1,11 @@
-//! The boundary between C and Rust: result codes, pointers that C passes, and calls that neither
-//! unwind nor lose their error.
+//! Calls across the C boundary: result codes, pointers from C, and panics, which must not unwind
+//! into C.
 //!
-//! # What C promises
-//! Everything here rests on what UMF's headers ask of a caller: a pointer is NULL or points to what
-//! its type says for the time of the call; a handle is NULL or one that this library made and did
-//! not destroy (the latest destroyed ones are known); a string ends with a NUL. The types [`Out`],
-//! [`Text`], [`List`] and [`Handle`] are such pointers, and check what can be checked.
+//! # Contract with C
+//! This module relies on what the UMF headers require of a caller. A pointer is NULL, or valid for
+//! its type during the call. A handle is NULL, or was created by this library and not destroyed.
+//! (The latest destroyed handles are detected.) A string ends with a NUL. [`Out`], [`Text`],
+//! [`List`] and [`Handle`] wrap such pointers, and check what can be checked.
 
 mod pointer;
 mod result;
@@ -17,7 +17,7 @@ pub(crate) use result::*;
 /// Defines the C functions that create, destroy and change settings.
 ///
 /// `create` has the arguments of the C function, and a block that makes the settings. A setter has
-/// the settings and its arguments, and a block that changes the settings. Blocks may fail with `?`.
+/// the settings, its arguments, and a block that changes the settings. Blocks may fail with `?`.
 macro_rules! settings_functions {
     ($settings:ty;
      create fn $create:ident($($given:ident: $given_type:ty),*) $make:block

@@ -1,4 +1,4 @@
-//! Pointers that C gave. See [`super`] for what C promises of them.
+//! Pointers from C. See [`super`] for what C guarantees.
 
 use core::alloc::Layout;
 use core::ffi::{CStr, c_char};
@@ -10,7 +10,7 @@ use super::{Failure, OUT_OF_HOST_MEMORY, Outcome, tombstones};
 const NULL: Failure = Failure::argument("a pointer is NULL that must not be");
 const DESTROYED: Failure = Failure::argument("the handle was destroyed before");
 
-/// Where a result goes.
+/// Place for a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -23,7 +23,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// For calls from inside.
+    /// Wraps a local, for calls within this library.
     pub(crate) const fn to(place: &mut T) -> Self {
         Self(core::ptr::from_mut(place))
     }
@@ -32,7 +32,7 @@ impl<T> Out<T> {
         Self(pointer)
     }
 
-    /// Refuses NULL, before anything is done.
+    /// Refuses NULL before the operation has an effect.
     pub(crate) fn check(self) -> Outcome<Self> {
         if self.0.is_null() { Err(NULL) } else { Ok(self) }
     }
@@ -43,16 +43,16 @@ impl<T> Out<T> {
         if self.set_if_there(value) { Ok(()) } else { Err(NULL) }
     }
 
-    /// Writes the result if there is a place for it; says whether there is.
+    /// Writes the result unless the pointer is NULL. Returns whether it did.
     #[inline(always)]
     pub(crate) fn set_if_there(self, value: T) -> bool {
         let Some(place) = NonNull::new(self.0) else { return false };
-        // SAFETY: C promises that the pointer is valid for a write of its type.
+        // SAFETY: C guarantees that a pointer that is not NULL is valid for a write of its type.
         unsafe { place.write_unaligned(value) };
         true
     }
 
-    /// Writes the result if it is wanted.
+    /// Writes the result, which C may ignore by passing NULL.
     pub(crate) fn set_if_wanted(self, value: T) {
         self.set_if_there(value);
     }
@@ -62,7 +62,7 @@ impl<T> Out<T> {
     }
 }
 
-/// A string.
+/// A C string.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
@@ -76,7 +76,7 @@ impl Text {
         if self.0.is_null() {
             return Err(NULL);
         }
-        // SAFETY: C promises that a string that is not NULL ends with a NUL, and lives as long as
+        // SAFETY: C guarantees that a string that is not NULL ends with a NUL and lives as long as
         // the call.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
@@ -90,17 +90,17 @@ impl Text {
     }
 }
 
-/// The most entries of a list. All lists are of nodes, of partitions and of devices, of which there
-/// are fewer: a larger count is a mistake, and reading so far would end the program.
+/// The most entries of a list. Lists are of nodes, partitions or devices. A larger count is a
+/// mistake, and reading so many entries would crash.
 const LONGEST_LIST: usize = 1 << 16;
 
-/// The first of several.
+/// Pointer to the first entry of a list.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct List<T>(*const T);
 
 impl<T: Copy> List<T> {
-    /// Returns a copy of `len` of them; no pointer is needed for none.
+    /// Copies `len` entries. A list of none may be NULL.
     pub(crate) fn get(self, len: usize) -> Outcome<Vec<T>> {
         if len == 0 {
             return Ok(Vec::new());
@@ -114,7 +114,7 @@ impl<T: Copy> List<T> {
         let mut list = Vec::new();
         let no_memory = |_| Failure::new(OUT_OF_HOST_MEMORY, "a list cannot be copied: there is no memory");
         list.try_reserve_exact(len).map_err(no_memory)?;
-        // SAFETY: C promises that there are as many as it says.
+        // SAFETY: C guarantees that the list has `len` entries.
         list.extend((0..len).map(|index| unsafe { self.0.add(index).read_unaligned() }));
         Ok(list)
     }
@@ -124,7 +124,7 @@ impl<T: Copy> List<T> {
     }
 }
 
-/// An object of this library, behind an opaque pointer.
+/// Opaque pointer to an object of this library.
 #[repr(transparent)]
 pub(crate) struct Handle<T>(*mut T);
 
@@ -139,7 +139,7 @@ impl<T> Copy for Handle<T> {}
 impl<T> Handle<T> {
     pub(crate) const NULL: Self = Self(core::ptr::null_mut());
 
-    /// Makes a handle of an object, which lives until [`Handle::take`].
+    /// Boxes an object and returns its handle. The object lives until [`Handle::take`].
     pub(crate) fn new(object: T) -> Self {
         Self(Box::into_raw(Box::new(object)))
     }
@@ -156,10 +156,10 @@ impl<T> Handle<T> {
         self.0.is_null()
     }
 
-    /// The object; `None` for NULL.
+    /// Returns the object; `None` for NULL. Does not detect destroyed handles.
     #[inline]
     pub(crate) fn known<'a>(self) -> Option<&'a T> {
-        // SAFETY: C promises that the handle is NULL, or that the object is there until the call
+        // SAFETY: C guarantees that the handle is NULL, or that the object lives until the call
         // returns.
         unsafe { self.0.as_ref() }
     }
@@ -173,42 +173,43 @@ impl<T> Handle<T> {
         }
     }
 
-    /// Refuses what was destroyed, as far as that is known.
+    /// Refuses a handle that is known to be destroyed.
     #[inline]
     fn check(self) -> Outcome<()> {
         if tombstones::of::<T>().has(self.0.addr()) { Err(DESTROYED) } else { Ok(()) }
     }
 
-    /// The object, to change it: for settings, which C must not use from two threads at once.
+    /// Returns the object for a change. For settings, which C must not use from two threads at
+    /// once.
     pub(crate) fn get_mut<'a>(self) -> Outcome<&'a mut T> {
         self.check()?;
-        // SAFETY: as above; and C does not use it from another thread.
+        // SAFETY: C guarantees a live object, and that no other thread uses it.
         unsafe { self.0.as_mut() }.ok_or(NULL)
     }
 
-    /// Takes the object back; `None` for NULL.
+    /// Takes the object out of its handle; `None` for NULL.
     pub(crate) fn take(self) -> Outcome<Option<Taken<T>>> {
         self.check()?;
         Ok(NonNull::new(self.0).map(Taken))
     }
 }
 
-/// An object whose handle is destroyed when this is dropped.
+/// An object whose handle is destroyed when this value is dropped.
 pub(crate) struct Taken<T>(NonNull<T>);
 
 impl<T> Deref for Taken<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: C promises that the handle is one of `Handle::new`'s, and that it is destroyed
-        // once.
+        // SAFETY: C guarantees that `Handle::new` made the handle, and that it is destroyed once.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T> Drop for Taken<T> {
     fn drop(&mut self) {
-        // SAFETY: as above: the content of a box that is not in use any more, and its memory.
+        // SAFETY: drops the contents of a box of `Handle::new` once. Its memory goes to the
+        // tombstones.
         unsafe {
             self.0.drop_in_place();
             tombstones::of::<T>().add(self.0.cast(), Layout::new::<T>());

@@ -1,4 +1,4 @@
-//! Result codes, failures, and [`call`], in which every function of the interface runs.
+//! Result codes, failures, and [`call`], which runs every exported function.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,10 +19,10 @@ pub(crate) const OUT_OF_RESOURCES: Code = 8;
 pub(crate) const INVALID_CTL_PATH: Code = 9;
 pub(crate) const UNKNOWN: Code = 0x7fff_fffe;
 
-/// What most of this crate returns.
+/// Result of a function of this crate.
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
-/// Why a call fails: the code for C, and the text for the log.
+/// A failed call: the result code for C, and the text for the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     code: Code,
@@ -31,39 +31,39 @@ pub(crate) struct Failure {
 
 #[derive(Clone, Debug)]
 enum Why {
-    Said(&'static str),
+    LogSettings(&'static str),
     Memory(Error),
     Ipc(Box<umf_ipc::Error>),
     Umf(Box<umf::Error>),
 }
 
 impl Failure {
-    /// A code, and a text that says what to do.
+    /// Creates a failure with a text that tells what to do.
     pub(crate) const fn new(code: Code, why: &'static str) -> Self {
-        Self { code, why: Why::Said(why) }
+        Self { code, why: Why::LogSettings(why) }
     }
 
-    /// An argument that makes no sense.
+    /// An invalid argument.
     pub(crate) const fn argument(why: &'static str) -> Self {
         Self::new(INVALID_ARGUMENT, why)
     }
 
-    /// What this memory, provider or pool does not do.
+    /// An operation that this memory, provider or pool does not support.
     pub(crate) const fn unsupported(why: &'static str) -> Self {
         Self::new(NOT_SUPPORTED, why)
     }
 
-    /// A code that foreign code returned.
+    /// A result code of a foreign provider or pool.
     pub(crate) const fn foreign(code: Code) -> Self {
-        Self::new(code, "said by the provider or pool that was asked")
+        Self::new(code, "returned by the provider or pool")
     }
 
-    /// The code for C.
+    /// Returns the result code for C.
     pub(crate) const fn code(&self) -> Code {
         self.code
     }
 
-    /// The same with another code.
+    /// Replaces the result code.
     pub(crate) fn with_code(mut self, code: Code) -> Self {
         self.code = code;
         self
@@ -73,7 +73,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.why {
-            Why::Said(why) => f.write_str(why),
+            Why::LogSettings(why) => f.write_str(why),
             Why::Memory(error) => error.fmt(f),
             Why::Ipc(error) => error.fmt(f),
             Why::Umf(error) => error.fmt(f),
@@ -93,7 +93,8 @@ fn code_of(error: &Error) -> Code {
     }
 }
 
-/// What the original says of the answer of a driver, by its name in the driver's specification.
+/// Returns the original's result code for a driver's result, by its name in the driver's
+/// specification.
 fn code_of_answer(name: &str) -> Code {
     match name {
         "ZE_RESULT_ERROR_INVALID_ARGUMENT" | "CUDA_ERROR_INVALID_VALUE" | "CUDA_ERROR_INVALID_HANDLE" => {
@@ -111,8 +112,8 @@ fn code_of_ipc(error: &umf_ipc::Error) -> Code {
         umf_ipc::Error::LimitReached { .. } | umf_ipc::Error::NoLeaseRow { .. } => OUT_OF_RESOURCES,
         umf_ipc::Error::UnknownProvider { .. } => NOT_SUPPORTED,
         umf_ipc::Error::TimedOut { .. } | umf_ipc::Error::System { .. } => UNKNOWN,
-        // Of a producer that is gone, the original says that the argument is wrong; and so of all
-        // else.
+        // The original reports an invalid argument for a producer that is gone, and for all other
+        // errors.
         _ => INVALID_ARGUMENT,
     }
 }
@@ -139,8 +140,8 @@ impl From<umf::Error> for Failure {
     }
 }
 
-/// Runs the body of the function `name`; a failure becomes its code, and is logged. So is a panic,
-/// which C must not see.
+/// Runs the body of the exported function `name`. Logs a failure or panic, and returns its result
+/// code.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome<()>) -> Code {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => SUCCESS,
@@ -149,7 +150,8 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome<()>) -> Co
     }
 }
 
-/// The same for a function that returns something else than a code: `otherwise` where it fails.
+/// As [`call`], for a function that does not return a result code. Returns `otherwise` on a
+/// failure.
 pub(crate) fn call_with<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,

@@ -1,9 +1,8 @@
-//! Tombstones: addresses of destroyed objects, by which a second use of a handle is found.
+//! Tombstones: addresses of destroyed objects, which detect a second use of a handle.
 //!
-//! C holds no reference that could be counted. The memory of a destroyed object is kept for a
-//! while. As long as it is kept, no other object has its address, and the address says that the
-//! handle was destroyed. The object that was destroyed first is the first whose memory is given
-//! back.
+//! C holds no counted references. The memory of a destroyed object is kept for a while, so no other
+//! object gets its address, and the address identifies a destroyed handle. The memory of the oldest
+//! tombstone is freed first.
 
 use core::alloc::Layout;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
@@ -13,18 +12,18 @@ use std::alloc::dealloc;
 use umf_ipc::HANDLE_SIZE;
 use umf_sync::Lock;
 
-/// Tombstones of a list: for one object, and for 1,024 that are destroyed after it.
+/// Tombstones of a list. An object keeps its tombstone while 1,024 more are destroyed.
 const COUNT: usize = 1 + 1024;
-/// Hashes of addresses. With a full list, one address of 32 shares its hash with a tombstone.
+/// Number of hash buckets. With a full list, one address of 32 shares its hash with a tombstone.
 const HASHES: usize = 1 << 15;
-/// Bytes of an IPC handle of the C interface.
+/// Size of an IPC handle of the C interface in bytes.
 const IPC_HANDLE: usize = HANDLE_SIZE + 8;
 
 static IPC_HANDLES: Tombstones = Tombstones::new();
 static OTHERS: Tombstones = Tombstones::new();
 
-/// Returns the list for objects of a type. Programs put many more IPC handles than they destroy
-/// other objects, so IPC handles have a list of their own.
+/// Returns the list for objects of a type. IPC handles have a list of their own: programs destroy
+/// far more of them than of other objects.
 #[inline]
 pub(super) fn of<T>() -> &'static Tombstones {
     if size_of::<T>() == IPC_HANDLE { &IPC_HANDLES } else { &OTHERS }
@@ -32,16 +31,16 @@ pub(super) fn of<T>() -> &'static Tombstones {
 
 /// The objects that were destroyed last. Thread-safe.
 pub(super) struct Tombstones {
-    /// How many tombstones have each hash: of most addresses it says without a lock that they have
-    /// none.
+    /// Number of tombstones with each hash. For most addresses it shows without the lock that they
+    /// have none.
     hashes: [AtomicU16; HASHES],
     ring: Lock<Ring>,
 }
 
 struct Ring {
-    /// The address and the layout of the memory that each tombstone keeps.
+    /// Address and layout of the memory that each tombstone keeps.
     stones: [Option<(usize, Layout)>; COUNT],
-    /// The oldest tombstone, which is used next.
+    /// Index of the oldest tombstone, which is replaced next.
     next: usize,
 }
 
@@ -68,11 +67,11 @@ impl Tombstones {
         self.ring.lock().stones.iter().flatten().any(|&(memory, _)| memory == address)
     }
 
-    /// Keeps the memory of a destroyed object, and gives back that of the oldest one.
+    /// Keeps the memory of a destroyed object, and frees that of the oldest tombstone.
     ///
     /// # Safety
-    /// The memory is a block of the global allocator with that layout. Its content was dropped, and
-    /// nothing else gives it back.
+    /// The memory is a block of the global allocator with this layout. Its contents were dropped,
+    /// and no other code frees it.
     pub(super) unsafe fn add(&'static self, memory: NonNull<u8>, layout: Layout) {
         if layout.size() == 0 {
             return;
@@ -90,8 +89,8 @@ impl Tombstones {
             oldest
         };
         if let Some((memory, layout)) = oldest {
-            // SAFETY: the caller of `add` for this memory promised that it is such a block, and its
-            // tombstone, which alone had it, is another object's now.
+            // SAFETY: the caller of `add` for this memory guaranteed that it is such a block. Its
+            // tombstone has just been replaced, so no other code frees it.
             unsafe { dealloc(with_exposed_provenance_mut(memory), layout) };
         }
     }

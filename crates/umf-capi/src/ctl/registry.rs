@@ -1,5 +1,5 @@
-//! Providers and pools by kind and name, and the defaults for new ones: those that C sets, and
-//! those of `UMF_CONF` and `UMF_CONF_FILE`.
+//! Registry of providers and pools by kind and name; and the defaults for new ones, set by C or by
+//! `UMF_CONF` and `UMF_CONF_FILE`.
 
 use core::ffi::{CStr, c_void};
 use std::ffi::CString;
@@ -9,18 +9,18 @@ use std::sync::{Arc, PoisonError, RwLock};
 use umf_os::environment::variable;
 use umf_sync::Lock;
 
-use super::asked::{ANY, Query};
-use super::{Asked, dispatch, no_such_path};
+use super::query::{ANY, CtlAccess};
+use super::{CtlQuery, dispatch, no_such_path};
 use crate::boundary::{Code, Failure, Outcome};
 
-/// What a name belongs to.
+/// The kind of a named object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pool,
     Provider,
 }
 
-/// A provider or pool with a name. As long as the gate is held for reading, it is not destroyed.
+/// A named provider or pool. It is not destroyed while the gate is held for reading.
 #[derive(Clone)]
 pub(super) struct Entry {
     kind: Kind,
@@ -30,7 +30,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Runs `ask` on it unless it is being destroyed.
+    /// Runs `ask` on the object, unless it is being destroyed.
     pub(super) fn ask<T>(&self, ask: impl FnOnce(usize) -> T) -> Option<T> {
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         let is_there = LIVE.lock().iter().any(|entry| entry.kind == self.kind && entry.object == self.object);
@@ -40,15 +40,15 @@ impl Entry {
 
 static LIVE: Lock<Vec<Entry>> = Lock::new(Vec::new());
 
-/// Makes an object known by its name.
-pub(crate) fn enter(kind: Kind, name: &CStr, object: usize) {
+/// Registers an object under its name.
+pub(crate) fn register(kind: Kind, name: &CStr, object: usize) {
     let name = name.to_string_lossy().into_owned();
     let entry = Entry { kind, name, object, gate: Arc::new(RwLock::new(())) };
     LIVE.lock().push(entry);
 }
 
-/// Forgets it, and waits until no query is asking it.
-pub(crate) fn leave(kind: Kind, object: usize) {
+/// Unregisters an object, and waits until no query uses it.
+pub(crate) fn unregister(kind: Kind, object: usize) {
     let gone = {
         let mut live = LIVE.lock();
         let place = live.iter().position(|entry| entry.kind == kind && entry.object == object);
@@ -59,12 +59,12 @@ pub(crate) fn leave(kind: Kind, object: usize) {
     }
 }
 
-/// All of that name, in the order in which they were made.
+/// Returns all objects of this name, in order of creation.
 pub(super) fn named(kind: Kind, name: &str) -> Vec<Entry> {
     LIVE.lock().iter().filter(|entry| entry.kind == kind && entry.name == name).cloned().collect()
 }
 
-/// What is written to each new object of a name.
+/// A value that is written to each new object of a name.
 #[derive(Clone)]
 struct Default {
     kind: Kind,
@@ -77,8 +77,8 @@ struct Default {
 static DEFAULTS: Lock<Vec<Default>> = Lock::new(Vec::new());
 
 /// Answers `<kind>.default.<name>.<path>`.
-pub(super) fn answer_default(kind: Kind, asked: &Asked<'_>) -> Outcome<()> {
-    let (name, below) = asked.name()?;
+pub(super) fn answer_default(kind: Kind, query: &CtlQuery<'_>) -> Outcome<()> {
+    let (name, below) = query.name()?;
     let path = below.path();
     if path.is_empty() {
         return Err(no_such_path());
@@ -87,18 +87,18 @@ pub(super) fn answer_default(kind: Kind, asked: &Asked<'_>) -> Outcome<()> {
         return Err(Failure::unsupported("a default has no wildcard below its name"));
     }
     let same = |known: &Default| known.kind == kind && known.name == name && known.path == path;
-    match below.query() {
-        Query::Run => Err(Failure::argument("a default is read or set")),
-        Query::Read => {
+    match below.access() {
+        CtlAccess::Run => Err(Failure::argument("a default is read or set")),
+        CtlAccess::Read => {
             let value = DEFAULTS.lock().iter().find(|known| same(known)).map(|known| known.value.clone());
             below.give_bytes(&value.ok_or(no_such_path())?)
         }
-        Query::Write => {
+        CtlAccess::Write => {
             let value = below.bytes()?.to_vec();
             let new =
                 Default { kind, name: name.clone(), path: path.to_owned(), source: below.source(), value };
             let mut defaults = DEFAULTS.lock();
-            // What was set later is written later.
+            // Later values are written later.
             defaults.retain(|known| !same(known));
             defaults.push(new);
             Ok(())
@@ -106,7 +106,7 @@ pub(super) fn answer_default(kind: Kind, asked: &Asked<'_>) -> Outcome<()> {
     }
 }
 
-/// Writes the defaults of a name to a new object. One that it does not take is told to the log.
+/// Writes the defaults of a name to a new object. Logs those that it refuses.
 pub(crate) fn apply_defaults(
     kind: Kind,
     name: &CStr,
@@ -125,15 +125,15 @@ pub(crate) fn apply_defaults(
     }
 }
 
-/// Forgets the defaults, as the end of the library does.
+/// Removes all defaults, when the library ends.
 pub(crate) fn forget_defaults() {
     DEFAULTS.lock().clear();
 }
 
-/// A longer file is refused.
+/// The largest configuration file in bytes.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// Sets what both variables say. What cannot be set is logged.
+/// Applies both configuration variables. Logs what cannot be set.
 pub(crate) fn apply_config() {
     if let Some(text) = variable("UMF_CONF").and_then(|text| text.into_string().ok()) {
         set_all("UMF_CONF", &text);
@@ -155,13 +155,13 @@ fn read(path: &std::path::Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// What stands behind `#` goes, and so does all white space.
+/// Removes comments, from `#` to the end of the line, and all white space.
 fn without_comments(text: &str) -> String {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     lines.flat_map(str::chars).filter(|character| !character.is_whitespace()).collect()
 }
 
-/// Each `path=value` between semicolons.
+/// Sets each `path=value` between semicolons.
 fn set_all(source: &str, text: &str) {
     for statement in text.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
         let Some((path, value)) = statement.split_once('=') else {
@@ -169,7 +169,7 @@ fn set_all(source: &str, text: &str) {
             continue;
         };
         let Ok(value) = CString::new(value.trim()) else { continue };
-        if let Err(failure) = dispatch(&Asked::configured(path.trim(), &value)) {
+        if let Err(failure) = dispatch(&CtlQuery::configured(path.trim(), &value)) {
             tracing::error!("{source}: {}: {failure}", path.trim());
         }
     }

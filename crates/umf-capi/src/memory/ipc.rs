@@ -1,4 +1,4 @@
-//! `umf/ipc.h`, and the IPC handles of memory that was allocated without a pool.
+//! `umf/ipc.h`, and the IPC handles of memory that was allocated from a provider.
 
 use core::ffi::c_void;
 use std::sync::Arc;
@@ -7,24 +7,25 @@ use umf_core::{Access, Address, Import, Region};
 use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
 use umf_runtime::tracker;
 
-use super::{opened, owners};
+use super::{openings, owners};
 use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, SUCCESS, call};
 use crate::pool::Pool;
 use crate::pools::preloaded;
 use crate::provider::part_around;
 
-/// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was
-/// that it is for.
+/// Target of a `umf_ipc_handle_t`: the bytes of a handle, and the offset of the exported pointer in
+/// its block.
 #[repr(C, align(8))]
 pub(crate) struct IpcHandle {
     handle: [u8; HANDLE_SIZE],
-    /// 48 bits of offset, and 16 that [`check`] them.
+    /// 48 bits of offset, and 16 bits of checksum ([`check`]).
     place: [u8; 8],
 }
 
 const OFFSET_BITS: u32 = 48;
 
-/// What stands above an offset: it depends on each of its bits, and on the handle's own checksum.
+/// Returns the checksum of an offset. It depends on each bit of the offset, and on the handle's own
+/// checksum.
 const fn check(offset: u64, handle: &[u8; HANDLE_SIZE]) -> u64 {
     let of_handle = u32::from_le_bytes([handle[252], handle[253], handle[254], handle[255]]);
     (offset.wrapping_mul(SPREAD).wrapping_add((of_handle as u64) << 32)) >> OFFSET_BITS
@@ -32,8 +33,7 @@ const fn check(offset: u64, handle: &[u8; HANDLE_SIZE]) -> u64 {
 
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-// An offset that differs in one bit has another check: the difference of the products is neither
-// near 0 nor near 2^64.
+// Offsets that differ in one bit have different checksums: the products differ by at least 2^48.
 const _: () = {
     let mut bit = 0;
     while bit < OFFSET_BITS {
@@ -52,7 +52,7 @@ impl IpcHandle {
         Ok(Self { handle, place: place.to_le_bytes() })
     }
 
-    /// Where in the block the pointer was; `None` if the bytes are not as they were.
+    /// Returns the offset of the pointer in its block; `None` if the checksum is wrong.
     #[inline(always)]
     const fn offset(&self) -> Option<u64> {
         let place = u64::from_le_bytes(self.place);
@@ -60,11 +60,11 @@ impl IpcHandle {
         if check(offset, &self.handle) == place >> OFFSET_BITS { Some(offset) } else { None }
     }
 
-    /// Exports what an address in a region lies in.
+    /// Exports the block or region that holds an address.
     fn of(region: &Region, address: Address) -> Outcome<Self> {
-        // SAFETY: of this memory C has pointers, and Rust no references.
+        // SAFETY: C has pointers to this memory, and Rust has no references.
         let exported = unsafe { umf::exporter()?.handle(address) }.map_err(|error| match error {
-            // As the original says of it.
+            // The original reports an invalid argument.
             umf_ipc::Error::NotExportable { .. } => Failure::from(error).with_code(INVALID_ARGUMENT),
             error => error.into(),
         })?;
@@ -74,10 +74,10 @@ impl IpcHandle {
         Self::new(*exported.as_bytes(), offset.ok_or(FREED)?)
     }
 
-    /// Opens it; returns the mapping, and the address that the pointer has here.
+    /// Opens the handle. Returns the mapping, and the pointer's address in this process.
     fn open<'i>(&self, importer: &'i Importer) -> Outcome<(Mapping<'i>, usize)> {
         let mapping = match importer.open_bytes(&self.handle, Access::ReadWrite) {
-            // Reading is better than nothing.
+            // The memory is read-only for this process.
             Err(umf_ipc::Error::ReadOnly) => importer.open_bytes(&self.handle, Access::ReadOnly)?,
             opened => opened?,
         };
@@ -93,15 +93,15 @@ const FREED: Failure = Failure::argument("the memory was freed meanwhile");
 const CORRUPT: Failure = Failure::argument("the handle is corrupt: where it points is not what was written");
 
 impl Drop for IpcHandle {
-    /// Spoils the check: the memory is kept after `umfPutIPCHandle`, and what opens a handle again
-    /// looks at nothing else.
+    /// Invalidates the checksum. The memory is kept after `umfPutIPCHandle`, and the fast path of
+    /// open only checks this.
     fn drop(&mut self) {
         self.place[7] = !self.place[7];
     }
 }
 
 const SIZE: usize = size_of::<IpcHandle>();
-// (As the list of destroyed IPC handles expects.)
+// The list of destroyed IPC handles relies on this size.
 const _: () = assert!(SIZE == HANDLE_SIZE + 8);
 
 #[unsafe(no_mangle)]
@@ -139,7 +139,7 @@ fn export(address: Address) -> Outcome<IpcHandle> {
     exported
 }
 
-/// The handle stays valid wherever its bytes are, until the memory is freed.
+/// Frees the handle's bytes. Copies stay valid until the memory is freed.
 #[unsafe(no_mangle)]
 extern "C" fn umfPutIPCHandle(handle: Handle<IpcHandle>) -> Code {
     call("umfPutIPCHandle", || {
@@ -170,47 +170,47 @@ extern "C" fn umfOpenIPCHandle(
         && let Some(offset) = handle.offset()
     {
         let of = pool.opens();
-        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there
-        // longer.
-        if let Some(address) = unsafe { opened::open_again(importer, &handle.handle, offset, of) } {
+        // SAFETY: the pool closes its openings when it is destroyed; its provider, and thus the
+        // importer, outlives it.
+        if let Some(address) = unsafe { openings::open_again(importer, &handle.handle, offset, of) } {
             memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
             return SUCCESS;
         }
     }
-    open_else(handler, handle, memory)
+    open_slow(handler, handle, memory)
 }
 
 #[cold]
 #[inline(never)]
-extern "C" fn open_else(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory: Out<*mut c_void>) -> Code {
+extern "C" fn open_slow(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory: Out<*mut c_void>) -> Code {
     call("umfOpenIPCHandle", || {
         let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
         pool.check_is_pool()?;
         let provider = pool.provider()?;
         let (mapping, address) = handle.open(pool.importer()?).inspect_err(|_| provider.has_failed())?;
-        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there
-        // longer.
-        unsafe { opened::keep(address, mapping, pool.opens()) };
+        // SAFETY: the pool closes its openings when it is destroyed; its provider, and thus the
+        // importer, outlives it.
+        unsafe { openings::insert(address, mapping, pool.opens()) };
         memory.set(core::ptr::with_exposed_provenance_mut(address))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn umfCloseIPCHandle(memory: *mut c_void) -> Code {
-    if opened::close_own(memory.addr()) { SUCCESS } else { close_else(memory) }
+    if openings::close_fast(memory.addr()) { SUCCESS } else { close_slow(memory) }
 }
 
 #[cold]
 #[inline(never)]
-extern "C" fn close_else(memory: *mut c_void) -> Code {
-    call("umfCloseIPCHandle", || opened::close(memory.addr()))
+extern "C" fn close_slow(memory: *mut c_void) -> Code {
+    call("umfCloseIPCHandle", || openings::close(memory.addr()))
 }
 
-/// The IPC handles of providers: the bytes of an [`IpcHandle`].
+/// IPC handles of providers: the bytes of an [`IpcHandle`].
 pub(crate) mod provider_handle {
     use super::*;
 
-    /// Their size in bytes.
+    /// Size in bytes.
     pub(crate) const SIZE: usize = super::SIZE;
 
     const NULL: Failure = Failure::argument("a handle is NULL");
@@ -219,11 +219,11 @@ pub(crate) mod provider_handle {
         if handle.is_null() {
             return Err(NULL);
         }
-        // SAFETY: C promises as many bytes as the provider says that its handles have.
+        // SAFETY: C guarantees as many bytes as the provider's handle size.
         Ok(unsafe { handle.cast::<IpcHandle>().read_unaligned() })
     }
 
-    /// Exports what the pointer lies in, and writes the handle.
+    /// Exports the memory at the pointer, and writes the handle.
     pub(crate) fn get(address: Address, handle: *mut c_void) -> Outcome<()> {
         if handle.is_null() {
             return Err(NULL);
@@ -232,34 +232,34 @@ pub(crate) mod provider_handle {
         let region = tracker::find(address).ok_or(unknown)?.region;
         part_around(&region, address).ok_or(umf_core::Error::NotAllocated { address })?;
         let exported = IpcHandle::of(&region, address)?;
-        // SAFETY: C promises room for as many bytes as the provider says that its handles have.
+        // SAFETY: C guarantees room for as many bytes as the provider's handle size.
         unsafe { handle.cast::<IpcHandle>().write_unaligned(exported) };
         Ok(())
     }
 
-    /// Checks whether it is a handle at all.
+    /// Checks that the bytes are a valid handle.
     pub(crate) fn check(handle: *mut c_void) -> Outcome<()> {
         let handle = read(handle)?;
         umf_ipc::Handle::from_bytes(&handle.handle).map_err(umf_ipc::Error::from)?;
         handle.offset().map(|_| ()).ok_or(CORRUPT)
     }
 
-    /// Opens what a handle names.
+    /// Opens a handle.
     pub(crate) fn open(handle: *mut c_void, importer: &Importer, of: usize) -> Outcome<*mut c_void> {
         let handle = read(handle)?;
         let (mapping, address) = handle.open(importer)?;
-        // SAFETY: the provider closes all when it goes, and its importer after that; the process's
-        // own stays.
-        unsafe { opened::keep(address, mapping, of) };
+        // SAFETY: the provider closes its openings when it is destroyed, before its importer; the
+        // process's importer is never destroyed.
+        unsafe { openings::insert(address, mapping, of) };
         Ok(core::ptr::with_exposed_provenance_mut(address))
     }
 
-    /// Closes it.
+    /// Closes one opening.
     pub(crate) fn close(memory: *mut c_void) -> Outcome<()> {
-        opened::close(memory.addr())
+        openings::close(memory.addr())
     }
 
-    /// An importer for one kind of memory, otherwise as the process's own.
+    /// Creates an importer for one kind of memory, with the settings of the process's importer.
     pub(crate) fn importer_of(import: Arc<dyn Import>) -> Outcome<Importer> {
         let settings = umf::importer()?.settings().clone();
         Ok(Importer::builder().settings(settings).import(import).build()?)

@@ -1,12 +1,12 @@
-//! Memory by its address: which pool it is from, its handles for other processes, what is open
-//! here, its properties.
+//! Memory by its address: the owning pool, IPC handles, openings of other processes' memory, and
+//! properties.
 
 mod ipc;
-mod opened;
+mod openings;
 pub(crate) mod owners;
 mod properties;
 
 pub(crate) use ipc::provider_handle;
 pub(crate) use ipc::provider_handle::importer_of;
-pub(crate) use opened::close_all;
+pub(crate) use openings::close_all;
 pub(crate) use properties::{CONTEXT, DEVICE, POINTER_TYPE};

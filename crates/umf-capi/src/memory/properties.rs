@@ -1,7 +1,7 @@
 //! `umf/experimental/memory_properties.h`.
 //!
-//! What C gets is no address but a number: which place of a table, and which use of that place. So
-//! a handle for memory that is gone is an error, and never read through.
+//! A handle is not a pointer but a number: a slot of a table and its generation. A handle for freed
+//! memory is an error, and is never dereferenced.
 
 use core::ffi::c_void;
 
@@ -9,7 +9,7 @@ use umf_core::{Address, Region};
 use umf_runtime::tracker;
 use umf_sync::Lock;
 
-use super::{opened, owners};
+use super::{openings, owners};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
 use crate::pool::Pool;
 use crate::pools::preloaded;
@@ -31,12 +31,12 @@ const INVALID: i32 = -1;
 const TYPE_UNKNOWN: i32 = 0;
 const TYPE_HOST: i32 = 1;
 
-/// What a handle stands for.
+/// The memory that a handle identifies.
 #[derive(Clone, Copy, PartialEq)]
 enum Subject {
-    /// A region, or the part of it that begins so far into it and has so many bytes.
+    /// A region, or a part of it with this offset and size.
     Region { region: Region, start: usize, size: usize },
-    /// Memory of another process, open here.
+    /// Memory of another process, opened here.
     Opened { base: usize, size: usize },
     /// A block of the heap of `libumf_proxy.so`.
     Heap { base: usize, size: usize },
@@ -48,7 +48,7 @@ struct Place {
 }
 
 static PLACES: Lock<Vec<Place>> = Lock::new(Vec::new());
-/// From this many on, places of memory that is gone are used again.
+/// Table size from which slots of freed memory are reused.
 const MANY: usize = 1024;
 
 impl Subject {
@@ -57,21 +57,21 @@ impl Subject {
             let (start, size) = part_around(&found.region, address)?;
             return Some(Self::Region { region: found.region, start, size });
         }
-        let opened = opened::around(usize::try_from(address.value()).ok()?);
+        let opened = openings::find_containing(usize::try_from(address.value()).ok()?);
         let opened = opened.map(|(_, base, size)| Self::Opened { base, size });
         opened.or_else(|| preloaded::block_at(address).map(|(base, size)| Self::Heap { base, size }))
     }
 
     fn is_there(self) -> bool {
         match self {
-            // The region's number is never another's.
+            // Region ids are never reused.
             Self::Region { region, start, size } => {
                 let is_live = tracker::find(region.base()).is_some_and(|found| found.region == region);
                 let part = region.base().checked_add(start as u64);
                 is_live && part.and_then(|part| part_around(&region, part)) == Some((start, size))
             }
             Self::Opened { base, size } => {
-                opened::around(base).is_some_and(|(_, found, len)| (found, len) == (base, size))
+                openings::find_containing(base).is_some_and(|(_, found, len)| (found, len) == (base, size))
             }
             Self::Heap { base, size } => {
                 let address = Address::new(base);
@@ -84,7 +84,7 @@ impl Subject {
         match self {
             Self::Region { region, .. } => {
                 let (pool, found) = owners::find(region.base())?;
-                // A pool that was made of a block of this one's lies inside.
+                // A pool over a block of this one may own the inner region.
                 (found.region == region).then(|| Handle::from_ptr(pool).get().ok()).flatten()
             }
             Self::Opened { .. } => None,
@@ -98,7 +98,7 @@ fn number(place: usize, use_number: u32) -> Number {
     core::ptr::without_provenance_mut(((u64::from(use_number) << 32) | u64::from(place)) as usize)
 }
 
-/// A number for the subject: the one that it has already, or a new one.
+/// Returns a number for the subject: its existing one, or a new one.
 fn enter(subject: Subject) -> Number {
     let known = |places: &[Place]| {
         let place = places.iter().position(|place| place.subject == subject)?;
@@ -112,8 +112,7 @@ fn enter(subject: Subject) -> Number {
         let all = if places.len() >= MANY { places.as_slice() } else { &[] };
         all.iter().map(|place| place.subject).collect()
     };
-    // Without the lock: what is opened has a lock of its own, and a fork takes both in an order
-    // that is its own.
+    // Without the lock: openings have a lock of their own, and a fork takes both in its own order.
     let gone = subjects.iter().position(|subject| !subject.is_there());
     let mut places = PLACES.lock();
     if let Some(number) = known(&places) {
@@ -168,7 +167,7 @@ const UNKNOWN: Failure = Failure::unsupported("this memory does not have that pr
 fn asked_size(subject: Subject, property: i32, size: Out<usize>) -> Outcome<()> {
     let provider = subject.pool().ok_or(UNKNOWN)?.provider()?;
     let get = provider.functions.ext_get_allocation_properties_size.ok_or(UNKNOWN)?;
-    // SAFETY: a function of the table, with the place for its result that C gave.
+    // SAFETY: a function of the table, with the place for its result that C passed.
     provider.check(unsafe { get(provider.state, property, size.to_ptr()) })
 }
 
@@ -204,7 +203,7 @@ fn give<T: Copy>(value: *mut c_void, room: usize, what: &T) -> Outcome<()> {
     if room < size_of::<T>() {
         return Err(Failure::argument("the place for a property is smaller than the property"));
     }
-    // SAFETY: C promises as many bytes as it says.
+    // SAFETY: C guarantees as many bytes as it passed in `room`.
     unsafe { value.cast::<T>().write_unaligned(*what) };
     Ok(())
 }

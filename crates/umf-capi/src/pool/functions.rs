@@ -33,7 +33,7 @@ extern "C" fn umfPoolDestroy(pool: Handle<Pool>) -> Code {
     call("umfPoolDestroy", || Pool::destroy(pool))
 }
 
-/// Counts a block that a foreign pool gave.
+/// TraceCounters a block that a foreign pool returned.
 fn counted(pool: &Pool, block: *mut c_void) -> *mut c_void {
     if !block.is_null() {
         pool.live.add(1);
@@ -51,12 +51,13 @@ extern "C" fn umfPoolMalloc(pool: Handle<Pool>, size: usize) -> *mut c_void {
     {
         return block.cast();
     }
-    malloc_else(pool, size)
+    malloc_slow(pool, size)
 }
 
-/// The rest. (As a function of C it is jumped to, and nothing has to be saved before.)
+/// Allocates without the fast path. An `extern "C"` function, so that the caller tail-calls it and
+/// saves no registers.
 #[inline(never)]
-extern "C" fn malloc_else(pool: Handle<Pool>, size: usize) -> *mut c_void {
+extern "C" fn malloc_slow(pool: Handle<Pool>, size: usize) -> *mut c_void {
     if let Some(pool) = pool.known()
         && let Some(slab) = pool.slab()
         && let Ok(layout) = disjoint::layout(size)
@@ -73,7 +74,7 @@ extern "C" fn malloc_else(pool: Handle<Pool>, size: usize) -> *mut c_void {
 fn malloc_foreign(pool: Handle<Pool>, size: usize) -> *mut c_void {
     call_with("umfPoolMalloc", null_mut(), || {
         let pool = pool.get()?;
-        // SAFETY: a function of the table, here and below.
+        // SAFETY: a function of the table with its state.
         Ok(counted(pool, unsafe { (pool.functions.malloc)(pool.state, size) }))
     })
 }
@@ -82,7 +83,7 @@ fn malloc_foreign(pool: Handle<Pool>, size: usize) -> *mut c_void {
 extern "C" fn umfPoolAlignedMalloc(pool: Handle<Pool>, size: usize, align: usize) -> *mut c_void {
     call_with("umfPoolAlignedMalloc", null_mut(), || {
         let pool = pool.get()?;
-        // SAFETY: as above.
+        // SAFETY: a function of the table with its state.
         Ok(counted(pool, unsafe { (pool.functions.aligned_malloc)(pool.state, size, align) }))
     })
 }
@@ -91,7 +92,7 @@ extern "C" fn umfPoolAlignedMalloc(pool: Handle<Pool>, size: usize, align: usize
 extern "C" fn umfPoolCalloc(pool: Handle<Pool>, count: usize, size: usize) -> *mut c_void {
     call_with("umfPoolCalloc", null_mut(), || {
         let pool = pool.get()?;
-        // SAFETY: as above.
+        // SAFETY: a function of the table with its state.
         Ok(counted(pool, unsafe { (pool.functions.calloc)(pool.state, count, size) }))
     })
 }
@@ -100,7 +101,7 @@ extern "C" fn umfPoolCalloc(pool: Handle<Pool>, count: usize, size: usize) -> *m
 extern "C" fn umfPoolRealloc(pool: Handle<Pool>, block: *mut c_void, size: usize) -> *mut c_void {
     call_with("umfPoolRealloc", null_mut(), || {
         let pool = pool.get()?;
-        // SAFETY: as above; the block is C's to give.
+        // SAFETY: a function of the table with its state; C guarantees a block of this pool.
         let moved = unsafe { (pool.functions.realloc)(pool.state, block, size) };
         match (block.is_null(), moved.is_null()) {
             (true, false) => pool.live.add(1),
@@ -115,42 +116,42 @@ extern "C" fn umfPoolRealloc(pool: Handle<Pool>, block: *mut c_void, size: usize
 extern "C" fn umfPoolMallocUsableSize(pool: Handle<Pool>, block: *const c_void, size: Out<usize>) -> Code {
     call("umfPoolMallocUsableSize", || {
         let (pool, size) = (pool.get()?, size.check()?);
-        // SAFETY: as above.
-        told(unsafe { (pool.functions.malloc_usable_size)(pool.state, block, size.to_ptr()) })
+        // SAFETY: a function of the table with its state.
+        check_code(unsafe { (pool.functions.malloc_usable_size)(pool.state, block, size.to_ptr()) })
     })
 }
 
-fn told(code: Code) -> Outcome<()> {
+fn check_code(code: Code) -> Outcome<()> {
     if code == SUCCESS { Ok(()) } else { Err(Failure::foreign(code)) }
 }
 
-/// Frees a block of a slab pool, the way it mostly goes.
+/// Frees a block on the fast path of a slab pool.
 #[inline(always)]
-fn free_at_once(pool: &Pool, block: *mut c_void) -> bool {
+fn free_fast(pool: &Pool, block: *mut c_void) -> bool {
     let address = Address::from_ptr(block.cast::<u8>());
-    // SAFETY: the block is C's to give; one that is none is an error.
+    // SAFETY: C guarantees that the block is not in use. An invalid address is an error.
     pool.slab().is_some_and(|slab| unsafe { slab.free_fast(address) })
 }
 
-/// Frees a block of a slab pool, whichever way.
+/// Frees a block of a slab pool.
 fn free_slab(pool: &Pool, block: *mut c_void) -> bool {
     let address = Address::from_ptr(block.cast::<u8>());
-    // SAFETY: as above.
+    // SAFETY: C guarantees that the block is not in use. An invalid address is an error.
     pool.slab().is_some_and(|slab| unsafe { slab.free(address) }.is_ok())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn umfPoolFree(pool: Handle<Pool>, block: *mut c_void) -> Code {
     if let Some(known) = pool.known()
-        && free_at_once(known, block)
+        && free_fast(known, block)
     {
         return SUCCESS;
     }
-    free_else(pool, block)
+    free_slow(pool, block)
 }
 
 #[inline(never)]
-extern "C" fn free_else(pool: Handle<Pool>, block: *mut c_void) -> Code {
+extern "C" fn free_slow(pool: Handle<Pool>, block: *mut c_void) -> Code {
     if pool.known().is_some_and(|known| free_slab(known, block)) {
         return SUCCESS;
     }
@@ -158,8 +159,8 @@ extern "C" fn free_else(pool: Handle<Pool>, block: *mut c_void) -> Code {
 }
 
 fn free(pool: &Pool, block: *mut c_void) -> Outcome<()> {
-    // SAFETY: a function of the table; the block is C's to give.
-    told(unsafe { (pool.functions.free)(pool.state, block) })?;
+    // SAFETY: a function of the table with its state; C guarantees that the block is not in use.
+    check_code(unsafe { (pool.functions.free)(pool.state, block) })?;
     if !block.is_null() && pool.slab().is_none() {
         pool.live.add(-1);
     }
@@ -176,17 +177,17 @@ fn by_pointer(memory: *const c_void) -> Outcome<Handle<Pool>> {
 
 #[unsafe(no_mangle)]
 extern "C" fn umfFree(block: *mut c_void) -> Code {
-    let pool = Handle::from_ptr(owners::pool_at(Address::from_ptr(block.cast::<u8>())));
+    let pool = Handle::from_ptr(owners::find_fast(Address::from_ptr(block.cast::<u8>())));
     if let Some(pool) = pool.known()
-        && free_at_once(pool, block)
+        && free_fast(pool, block)
     {
         return SUCCESS;
     }
-    free_any_else(block)
+    free_any_slow(block)
 }
 
 #[inline(never)]
-extern "C" fn free_any_else(block: *mut c_void) -> Code {
+extern "C" fn free_any_slow(block: *mut c_void) -> Code {
     call("umfFree", || {
         let pool = by_pointer(block)?.get()?;
         if free_slab(pool, block) { Ok(()) } else { free(pool, block) }
@@ -195,16 +196,16 @@ extern "C" fn free_any_else(block: *mut c_void) -> Code {
 
 #[unsafe(no_mangle)]
 extern "C" fn umfPoolByPtr(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
-    let found = Handle::from_ptr(owners::pool_at(Address::from_ptr(memory.cast::<u8>())));
+    let found = Handle::from_ptr(owners::find_fast(Address::from_ptr(memory.cast::<u8>())));
     if !found.is_null() && pool.set_if_there(found) {
         return SUCCESS;
     }
-    by_pointer_else(memory, pool)
+    pool_by_ptr_slow(memory, pool)
 }
 
 #[cold]
 #[inline(never)]
-extern "C" fn by_pointer_else(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
+extern "C" fn pool_by_ptr_slow(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
     call("umfPoolByPtr", || pool.check()?.set(by_pointer(memory)?))
 }
 
@@ -212,8 +213,8 @@ extern "C" fn by_pointer_else(memory: *const c_void, pool: Out<Handle<Pool>>) ->
 extern "C" fn umfPoolGetLastAllocationError(pool: Handle<Pool>) -> Code {
     call("umfPoolGetLastAllocationError", || {
         let pool = pool.get()?;
-        // SAFETY: a function of the table.
-        told(unsafe { (pool.functions.get_last_allocation_error)(pool.state) })
+        // SAFETY: a function of the table with its state.
+        check_code(unsafe { (pool.functions.get_last_allocation_error)(pool.state) })
     })
 }
 
@@ -252,7 +253,7 @@ extern "C" fn umfPoolTrimMemory(pool: Handle<Pool>, keep: usize) -> Code {
         let pool = pool.get()?;
         let trim =
             pool.functions.ext_trim_memory.ok_or(Failure::unsupported("this kind of pool does not trim"))?;
-        // SAFETY: a function of the table.
-        told(unsafe { trim(pool.state, keep) })
+        // SAFETY: a function of the table with its state.
+        check_code(unsafe { trim(pool.state, keep) })
     })
 }

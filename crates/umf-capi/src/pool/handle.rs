@@ -1,4 +1,4 @@
-//! [`Pool`]: what a `umf_memory_pool_handle_t` points to.
+//! [`Pool`]: the target of a `umf_memory_pool_handle_t`.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
@@ -23,32 +23,32 @@ const OWN_PROVIDER: u32 = 1;
 /// `UMF_POOL_CREATE_FLAG_DISABLE_TRACKING`.
 const DISABLE_TRACKING: u32 = 2;
 
-/// What stands in a live pool, and nowhere by accident.
-const MARK: u64 = 0x756d_6620_706f_6f6c;
+/// Magic number of a live pool: "umf pool".
+const LIVE_MAGIC: u64 = 0x756d_6620_706f_6f6c;
 
-/// A pool with its functions and state.
+/// A pool: a table of functions and the state that they get.
 #[repr(C, align(64))]
 pub(crate) struct Pool {
-    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating;
-    /// otherwise null. What the common paths read lies in one line, which no thread writes.
+    /// The slab pool behind a plain disjoint pool; null for all other pools. Fast paths only read
+    /// this cache line, which no thread writes.
     pub(super) slab: *const SlabPool,
-    /// What opens handles of such memory, once it was needed; null before, and when the pool goes.
+    /// Importer for the provider's memory, once it was needed. Null before, and during destruction.
     importer: AtomicPtr<Importer>,
-    /// Whether handles were opened through it.
+    /// Whether handles were opened through this pool.
     has_opened: AtomicBool,
-    mark: u64,
+    magic: u64,
     pub(crate) functions: Functions,
     pub(crate) state: State,
     flags: u32,
     provider: Handle<Provider>,
     tracking: Option<Box<Provider>>,
     pub(super) tag: AtomicPtr<c_void>,
-    pub(super) live: Live,
+    pub(super) live: BlockCounter,
 }
 
-// SAFETY: UMF requires of every pool that its operations may be called by several threads at once.
+// SAFETY: UMF requires that the functions of a pool are thread-safe.
 unsafe impl Send for Pool {}
-// SAFETY: as above.
+// SAFETY: UMF requires that the functions of a pool are thread-safe.
 unsafe impl Sync for Pool {}
 
 impl Pool {
@@ -68,14 +68,14 @@ impl Pool {
             slab: core::ptr::null(),
             importer: AtomicPtr::new(core::ptr::null_mut()),
             has_opened: AtomicBool::new(false),
-            mark: MARK,
+            magic: LIVE_MAGIC,
             functions,
             state: core::ptr::null_mut(),
             flags,
             provider,
             tracking,
             tag: AtomicPtr::new(core::ptr::null_mut()),
-            live: Live::new(),
+            live: BlockCounter::new(),
         });
         if let Some(tracking) = &pool.get()?.tracking {
             tracking.owner().into_iter().for_each(|owner| owners::set(owner, pool.to_ptr()));
@@ -83,7 +83,7 @@ impl Pool {
         }
         let started = Self::start(pool, params);
         if let Err(failure) = started {
-            // The provider stays the program's after an error.
+            // After an error the program keeps its provider.
             Self::dismantle(pool);
             return Err(failure);
         }
@@ -97,11 +97,11 @@ impl Pool {
             None => pool.provider,
         };
         let mut state = core::ptr::null_mut();
-        // SAFETY: a function of the table, with what C gave for it.
+        // SAFETY: a function of the table, with the parameters that C passed for it.
         let code = unsafe { (pool.functions.initialize)(provider, params, &raw mut state) };
         if code != SUCCESS {
-            // Nothing to finalise.
-            pool.mark = 0;
+            // Not initialised, so not finalised either.
+            pool.magic = 0;
             return Err(Failure::foreign(code));
         }
         pool.state = state;
@@ -113,13 +113,13 @@ impl Pool {
             SUCCESS | INVALID_CTL_PATH | NOT_SUPPORTED => {}
             code => return Err(Failure::foreign(code)),
         }
-        pool.take_short_cut();
-        registry::enter(registry::Kind::Pool, name, handle.to_ptr().expose_provenance());
+        pool.cache_slab_pool();
+        registry::register(registry::Kind::Pool, name, handle.to_ptr().expose_provenance());
         Ok(())
     }
 
-    /// Finds the slab pool of a disjoint pool.
-    fn take_short_cut(&mut self) {
+    /// Caches the slab pool of a plain disjoint pool, for the fast paths.
+    fn cache_slab_pool(&mut self) {
         if self.functions.have_states_of(&disjoint::FUNCTIONS)
             && let Ok(disjoint) = ctl::object_of::<disjoint::Disjoint>(self.state)
             && disjoint.is_plain()
@@ -129,7 +129,7 @@ impl Pool {
         }
     }
 
-    /// Asks the pool's control tree, without arguments behind the path.
+    /// Calls the pool's `ext_ctl` without variable arguments.
     fn control(&self, source: i32, path: &CStr, argument: *mut c_void, size: usize, query: i32) -> Code {
         match self.functions.ext_ctl {
             Some(control) => ctl::forward_none(control, self.state, source, path, argument, size, query),
@@ -142,7 +142,7 @@ impl Pool {
         if preloaded::is_pool(handle.to_ptr()) {
             return Err(Failure::argument("the pool of libumf_proxy.so lives as long as the process"));
         }
-        registry::leave(registry::Kind::Pool, handle.to_ptr().addr());
+        registry::unregister(registry::Kind::Pool, handle.to_ptr().addr());
         let owned = {
             let pool = handle.get()?;
             (pool.flags & OWN_PROVIDER != 0).then_some(pool.provider)
@@ -156,35 +156,39 @@ impl Pool {
         }
     }
 
-    /// Everything but the program's provider.
+    /// Destroys everything but the program's provider.
     fn dismantle(handle: Handle<Self>) -> Code {
         let Ok(pool) = handle.get_mut() else { return INVALID_ARGUMENT };
         pool.importer.store(core::ptr::null_mut(), Ordering::Relaxed);
         if pool.has_opened.load(Ordering::Relaxed) {
-            close_all(pool.tag_of_openings());
-            // What is cached goes with the pool, as in the original.
+            close_all(pool.opening_owner());
+            // Drops cached mappings with the pool, as the original does.
             if let Ok(importer) = pool.provider().and_then(|provider| provider.importer()) {
                 importer.evict_idle();
             }
         }
-        let code = if pool.mark == MARK {
+        let code = if pool.magic == LIVE_MAGIC {
             // SAFETY: a function of the table; a pool is destroyed once.
             unsafe { (pool.functions.finalize)(pool.state) }
         } else {
             SUCCESS
         };
-        pool.mark = 0;
-        // What the common paths look at, should C go on with the handle.
+        pool.magic = 0;
+        // Disables the fast paths, in case C uses the handle again.
         pool.slab = core::ptr::null();
         pool.tracking = None;
-        owners::leave(handle.to_ptr());
+        owners::unregister(handle.to_ptr());
         drop(handle.take());
         code
     }
 
-    /// Whether the handle is one of a pool: handlers are, and C has no type for them.
+    /// Checks that this is a live pool. C has no separate type for IPC handlers.
     pub(crate) const fn check_is_pool(&self) -> Outcome<()> {
-        if self.mark == MARK { Ok(()) } else { Err(Failure::argument("that is no handle of a live pool")) }
+        if self.magic == LIVE_MAGIC {
+            Ok(())
+        } else {
+            Err(Failure::argument("that is no handle of a live pool"))
+        }
     }
 
     pub(crate) const fn check_tracked(&self) -> Outcome<()> {
@@ -194,7 +198,7 @@ impl Pool {
         Err(Failure::argument("the pool was made with UMF_POOL_CREATE_FLAG_DISABLE_TRACKING"))
     }
 
-    /// Whether its memory has handles for other processes.
+    /// Checks that its memory can be exported.
     pub(crate) fn check_ipc(&self) -> Outcome<()> {
         self.check_tracked()?;
         let provider = self.provider()?;
@@ -202,7 +206,7 @@ impl Pool {
         provider.core().export().map(|_| ()).ok_or(none)
     }
 
-    /// The provider that the program gave.
+    /// Returns the provider that the program passed.
     pub(crate) fn provider<'a>(&self) -> Outcome<&'a Provider> {
         self.provider.get()
     }
@@ -211,34 +215,33 @@ impl Pool {
         self.provider
     }
 
-    /// What opens handles of such memory as its provider's.
+    /// Returns the importer for memory of the pool's provider.
     pub(crate) fn importer(&self) -> Outcome<&Importer> {
         let importer = self.provider()?.importer()?;
         self.importer.store(core::ptr::from_ref(importer).cast_mut(), Ordering::Release);
         Ok(importer)
     }
 
-    /// The same, of a live pool of which it was asked before.
+    /// Returns the importer if the pool is live and [`Pool::importer`] was called before.
     #[inline(always)]
     pub(crate) fn known_importer(&self) -> Option<&Importer> {
-        if self.mark != MARK {
+        if self.magic != LIVE_MAGIC {
             return None;
         }
-        // SAFETY: null, or the importer of the provider, which stays as long as that, and so longer
-        // than the pool.
+        // SAFETY: null, or the importer of the provider, which outlives the pool.
         unsafe { self.importer.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Under which openings through this pool are kept.
+    /// Marks the pool as having openings. Returns the id under which they are recorded.
     #[inline(always)]
     pub(crate) fn opens(&self) -> usize {
         if !self.has_opened.load(Ordering::Relaxed) {
             self.has_opened.store(true, Ordering::Relaxed);
         }
-        self.tag_of_openings()
+        self.opening_owner()
     }
 
-    fn tag_of_openings(&self) -> usize {
+    fn opening_owner(&self) -> usize {
         core::ptr::from_ref(self).addr()
     }
 
@@ -252,18 +255,18 @@ impl Pool {
         if name.is_null() {
             return Ok(c"");
         }
-        // SAFETY: UMF says that a name ends with a NUL and lives as long as the pool.
+        // SAFETY: UMF requires that a name ends with a NUL and lives as long as the pool.
         Ok(unsafe { CStr::from_ptr(name) })
     }
 
-    /// The slab pool to use directly.
+    /// Returns the slab pool for the fast paths.
     #[inline]
     pub(super) fn slab<'a>(&self) -> Option<&'a SlabPool> {
-        // SAFETY: null, or the slab pool that the state keeps.
+        // SAFETY: null, or the slab pool that the state owns.
         unsafe { self.slab.as_ref() }
     }
 
-    /// Blocks that are handed out.
+    /// Returns the number of live blocks.
     pub(crate) fn live_blocks(&self) -> usize {
         match self.slab() {
             Some(slab) => usize::try_from(slab.statistics().live_blocks).unwrap_or(usize::MAX),
@@ -272,23 +275,23 @@ impl Pool {
     }
 }
 
-const PARTS: usize = 32;
+const STRIPES: usize = 32;
 
 #[repr(align(128))]
-struct Part(AtomicI64);
+struct CounterStripe(AtomicI64);
 
-/// How many blocks of a foreign pool are handed out, counted where no two threads meet.
-pub(super) struct Live([Part; PARTS]);
+/// Counter of a foreign pool's live blocks, striped over threads.
+pub(super) struct BlockCounter([CounterStripe; STRIPES]);
 
-impl Live {
+impl BlockCounter {
     const fn new() -> Self {
-        Self([const { Part(AtomicI64::new(0)) }; PARTS])
+        Self([const { CounterStripe(AtomicI64::new(0)) }; STRIPES])
     }
 
-    /// Adds to the part of the calling thread. A block may be freed in another thread: only the sum
-    /// counts.
+    /// Adds to the stripe of the calling thread. A block may be freed by another thread, so only
+    /// the sum is meaningful.
     pub(super) fn add(&self, blocks: i64) {
-        let part = thread::current().map_or(0, thread::ThreadIndex::get) as usize % PARTS;
+        let part = thread::current().map_or(0, thread::ThreadIndex::get) as usize % STRIPES;
         self.0[part].0.fetch_add(blocks, Ordering::Relaxed);
     }
 

@@ -19,7 +19,7 @@ pub(crate) type Free = unsafe extern "C" fn(State, *mut c_void) -> Code;
 pub(crate) type GetName = unsafe extern "C" fn(State, *mut *const c_char) -> Code;
 pub(crate) type Trim = unsafe extern "C" fn(State, usize) -> Code;
 
-/// The table as of version 1.1.
+/// The table in the layout of version 1.1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct PoolTable {
@@ -42,32 +42,32 @@ pub(crate) struct Functions {
     pub(crate) get_last_allocation_error: OnState,
     pub(crate) get_name: GetName,
     pub(crate) ext_ctl: Option<Ctl>,
-    /// From version 1.1 on.
+    /// Since version 1.1.
     pub(crate) ext_trim_memory: Option<Trim>,
 }
 
-/// A function of any type.
+/// A function pointer of any type.
 type Member = Option<unsafe extern "C" fn()>;
 const MEMBERS: usize = size_of::<Functions>() / size_of::<Member>();
-/// The members that every pool has, which come first.
+/// Number of mandatory members, which come first.
 const MANDATORY: usize = 10;
 
 const _: () = assert!(MEMBERS == 12 && size_of::<PoolTable>() == 104);
 
 impl PoolTable {
-    /// The table of a pool of this library.
+    /// Creates the table of a pool of this library.
     pub(crate) const fn of(functions: Functions) -> Self {
         Self { version: 0x1_0001, functions }
     }
 }
 
-/// Reads and checks a table that C gave.
+/// Reads and validates a table from C.
 pub(super) fn read(table: *const PoolTable) -> Outcome<Functions> {
     if table.is_null() || !table.is_aligned() {
         return Err(Failure::argument("the table of a pool is NULL or not aligned"));
     }
-    // SAFETY: C promises that the table is as long as its version says; every version begins with
-    // its number.
+    // SAFETY: C guarantees that the table is as long as its version requires. Each version begins
+    // with its number.
     let count = match unsafe { table.cast::<u32>().read() } {
         0x1_0000 => MEMBERS - 1,
         0x1_0001 => MEMBERS,
@@ -77,25 +77,26 @@ pub(super) fn read(table: *const PoolTable) -> Outcome<Functions> {
         }
     };
     let mut members = [Member::None; MEMBERS];
-    // SAFETY: as above: so many members stand behind the first word.
+    // SAFETY: C guarantees that `count` members follow the first word.
     unsafe { core::ptr::copy_nonoverlapping(table.cast::<Member>().add(1), members.as_mut_ptr(), count) };
     if members[..MANDATORY].iter().any(Option::is_none) {
         return Err(Failure::argument("the table of a pool lacks a function that is mandatory"));
     }
-    // SAFETY: as many pointers to functions as there are members, of which those that must not be
-    // NULL are not. That each has its member's type is what C promises.
+    // SAFETY: `Functions` consists of as many function pointers, and the mandatory ones are not
+    // NULL. C guarantees the type of each.
     Ok(unsafe { core::mem::transmute::<[Member; MEMBERS], Functions>(members) })
 }
 
 impl Functions {
-    /// Whether both have the same functions, apart from `initialize`. Then a state of one is a
-    /// state of the other.
+    /// Returns whether both tables have the same functions apart from `initialize`. They then share
+    /// the type of the state.
     pub(super) fn have_states_of(&self, other: &Self) -> bool {
         self.addresses()[1..] == other.addresses()[1..]
     }
 
     fn addresses(&self) -> [usize; MEMBERS] {
-        // SAFETY: all members are pointers to functions, which may be NULL as these may.
+        // SAFETY: `Functions` consists of nullable and non-null function pointers, all valid as
+        // `Member`.
         let members = unsafe { core::mem::transmute::<Self, [Member; MEMBERS]>(*self) };
         members.map(|member| member.map_or(0, |function| function as usize))
     }
@@ -117,7 +118,7 @@ mod tests {
         words[0] = 0x1_0001;
         assert!(read_words(words).is_ok_and(|functions| functions.ext_trim_memory.is_some()));
         words[0] = 0x1_0000;
-        // What version 1.0 does not have is not read.
+        // Members that version 1.0 lacks are not read.
         assert!(read_words(words).is_ok_and(|functions| functions.ext_trim_memory.is_none()));
         for version in [0x1_0002, 0x2_0000, 0] {
             words[0] = version;

@@ -1,5 +1,5 @@
 //! `umf/pools/pool_jemalloc.h`: jemalloc over any provider. Without the feature `jemalloc` it
-//! answers as the original does that was built without it.
+//! behaves like the original built without jemalloc.
 
 #[cfg(feature = "jemalloc")]
 mod present {
@@ -11,16 +11,16 @@ mod present {
     use umf_provider_plugin::table::State;
 
     use crate::boundary::{Code, Handle, Out, Outcome, Text, call, settings_functions};
-    use crate::ctl::{Answers, Asked, no_such_path};
+    use crate::ctl::{CtlQuery, CtlTree, no_such_path};
     use crate::last_error::PoolKind;
     use crate::pool::PoolTable;
     use crate::pools::table::{self, TablePool, enter, functions, settings, start};
     use crate::provider::{Provider, short_name};
 
-    /// The settings of a pool to be.
+    /// The settings of a pool to be created.
     #[derive(Clone)]
     struct Params {
-        /// How many arenas threads are spread over; 0: as the pool thinks right.
+        /// Number of arenas; 0 lets the pool choose.
         arenas: usize,
         name: CString,
     }
@@ -40,11 +40,11 @@ mod present {
         fn umfJemallocPoolParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
     }
 
-    /// The state.
+    /// The state of a jemalloc pool.
     struct Jemalloc {
         pool: Arc<JemallocPool>,
         name: CString,
-        /// Whether the CPU may read and write the memory, as far as is known.
+        /// Whether the memory is not known to be inaccessible for the CPU.
         is_host: bool,
     }
 
@@ -58,7 +58,7 @@ mod present {
     extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, state: *mut State) -> Code {
         start(provider, state, |provider| {
             let params: Params = settings(params)?;
-            // Of memory of the program's own provider, the caller that clears or copies it knows.
+            // The program knows whether the CPU can access memory of its own provider.
             let is_host = !provider.is_out_of_reach();
             let settings = JemallocSettings::default()
                 .name(params.name.to_string_lossy())
@@ -72,14 +72,14 @@ mod present {
     impl TablePool for Jemalloc {
         const KIND: PoolKind = PoolKind::Jemalloc;
         const NAME: &'static CStr = c"jemalloc";
-        /// Its blocks are aligned to 16 bytes at least.
+        /// Blocks are aligned to at least 16 bytes anyway.
         const ALIGN: usize = 1;
 
         fn name(&self) -> *const c_char {
             self.name.as_ptr()
         }
 
-        /// jemalloc gives a block for 0 bytes, too.
+        /// Allocates at least one byte, as jemalloc does.
         fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void> {
             table::allocate(&*self.pool, size.max(1), align)
         }
@@ -97,20 +97,20 @@ mod present {
         }
     }
 
-    impl Answers for Jemalloc {
-        fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
-            if asked.path() == "post_initialize" && asked.runs() { Ok(()) } else { Err(no_such_path()) }
+    impl CtlTree for Jemalloc {
+        fn answer(&self, query: &CtlQuery<'_>) -> Outcome<()> {
+            if query.path() == "post_initialize" && query.runs() { Ok(()) } else { Err(no_such_path()) }
         }
     }
 }
 
-/// No table, and settings that cannot be made.
+/// No table, and functions that fail.
 #[cfg(not(feature = "jemalloc"))]
 mod absent {
     use crate::boundary::{Code, Failure, Handle, Out, Text, call};
     use crate::pool::PoolTable;
 
-    /// Settings that cannot be made.
+    /// Settings, which cannot be created.
     enum Params {}
 
     const ABSENT: Failure = Failure::unsupported("this library was built without jemalloc");

@@ -1,4 +1,4 @@
-//! The pools of this library.
+//! The pools of this library behind the C interface.
 
 pub(crate) mod disjoint;
 mod jemalloc;

@@ -1,9 +1,8 @@
-//! The heap of `libumf_proxy.so`, where that is preloaded: its memory belongs to a pool that this
-//! library makes for it.
+//! The heap of a preloaded `libumf_proxy.so`, represented as a pool of this library.
 //!
-//! The two libraries are two copies of umf. The heap stays that one's business: it finds its blocks
-//! and exports them. Here are a pool handle and a provider handle that stand for it, made when
-//! somebody first asks for one of its blocks, and never destroyed.
+//! The two libraries contain separate copies of umf. The heap finds and exports its own blocks.
+//! This module has a pool handle and a provider handle that represent it. They are created at the
+//! first lookup of one of its blocks, and never destroyed.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -21,25 +20,26 @@ use super::table::{TablePool, functions, start as start_pool};
 use crate::boundary::{
     Code, Failure, Handle, INVALID_ALIGNMENT, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Outcome, UNKNOWN,
 };
-use crate::ctl::Answers;
-use crate::last_error::{Flavour, PoolKind};
+use crate::ctl::CtlTree;
+use crate::last_error::{NativeKind, PoolKind};
 use crate::pool::{Functions, Pool, PoolTable};
-use crate::provider::{Counted, Protection, Provider, Start, start, table};
+use crate::provider::{InstrumentedProvider, NativeParts, Protection, Provider, start, table};
 
-/// The table of the heap's functions: not looked for yet, not there, or where it is.
+/// Address of the heap's table of functions; [`UNKNOWN_YET`] before the first lookup, [`NONE`] if
+/// there is no heap.
 static HEAP: AtomicUsize = AtomicUsize::new(UNKNOWN_YET);
 const UNKNOWN_YET: usize = 0;
 const NONE: usize = 1;
 
-/// The pool that stands for the heap; null until it is asked for.
+/// The pool that represents the heap; null before it is needed.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The heap, if the process has one of that library.
+/// Returns the heap, if `libumf_proxy.so` is loaded.
 fn heap() -> Option<&'static Heap> {
     let known = match HEAP.load(Ordering::Acquire) {
-        // What is preloaded was there before this library.
+        // A preloaded library was loaded before this one.
         UNKNOWN_YET => {
-            // SAFETY: a C string; what is looked for are all libraries that the program was started
+            // SAFETY: a C string; the lookup covers the libraries that the program was started
             // with.
             let found =
                 unsafe { libc::dlsym(libc::RTLD_DEFAULT, umf_runtime::preloaded_heap::NAME.as_ptr()) };
@@ -49,17 +49,16 @@ fn heap() -> Option<&'static Heap> {
         }
         known => known,
     };
-    // SAFETY: what has that name, with its version, is such a table, in a library that is never
-    // unloaded.
+    // SAFETY: this versioned name denotes such a table, in a library that is never unloaded.
     (known != NONE).then(|| unsafe { &*core::ptr::with_exposed_provenance::<Heap>(known) })
 }
 
-/// Where the live block of the heap around an address begins, and its size.
+/// Returns base and size of the live heap block that holds an address.
 pub(crate) fn block_at(address: Address) -> Option<(usize, usize)> {
     block(heap()?, address).map(|block| (block.base, block.size))
 }
 
-/// The live block of the heap around an address.
+/// Returns the live heap block that holds an address.
 fn block(heap: &Heap, address: Address) -> Option<Block> {
     let mut block = Block { base: 0, size: 0 };
     let address = address.as_ptr()?;
@@ -67,13 +66,13 @@ fn block(heap: &Heap, address: Address) -> Option<Block> {
     (unsafe { (heap.find)(address.cast(), &raw mut block) } == OK).then_some(block)
 }
 
-/// The pool that stands for the heap, if the address lies in a block of that.
+/// Returns the pool that represents the heap, if the address lies in a heap block.
 pub(crate) fn find(address: Address) -> Option<Handle<Pool>> {
     block(heap()?, address)?;
     pool().inspect_err(|failure| tracing::error!("the heap of libumf_proxy.so has no pool: {failure}")).ok()
 }
 
-/// Whether a pool is the one that stands for the heap, and so never goes.
+/// Returns whether a pool represents the heap, so that it is never destroyed.
 pub(crate) fn is_pool(pool: *const Pool) -> bool {
     core::ptr::eq(POOL.load(Ordering::Acquire), pool)
 }
@@ -105,8 +104,8 @@ fn pool() -> Outcome<Handle<Pool>> {
     }
 }
 
-/// Exports the block around an address, if it is one of the heap: the bytes of its handle, and how
-/// far into the block the address lies.
+/// Exports the heap block that holds an address. Returns the bytes of its handle, and the offset of
+/// the address in the block.
 pub(crate) fn export(address: Address) -> Option<Outcome<([u8; HANDLE], u64)>> {
     let heap = heap()?;
     block(heap, address)?;
@@ -137,7 +136,7 @@ fn export_from(heap: &Heap, address: Address) -> Outcome<([u8; HANDLE], u64)> {
 
 const GONE: Failure = Failure::argument("the memory was freed meanwhile");
 
-/// The process's settings, as the heap is told of them.
+/// Converts the process's settings into those of the heap.
 fn exports(settings: &ExporterSettings) -> Exports {
     let mut exchange = [0; 4];
     if let Exchange::Order(modes) = &settings.exchange {
@@ -163,17 +162,17 @@ fn exports(settings: &ExporterSettings) -> Exports {
 
 static PROVIDER: Table = table(initialize_provider);
 
-/// What it allocates itself is other memory, of the same kind.
+/// Allocates separate memory of the same kind as the heap.
 extern "C" fn initialize_provider(_: *const c_void, state: *mut State) -> Code {
     start("initialize", state, || {
         let kind = (heap().ok_or(NO_HEAP)?.kind)();
         let visibility = if kind == PRIVATE { Visibility::Private } else { Visibility::Shared };
         let host = HostProvider::builder().name("umf_proxy").visibility(visibility);
-        // As of any memory with a name.
+        // Named memory cannot be sealed.
         let import = (kind == SHARED_SHM)
             .then(|| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
-        let counted = Counted::new(host.build()?, Flavour::Os, Protection::DEFAULT);
-        Ok(Start { counted, name: c"OS".to_owned(), import, device: None })
+        let counted = InstrumentedProvider::new(host.build()?, NativeKind::Os, Protection::DEFAULT);
+        Ok(NativeParts { counted, name: c"OS".to_owned(), import, device: None })
     })
 }
 
@@ -189,8 +188,8 @@ extern "C" fn initialize(provider: Handle<Provider>, _: *const c_void, state: *m
 struct Preloaded(&'static Heap);
 
 impl Preloaded {
-    /// The live block that begins at an address. What is none is an error, and not what `free`
-    /// makes of it.
+    /// Returns the live block that begins at an address. Any other address is an error, and never
+    /// passed to `free`.
     fn block(&self, pointer: *const c_void) -> Outcome<Block> {
         let address = Address::from_ptr(pointer.cast::<u8>());
         let foreign = || Failure::from(Error::ForeignAddress { address, owner: "malloc" });
@@ -228,7 +227,7 @@ impl TablePool for Preloaded {
             return self.malloc(size);
         }
         self.block(old)?;
-        // SAFETY: a function of the table; the block is C's to give.
+        // SAFETY: a function of the table, with a live block.
         let moved = unsafe { (self.0.realloc)(old, size) };
         if size == 0 { Ok(moved) } else { there(moved) }
     }
@@ -239,7 +238,7 @@ impl TablePool for Preloaded {
 
     fn free(&self, block: *mut c_void) -> Outcome<()> {
         self.block(block)?;
-        // SAFETY: a function of the table; the block is C's to give.
+        // SAFETY: a function of the table, with a live block.
         unsafe { (self.0.free)(block) };
         Ok(())
     }
@@ -250,4 +249,4 @@ impl TablePool for Preloaded {
     }
 }
 
-impl Answers for Preloaded {}
+impl CtlTree for Preloaded {}

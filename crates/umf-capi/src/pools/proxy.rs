@@ -1,4 +1,4 @@
-//! `umf/pools/pool_proxy.h`: each request is passed to the provider.
+//! `umf/pools/pool_proxy.h`: forwards each request to the provider.
 
 use core::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use umf_provider_plugin::table::State;
 
 use super::table::{self, TablePool, enter, functions, start};
 use crate::boundary::{Code, Failure, Handle, Outcome};
-use crate::ctl::Answers;
+use crate::ctl::CtlTree;
 use crate::last_error::PoolKind;
 use crate::pool::{Functions, PoolTable};
 use crate::provider::Provider;
@@ -59,4 +59,4 @@ impl TablePool for Proxy {
     }
 }
 
-impl Answers for Proxy {}
+impl CtlTree for Proxy {}

@@ -1,4 +1,4 @@
-//! `umf/pools/pool_scalable.h`: oneTBB's allocator, where `libtbbmalloc.so.2` is installed.
+//! `umf/pools/pool_scalable.h`: oneTBB's allocator, if `libtbbmalloc.so.2` is installed.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
@@ -9,17 +9,17 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use umf_provider_plugin::table::State;
 use umf_sync::Lock;
 
-use super::table::{Memory, TablePool, functions, settings, start};
+use super::table::{PoolMemory, TablePool, functions, settings, start};
 use crate::boundary::{
     Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome,
     SUCCESS, Text, call, call_with, settings_functions,
 };
-use crate::ctl::{Answers, Asked, Query, no_such_path};
+use crate::ctl::{CtlAccess, CtlQuery, CtlTree, no_such_path};
 use crate::last_error::PoolKind;
 use crate::pool::{Functions, PoolTable};
 use crate::provider::{Provider, short_name};
 
-/// The settings of a pool to be.
+/// The settings of a pool to be created.
 #[derive(Clone)]
 struct Params {
     granularity: usize,
@@ -47,7 +47,7 @@ settings_functions! {
     fn umfScalablePoolParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
-/// Refuses NULL, as the original does for settings of this pool alone.
+/// Refuses NULL, which the original only does for settings of this pool.
 #[unsafe(no_mangle)]
 extern "C" fn umfScalablePoolParamsDestroy(params: Handle<Params>) -> Code {
     call("umfScalablePoolParamsDestroy", || {
@@ -57,24 +57,24 @@ extern "C" fn umfScalablePoolParamsDestroy(params: Handle<Params>) -> Code {
     })
 }
 
-/// The state.
+/// The state of a scalable pool.
 struct Scalable {
     provider: Handle<Provider>,
-    memory: Memory,
+    memory: PoolMemory,
     tbb: Tbb,
-    /// Made by the first allocation, or when the defaults of the control tree were written.
-    pool: OnceLock<Made>,
-    /// Granularity, and whether all memory is kept.
+    /// Created by the first allocation, or after the defaults of the control tree are applied.
+    pool: OnceLock<BuiltPool>,
+    /// Granularity, and whether freed memory is kept.
     params: Lock<(usize, bool)>,
     name: CString,
 }
 
-struct Made(Opaque);
+struct BuiltPool(Opaque);
 
-// SAFETY: the functions of the library may be called by several threads at once.
-unsafe impl Send for Made {}
-// SAFETY: as above.
-unsafe impl Sync for Made {}
+// SAFETY: the library's functions are thread-safe.
+unsafe impl Send for BuiltPool {}
+// SAFETY: the library's functions are thread-safe.
+unsafe impl Sync for BuiltPool {}
 
 static TABLE: PoolTable =
     PoolTable::of(Functions { ext_trim_memory: None, ..functions::<Scalable>(initialize) });
@@ -86,7 +86,7 @@ extern "C" fn umfScalablePoolOps() -> *const PoolTable {
 
 extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, state: *mut State) -> Code {
     start(provider, state, |given| {
-        let memory = Memory::of(given)?;
+        let memory = PoolMemory::of(given)?;
         let params: Params = settings(params)?;
         let absent =
             Failure::new(DEPENDENCY_UNAVAILABLE, "libtbbmalloc.so.2 cannot be opened; install oneTBB");
@@ -116,14 +116,14 @@ impl Scalable {
         };
         let mut pool = null_mut();
         let id = core::ptr::from_ref(self).expose_provenance().cast_signed();
-        // SAFETY: a function of the library; the id is what our functions get, and stays as long as
-        // the pool.
+        // SAFETY: a function of the library. The id is passed to the callbacks, and the state
+        // outlives the pool.
         let failed = unsafe { (self.tbb.create)(id, &raw const policy, &raw mut pool) };
         if failed != 0 || pool.is_null() {
             return Err(Failure::new(OUT_OF_RESOURCES, "oneTBB made no pool of these settings"));
         }
-        if let Err(second) = self.pool.set(Made(pool)) {
-            // SAFETY: made above, and not in use.
+        if let Err(second) = self.pool.set(BuiltPool(pool)) {
+            // SAFETY: created above, and not in use.
             unsafe { (self.tbb.destroy)(second.0) };
         }
         self.pool.get().map(|made| made.0).ok_or(Failure::new(OUT_OF_RESOURCES, "no pool"))
@@ -131,15 +131,15 @@ impl Scalable {
 }
 
 fn by_id<'a>(id: isize) -> Option<&'a Scalable> {
-    // SAFETY: the library gives back what `pool` gave it, as long as the pool is there.
+    // SAFETY: the library passes the id from `pool` while the pool exists.
     unsafe { core::ptr::with_exposed_provenance::<Scalable>(id.cast_unsigned()).as_ref() }
 }
 
-/// Memory for the library. At multiples of its own granularity it asks for no alignment.
+/// Allocates memory for the library, which needs no alignment beyond its granularity.
 unsafe extern "C" fn get_memory(id: isize, bytes: *mut usize) -> *mut c_void {
     call_with("scalable", null_mut(), || {
         let scalable = by_id(id).ok_or(Failure::argument("no pool"))?;
-        // SAFETY: the library gives the place of the number.
+        // SAFETY: the library passes a valid pointer to the number.
         let bytes = unsafe { bytes.read() };
         let mut memory = null_mut();
         scalable.provider.get()?.allocate(bytes, 0, Out::to(&mut memory)).inspect_err(|failure| {
@@ -158,9 +158,9 @@ unsafe extern "C" fn give_memory(id: isize, memory: *mut c_void, bytes: usize) -
 
 impl Drop for Scalable {
     fn drop(&mut self) {
-        // In a forked child it is the parent's, which still uses it.
+        // In a forked child the heap is shared with the parent, which still uses it.
         if let Some(made) = self.pool.get().filter(|_| !self.memory.is_frozen()) {
-            // SAFETY: made by `pool`; the state is still there for the memory that is given back.
+            // SAFETY: `pool` created it, and the state outlives the callbacks of this call.
             unsafe { (self.tbb.destroy)(made.0) };
         }
     }
@@ -169,7 +169,7 @@ impl Drop for Scalable {
 const NO_MEMORY: Failure = Failure::new(OUT_OF_HOST_MEMORY, "the provider has no memory left");
 
 impl Scalable {
-    /// Has the library allocate. Why the provider failed meanwhile is remembered by `get_memory`.
+    /// Allocates from the library. `get_memory` records why the provider failed.
     fn block(
         &self,
         size: Option<usize>,
@@ -197,7 +197,7 @@ impl TablePool for Scalable {
     }
 
     fn malloc(&self, size: usize) -> Outcome<*mut c_void> {
-        // SAFETY: a function of the library with its pool; and so below. Blocks are C's to give.
+        // SAFETY: a function of the library with its pool.
         self.block(Some(size), |pool| unsafe { (self.tbb.malloc)(pool, size) })
     }
 
@@ -205,16 +205,16 @@ impl TablePool for Scalable {
         if !align.is_power_of_two() {
             return Err(umf_core::Error::BadAlignment { align }.into());
         }
-        // SAFETY: as above.
+        // SAFETY: a function of the library with its pool.
         self.block(Some(size), |pool| unsafe { (self.tbb.aligned_malloc)(pool, size, align) })
     }
 
     fn calloc(&self, count: usize, size: usize) -> Outcome<*mut c_void> {
         let bytes = count.checked_mul(size);
-        // SAFETY: as above.
+        // SAFETY: a function of the library with its pool.
         let block = self.block(bytes, |pool| unsafe { (self.tbb.malloc)(pool, bytes.unwrap_or(0)) })?;
         if !block.is_null() {
-            // SAFETY: a fresh block of that size, in memory that the library writes to itself.
+            // SAFETY: a fresh block of that size in host memory.
             unsafe { block.cast::<u8>().write_bytes(0, bytes.unwrap_or(0)) };
         }
         Ok(block)
@@ -228,7 +228,7 @@ impl TablePool for Scalable {
                 return Ok(null_mut());
             }
         }
-        // SAFETY: as above.
+        // SAFETY: a function of the library with its pool; the block lies in memory of the pool.
         self.block(Some(size), |pool| unsafe { (self.tbb.realloc)(pool, old, size) })
     }
 
@@ -237,13 +237,13 @@ impl TablePool for Scalable {
             return Ok(0);
         }
         self.memory.check(block)?;
-        // SAFETY: as above.
+        // SAFETY: a function of the library with its pool; the block lies in memory of the pool.
         Ok(unsafe { (self.tbb.size)(self.pool()?, block.cast_mut()) })
     }
 
     fn free(&self, block: *mut c_void) -> Outcome<()> {
         self.memory.check(block)?;
-        // SAFETY: as above.
+        // SAFETY: a function of the library with its pool; the block lies in memory of the pool.
         if unsafe { (self.tbb.free)(self.pool()?, block) } {
             return Ok(());
         }
@@ -251,29 +251,29 @@ impl TablePool for Scalable {
     }
 }
 
-impl Answers for Scalable {
-    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
-        if asked.path() == "post_initialize" && asked.runs() {
+impl CtlTree for Scalable {
+    fn answer(&self, query: &CtlQuery<'_>) -> Outcome<()> {
+        if query.path() == "post_initialize" && query.runs() {
             return self.pool().map(|_| ());
         }
-        if !matches!(asked.path(), "params.granularity" | "params.keep_all_memory") {
+        if !matches!(query.path(), "params.granularity" | "params.keep_all_memory") {
             return Err(no_such_path());
         }
-        if asked.query() == Query::Write && self.pool.get().is_some() {
+        if query.access() == CtlAccess::Write && self.pool.get().is_some() {
             return Err(Failure::unsupported(
                 "a pool's settings cannot be changed once it is made; set a default",
             ));
         }
         let params = &mut *self.params.lock();
-        if asked.path() == "params.granularity" {
-            asked.access_size(&mut params.0)
+        if query.path() == "params.granularity" {
+            query.access_size(&mut params.0)
         } else {
-            asked.access_bool(&mut params.1)
+            query.access_bool(&mut params.1)
         }
     }
 }
 
-// The part of `libtbbmalloc.so.2` that makes pools of memory of others.
+// The interface of `libtbbmalloc.so.2` for pools over foreign memory.
 
 /// `rml::MemoryPool`.
 type Opaque = *mut c_void;
@@ -285,7 +285,7 @@ struct Policy {
     free: unsafe extern "C" fn(id: isize, memory: *mut c_void, bytes: usize) -> c_int,
     granularity: usize,
     version: c_int,
-    /// Bit 0: all memory is given at once. Bit 1: no memory is given back.
+    /// Bit 0: fixed pool. Bit 1: keeps all memory.
     flags: c_uint,
 }
 
@@ -294,7 +294,7 @@ const VERSION: c_int = 1;
 /// `keepAllMemory`.
 const KEEP_ALL: c_uint = 1 << 1;
 
-/// What is called of it.
+/// The functions that this pool calls.
 #[derive(Clone, Copy)]
 struct Tbb {
     create: unsafe extern "C" fn(id: isize, policy: *const Policy, pool: *mut Opaque) -> c_int,
@@ -306,24 +306,24 @@ struct Tbb {
     size: unsafe extern "C" fn(Opaque, *mut c_void) -> usize,
 }
 
-/// The library stays loaded once it was.
+/// The library, which stays loaded.
 struct Loaded {
     functions: Tbb,
     _library: Library,
 }
 
-/// Its functions; `None` if it is not installed, or not as expected.
+/// Returns the functions of the library; `None` if it is not installed or lacks one.
 fn tbb() -> Option<Tbb> {
     static LOADED: OnceLock<Option<Loaded>> = OnceLock::new();
     LOADED.get_or_init(load).as_ref().map(|loaded| loaded.functions)
 }
 
 fn load() -> Option<Loaded> {
-    // SAFETY: runs the initialisers of oneTBB's allocator, which the program asks for with a
-    // scalable pool.
+    // SAFETY: runs the initialisers of oneTBB's allocator. The program requests it with a scalable
+    // pool.
     let library = unsafe { Library::open(Some("libtbbmalloc.so.2"), RTLD_NOW | RTLD_LOCAL) };
     let library = library.inspect_err(|error| tracing::error!("libtbbmalloc.so.2: {error}")).ok()?;
-    // SAFETY: the names carry the types of the C++ functions.
+    // SAFETY: the mangled names contain the types of the C++ functions.
     let functions = unsafe {
         Tbb {
             create: *library.get(b"_ZN3rml14pool_create_v1ElPKNS_13MemPoolPolicyEPPNS_10MemoryPoolE").ok()?,

@@ -1,5 +1,5 @@
-//! [`TablePool`]: the functions of the table of a pool, written once for all pools of this library;
-//! and [`Memory`], what pools know of their memory whose allocator checks nothing.
+//! [`TablePool`]: the table functions of a pool, written once for all pools of this library; and
+//! [`PoolMemory`], ownership checks for allocators without checks of their own.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
@@ -10,40 +10,40 @@ use umf_runtime::tracker::{self, OwnerId};
 use umf_sync::fork;
 
 use crate::boundary::{Code, Failure, Handle, NOT_SUPPORTED, Out, Outcome, call, call_with};
-use crate::ctl::{Answers, control, object_of};
+use crate::ctl::{CtlTree, control, object_of};
 use crate::last_error::{PoolKind, explain};
 use crate::memory::owners;
 use crate::pool::{Functions, Initialize};
 use crate::provider::Provider;
 
-/// The state of a pool. It is in a box, whose address is the [`State`].
+/// The state of a pool of this library. It is boxed, and its address is the [`State`].
 ///
-/// A method that gives a block may give NULL, which is no failure then. Where `pool` is there,
-/// blocks are found and trimmed by it.
-pub(crate) trait TablePool: Answers + Sized {
+/// A method that returns a block may return NULL without a failure. If `pool` is implemented, the
+/// default methods use it to find and trim blocks.
+pub(crate) trait TablePool: CtlTree + Sized {
     const KIND: PoolKind;
-    /// What the pool is called where there is no state to ask.
+    /// Name of a pool without a state.
     const NAME: &'static CStr;
-    /// What blocks of `malloc` are aligned to, in bytes.
+    /// Alignment of blocks of `malloc` in bytes.
     const ALIGN: usize;
 
-    /// Its name, which lives as long as the pool.
+    /// Returns the name, which lives as long as the pool.
     fn name(&self) -> *const c_char {
         Self::NAME.as_ptr()
     }
 
-    /// Allocates at a multiple of `align`, where 0 is any.
+    /// Allocates at a multiple of `align`; 0 is any alignment.
     fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void>;
 
-    /// Frees a block, which is not NULL.
+    /// Frees a block that is not NULL.
     fn free(&self, block: *mut c_void) -> Outcome<()>;
 
-    /// The pool, as this library has them.
+    /// Returns the Rust pool.
     fn pool(&self) -> Outcome<&dyn umf_core::Pool> {
         Err(Failure::unsupported("this kind of pool does not say what its blocks are"))
     }
 
-    /// Whether the processor may read and write the memory.
+    /// Returns whether the CPU can access the memory.
     fn is_host(&self) -> bool {
         true
     }
@@ -76,19 +76,18 @@ pub(crate) trait TablePool: Answers + Sized {
             self.free(old)?;
             return Ok(null_mut());
         }
-        // In place, unless half of it would be wasted.
+        // Stays in place unless half of the block would be unused.
         if size <= usable && size > usable / 2 {
             return Ok(old);
         }
         let moved = self.malloc(size)?;
-        // SAFETY: both are live blocks of host memory, of at least that many bytes, and not the
-        // same.
+        // SAFETY: two different live blocks of host memory, each of at least that many bytes.
         unsafe { core::ptr::copy_nonoverlapping(old.cast::<u8>(), moved.cast(), usable.min(size)) };
         self.free(old)?;
         Ok(moved)
     }
 
-    /// Bytes of a block from an address in it on; 0 of NULL.
+    /// Returns the bytes of a block from an address in it on; 0 for NULL.
     fn usable_size(&self, block: *const c_void) -> Outcome<usize> {
         if block.is_null() { Ok(0) } else { Ok(block_around(self, block)?.1) }
     }
@@ -108,7 +107,7 @@ fn check_host<T: TablePool>(pool: &T) -> Outcome<()> {
     ))
 }
 
-/// The block around an address of C, and bytes in it from there on.
+/// Returns the block that holds an address, and its bytes from there on.
 fn block_around<T: TablePool>(pool: &T, block: *const c_void) -> Outcome<(Address, usize)> {
     let address = Address::from_ptr(block.cast::<u8>());
     let found = pool.pool()?.block_at(address)?;
@@ -126,18 +125,18 @@ pub(super) fn allocate(pool: &dyn umf_core::Pool, size: usize, align: usize) -> 
 
 /// Frees a block of a pool of this library.
 pub(super) fn free_block(pool: &dyn umf_core::Pool, block: *mut c_void) -> Outcome<()> {
-    // SAFETY: the block is C's to give; one that is none is an error.
+    // SAFETY: C guarantees that the block is not in use. An invalid address is an error.
     unsafe { pool.free(Address::from_ptr(block.cast::<u8>())) }.map_err(explain)
 }
 
-/// Has the memory of a pool of this library be that of the pool handle which `provider` is for.
+/// Registers the memory of a Rust pool for the pool handle that `provider` belongs to.
 pub(super) fn enter<P>(pool: &std::sync::Arc<P>, provider: &Provider) {
     if let Some(handle) = provider.pool() {
-        owners::enter(std::sync::Arc::as_ptr(pool).cast(), handle);
+        owners::register(std::sync::Arc::as_ptr(pool).cast(), handle);
     }
 }
 
-/// The functions of a table, all but the one that makes the state.
+/// Returns the table functions of a pool with this `initialize`.
 pub(crate) const fn functions<T: TablePool>(initialize: Initialize) -> Functions {
     Functions {
         initialize,
@@ -155,7 +154,7 @@ pub(crate) const fn functions<T: TablePool>(initialize: Initialize) -> Functions
     }
 }
 
-/// Runs an `initialize` that makes such a state.
+/// Runs the `initialize` function of a pool.
 pub(super) fn start<T: TablePool>(
     provider: Handle<Provider>,
     state: *mut State,
@@ -167,7 +166,7 @@ pub(super) fn start<T: TablePool>(
     })
 }
 
-/// The settings that C passed to `initialize`, or the default ones.
+/// Returns the settings that C passed to `initialize`, or the defaults.
 pub(super) fn settings<P: Default + Clone>(params: *const c_void) -> Outcome<P> {
     let params = Handle::<P>::from_ptr(params.cast::<P>().cast_mut());
     if params.is_null() { Ok(P::default()) } else { Ok(params.get()?.clone()) }
@@ -176,14 +175,14 @@ pub(super) fn settings<P: Default + Clone>(params: *const c_void) -> Outcome<P> 
 extern "C" fn finalize<T: TablePool>(state: State) -> Code {
     call("finalize", || {
         if !state.is_null() {
-            // SAFETY: `start` made the box; C finalises a state once.
+            // SAFETY: `start` made the box, and C finalises a state once.
             drop(unsafe { Box::from_raw(state.cast::<T>()) });
         }
         Ok(())
     })
 }
 
-/// Allocates, and turns a failure into NULL and the thread's last error.
+/// Allocates. Turns a failure into NULL, and records it as the thread's last error.
 fn allocation<T: TablePool>(
     what: &'static str,
     state: State,
@@ -247,20 +246,20 @@ extern "C" fn trim<T: TablePool>(state: State, keep: usize) -> Code {
     call("trim", || object_of::<T>(state)?.trim(keep))
 }
 
-/// The memory that a pool's blocks lie in, for an allocator that checks nothing itself.
+/// Ownership checks for an allocator that does not check its blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Memory {
-    /// `None` where the program brought the provider, and has its pool not tracked.
+pub(super) struct PoolMemory {
+    /// `None` for an untracked pool over a provider of the program.
     owner: Option<OwnerId>,
     is_shared: bool,
-    /// The process that made the pool, as [`fork::generation`] counts.
+    /// Generation of the process that created the pool ([`fork::generation`]).
     generation: u32,
 }
 
-impl Memory {
-    /// What is allocated of this provider, for an allocator that writes into memory itself.
+impl PoolMemory {
+    /// Creates the checks of a pool that writes its metadata into the provider's memory.
     ///
-    /// # Errors
+    /// The CPU cannot access the memory: it belongs to a device, or is protected.
     /// The memory is known not to be for that: of a device, or protected.
     pub(super) fn of(provider: &Provider) -> Outcome<Self> {
         if provider.is_out_of_reach() {
@@ -273,13 +272,13 @@ impl Memory {
         Ok(Self { owner: provider.owner(), is_shared, generation: fork::generation() })
     }
 
-    /// Whether this is a forked child, and the memory its parent's, too: two allocators in one heap
-    /// would be its end.
+    /// Returns whether this is a forked child that shares the memory with its parent. Two
+    /// allocators would corrupt one heap.
     pub(super) fn is_frozen(&self) -> bool {
         self.is_shared && self.generation != fork::generation()
     }
 
-    /// Refuses what must not be done in a forked child.
+    /// Refuses an operation in a forked child that shares the memory.
     pub(super) fn check_not_frozen(&self) -> Outcome<()> {
         if !self.is_frozen() {
             return Ok(());
@@ -290,7 +289,7 @@ impl Memory {
         ))
     }
 
-    /// Refuses what is no memory of the pool.
+    /// Refuses an address that does not lie in memory of the pool.
     pub(super) fn check(&self, block: *const c_void) -> Outcome<()> {
         self.check_not_frozen()?;
         let Some(owner) = self.owner else { return Ok(()) };

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_void};
 
-use super::handle::{LACKING, Provider};
+use super::handle::{MISSING_FUNCTION, Provider};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call};
 use crate::ctl::registry;
 use crate::last_error::failed_provider;
@@ -16,11 +16,15 @@ extern "C" fn umfMemoryProviderCreate(
     call("umfMemoryProviderCreate", || create(table, params, provider.check()?))
 }
 
-/// Makes a provider, and makes it known by its name.
+/// Creates a provider, and registers its name.
 pub(crate) fn create(table: *const u32, params: *const c_void, place: Out<Handle<Provider>>) -> Outcome<()> {
     crate::base::ensure();
     let provider = Handle::from_ptr(Box::into_raw(Provider::create(table, params)?));
-    registry::enter(registry::Kind::Provider, provider.get()?.name()?, provider.to_ptr().expose_provenance());
+    registry::register(
+        registry::Kind::Provider,
+        provider.get()?.name()?,
+        provider.to_ptr().expose_provenance(),
+    );
     place.set(provider)
 }
 
@@ -50,17 +54,17 @@ extern "C" fn umfMemoryProviderFree(provider: Handle<Provider>, memory: *mut c_v
     call("umfMemoryProviderFree", || provider.get()?.free(memory, size))
 }
 
-fn no_null<T>(pointer: *const T) -> Outcome<()> {
+fn check_not_null<T>(pointer: *const T) -> Outcome<()> {
     if pointer.is_null() { Err(Failure::argument("a pointer is NULL that must not be")) } else { Ok(()) }
 }
 
-fn some_bytes(size: usize) -> Outcome<()> {
+fn check_not_zero(size: usize) -> Outcome<()> {
     if size == 0 { Err(Failure::argument("a size is 0 that must not be")) } else { Ok(()) }
 }
 
-/// Defines C functions that ask a provider with a function of its table, which has the same
-/// arguments and may be missing. A block checks the arguments, and may fail with `?`.
-macro_rules! asking_functions {
+/// Defines C functions that call a function of the provider's table with the same arguments. The
+/// table's function may be missing. A block checks the arguments, and may fail with `?`.
+macro_rules! forwarding_functions {
     ($(fn $name:ident($($argument:ident: $type:ty),*)
        asks |$functions:ident| $function:expr; $check:block)*) => {
         $(#[unsafe(no_mangle)]
@@ -69,64 +73,64 @@ macro_rules! asking_functions {
                 let provider = provider.get()?;
                 $check
                 let $functions = &provider.functions;
-                let function = $function.ok_or(LACKING)?;
-                // SAFETY: a function of the table with its own state. Pointers were checked, and
-                // are C's to give.
+                let function = $function.ok_or(MISSING_FUNCTION)?;
+                // SAFETY: a function of the table with its state. C guarantees valid pointers; NULL
+                // was checked.
                 provider.check(unsafe { function(provider.state $(, $argument)*) })
             })
         })*
     };
 }
 
-asking_functions! {
+forwarding_functions! {
     fn umfMemoryProviderGetLastNativeError(message: *mut *const c_char, native: *mut i32)
     asks |table| Some(table.get_last_native_error); {
-        no_null(message)?;
-        no_null(native)?;
+        check_not_null(message)?;
+        check_not_null(native)?;
     }
     fn umfMemoryProviderGetRecommendedPageSize(size: usize, page: *mut usize)
     asks |table| Some(table.get_recommended_page_size); {
-        no_null(page)?;
+        check_not_null(page)?;
     }
     fn umfMemoryProviderGetMinPageSize(memory: *const c_void, page: *mut usize)
     asks |table| Some(table.get_min_page_size); {
-        no_null(page)?;
+        check_not_null(page)?;
     }
     fn umfMemoryProviderPurgeLazy(memory: *mut c_void, size: usize)
     asks |table| table.ext_purge_lazy; {
-        no_null(memory)?;
+        check_not_null(memory)?;
     }
     fn umfMemoryProviderPurgeForce(memory: *mut c_void, size: usize)
     asks |table| table.ext_purge_force; {
-        no_null(memory)?;
+        check_not_null(memory)?;
     }
     fn umfMemoryProviderGetIPCHandleSize(size: *mut usize)
     asks |table| table.ext_get_ipc_handle_size; {
-        no_null(size)?;
+        check_not_null(size)?;
     }
     fn umfMemoryProviderGetIPCHandle(memory: *const c_void, size: usize, handle: *mut c_void)
     asks |table| table.ext_get_ipc_handle; {
-        no_null(memory)?;
-        no_null(handle)?;
-        some_bytes(size)?;
+        check_not_null(memory)?;
+        check_not_null(handle)?;
+        check_not_zero(size)?;
     }
     fn umfMemoryProviderPutIPCHandle(handle: *mut c_void)
     asks |table| table.ext_put_ipc_handle; {
-        no_null(handle)?;
+        check_not_null(handle)?;
     }
     fn umfMemoryProviderOpenIPCHandle(handle: *mut c_void, memory: *mut *mut c_void)
     asks |table| table.ext_open_ipc_handle; {
-        no_null(handle)?;
-        no_null(memory)?;
+        check_not_null(handle)?;
+        check_not_null(memory)?;
     }
     fn umfMemoryProviderCloseIPCHandle(memory: *mut c_void, size: usize)
     asks |table| table.ext_close_ipc_handle; {
-        no_null(memory)?;
-        some_bytes(size)?;
+        check_not_null(memory)?;
+        check_not_zero(size)?;
     }
     fn umfMemoryProviderGetName(name: *mut *const c_char)
     asks |table| Some(table.get_name); {
-        no_null(name)?;
+        check_not_null(name)?;
     }
 }
 
@@ -135,9 +139,9 @@ extern "C" fn umfMemoryProviderGetCacheLineSize(provider: Handle<Provider>, size
     call("umfMemoryProviderGetCacheLineSize", || {
         let (provider, size) = (provider.get()?, size.check()?);
         match provider.functions.get_cache_line_size {
-            // SAFETY: a function of the table, with the place for its result that C gave.
+            // SAFETY: a function of the table, with the place for its result that C passed.
             Some(get) => provider.check(unsafe { get(provider.state, size.to_ptr()) }),
-            // Tables before version 1.2 cannot say it.
+            // Tables before version 1.2 lack this function.
             None => size.set(provider.cache_line()),
         }
     })
@@ -157,7 +161,7 @@ extern "C" fn umfMemoryProviderAllocationSplit(
 ) -> Code {
     call("umfMemoryProviderAllocationSplit", || {
         let provider = provider.get()?;
-        no_null(memory)?;
+        check_not_null(memory)?;
         if first == 0 || first >= total {
             return Err(Failure::argument(
                 "the first part of a split must be smaller than the whole, and not 0",
@@ -176,8 +180,8 @@ extern "C" fn umfMemoryProviderAllocationMerge(
 ) -> Code {
     call("umfMemoryProviderAllocationMerge", || {
         let provider = provider.get()?;
-        no_null(low)?;
-        no_null(high)?;
+        check_not_null(low)?;
+        check_not_null(high)?;
         if low >= high || high.addr() - low.addr() >= total {
             return Err(Failure::argument("the parts of a merge must be in order, and in the whole"));
         }

@@ -1,4 +1,4 @@
-//! [`Provider`]: what a `umf_memory_provider_handle_t` points to.
+//! [`Provider`]: the target of a `umf_memory_provider_handle_t`.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -11,7 +11,7 @@ use umf_provider_plugin::{Instance, PluginProvider, ProviderInfo, TableError};
 use umf_runtime::Upstream;
 use umf_runtime::tracker::OwnerId;
 
-use super::native::{self, Device, Native};
+use super::native::{self, Device, NativeProvider};
 use super::regions::Regions;
 use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS, Taken};
 use crate::ctl::{self, registry};
@@ -19,33 +19,32 @@ use crate::last_error::{self, explain};
 use crate::memory::importer_of;
 use crate::pool::Pool;
 
-/// A provider with its functions and state.
+/// A provider: a table of functions and the state that they get.
 pub(crate) struct Provider {
     pub(crate) functions: Functions,
     pub(crate) state: State,
     is_1_1: bool,
-    /// All functions are those of a provider of this library.
+    /// Whether all functions belong to a provider of this library.
     is_native: bool,
-    /// Set in the handle that a pool gets in place of the program's.
+    /// Present in the handle that a pool gets instead of the program's handle.
     tracking: Option<Tracking>,
     foreign: OnceLock<Arc<PluginProvider>>,
     importer: OnceLock<Importer>,
 }
 
-/// What makes memory known that a pool allocates through its handle.
+/// Registers the memory that a pool allocates through its provider handle.
 struct Tracking {
     regions: Regions,
     base: *const Provider,
     pool: AtomicPtr<Pool>,
 }
 
-// SAFETY: UMF requires of every provider that its functions may be called by several threads at
-// once.
+// SAFETY: UMF requires that the functions of a provider are thread-safe.
 unsafe impl Send for Provider {}
-// SAFETY: as above.
+// SAFETY: UMF requires that the functions of a provider are thread-safe.
 unsafe impl Sync for Provider {}
 
-/// What stands in the IPC handles of providers that a program brought.
+/// Provider kind in the IPC handles of providers that the program implements.
 const FOREIGN_KIND: ProviderKind = match ProviderKind::new("c-provider") {
     Some(kind) => kind,
     None => panic!("a valid name"),
@@ -55,9 +54,9 @@ const RUNNABLE: i32 = 2;
 const PROGRAMMATIC: i32 = 1;
 
 impl Provider {
-    /// Reads a table and has it make a provider of `params`.
+    /// Reads a table, and creates a provider with `params`.
     pub(crate) fn create(table: *const u32, params: *const c_void) -> Outcome<Box<Self>> {
-        // SAFETY: C promises that the table is as long as its version says.
+        // SAFETY: C guarantees that the table is as long as its version requires.
         let table = unsafe { Table::read(table) }.map_err(|fault| match fault {
             TableError::Version { .. } => {
                 Failure::unsupported("the table of a provider has a version that is none of 1.0, 1.1, 1.2")
@@ -71,7 +70,7 @@ impl Provider {
             _ => Failure::argument("the table of a provider is NULL or not aligned"),
         })?;
         let mut state = core::ptr::null_mut();
-        // SAFETY: a function of the table, with what C gave for it.
+        // SAFETY: a function of the table, with the parameters that C passed for it.
         let code = unsafe { (table.functions.initialize)(params, &raw mut state) };
         if code != SUCCESS {
             return Err(Failure::foreign(code));
@@ -87,19 +86,19 @@ impl Provider {
         });
         let started = provider.start();
         if let Err(failure) = started {
-            // What was initialised is finalised, whatever failed.
+            // A provider that was initialised is finalised on each failure.
             provider.finalize();
             return Err(failure);
         }
         Ok(provider)
     }
 
-    /// A handle over this provider for a pool: it remembers what is allocated through it, and for
-    /// which pool. Everything else it passes to this provider's functions.
+    /// Creates a provider handle for a pool. It registers what is allocated through it, for that
+    /// pool, and forwards all other calls to this provider's functions.
     pub(crate) fn tracked(&self) -> Outcome<Box<Self>> {
-        // Memory of files and the like is not the system's to get back.
+        // Only the system's memory can be purged in parts, not that of files.
         let base = self.base();
-        let purges_parts = base.native().is_none_or(Native::purges_parts);
+        let purges_parts = base.native().is_none_or(NativeProvider::purges_parts);
         let regions = Regions::new(Upstream::new(self.core())?, purges_parts);
         Ok(Box::new(Self {
             functions: self.functions,
@@ -112,22 +111,22 @@ impl Provider {
         }))
     }
 
-    /// Says which pool a tracking handle is for.
+    /// Sets the pool that a tracking handle belongs to.
     pub(crate) fn set_pool(&self, pool: *mut Pool) {
         if let Some(tracking) = &self.tracking {
             tracking.pool.store(pool, Ordering::Release);
         }
     }
 
-    /// The pool that a tracking handle is for; `None` for any other.
+    /// Returns the pool that a tracking handle belongs to; `None` for other handles.
     pub(crate) fn pool(&self) -> Option<*mut Pool> {
         let pool = self.tracking.as_ref()?.pool.load(Ordering::Acquire);
         (!pool.is_null()).then_some(pool)
     }
 
-    /// The provider that the program made.
+    /// Returns the provider that the program created.
     pub(crate) fn base(&self) -> &Self {
-        // SAFETY: the program keeps a provider as long as pools over it, as UMF's header asks.
+        // SAFETY: UMF requires that the program destroys a provider after its pools.
         self.tracking.as_ref().map_or(self, |tracking| unsafe { &*tracking.base })
     }
 
@@ -145,7 +144,7 @@ impl Provider {
         }
     }
 
-    /// Asks the provider's control tree, without arguments behind the path.
+    /// Calls the provider's `ext_ctl` without variable arguments.
     fn control(&self, source: i32, path: &CStr, argument: *mut c_void, size: usize, query: i32) -> Code {
         match self.functions.ext_ctl {
             Some(control) => ctl::forward_none(control, self.state, source, path, argument, size, query),
@@ -153,10 +152,10 @@ impl Provider {
         }
     }
 
-    /// Ends it, whether its finalising succeeds or not.
+    /// Destroys the provider, whether its `finalize` succeeds or not.
     pub(crate) fn destroy(provider: &Taken<Self>) -> Code {
         let this = core::ptr::from_ref(&**provider);
-        registry::leave(registry::Kind::Provider, this.addr());
+        registry::unregister(registry::Kind::Provider, this.addr());
         if last_error::failed_provider() == this {
             last_error::set_failed_provider(core::ptr::null());
         }
@@ -164,11 +163,11 @@ impl Provider {
     }
 
     fn finalize(&self) -> Code {
-        // SAFETY: a function of the table; C destroys once.
+        // SAFETY: a function of the table; C destroys a provider once.
         unsafe { (self.functions.finalize)(self.state) }
     }
 
-    /// Passes a code on; a failure makes this the thread's last failed provider.
+    /// Converts a result code. On a failure this becomes the thread's last failed provider.
     pub(crate) fn check(&self, code: Code) -> Outcome<()> {
         if code == SUCCESS {
             return Ok(());
@@ -189,44 +188,44 @@ impl Provider {
         if name.is_null() {
             return Ok(c"");
         }
-        // SAFETY: UMF says that a name ends with a NUL and lives as long as the provider.
+        // SAFETY: UMF requires that a name ends with a NUL and lives as long as the provider.
         Ok(unsafe { CStr::from_ptr(name) })
     }
 
-    /// The native provider behind it, if it is one of this library's own.
-    fn native<'a>(&self) -> Option<&'a Native> {
-        // The functions are those of this library, and so is the state.
+    /// Returns the native provider behind the handle, if it is one of this library.
+    fn native<'a>(&self) -> Option<&'a NativeProvider> {
+        // All functions belong to this library, and so does the state.
         if self.is_native { ctl::object_of(self.state).ok() } else { None }
     }
 
-    /// What only providers of one kind of device have; `None` for any other.
+    /// Returns the data of one kind of device; `None` for any other provider.
     pub(crate) fn device<T: Device>(&self) -> Option<&T> {
         self.native()?.device()
     }
 
-    /// Whether it is known of its memory that the CPU cannot read and write it.
+    /// Returns whether the memory is known to be inaccessible for the CPU.
     pub(crate) fn is_out_of_reach(&self) -> bool {
         self.base().native().is_some_and(|native| !native.core().memory_kind().is_host_accessible())
     }
 
-    /// Under which number the tracker knows what is allocated through this handle; `None` for a
-    /// provider of the program's.
+    /// Returns the tracker's owner id of what is allocated through this handle; `None` for a
+    /// provider of the program.
     pub(crate) fn owner(&self) -> Option<OwnerId> {
         match &self.tracking {
             Some(tracking) => Some(tracking.regions.owner()),
-            None => self.native().map(Native::owner),
+            None => self.native().map(NativeProvider::owner),
         }
     }
 
-    /// A provider that the program brought, for this library's pools. As it does not say what its
-    /// memory is, the CPU does not touch it. Whether a child shares the memory is not known, and
-    /// the original's pools work on in a child.
+    /// Returns the program's provider for use by this library's pools. Its memory is of unknown
+    /// kind, so the CPU does not access it. It counts as private, because pools of the original
+    /// work on in forked children.
     fn foreign(&self) -> &Arc<PluginProvider> {
         self.foreign.get_or_init(|| {
             let table = Table { version: Table::NEWEST, functions: self.functions };
             let owner = "a provider that the program brought";
-            // SAFETY: the state is one of these functions. UMF says that the program destroys a
-            // provider after its pools.
+            // SAFETY: the state belongs to these functions. UMF requires that the program destroys
+            // a provider after its pools.
             let instance = unsafe { Instance::borrowed(table, self.state, owner, last_error::observe) };
             let about = ProviderInfo {
                 name: self.name().map(CStr::to_string_lossy).unwrap_or_default().into_owned(),
@@ -241,7 +240,7 @@ impl Provider {
         })
     }
 
-    /// What this library's pools get.
+    /// Returns the provider for this library's pools.
     pub(crate) fn core(&self) -> Arc<dyn umf_core::Provider> {
         let base = self.base();
         match base.native() {
@@ -250,7 +249,7 @@ impl Provider {
         }
     }
 
-    /// What opens handles of such memory: the process's importer, or one of the provider's own.
+    /// Returns the importer for such memory: the process's, or one of the provider's own.
     pub(crate) fn importer(&self) -> Outcome<&Importer> {
         let base = self.base();
         if let Some(native) = base.native() {
@@ -261,7 +260,7 @@ impl Provider {
         }
         let without = Failure::unsupported("the provider has no IPC handles");
         let made = importer_of(base.foreign().importer().ok_or(without)?)?;
-        // Of two that were made at once, one is dropped again, unused.
+        // If two threads create one, the second is dropped unused.
         Ok(base.importer.get_or_init(|| made))
     }
 
@@ -276,7 +275,7 @@ impl Provider {
     pub(crate) fn allocate(&self, size: usize, align: usize, memory: Out<*mut c_void>) -> Outcome<()> {
         match &self.tracking {
             Some(tracking) => memory.set(self.track(tracking.regions.allocate(size, align))?),
-            // SAFETY: a function of the table, with the place for its result that C gave.
+            // SAFETY: a function of the table, with the place for its result that C passed.
             None => self.check(unsafe { (self.functions.alloc)(self.state, size, align, memory.to_ptr()) }),
         }
     }
@@ -285,30 +284,31 @@ impl Provider {
         match &self.tracking {
             Some(_) if memory.is_null() => Ok(()),
             Some(tracking) => self.track(tracking.regions.free(memory, size)),
-            // SAFETY: a function of the table; what C gives it is the provider's business.
+            // SAFETY: a function of the table; C guarantees that the memory is the provider's.
             None => self.check(unsafe { (self.functions.free)(self.state, memory, size) }),
         }
     }
 
     pub(super) fn split(&self, memory: *mut c_void, total: usize, first: usize) -> Outcome<()> {
-        let split = self.functions.ext_allocation_split.ok_or(LACKING)?;
+        let split = self.functions.ext_allocation_split.ok_or(MISSING_FUNCTION)?;
         match &self.tracking {
             Some(tracking) => self.track(tracking.regions.split(memory, total, first)),
-            // SAFETY: as in `free`.
+            // SAFETY: a function of the table; C guarantees that the memory is the provider's.
             None => self.check(unsafe { split(self.state, memory, total, first) }),
         }
     }
 
     pub(super) fn merge(&self, low: *mut c_void, high: *mut c_void, total: usize) -> Outcome<()> {
-        let merge = self.functions.ext_allocation_merge.ok_or(LACKING)?;
+        let merge = self.functions.ext_allocation_merge.ok_or(MISSING_FUNCTION)?;
         match &self.tracking {
             Some(tracking) => self.track(tracking.regions.merge(low, high, total)),
-            // SAFETY: as in `free`.
+            // SAFETY: a function of the table; C guarantees that the memory is the provider's.
             None => self.check(unsafe { merge(self.state, low, high, total) }),
         }
     }
 
-    /// Passes a result of tracked memory on, as [`Provider::check`] a code.
+    /// Converts the result of an operation on tracked memory, as [`Provider::check`] does for a
+    /// code.
     fn track<T>(&self, result: umf_core::Result<T>) -> Outcome<T> {
         result.map_err(|error| {
             self.has_failed();
@@ -317,5 +317,5 @@ impl Provider {
     }
 }
 
-/// A member of its table is NULL.
-pub(super) const LACKING: Failure = Failure::unsupported("the provider does not have that");
+/// The table lacks this function.
+pub(super) const MISSING_FUNCTION: Failure = Failure::unsupported("the provider does not have that");

@@ -1,14 +1,14 @@
-//! Providers behind C handles: tables of functions, of this library and of programs, and what pools
-//! get of them.
+//! Provider handles: tables of functions, of this library and of programs, and the provider objects
+//! that pools get from them.
 
-mod counted;
 mod functions;
 mod handle;
+mod instrumented;
 mod native;
 mod regions;
 
-pub(crate) use counted::{Counted, Protection};
 pub(crate) use functions::create;
 pub(crate) use handle::Provider;
-pub(crate) use native::{Device, DeviceProperty, Start, short_name, start, table, table_of_device};
+pub(crate) use instrumented::{InstrumentedProvider, Protection};
+pub(crate) use native::{Device, DeviceProperty, NativeParts, short_name, start, table, table_of_device};
 pub(crate) use regions::part_around;

@@ -1,5 +1,4 @@
-//! [`Native`]: one of this library's providers behind the table of functions that C knows providers
-//! by.
+//! [`NativeProvider`]: a provider of this library behind the C table of functions.
 
 use core::any::Any;
 use core::ffi::{CStr, c_char, c_void};
@@ -12,11 +11,11 @@ use umf_provider_plugin::table::{Functions, Initialize, State, Table};
 use umf_runtime::Upstream;
 use umf_runtime::tracker::OwnerId;
 
-use super::Counted;
+use super::InstrumentedProvider;
 use super::regions::{Regions, address};
 use crate::boundary::{Code, Failure, Out, Outcome, PROVIDER_SPECIFIC, call};
-use crate::ctl::{self, Answers, Asked, Value, no_such_path, object_of};
-use crate::last_error::{Failed, Flavour, explain};
+use crate::ctl::{self, CtlQuery, CtlTree, Value, no_such_path, object_of};
+use crate::last_error::{FailedOperation, NativeKind, explain};
 use crate::memory::{close_all, importer_of, provider_handle};
 
 /// The value of a property of memory.
@@ -24,11 +23,11 @@ use crate::memory::{close_all, importer_of, provider_handle};
 pub(crate) enum DeviceProperty {
     /// An `int`.
     Int(i32),
-    /// A handle of the driver's.
+    /// A handle of the driver.
     Handle(*mut c_void),
 }
 
-/// What a provider of one kind of device has beside those of the host.
+/// The part of a native provider that is specific to a kind of device.
 pub(crate) trait Device: Any + Send + Sync {
     /// A property of all of its memory, by its number in `umf_memory_property_id_t`.
     fn property(&self, property: i32) -> Option<DeviceProperty>;
@@ -36,43 +35,47 @@ pub(crate) trait Device: Any + Send + Sync {
     /// A cache line of the device, in bytes.
     fn cache_line(&self) -> usize;
 
-    /// Answers for the control tree below the provider.
+    /// Answers a query of the control tree below the provider.
     ///
     /// # Errors
-    /// The path is none of this kind.
-    fn answer(&self, _asked: &Asked<'_>) -> Outcome<()> {
+    /// This kind of device has no such path.
+    fn answer(&self, _query: &CtlQuery<'_>) -> Outcome<()> {
         Err(no_such_path())
     }
 }
 
-/// What the state of such a provider is.
-pub(crate) struct Native {
+/// The state of a native provider.
+pub(crate) struct NativeProvider {
     regions: Regions,
-    counted: Arc<Counted>,
+    counted: Arc<InstrumentedProvider>,
     name: CString,
-    /// What opens memory of this provider, where the process's own importer does not.
+    /// Importer of this provider's memory, if it is not the process's.
     import: Option<Arc<dyn umf_core::Import>>,
     importer: OnceLock<Importer>,
     device: Option<Box<dyn Device>>,
 }
 
-/// What `initialize` of one of this library's providers makes of its parameters.
-pub(crate) struct Start {
-    pub(crate) counted: Arc<Counted>,
+/// The parts from which `initialize` makes a native provider.
+pub(crate) struct NativeParts {
+    pub(crate) counted: Arc<InstrumentedProvider>,
     pub(crate) name: CString,
     pub(crate) import: Option<Arc<dyn umf_core::Import>>,
-    /// What a provider of a device has beside.
+    /// Present for providers of devices.
     pub(crate) device: Option<Box<dyn Device>>,
 }
 
-/// Runs an `initialize`.
-pub(crate) fn start(what: &'static str, state: *mut State, make: impl FnOnce() -> Outcome<Start>) -> Code {
+/// Runs the `initialize` function of a native provider.
+pub(crate) fn start(
+    what: &'static str,
+    state: *mut State,
+    make: impl FnOnce() -> Outcome<NativeParts>,
+) -> Code {
     call(what, || {
         let state = Out::from_ptr(state).check()?;
         let made = make()?;
         let upstream = Upstream::new(Arc::clone(&made.counted))?;
-        let native = Native {
-            regions: Regions::new(upstream, made.counted.flavour() == Flavour::Os),
+        let native = NativeProvider {
+            regions: Regions::new(upstream, made.counted.flavour() == NativeKind::Os),
             counted: made.counted,
             name: made.name,
             import: made.import,
@@ -83,12 +86,12 @@ pub(crate) fn start(what: &'static str, state: *mut State, make: impl FnOnce() -
     })
 }
 
-/// The table of a provider that starts with `initialize`.
+/// Returns the table of a host provider with this `initialize`.
 pub(crate) const fn table(initialize: Initialize) -> Table {
     Table { version: Table::NEWEST, functions: functions(initialize, false) }
 }
 
-/// The same for a provider of a device, which says more of its memory.
+/// Returns the table of a device provider with this `initialize`. It has properties of memory, too.
 pub(crate) const fn table_of_device(initialize: Initialize) -> Table {
     Table { version: Table::NEWEST, functions: functions(initialize, true) }
 }
@@ -112,41 +115,42 @@ const fn functions(initialize: Initialize, of_device: bool) -> Functions {
         ext_put_ipc_handle: Some(put_ipc_handle),
         ext_open_ipc_handle: Some(open_ipc_handle),
         ext_close_ipc_handle: Some(close_ipc_handle),
-        ext_ctl: Some(ctl::control::<Native>),
+        ext_ctl: Some(ctl::control::<NativeProvider>),
         ext_get_allocation_properties: if of_device { Some(get_property) } else { None },
         ext_get_allocation_properties_size: if of_device { Some(get_property_size) } else { None },
         get_cache_line_size: Some(get_cache_line_size),
     }
 }
 
-/// Returns whether the state of these functions is a [`Native`]: all of them are this library's.
+/// Returns whether the state of these functions is a [`NativeProvider`]: all functions belong to this
+/// library.
 pub(crate) fn makes_states_of(given: &Functions) -> bool {
     [false, true].iter().any(|&of_device| given.have_states_of(&functions(given.initialize, of_device)))
 }
 
-impl Native {
-    /// What opens handles of such memory.
+impl NativeProvider {
+    /// Returns the importer for such memory.
     pub(super) fn importer(&self) -> Outcome<&Importer> {
         match (&self.import, self.importer.get()) {
             (None, _) => Ok(umf::importer()?),
             (_, Some(importer)) => Ok(importer),
             (Some(import), None) => {
                 let made = importer_of(Arc::clone(import))?;
-                // Of two that were made at once, one is dropped again, unused.
+                // If two threads create one, the second is dropped unused.
                 Ok(self.importer.get_or_init(|| made))
             }
         }
     }
 
-    /// What only providers of this kind have; `None` for any other.
+    /// Returns the data of one kind of device; `None` for any other.
     pub(super) fn device<T: Device>(&self) -> Option<&T> {
         let device: &dyn Any = &**self.device.as_ref()?;
         device.downcast_ref()
     }
 
-    /// Whether freed parts of memory give their pages back to the system.
+    /// Returns whether freed parts of a split region give their pages back to the system.
     pub(super) fn purges_parts(&self) -> bool {
-        self.counted.flavour() == Flavour::Os
+        self.counted.flavour() == NativeKind::Os
     }
 
     pub(super) const fn owner(&self) -> OwnerId {
@@ -171,17 +175,17 @@ impl Native {
         self.regions.allocate(size, align).map_err(explain)
     }
 
-    /// That 0 bytes are asked for, with the code of the original.
+    /// Returns the failure for an allocation of 0 bytes, with the code of the original.
     fn nothing(&self) -> Failure {
         let failure = Failure::from(Error::ZeroSize);
         match self.counted.flavour() {
-            Flavour::Cuda => failure,
-            Flavour::LevelZero => {
-                Flavour::LevelZero.remember_nothing_asked();
+            NativeKind::Cuda => failure,
+            NativeKind::LevelZero => {
+                NativeKind::LevelZero.record_zero_size();
                 failure.with_code(PROVIDER_SPECIFIC)
             }
             flavour => {
-                flavour.remember_failed(Failed::Allocation);
+                flavour.record_failure(FailedOperation::Allocation);
                 failure.with_code(PROVIDER_SPECIFIC)
             }
         }
@@ -205,24 +209,24 @@ impl Native {
     }
 }
 
-impl Answers for Native {
-    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
-        match asked.path() {
-            "stats.allocated_memory" => asked.read_only(Value::Size(self.counted.gauge.bytes() as usize)),
-            "stats.peak_memory" if asked.runs() => Ok(()),
-            "stats.peak_memory" => asked.read_only(Value::Size(self.counted.gauge.peak() as usize)),
-            "stats.peak_memory.reset" => asked.run(|| self.counted.gauge.reset_peak()),
-            "params.ipc_enabled" if self.counted.flavour() == Flavour::Os => {
-                asked.read_only(Value::Int(i32::from(self.counted.visibility() == Visibility::Shared)))
+impl CtlTree for NativeProvider {
+    fn answer(&self, query: &CtlQuery<'_>) -> Outcome<()> {
+        match query.path() {
+            "stats.allocated_memory" => query.read_only(Value::Size(self.counted.gauge.bytes() as usize)),
+            "stats.peak_memory" if query.runs() => Ok(()),
+            "stats.peak_memory" => query.read_only(Value::Size(self.counted.gauge.peak() as usize)),
+            "stats.peak_memory.reset" => query.run(|| self.counted.gauge.reset_peak()),
+            "params.ipc_enabled" if self.counted.flavour() == NativeKind::Os => {
+                query.read_only(Value::Int(i32::from(self.counted.visibility() == Visibility::Shared)))
             }
-            "post_initialize" => asked.run(|| ()),
-            _ => self.device.as_ref().ok_or(no_such_path())?.answer(asked),
+            "post_initialize" => query.run(|| ()),
+            _ => self.device.as_ref().ok_or(no_such_path())?.answer(query),
         }
     }
 }
 
 /// Runs an operation on the state.
-fn with(what: &'static str, state: State, body: impl FnOnce(&Native) -> Outcome<()>) -> Code {
+fn with(what: &'static str, state: State, body: impl FnOnce(&NativeProvider) -> Outcome<()>) -> Code {
     call(what, || body(object_of(state)?))
 }
 
@@ -232,8 +236,8 @@ extern "C" fn finalize(state: State) -> Code {
             return Err(Failure::argument("the state of a provider is NULL"));
         }
         close_all(state.addr());
-        // SAFETY: `start` made the box; C finalises a state once.
-        drop(unsafe { Box::from_raw(state.cast::<Native>()) });
+        // SAFETY: `start` made the box, and C finalises a state once.
+        drop(unsafe { Box::from_raw(state.cast::<NativeProvider>()) });
         Ok(())
     })
 }
@@ -250,7 +254,7 @@ extern "C" fn free(state: State, memory: *mut c_void, size: usize) -> Code {
         if memory.is_null() {
             return Ok(());
         }
-        // Of a device no size is needed, as in the original; elsewhere 0 is as wrong as any other.
+        // Devices need no size, as in the original. Elsewhere 0 is a wrong size.
         if size == 0 && !native.counted.flavour().is_of_device() {
             return Err(Failure::argument("the size must be what was allocated there"));
         }
@@ -280,16 +284,16 @@ extern "C" fn get_cache_line_size(state: State, size: *mut usize) -> Code {
     })
 }
 
-/// Of this machine's first level, as far as the system knows it.
+/// Returns the line size of the first-level cache, if the system knows it; 64 otherwise.
 fn cache_line() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: `sysconf` reads a constant.
     let size = unsafe { libc::sysconf(libc::_SC_LEVEL1_DCACHE_LINESIZE) };
     usize::try_from(size).ok().filter(|line| line.is_power_of_two()).unwrap_or(64)
 }
 
 extern "C" fn get_name(state: State, name: *mut *const c_char) -> Code {
     call("get_name", || {
-        let native = object_of::<Native>(state);
+        let native = object_of::<NativeProvider>(state);
         Out::from_ptr(name).set(native.map_or(c"".as_ptr(), |native| native.name.as_ptr()))
     })
 }
@@ -359,7 +363,7 @@ extern "C" fn close_ipc_handle(state: State, memory: *mut c_void, _size: usize) 
     })
 }
 
-fn property_of(native: &Native, property: i32) -> Outcome<DeviceProperty> {
+fn property_of(native: &NativeProvider, property: i32) -> Outcome<DeviceProperty> {
     let unknown = Failure::argument("that is no property of this memory");
     native.device.as_ref().and_then(|device| device.property(property)).ok_or(unknown)
 }
@@ -381,7 +385,7 @@ extern "C" fn get_property_size(state: State, property: i32, size: *mut usize) -
     })
 }
 
-/// A name of at most 63 bytes, as the original keeps them.
+/// Truncates a name to 63 bytes, as the original does.
 pub(crate) fn short_name(name: &CStr) -> CString {
     let bytes = name.to_bytes();
     CString::new(&bytes[..bytes.len().min(63)]).unwrap_or_default()

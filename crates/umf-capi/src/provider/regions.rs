@@ -1,9 +1,8 @@
-//! [`Regions`]: memory that C got through a provider's functions, which the tracker knows, and the
-//! parts of it that C split off.
+//! [`Regions`]: the memory that C allocated through a provider's functions, and its split parts.
 //!
-//! Providers do not split. A region stays one for its provider, for the tracker and for other
-//! processes. This table holds the parts that are live: a freed part is purged at once, and the
-//! region is freed with its last part.
+//! The providers of this library cannot split a region. A split region stays one region for its
+//! provider, the tracker and other processes. This module records its live parts. A freed part is
+//! purged at once, and the region is freed with its last part.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -14,26 +13,26 @@ use umf_runtime::Upstream;
 use umf_runtime::tracker::{self, OwnerId, TrackedRegion};
 use umf_sync::Lock;
 
-/// What was allocated through one provider handle.
+/// The regions that were allocated through one provider handle.
 pub(crate) struct Regions {
     upstream: Upstream,
-    /// Whether freed parts are purged: where freeing gives memory back to the system.
+    /// Whether freed parts are purged. Only where a purge returns memory to the system.
     purges_parts: bool,
 }
 
-/// A region that was split.
+/// A split region.
 struct Split {
     owner: OwnerId,
-    /// Its live parts in order of address: where each begins in the region, and its size.
+    /// Offset and size of each live part, in order of address.
     parts: Vec<(usize, usize)>,
 }
 
-/// By region id, which is never used again.
+/// Split regions by region id. Ids are never reused.
 static SPLIT: Lock<BTreeMap<u64, Split>> = Lock::new(BTreeMap::new());
-/// How many regions are split. While it is 0, no call takes the lock.
+/// Number of split regions. While it is 0, no call takes the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs `body` on what was split, if anything was.
+/// Runs `body` on the table of split regions, if it is not empty.
 fn with_split<T>(body: impl FnOnce(&mut BTreeMap<u64, Split>) -> Option<T>) -> Option<T> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -52,8 +51,8 @@ fn offset(region: &Region, address: Address) -> Option<usize> {
     address.offset_from(region.base()).and_then(|offset| usize::try_from(offset).ok())
 }
 
-/// The live part around an address in a region: where it begins in the region, and its size. All of
-/// a region is one part until it is split; `None` where a part was freed.
+/// Returns offset and size of the live part that holds an address. An unsplit region is one part.
+/// Returns `None` for a freed part.
 pub(crate) fn part_around(region: &Region, address: Address) -> Option<(usize, usize)> {
     let at = offset(region, address).filter(|&at| at < region.size())?;
     let part = with_split(|split| {
@@ -76,7 +75,7 @@ impl Regions {
         self.upstream.provider().page_size().max(1)
     }
 
-    /// Allocates `size` bytes at a multiple of `align`, where 0 is any.
+    /// Allocates `size` bytes at a multiple of `align`; 0 is any alignment.
     pub(super) fn allocate(&self, size: usize, align: usize) -> Result<*mut c_void> {
         let (region, _) = self.upstream.allocate(Layout::new(size, align.max(1))?)?;
         let base = region.base();
@@ -85,8 +84,7 @@ impl Regions {
             .ok_or(Error::Untrusted { why: "memory outside of this address space" })
     }
 
-    /// Finds the live part that begins at an address: its region, where it begins in that, and its
-    /// size.
+    /// Finds the live part that begins at an address. Returns its region, offset and size.
     fn part(&self, memory: *mut c_void) -> Result<(Region, usize, usize)> {
         let address = address(memory);
         let foreign = Error::ForeignAddress { address, owner: "this provider" };
@@ -99,7 +97,7 @@ impl Regions {
         Ok((region, start, size))
     }
 
-    /// Checks the size that C names: that which was asked for, or that which it became.
+    /// Checks the size that C passed: the requested size, or that size rounded up to pages.
     fn check_size(&self, size: usize, part: usize) -> Result<()> {
         if size == part || size.checked_next_multiple_of(self.page()) == Some(part) {
             return Ok(());
@@ -107,9 +105,9 @@ impl Regions {
         Err(Error::InvalidArgument { what: "size", why: "must be what was allocated there" })
     }
 
-    /// Frees a region or a part of one. A size of 0 is whatever was allocated.
+    /// Frees a region or a part of one. Size 0 skips the size check.
     ///
-    /// C says that the memory is not in use any more, as UMF's header asks of it.
+    /// UMF requires that C does not use the memory any more.
     pub(super) fn free(&self, memory: *mut c_void, size: usize) -> Result<()> {
         let (region, start, part) = self.part(memory)?;
         if size != 0 {
@@ -117,9 +115,9 @@ impl Regions {
         }
         let id = region.id().get();
         let is_last = with_split(|split| Some(split.get(&id)?.parts.len() == 1));
-        // Before the part is gone: when all are, the addresses may be another region's.
+        // Purges before the part is removed. Afterwards the addresses may belong to another region.
         if self.purges_parts && is_last == Some(false) {
-            // SAFETY: C does not need the content. Pages that cannot be given back go with the
+            // SAFETY: C does not need the contents. Pages that cannot be purged are freed with the
             // region.
             let _ = unsafe { self.purge_range(address(memory), part, false) };
         }
@@ -131,19 +129,19 @@ impl Regions {
         if left.is_some_and(|left| left > 0) {
             return Ok(());
         }
-        // SAFETY: a live region of this upstream, which C gives up.
+        // SAFETY: a live region of this upstream, which C does not use any more.
         let freed = unsafe { self.upstream.free(region) };
         if left.is_some() {
             with_split(|split| match freed {
                 Ok(_) => split.remove(&id).map(|_| ()),
-                // Still allocated: its last part is live.
+                // The region is still allocated, so its last part stays live.
                 Err(_) => split.get_mut(&id).map(|split| split.parts.push((start, part))),
             });
         }
         freed.map(|_| ())
     }
 
-    /// Makes two parts of one, of which the lower has `first` bytes.
+    /// Splits a part in two, of which the lower one has `first` bytes.
     pub(super) fn split(&self, memory: *mut c_void, total: usize, first: usize) -> Result<()> {
         let (region, start, size) = self.part(memory)?;
         self.check_size(total, size)?;
@@ -164,7 +162,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Makes one part of two neighbours.
+    /// Merges two neighbouring parts.
     pub(super) fn merge(&self, low: *mut c_void, high: *mut c_void, total: usize) -> Result<()> {
         let ((region, low, first), (other, high, second)) = (self.part(low)?, self.part(high)?);
         let page = self.page();
@@ -186,29 +184,29 @@ impl Regions {
         Ok(())
     }
 
-    /// Discards pages. The range may lie anywhere in memory of this provider.
+    /// Purges pages. The range may begin and end anywhere in memory of this provider.
     pub(super) fn purge(&self, memory: *mut c_void, size: usize, lazily: bool) -> Result<()> {
         let (start, overflow) = (address(memory), Error::SizeOverflow { size, align: 1 });
         let end = start.checked_add(size as u64).ok_or(overflow)?;
-        // Whole pages, as the system's own calls take them.
+        // Rounds up to whole pages, as the system calls do.
         let end = end.align_up(self.page()).ok_or(overflow)?;
         let size = end.offset_from(start).and_then(|size| usize::try_from(size).ok()).ok_or(overflow)?;
-        // SAFETY: C says that it does not need the content.
+        // SAFETY: C does not need the contents.
         unsafe { self.purge_range(start, size, lazily) }
     }
 
     /// # Safety
-    /// The content is not needed.
+    /// The contents of the range are not needed.
     unsafe fn purge_range(&self, start: Address, size: usize, lazily: bool) -> Result<()> {
         let unsupported = Error::NotSupported { what: "purging", owner: "this provider", native: 0 };
         let purge = self.upstream.provider().purge().ok_or(unsupported)?;
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller does not need the contents.
         unsafe { if lazily { purge.purge_lazy(start, size) } else { purge.purge_forced(start, size) } }
     }
 }
 
 impl Drop for Regions {
-    /// What C did not free is forgotten, as the tracker forgets it.
+    /// Removes what C did not free, as the tracker does.
     fn drop(&mut self) {
         with_split(|split| {
             split.retain(|_, split| split.owner != self.owner());

@@ -1,4 +1,4 @@
-//! `umf/providers/provider_cuda.h`: memory of CUDA devices, in a context that the program has made.
+//! `umf/providers/provider_cuda.h`: memory of CUDA devices, in a context of the program.
 
 use core::ffi::c_void;
 use std::ffi::CString;
@@ -12,13 +12,13 @@ use super::device::{DriverImport, MemoryType, UNKNOWN, checked, is_loaded};
 use crate::boundary::{
     Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, Out, Outcome, Text, call, settings_functions,
 };
-use crate::last_error::Flavour;
+use crate::last_error::NativeKind;
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Counted, Device, DeviceProperty, Protection, Start, short_name, start, table_of_device,
+    Device, DeviceProperty, InstrumentedProvider, NativeParts, Protection, short_name, start, table_of_device,
 };
 
-/// The settings of a provider to be.
+/// The settings of a provider to be created.
 struct Params {
     context: *mut c_void,
     device: i32,
@@ -32,9 +32,9 @@ const UNAVAILABLE: Failure = Failure::new(
     "the program has not loaded libcuda.so.1; install NVIDIA's driver, and make a context before a provider",
 );
 
-/// A cache line of a device.
+/// Cache line size of a device in bytes.
 const CACHE_LINE: usize = 128;
-/// What is set where no context is current.
+/// The device number if no context is current.
 const NO_DEVICE: i32 = -1;
 
 static TABLE: Table = table_of_device(initialize);
@@ -51,7 +51,7 @@ extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
 }
 
 impl Params {
-    fn provider(&self) -> Outcome<Start> {
+    fn provider(&self) -> Outcome<NativeParts> {
         let memory_type = MemoryType::new(self.memory_type)?;
         if self.context.is_null() {
             return Err(Failure::argument("a CUDA provider needs a context"));
@@ -62,7 +62,7 @@ impl Params {
         if !is_loaded(LIBRARY) {
             return Err(UNAVAILABLE);
         }
-        let provider = self.build(memory_type).map_err(|error| Flavour::Cuda.refused(error))?;
+        let provider = self.build(memory_type).map_err(|error| NativeKind::Cuda.refused(error))?;
         if provider.device() != self.device {
             tracing::warn!(
                 set = self.device,
@@ -71,11 +71,15 @@ impl Params {
             );
         }
         let device = CudaDevice { context: self.context, device: self.device, memory_type };
-        Ok(Start {
-            counted: Counted::new(Arc::clone(&provider) as _, Flavour::Cuda, Protection::DEFAULT),
+        Ok(NativeParts {
+            counted: InstrumentedProvider::new(
+                Arc::clone(&provider) as _,
+                NativeKind::Cuda,
+                Protection::DEFAULT,
+            ),
             name: self.name.clone(),
             import: Some(Arc::new(DriverImport {
-                flavour: Flavour::Cuda,
+                flavour: NativeKind::Cuda,
                 provider,
                 importer: |provider| provider.importer(),
             })),
@@ -84,31 +88,31 @@ impl Params {
     }
 
     fn build(&self, memory_type: MemoryType) -> umf_core::Result<Arc<CudaProvider>> {
-        // That there is such a device.
+        // Checks that the device exists.
         Driver::open(None)?.device_info(self.device)?;
         let (memory, flags) = match memory_type {
             MemoryType::Host => (CudaMemory::Host, Some(self.flags)),
             MemoryType::Device => (CudaMemory::Device, None),
-            // Attached to all streams, unless flags say otherwise.
+            // Attached to all streams, unless flags are set.
             MemoryType::Shared => (CudaMemory::Managed, Some(self.flags).filter(|flags| *flags != 0)),
         };
         let builder = CudaProvider::builder().name(self.name.to_string_lossy().into_owned()).memory(memory);
         let builder = flags.into_iter().fold(builder, |builder, flags| builder.alloc_flags(flags));
-        // SAFETY: C promises that the context is one, and stays until its memory is freed.
+        // SAFETY: C guarantees a valid context that outlives its memory.
         unsafe { builder.context(self.context) }.build()
     }
 }
 
-/// What C is told of all memory of a provider.
+/// The properties of all memory of a provider.
 struct CudaDevice {
     context: *mut c_void,
     device: i32,
     memory_type: MemoryType,
 }
 
-// SAFETY: the context is a number, which is not dereferenced.
+// SAFETY: the context is only passed on, and not dereferenced.
 unsafe impl Send for CudaDevice {}
-// SAFETY: as above.
+// SAFETY: the context is only passed on, and not dereferenced.
 unsafe impl Sync for CudaDevice {}
 
 impl Device for CudaDevice {
@@ -126,24 +130,24 @@ impl Device for CudaDevice {
     }
 }
 
-/// The current context of the calling thread, and its device, as far as there are any.
+/// Returns the current context of the calling thread and its device, if there are any.
 fn current() -> Outcome<(*mut c_void, i32)> {
     static FUNCTIONS: OnceLock<Api> = OnceLock::new();
     let functions = match FUNCTIONS.get() {
         Some(functions) => functions,
         None if is_loaded(LIBRARY) => {
-            // SAFETY: the program's CUDA driver.
+            // SAFETY: loads the CUDA driver that the program has loaded.
             let opened = unsafe { Api::load() }.map_err(|_| UNAVAILABLE)?;
             FUNCTIONS.get_or_init(|| opened)
         }
         None => return Err(UNAVAILABLE),
     };
     let (mut context, mut device) = (CUcontext::NULL, NO_DEVICE);
-    // SAFETY: places for the answers, here and below. Without a context there is no device.
+    // SAFETY: valid places for the results. Without a context there is no device.
     if unsafe { functions.cuCtxGetCurrent(&raw mut context) }.is_err() {
         context = CUcontext::NULL;
     }
-    // SAFETY: as above.
+    // SAFETY: a valid place for the result.
     if context.is_null() || unsafe { functions.cuCtxGetDevice(&raw mut device) }.is_err() {
         device = NO_DEVICE;
     }

@@ -1,5 +1,5 @@
-//! What providers of devices share: `umf/memory_provider_gpu.h`, drivers' libraries, and importers
-//! that remember what their driver answered.
+//! Shared code of device providers: `umf/memory_provider_gpu.h`, libraries of drivers, and
+//! importers that record the driver's result.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use umf_core::{Import, ImportRequest, Imported, ProviderKind, Transfer};
 
 use crate::boundary::{Failure, Outcome};
-use crate::last_error::Flavour;
+use crate::last_error::NativeKind;
 
-/// Returns whether the program has loaded this library. A program with a context of a driver has
-/// loaded the driver; nothing is loaded that was not.
+/// Returns whether the program has loaded this library. Never loads one: a program with a context
+/// has loaded the driver.
 pub(super) fn is_loaded(library: impl AsRef<OsStr>) -> bool {
-    // SAFETY: no code runs: the library is there already, or it is not opened.
+    // SAFETY: `RTLD_NOLOAD` runs no initialiser.
     unsafe { Library::open(Some(library.as_ref()), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
 }
 
@@ -29,7 +29,7 @@ pub(super) enum MemoryType {
 pub(super) const UNKNOWN: u32 = 0;
 
 impl MemoryType {
-    /// The type that C set.
+    /// Validates the type that C set.
     pub(super) fn new(number: u32) -> Outcome<Self> {
         match number {
             1 => Ok(Self::Host),
@@ -40,7 +40,7 @@ impl MemoryType {
     }
 }
 
-/// Refuses what is no memory type at all.
+/// Refuses a number that is no memory type.
 pub(super) fn checked(number: u32) -> Outcome<u32> {
     if number == UNKNOWN {
         return Ok(number);
@@ -51,9 +51,9 @@ pub(super) fn checked(number: u32) -> Outcome<u32> {
     }
 }
 
-/// The importer of a provider, which opens memory of other processes in the program's context.
+/// The importer of a provider: opens memory of other processes in the program's context.
 pub(super) struct DriverImport<P> {
-    pub(super) flavour: Flavour,
+    pub(super) flavour: NativeKind,
     pub(super) provider: Arc<P>,
     pub(super) importer: fn(&P) -> &dyn Import,
 }
@@ -64,7 +64,7 @@ impl<P> DriverImport<P> {
     }
 }
 
-// SAFETY: the provider's own importer.
+// SAFETY: forwards to the provider's importer.
 unsafe impl<P: Send + Sync> Import for DriverImport<P> {
     fn kind(&self) -> ProviderKind {
         self.importer().kind()
@@ -72,7 +72,7 @@ unsafe impl<P: Send + Sync> Import for DriverImport<P> {
 
     fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
         self.importer().import(request).inspect_err(|error| {
-            self.flavour.remember_answer(error);
+            self.flavour.record_driver_result(error);
         })
     }
 
@@ -81,7 +81,7 @@ unsafe impl<P: Send + Sync> Import for DriverImport<P> {
     }
 
     unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller keeps the contract of `release`.
         unsafe { self.importer().release(imported) }
     }
 }

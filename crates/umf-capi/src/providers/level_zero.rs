@@ -1,5 +1,5 @@
-//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context that the
-//! program has made.
+//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context of the
+//! program.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +20,15 @@ use crate::boundary::{
     Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, List, Out, Outcome, PROVIDER_SPECIFIC, Text, call,
     settings_functions,
 };
-use crate::ctl::{Asked, no_such_path};
-use crate::last_error::Flavour;
+use crate::ctl::{CtlQuery, no_such_path};
+use crate::last_error::NativeKind;
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Counted, Device, DeviceProperty, Protection, Provider, Start, short_name, start, table_of_device,
+    Device, DeviceProperty, InstrumentedProvider, NativeParts, Protection, Provider, short_name, start,
+    table_of_device,
 };
 
-/// The settings of a provider to be.
+/// The settings of a provider to be created.
 struct Params {
     context: *mut c_void,
     device: *mut c_void,
@@ -42,7 +43,7 @@ struct Params {
 const BLOCKING: u32 = 1;
 const DEFERRED: u32 = 2;
 
-/// A cache line of a device that does not say how long its are.
+/// Cache line size of a device that does not report one, in bytes.
 const CACHE_LINE: usize = 128;
 
 const UNAVAILABLE: Failure = Failure::new(
@@ -64,19 +65,19 @@ extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
     })
 }
 
-/// The program's loader.
+/// Returns the loader that the program has loaded.
 fn loader() -> Outcome<Api> {
     let named = variable("UMF_ZE_LOADER_LIB_NAME").filter(|name| !name.is_empty());
     let name = named.unwrap_or_else(|| OsString::from(LOADER));
     if !is_loaded(&name) {
         return Err(UNAVAILABLE);
     }
-    // SAFETY: the program's loader.
+    // SAFETY: loads the loader that the program has loaded.
     unsafe { Api::load_from(&name) }.map_err(|_| UNAVAILABLE)
 }
 
 impl Params {
-    fn provider(&self) -> Outcome<Start> {
+    fn provider(&self) -> Outcome<NativeParts> {
         if self.context.is_null() {
             return Err(Failure::argument("a Level Zero provider needs a context"));
         }
@@ -85,7 +86,7 @@ impl Params {
         }
         let api = loader()?;
         let memory_type = MemoryType::new(self.memory_type)?;
-        let provider = self.build(api, memory_type).map_err(|error| Flavour::LevelZero.refused(error))?;
+        let provider = self.build(api, memory_type).map_err(|error| NativeKind::LevelZero.refused(error))?;
         let device = LevelZeroDevice {
             provider: Arc::clone(&provider),
             context: self.context,
@@ -93,11 +94,15 @@ impl Params {
             memory_type,
             imports_and_exports: AtomicBool::new(false),
         };
-        Ok(Start {
-            counted: Counted::new(Arc::clone(&provider) as _, Flavour::LevelZero, Protection::DEFAULT),
+        Ok(NativeParts {
+            counted: InstrumentedProvider::new(
+                Arc::clone(&provider) as _,
+                NativeKind::LevelZero,
+                Protection::DEFAULT,
+            ),
             name: self.name.clone(),
             import: Some(Arc::new(DriverImport {
-                flavour: Flavour::LevelZero,
+                flavour: NativeKind::LevelZero,
                 provider,
                 importer: |provider| provider.importer(),
             })),
@@ -117,8 +122,7 @@ impl Params {
             _ => FreePolicy::Default,
         };
         let (context, device) = (ze_context_handle_t(self.context), ze_device_handle_t(self.device));
-        // SAFETY: C promises that both are handles of the loader's, and stay as long as the
-        // provider and its memory.
+        // SAFETY: C guarantees handles of this loader that outlive the provider and its memory.
         let builder = unsafe { LevelZeroProvider::from_context(api, context, device, kind) };
         let builder = builder.name(self.name.to_string_lossy().into_owned());
         let provider = builder.ordinal(self.ordinal).free_policy(policy).build()?;
@@ -129,19 +133,19 @@ impl Params {
     }
 }
 
-/// What C is told of all memory of a provider, and what it can be asked to change.
+/// The properties of all memory of a provider, and its changeable settings.
 struct LevelZeroDevice {
     provider: Arc<LevelZeroProvider>,
     context: *mut c_void,
     device: *mut c_void,
     memory_type: MemoryType,
-    /// Has no effect: what travels to other processes is what the driver can do.
+    /// Stored without effect: the driver's abilities decide how handles travel.
     imports_and_exports: AtomicBool,
 }
 
-// SAFETY: the handles are numbers, which are not dereferenced.
+// SAFETY: the handles are only passed on, and not dereferenced.
 unsafe impl Send for LevelZeroDevice {}
-// SAFETY: as above.
+// SAFETY: the handles are only passed on, and not dereferenced.
 unsafe impl Sync for LevelZeroDevice {}
 
 impl Device for LevelZeroDevice {
@@ -155,19 +159,19 @@ impl Device for LevelZeroDevice {
     }
 
     fn cache_line(&self) -> usize {
-        // (Memory of the host is of no device, though one may copy it.)
+        // Host memory belongs to no device.
         Some(self.device)
             .filter(|device| !device.is_null())
             .and(self.provider.cache_line())
             .unwrap_or(CACHE_LINE)
     }
 
-    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
-        if asked.path() != "params.use_import_export_for_IPC" {
+    fn answer(&self, query: &CtlQuery<'_>) -> Outcome<()> {
+        if query.path() != "params.use_import_export_for_IPC" {
             return Err(no_such_path());
         }
         let mut value = self.imports_and_exports.load(Ordering::Relaxed);
-        asked.access_bool(&mut value)?;
+        query.access_bool(&mut value)?;
         self.imports_and_exports.store(value, Ordering::Relaxed);
         Ok(())
     }
@@ -228,14 +232,14 @@ extern "C" fn umfLevelZeroMemoryProviderResidentDeviceChange(
     call("umfLevelZeroMemoryProviderResidentDeviceChange", || {
         let other = Failure::argument("that is no Level Zero provider");
         let known = provider.get()?.device::<LevelZeroDevice>().ok_or(other)?;
-        // The loader follows handles before it checks them.
+        // The loader dereferences handles before it checks them.
         if device.is_null() {
             return Err(Failure::argument("the device is NULL"));
         }
         let changed = known.provider.set_resident_on(ze_device_handle_t(device), is_adding);
         let changed = changed.map_err(|error| match error {
-            // As the original says of whatever a driver answers here.
-            Error::Driver { .. } => Flavour::LevelZero.refused(error).with_code(PROVIDER_SPECIFIC),
+            // The original has this code for each result of the driver here.
+            Error::Driver { .. } => NativeKind::LevelZero.refused(error).with_code(PROVIDER_SPECIFIC),
             error => error.into(),
         })?;
         match (changed, is_adding) {

@@ -2,8 +2,8 @@
 
 mod cuda;
 mod device;
+mod file;
 mod level_zero;
 mod os;
-mod ranges;
 
 pub(crate) use os::{Params, Partition, mode, of_nodes, umfOsMemoryProviderOps};

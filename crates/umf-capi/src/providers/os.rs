@@ -1,4 +1,4 @@
-//! `umf/providers/provider_os_memory.h`: memory of the host.
+//! `umf/providers/provider_os_memory.h`: host memory.
 
 use core::ffi::c_void;
 use std::ffi::{CStr, CString};
@@ -9,10 +9,10 @@ use umf_provider_host::{HostImport, HostProvider, NodeSet, NodeShare, Numa};
 use umf_provider_plugin::table::{State, Table};
 
 use crate::boundary::{Code, Failure, Handle, List, Out, Outcome, Text, call, settings_functions};
-use crate::last_error::Flavour;
-use crate::provider::{Counted, Protection, Start, short_name, start, table};
+use crate::last_error::NativeKind;
+use crate::provider::{InstrumentedProvider, NativeParts, Protection, short_name, start, table};
 
-/// The settings of a provider to be.
+/// The settings of a provider to be created.
 #[derive(Clone)]
 pub(crate) struct Params {
     protection: u32,
@@ -49,7 +49,7 @@ pub(crate) mod mode {
     pub(crate) const LOCAL: u32 = 5;
 }
 
-/// The longest name of shared memory, without its slash.
+/// The longest name of shared memory in bytes, without its slash.
 const LONGEST_NAME: usize = 253;
 
 impl Default for Params {
@@ -67,7 +67,7 @@ impl Default for Params {
     }
 }
 
-/// The settings of a provider of private memory on these nodes.
+/// Returns settings for private memory on these nodes.
 pub(crate) fn of_nodes(nodes: Vec<u32>, mode: u32, part_size: usize, partitions: Vec<Partition>) -> Params {
     Params { nodes, mode, part_size, partitions, ..Params::default() }
 }
@@ -86,7 +86,7 @@ extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
 }
 
 impl Params {
-    fn provider(&self) -> Outcome<Start> {
+    fn provider(&self) -> Outcome<NativeParts> {
         let protection = Protection::new(self.protection)?;
         let visibility = match self.visibility {
             PRIVATE => Visibility::Private,
@@ -101,12 +101,12 @@ impl Params {
                 name.to_str().map_err(|_| Failure::argument("the name of shared memory is not UTF-8"))?;
             host = host.named(format!("/{name}"));
         }
-        // Named memory cannot be sealed. Whoever names memory says that its processes trust each
-        // other.
+        // Named memory cannot be sealed. A program that names memory declares that its processes
+        // trust each other.
         let import =
             named.map(|_| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
-        let counted = Counted::new(host.build()?, Flavour::Os, protection);
-        Ok(Start { counted, name: self.name.clone(), import, device: None })
+        let counted = InstrumentedProvider::new(host.build()?, NativeKind::Os, protection);
+        Ok(NativeParts { counted, name: self.name.clone(), import, device: None })
     }
 
     fn numa(&self) -> Outcome<Numa> {
@@ -145,7 +145,7 @@ impl Params {
         }
     }
 
-    /// What part of the memory each node has: as the partitions say, otherwise the same.
+    /// Returns the share of each node: as set by partitions, otherwise equal.
     fn shares(&self) -> Outcome<Vec<NodeShare>> {
         if self.partitions.is_empty() {
             return Ok(self.nodes.iter().map(|&node| NodeShare { node, weight: 1 }).collect());

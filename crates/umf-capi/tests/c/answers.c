@@ -33,7 +33,7 @@ P(umfGetCurrentVersion());
     P(umfLevelZeroMemoryProviderParamsSetName(lz,"x"));
   umf_memory_provider_handle_t lzp=0;
     P(umfMemoryProviderCreate(umfLevelZeroMemoryProviderOps(), lz, &lzp));
-    /* A context of nobody: the loader is not even there. */
+    /* An invalid context: the loader is not loaded. */
     P(umfLevelZeroMemoryProviderParamsSetContext(lz,(ze_context_handle_t)&lz));
     P(umfLevelZeroMemoryProviderParamsSetMemoryType(lz,UMF_MEMORY_TYPE_HOST));
     P(umfMemoryProviderCreate(umfLevelZeroMemoryProviderOps(), lz, &lzp) == UMF_RESULT_ERROR_DEPENDENCY_UNAVAILABLE);

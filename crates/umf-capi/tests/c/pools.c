@@ -320,7 +320,7 @@ static void scalable(void) {
     P(umfMemoryProviderDestroy(provider));
 }
 
-/* A provider of the program's own, of memory that nobody but the program knows to be the host's. */
+/* A provider of the program. Only the program knows that its memory is host memory. */
 static umf_result_t own_start(const void *params, void **state) {
     (void)params;
     *state = NULL;

@@ -11,13 +11,13 @@
 #include <umf/pools/pool_proxy.h>
 #include <unistd.h>
 
-static const char *who = "parent";
+static const char *side = "parent";
 
 #define CHECK(x)                                                                                                       \
     do {                                                                                                               \
         int result = (x);                                                                                              \
         if (result) {                                                                                                  \
-            printf("%s: %s: %d\n", who, #x, result);                                                                   \
+            printf("%s: %s: %d\n", side, #x, result);                                                                   \
             exit(1);                                                                                                   \
         }                                                                                                              \
     } while (0)
@@ -50,13 +50,13 @@ static umf_memory_pool_handle_t pool_over(umf_memory_provider_handle_t provider,
 
 static void all(int ok) {
     if (!ok) {
-        printf("%s: a pipe broke\n", who);
+        printf("%s: a pipe broke\n", side);
         exit(1);
     }
 }
 
 static int child(const sides_t *sides, const char *memory, const char *kind, int in, int out) {
-    who = "child";
+    side = "child";
     umf_memory_pool_handle_t pool = sides->make(memory, kind);
     umf_ipc_handler_handle_t handler;
     CHECK(umfPoolGetIPCHandler(pool, &handler));

@@ -1,4 +1,5 @@
-//! Memory of devices, over the drivers in software: with the original beside it, both say the same.
+//! Device memory over the software drivers. If the original library is available, both must answer
+//! alike.
 
 use std::path::PathBuf;
 
@@ -7,21 +8,22 @@ use umf_provider_level_zero::sys::Api;
 use crate::installed::installed;
 use crate::programs::{With, alone_with, both_with, has};
 
-/// A driver in software, which cargo built beside this test.
+/// Returns a software driver that cargo built beside this test.
 fn beside(name: &str) -> PathBuf {
     let path = std::env::current_exe().unwrap().with_file_name(name);
     assert!(path.exists(), "{} is not there", path.display());
     path
 }
 
-/// A program of Level Zero's; `None`, and one line that says why, where there is no loader.
+/// Returns the environment of a Level Zero program. Prints a skip line and returns `None` without a
+/// loader.
 fn level_zero(test: &str, handles: &'static str) -> Option<With> {
     let include = std::env::var_os("TESTS_ZE_INCLUDE").map_or("/usr/include".into(), PathBuf::from);
     if !include.join("level_zero/ze_api.h").exists() {
         println!("umf-skip: {test}: no header of Level Zero (Debian: apt-get install libze-dev)");
         return None;
     }
-    // SAFETY: the system's loader.
+    // SAFETY: loads the system's loader.
     if let Err(error) = unsafe { Api::load() } {
         println!("umf-skip: {test}: {error}");
         return None;
@@ -36,7 +38,7 @@ fn level_zero(test: &str, handles: &'static str) -> Option<With> {
     })
 }
 
-/// A program of CUDA's: `libcuda.so.1` is the driver in software.
+/// Returns the environment of a CUDA program, with the software driver as `libcuda.so.1`.
 fn cuda(test: &str) -> Option<With> {
     let folder = installed(test)?.prefix.join("drivers");
     std::fs::create_dir_all(&folder).unwrap();
@@ -70,9 +72,9 @@ fn answers(test: &str, with: &With) {
     ] {
         has(&lines, line);
     }
-    // Whatever fails, the provider is the program's.
+    // Each failure names the program's provider.
     assert!(!lines.iter().any(|line| line == "better: failed == p = 0"), "{lines:#?}");
-    // Nothing is ever left in the driver.
+    // The driver has no allocations left.
     let left: Vec<_> = lines.iter().filter(|line| line.contains("driver_count(\"allocations\")")).collect();
     assert!(left.len() == 9 && left.iter().all(|line| line.ends_with(" = 0")), "{left:#?}");
 }
@@ -84,7 +86,8 @@ fn level_zero_answers_as_the_original_does() {
     answers(test, &with);
 }
 
-/// The loader then wraps what drivers give, and memory of the host says of no driver that it is its.
+/// With two drivers the loader wraps their handles, and no driver recognises host memory as its
+/// own.
 #[test]
 fn level_zero_answers_with_two_drivers() {
     let test = "level_zero_answers_with_two_drivers";
@@ -104,7 +107,7 @@ fn cuda_answers_as_the_original_does() {
     answers(test, &with);
 }
 
-/// Drivers are the program's: none is loaded that the program has not loaded itself.
+/// Only a driver that the program has loaded is used.
 #[test]
 fn without_a_driver_there_is_no_provider() {
     let test = "without_a_driver_there_is_no_provider";
@@ -159,7 +162,7 @@ fn threads_and_forked_children_use_devices() {
         let Some(lines) = alone_with(test, "devices", &["threads"], &with) else { return };
         assert_eq!(lines, ["wrong in a thread: 0", "wrong in a thread: 0", "left: 0"]);
         let Some(lines) = alone_with(test, "devices", &["forked"], &with) else { return };
-        // Nothing of the parent's driver works in the child, and the parent's memory is as it was.
+        // The parent's driver is unusable in the child, and the parent's memory is unchanged.
         assert_eq!(lines, ["child: 1 1 5", "child destroys: 0", "status 0", "left: 0"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What the shared object exports.
+//! Symbols and headers of the shared object.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -10,7 +10,7 @@ use object::read::elf::{
 
 use crate::installed::{compiler, installed};
 
-/// Names and versions as `c/libumf.map` has them.
+/// Returns names and versions from `c/libumf.map`.
 fn listed() -> BTreeMap<String, String> {
     let map = include_str!("../../c/libumf.map");
     let mut names = BTreeMap::new();
@@ -25,7 +25,7 @@ fn listed() -> BTreeMap<String, String> {
     names
 }
 
-/// Names and versions of what is defined in a shared object's dynamic symbols, and its soname.
+/// Returns names and versions of the dynamic symbols of a shared object, and its soname.
 fn exported(bytes: &[u8]) -> (BTreeMap<String, String>, Option<String>) {
     let file = ElfFile64::<object::Endianness>::parse(bytes).unwrap();
     let endian = file.endian();
@@ -36,7 +36,7 @@ fn exported(bytes: &[u8]) -> (BTreeMap<String, String>, Option<String>) {
     let mut names = BTreeMap::new();
     for (index, symbol) in symbols.enumerate() {
         let is_there = symbol.st_shndx(endian) != elf::SHN_UNDEF && symbol.st_bind() != elf::STB_LOCAL;
-        // The versions themselves are absolute symbols.
+        // The version nodes are absolute symbols.
         if !is_there || symbol.st_shndx(endian) == elf::SHN_ABS {
             continue;
         }
@@ -73,8 +73,8 @@ fn it_exports_the_146_functions_and_nothing_else() {
     assert!(has(b"UMF_IPC_EXCHANGE") && !has(b"UMF_FAILPOINTS"), "the feature failpoints is on");
 }
 
-/// A library that is opened once a program runs shares, with all others, the room that the C library keeps for their thread-local
-/// storage: in glibc about 1600 bytes.
+/// A library that is loaded at run time shares glibc's static TLS surplus, about 1600 bytes, with
+/// all other such libraries.
 #[test]
 fn it_can_be_opened_once_a_program_runs() {
     let Some(installed) = installed("it_can_be_opened_once_a_program_runs") else { return };
@@ -84,7 +84,7 @@ fn it_can_be_opened_once_a_program_runs() {
     let storage = file.elf_program_headers().iter().filter(|header| header.p_type(endian) == elf::PT_TLS);
     let storage: u64 = storage.map(|header| header.p_memsz(endian)).sum();
     assert!(storage > 0 && storage <= 800, "{storage} bytes of thread-local storage");
-    // SAFETY: the library as others open it, whose initialisers only register handlers; it stays loaded.
+    // SAFETY: loads the library as a program does. Its initialisers only register handlers.
     unsafe { libloading::Library::new(installed.library()) }.unwrap();
 }
 
@@ -97,7 +97,7 @@ fn the_peer_exports_the_same() {
     assert_eq!(exported(&std::fs::read(peer).unwrap()).0, listed());
 }
 
-/// Each function of the list stands in a header, and each header can be compiled alone, as C and with all others.
+/// A header declares each exported function. Each header compiles on its own as C.
 #[test]
 fn the_headers_declare_what_is_exported() {
     let Some(installed) = installed("the_headers_declare_what_is_exported") else { return };

@@ -1,10 +1,10 @@
-//! The library, installed once for all tests.
+//! Installs the library once for all tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where things are.
+/// An installed library.
 pub struct Installed {
     pub prefix: PathBuf,
 }
@@ -14,7 +14,7 @@ impl Installed {
         self.prefix.join("lib/libumf.so.1")
     }
 
-    /// The headers to compile against: the original's if they are named.
+    /// Returns the headers to compile against: those of `UMF_PEER_HEADERS`, if set.
     pub fn headers(&self) -> PathBuf {
         std::env::var_os("UMF_PEER_HEADERS").map_or_else(|| self.prefix.join("include"), PathBuf::from)
     }
@@ -24,7 +24,7 @@ pub fn compiler() -> String {
     std::env::var("CC").unwrap_or_else(|_| "cc".to_owned())
 }
 
-/// The installed library; `None`, and one line that says why, where there is no C compiler.
+/// Returns the installed library. Prints a skip line and returns `None` without a C compiler.
 pub fn installed(test: &str) -> Option<&'static Installed> {
     static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {

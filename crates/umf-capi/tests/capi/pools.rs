@@ -1,11 +1,11 @@
-//! Pools for all sizes of memory of the host.
+//! Pools over host memory, for all sizes.
 
 use crate::installed::installed;
 use crate::programs::{With, alone_with, both_with, has};
 
-/// Whether oneTBB's allocator is there; one line says if not.
+/// Returns whether oneTBB's allocator is installed. Prints a skip line if not.
 fn has_tbb(test: &str) -> bool {
-    // SAFETY: the system's library, whose initialisers allocate.
+    // SAFETY: loads a system library.
     let found = unsafe { libloading::Library::new("libtbbmalloc.so.2") };
     if let Err(error) = &found {
         println!("umf-skip: {test}: {error} (Debian: apt-get install libtbbmalloc2)");
@@ -26,7 +26,7 @@ fn check(lines: &[String]) {
         "better: umfPoolMallocUsableSize(pool, foreign, &size) = 3",
         "again >= memory && again < memory + sizeof memory = 1",
         "left = 0",
-        // In the child of a fork: of private memory, and of memory that is the parent's, too.
+        // In a forked child: over private memory, and over memory shared with the parent.
         "better: own != NULL = 1",
         "better: own != NULL = 0",
         "shared",
@@ -64,7 +64,7 @@ fn the_jemalloc_pool_is_there() {
     );
 }
 
-/// No library at all, and one that is something else.
+/// With an empty library, and with another library under this name.
 #[test]
 fn without_its_library_there_is_no_scalable_pool() {
     let test = "without_its_library_there_is_no_scalable_pool";

@@ -1,4 +1,4 @@
-//! `libumf_proxy.so`, which is installed beside.
+//! `libumf_proxy.so`, which is installed beside the library.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -24,7 +24,7 @@ const NAMES: [&str; 15] = [
     "pvalloc",
     "realloc",
     "reallocarray",
-    // Of which libumf.so.1 learns of the heap.
+    // The table of the heap for libumf.so.1.
     "umf_proxy_heap_1",
     "valloc",
 ];
@@ -42,7 +42,7 @@ fn it_exports_what_it_replaces() {
     assert_eq!(names, BTreeSet::from(NAMES));
 }
 
-/// It has given blocks away, and libumf.so.1 knows where its heap is.
+/// The library owns live blocks, and libumf.so.1 keeps the address of its heap.
 #[test]
 fn it_is_never_unloaded() {
     let Some(installed) = installed("it_is_never_unloaded") else { return };
@@ -56,7 +56,7 @@ fn it_is_never_unloaded() {
     assert_eq!(flags.map(|flags| flags.d_val(endian) & never), Some(never));
 }
 
-/// Two copies of umf in one process, one of which is the other's allocator.
+/// Two copies of umf in one process, of which one is the allocator of the other.
 #[test]
 fn a_program_with_the_library_runs_with_it() {
     let Some(installed) = installed("a_program_with_the_library_runs_with_it") else { return };
@@ -81,7 +81,7 @@ fn a_program_with_the_library_runs_with_it() {
     }
 }
 
-/// What `malloc` gives is memory of a pool, and other processes open it where it is shared.
+/// Blocks of `malloc` belong to a pool, and other processes can open them if they are shared.
 #[test]
 fn its_memory_is_known_to_the_library() {
     let Some(installed) = installed("its_memory_is_known_to_the_library") else { return };

@@ -1,4 +1,4 @@
-//! C programs, with this library and with the original.
+//! Compiles and runs C programs, with this library and with the original.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::installed::{Installed, compiler, installed};
 
-/// What a program is compiled and run with beside the rest.
+/// Additional inputs of a program.
 #[derive(Default)]
 pub struct With {
-    /// For the compiler.
+    /// Flags of the compiler.
     pub flags: Vec<OsString>,
-    /// Where libraries are found first.
+    /// A folder at the start of the library path.
     pub libraries: Option<PathBuf>,
     pub variables: Vec<(&'static str, OsString)>,
 }
@@ -33,7 +33,7 @@ pub fn compile(installed: &Installed, name: &str, with: &With) -> PathBuf {
     program
 }
 
-/// Runs a program with a library, and ends it if it does not end.
+/// Runs a program with a library, and kills it after a minute.
 fn run(program: &Path, library: &Path, arguments: &[&str], with: &With) -> Output {
     let file = program.with_extension("memory");
     let mut folders: Vec<_> = with.libraries.iter().cloned().collect();
@@ -67,12 +67,14 @@ pub fn said(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// Runs it with ours, and with the original where that is named: they say the same. Returns what ours says.
+/// Runs a program with this library; and with the original, if named, which must print the same.
+/// Returns the output of this library.
 fn both(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
     both_with(test, name, arguments, &With::default())
 }
 
-/// The same with what a program needs besides. It sees by `UMF_IS_OURS` whether the library is ours.
+/// As [`both`], with additional inputs. `UMF_IS_OURS` tells the program that it runs with this
+/// library.
 pub fn both_with(test: &str, name: &str, arguments: &[&str], with: &With) -> Option<Vec<String>> {
     let installed = installed(test)?;
     let program = compile(installed, name, with);
@@ -106,7 +108,7 @@ fn every_function_answers_as_the_original_does() {
         "umfPoolByPtr(&h2,&h2) = 3",
         "umfCtlGet(\"umf.nope\",&v,sizeof v) = 9",
         "better: umfPoolCalloc(h,1,10)!=0 = 1",
-        // Reading a size_t into 4 bytes would write past them.
+        // Reading a size_t into 4 bytes must not write past them.
         "better: umfCtlGet(\"umf.pool.by_handle.{}.stats.alloc_count\",&v,4,h) = 3",
     ] {
         has(&lines, line);
@@ -138,7 +140,7 @@ fn two_processes_share_memory() {
         [("os", "disjoint"), ("os", "proxy"), ("file", "disjoint"), ("file", "proxy"), ("named", "disjoint")]
     {
         let test = "two_processes_share_memory";
-        // The original takes the name of shared memory away when it is opened, and so opens it once.
+        // The original unlinks the name at the first open, so a second open fails.
         let name = if memory == "named" {
             alone(test, "ipc", &[memory, kind])
         } else {
@@ -162,12 +164,12 @@ fn two_processes_share_memory() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Runs it with ours alone.
+/// Runs a program with this library only.
 fn alone(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
     alone_with(test, name, arguments, &With::default())
 }
 
-/// The same with what a program needs besides.
+/// As [`alone`], with additional inputs.
 pub fn alone_with(test: &str, name: &str, arguments: &[&str], with: &With) -> Option<Vec<String>> {
     let installed = installed(test)?;
     let program = compile(installed, name, with);
@@ -176,7 +178,7 @@ pub fn alone_with(test: &str, name: &str, arguments: &[&str], with: &With) -> Op
     Some(said(&ours))
 }
 
-/// Runs it with ours; it ends well.
+/// Runs a program with this library. It must succeed.
 fn run_ours(installed: &Installed, program: &Path, arguments: &[&str], with: &With) -> Output {
     let mut variables = with.variables.clone();
     variables.push(("UMF_IS_OURS", "1".into()));

@@ -1,4 +1,4 @@
-//! A program with more rights than the user who starts it.
+//! A program with more rights than the user that starts it.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -13,7 +13,7 @@ use crate::programs::{With, compile, has, said};
 const ROOT: u32 = 0;
 const OTHER_USER: u32 = 65534;
 
-/// A folder that other users can enter, which the target folder need not be. Removed when dropped.
+/// A folder that other users can enter, unlike the target folder. Removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -24,8 +24,8 @@ impl Folder {
         Self(path)
     }
 
-    /// Copies a file by another process: a program that this process has open for writing while another
-    /// test starts a process cannot be run (`ETXTBSY`).
+    /// Copies a file by another process. A file that this process has open for writing while
+    /// another test forks cannot be executed (`ETXTBSY`).
     fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let to = self.0.join(name);
         let status = Command::new("cp").arg(from).arg(&to).status().unwrap();
@@ -51,7 +51,7 @@ fn set_user_id_program_reads_no_variable() {
     }
     let folder = Folder::new();
     folder.copy(&installed.library(), "libumf.so.1");
-    // The loader of a set-user-id program ignores LD_LIBRARY_PATH and obeys an absolute run path.
+    // The loader of a set-user-id program ignores LD_LIBRARY_PATH and uses an absolute run path.
     let mut run_path = OsString::from("-Wl,-rpath,");
     run_path.push(&folder.0);
     let compiled = compile(installed, "rights", &With { flags: vec![run_path], ..With::default() });
@@ -77,7 +77,7 @@ fn set_user_id_program_reads_no_variable() {
             .unwrap()
     };
 
-    // Started by root it has no more rights than its user, and each variable creates a file.
+    // Started by root, it has no additional rights, and each variable creates a file.
     let output = start(ROOT);
     assert!(output.status.success(), "{output:?}");
     has(&said(&output), "secure: 0");

@@ -1,5 +1,5 @@
-/* The control tree: nodes separated by dots; {} in a path stands for the next variable argument (a pointer
- * for by_handle, a string for a name, a size_t for an index). docs/capi.md lists the paths. */
+/* The control tree. Dots separate the nodes of a path; {} stands for the next variable argument: a pointer
+ * for by_handle, a string for a name, a size_t for an index. docs/capi.md lists the paths. */
 
 #ifndef UMF_RS_UMF_EXPERIMENTAL_CTL_H
 #define UMF_RS_UMF_EXPERIMENTAL_CTL_H

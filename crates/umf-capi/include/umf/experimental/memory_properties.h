@@ -1,4 +1,4 @@
-/* What is known of memory at an address. */
+/* Properties of the memory at an address. */
 
 #ifndef UMF_RS_UMF_EXPERIMENTAL_MEMORY_PROPERTIES_H
 #define UMF_RS_UMF_EXPERIMENTAL_MEMORY_PROPERTIES_H
@@ -9,10 +9,10 @@
 extern "C" {
 #endif
 
-/* A handle for what is known of the memory at ptr. It is valid until the memory is freed. */
+/* Returns a handle for the properties of the memory at ptr. It is valid until the memory is freed. */
 umf_result_t umfGetMemoryPropertiesHandle(const void *ptr, umf_memory_properties_handle_t *props_handle);
 
-/* Bytes of a property. */
+/* Returns the size of a property in bytes. */
 umf_result_t umfGetMemoryPropertySize(umf_memory_properties_handle_t props_handle,
     umf_memory_property_id_t memory_property_id, size_t *size);
 

@@ -1,4 +1,4 @@
-/* How memory is spread over the nodes of a space. */
+/* Placement of memory on the nodes of a memory space. */
 
 #ifndef UMF_RS_UMF_EXPERIMENTAL_MEMPOLICY_H
 #define UMF_RS_UMF_EXPERIMENTAL_MEMPOLICY_H

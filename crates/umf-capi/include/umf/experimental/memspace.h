@@ -1,4 +1,4 @@
-/* Ordered sets of memory targets (NUMA nodes), and providers of their memory. */
+/* Memory spaces: ordered sets of memory targets (NUMA nodes), and providers of their memory. */
 
 #ifndef UMF_RS_UMF_EXPERIMENTAL_MEMSPACE_H
 #define UMF_RS_UMF_EXPERIMENTAL_MEMSPACE_H
@@ -15,7 +15,7 @@ extern "C" {
 
 typedef struct umf_memspace_t *umf_memspace_handle_t;
 typedef const struct umf_memspace_t *umf_const_memspace_handle_t;
-/* Not supported: make a provider, and a pool over it. */
+/* Not supported: make a provider from the space, and a pool over it. */
 umf_result_t umfPoolCreateFromMemspace(umf_const_memspace_handle_t hMemspace,
     umf_const_mempolicy_handle_t hPolicy, umf_memory_pool_handle_t *hPool);
 
@@ -27,16 +27,16 @@ umf_result_t umfMemspaceCreateFromNumaArray(unsigned *nodeIds, size_t numIds,
 
 umf_result_t umfMemspaceDestroy(umf_memspace_handle_t hMemspace);
 
-/* All NUMA nodes with memory. Not to be destroyed. */
+/* Returns all NUMA nodes with memory. Must not be destroyed. */
 umf_const_memspace_handle_t umfMemspaceHostAllGet(void);
 
-/* The same, the largest first. */
+/* Returns all NUMA nodes with memory, the largest first. Must not be destroyed. */
 umf_const_memspace_handle_t umfMemspaceHighestCapacityGet(void);
 
-/* NULL where bandwidths are not known. */
+/* Returns NULL if bandwidths are not known. */
 umf_const_memspace_handle_t umfMemspaceHighestBandwidthGet(void);
 
-/* NULL where latencies are not known. */
+/* Returns NULL if latencies are not known. */
 umf_const_memspace_handle_t umfMemspaceLowestLatencyGet(void);
 
 umf_result_t umfMemspaceNew(umf_memspace_handle_t *hMemspace);
@@ -56,13 +56,13 @@ umf_result_t umfMemspaceClone(umf_const_memspace_handle_t hMemspace, umf_memspac
 
 typedef int (*umf_memspace_filter_func_t)(umf_const_memspace_handle_t hMemspace,
     umf_const_memtarget_handle_t hMemtarget, void *args);
-/* Keeps the targets with these numbers. */
+/* Keeps the targets with these ids. */
 umf_result_t umfMemspaceFilterById(umf_memspace_handle_t hMemspace, unsigned *ids, size_t size);
 
-/* Keeps targets of at least that many bytes. */
+/* Keeps the targets of at least that many bytes. */
 umf_result_t umfMemspaceFilterByCapacity(umf_memspace_handle_t hMemspace, int64_t size);
 
-/* Keeps the targets for which the filter returns more than 0; less than 0 is a failure. */
+/* Keeps the targets for which the filter returns more than 0. Less than 0 is an error. */
 umf_result_t umfMemspaceUserFilter(umf_memspace_handle_t hMemspace, umf_memspace_filter_func_t filter,
     void *args);
 

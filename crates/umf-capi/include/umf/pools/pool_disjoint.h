@@ -1,4 +1,4 @@
-/* The pool of small and large blocks that touches no memory it manages: fit for that of devices, too. */
+/* The slab pool for small and large blocks. It never accesses the memory that it manages, so it suits devices. */
 
 #ifndef UMF_RS_UMF_POOLS_POOL_DISJOINT_H
 #define UMF_RS_UMF_POOLS_POOL_DISJOINT_H
@@ -43,7 +43,7 @@ umf_result_t umfDisjointPoolParamsSetSharedLimits(umf_disjoint_pool_params_handl
 
 umf_result_t umfDisjointPoolParamsSetName(umf_disjoint_pool_params_handle_t hParams, const char *name);
 
-/* The table of functions of this pool. */
+/* Returns the table of functions of this pool. */
 const umf_memory_pool_ops_t *umfDisjointPoolOps(void);
 
 #ifdef __cplusplus

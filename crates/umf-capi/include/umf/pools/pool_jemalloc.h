@@ -1,4 +1,4 @@
-/* jemalloc over any provider, of memory of devices too: it keeps its records elsewhere. */
+/* jemalloc over any provider, also of device memory: its metadata lies elsewhere. */
 
 #ifndef UMF_RS_UMF_POOLS_POOL_JEMALLOC_H
 #define UMF_RS_UMF_POOLS_POOL_JEMALLOC_H
@@ -16,14 +16,14 @@ umf_result_t umfJemallocPoolParamsCreate(umf_jemalloc_pool_params_handle_t *hPar
 
 umf_result_t umfJemallocPoolParamsDestroy(umf_jemalloc_pool_params_handle_t hParams);
 
-/* How many arenas threads are spread over; 0 is one for each processor, but no more than four. All pools of a process together can have
- * about 4,090: what there is not makes umfPoolCreate fail with UMF_RESULT_ERROR_OUT_OF_RESOURCES. */
+/* Sets the number of arenas; 0 is one per processor, at most four. All pools of a process share about 4,090
+ * arenas. Without enough of them, umfPoolCreate fails with UMF_RESULT_ERROR_OUT_OF_RESOURCES. */
 umf_result_t umfJemallocPoolParamsSetNumArenas(umf_jemalloc_pool_params_handle_t hParams, size_t numArenas);
 
 umf_result_t umfJemallocPoolParamsSetName(umf_jemalloc_pool_params_handle_t hParams, const char *name);
 
-/* The table of functions of this pool; NULL if the library was built without jemalloc, and then the functions above are
- * UMF_RESULT_ERROR_NOT_SUPPORTED. */
+/* Returns the table of functions of this pool. Returns NULL if the library was built without jemalloc; the
+ * functions above then return UMF_RESULT_ERROR_NOT_SUPPORTED. */
 const umf_memory_pool_ops_t *umfJemallocPoolOps(void);
 
 #ifdef __cplusplus

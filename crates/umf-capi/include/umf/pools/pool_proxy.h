@@ -1,4 +1,4 @@
-/* The pool that passes each request to its provider. It takes no parameters. */
+/* The pool that forwards each request to its provider. It has no parameters. */
 
 #ifndef UMF_RS_UMF_POOLS_POOL_PROXY_H
 #define UMF_RS_UMF_POOLS_POOL_PROXY_H
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* The table of functions of this pool. */
+/* Returns the table of functions of this pool. */
 const umf_memory_pool_ops_t *umfProxyPoolOps(void);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* The pool over oneTBB's allocator, which is opened when the first one is made. For memory that the
- * processor can reach. */
+/* The pool over oneTBB's allocator, which is loaded with the first pool. Needs memory that the CPU can
+ * access. */
 
 #ifndef UMF_RS_UMF_POOLS_POOL_SCALABLE_H
 #define UMF_RS_UMF_POOLS_POOL_SCALABLE_H
@@ -26,7 +26,7 @@ umf_result_t umfScalablePoolParamsSetKeepAllMemory(umf_scalable_pool_params_hand
 
 umf_result_t umfScalablePoolParamsSetName(umf_scalable_pool_params_handle_t hParams, const char *name);
 
-/* The table of functions of this pool. */
+/* Returns the table of functions of this pool. */
 const umf_memory_pool_ops_t *umfScalablePoolOps(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* Memory of CUDA devices, in a context of the program's. The driver is the one that the program has loaded; without it settings are
- * UMF_RESULT_ERROR_DEPENDENCY_UNAVAILABLE. They begin with the current context and its device. The context stays until the provider
- * is destroyed. */
+/* Memory of CUDA devices, in a context of the program. Uses the driver that the program has loaded; without
+ * one, settings fail with UMF_RESULT_ERROR_DEPENDENCY_UNAVAILABLE. Settings begin with the current context and its
+ * device. The context must outlive the provider. */
 
 #ifndef UMF_RS_UMF_PROVIDERS_PROVIDER_CUDA_H
 #define UMF_RS_UMF_PROVIDERS_PROVIDER_CUDA_H
@@ -26,7 +26,7 @@ umf_result_t umfCUDAMemoryProviderParamsSetDevice(umf_cuda_memory_provider_param
 umf_result_t umfCUDAMemoryProviderParamsSetMemoryType(umf_cuda_memory_provider_params_handle_t hParams,
     umf_usm_memory_type_t memoryType);
 
-/* For host memory CU_MEMHOSTALLOC_*, for shared memory CU_MEM_ATTACH_* (0 is CU_MEM_ATTACH_GLOBAL). */
+/* Sets CU_MEMHOSTALLOC_* for host memory, or CU_MEM_ATTACH_* for shared memory (0 is CU_MEM_ATTACH_GLOBAL). */
 umf_result_t umfCUDAMemoryProviderParamsSetAllocFlags(umf_cuda_memory_provider_params_handle_t hParams,
     unsigned int flags);
 

@@ -1,4 +1,4 @@
-/* Memory of a device of persistent or other special memory (/dev/daxX.Y). */
+/* Memory of a DAX device (/dev/daxX.Y). */
 
 #ifndef UMF_RS_UMF_PROVIDERS_PROVIDER_DEVDAX_MEMORY_H
 #define UMF_RS_UMF_PROVIDERS_PROVIDER_DEVDAX_MEMORY_H

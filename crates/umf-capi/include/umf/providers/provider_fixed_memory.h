@@ -1,4 +1,4 @@
-/* Memory that the program has already. */
+/* Memory that the program has allocated. */
 
 #ifndef UMF_RS_UMF_PROVIDERS_PROVIDER_FIXED_MEMORY_H
 #define UMF_RS_UMF_PROVIDERS_PROVIDER_FIXED_MEMORY_H

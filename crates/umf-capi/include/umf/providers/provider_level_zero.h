@@ -1,5 +1,5 @@
-/* Memory of Level Zero devices, in a context of the program's. The loader is the one that the program has loaded; without it
- * providers are UMF_RESULT_ERROR_DEPENDENCY_UNAVAILABLE. Context and devices stay until the provider is destroyed. */
+/* Memory of Level Zero devices, in a context of the program. Uses the loader that the program has loaded; without
+ * one, providers fail with UMF_RESULT_ERROR_DEPENDENCY_UNAVAILABLE. Context and devices must outlive the provider. */
 
 #ifndef UMF_RS_UMF_PROVIDERS_PROVIDER_LEVEL_ZERO_H
 #define UMF_RS_UMF_PROVIDERS_PROVIDER_LEVEL_ZERO_H
@@ -46,8 +46,8 @@ umf_result_t umfLevelZeroMemoryProviderParamsSetDeviceOrdinal(umf_level_zero_mem
 umf_result_t umfLevelZeroMemoryProviderParamsSetName(umf_level_zero_memory_provider_params_handle_t hParams,
     const char *name);
 
-/* Makes all memory of the provider resident on one more device, or one less: what is there, and what comes. After an error all is
- * as it was. */
+/* Adds or removes a device on which all memory of the provider is resident, both existing and later memory.
+ * An error has no effect. */
 umf_result_t umfLevelZeroMemoryProviderResidentDeviceChange(umf_memory_provider_handle_t provider,
     ze_device_handle_t device, bool is_adding);
 

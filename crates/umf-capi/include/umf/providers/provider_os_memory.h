@@ -1,4 +1,4 @@
-/* Memory of the host: private or shared, on chosen NUMA nodes. */
+/* Host memory: private or shared, on chosen NUMA nodes. */
 
 #ifndef UMF_RS_UMF_PROVIDERS_PROVIDER_OS_MEMORY_H
 #define UMF_RS_UMF_PROVIDERS_PROVIDER_OS_MEMORY_H
@@ -37,7 +37,7 @@ umf_result_t umfOsMemoryProviderParamsSetProtection(umf_os_memory_provider_param
 umf_result_t umfOsMemoryProviderParamsSetVisibility(umf_os_memory_provider_params_handle_t hParams,
     umf_memory_visibility_t visibility);
 
-/* A name for shared memory, without a slash; NULL for none. */
+/* Sets the name of shared memory, without a slash; NULL for none. */
 umf_result_t umfOsMemoryProviderParamsSetShmName(umf_os_memory_provider_params_handle_t hParams,
     const char *shm_name);
 

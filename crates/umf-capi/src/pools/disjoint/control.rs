@@ -1,49 +1,49 @@
-//! What the control tree has below a disjoint pool.
+//! The control tree below a disjoint pool.
 
 use core::sync::atomic::Ordering;
 
 use umf_core::{Inspect as _, Pool as _};
 
-use super::counts::Count;
-use super::{Disjoint, Made, checked_bucket};
+use super::counts::BucketCounters;
+use super::{BuiltPool, Disjoint, checked_bucket};
 use crate::boundary::{Failure, Outcome};
-use crate::ctl::{Answers, Asked, Query, Value, no_such_path};
+use crate::ctl::{CtlAccess, CtlQuery, CtlTree, Value, no_such_path};
 
-impl Answers for Disjoint {
-    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
-        let (branch, rest) = asked.path().split_once('.').unwrap_or((asked.path(), ""));
+impl CtlTree for Disjoint {
+    fn answer(&self, query: &CtlQuery<'_>) -> Outcome<()> {
+        let (branch, rest) = query.path().split_once('.').unwrap_or((query.path(), ""));
         match branch {
-            "post_initialize" if asked.runs() => self.made().map(|_| ()),
-            "params" => setting(self, asked, rest),
-            "stats" => statistic(self.made()?, &asked.below(rest)),
-            "buckets" => bucket(self.made()?, &asked.below(rest)),
+            "post_initialize" if query.runs() => self.made().map(|_| ()),
+            "params" => setting(self, query, rest),
+            "stats" => statistic(self.made()?, &query.below(rest)),
+            "buckets" => bucket(self.made()?, &query.below(rest)),
             _ => Err(no_such_path()),
         }
     }
 }
 
-fn setting(disjoint: &Disjoint, asked: &Asked<'_>, name: &str) -> Outcome<()> {
-    if asked.query() == Query::Write {
+fn setting(disjoint: &Disjoint, query: &CtlQuery<'_>, name: &str) -> Outcome<()> {
+    if query.access() == CtlAccess::Write {
         return match name {
             "slab_min_size" => {
-                asked.new_size().and_then(|size| disjoint.change(|params| params.slab_min_size = size))
+                query.new_size().and_then(|size| disjoint.change(|params| params.slab_min_size = size))
             }
             "max_poolable_size" => {
-                asked.new_size().and_then(|size| disjoint.change(|params| params.max_poolable_size = size))
+                query.new_size().and_then(|size| disjoint.change(|params| params.max_poolable_size = size))
             }
             "capacity" => {
-                asked.new_size().and_then(|slabs| disjoint.change(|params| params.capacity = slabs))
+                query.new_size().and_then(|slabs| disjoint.change(|params| params.capacity = slabs))
             }
             "min_bucket_size" => {
-                let size = checked_bucket(asked.new_size()?)?;
+                let size = checked_bucket(query.new_size()?)?;
                 disjoint.change(|params| params.min_bucket_size = Some(size))
             }
-            "pool_trace" => asked.new_int().and_then(|level| disjoint.change(|params| params.trace = level)),
+            "pool_trace" => query.new_int().and_then(|level| disjoint.change(|params| params.trace = level)),
             _ => Err(no_such_path()),
         };
     }
     let params = &disjoint.made()?.params;
-    asked.read_only(match name {
+    query.read_only(match name {
         "slab_min_size" => Value::Size(params.slab_min_size),
         "max_poolable_size" => Value::Size(params.max_poolable_size),
         "capacity" => Value::Size(params.capacity),
@@ -57,17 +57,17 @@ fn size(value: u64) -> Value<'static> {
     Value::Size(usize::try_from(value).unwrap_or(usize::MAX))
 }
 
-fn statistic(made: &Made, asked: &Asked<'_>) -> Outcome<()> {
-    match asked.path() {
-        "used_memory" => asked.read_only(size(made.slab.statistics().live_bytes)),
-        "reserved_memory" => asked.read_only(size(made.slab.statistics().reserved_bytes)),
+fn statistic(made: &BuiltPool, query: &CtlQuery<'_>) -> Outcome<()> {
+    match query.path() {
+        "used_memory" => query.read_only(size(made.slab.statistics().live_bytes)),
+        "reserved_memory" => query.read_only(size(made.slab.statistics().reserved_bytes)),
         counter => {
             let counted = Counter::named(counter).ok_or(no_such_path())?;
             let counts = made.counts.as_ref().filter(|_| counted.is_counted_at(made.params.trace));
             let counts = counts.ok_or(UNTRACED)?;
             let sum =
                 counts.all().iter().enumerate().map(|(bucket, count)| counted.of(made, bucket, count)).sum();
-            asked.read_only(size(sum))
+            query.read_only(size(sum))
         }
     }
 }
@@ -75,11 +75,11 @@ fn statistic(made: &Made, asked: &Asked<'_>) -> Outcome<()> {
 const UNTRACED: Failure =
     Failure::unsupported("that is counted in pools with a trace level: 1 for slabs, 2 for blocks");
 
-fn bucket(made: &Made, asked: &Asked<'_>) -> Outcome<()> {
-    if asked.path() == "count" {
-        return asked.read_only(Value::Size(made.sizes.len()));
+fn bucket(made: &BuiltPool, query: &CtlQuery<'_>) -> Outcome<()> {
+    if query.path() == "count" {
+        return query.read_only(Value::Size(made.sizes.len()));
     }
-    let (index, below) = asked.index()?.ok_or(no_such_path())?;
+    let (index, below) = query.index()?.ok_or(no_such_path())?;
     let none = Failure::argument("the pool does not have as many buckets");
     let block = *made.sizes.get(index).ok_or(none.clone())?;
     match below.path().split_once('.') {
@@ -94,7 +94,7 @@ fn bucket(made: &Made, asked: &Asked<'_>) -> Outcome<()> {
     }
 }
 
-/// What is counted.
+/// A counter of a traced pool.
 #[derive(Clone, Copy, PartialEq)]
 enum Counter {
     Allocations,
@@ -127,11 +127,11 @@ impl Counter {
         }
     }
 
-    /// Slabs are counted as those that the blocks fill: the slab pool cuts them out of regions as
-    /// it goes.
-    fn of(self, made: &Made, bucket: usize, count: &Count) -> u64 {
+    /// Returns the counter's value. Slabs are computed from blocks: the slab pool suballocates
+    /// regions on demand.
+    fn of(self, made: &BuiltPool, bucket: usize, count: &BucketCounters) -> u64 {
         let Some(&block) = made.sizes.get(bucket) else {
-            // Larger than any bucket: no slabs.
+            // Blocks larger than all buckets have no slabs.
             return match self {
                 Self::Allocations => count.allocations.load(Ordering::Relaxed),
                 Self::Frees => count.frees.load(Ordering::Relaxed),
@@ -154,8 +154,8 @@ impl Counter {
         }
     }
 
-    /// Free blocks of a size that the pool keeps.
-    fn cached(made: &Made, block: usize) -> u64 {
+    /// Returns the number of cached blocks of a size.
+    fn cached(made: &BuiltPool, block: usize) -> u64 {
         let totals = made.slab.map().map(|map| map.totals()).unwrap_or_default();
         totals.sizes.iter().filter(|size| size.block_size == block as u64).map(|size| size.cached).sum()
     }

@@ -1,5 +1,5 @@
-//! [`Counts`]: what a traced pool counts per size of block; and [`Limits`], what several pools
-//! keep.
+//! [`TraceCounters`]: the counters of a traced pool per block size; and [`SharedLimits`], a limit on the cached
+//! memory of several pools.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use umf_core::Pool as _;
 use umf_pool_slab::SlabPool;
 
-/// The sizes of blocks that a slab pool has, smallest first: `smallest` (a power of two) to at
-/// least `largest`.
-///
-/// Eight of each doubling, as the slab pool's text says.
+/// Returns the block sizes of a slab pool in ascending order, from `smallest` (a power of two) to
+/// at least `largest`. There are eight per doubling, as in the slab pool.
 pub(super) fn sizes(smallest: usize, largest: usize) -> Vec<usize> {
     let mut sizes = Vec::new();
     let (mut size, mut step) = (0, smallest);
@@ -24,62 +22,62 @@ pub(super) fn sizes(smallest: usize, largest: usize) -> Vec<usize> {
     sizes
 }
 
-/// Of one size.
+/// The counters of one block size.
 #[derive(Default)]
-pub(super) struct Count {
+pub(super) struct BucketCounters {
     pub(super) allocations: AtomicU64,
-    /// Those for which the provider was not asked.
+    /// Allocations that did not allocate from the provider.
     pub(super) from_pool: AtomicU64,
     pub(super) frees: AtomicU64,
     pub(super) most_in_use: AtomicU64,
     pub(super) most_in_pool: AtomicU64,
 }
 
-impl Count {
+impl BucketCounters {
     pub(super) fn live(&self) -> u64 {
         self.allocations.load(Ordering::Relaxed).saturating_sub(self.frees.load(Ordering::Relaxed))
     }
 }
 
-/// Of all sizes; the last is for what is larger than any.
-pub(super) struct Counts {
-    all: Box<[Count]>,
+/// The counters of all block sizes; the last is for larger blocks.
+pub(super) struct TraceCounters {
+    all: Box<[BucketCounters]>,
 }
 
-impl Counts {
+impl TraceCounters {
     pub(super) fn new(sizes: &[usize]) -> Self {
-        Self { all: (0..=sizes.len()).map(|_| Count::default()).collect() }
+        Self { all: (0..=sizes.len()).map(|_| BucketCounters::default()).collect() }
     }
 
-    /// Of the blocks that hold `size` bytes.
-    pub(super) fn of(&self, sizes: &[usize], size: usize) -> &Count {
+    /// Returns the counters of the blocks that hold `size` bytes.
+    pub(super) fn of(&self, sizes: &[usize], size: usize) -> &BucketCounters {
         let bucket = sizes.partition_point(|&block| block < size);
         &self.all[bucket.min(self.all.len() - 1)]
     }
 
-    pub(super) fn bucket(&self, bucket: usize) -> Option<&Count> {
+    pub(super) fn bucket(&self, bucket: usize) -> Option<&BucketCounters> {
         self.all.get(bucket)
     }
 
-    pub(super) fn all(&self) -> &[Count] {
+    pub(super) fn all(&self) -> &[BucketCounters] {
         &self.all
     }
 }
 
-/// Looking costs a sum over all threads: done after so many frees of small blocks, and after each
-/// large one.
+/// Number of small frees between two checks: a check sums over all threads. Each large free is
+/// checked.
 const FREES: u32 = 256;
 const LARGE: usize = 64 << 10;
 
-/// How much free memory several pools may keep together. It bounds what is kept free, not what is
-/// allocated: past it, what is freed goes back to the provider.
-pub(crate) struct Limits {
+/// A limit on the free memory that several pools keep together. Freed memory above it returns to
+/// the providers. It does not limit allocation.
+pub(crate) struct SharedLimits {
     most: usize,
     pools: Mutex<Vec<Weak<SlabPool>>>,
     frees: AtomicU32,
 }
 
-impl Limits {
+impl SharedLimits {
     pub(super) const fn new(most: usize) -> Self {
         Self { most, pools: Mutex::new(Vec::new()), frees: AtomicU32::new(0) }
     }
@@ -90,7 +88,7 @@ impl Limits {
         pools.push(Arc::downgrade(pool));
     }
 
-    /// A block was freed: gives back what is too much, now and then.
+    /// Records a free of `size` bytes. Enforces the limit after some of them.
     pub(super) fn freed(&self, size: usize) {
         let frees = self.frees.fetch_add(1, Ordering::Relaxed);
         if size >= LARGE || frees.is_multiple_of(FREES) {
@@ -98,7 +96,7 @@ impl Limits {
         }
     }
 
-    /// Gives back what is kept above the limit.
+    /// Trims the pools until they keep no more than the limit.
     pub(super) fn enforce(&self) {
         let pools: Vec<_> = {
             let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +111,7 @@ impl Limits {
                 return;
             }
             let keep = kept(&pool).saturating_sub(excess);
-            // What cannot be given back stays; another pool may have more.
+            // What cannot be freed stays; another pool may have more.
             let went = pool.trim(keep).unwrap_or(0);
             excess = excess.saturating_sub(went);
         }
@@ -135,7 +133,7 @@ mod tests {
     #[test]
     fn a_size_is_counted_where_it_fits() {
         let sizes = sizes(64, 1024);
-        let counts = Counts::new(&sizes);
+        let counts = TraceCounters::new(&sizes);
         counts.of(&sizes, 65).allocations.fetch_add(1, Ordering::Relaxed);
         counts.of(&sizes, 1 << 20).frees.fetch_add(1, Ordering::Relaxed);
         assert_eq!(counts.bucket(1).unwrap().live(), 1);

@@ -1,4 +1,4 @@
-//! `umf/pools/pool_disjoint.h`: the slab pool.
+//! `umf/pools/pool_disjoint.h`: the slab pool behind the C interface.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::Ordering;
@@ -20,18 +20,18 @@ use crate::provider::{Provider, short_name};
 mod control;
 mod counts;
 
-use counts::{Counts, Limits, sizes};
+use counts::{SharedLimits, TraceCounters, sizes};
 
-/// The settings of a pool to be.
+/// The settings of a pool to be created.
 #[derive(Clone)]
 struct Params {
     slab_min_size: usize,
     max_poolable_size: usize,
     capacity: usize,
-    /// `None`: the provider's cache line.
+    /// Smallest block; `None` is the provider's cache line.
     min_bucket_size: Option<usize>,
     trace: i32,
-    limits: Option<Arc<Limits>>,
+    limits: Option<Arc<SharedLimits>>,
     name: CString,
 }
 
@@ -61,20 +61,20 @@ settings_functions! {
         params.min_bucket_size = Some(checked_bucket(size)?);
     }
     fn umfDisjointPoolParamsSetTrace(params, level: i32) { params.trace = level; }
-    fn umfDisjointPoolParamsSetSharedLimits(params, limits: Handle<Arc<Limits>>) {
+    fn umfDisjointPoolParamsSetSharedLimits(params, limits: Handle<Arc<SharedLimits>>) {
         params.limits = if limits.is_null() { None } else { Some(Arc::clone(limits.get()?)) };
     }
     fn umfDisjointPoolParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
-// Pools that have limits keep them.
+// Pools hold a reference to their shared limits.
 settings_functions! {
-    Arc<Limits>;
-    create fn umfDisjointPoolSharedLimitsCreate(most: usize) { Arc::new(Limits::new(most)) }
+    Arc<SharedLimits>;
+    create fn umfDisjointPoolSharedLimitsCreate(most: usize) { Arc::new(SharedLimits::new(most)) }
     destroy fn umfDisjointPoolSharedLimitsDestroy;
 }
 
-/// The smallest block is a power of two.
+/// Checks that the smallest block is a power of two.
 fn checked_bucket(size: usize) -> Outcome<usize> {
     if size.is_power_of_two() {
         Ok(size)
@@ -83,38 +83,38 @@ fn checked_bucket(size: usize) -> Outcome<usize> {
     }
 }
 
-/// The state. The slab pool is made when its settings are certain: after the defaults of the
-/// control tree were written.
+/// The state of a disjoint pool. The slab pool is created once its settings are final: after the
+/// defaults of the control tree are applied.
 pub(crate) struct Disjoint {
     params: Lock<Params>,
     name: CString,
     core: Arc<dyn umf_core::Provider>,
     cache_line: usize,
-    /// The handle whose memory is tracked as this pool's.
+    /// The pool handle that owns the memory.
     handle: Option<*mut Pool>,
-    made: OnceLock<Made>,
+    made: OnceLock<BuiltPool>,
 }
 
-// SAFETY: the handle is only compared and handed out.
+// SAFETY: the handle is only compared and passed on.
 unsafe impl Send for Disjoint {}
-// SAFETY: as above.
+// SAFETY: the handle is only compared and passed on.
 unsafe impl Sync for Disjoint {}
 
-/// What a thread may keep in blocks below 64 KiB: as much as the original keeps in its buckets of
-/// these sizes by itself, which has up to four slabs of each.
+/// The most bytes that a thread caches in blocks below 64 KiB. As much as the buckets of the
+/// original keep: up to four slabs for each of these sizes.
 const SMALL_CACHE: usize = 32 << 20;
 
-/// The slab pool, and what goes with it.
-pub(crate) struct Made {
+/// The slab pool with its final settings.
+pub(crate) struct BuiltPool {
     slab: Arc<SlabPool>,
     params: Params,
-    /// The sizes of blocks.
+    /// Block sizes in ascending order.
     sizes: Vec<usize>,
-    counts: Option<Counts>,
+    counts: Option<TraceCounters>,
 }
 
-/// What `size` bytes are asked for as. Blocks are aligned to the smallest bucket, a cache line as a
-/// rule.
+/// Returns the layout of an allocation of `size` bytes. Blocks are aligned to the smallest bucket,
+/// usually a cache line.
 #[inline]
 pub(crate) fn layout(size: usize) -> Result<Layout> {
     Layout::new(size, SlabSettings::SMALLEST_BLOCK)
@@ -132,7 +132,7 @@ impl Disjoint {
         }
     }
 
-    /// Whether nothing is to be done beside allocating and freeing.
+    /// Returns whether allocations and frees need no counters and limits.
     pub(crate) fn is_plain(&self) -> bool {
         self.made().is_ok_and(|made| made.counts.is_none() && made.params.limits.is_none())
     }
@@ -141,7 +141,7 @@ impl Disjoint {
         Ok(&self.made()?.slab)
     }
 
-    /// Changes the settings, as long as they are not in use.
+    /// Changes the settings, if the slab pool does not exist yet.
     fn change(&self, change: impl FnOnce(&mut Params)) -> Outcome<()> {
         if self.made.get().is_some() {
             return Err(Failure::unsupported(
@@ -152,8 +152,8 @@ impl Disjoint {
         Ok(())
     }
 
-    /// The slab pool, made now if it was not.
-    pub(crate) fn made(&self) -> Outcome<&Made> {
+    /// Returns the slab pool. Creates it at the first call.
+    pub(crate) fn made(&self) -> Outcome<&BuiltPool> {
         if let Some(made) = self.made.get() {
             return Ok(made);
         }
@@ -171,10 +171,10 @@ impl Disjoint {
             .trace(u32::try_from(params.trace).unwrap_or(0));
         let slab = SlabPool::new(Arc::clone(&self.core), settings)?;
         let sizes = if largest == 0 { Vec::new() } else { sizes(smallest, largest) };
-        let counts = (params.trace > 0).then(|| Counts::new(&sizes));
-        let made = self.made.get_or_init(|| Made { slab, params, sizes, counts });
+        let counts = (params.trace > 0).then(|| TraceCounters::new(&sizes));
+        let made = self.made.get_or_init(|| BuiltPool { slab, params, sizes, counts });
         if let Some(handle) = self.handle {
-            owners::enter(Arc::as_ptr(&made.slab).cast(), handle);
+            owners::register(Arc::as_ptr(&made.slab).cast(), handle);
         }
         if let Some(limits) = &made.params.limits {
             limits.enter(&made.slab);
@@ -182,7 +182,7 @@ impl Disjoint {
         Ok(made)
     }
 
-    /// Allocates, and counts if that is wanted.
+    /// Allocates, and counts if the pool is traced.
     fn allocate(&self, layout: Layout) -> Outcome<*mut c_void> {
         let made = self.made()?;
         let regions = made.counts.is_some().then(|| made.slab.statistics().regions);
@@ -199,13 +199,13 @@ impl Disjoint {
         address.as_ptr().map(<*mut u8>::cast).ok_or(outside)
     }
 
-    /// Frees, and counts if that is wanted.
+    /// Frees, counts if the pool is traced, and enforces shared limits.
     fn free_counted(&self, block: *mut c_void) -> Outcome<()> {
         let made = self.made()?;
         let address = Address::from_ptr(block.cast::<u8>());
         let watched = made.counts.is_some() || made.params.limits.is_some();
         let size = if watched { made.size_of(address, 0) } else { 0 };
-        // SAFETY: the block is C's to give; one that is none is an error.
+        // SAFETY: C guarantees that the block is not in use. An invalid address is an error.
         unsafe { made.slab.free(address) }.map_err(explain)?;
         if let Some(counts) = &made.counts {
             counts.of(&made.sizes, size).frees.fetch_add(1, Ordering::Relaxed);
@@ -217,8 +217,8 @@ impl Disjoint {
     }
 }
 
-impl Made {
-    /// Bytes of the live block at an address.
+impl BuiltPool {
+    /// Returns the size of the live block at an address.
     fn size_of(&self, address: Address, otherwise: usize) -> usize {
         self.slab.block_at(address).map_or(otherwise, |block| block.size)
     }
@@ -257,7 +257,7 @@ impl TablePool for Disjoint {
         self.name.as_ptr()
     }
 
-    /// For 0 bytes there is no block, and nothing has failed.
+    /// Returns NULL for 0 bytes, without a failure.
     fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void> {
         match Layout::new(size, align.max(1)) {
             Err(Error::ZeroSize) => Ok(core::ptr::null_mut()),

@@ -7,11 +7,11 @@ use umf_ipc::Handle;
 
 use super::*;
 
-/// No block is held for as long as this.
+/// Longer than any block is held.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Nobody's number, each time another.
-fn nobody() -> usize {
+/// Returns a new opening owner.
+fn new_owner() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -19,14 +19,14 @@ fn nobody() -> usize {
 /// Opens as `umfOpenIPCHandle` does.
 fn open(handle: &Handle, of: usize) -> usize {
     let importer = umf::importer().unwrap();
-    // SAFETY: the process's importer stays for ever, here and below.
+    // SAFETY: the process's importer is never dropped.
     if let Some(address) = unsafe { open_again(importer, handle.as_bytes(), 0, of) } {
         return address;
     }
     let mapping = importer.open_bytes(handle.as_bytes(), Access::ReadWrite).unwrap();
     let address = mapping.address().value() as usize;
-    // SAFETY: as above.
-    unsafe { keep(address, mapping, of) };
+    // SAFETY: the process's importer is never dropped.
+    unsafe { insert(address, mapping, of) };
     address
 }
 
@@ -38,7 +38,7 @@ struct Exported {
 
 impl Exported {
     fn new(count: usize) -> Self {
-        // Never dropped, so that its addresses are no other test's.
+        // Never dropped, so that no other test gets its addresses.
         let pool: &'static Pool = Box::leak(Box::new(Pool::shared().unwrap()));
         let export = |_| {
             let block = pool.allocate(4096).unwrap();
@@ -48,7 +48,7 @@ impl Exported {
         Self { pool, all: (0..count).map(export).collect() }
     }
 
-    /// How many blocks are held when they are freed, because they are open.
+    /// Frees the blocks. Returns how many are held because they are open.
     fn free(&mut self, wait: Duration) -> u64 {
         self.all.clear();
         self.pool.drain(wait).blocks
@@ -58,20 +58,20 @@ impl Exported {
 #[test]
 fn more_of_one_address_than_it_has_places() {
     let mut exported = Exported::new(1);
-    let of = nobody();
+    let of = new_owner();
     let count = 5 * WAYS;
     let addresses: Vec<usize> = (0..count).map(|_| open(&exported.all[0].1, of)).collect();
     assert!(addresses.iter().all(|&address| address == addresses[0]));
-    assert_eq!(around(addresses[0] + 100).unwrap().1, addresses[0]);
+    assert_eq!(find_containing(addresses[0] + 100).unwrap().1, addresses[0]);
     assert_eq!(exported.free(Duration::ZERO), 1);
     for left in (0..count).rev() {
         assert_eq!(exported.free(Duration::ZERO), 1);
-        // By an address in it, where it is found only by looking at all.
+        // An address inside of the block is only found by a full search.
         let inside = usize::from(left % 3 == 0);
         assert!(close(addresses[0] + inside).is_ok(), "{left}");
     }
     assert!(close(addresses[0]).is_err());
-    assert!(around(addresses[0]).is_none());
+    assert!(find_containing(addresses[0]).is_none());
     assert_eq!(exported.free(LONG), 0);
 }
 
@@ -80,7 +80,7 @@ fn what_one_thread_opened_another_closes() {
     const ROUNDS: usize = 2000;
     let mut exported = Exported::new(8);
     let handles = &exported.all;
-    let of = nobody();
+    let of = new_owner();
     let owed: Vec<AtomicU64> = handles.iter().map(|_| AtomicU64::new(0)).collect();
     let barrier = Barrier::new(4);
     let addresses: Vec<usize> = handles.iter().map(|(_, handle)| open(handle, of)).collect();
@@ -93,7 +93,7 @@ fn what_one_thread_opened_another_closes() {
                     let number = (round * 5 + thread) % handles.len();
                     assert_eq!(open(&handles[number].1, of), addresses[number]);
                     owed[number].fetch_add(1, Ordering::Release);
-                    // Another one, if any thread has it open still.
+                    // Closes another block, if a thread has it open.
                     let other = (round + thread * 3) % handles.len();
                     let less = |owed: u64| owed.checked_sub(1);
                     if owed[other].fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok() {
@@ -104,7 +104,7 @@ fn what_one_thread_opened_another_closes() {
         }
     });
     for (address, owed) in addresses.iter().zip(&owed) {
-        // And the one of the beginning.
+        // One more for the opening at the start.
         for _ in 0..=owed.load(Ordering::Acquire) {
             assert!(close(*address).is_ok());
         }
@@ -117,14 +117,14 @@ fn what_one_thread_opened_another_closes() {
 fn a_pool_that_goes_closes_its_own_while_others_go_on() {
     let mut exported = Exported::new(16);
     let handles = &exported.all;
-    let (going, staying) = (nobody(), nobody());
+    let (going, staying) = (new_owner(), new_owner());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 for (_, handle) in &handles[..8] {
                     let address = open(handle, staying);
-                    assert!(around(address).is_some());
+                    assert!(find_containing(address).is_some());
                     assert!(close(address).is_ok(), "closed by another's end");
                 }
             }
@@ -142,10 +142,10 @@ fn a_pool_that_goes_closes_its_own_while_others_go_on() {
     assert_eq!(exported.free(LONG), 0);
 }
 
-/// Not even in a table that has had much in it.
+/// A table that had many entries is searched for the reserved keys.
 #[test]
 fn nothing_is_open_at_an_address_of_nothing() {
-    let of = nobody();
+    let of = new_owner();
     let mut exported = Exported::new(2000);
     let opened: Vec<usize> = exported.all.iter().map(|(_, handle)| open(handle, of)).collect();
     opened.into_iter().for_each(|address| close(address).unwrap());

@@ -1,5 +1,5 @@
-//! [`Asked`]: one query, and how its answer goes back to C; and [`control`], by which tables of
-//! this library answer.
+//! [`CtlQuery`]: a query of the control tree and its result; and [`control`], the `ext_ctl` of this
+//! library's tables.
 
 use core::ffi::{CStr, c_char, c_void};
 use std::ffi::CString;
@@ -8,34 +8,34 @@ use umf_provider_plugin::table::{Ctl, State};
 
 use crate::boundary::{Code, Failure, INVALID_CTL_PATH, Outcome, SUCCESS, Text, call};
 
-/// The first node of a path, and the rest.
+/// Splits the first node off a path.
 pub(super) fn first(path: &str) -> (&str, &str) {
     path.split_once('.').unwrap_or((path, ""))
 }
 
-/// The node that stands for the next variable argument.
+/// Wildcard node: stands for the next variable argument.
 pub(super) const ANY: &str = "{}";
 
-/// A provider or pool of this library with a control tree below it.
-pub(crate) trait Answers {
+/// A provider or pool with a control tree.
+pub(crate) trait CtlTree {
     /// Answers a query.
     ///
     /// # Errors
-    /// There is no such path, or it is not for that.
-    fn answer(&self, _asked: &Asked<'_>) -> Outcome<()> {
+    /// The path does not exist, or does not support the query.
+    fn answer(&self, _query: &CtlQuery<'_>) -> Outcome<()> {
         Err(no_such_path())
     }
 }
 
-/// The object behind a state of this library.
+/// Returns the object behind a state of this library.
 pub(crate) fn object_of<'a, T>(state: State) -> Outcome<&'a T> {
-    // SAFETY: C promises to pass the functions of a table what its `initialize` gave, which is the
-    // address of such an object.
+    // SAFETY: C guarantees that it passes the state that `initialize` returned, which points to
+    // such an object.
     unsafe { state.cast::<T>().as_ref() }.ok_or(Failure::argument("the state of a provider or pool is NULL"))
 }
 
-/// `ext_ctl` of a table.
-pub(crate) extern "C" fn control<T: Answers>(
+/// The `ext_ctl` function of a table.
+pub(crate) extern "C" fn control<T: CtlTree>(
     state: State,
     source: i32,
     name: *const c_char,
@@ -44,32 +44,34 @@ pub(crate) extern "C" fn control<T: Answers>(
     query: i32,
     more: *mut c_void,
 ) -> Code {
-    call("ext_ctl", || object_of::<T>(state)?.answer(&Asked::new(source, name, argument, size, query, more)?))
+    call("ext_ctl", || {
+        object_of::<T>(state)?.answer(&CtlQuery::new(source, name, argument, size, query, more)?)
+    })
 }
 
-/// What is asked for.
+/// The kind of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Query {
+pub(crate) enum CtlAccess {
     Read,
     Write,
     Run,
 }
 
-/// `CTL_QUERY_CONFIG_INPUT`: the argument is text.
+/// `CTL_QUERY_CONFIG_INPUT`: the argument is text of the configuration.
 pub(super) const CONFIG_INPUT: i32 = 2;
 
-/// A query at some node of the tree.
+/// A query at a node of the tree.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct CtlQuery<'a> {
     source: i32,
     path: &'a str,
     argument: *mut c_void,
     size: usize,
-    query: Query,
+    access: CtlAccess,
     more: *mut c_void,
 }
 
-/// An answer.
+/// The result of a query.
 #[derive(Clone, Copy)]
 pub(crate) enum Value<'a> {
     Size(usize),
@@ -85,50 +87,57 @@ const fn wrong_access() -> Failure {
     Failure::argument("this node of the control tree is not for that: some are read, some set, some run")
 }
 
-impl<'a> Asked<'a> {
+impl<'a> CtlQuery<'a> {
     pub(crate) fn new(
         source: i32,
         path: *const c_char,
         argument: *mut c_void,
         size: usize,
-        query: i32,
+        access: i32,
         more: *mut c_void,
     ) -> Outcome<Self> {
         let path = Text::from_ptr(path).get_str()?;
-        let query = match query {
-            0 => Query::Read,
-            1 => Query::Write,
-            2 => Query::Run,
+        let access = match access {
+            0 => CtlAccess::Read,
+            1 => CtlAccess::Write,
+            2 => CtlAccess::Run,
             _ => return Err(Failure::argument("a query is one of read, write and run")),
         };
-        Ok(Self { source, path, argument, size, query, more })
+        Ok(Self { source, path, argument, size, access, more })
     }
 
-    /// A query of what the configuration says.
+    /// Creates a query that sets a value of the configuration.
     pub(super) fn configured(path: &'a str, value: &CStr) -> Self {
         let argument = value.as_ptr().cast_mut().cast();
         let size = value.to_bytes_with_nul().len();
-        Self { source: CONFIG_INPUT, path, argument, size, query: Query::Write, more: core::ptr::null_mut() }
+        Self {
+            source: CONFIG_INPUT,
+            path,
+            argument,
+            size,
+            access: CtlAccess::Write,
+            more: core::ptr::null_mut(),
+        }
     }
 
     pub(crate) const fn path(&self) -> &'a str {
         self.path
     }
 
-    pub(crate) const fn query(&self) -> Query {
-        self.query
+    pub(crate) const fn access(&self) -> CtlAccess {
+        self.access
     }
 
     pub(super) const fn source(&self) -> i32 {
         self.source
     }
 
-    /// The same query at a node below.
+    /// Returns the same query at a node below.
     pub(crate) fn below(&self, path: &'a str) -> Self {
         Self { path, ..*self }
     }
 
-    /// The next node as a pointer, which only a wildcard can be, and the query below.
+    /// Takes the next node as a pointer, which must be a wildcard. Returns the query below.
     pub(super) fn pointer(&self) -> Outcome<(*mut c_void, Self)> {
         match first(self.path) {
             (ANY, rest) if !self.more.is_null() => Ok((next_pointer(self.more), self.below(rest))),
@@ -136,7 +145,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// The next node as a name, and the query below.
+    /// Takes the next node as a name. Returns the query below.
     pub(super) fn name(&self) -> Outcome<(String, Self)> {
         match first(self.path) {
             (ANY, rest) if !self.more.is_null() => {
@@ -148,7 +157,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// The next node as an index, if it is one, and the query below.
+    /// Takes the next node as an index, if it is one. Returns the query below.
     pub(crate) fn index(&self) -> Outcome<Option<(usize, Self)>> {
         match first(self.path) {
             (ANY, rest) if !self.more.is_null() => Ok(Some((next_size(self.more), self.below(rest)))),
@@ -157,9 +166,9 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// Whether this is to be run.
+    /// Returns whether this query runs the node.
     pub(crate) fn runs(&self) -> bool {
-        self.query == Query::Run
+        self.access == CtlAccess::Run
     }
 
     pub(crate) fn run(&self, act: impl FnOnce()) -> Outcome<()> {
@@ -170,15 +179,15 @@ impl<'a> Asked<'a> {
         Ok(())
     }
 
-    /// Answers a node that can only be read.
+    /// Answers a node that is read only.
     pub(crate) fn read_only(&self, value: Value<'_>) -> Outcome<()> {
-        match self.query {
-            Query::Read => self.give(value),
+        match self.access {
+            CtlAccess::Read => self.give(value),
             _ => Err(wrong_access()),
         }
     }
 
-    /// Writes the answer where C wants it, if there is room.
+    /// Writes the result to the caller's argument, if it is large enough.
     pub(crate) fn give(&self, value: Value<'_>) -> Outcome<()> {
         match value {
             Value::Size(value) => self.give_bytes(&value.to_ne_bytes()),
@@ -194,21 +203,21 @@ impl<'a> Asked<'a> {
         if self.argument.is_null() || self.size < bytes.len() {
             return Err(Failure::argument("the place for an answer is smaller than the answer"));
         }
-        // SAFETY: C promises that the argument has as many bytes as it says.
+        // SAFETY: C guarantees that the argument has as many bytes as its size.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.argument.cast(), bytes.len()) };
         Ok(())
     }
 
-    /// The bytes of the argument.
+    /// Returns the bytes of the argument.
     pub(super) fn bytes(&self) -> Outcome<&'a [u8]> {
         if self.argument.is_null() || isize::try_from(self.size).is_err() {
             return Err(Failure::argument("setting takes an argument and its size"));
         }
-        // SAFETY: as above.
+        // SAFETY: C guarantees that the argument has as many bytes as its size.
         Ok(unsafe { core::slice::from_raw_parts(self.argument.cast::<u8>(), self.size) })
     }
 
-    /// The argument as text; `None` where it is NULL.
+    /// Returns the argument as text; `None` if it is NULL.
     pub(super) fn text(&self) -> Outcome<Option<&'a str>> {
         if self.argument.is_null() {
             return Ok(None);
@@ -216,7 +225,7 @@ impl<'a> Asked<'a> {
         Text::from_ptr(self.argument.cast_const().cast()).get_str().map(Some)
     }
 
-    /// The argument as text, if it is of the configuration.
+    /// Returns the argument as text if the query comes from the configuration.
     pub(super) fn text_if_configured(&self) -> Outcome<Option<&'a str>> {
         if self.source == CONFIG_INPUT { self.text() } else { Ok(None) }
     }
@@ -234,19 +243,19 @@ impl<'a> Asked<'a> {
         Ok(if is_negative { i128::from_le_bytes(whole) - (1 << 32) } else { i128::from_le_bytes(whole) })
     }
 
-    /// The argument of a node that is set, a `size_t`.
+    /// Returns the argument of a write as a `size_t`.
     pub(crate) fn new_size(&self) -> Outcome<usize> {
         usize::try_from(self.integer::<8>()?)
             .map_err(|_| Failure::argument("a size is negative or too large"))
     }
 
-    /// The argument of a node that is set, an `int`.
+    /// Returns the argument of a write as an `int`.
     pub(crate) fn new_int(&self) -> Outcome<i32> {
         i32::try_from(self.integer::<4>()?).map_err(|_| Failure::argument("a number is too large for an int"))
     }
 
-    /// The argument of a node that is set, a truth: an `int` of any size, or `y`, `n`, `1`, `0` in
-    /// the configuration.
+    /// Returns the argument of a write as a boolean: an integer of any size; or `y`, `n`, `1`, `0`
+    /// in the configuration.
     pub(super) fn new_bool(&self) -> Outcome<bool> {
         if self.source == CONFIG_INPUT {
             return match self.text()?.unwrap_or_default().as_bytes().first() {
@@ -258,48 +267,48 @@ impl<'a> Asked<'a> {
         Ok(self.bytes()?.first().is_some_and(|&byte| byte != 0))
     }
 
-    /// Reads or sets a `size_t`.
+    /// Reads or writes a `size_t`.
     pub(crate) fn access_size(&self, place: &mut usize) -> Outcome<()> {
-        match self.query {
-            Query::Read => self.give(Value::Size(*place)),
-            Query::Write => {
+        match self.access {
+            CtlAccess::Read => self.give(Value::Size(*place)),
+            CtlAccess::Write => {
                 *place = self.new_size()?;
                 Ok(())
             }
-            Query::Run => Err(wrong_access()),
+            CtlAccess::Run => Err(wrong_access()),
         }
     }
 
-    /// Reads or sets a truth, which is read as an `int`.
+    /// Reads or writes a boolean, which is read as an `int`.
     pub(crate) fn access_bool(&self, place: &mut bool) -> Outcome<()> {
-        match self.query {
-            Query::Read => self.give(Value::Int(i32::from(*place))),
-            Query::Write => {
+        match self.access {
+            CtlAccess::Read => self.give(Value::Int(i32::from(*place))),
+            CtlAccess::Write => {
                 *place = self.new_bool()?;
                 Ok(())
             }
-            Query::Run => Err(wrong_access()),
+            CtlAccess::Run => Err(wrong_access()),
         }
     }
 
-    /// Asks a table's `ext_ctl` about this node.
+    /// Forwards the query to a table's `ext_ctl`.
     pub(super) fn forward(&self, to: Ctl, state: State) -> Outcome<()> {
         let path = CString::new(self.path).map_err(|_| no_such_path())?;
-        let query = match self.query {
-            Query::Read => 0,
-            Query::Write => 1,
-            Query::Run => 2,
+        let query = match self.access {
+            CtlAccess::Read => 0,
+            CtlAccess::Write => 1,
+            CtlAccess::Run => 2,
         };
         check(forward(to, state, self.source, &path, self.argument, self.size, query, self.more))
     }
 }
 
-/// A code as an outcome.
+/// Converts a result code.
 fn check(code: Code) -> Outcome<()> {
     if code == SUCCESS { Ok(()) } else { Err(Failure::foreign(code)) }
 }
 
-/// A number as `strtoull` with base 0 has it.
+/// Parses a number as `strtoull` with base 0 does.
 fn parse(text: &str) -> Option<i128> {
     let text = text.trim();
     let (negative, digits) = match text.strip_prefix('-') {
@@ -310,7 +319,7 @@ fn parse(text: &str) -> Option<i128> {
         return None;
     }
     let value = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
-        // `from_str_radix` would take a sign.
+        // `from_str_radix` accepts a sign.
         Some(hex) if !hex.starts_with(['+', '-']) => i128::from_str_radix(hex, 16).ok()?,
         Some(_) => return None,
         None if digits.len() > 1 && digits.starts_with('0') => i128::from_str_radix(digits, 8).ok()?,
@@ -319,8 +328,8 @@ fn parse(text: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-// The C side of variable arguments (`c/variadic.c`). A `va_list` is passed as one pointer by every
-// 64-bit ABI of Linux.
+// The C side of variable arguments (`c/variadic.c`). Every 64-bit ABI of Linux passes a `va_list`
+// as one pointer.
 
 unsafe extern "C" {
     fn umf_capi_next_pointer(more: *mut c_void) -> *mut c_void;
@@ -347,19 +356,19 @@ unsafe extern "C" {
     ) -> Code;
 }
 
-/// The next argument, a pointer. The path says that there is one, as C promises with it.
+/// Takes the next argument as a pointer. C guarantees that it exists if the path has a wildcard.
 fn next_pointer(more: *mut c_void) -> *mut c_void {
-    // SAFETY: a `va_list` that C gave, or started in `c/variadic.c`.
+    // SAFETY: a `va_list` from C, or started in `c/variadic.c`.
     unsafe { umf_capi_next_pointer(more) }
 }
 
-/// The next argument, a `size_t`.
+/// Takes the next argument as a `size_t`.
 fn next_size(more: *mut c_void) -> usize {
-    // SAFETY: as above.
+    // SAFETY: a `va_list` from C, or started in `c/variadic.c`.
     unsafe { umf_capi_next_size(more) }
 }
 
-/// Asks a table's `ext_ctl`, with a copy of the arguments.
+/// Calls a table's `ext_ctl` with a copy of the arguments.
 #[expect(clippy::too_many_arguments, reason = "those of ext_ctl")]
 fn forward(
     to: Ctl,
@@ -373,14 +382,14 @@ fn forward(
 ) -> Code {
     let name = name.as_ptr();
     if more.is_null() {
-        // SAFETY: a function of a table, with its own state; it gets an empty list.
+        // SAFETY: a function of a table with its state; it gets an empty list.
         return unsafe { umf_capi_forward_none(to, state, source, name, argument, size, query) };
     }
-    // SAFETY: as above, and `more` is a list that C gave.
+    // SAFETY: a function of a table with its state, and a `va_list` from C.
     unsafe { umf_capi_forward(to, state, source, name, argument, size, query, more) }
 }
 
-/// The same without arguments.
+/// As [`forward`], without variable arguments.
 pub(crate) fn forward_none(
     to: Ctl,
     state: State,
@@ -411,20 +420,20 @@ mod tests {
     fn arguments_have_the_size_of_their_type() {
         let mut value = -5_i32;
         let place = (&raw mut value).cast();
-        let asked = Asked {
+        let query = CtlQuery {
             source: 1,
             path: "x",
             argument: place,
             size: 4,
-            query: Query::Write,
+            access: CtlAccess::Write,
             more: core::ptr::null_mut(),
         };
-        assert_eq!(asked.new_int().unwrap(), -5);
-        assert!(asked.new_size().is_err());
-        assert!(asked.give(Value::Size(1)).is_err());
-        assert!(asked.read_only(Value::Int(1)).is_err());
-        let configured = Asked::configured("x", c"0x10");
+        assert_eq!(query.new_int().unwrap(), -5);
+        assert!(query.new_size().is_err());
+        assert!(query.give(Value::Size(1)).is_err());
+        assert!(query.read_only(Value::Int(1)).is_err());
+        let configured = CtlQuery::configured("x", c"0x10");
         assert_eq!(configured.new_size().unwrap(), 16);
-        assert!(Asked::configured("x", c"maybe").new_bool().is_err());
+        assert!(CtlQuery::configured("x", c"maybe").new_bool().is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! [`Counted`]: one of this library's providers, with what C asks of it beside memory.
+//! [`InstrumentedProvider`]: a provider of this library that counts bytes, sets protections and records errors.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use umf_core::{
 };
 
 use crate::boundary::{Failure, Outcome, SUCCESS};
-use crate::last_error::{Failed, Flavour, observe};
+use crate::last_error::{FailedOperation, NativeKind, observe};
 
-/// What may be done with memory: bits of `umf_mem_protection_flag_t`.
+/// Access rights of memory: bits of `umf_mem_protection_flag_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Protection(u32);
 
@@ -20,10 +20,10 @@ impl Protection {
     const READ: u32 = 2;
     const WRITE: u32 = 4;
     const EXECUTE: u32 = 8;
-    /// Reading and writing.
+    /// Read and write.
     pub(crate) const DEFAULT: Self = Self(Self::READ | Self::WRITE);
 
-    /// Protection from the bits that C gave.
+    /// Validates the bits that C passed.
     pub(crate) fn new(bits: u32) -> Outcome<Self> {
         if bits == 0 || bits & !(Self::NONE | Self::READ | Self::WRITE | Self::EXECUTE) != 0 {
             return Err(Failure::argument(
@@ -52,29 +52,29 @@ impl Protection {
     }
 }
 
-/// A provider that counts, protects as it is told, and remembers what failed.
-pub(crate) struct Counted {
+/// Wrapper of a provider that counts bytes, sets the protection and records errors.
+pub(crate) struct InstrumentedProvider {
     inner: Arc<dyn Provider>,
-    flavour: Flavour,
+    flavour: NativeKind,
     protection: Protection,
     pub(super) gauge: Gauge,
 }
 
-impl Counted {
-    pub(crate) fn new(inner: Arc<dyn Provider>, flavour: Flavour, protection: Protection) -> Arc<Self> {
+impl InstrumentedProvider {
+    pub(crate) fn new(inner: Arc<dyn Provider>, flavour: NativeKind, protection: Protection) -> Arc<Self> {
         Arc::new(Self { inner, flavour, protection, gauge: Gauge::new() })
     }
 
-    pub(super) const fn flavour(&self) -> Flavour {
+    pub(super) const fn flavour(&self) -> NativeKind {
         self.flavour
     }
 
-    fn failed(&self, what: Failed) -> impl Fn(&Error) + '_ {
+    fn failed(&self, what: FailedOperation) -> impl Fn(&Error) + '_ {
         move |error| {
             if self.flavour.is_of_device() {
-                self.flavour.remember_answer(error).into_iter().for_each(observe);
+                self.flavour.record_driver_result(error).into_iter().for_each(observe);
             } else if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
-                self.flavour.remember_failed(what);
+                self.flavour.record_failure(what);
             }
         }
     }
@@ -84,7 +84,7 @@ impl Counted {
             return Ok(());
         }
         let Some(start) = region.base().as_ptr() else { return Ok(()) };
-        // SAFETY: a region that was allocated just now, and is not in use.
+        // SAFETY: the region was allocated just now, and is not in use.
         if unsafe { libc::mprotect(start.cast(), region.size(), self.protection.native()) } == 0 {
             return Ok(());
         }
@@ -92,9 +92,9 @@ impl Counted {
     }
 }
 
-// SAFETY: regions are the inner provider's. What may not be read and written is not called
+// SAFETY: regions are those of `inner`. Memory without read and write access is not reported as
 // host-accessible.
-unsafe impl Provider for Counted {
+unsafe impl Provider for InstrumentedProvider {
     fn kind(&self) -> ProviderKind {
         self.inner.kind()
     }
@@ -120,11 +120,11 @@ unsafe impl Provider for Counted {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
-        let region = self.inner.allocate(layout).inspect_err(self.failed(Failed::Allocation))?;
+        let region = self.inner.allocate(layout).inspect_err(self.failed(FailedOperation::Allocation))?;
         if let Err(error) = self.protect(&region) {
-            // SAFETY: allocated above, and not in use. The first error counts.
+            // SAFETY: allocated above, and not in use. The first error is reported.
             let _ = unsafe { self.inner.free(region) };
-            self.flavour.remember_failed(Failed::Allocation);
+            self.flavour.record_failure(FailedOperation::Allocation);
             return Err(error);
         }
         observe(SUCCESS);
@@ -133,8 +133,8 @@ unsafe impl Provider for Counted {
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.inner.free(region) }.inspect_err(self.failed(Failed::Free))?;
+        // SAFETY: the caller keeps the contract of `free`.
+        unsafe { self.inner.free(region) }.inspect_err(self.failed(FailedOperation::Free))?;
         self.gauge.remove(region.size());
         Ok(())
     }
@@ -161,12 +161,12 @@ unsafe impl Provider for Counted {
     }
 }
 
-/// Of a device: what its driver answers is remembered.
-impl Export for Counted {
+/// Device exports: records the driver's result.
+impl Export for InstrumentedProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         let export = self.inner.export().ok_or(UNEXPORTED)?;
         export.export(region).inspect_err(|error| {
-            self.flavour.remember_answer(error);
+            self.flavour.record_driver_result(error);
         })
     }
 
@@ -185,17 +185,17 @@ impl Export for Counted {
 
 const UNEXPORTED: Error = Error::NotSupported { what: "IPC handles", owner: "this provider", native: 0 };
 
-impl Purge for Counted {
+impl Purge for InstrumentedProvider {
     unsafe fn purge_lazy(&self, base: umf_core::Address, size: usize) -> Result<()> {
         let purge = self.inner.purge().ok_or(UNPURGED)?;
-        // SAFETY: passed on to the caller.
-        unsafe { purge.purge_lazy(base, size) }.inspect_err(self.failed(Failed::PurgeLazy))
+        // SAFETY: the caller keeps the contract of `purge_lazy`.
+        unsafe { purge.purge_lazy(base, size) }.inspect_err(self.failed(FailedOperation::PurgeLazy))
     }
 
     unsafe fn purge_forced(&self, base: umf_core::Address, size: usize) -> Result<()> {
         let purge = self.inner.purge().ok_or(UNPURGED)?;
-        // SAFETY: passed on to the caller.
-        unsafe { purge.purge_forced(base, size) }.inspect_err(self.failed(Failed::PurgeForce))
+        // SAFETY: the caller keeps the contract of `purge_forced`.
+        unsafe { purge.purge_forced(base, size) }.inspect_err(self.failed(FailedOperation::PurgeForce))
     }
 }
 

@@ -1,6 +1,5 @@
-//! Memory that is cut out of one range: of a file (`umf/providers/provider_file_memory.h`), of a
-//! DAX device (`provider_devdax_memory.h`), or memory that the program has already
-//! (`provider_fixed_memory.h`).
+//! Providers that suballocate one range: a file (`umf/providers/provider_file_memory.h`), a DAX
+//! device (`provider_devdax_memory.h`), or memory of the program (`provider_fixed_memory.h`).
 
 use core::ffi::c_void;
 use std::ffi::{CStr, CString, OsStr};
@@ -16,8 +15,8 @@ use super::os::{PRIVATE, SHARED, WRONG_VISIBILITY};
 use crate::boundary::{
     Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, Text, call, settings_functions,
 };
-use crate::last_error::Flavour;
-use crate::provider::{Counted, Protection, Start, short_name, start, table};
+use crate::last_error::NativeKind;
+use crate::provider::{InstrumentedProvider, NativeParts, Protection, short_name, start, table};
 
 fn path_of(path: &CStr) -> &Path {
     Path::new(OsStr::from_bytes(path.to_bytes()))
@@ -70,8 +69,8 @@ extern "C" fn initialize_file(params: *const c_void, state: *mut State) -> Code 
         };
         let file = FileProvider::open(path_of(&params.path), visibility, params.name.to_string_lossy())
             .map_err(wrong_path)?;
-        Ok(Start {
-            counted: Counted::new(file, Flavour::File, protection),
+        Ok(NativeParts {
+            counted: InstrumentedProvider::new(file, NativeKind::File, protection),
             name: params.name.clone(),
             import: Some(Arc::new(FileImport::trust_writers())),
             device: None,
@@ -123,8 +122,8 @@ extern "C" fn initialize_devdax(params: *const c_void, state: *mut State) -> Cod
         let protection = Protection::new(params.protection)?;
         let device = DevDaxProvider::open(path_of(&params.path), params.size, params.name.to_string_lossy())
             .map_err(wrong_path)?;
-        Ok(Start {
-            counted: Counted::new(device, Flavour::DevDax, protection),
+        Ok(NativeParts {
+            counted: InstrumentedProvider::new(device, NativeKind::DevDax, protection),
             name: params.name.clone(),
             import: Some(Arc::new(DevDaxImport)),
             device: None,
@@ -172,9 +171,9 @@ extern "C" fn initialize_fixed(params: *const c_void, state: *mut State) -> Code
     start("initialize", state, || {
         let params: &FixedParams = settings(params)?;
         let name = params.name.to_string_lossy().into_owned();
-        // SAFETY: C says with its parameters that the memory is there, and for the provider.
+        // SAFETY: C guarantees that the range is mapped and used by this provider only.
         let fixed = unsafe { FixedProvider::new(params.memory.cast(), params.size, name) }?;
-        let counted = Counted::new(fixed, Flavour::Fixed, Protection::DEFAULT);
-        Ok(Start { counted, name: params.name.clone(), import: None, device: None })
+        let counted = InstrumentedProvider::new(fixed, NativeKind::Fixed, Protection::DEFAULT);
+        Ok(NativeParts { counted, name: params.name.clone(), import: None, device: None })
     })
 }
