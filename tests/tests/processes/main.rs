@@ -16,6 +16,7 @@ mod dma_buf;
 mod domain;
 mod domain_kills;
 mod domain_squatters;
+mod errors;
 mod fork;
 mod handles;
 mod layout;
