@@ -1,5 +1,5 @@
-//! Debugging: the history of a pool, a map of its memory, detection of writes after free, and a leak report with
-//! allocation sites.
+//! Debugging: the history of a pool, a map of its memory, detection of writes after free, and a
+//! leak report with allocation sites.
 
 use umf::{CheckSettings, Leaks, Poison, Pool};
 

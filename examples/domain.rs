@@ -5,8 +5,8 @@
 //! $ domain jobs 0x43a1c0be7d210000       in other terminals: registers, adds one, waits for Enter
 //! ```
 //!
-//! End them in any order, also by a signal. As long as one is running, another can register. After the last one, the
-//! number is invalid.
+//! End them in any order, also by a signal. As long as one is running, another can register. After
+//! the last one, the number is invalid.
 
 use std::io::Write;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! The first program: one process shares a block, another opens it, and only text passes between them.
+//! The first program: one process shares a block, another opens it, and only text passes between
+//! them.
 //!
 //! ```text
 //! $ first                     prints a handle, and waits for Enter

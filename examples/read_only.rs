@@ -1,4 +1,5 @@
-//! A block that exposes nothing else, opened for reading; and what an old handle says after the block was freed.
+//! A block that exposes nothing else, opened for reading; and what an old handle says after the
+//! block was freed.
 
 fn main() -> umf::Result<()> {
     // Every block of this pool is a memory file of its own.

@@ -1,8 +1,8 @@
 //! Promises of the library, and reports of those that are broken.
 //!
 //! A report says which promise, which process and thread, what the handle says, what the producer's
-//! ledger says now, and when and why the last export of the slot ended. `umf why` prints the same from
-//! the same source, `umf_ipc::inspect`.
+//! ledger says now, and when and why the last export of the slot ended. `umf why` prints the same
+//! from the same source, `umf_ipc::inspect`.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};

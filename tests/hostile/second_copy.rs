@@ -175,7 +175,8 @@ impl SecondCopy {
 
     /// Opens a handle of the other copy. `None` if the library refuses.
     fn open_handle(&self, handle: &[u8; HANDLE_SIZE]) -> Option<NonNull<u64>> {
-        // A handle of the C interface has a word more: an offset, here 0, and in the upper 16 bits what checks it.
+        // A handle of the C interface has a word more: an offset, here 0, and in the upper 16 bits
+        // what checks it.
         let of_handle = u32::from_le_bytes([handle[252], handle[253], handle[254], handle[255]]);
         let place = (u64::from(of_handle) << 32) >> 48 << 48;
         let mut bytes = [0; HANDLE_SIZE + 8];

@@ -1,7 +1,7 @@
 //! [`Spawn`] starts an actor process, [`Actor`] sends it commands and reads the answers.
 //!
-//! An actor is the program `umf-actor` (`src/actor/`). It shares nothing with the test but two pipes:
-//! it reads one command a line and answers with one line.
+//! An actor is the program `umf-actor` (`src/actor/`). It shares nothing with the test but two
+//! pipes: it reads one command a line and answers with one line.
 
 use std::ffi::{CString, OsString};
 use std::fmt;
@@ -229,7 +229,8 @@ impl Actor {
     /// If the actor cannot fork.
     pub fn fork(&mut self) -> u32 {
         let pid: u32 = self.ok("fork").parse().unwrap();
-        // SAFETY: no memory is touched; the process is the actor's child, which waits for a command.
+        // SAFETY: no memory is touched; the process is the actor's child, which waits for a
+        // command.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         assert!(pidfd >= 0, "{}", io::Error::last_os_error());
         // SAFETY: the fd is new, and owned here alone.
@@ -326,7 +327,8 @@ impl Drop for Actor {
         }
         if !self.reaped {
             send_signal(&self.pidfd, libc::SIGKILL);
-            // `reap` panics if the process does not end. A second panic would abort the test program.
+            // `reap` panics if the process does not end. A second panic would abort the test
+            // program.
             if !std::thread::panicking() || ready(&self.pidfd, TIMEOUT) {
                 self.reap();
             }
@@ -353,7 +355,8 @@ fn ready(fd: &impl AsRawFd, timeout: Duration) -> bool {
     count > 0
 }
 
-/// Builder of an [`Actor`]. The process inherits no fds but the two pipes, and no variables `UMF_*`.
+/// Builder of an [`Actor`]. The process inherits no fds but the two pipes, and no variables
+/// `UMF_*`.
 #[derive(Clone, Debug)]
 pub struct Spawn {
     program: CString,
@@ -450,13 +453,13 @@ impl Spawn {
             request.set_tid = (&raw const wanted).expose_provenance() as u64;
             request.set_tid_size = 1;
         }
-        // SAFETY: the arguments are valid for the call. The child has a copy of all memory, as after
-        // fork, and makes only system calls on what was prepared above.
+        // SAFETY: the arguments are valid for the call. The child has a copy of all memory, as
+        // after fork, and makes only system calls on what was prepared above.
         let pid =
             unsafe { libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) };
         if pid == 0 {
-            // SAFETY: async-signal-safe calls alone, with arguments that outlive them. The child then
-            // calls exec or _exit.
+            // SAFETY: async-signal-safe calls alone, with arguments that outlive them. The child
+            // then calls exec or _exit.
             unsafe {
                 libc::dup2(input_theirs.as_raw_fd(), 0);
                 libc::dup2(output_theirs.as_raw_fd(), 1);
@@ -491,8 +494,8 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-/// Name for an actor's shared memory in `/dev/shm`. Dropping it removes the name: a failing test kills
-/// its actors before they can.
+/// Name for an actor's shared memory in `/dev/shm`. Dropping it removes the name: a failing test
+/// kills its actors before they can.
 #[derive(Debug)]
 pub struct ShmName(String);
 

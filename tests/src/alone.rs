@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// Runs a test in a new process and returns `true`, or returns `false` in that process. `test` is the
-/// name with its modules: `windows::pools_go`.
+/// Runs a test in a new process and returns `true`, or returns `false` in that process. `test` is
+/// the name with its modules: `windows::pools_go`.
 ///
 /// # Panics
 /// If the test fails in the new process.

@@ -164,8 +164,8 @@ impl BlockTable {
         self.entry(incarnation % PRODUCERS * ENTRIES_PER_PRODUCER + index)
     }
 
-    /// Clears the entries of an incarnation. The process that starts a producer calls this first, as
-    /// a dead producer may have left records there.
+    /// Clears the entries of an incarnation. The process that starts a producer calls this first,
+    /// as a dead producer may have left records there.
     pub fn clear(&self, incarnation: u64) {
         for index in 0..ENTRIES_PER_PRODUCER {
             self.entry_of(incarnation, index).word(NUMBER).store(0, Ordering::SeqCst);

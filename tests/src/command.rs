@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// Returns a command that runs `umf`: the program that `TESTS_UMF` names, or a new build. Cargo does
-/// not give the tests of one package the programs of another, so that this builds it.
+/// Returns a command that runs `umf`: the program that `TESTS_UMF` names, or a new build. Cargo
+/// does not give the tests of one package the programs of another, so that this builds it.
 ///
 /// # Panics
 /// If the program does not build.

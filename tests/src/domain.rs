@@ -10,8 +10,8 @@ pub fn name(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
 
-/// Counts the fds and mappings of the domain's memory in all processes, and its bound sockets. If the
-/// sum is 0, the kernel has freed the domain.
+/// Counts the fds and mappings of the domain's memory in all processes, and its bound sockets. If
+/// the sum is 0, the kernel has freed the domain.
 ///
 /// # Panics
 /// Without `/proc`.

@@ -4,8 +4,8 @@ use umf::dma_buf::{DmaBufBuilder, DmaBufProvider};
 
 use crate::{Actor, Spawn};
 
-/// Prints why a test cannot run here, in the form that `tests/run` lists. The test then returns, and
-/// counts as passed.
+/// Prints why a test cannot run here, in the form that `tests/run` lists. The test then returns,
+/// and counts as passed.
 pub fn skip(test: &str, why: &str) {
     println!("umf-skip: {test}: {why}");
 }
@@ -35,14 +35,15 @@ pub fn is_long() -> bool {
     std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1")
 }
 
-/// Returns whether this is a guest of `tests/vm/run`. Tests may change the settings of such a machine.
+/// Returns whether this is a guest of `tests/vm/run`. Tests may change the settings of such a
+/// machine.
 #[must_use]
 pub fn is_guest() -> bool {
     std::env::var_os("TESTS_GUEST").is_some()
 }
 
-/// Returns the dma-buf sources of this machine, as `pool <name> dma-buf <source>` of an actor accepts
-/// them. Prints one line for each source that is missing.
+/// Returns the dma-buf sources of this machine, as `pool <name> dma-buf <source>` of an actor
+/// accepts them. Prints one line for each source that is missing.
 #[must_use]
 pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
     let all = ["udmabuf", "heap:system"];
@@ -67,8 +68,8 @@ pub fn dma_buf_provider(source: &str) -> umf_core::Result<DmaBufBuilder> {
     }
 }
 
-/// Returns the lines of `bufinfo` about the buffers of a process. Returns `None` if debugfs cannot be
-/// read.
+/// Returns the lines of `bufinfo` about the buffers of a process. Returns `None` if debugfs cannot
+/// be read.
 #[must_use]
 pub fn dma_bufs_of(pid: u32) -> Option<Vec<String>> {
     // Buffer names need not be UTF-8.

@@ -5,7 +5,8 @@ use std::fs;
 
 use crate::Actor;
 
-/// Kernel objects of a process at one time. A test compares the snapshots before and after an action.
+/// Kernel objects of a process at one time. A test compares the snapshots before and after an
+/// action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessSnapshot {
     /// Number of fds for each file.
@@ -95,8 +96,8 @@ impl ProcessSnapshot {
         }
     }
 
-    /// Waits until the actor holds what this snapshot shows. A thread of the actor closes the objects
-    /// of a dead peer with a delay.
+    /// Waits until the actor holds what this snapshot shows. A thread of the actor closes the
+    /// objects of a dead peer with a delay.
     ///
     /// # Panics
     /// If the actor holds anything else after 5 s.

@@ -5,7 +5,8 @@ use umf::Handle;
 use crate::Actor;
 
 /// Allocates blocks of several sizes in a new pool `p` of this kind, and returns their handles. The
-/// last block has `largest` bytes. The blocks are named `p.b1` to `p.b4` and filled with their number.
+/// last block has `largest` bytes. The blocks are named `p.b1` to `p.b4` and filled with their
+/// number.
 pub fn blocks(producer: &mut Actor, kind: &str, largest: u64) -> Vec<Handle> {
     producer.ok(&format!("pool p {kind}"));
     (1..)
@@ -18,8 +19,8 @@ pub fn blocks(producer: &mut Actor, kind: &str, largest: u64) -> Vec<Handle> {
         .collect()
 }
 
-/// Opens those blocks in each importer, writable and read-only, and compares their content. Then the
-/// first importer writes, and all processes must see it. A freed block must be stale for all
+/// Opens those blocks in each importer, writable and read-only, and compares their content. Then
+/// the first importer writes, and all processes must see it. A freed block must be stale for all
 /// importers. Closes everything in the end.
 pub fn share(producer: &mut Actor, importers: &mut [Actor], handles: &[Handle]) {
     for (number, handle) in (1..).zip(handles) {
@@ -54,8 +55,8 @@ pub fn share(producer: &mut Actor, importers: &mut [Actor], handles: &[Handle]) 
     }
 }
 
-/// Kills an importer that has all of those blocks open, and one more that was freed. The producer must
-/// then hold no deferred free, and its blocks must keep their content.
+/// Kills an importer that has all of those blocks open, and one more that was freed. The producer
+/// must then hold no deferred free, and its blocks must keep their content.
 pub fn kill_importer(producer: &mut Actor, mut importer: Actor, handles: &[Handle]) {
     for handle in handles {
         importer.ok(&format!("open {handle} -> {}", handle.slot()));

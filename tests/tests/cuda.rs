@@ -1,5 +1,5 @@
-//! CUDA memory shared between processes: handles, the slab pool, killed processes. Runs on the software
-//! driver, or on a GPU (`tests/cuda/run`).
+//! CUDA memory shared between processes: handles, the slab pool, killed processes. Runs on the
+//! software driver, or on a GPU (`tests/cuda/run`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 

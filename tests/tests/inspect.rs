@@ -1,5 +1,5 @@
-//! `umf ps`, `umf top`, `umf why` and `umf gc`: reports about running and killed processes, from their
-//! ledgers alone.
+//! `umf ps`, `umf top`, `umf why` and `umf gc`: reports about running and killed processes, from
+//! their ledgers alone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -215,7 +215,8 @@ fn why_reports_current_or_stale_with_reason() {
     importer.fails(&format!("open {evicted} -> n"), "Stale");
 }
 
-/// If the slot no longer contains the history of an export, `umf why` reports that instead of guessing.
+/// If the slot no longer contains the history of an export, `umf why` reports that instead of
+/// guessing.
 #[test]
 fn why_reports_overwritten_history_as_unknown() {
     let mut producer = actor!();
@@ -329,7 +330,8 @@ fn why_refuses_malformed_and_forged_handles() {
     assert_begins(&why(&forged(&handle, field::NONCE, 12345)), "producer gone: ");
 }
 
-/// A forked child is not listed with its parent's exports and imports, and does not keep its parent listed.
+/// A forked child is not listed with its parent's exports and imports, and does not keep its parent
+/// listed.
 #[test]
 fn forked_children_are_listed_separately() {
     let mut producer = actor!();
@@ -371,8 +373,8 @@ fn unreadable_processes_are_counted_with_remedy() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
-    // Copies the program to a folder of all users. `cp` writes it, as exec fails with ETXTBSY if a process
-    // forked by another test inherits a writable fd of the program.
+    // Copies the program to a folder of all users. `cp` writes it, as exec fails with ETXTBSY if a
+    // process forked by another test inherits a writable fd of the program.
     let copy: PathBuf = std::env::temp_dir().join(format!("umf-inspect-{}", std::process::id()));
     let copied =
         std::process::Command::new("cp").arg(command::umf().get_program()).arg(&copy).status().unwrap();
@@ -417,8 +419,8 @@ fn one_gc_at_a_time() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// iceoryx2 #601, #1584; iceoryx #324, #2183: names in /dev/shm stay after kill -9. Here only memory with a
-/// requested name can leave one, and `umf gc` removes exactly those.
+/// iceoryx2 #601, #1584; iceoryx #324, #2183: names in /dev/shm stay after kill -9. Here only
+/// memory with a requested name can leave one, and `umf gc` removes exactly those.
 #[test]
 fn gc_removes_names_of_killed_processes_only() {
     let _serial = one_gc_at_a_time();

@@ -18,8 +18,8 @@ pub(crate) struct Layer {
 /// The kind of each set, by group and name.
 pub(crate) type Kinds = BTreeMap<(&'static str, String), String>;
 
-/// Returns the kind of each declared set: from the source with the highest precedence that sets it, else
-/// from the preset, else from the set of defaults, else from the name.
+/// Returns the kind of each declared set: from the source with the highest precedence that sets it,
+/// else from the preset, else from the set of defaults, else from the name.
 pub(crate) fn kinds(schema: &Schema, layers: &[Layer]) -> Kinds {
     let mut kinds = Kinds::new();
     for (group, _, kind_of) in &schema.groups {
@@ -114,8 +114,8 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Checks a table with the keys of `shapes`. A value of a key of several shapes is valid if one shape
-    /// accepts it.
+    /// Checks a table with the keys of `shapes`. A value of a key of several shapes is valid if one
+    /// shape accepts it.
     fn section(
         &self,
         section: &str,

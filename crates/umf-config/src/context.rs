@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use umf_os::{environment, process};
 
-/// The environment, folders and privileges of a process: all external input of loading except the files.
+/// The environment, folders and privileges of a process: all external input of loading except the
+/// files.
 ///
 /// A test constructs its own, and does not depend on the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +16,8 @@ use umf_os::{environment, process};
 pub struct Context {
     /// Environment variables. Only `UMF_*` and `XDG_CONFIG_HOME` are read.
     pub env: BTreeMap<OsString, OsString>,
-    /// The effective user id. A settings file in the working directory is read only if it belongs to this
-    /// user or to root.
+    /// The effective user id. A settings file in the working directory is read only if it belongs
+    /// to this user or to root.
     pub user: u32,
     /// The working directory.
     pub cwd: Option<PathBuf>,
@@ -25,8 +26,9 @@ pub struct Context {
     /// The folder of the system's configuration, `/etc`.
     pub system: Option<PathBuf>,
     /// Whether the process runs with more rights than its caller (`AT_SECURE`: set-user-id, file
-    /// capabilities). Then all sources that the caller controls are ignored: the environment, the working
-    /// directory and the user's folder. The system's file and the program's values are used.
+    /// capabilities). Then all sources that the caller controls are ignored: the environment, the
+    /// working directory and the user's folder. The system's file and the program's values are
+    /// used.
     pub secure: bool,
 }
 

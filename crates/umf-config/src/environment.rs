@@ -47,7 +47,8 @@ pub(crate) fn umf_set(context: &Context) -> Result<Option<Layer>, Error> {
     Ok(Some(Layer { tree, trust: Trust::Environment }))
 }
 
-/// Returns a layer per legacy variable, in order of precedence, and one layer of all other variables.
+/// Returns a layer per legacy variable, in order of precedence, and one layer of all other
+/// variables.
 pub(crate) fn layers(
     context: &Context,
     schema: &Schema,
@@ -146,9 +147,9 @@ fn put(tree: &mut Tree, path: &[String], value: Value) {
     }
 }
 
-/// Converts the text of a variable. Returns the first form that the key accepts: the text, the text as
-/// TOML, a list of its comma-separated parts, or a boolean for yes and no. If it accepts none, returns a
-/// number if the text is one, else the text.
+/// Converts the text of a variable. Returns the first form that the key accepts: the text, the text
+/// as TOML, a list of its comma-separated parts, or a boolean for yes and no. If it accepts none,
+/// returns a number if the text is one, else the text.
 fn value_of(text: &str, origin: &Origin, key: &str, shapes: &[Shape]) -> Value {
     let uri = origin.uri();
     let new = |kind: ValueKind| Value::new(uri.as_ref(), kind);
@@ -224,8 +225,8 @@ fn ambiguous(variable: &str, candidates: impl Iterator<Item = String>) -> Error 
     Error::AmbiguousVariable { variable: variable.to_owned(), candidates: candidates.collect() }
 }
 
-/// Splits the rest of a variable's name into the name of a set and a key. Declared names are tried first,
-/// then the shortest name that is followed by a known key.
+/// Splits the rest of a variable's name into the name of a set and a key. Declared names are tried
+/// first, then the shortest name that is followed by a known key.
 fn set_target(
     variable: &str,
     rest: &str,

@@ -116,8 +116,8 @@ pub enum Error {
         /// Where it stands.
         origin: Origin,
     },
-    /// The source may not set this value, which names code, a file to write, or a process that may trace
-    /// this one.
+    /// The source may not set this value, which names code, a file to write, or a process that may
+    /// trace this one.
     #[error(
         "{origin}: {key} is refused: this source is not trusted to choose code to run, files to write or processes that may \
          trace this one (a file in the working directory or an inherited variable may come from another user); set it in \

@@ -1,5 +1,5 @@
-//! Escaping of external text in messages: control characters are escaped and long texts cut, so that they
-//! cannot corrupt a terminal or a log.
+//! Escaping of external text in messages: control characters are escaped and long texts cut, so
+//! that they cannot corrupt a terminal or a log.
 
 use std::path::Path;
 

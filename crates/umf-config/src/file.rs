@@ -20,14 +20,15 @@ pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
     /// Whether the file must exist, because `UMF_TOML` names it.
     pub(crate) required: bool,
-    /// Whether the file may belong to any user and set every key. The working directory's file is untrusted.
+    /// Whether the file may belong to any user and set every key. The working directory's file is
+    /// untrusted.
     pub(crate) trusted: bool,
 }
 
 /// Returns the paths to try, in order of precedence: later files override earlier ones.
 ///
-/// If `UMF_TOML` names a file, it is the only one. Otherwise these are the system's, the user's and the
-/// working directory's, so that a user or a job can override site-wide values.
+/// If `UMF_TOML` names a file, it is the only one. Otherwise these are the system's, the user's and
+/// the working directory's, so that a user or a job can override site-wide values.
 pub(crate) fn candidates(context: &Context) -> Vec<Candidate> {
     if let Some(named) = environment::named_file(context) {
         let path = match &context.cwd {
@@ -39,7 +40,8 @@ pub(crate) fn candidates(context: &Context) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = Vec::new();
     let mut add = |folder: PathBuf, trusted| {
         let path = folder.join(FILE_NAME);
-        // The working directory may be a configuration folder. Then the file is trusted, and read once.
+        // The working directory may be a configuration folder. Then the file is trusted, and read
+        // once.
         if !found.iter().any(|other| other.path == path) {
             found.push(Candidate { path, required: false, trusted });
         }
@@ -58,8 +60,8 @@ pub(crate) fn candidates(context: &Context) -> Vec<Candidate> {
     found
 }
 
-/// Returns `$XDG_CONFIG_HOME`, or `.config` in the home folder. Relative paths are ignored, because they
-/// depend on the working directory.
+/// Returns `$XDG_CONFIG_HOME`, or `.config` in the home folder. Relative paths are ignored, because
+/// they depend on the working directory.
 fn user_folder(context: &Context) -> Option<PathBuf> {
     let xdg = context.variable("XDG_CONFIG_HOME").map(PathBuf::from);
     xdg.filter(|folder| folder.is_absolute()).or_else(|| {
@@ -83,8 +85,8 @@ pub(crate) enum Found {
 
 /// Reads the file of a candidate. `user` is the effective user of this process.
 ///
-/// In a working directory such as `/tmp`, other users can create files, links and sockets. These are a
-/// warning and not an error, because an error would let other users stop the program.
+/// In a working directory such as `/tmp`, other users can create files, links and sockets. These
+/// are a warning and not an error, because an error would let other users stop the program.
 pub(crate) fn read(candidate: &Candidate, user: u32) -> Result<Found, Error> {
     let path = candidate.path.as_path();
     match read_bounded(candidate, user) {

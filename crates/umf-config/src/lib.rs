@@ -1,13 +1,13 @@
 //! Settings from files, the environment and the program, with the origin of each value.
 //!
-//! This crate defines no keys. A [`Schema`] lists the sections, from structs that [`umf_core::settings!`]
-//! defines; the crate `umf` has the schema of umf, with the kinds of provider and pool that the program
-//! registered. A [`Loader`] reads all sources, checks each key of each source, and merges them.
-//! [`Loaded`] has the typed values and their origins.
+//! This crate defines no keys. A [`Schema`] lists the sections, from structs that
+//! [`umf_core::settings!`] defines; the crate `umf` has the schema of umf, with the kinds of
+//! provider and pool that the program registered. A [`Loader`] reads all sources, checks each key
+//! of each source, and merges them. [`Loaded`] has the typed values and their origins.
 //!
-//! An invalid key or value is an [`Error`]. Its text begins with the source (`umf.toml:14`, or the name of
-//! a variable) and states what is valid. Problems that do not prevent loading are a [`Warning`]. This
-//! crate prints nothing, and never panics on external input.
+//! An invalid key or value is an [`Error`]. Its text begins with the source (`umf.toml:14`, or the
+//! name of a variable) and states what is valid. Problems that do not prevent loading are a
+//! [`Warning`]. This crate prints nothing, and never panics on external input.
 //!
 //! ```
 //! use umf_config::{Context, Loader, Schema};
@@ -28,8 +28,8 @@
 //! ```
 //!
 //! The key `ipc.exchange` is set by the variable `UMF_IPC_EXCHANGE`, `pool.small.capacity` by
-//! `UMF_POOL_SMALL_CAPACITY`, and so on ([`variable_name`]). `UMF_SET` takes TOML for names that fit no
-//! variable.
+//! `UMF_POOL_SMALL_CAPACITY`, and so on ([`variable_name`]). `UMF_SET` takes TOML for names that
+//! fit no variable.
 
 mod check;
 mod context;

@@ -37,8 +37,8 @@ pub struct Row {
     pub origin: Origin,
     /// The environment variable that would set it.
     pub variable: String,
-    /// Whether the key belongs to a set of a kind that is unknown to this program. Such a set is not
-    /// checked, and using it is an error.
+    /// Whether the key belongs to a set of a kind that is unknown to this program. Such a set is
+    /// not checked, and using it is an error.
     pub unread: bool,
 }
 
@@ -84,7 +84,8 @@ impl Loaded {
         self.names(group).any(|known| known == name)
     }
 
-    /// Returns the set `name`: declared keys override presets, and presets override the set of defaults.
+    /// Returns the set `name`: declared keys override presets, and presets override the set of
+    /// defaults.
     #[must_use]
     pub fn set(&self, group: &str, name: &str) -> Set {
         let key = format!("{group}.{name}");
@@ -116,8 +117,8 @@ impl Loaded {
         self.kinds.iter().filter(matches).map(|((_, name), _)| name.as_str())
     }
 
-    /// Returns the origin of the value of `key`, such as `ipc.exchange`. An inherited value has the origin
-    /// that it has in the set of defaults.
+    /// Returns the origin of the value of `key`, such as `ipc.exchange`. An inherited value has the
+    /// origin that it has in the set of defaults.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
         let path: Vec<&str> = key.splitn(3, '.').collect();

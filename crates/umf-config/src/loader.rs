@@ -11,18 +11,19 @@ use crate::{Context, Error, Loaded, Origin, environment, file};
 /// A loader of settings. Files override defaults, the environment overrides files, and the program
 /// overrides the environment.
 ///
-/// If `UMF_TOML` names a file, it is the only file, and must exist. Otherwise the files of the system
-/// (`/etc/umf/umf.toml`), of the user (`$XDG_CONFIG_HOME/umf/umf.toml` or `~/.config/umf/umf.toml`) and
-/// of the working directory (`./umf.toml`) are merged key by key; later ones override earlier ones.
-/// `UMF_SET` is TOML; it overrides files, and other variables override it. Empty variables are ignored.
+/// If `UMF_TOML` names a file, it is the only file, and must exist. Otherwise the files of the
+/// system (`/etc/umf/umf.toml`), of the user (`$XDG_CONFIG_HOME/umf/umf.toml` or
+/// `~/.config/umf/umf.toml`) and of the working directory (`./umf.toml`) are merged key by key;
+/// later ones override earlier ones. `UMF_SET` is TOML; it overrides files, and other variables
+/// override it. Empty variables are ignored.
 ///
 /// The working directory may be writable by other users. Its file is read only if it belongs to the
-/// effective user or root, no other user can write it, and it is not a symbolic link. Otherwise it is
-/// ignored with a [`Warning`](crate::Warning). If it sets a value that it may not set
+/// effective user or root, no other user can write it, and it is not a symbolic link. Otherwise it
+/// is ignored with a [`Warning`](crate::Warning). If it sets a value that it may not set
 /// ([`Error::Refused`]), loading fails.
 ///
-/// In a process with more rights than its caller (`AT_SECURE`), only the system's file and the program's
-/// values are used.
+/// In a process with more rights than its caller (`AT_SECURE`), only the system's file and the
+/// program's values are used.
 #[derive(Clone, Debug)]
 #[must_use = "a loader does nothing before `load`"]
 pub struct Loader {
@@ -30,8 +31,8 @@ pub struct Loader {
     overrides: Vec<(String, ValueKind)>,
 }
 
-/// Limit of the parts into which `set` splits a key: `provider.<name>.params.<key>`. The last part may
-/// contain dots.
+/// Limit of the parts into which `set` splits a key: `provider.<name>.params.<key>`. The last part
+/// may contain dots.
 const KEY_DEPTH: usize = 4;
 
 impl Loader {
@@ -45,8 +46,8 @@ impl Loader {
         Self { context, overrides: Vec::new() }
     }
 
-    /// Sets a key, such as `ipc.exchange` or `pool.small.capacity`. Overrides all other sources and earlier
-    /// calls. [`Loader::load`] reports an invalid key or value.
+    /// Sets a key, such as `ipc.exchange` or `pool.small.capacity`. Overrides all other sources and
+    /// earlier calls. [`Loader::load`] reports an invalid key or value.
     pub fn set(mut self, key: impl Into<String>, value: impl Into<ValueKind>) -> Self {
         self.overrides.push((key.into(), value.into()));
         self
@@ -106,8 +107,8 @@ impl Default for Loader {
     }
 }
 
-/// A source that was checked. The crate `config` parses top-level keys as path expressions, and would
-/// allocate for an unchecked `a[1000000000]`.
+/// A source that was checked. The crate `config` parses top-level keys as path expressions, and
+/// would allocate for an unchecked `a[1000000000]`.
 #[derive(Clone, Debug)]
 struct CheckedSource(Tree);
 

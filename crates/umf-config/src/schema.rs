@@ -78,12 +78,13 @@ pub struct Sets {
     pub kinds: BTreeMap<String, Shape>,
     /// The kind of a set by default.
     pub default_kind: &'static str,
-    /// The set that has the defaults of the others, if there is one. It may have the keys of all kinds.
+    /// The set that has the defaults of the others, if there is one. It may have the keys of all
+    /// kinds.
     pub defaults: Option<&'static str>,
     /// Kinds that only other builds of the program have. A set of such a kind is kept unchecked.
     pub unavailable: Vec<&'static str>,
-    /// Sets that exist without being declared, and their values. A source overrides them; they override
-    /// the set of defaults.
+    /// Sets that exist without being declared, and their values. A source overrides them; they
+    /// override the set of defaults.
     pub presets: Vec<(&'static str, Vec<(&'static str, ValueKind)>)>,
     /// Whether a set with the name of a kind is of that kind by default.
     pub kind_by_name: bool,
@@ -170,8 +171,8 @@ impl Schema {
         self
     }
 
-    /// Adds a section that only other builds of the program read. Files and variables may have it; it is
-    /// ignored.
+    /// Adds a section that only other builds of the program read. Files and variables may have it;
+    /// it is ignored.
     #[must_use]
     pub fn ignored(mut self, name: &'static str) -> Self {
         self.ignored.push(name);
@@ -268,7 +269,8 @@ pub(crate) fn closest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>)
 }
 
 impl Schema {
-    /// Returns a settings file with every key and its default in a comment, after the comment `head`.
+    /// Returns a settings file with every key and its default in a comment, after the comment
+    /// `head`.
     #[must_use]
     pub fn listing(&self, head: &str) -> String {
         let mut out = String::new();

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use crate::escape;
 
-/// A problem that does not prevent loading. This crate prints nothing; the program reports warnings.
+/// A problem that does not prevent loading. This crate prints nothing; the program reports
+/// warnings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {

@@ -32,9 +32,9 @@ impl AddressSpace {
 /// A byte address that can be computed with, compared and looked up, but not dereferenced.
 ///
 /// Device memory may not be touched by the CPU, and pools never need to touch what they hand out;
-/// so pools and trackers use this type. [`Address::as_ptr`] is the only conversion to a pointer, and
-/// dereferencing that pointer is `unsafe`: only memory that its provider declares host-accessible may
-/// be dereferenced.
+/// so pools and trackers use this type. [`Address::as_ptr`] is the only conversion to a pointer,
+/// and dereferencing that pointer is `unsafe`: only memory that its provider declares
+/// host-accessible may be dereferenced.
 ///
 /// The lower 57 bits are the offset in the space (the user half of five-level paging), the upper 7
 /// the [`AddressSpace`].
@@ -61,8 +61,8 @@ impl Address {
 
     /// The address that a pointer of this process holds.
     ///
-    /// Pointers above 57 bits do not occur in user space; such a value is cut to 57 bits and is then
-    /// an address that no tracker knows.
+    /// Pointers above 57 bits do not occur in user space; such a value is cut to 57 bits and is
+    /// then an address that no tracker knows.
     #[must_use]
     pub fn from_ptr<T: ?Sized>(pointer: *const T) -> Self {
         Self(pointer.cast::<u8>().addr() as u64 & Self::MASK)

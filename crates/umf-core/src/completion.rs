@@ -15,9 +15,9 @@ pub enum Progress {
 /// example.
 ///
 /// A pool does not reuse a block that was freed with a completion
-/// ([`crate::DeferredFree::free_after`]), and does not return its region to the provider, before the
-/// completion is [`Progress::Ready`]. The usual completion is an event of a stream. One completion may
-/// cover all blocks that were freed between two events.
+/// ([`crate::DeferredFree::free_after`]), and does not return its region to the provider, before
+/// the completion is [`Progress::Ready`]. The usual completion is an event of a stream. One
+/// completion may cover all blocks that were freed between two events.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,9 +36,9 @@ pub enum Progress {
 /// threads. The pool does not poll again after [`Progress::Ready`]. It may poll again after
 /// [`Progress::Lost`]: an application that has reset the device makes its completions `Ready`.
 ///
-/// The pool holds no lock while it polls or drops a completion. `progress` must not block. A completion
-/// must not own the pool (an `Arc` of it): a pool that is dropped waits for threads that poll. A panic
-/// counts as [`Progress::Lost`].
+/// The pool holds no lock while it polls or drops a completion. `progress` must not block. A
+/// completion must not own the pool (an `Arc` of it): a pool that is dropped waits for threads that
+/// poll. A panic counts as [`Progress::Lost`].
 pub trait Completion: Send + Sync {
     /// Returns the state of the work. Must not block.
     fn progress(&self) -> Progress;

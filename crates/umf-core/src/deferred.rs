@@ -1,4 +1,5 @@
-//! Deferred free: what happens to the contents of freed memory that is still in use, and statistics.
+//! Deferred free: what happens to the contents of freed memory that is still in use, and
+//! statistics.
 
 crate::words! {
     /// What a free does with the contents of memory that another process has open.
@@ -24,8 +25,8 @@ pub struct DeferredStatistics {
     pub regions: u64,
     /// Bytes in these blocks and regions.
     pub bytes: u64,
-    /// Of `bytes`: bytes in blocks that wait for a [`crate::Completion`], and in regions with such a
-    /// block whose pool was dropped.
+    /// Of `bytes`: bytes in blocks that wait for a [`crate::Completion`], and in regions with such
+    /// a block whose pool was dropped.
     pub pending_bytes: u64,
     /// Of `pending_bytes`: bytes with a completion that is [`crate::Progress::Lost`].
     pub lost_bytes: u64,

@@ -234,8 +234,8 @@ impl fmt::Display for FreedBy<'_> {
 }
 
 impl Error {
-    /// Makes the error of a failed system call from its errno. EPERM and ENOSYS get a hint at what may
-    /// forbid the call.
+    /// Makes the error of a failed system call from its errno. EPERM and ENOSYS get a hint at what
+    /// may forbid the call.
     #[must_use]
     pub const fn native(call: &'static str, native: i32) -> Self {
         const EPERM: i32 = 1;

@@ -1,7 +1,8 @@
 //! Factories: how settings make a provider or a pool of a kind.
 //!
-//! A kind is a type that implements [`ProviderFactory`] or [`PoolFactory`]. The application registers it
-//! with one line (`umf::registry`), and `umf.toml` and variables can name it and set its keys.
+//! A kind is a type that implements [`ProviderFactory`] or [`PoolFactory`]. The application
+//! registers it with one line (`umf::registry`), and `umf.toml` and variables can name it and set
+//! its keys.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -27,8 +28,9 @@ pub trait ProviderFactory: 'static {
     /// [`crate::Error::InvalidArgument`] with the key.
     fn build(name: &str, settings: Self::Settings) -> Result<Arc<dyn Provider>, FactoryError>;
 
-    /// How to open memory of this kind of other processes, by what a set says of drivers. Called once
-    /// for a process, with the defaults if there is no set of the kind. Must not start a driver.
+    /// How to open memory of this kind of other processes, by what a set says of drivers. Called
+    /// once for a process, with the defaults if there is no set of the kind. Must not start a
+    /// driver.
     fn import(settings: &Self::Settings) -> Option<Arc<dyn Import>> {
         let _ = settings;
         None

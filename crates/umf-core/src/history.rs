@@ -99,7 +99,8 @@ pub struct Event {
     pub address: Address,
     /// Bytes: asked for, or those that went when the pool was trimmed. 0 for a free.
     pub size: u64,
-    /// Size of the block, which is that of its class; trimming: bytes that were to be kept. 0 where there is none.
+    /// Size of the block, which is that of its class; trimming: bytes that were to be kept. 0 where
+    /// there is none.
     pub block_size: u64,
     /// Why it was refused; empty if it was not.
     pub reason: &'static str,

@@ -6,8 +6,8 @@ use crate::Error;
 
 /// Size and alignment of a block or region, in bytes.
 ///
-/// A `Layout` that exists is valid: the size is not zero, the alignment is a power of two, and the size
-/// rounded up to the alignment fits into `isize`. So zero size and overflow are errors of
+/// A `Layout` that exists is valid: the size is not zero, the alignment is a power of two, and the
+/// size rounded up to the alignment fits into `isize`. So zero size and overflow are errors of
 /// construction, in every build, and no provider or pool has to think of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {

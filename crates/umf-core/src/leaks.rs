@@ -1,7 +1,8 @@
-//! Which blocks are live, and where they were allocated: [`LeakReport`], which a pool makes when it goes, when the process
-//! ends, or when it is asked.
+//! Which blocks are live, and where they were allocated: [`LeakReport`], which a pool makes when it
+//! goes, when the process ends, or when it is asked.
 //!
-//! Nothing here uses the global allocator, which the pool in question may be, apart from a [`Resolver`].
+//! Nothing here uses the global allocator, which the pool in question may be, apart from a
+//! [`Resolver`].
 
 use core::fmt;
 use core::ptr;
@@ -36,8 +37,9 @@ impl Stack {
         self.frames.iter().copied().take_while(|&frame| frame != 0)
     }
 
-    /// Shows it with the names that a [`Resolver`] finds, or, `plainly`, with what the loader knows: file, offset in it, and
-    /// the names of exported functions. `addr2line -e FILE OFFSET` tells more.
+    /// Shows it with the names that a [`Resolver`] finds, or, `plainly`, with what the loader
+    /// knows: file, offset in it, and the names of exported functions. `addr2line -e FILE OFFSET`
+    /// tells more.
     fn show(&self, f: &mut fmt::Formatter<'_>, plainly: bool) -> fmt::Result {
         let resolver = if plainly { None } else { RESOLVER.get() };
         let (mut count, mut skipped) = (0, 0);
@@ -64,7 +66,8 @@ impl Stack {
         result
     }
 
-    /// Tells each frame: by name, several where functions are inlined into each other, or just where it is.
+    /// Tells each frame: by name, several where functions are inlined into each other, or just
+    /// where it is.
     fn places(&self, resolver: Option<Resolver>, tell: &mut dyn FnMut(usize, Option<CodePlace<'_>>)) {
         for address in self.frames() {
             let mut is_named = false;
@@ -101,7 +104,8 @@ const BEGIN: &str = "__rust_begin_short_backtrace";
 fn is_of_umf(place: &CodePlace<'_>) -> bool {
     const NAMES: [&str; 6] =
         ["umf_core::", "umf_os::", "umf_runtime::", "umf_pool_slab::", "umf::pool::", "umf::global::"];
-    // Of what is inlined only the last part of the name is known, but its file. (Folders of this repository, and of a registry.)
+    // Of what is inlined only the last part of the name is known, but its file. (Folders of this
+    // repository, and of a registry.)
     const FILES: [&str; 10] = [
         "umf-core/src/",
         "umf-os/src/",
@@ -154,7 +158,8 @@ pub struct CodePlace<'a> {
     pub offset: Option<usize>,
 }
 
-/// Finds what stands at a return address, and tells it: the innermost first, where functions are inlined into each other.
+/// Finds what stands at a return address, and tells it: the innermost first, where functions are
+/// inlined into each other.
 pub type Resolver = fn(address: usize, tell: &mut dyn FnMut(CodePlace<'_>));
 
 /// A function that is set while other threads call it.
@@ -184,8 +189,9 @@ pub fn set_resolver(resolver: Resolver) {
     RESOLVER.set(resolver);
 }
 
-/// Has addresses without a name shown with what `look_up` finds, which asks the loader for the loaded
-/// file, the offset in it and an exported name, and allocates nothing. Crate `umf-os` sets it.
+/// Has addresses without a name shown with what `look_up` finds, which asks the loader for the
+/// loaded file, the offset in it and an exported name, and allocates nothing. Crate `umf-os` sets
+/// it.
 pub fn set_loader(look_up: Resolver) {
     LOADER.set(look_up);
 }
@@ -243,7 +249,8 @@ pub struct LeakReport<'a> {
     pub sampled: u32,
     /// Where blocks were allocated that are live, those with most bytes first. Of what was sampled.
     pub sites: &'a [LeakSite],
-    /// Nothing may be allocated for showing it: the pool is the global allocator. Stacks are shown plainly then.
+    /// Nothing may be allocated for showing it: the pool is the global allocator. Stacks are shown
+    /// plainly then.
     pub is_global: bool,
 }
 

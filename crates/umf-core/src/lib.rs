@@ -14,9 +14,9 @@
 //! | lack of memory | [`out_of_memory`]: the application is asked |
 //! | what a pool holds, and what happened in it | [`statistics`], [`map`], [`history`], [`leaks`] |
 //!
-//! A crate that brings a provider or a pool implements these traits and runs the conformance suite of
-//! its trait (crate `umf-testkit`). What pools have in common (tracker, upstream, deferred free) is
-//! the crate `umf-runtime`.
+//! A crate that brings a provider or a pool implements these traits and runs the conformance suite
+//! of its trait (crate `umf-testkit`). What pools have in common (tracker, upstream, deferred free)
+//! is the crate `umf-runtime`.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("umf runs on 64-bit Linux");

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 /// A number of bytes that several pools together may take from their providers.
 ///
-/// A pool counts what it has reserved, and gives its part back as regions go back: when it trims, and when it
-/// is dropped. Before the limit refuses one of them, the others are told to give back what is free with them
-/// ([`crate::ShareLimit::yield_free`]).
+/// A pool counts what it has reserved, and gives its part back as regions go back: when it trims,
+/// and when it is dropped. Before the limit refuses one of them, the others are told to give back
+/// what is free with them ([`crate::ShareLimit::yield_free`]).
 #[derive(Debug)]
 pub struct SharedLimit {
     used: AtomicU64,
@@ -84,7 +84,8 @@ impl From<&'static SharedLimit> for SharedLimitRef {
     }
 }
 
-/// Adds `bytes` to a counter, unless the sum would exceed `limit` (0: no limit); returns whether it did.
+/// Adds `bytes` to a counter, unless the sum would exceed `limit` (0: no limit); returns whether it
+/// did.
 pub fn add_up_to(counter: &AtomicU64, bytes: u64, limit: u64) -> bool {
     let more = |now: u64| now.checked_add(bytes).filter(|&sum| limit == 0 || sum <= limit);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()

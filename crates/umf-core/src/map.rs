@@ -47,8 +47,8 @@ pub struct RegionMap {
     pub base: Address,
     /// Its size in bytes.
     pub size: u64,
-    /// By offset, without overlap. Bytes in no piece are unusable: the end of a slab, or of a region,
-    /// in which no block fits.
+    /// By offset, without overlap. Bytes in no piece are unusable: the end of a slab, or of a
+    /// region, in which no block fits.
     pub pieces: Vec<Piece>,
 }
 
@@ -59,7 +59,8 @@ pub struct ClassMap {
     pub block_size: u64,
     /// Slabs that they lie in; 0 for blocks that lie in none.
     pub slabs: u64,
-    /// Bytes of these slabs, and of the ranges that blocks without a slab were cut from, in which no block lies.
+    /// Bytes of these slabs, and of the ranges that blocks without a slab were cut from, in which
+    /// no block lies.
     pub waste: u64,
     /// What was asked for of those that are handed out, in bytes: an estimate, as
     /// [`crate::statistics::PoolStatistics::requested_bytes`] is.
@@ -96,8 +97,8 @@ pub struct SizeTotals {
     pub slabs: u64,
     /// Bytes of these in which no block lies.
     pub waste: u64,
-    /// What was asked for of those that are handed out, in bytes (see [`ClassMap`]): no more than they have, and as much where
-    /// the map does not say.
+    /// What was asked for of those that are handed out, in bytes (see [`ClassMap`]): no more than
+    /// they have, and as much where the map does not say.
     pub requested: u64,
 }
 
@@ -134,8 +135,8 @@ impl MapTotals {
         missing(self.largest_free, self.free)
     }
 
-    /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from 0
-    /// to 1. An estimate, as [`ClassMap::requested`] is.
+    /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from
+    /// 0 to 1. An estimate, as [`ClassMap::requested`] is.
     #[must_use]
     pub fn internal_fragmentation(&self) -> f64 {
         missing(self.requested, self.live)

@@ -1,9 +1,9 @@
 //! The callback of an allocation that would fail for lack of memory.
 //!
-//! A pool without memory first trims itself and tries again. Then it calls its [`OnOutOfMemory`], if
-//! one is set ([`crate::Controls::set_on_out_of_memory`]), in the allocating thread and without a lock.
-//! The callback may free blocks, trim pools, or wait for deferred frees ([`crate::Controls::drain`]). It
-//! returns whether to try again.
+//! A pool without memory first trims itself and tries again. Then it calls its [`OnOutOfMemory`],
+//! if one is set ([`crate::Controls::set_on_out_of_memory`]), in the allocating thread and without
+//! a lock. The callback may free blocks, trim pools, or wait for deferred frees
+//! ([`crate::Controls::drain`]). It returns whether to try again.
 //!
 //! ```
 //! use umf_core::out_of_memory::{OutOfMemoryAction, OutOfMemoryEvent};
@@ -71,15 +71,16 @@ pub enum OutOfMemoryAction {
     GiveUp,
 }
 
-/// A callback for allocations that would fail for lack of memory. Any closure of this signature is one.
+/// A callback for allocations that would fail for lack of memory. Any closure of this signature is
+/// one.
 ///
-/// The allocating thread calls it without a lock of the pool; several threads may call it at the same
-/// time. It may use this pool and others. An allocation that fails inside the callback does not call
-/// it again. A panic is caught and counts as [`OutOfMemoryAction::GiveUp`]. The callback must not own
-/// the pool (an `Arc` of it).
+/// The allocating thread calls it without a lock of the pool; several threads may call it at the
+/// same time. It may use this pool and others. An allocation that fails inside the callback does
+/// not call it again. A panic is caught and counts as [`OutOfMemoryAction::GiveUp`]. The callback
+/// must not own the pool (an `Arc` of it).
 pub trait OnOutOfMemory: Send + Sync {
-    /// Frees memory if it can, and returns whether to try again. Called at most [`ATTEMPTS`] times for
-    /// one allocation.
+    /// Frees memory if it can, and returns whether to try again. Called at most [`ATTEMPTS`] times
+    /// for one allocation.
     fn out_of_memory(&self, event: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction;
 }
 

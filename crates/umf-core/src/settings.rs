@@ -1,9 +1,11 @@
-//! Settings of providers, pools and the parts of umf: what a file, a variable or the program may set.
+//! Settings of providers, pools and the parts of umf: what a file, a variable or the program may
+//! set.
 //!
-//! [`settings!`](crate::settings!) makes a struct with its defaults, documentation, ranges, older and
-//! removed names. [`pool_settings!`](crate::pool_settings!) makes one with what every pool has.
-//! [`words!`](crate::words!) makes an enumeration whose values are words. All work on `serde_core` alone. What reads a struct from files and variables is the crate `umf-config`, which
-//! knows no key: it asks [`Settings::KEYS`] and deserializes.
+//! [`settings!`](crate::settings!) makes a struct with its defaults, documentation, ranges, older
+//! and removed names. [`pool_settings!`](crate::pool_settings!) makes one with what every pool has.
+//! [`words!`](crate::words!) makes an enumeration whose values are words. All work on `serde_core`
+//! alone. What reads a struct from files and variables is the crate `umf-config`, which knows no
+//! key: it asks [`Settings::KEYS`] and deserializes.
 //!
 //! ```
 //! use umf_core::settings::ByteSize;
@@ -78,10 +80,10 @@ impl fmt::Display for OneOf {
 /// Makes a settings struct: see [the module](mod@crate::settings).
 ///
 /// A key is `/// documentation`, a field, optionally another name (`("name_ms")`) and older names
-/// (`| "older"`), a type, optionally the [`Form`] in which settings write the type
-/// (`as ByteSize`), a default, and optionally a range (`, "what is valid" if |value| condition`, where
-/// `value` is a reference). `values` are fields that only the program sets. For each key and value
-/// there is a setter of the name of the field. `parts` are fields without a setter.
+/// (`| "older"`), a type, optionally the [`Form`] in which settings write the type (`as ByteSize`),
+/// a default, and optionally a range (`, "what is valid" if |value| condition`, where `value` is a
+/// reference). `values` are fields that only the program sets. For each key and value there is a
+/// setter of the name of the field. `parts` are fields without a setter.
 #[macro_export]
 macro_rules! settings {
     (
@@ -209,12 +211,12 @@ macro_rules! settings {
     };
 }
 
-/// Makes the settings struct of a pool: as [`settings!`](crate::settings!), with the values and parts that
-/// every pool has.
+/// Makes the settings struct of a pool: as [`settings!`](crate::settings!), with the values and
+/// parts that every pool has.
 ///
-/// They are `memory_limit`, `on_free`, `max_held`, `name`, `shared_limit` and `out_of_memory`, each with a
-/// setter. After the keys stand the type of the name, which is made `From<&str>`, and the default name.
-/// Further `values` and `parts` may follow.
+/// They are `memory_limit`, `on_free`, `max_held`, `name`, `shared_limit` and `out_of_memory`, each
+/// with a setter. After the keys stand the type of the name, which is made `From<&str>`, and the
+/// default name. Further `values` and `parts` may follow.
 ///
 /// ```
 /// umf_core::pool_settings! {
@@ -242,15 +244,17 @@ macro_rules! pool_settings {
             $(#[$meta])*
             $vis struct $settings { $($keys)* }
             values {
-                /// The most bytes that the pool may take from its provider; 0 is unlimited. Default: 0.
+                /// The most bytes that the pool may take from its provider; 0 is unlimited.
+                /// Default: 0.
                 pub(crate) memory_limit: u64 = 0;
-                /// What becomes of the contents of a block that is freed while other processes have it
-                /// open. Its address is not used again before they have closed it, either way. Default:
-                /// `Hold`.
+                /// What becomes of the contents of a block that is freed while other processes have
+                /// it open. Its address is not used again before they have closed it, either way.
+                /// Default: `Hold`.
                 pub(crate) on_free: $crate::deferred::OnFree = $crate::deferred::OnFree::Hold;
-                /// The most bytes of freed memory that may be held because other processes have it open,
-                /// before allocating fails as [`Error::HeldLimit`](umf_core::Error::HeldLimit); 0 is
-                /// unlimited. What is held counts against the memory limit too. Default: 0.
+                /// The most bytes of freed memory that may be held because other processes have it
+                /// open, before allocating fails as
+                /// [`Error::HeldLimit`](umf_core::Error::HeldLimit); 0 is unlimited. What is held
+                /// counts against the memory limit too. Default: 0.
                 pub(crate) max_held: u64 = 0;
                 $($($values)*)?
             }
@@ -343,8 +347,9 @@ macro_rules! __refuse {
     };
 }
 
-/// Declares an enumeration whose values are words in settings: `Variant = "word"`, with further words
-/// that are accepted as `| "synonym"`. It has `as_str`, `Display`, `FromStr`, `ALL` and `WORDS`.
+/// Declares an enumeration whose values are words in settings: `Variant = "word"`, with further
+/// words that are accepted as `| "synonym"`. It has `as_str`, `Display`, `FromStr`, `ALL` and
+/// `WORDS`.
 #[macro_export]
 macro_rules! words {
     (

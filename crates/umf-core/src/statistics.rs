@@ -2,15 +2,15 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The counters of a pool, in bytes and blocks. A snapshot: the fields are read one after another while
-/// other threads continue.
+/// The counters of a pool, in bytes and blocks. A snapshot: the fields are read one after another
+/// while other threads continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStatistics {
     /// Bytes in live blocks, as rounded up by the pool.
     pub live_bytes: u64,
-    /// The part of `live_bytes` that was requested: an estimate from the requests that took the slow
-    /// paths. Equals `live_bytes` if the pool has no estimate.
+    /// The part of `live_bytes` that was requested: an estimate from the requests that took the
+    /// slow paths. Equals `live_bytes` if the pool has no estimate.
     pub requested_bytes: u64,
     /// Live blocks.
     pub live_blocks: u64,
@@ -41,8 +41,8 @@ pub struct PoolStatistics {
 }
 
 impl PoolStatistics {
-    /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from 0
-    /// to 1. An estimate, as [`PoolStatistics::requested_bytes`] is.
+    /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from
+    /// 0 to 1. An estimate, as [`PoolStatistics::requested_bytes`] is.
     #[must_use]
     pub fn internal_fragmentation(&self) -> f64 {
         missing(self.requested_bytes, self.live_bytes)
@@ -61,8 +61,8 @@ pub(crate) fn missing(part: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { 1.0 - part.min(all) as f64 / all as f64 }
 }
 
-/// Bytes and regions that are allocated, and the most there have been. For providers and the slow paths of
-/// pools: every change writes one shared line.
+/// Bytes and regions that are allocated, and the most there have been. For providers and the slow
+/// paths of pools: every change writes one shared line.
 #[derive(Debug, Default)]
 pub struct Gauge {
     bytes: AtomicU64,

@@ -3,13 +3,13 @@
 //! A reference (`&[T]`, `&mut [T]`) promises the compiler that nothing else writes the memory. For
 //! shared memory that promise is false. A view makes no reference: it loads and stores single
 //! elements with relaxed atomic instructions, and copies ranges with instructions that the compiler
-//! does not see into (`copy`). So each byte is read once, and a value that was copied out and checked
-//! stays what it was.
+//! does not see into (`copy`). So each byte is read once, and a value that was copied out and
+//! checked stays what it was.
 //!
 //! # Ordering
 //!
-//! - An element of 1, 2, 4 or 8 bytes is read and written whole. Other elements may be torn: a reader
-//!   sees the bytes of several writes.
+//! - An element of 1, 2, 4 or 8 bytes is read and written whole. Other elements may be torn: a
+//!   reader sees the bytes of several writes.
 //! - `get`, `set` and copies are relaxed: they order nothing. To publish data, write it through a
 //!   view, then store a flag with [`View::atomic`] and [`Ordering::Release`]. The reader loads the
 //!   flag with [`Ordering::Acquire`], then reads the data. This works between processes too.
@@ -61,8 +61,8 @@ pub type ReadView<'m, T = u8> = View<'m, T, ReadOnly>;
 
 /// `len` elements of type `T` in memory that others may write at any time.
 ///
-/// A view is a pointer and a length; it is `Copy`, and threads may use copies of it at the same time.
-/// See the [module](self) for what is atomic.
+/// A view is a pointer and a length; it is `Copy`, and threads may use copies of it at the same
+/// time. See the [module](self) for what is atomic.
 pub struct View<'m, T = u8, A = ReadWrite> {
     base: *mut T,
     len: usize,
@@ -208,8 +208,8 @@ impl<'m, T: Plain, A> View<'m, T, A> {
         len
     }
 
-    /// Iterates over copies of the elements. Small elements are copied up to a KiB at a time: each is
-    /// read once, at some time before it is returned.
+    /// Iterates over copies of the elements. Small elements are copied up to a KiB at a time: each
+    /// is read once, at some time before it is returned.
     #[must_use]
     #[inline]
     pub fn iter(&self) -> Iter<'m, T> {
@@ -276,8 +276,8 @@ impl<'m, T: Plain> View<'m, T> {
     where
         T: Atomic,
     {
-        // SAFETY: the element is inside and aligned; `Atomic` promises the same size and alignment. All
-        // other accesses of views are atomic or not seen by the compiler.
+        // SAFETY: the element is inside and aligned; `Atomic` promises the same size and alignment.
+        // All other accesses of views are atomic or not seen by the compiler.
         (index < self.len).then(|| unsafe { &*self.base.add(index).cast::<T::Atomic>() })
     }
 }
@@ -314,8 +314,8 @@ pub struct Iter<'m, T> {
 }
 
 impl<'m, T: Plain> Iter<'m, T> {
-    /// Elements in a chunk. 0 for types that are loaded one by one: they are too large, or aligned to
-    /// more than the buffer, or words, of which single loads are as fast.
+    /// Elements in a chunk. 0 for types that are loaded one by one: they are too large, or aligned
+    /// to more than the buffer, or words, of which single loads are as fast.
     const PER_CHUNK: usize = if align_of::<T>() > align_of::<Buffer>() || size_of::<T>() == 8 {
         0
     } else {
@@ -350,8 +350,8 @@ impl<'m, T: Plain> Iter<'m, T> {
     #[inline]
     fn buffered(&self) -> &[T] {
         let first = self.buffer.0.as_ptr().cast::<T>();
-        // SAFETY: `filled` elements were copied, the buffer is aligned for them (see `PER_CHUNK`), and
-        // every pattern of bits is a `T`.
+        // SAFETY: `filled` elements were copied, the buffer is aligned for them (see `PER_CHUNK`),
+        // and every pattern of bits is a `T`.
         unsafe { core::slice::from_raw_parts(first.add(self.returned), self.filled - self.returned) }
     }
 }

@@ -62,8 +62,8 @@ use syn::{Data, DeriveInput, Error, Meta, Result, Token, parse_macro_input};
 /// Implements `umf::Plain` for a struct with `#[repr(C)]` or `#[repr(transparent)]`.
 ///
 /// # Errors
-/// At compile time: other types than structs, generic structs, structs of another layout, fields that
-/// are not plain, padding.
+/// At compile time: other types than structs, generic structs, structs of another layout, fields
+/// that are not plain, padding.
 ///
 /// The implementation names the trait by `::umf::Plain`. Crates without that dependency add
 /// `#[plain(crate = umf_core)]`.

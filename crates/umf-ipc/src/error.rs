@@ -99,8 +99,8 @@ pub enum Error {
         /// How it is set.
         setting: &'static str,
     },
-    /// Every row of the producer's lease table belongs to another importer, so that an open could not be
-    /// counted.
+    /// Every row of the producer's lease table belongs to another importer, so that an open could
+    /// not be counted.
     #[error(
         "no lease row is free at producer {pid}: all {rows} belong to other importers, or a process holds their locks; \
          close importers of its memory, or raise RLIMIT_FSIZE in the producer if it made the table small"

@@ -56,8 +56,8 @@ impl fmt::Debug for Nonce {
     }
 }
 
-/// The boot of a machine (`/proc/sys/kernel/random/boot_id`, `random(4)`): differs on every machine and after
-/// every boot.
+/// The boot of a machine (`/proc/sys/kernel/random/boot_id`, `random(4)`): differs on every machine
+/// and after every boot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BootId([u8; 16]);
 
@@ -149,8 +149,8 @@ impl ProcessIdentity {
 
 /// The boot of this machine. Read once: every open asks for it, and reading it costs 5 us.
 pub(crate) fn boot_id() -> BootId {
-    // Not a OnceLock: a child forked while another thread fills that would wait for ever. Threads that come here at
-    // the same time all store the same.
+    // Not a OnceLock: a child forked while another thread fills that would wait for ever. Threads
+    // that come here at the same time all store the same.
     static HALVES: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
     static KNOWN: AtomicBool = AtomicBool::new(false);
     if !KNOWN.load(Ordering::Acquire) {

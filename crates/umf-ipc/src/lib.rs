@@ -20,8 +20,8 @@
 //! - [`fd_socket`], [`system`]: what crates on top of this one build on
 //! - `protocol`: the lock-free parts of both, as loom models them
 //!
-//! This crate does not depend on providers. The user of an importer registers the kinds of memory that it can open
-//! ([`ImporterBuilder::import`]).
+//! This crate does not depend on providers. The user of an importer registers the kinds of memory
+//! that it can open ([`ImporterBuilder::import`]).
 
 mod cache;
 mod error;
@@ -53,7 +53,8 @@ pub mod fuzz {
     pub use crate::transfer::socket::fuzz as packets;
 }
 
-/// What crates that share memory in other ways need as well: identities of processes and of the boot.
+/// What crates that share memory in other ways need as well: identities of processes and of the
+/// boot.
 pub mod system {
     pub use crate::identity::{boot_id_bytes, start_time};
 }

@@ -1,5 +1,6 @@
-//! A handler of signals that forks, in a process of one thread, wherever the signal comes while handles are made and opened: the
-//! child's side of the fork does not block. Without libtest, which has threads.
+//! A handler of signals that forks, in a process of one thread, wherever the signal comes while
+//! handles are made and opened: the child's side of the fork does not block. Without libtest, which
+//! has threads.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ const FORKS: u32 = 600;
 static DONE: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
-/// Waits for a child for a while, and ends it and its group then if `group` says that it has one; how it ended.
+/// Waits for a child for a while, and ends it and its group then if `group` says that it has one;
+/// how it ended.
 fn wait(pid: i32, patience: Duration, group: bool) -> i32 {
     let begin = Instant::now();
     let mut status = 0;

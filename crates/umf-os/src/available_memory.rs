@@ -5,29 +5,29 @@ use umf_core::{Error, Result};
 use crate::cgroup::{self, Cgroup};
 use crate::memory_calls;
 
-/// The memory limits of this process: those of its control groups, and the machine. The default is the
-/// machine alone.
+/// The memory limits of this process: those of its control groups, and the machine. The default is
+/// the machine alone.
 ///
-/// Populating pages beyond the available memory triggers the OOM killer, which kills some process, or one
-/// of the control group. A check before that turns the shortage into an error. It is not a reservation:
-/// other processes may take the memory between the check and the population.
+/// Populating pages beyond the available memory triggers the OOM killer, which kills some process,
+/// or one of the control group. A check before that turns the shortage into an error. It is not a
+/// reservation: other processes may take the memory between the check and the population.
 #[derive(Clone, Debug, Default)]
 pub struct AvailableMemory {
     groups: Box<[Cgroup]>,
 }
 
 impl AvailableMemory {
-    /// Reads the control groups of this process. A process that is moved to another group later is checked
-    /// against the limits of the old one.
+    /// Reads the control groups of this process. A process that is moved to another group later is
+    /// checked against the limits of the old one.
     #[must_use]
     pub fn find() -> Self {
         // If /proc cannot be read, limits cannot be checked.
         Self { groups: cgroup::hierarchy().unwrap_or_default().into_boxed_slice() }
     }
 
-    /// Checks that `size` bytes do not exceed all memory and swap of this machine, in use or not. The kernel
-    /// checks this for private memory, but not for memory files, of which it counts touched pages only.
-    /// Succeeds if the kernel always overcommits (`vm.overcommit_memory` is 1).
+    /// Checks that `size` bytes do not exceed all memory and swap of this machine, in use or not.
+    /// The kernel checks this for private memory, but not for memory files, of which it counts
+    /// touched pages only. Succeeds if the kernel always overcommits (`vm.overcommit_memory` is 1).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if they do.

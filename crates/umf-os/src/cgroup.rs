@@ -40,9 +40,9 @@ const NONE_IN_VERSION_1: u64 = 1 << 62;
 const FILES: [(&str, &str); 2] =
     [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")];
 
-/// Fields of `memory.stat` that the kernel reclaims before a group is out of memory: the page cache and
-/// reclaimable slabs. Shared memory is in none of them. In version 1, the prefix "total_" includes child
-/// groups.
+/// Fields of `memory.stat` that the kernel reclaims before a group is out of memory: the page cache
+/// and reclaimable slabs. Shared memory is in none of them. In version 1, the prefix "total_"
+/// includes child groups.
 const RECLAIMABLE: [&str; 6] = [
     "inactive_file",
     "active_file",
@@ -84,8 +84,8 @@ impl Cgroup {
         memory_calls::number(&self.used)
     }
 
-    /// Returns the bytes that the group can still use, including what the kernel can reclaim. `None` without
-    /// a limit, or if the files cannot be read.
+    /// Returns the bytes that the group can still use, including what the kernel can reclaim.
+    /// `None` without a limit, or if the files cannot be read.
     #[must_use]
     pub fn available(&self) -> Option<u64> {
         let left = self.limit()?.saturating_sub(self.used()?);
@@ -109,8 +109,8 @@ fn reclaimable(statistics: &[u8]) -> u64 {
     own.max(total)
 }
 
-/// Returns the groups that can limit this process's memory: its own, and its ancestors up to the root of
-/// the mount.
+/// Returns the groups that can limit this process's memory: its own, and its ancestors up to the
+/// root of the mount.
 ///
 /// # Errors
 /// The file of `/proc` that cannot be read.

@@ -1,7 +1,7 @@
 //! [`CloseOnFork`]: descriptors that forked children do not keep.
 //!
-//! POSIX.1-2024 has `FD_CLOFORK` for that, which Linux lacks. Here the numbers stand in a table, and
-//! each forked child closes them before `fork(3)` returns.
+//! POSIX.1-2024 has `FD_CLOFORK` for that, which Linux lacks. Here the numbers stand in a table,
+//! and each forked child closes them before `fork(3)` returns.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::mem::ManuallyDrop;
@@ -44,7 +44,8 @@ fn close_all() {
         let is_same = identity(unsafe { BorrowedFd::borrow_raw(number) }) == Ok(slot.file());
         // A program may have closed it, and given the number to another file.
         if is_same {
-            // SAFETY: the object of the parent that owns the descriptor does not close it in this process.
+            // SAFETY: the object of the parent that owns the descriptor does not close it in this
+            // process.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
             failpoint!("fork.descriptor_closed");
         }
@@ -95,8 +96,8 @@ impl Drop for ClosedInChildren {
     }
 }
 
-/// A descriptor that forked children close before `fork(3)` returns. Dropping it in such a child does
-/// nothing.
+/// A descriptor that forked children close before `fork(3)` returns. Dropping it in such a child
+/// does nothing.
 #[derive(Debug)]
 pub struct CloseOnFork {
     fd: ManuallyDrop<OwnedFd>,
@@ -207,7 +208,8 @@ mod tests {
         let closed = CloseOnFork::new(crate::memfd::create("umf-test", 4096).unwrap()).unwrap();
         let other = crate::memfd::create("umf-other", 4096).unwrap();
         let number = closed.as_fd().as_raw_fd();
-        // SAFETY: gives the number to another file, as programs do that close descriptors of others.
+        // SAFETY: gives the number to another file, as programs do that close descriptors of
+        // others.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         assert!(in_fork(|| is_open(number)));
     }

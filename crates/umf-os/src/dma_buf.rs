@@ -4,9 +4,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use umf_core::{Error, Result};
 
-/// Returns whether a descriptor is a dma-buf. `fdinfo` shows the exporter of a dma-buf, and of no other
-/// file (Linux 5.3). No operation of the file itself is called: a foreign file system could block for
-/// ever.
+/// Returns whether a descriptor is a dma-buf. `fdinfo` shows the exporter of a dma-buf, and of no
+/// other file (Linux 5.3). No operation of the file itself is called: a foreign file system could
+/// block for ever.
 ///
 /// # Errors
 /// [`Error::Native`] if `/proc` cannot be read.

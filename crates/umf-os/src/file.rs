@@ -49,7 +49,8 @@ pub(crate) struct Status {
     is_regular: bool,
 }
 
-/// As the kernel has it: a file server (FUSE, NFS) is not asked, so that it cannot keep this process waiting.
+/// As the kernel has it: a file server (FUSE, NFS) is not asked, so that it cannot keep this
+/// process waiting.
 pub(crate) fn status(fd: impl AsFd) -> Result<Status> {
     use rustix::fs::{AtFlags, FileType, StatxFlags};
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -91,7 +92,8 @@ pub fn size(fd: impl AsFd) -> Result<u64> {
     Ok(status(fd)?.size)
 }
 
-/// Whether it is a regular file. (Opening a device or a pipe does something; opening a regular file does not.)
+/// Whether it is a regular file. (Opening a device or a pipe does something; opening a regular file
+/// does not.)
 ///
 /// # Errors
 /// Those of `statx(2)`.

@@ -2,8 +2,8 @@
 
 use umf_core::{Error, ImportRequest, Result};
 
-/// The whole pages of a file that an [`ImportRequest`] requests. The request came from another process, so
-/// it is checked against the file.
+/// The whole pages of a file that an [`ImportRequest`] requests. The request came from another
+/// process, so it is checked against the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
     /// The offset in the file, in bytes.
@@ -16,8 +16,8 @@ impl FileRange {
     /// Returns the range for a file of `file_size` bytes in pages of `page` bytes, a power of two.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] if the range does not begin at a page, is empty or too large, or does not lie in
-    /// the file.
+    /// [`Error::Untrusted`] if the range does not begin at a page, is empty or too large, or does
+    /// not lie in the file.
     pub fn of(request: &ImportRequest, page: usize, file_size: u64) -> Result<Self> {
         if !request.offset.is_multiple_of(page as u64) {
             return Err(Error::Untrusted { why: "the offset is not a multiple of the page size" });

@@ -22,8 +22,8 @@
 //! | standard output and error without locks | [`output`] |
 //! | stacks of the calling thread | [`stack`] |
 //!
-//! [`Mapping`], [`metadata`], [`clock`], [`output`], [`stack`] and [`environment::with_variable`] do not use the
-//! global allocator: a pool may be it.
+//! [`Mapping`], [`metadata`], [`clock`], [`output`], [`stack`] and [`environment::with_variable`]
+//! do not use the global allocator: a pool may be it.
 
 mod available_memory;
 pub mod background;

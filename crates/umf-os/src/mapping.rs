@@ -18,8 +18,8 @@ const TRIES: usize = 64;
 pub enum Placement {
     /// An address of the kernel's choice.
     Anywhere,
-    /// Exactly this address, if nothing is mapped there. Otherwise `EEXIST`, or before Linux 4.17 another
-    /// address.
+    /// Exactly this address, if nothing is mapped there. Otherwise `EEXIST`, or before Linux 4.17
+    /// another address.
     At(usize),
 }
 
@@ -85,11 +85,11 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps at a multiple of `align` an object whose mapping cannot be trimmed: its first byte must lie at
-    /// the base.
+    /// Maps at a multiple of `align` an object whose mapping cannot be trimmed: its first byte must
+    /// lie at the base.
     ///
-    /// Never replaces a mapping. `MAP_FIXED` would, and a failure of it leaves a hole that another thread may
-    /// map first.
+    /// Never replaces a mapping. `MAP_FIXED` would, and a failure of it leaves a hole that another
+    /// thread may map first.
     ///
     /// # Errors
     /// Those of `map`; `ENOMEM` if no aligned address is found.
@@ -109,8 +109,8 @@ impl Mapping {
         drop(first);
         let room = size.checked_add(align).ok_or(Errno::NOMEM)?;
         for attempt in 0..TRIES {
-            // The kernel maps at one end of the free addresses. The target is in the middle of more of
-            // them with each attempt, so that other threads map beside it.
+            // The kernel maps at one end of the free addresses. The target is in the middle of more
+            // of them with each attempt, so that other threads map beside it.
             let wide = room.saturating_mul(1 + attempt * attempt);
             let free = Self::reserve(wide).or_else(|_| Self::reserve(room))?;
             let middle = free.base.addr().get() + (free.size - room) / 2;
@@ -139,8 +139,8 @@ impl Mapping {
     /// Takes back the mapping that [`Mapping::leak`] left for a region.
     ///
     /// # Safety
-    /// The region is live and was such a mapping. It is not in use while this exists, unless this is leaked
-    /// again.
+    /// The region is live and was such a mapping. It is not in use while this exists, unless this
+    /// is leaked again.
     #[must_use]
     pub unsafe fn of_region(region: &Region) -> Option<Self> {
         let base = NonNull::new(region.base().as_ptr()?)?;
@@ -159,8 +159,8 @@ impl Mapping {
         Ok(Self { base: memory_calls::reserve_addresses(size)?, size })
     }
 
-    /// Unmaps all but `size` bytes at the first multiple of `align`. If these do not lie inside, nothing is
-    /// unmapped.
+    /// Unmaps all but `size` bytes at the first multiple of `align`. If these do not lie inside,
+    /// nothing is unmapped.
     #[must_use]
     pub fn trimmed(self, size: usize, align: usize) -> Self {
         let start = self.base.addr().get();
@@ -174,8 +174,8 @@ impl Mapping {
         let whole = ManuallyDrop::new(self);
         // SAFETY: both lie inside of the mapping, as was just checked, or at its end.
         let (base, tail) = unsafe { (whole.base.add(head), whole.base.add(end)) };
-        // Head and tail are unmapped when dropped. That fails only if the kernel has no memory; then they
-        // stay mapped, unused.
+        // Head and tail are unmapped when dropped. That fails only if the kernel has no memory;
+        // then they stay mapped, unused.
         for (base, size) in [(whole.base, head), (tail, whole.size - end)] {
             if size > 0 {
                 drop(Self { base, size });
@@ -213,7 +213,8 @@ impl Mapping {
     /// [`Error::Native`] together with the unchanged mapping.
     pub fn unmap(self) -> Result<(), (Self, Error)> {
         let this = ManuallyDrop::new(self);
-        // SAFETY: this value owns the mapping, and the contract of its constructor says that it is not in use.
+        // SAFETY: this value owns the mapping, and the contract of its constructor says that it is
+        // not in use.
         match unsafe { memory_calls::unmap(this.base, this.size) } {
             Ok(()) => Ok(()),
             Err(errno) => {

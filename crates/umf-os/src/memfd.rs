@@ -52,8 +52,8 @@ pub fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
     rustix::fs::fcntl_add_seals(fd, seals)
 }
 
-/// The identity and the size of a file, if it is memory that no process can take away: tmpfs with a sealed
-/// size. Any other file could be SIGBUS or a hang when it is mapped, and is `None`.
+/// The identity and the size of a file, if it is memory that no process can take away: tmpfs with a
+/// sealed size. Any other file could be SIGBUS or a hang when it is mapped, and is `None`.
 ///
 /// # Errors
 /// Those of `fcntl(2)`, `fstatfs(2)` and `statx(2)`.
@@ -66,13 +66,14 @@ pub fn of_sealed_size(fd: impl AsFd) -> Result<Option<(FileIdentity, u64)>> {
     Ok(Some((found.identity, found.size)))
 }
 
-/// The device on which the kernel keeps all memfds (but huge ones), which no file of another file system can have.
-/// None where this process may make no memfd.
+/// The device on which the kernel keeps all memfds (but huge ones), which no file of another file
+/// system can have. None where this process may make no memfd.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`, and those of `statx(2)`.
 pub fn device() -> Result<Option<u64>> {
-    /// The device plus one. (Not a `OnceLock`: a child forked while another thread fills that would wait for ever.)
+    /// The device plus one. (Not a `OnceLock`: a child forked while another thread fills that would
+    /// wait for ever.)
     static DEVICE: AtomicU64 = AtomicU64::new(0);
     if let Some(device) = DEVICE.load(Ordering::Relaxed).checked_sub(1) {
         return Ok(Some(device));
@@ -88,19 +89,22 @@ pub fn device() -> Result<Option<u64>> {
     }
 }
 
-/// A shared mapping of a part of a file, unmapped when dropped. For metadata, or ([`SharedMapping::of_data`])
-/// memory that the program shares. Providers map regions with [`crate::Mapping`], which can be aligned.
+/// A shared mapping of a part of a file, unmapped when dropped. For metadata, or
+/// ([`SharedMapping::of_data`]) memory that the program shares. Providers map regions with
+/// [`crate::Mapping`], which can be aligned.
 #[derive(Debug)]
 pub struct SharedMapping {
     base: NonNull<u8>,
     size: usize,
-    /// [`umf_sync::fork::generation`] of the process that has the mapping, if forked children do not get it.
+    /// [`umf_sync::fork::generation`] of the process that has the mapping, if forked children do
+    /// not get it.
     excluded_since: Option<u32>,
 }
 
 // SAFETY: the mapping is memory without thread affinity.
 unsafe impl Send for SharedMapping {}
-// SAFETY: safe methods give access through atomics only; users of the raw pointer synchronise themselves.
+// SAFETY: safe methods give access through atomics only; users of the raw pointer synchronise
+// themselves.
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
@@ -112,8 +116,8 @@ impl SharedMapping {
         Self::at(fd, 0, size, writable)
     }
 
-    /// A writable mapping of the first `size` bytes, for data of the program: its pages are allocated,
-    /// locked (`mlockall(2)`) and dumped as those of other mappings.
+    /// A writable mapping of the first `size` bytes, for data of the program: its pages are
+    /// allocated, locked (`mlockall(2)`) and dumped as those of other mappings.
     ///
     /// # Errors
     /// Those of `mmap(2)`.
@@ -131,9 +135,9 @@ impl SharedMapping {
     /// # Errors
     /// As [`SharedMapping::new`].
     pub fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
-        // After mlockall(MCL_FUTURE) the kernel populates a new mapping, holes of the file included,
-        // unless the mapping cannot be accessed.
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        // After mlockall(MCL_FUTURE) the kernel populates a new mapping, holes of the file
+        // included, unless the mapping cannot be accessed. SAFETY: a new mapping at an address of
+        // the kernel's choice touches no existing memory.
         let base = unsafe {
             rustix::mm::mmap(
                 core::ptr::null_mut(),
@@ -171,19 +175,20 @@ impl SharedMapping {
         Ok(())
     }
 
-    /// Requests small pages, so that reading a hole of the file does not allocate a huge page. Kernels
-    /// without huge pages of shared memory reject the advice and need none.
+    /// Requests small pages, so that reading a hole of the file does not allocate a huge page.
+    /// Kernels without huge pages of shared memory reject the advice and need none.
     pub fn use_small_pages(&mut self) {
         // SAFETY: the range is this mapping; the advice changes nothing but the size of pages.
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxNoHugepage) };
     }
 
-    /// Punches a hole into the file from `offset` to the end of this writable mapping (`MADV_REMOVE`,
-    /// `madvise(2)`). If that fails, the contents stay.
+    /// Punches a hole into the file from `offset` to the end of this writable mapping
+    /// (`MADV_REMOVE`, `madvise(2)`). If that fails, the contents stay.
     pub fn punch_hole(&self, offset: usize) {
         debug_assert!(offset < self.size, "inside of the mapping");
         let (start, size) = (self.base.as_ptr().wrapping_add(offset), self.size - offset);
-        // SAFETY: the range is a part of this mapping, which nothing borrows; the file stays as long.
+        // SAFETY: the range is a part of this mapping, which nothing borrows; the file stays as
+        // long.
         let _ = unsafe { rustix::mm::madvise(start.cast(), size, Advice::LinuxRemove) };
     }
 
@@ -206,8 +211,8 @@ impl SharedMapping {
         if end.is_none_or(|end| end > self.size) || !offset.is_multiple_of(align_of::<AtomicU64>()) {
             return &[];
         }
-        // SAFETY: the words lie in the mapping, which begins at a page and lives as long as `self`. Other
-        // processes may write atomics at the same time.
+        // SAFETY: the words lie in the mapping, which begins at a page and lives as long as `self`.
+        // Other processes may write atomics at the same time.
         unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
     }
 }
@@ -236,8 +241,8 @@ pub unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
 }
 
-/// Gives the page at `address` its memory, so that writing there cannot be SIGBUS (`MADV_POPULATE_WRITE`, Linux 5.14; on
-/// older ones nothing happens).
+/// Gives the page at `address` its memory, so that writing there cannot be SIGBUS
+/// (`MADV_POPULATE_WRITE`, Linux 5.14; on older ones nothing happens).
 ///
 /// # Errors
 /// Those of the call.
@@ -249,7 +254,8 @@ pub unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
     unsafe { populate_by(Advice::LinuxPopulateWrite, address, size) }
 }
 
-/// As [`populate`], so that reading there cannot be SIGBUS (`MADV_POPULATE_READ`): a page that is read, too, gets its memory.
+/// As [`populate`], so that reading there cannot be SIGBUS (`MADV_POPULATE_READ`): a page that is
+/// read, too, gets its memory.
 ///
 /// # Errors
 /// Those of the call.
@@ -298,7 +304,8 @@ mod tests {
         assert_eq!(is_sealed(borrowed, SealFlags::GROW), Err(Errno::BADF));
     }
 
-    /// Whether core dumps have the page at `address`: `dd` of `VmFlags` says not (`proc_pid_smaps(5)`).
+    /// Whether core dumps have the page at `address`: `dd` of `VmFlags` says not
+    /// (`proc_pid_smaps(5)`).
     fn is_dumped(address: NonNull<u8>) -> bool {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let begin = format!("{:x}-", address.as_ptr().addr());

@@ -41,8 +41,8 @@ pub(crate) fn map_file(
     access: ProtFlags,
 ) -> Result<NonNull<u8>> {
     let (hint, mut flags) = place.hint();
-    // Without MAP_POPULATE, which ignores failures: callers allocate pages in the file instead. Without a
-    // reservation, which outlives its pages on hugetlbfs.
+    // Without MAP_POPULATE, which ignores failures: callers allocate pages in the file instead.
+    // Without a reservation, which outlives its pages on hugetlbfs.
     flags |= MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
     let mapped = unsafe { rustix::mm::mmap(hint, size, access, flags, file, offset) }?;

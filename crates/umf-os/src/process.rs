@@ -102,15 +102,16 @@ pub fn random() -> Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// Whether `/proc` is of the pid namespace in which [`pid`] is counted; in another one pids name other processes.
+/// Whether `/proc` is of the pid namespace in which [`pid`] is counted; in another one pids name
+/// other processes.
 #[must_use]
 pub fn sees_itself_in_proc() -> bool {
     let target = rustix::fs::readlink("/proc/self", Vec::with_capacity(16));
     target.is_ok_and(|target| target.to_str().is_ok_and(|text| text.parse() == Ok(pid())))
 }
 
-/// Returns the folder of a process's descriptors in another thread, if its main thread has exited and
-/// others run. `/proc/<pid>/fd` is empty then, and only root may read it (`proc_pid_fd(5)`).
+/// Returns the folder of a process's descriptors in another thread, if its main thread has exited
+/// and others run. `/proc/<pid>/fd` is empty then, and only root may read it (`proc_pid_fd(5)`).
 #[must_use]
 pub fn fds_of_other_thread(pid: u32) -> Option<String> {
     // Field 3 of `proc_pid_stat(5)`, behind the name, which may have any characters.
@@ -168,8 +169,8 @@ pub fn is_dumpable() -> bool {
     matches!(rustix::process::dumpable_behavior(), Ok(rustix::process::DumpableBehavior::Dumpable) | Err(_))
 }
 
-/// Sets the processes that may attach to this one in spite of yama: the process with this pid and its
-/// children, or any process (`PR_SET_PTRACER`, `prctl(2)`).
+/// Sets the processes that may attach to this one in spite of yama: the process with this pid and
+/// its children, or any process (`PR_SET_PTRACER`, `prctl(2)`).
 ///
 /// # Errors
 /// `EINVAL` where there is no yama or no such process, `ESRCH` for 0.

@@ -8,8 +8,8 @@ use crate::background;
 /// A descriptor that another process sent, of an unknown file.
 ///
 /// Closing it can wait: for a file server (FUSE), or for the linger time of a socket (`SO_LINGER`,
-/// `socket(7)`). Dropping this does not wait: a thread of its own closes what is not shared memory. At most
-/// 64 such threads run at a time. If there is no further thread, the descriptor stays open.
+/// `socket(7)`). Dropping this does not wait: a thread of its own closes what is not shared memory.
+/// At most 64 such threads run at a time. If there is no further thread, the descriptor stays open.
 #[derive(Debug)]
 pub struct ReceivedFd(Option<OwnedFd>);
 
@@ -18,7 +18,8 @@ const MOST_CLOSERS: u32 = 64;
 static CLOSERS: AtomicU32 = AtomicU32::new(0);
 
 impl ReceivedFd {
-    /// Returns the descriptor, which the caller closes. For a caller that knows that closing cannot block.
+    /// Returns the descriptor, which the caller closes. For a caller that knows that closing cannot
+    /// block.
     #[must_use]
     pub fn into_inner(mut self) -> OwnedFd {
         self.0.take().unwrap_or_else(|| unreachable!("only dropping takes it, too"))

@@ -15,8 +15,8 @@ pub enum PeerTrust {
     Trusted,
     /// The peer runs as another user.
     Other,
-    /// Neither the peer's user nor the user of this process has a number in this user namespace, so they
-    /// cannot be compared.
+    /// Neither the peer's user nor the user of this process has a number in this user namespace, so
+    /// they cannot be compared.
     Unmapped,
 }
 
@@ -37,7 +37,8 @@ pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
     if mine != overflow_uid() || is_every_uid_mapped() {
         return Ok(PeerTrust::Trusted);
     }
-    // The kernel compares users, not numbers: without rights over a process only its own user may send it signals.
+    // The kernel compares users, not numbers: without rights over a process only its own user may
+    // send it signals.
     let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
     Ok(if may_signal { PeerTrust::Trusted } else { PeerTrust::Unmapped })
 }
@@ -77,7 +78,8 @@ fn is_every_uid_mapped() -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// The effective uid of a socket's peer, and its pid, when it connected or listened (`SO_PEERCRED`, `unix(7)`).
+/// The effective uid of a socket's peer, and its pid, when it connected or listened (`SO_PEERCRED`,
+/// `unix(7)`).
 ///
 /// Not by rustix, which has no value for the pid of a peer that this pid namespace does not see: 0.
 ///
@@ -99,11 +101,12 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
     if result == 0 { Ok((credentials.uid, credentials.pid)) } else { Err(last_errno()) }
 }
 
-/// A pidfd of the process that called `connect` or `listen` at a socket's other end, whatever pid namespace it is in
-/// (`SO_PEERPIDFD`, `unix(7)`, Linux 6.5).
+/// A pidfd of the process that called `connect` or `listen` at a socket's other end, whatever pid
+/// namespace it is in (`SO_PEERPIDFD`, `unix(7)`, Linux 6.5).
 ///
 /// # Errors
-/// What `getsockopt(2)` says: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the process was reaped.
+/// What `getsockopt(2)` says: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the
+/// process was reaped.
 pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
     let mut number: RawFd = -1;
     let mut length = size_of::<RawFd>() as libc::socklen_t;

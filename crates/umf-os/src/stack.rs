@@ -6,10 +6,11 @@ use core::ptr;
 
 use umf_core::leaks::{self, CodePlace, FRAMES, Stack};
 
-/// The calling thread's stack, as deep as [`FRAMES`]; empty where this system's C library cannot tell.
+/// The calling thread's stack, as deep as [`FRAMES`]; empty where this system's C library cannot
+/// tell.
 ///
-/// The first call of a process may allocate from the C library. From then on stacks without names are
-/// shown with what the loader knows.
+/// The first call of a process may allocate from the C library. From then on stacks without names
+/// are shown with what the loader knows.
 #[must_use]
 #[inline(never)]
 pub fn capture() -> Stack {
@@ -31,8 +32,9 @@ fn look_up(address: usize, tell: &mut dyn FnMut(CodePlace<'_>)) {
     }
 }
 
-/// Writes the return addresses of the calling thread's frames, innermost first, and returns how many; 0 where this system's C
-/// library cannot tell. Takes no lock of this process, and after the first call allocates nothing.
+/// Writes the return addresses of the calling thread's frames, innermost first, and returns how
+/// many; 0 where this system's C library cannot tell. Takes no lock of this process, and after the
+/// first call allocates nothing.
 fn return_addresses(into: &mut [*mut c_void]) -> usize {
     #[cfg(target_env = "gnu")]
     {
@@ -48,7 +50,8 @@ fn return_addresses(into: &mut [*mut c_void]) -> usize {
     }
 }
 
-/// What the loader says of an address in code: the file, where that begins, and the name of what it exports there.
+/// What the loader says of an address in code: the file, where that begins, and the name of what it
+/// exports there.
 fn code_at(address: usize) -> Option<(&'static CStr, usize, Option<&'static CStr>)> {
     let mut info = MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: `info` is valid for the write; any address may be asked about.
@@ -58,8 +61,8 @@ fn code_at(address: usize) -> Option<(&'static CStr, usize, Option<&'static CStr
     // SAFETY: it was found, so `info` was written.
     let info = unsafe { info.assume_init() };
     let text = |name: *const c_char| {
-        // SAFETY: names that the loader gives are C strings, which stay as long as the file is loaded; what is in a stack that
-        // may be returned to is.
+        // SAFETY: names that the loader gives are C strings, which stay as long as the file is
+        // loaded; what is in a stack that may be returned to is.
         (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
     };
     Some((text(info.dli_fname)?, info.dli_fbase.addr(), text(info.dli_sname)))

@@ -14,8 +14,9 @@ use umf_sync::{chunks::Chunks, fence, fork, thread};
 /// waits. Either the reader loads the new pointer, or the writer waits for its section.
 #[derive(Debug)]
 pub(crate) struct Epoch {
-    /// By thread index. Upper half: [`fork::generation`] of the process of the thread's last section.
-    /// Lower half: a counter that is odd while the thread is in a section. Only that thread writes.
+    /// By thread index. Upper half: [`fork::generation`] of the process of the thread's last
+    /// section. Lower half: a counter that is odd while the thread is in a section. Only that
+    /// thread writes.
     threads: Chunks<AtomicU64>,
     /// For threads without an index: the generation, and below it the number of open sections.
     others: AtomicU64,
@@ -38,8 +39,8 @@ enum Word<'v> {
     Nested,
 }
 
-/// Opens a section. This fence and the one before [`wait_for`] are ordered: either the reader sees the
-/// object unlinked, or the writer sees the section.
+/// Opens a section. This fence and the one before [`wait_for`] are ordered: either the reader sees
+/// the object unlinked, or the writer sees the section.
 #[inline]
 fn begin<W: Shared>(word: &W, inside: u64) {
     word.store(inside, Ordering::Relaxed);
@@ -111,8 +112,8 @@ impl Epoch {
         ReadSection { word, not_send: PhantomData }
     }
 
-    /// Waits until all sections that may have seen an unlinked object have ended. Returns `false` at
-    /// once if the calling thread is in a section: two such threads would deadlock.
+    /// Waits until all sections that may have seen an unlinked object have ended. Returns `false`
+    /// at once if the calling thread is in a section: two such threads would deadlock.
     pub(crate) fn wait(&self) -> bool {
         fence::heavy();
         let here = here();
@@ -231,7 +232,8 @@ mod tests {
             }
         }
         extern "C" fn end(_value: *mut libc::c_void) {
-            // Destructors of keys run in the order of their numbers, in glibc and musl: behind the one of thread numbers.
+            // Destructors of keys run in the order of their numbers, in glibc and musl: behind the
+            // one of thread numbers.
             drop(AtTheEnd);
         }
         let (tell, told) = std::sync::mpsc::channel();

@@ -12,8 +12,8 @@ pub const POOL_LIMIT: &str = "pool memory";
 /// What it calls one that is shared.
 pub const SHARED_LIMIT: &str = "shared memory";
 
-/// Has pools that share `limit` give back what is free with them, until `bytes` have gone or there is no more; yields how many
-/// bytes went. For pools on their slow path, without any lock.
+/// Has pools that share `limit` give back what is free with them, until `bytes` have gone or there
+/// is no more; yields how many bytes went. For pools on their slow path, without any lock.
 pub fn reclaim(limit: &SharedLimit, bytes: u64) -> u64 {
     // What has become ready or was closed meanwhile is free by then.
     crate::deferred::poll();
@@ -29,8 +29,8 @@ pub fn reclaim(limit: &SharedLimit, bytes: u64) -> u64 {
     went
 }
 
-/// What one pool has got from its provider, against its own limit and one that it shares with others. For pools: every change
-/// writes one or two shared lines.
+/// What one pool has got from its provider, against its own limit and one that it shares with
+/// others. For pools: every change writes one or two shared lines.
 #[derive(Debug)]
 pub struct Reserved {
     bytes: AtomicU64,
@@ -50,7 +50,8 @@ impl Reserved {
     /// Counts `size` bytes that are about to be got.
     ///
     /// # Errors
-    /// [`Error::LimitReached`], with [`SHARED_LIMIT`] or [`POOL_LIMIT`] as the limit's name: nothing is counted.
+    /// [`Error::LimitReached`], with [`SHARED_LIMIT`] or [`POOL_LIMIT`] as the limit's name:
+    /// nothing is counted.
     pub fn add(&self, size: usize) -> Result<()> {
         let bytes = size as u64;
         if !add_up_to(&self.bytes, bytes, self.limit) {
@@ -64,11 +65,12 @@ impl Reserved {
         Ok(())
     }
 
-    /// A region from `upstream`, counted before its provider is asked, so that no limit is ever passed; to be counted out by
-    /// [`Reserved::remove_region`].
+    /// A region from `upstream`, counted before its provider is asked, so that no limit is ever
+    /// passed; to be counted out by [`Reserved::remove_region`].
     ///
     /// # Errors
-    /// Those of [`Reserved::add`] and of [`Upstream::allocate`]: nothing has come, and nothing is counted.
+    /// Those of [`Reserved::add`] and of [`Upstream::allocate`]: nothing has come, and nothing is
+    /// counted.
     pub fn allocate_region(&self, upstream: &Upstream, layout: Layout) -> Result<(Region, RegionNumber)> {
         let asked = layout.pad_to(upstream.provider().page_size())?.size();
         self.add(asked)?;
@@ -124,8 +126,8 @@ impl Reserved {
         self.shared.as_deref().is_some_and(|shared| core::ptr::eq(shared, limit))
     }
 
-    /// If `error` is the shared limit's: has all pools that share it give back what is free with them, and says whether anything
-    /// went. For pools, without any lock.
+    /// If `error` is the shared limit's: has all pools that share it give back what is free with
+    /// them, and says whether anything went. For pools, without any lock.
     pub fn reclaim(&self, error: &Error) -> bool {
         match error {
             Error::LimitReached { what, size, .. } if *what == SHARED_LIMIT => {

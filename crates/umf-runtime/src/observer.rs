@@ -1,8 +1,8 @@
 //! Export observers: the hook through which exporters learn of frees.
 //!
-//! An exported block or region carries a flag. When flagged memory is freed, the observers are called
-//! *before* it can be reused, so that they retire the export first. Memory that was never exported pays a
-//! test of the flag, which lies in state that the free path reads anyway.
+//! An exported block or region carries a flag. When flagged memory is freed, the observers are
+//! called *before* it can be reused, so that they retire the export first. Memory that was never
+//! exported pays a test of the flag, which lies in state that the free path reads anyway.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -15,21 +15,21 @@ use umf_sync::{chunks::Chunks, failpoint};
 
 /// Receives a call before exported memory is freed.
 pub trait ExportObserver: Send + Sync {
-    /// Retires all exports of the memory. Runs in the freeing thread before the memory can be reused. Must
-    /// not allocate from or free to pools, and must not fail: no handle of the memory may be valid when
-    /// this returns.
+    /// Retires all exports of the memory. Runs in the freeing thread before the memory can be
+    /// reused. Must not allocate from or free to pools, and must not fail: no handle of the memory
+    /// may be valid when this returns.
     ///
     /// Returns `Some` if other processes may still use the memory. It is then not reused before
     /// [`Leases::is_leased`] returns `false`.
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>>;
 }
 
-/// The leases of other processes on freed memory. An implementation needs no message from importers, and
-/// a process that died has no leases.
+/// The leases of other processes on freed memory. An implementation needs no message from
+/// importers, and a process that died has no leases.
 pub trait Leases: Send + Sync {
-    /// Returns whether another process still has open what was exported from this range and is freed now.
-    /// Any thread may call it at any time. After `false` it does not return `true` before part of the range
-    /// is exported again.
+    /// Returns whether another process still has open what was exported from this range and is
+    /// freed now. Any thread may call it at any time. After `false` it does not return `true`
+    /// before part of the range is exported again.
     fn is_leased(&self, base: Address, size: usize) -> bool;
 }
 
@@ -44,10 +44,10 @@ static WALKS: Epoch = Epoch::new();
 
 /// The registration of an observer, which ends when this is dropped.
 ///
-/// Dropping waits for running calls of [`ExportObserver::before_free`] of all observers. The caller must not
-/// hold a lock that one of them acquires. If a successor was registered before, each call of [`before_free`]
-/// reaches at least one of the two. If an observer drops this inside of `before_free`, the drop does not
-/// wait, and the observer leaks.
+/// Dropping waits for running calls of [`ExportObserver::before_free`] of all observers. The caller
+/// must not hold a lock that one of them acquires. If a successor was registered before, each call
+/// of [`before_free`] reaches at least one of the two. If an observer drops this inside of
+/// `before_free`, the drop does not wait, and the observer leaks.
 #[derive(Debug)]
 #[must_use = "the registration ends when this is dropped"]
 pub struct ObserverGuard {
@@ -83,12 +83,13 @@ pub fn register(observer: Arc<dyn ExportObserver>) -> Result<ObserverGuard> {
 
 impl Drop for ObserverGuard {
     fn drop(&mut self) {
-        // A walk that began before a successor was registered may miss the successor. Such a walk still
-        // finds this entry, and has ended after the wait.
+        // A walk that began before a successor was registered may miss the successor. Such a walk
+        // still finds this entry, and has ended after the wait.
         WALKS.wait();
         let registered = self.entry.swap(ptr::null_mut(), Ordering::AcqRel);
         if WALKS.wait() {
-            // SAFETY: `register` made the box. It was unlinked once, and every walk that saw it has ended.
+            // SAFETY: `register` made the box. It was unlinked once, and every walk that saw it has
+            // ended.
             drop(unsafe { Box::from_raw(registered) });
         }
     }
@@ -172,7 +173,8 @@ mod tests {
         assert_eq!((Arc::strong_count(&waiting), Arc::strong_count(&last)), (1, 1));
     }
 
-    /// A walk that began before the successor was added has passed its place, or does not know of it.
+    /// A walk that began before the successor was added has passed its place, or does not know of
+    /// it.
     #[test]
     fn walk_during_handover_reaches_one_of_both_observers() {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! The callback of an allocation that would fail for lack of memory: see [`umf_core::out_of_memory`].
+//! The callback of an allocation that would fail for lack of memory: see
+//! [`umf_core::out_of_memory`].
 
 use core::cell::{Cell, UnsafeCell};
 use core::fmt;
@@ -29,7 +30,8 @@ impl fmt::Debug for CallbackSlot {
     }
 }
 
-/// The lock of all slots, which survives forks. No foreign code runs and no memory is allocated under it.
+/// The lock of all slots, which survives forks. No foreign code runs and no memory is allocated
+/// under it.
 static SLOTS: Lock<()> = Lock::new(());
 
 impl CallbackSlot {
@@ -74,14 +76,14 @@ impl Drop for CallbackScope {
 }
 
 impl Upstream {
-    /// Sets the callback of [`Upstream::retry_on_out_of_memory`]. Calls that have begun may still use the
-    /// former one.
+    /// Sets the callback of [`Upstream::retry_on_out_of_memory`]. Calls that have begun may still
+    /// use the former one.
     pub fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
         self.slot().set(callback);
     }
 
-    /// Runs `allocate`, and runs it again as long as it fails for lack of memory and the callback returns
-    /// [`OutOfMemoryAction::Retry`]. For pools, around their slow path, without a lock.
+    /// Runs `allocate`, and runs it again as long as it fails for lack of memory and the callback
+    /// returns [`OutOfMemoryAction::Retry`]. For pools, around their slow path, without a lock.
     ///
     /// # Errors
     /// That of the last run of `allocate`.

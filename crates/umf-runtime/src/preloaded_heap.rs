@@ -1,8 +1,10 @@
 //! [`Heap`]: what `libumf_proxy.so` lets `libumf.so.1` know of its heap, where both are in one process.
 //!
-//! Each has its own copy of umf, with a tracker, a ledger and caches. What belongs to the heap stays with the library whose heap it is: it
-//! finds its blocks, exports them from a ledger of its own, and retires them when they are freed. The other one asks. Between them
-//! is a table of C functions under a name with a version: two releases that do not know each other's version go on as if they were alone.
+//! Each has its own copy of umf, with a tracker, a ledger and caches. What belongs to the heap
+//! stays with the library whose heap it is: it finds its blocks, exports them from a ledger of its
+//! own, and retires them when they are freed. The other one asks. Between them is a table of C
+//! functions under a name with a version: two releases that do not know each other's version go on
+//! as if they were alone.
 
 use core::ffi::{CStr, c_void};
 
@@ -44,7 +46,8 @@ pub struct Block {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exports {
-    /// Ways for others to get at the memory, in their order: 1 pidfd, 2 procfs, 3 socket. 0 ends them; none at all is the choice of umf.
+    /// Ways for others to get at the memory, in their order: 1 pidfd, 2 procfs, 3 socket. 0 ends
+    /// them; none at all is the choice of umf.
     pub exchange: [u8; 4],
     /// A limit is an error when it is reached.
     pub limit_is_hard: u32,

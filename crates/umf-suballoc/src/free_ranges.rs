@@ -1,8 +1,8 @@
 //! [`FreeRanges`]: the free ranges of a file or of an address range.
 //!
-//! Best fit, lowest offset first, coalesced with neighbours when freed. Nothing is written into the file.
-//! Freeing never needs memory: there are at most as many free ranges as taken ones, plus one for each part,
-//! and taking a range reserves the node.
+//! Best fit, lowest offset first, coalesced with neighbours when freed. Nothing is written into the
+//! file. Freeing never needs memory: there are at most as many free ranges as taken ones, plus one
+//! for each part, and taking a range reserves the node.
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::Result;
@@ -34,8 +34,8 @@ impl<'a> KeyAdapter<'a> for BySize {
     }
 }
 
-/// The number of free ranges of at least the size that are tried for a fit with the alignment, before the
-/// search moves to ranges that fit at any alignment.
+/// The number of free ranges of at least the size that are tried for a fit with the alignment,
+/// before the search moves to ranges that fit at any alignment.
 const CANDIDATES: usize = 8;
 
 /// The free ranges of a file, or of several parts that do not touch each other.
@@ -79,7 +79,8 @@ impl FreeRanges {
         }
     }
 
-    /// Adds a part, all free. It must not be adjacent to another part: free ranges would coalesce across.
+    /// Adds a part, all free. It must not be adjacent to another part: free ranges would coalesce
+    /// across.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -100,12 +101,14 @@ impl FreeRanges {
         is_free
     }
 
-    /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is long enough.
+    /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is
+    /// long enough.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
     pub fn take(&mut self, size: u64, align: u64) -> Result<Option<u64>> {
-        // One free range becomes up to two, and each taken range may become a free range when it is freed.
+        // One free range becomes up to two, and each taken range may become a free range when it is
+        // freed.
         self.prepare(1)?;
         let Some((free_offset, free_size, offset)) = self.find(size, align) else { return Ok(None) };
         self.remove(free_offset);
@@ -171,15 +174,16 @@ impl FreeRanges {
         neighbours
     }
 
-    /// Removes the longest free range, and returns its offset and size. For ranges that [`FreeRanges::put`]
-    /// added.
+    /// Removes the longest free range, and returns its offset and size. For ranges that
+    /// [`FreeRanges::put`] added.
     pub fn pop(&mut self) -> Option<(u64, u64)> {
         let longest = self.by_size.back().get().map(|free| (free.offset, free.size))?;
         self.remove(longest.0);
         Some(longest)
     }
 
-    /// Reserves the nodes that all taken ranges, `more` further ones and the parts can need as free ranges.
+    /// Reserves the nodes that all taken ranges, `more` further ones and the parts can need as free
+    /// ranges.
     fn prepare(&mut self, more: u32) -> Result<()> {
         let wanted = self.taken.saturating_add(more).saturating_add(self.parts);
         let free = self.nodes.used();
@@ -222,7 +226,8 @@ impl FreeRanges {
         }
         let make =
             |number| Free { by_offset: RBTreeLink::new(), by_size: RBTreeLink::new(), number, offset, size };
-        // Cannot fail, because `take` reserved the node (see the module text). A failure would leak the range.
+        // Cannot fail, because `take` reserved the node (see the module text). A failure would leak
+        // the range.
         if let Ok(node) = self.nodes.insert(make) {
             // SAFETY: the node does not move until `remove` has unlinked it from both trees.
             let (first, second) =
@@ -234,8 +239,8 @@ impl FreeRanges {
 
     fn remove(&mut self, offset: u64) {
         let Some(free) = self.by_offset.find_mut(&offset).remove() else { return };
-        // SAFETY: a node is in both trees or in neither. It is unlinked from both before its slot is freed, and
-        // `free` is not used any more.
+        // SAFETY: a node is in both trees or in neither. It is unlinked from both before its slot
+        // is freed, and `free` is not used any more.
         unsafe {
             let _ = self.by_size.cursor_mut_from_ptr(&raw const *free).remove();
             let _ = self.nodes.remove(free.number);

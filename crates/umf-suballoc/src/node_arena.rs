@@ -18,8 +18,8 @@ struct NodeSlot<T>(UnsafeCell<MaybeUninit<Content<T>>>);
 
 // SAFETY: uninitialised is valid for MaybeUninit, and so are zeros; dropping does nothing.
 unsafe impl<T> Zeroable for NodeSlot<T> {}
-// SAFETY: a slot is accessed through `&mut NodeArena`, or through a pointer that `insert` returned, whose
-// dereference is `unsafe`.
+// SAFETY: a slot is accessed through `&mut NodeArena`, or through a pointer that `insert` returned,
+// whose dereference is `unsafe`.
 unsafe impl<T> Sync for NodeSlot<T> {}
 
 /// An arena for nodes of `T`. Reuses the slots of removed nodes.
@@ -80,8 +80,8 @@ impl<T> NodeArena<T> {
         self.capacity
     }
 
-    /// Inserts a node, which does not move until it is removed. `make` gets the number of the node, for
-    /// [`NodeArena::remove`].
+    /// Inserts a node, which does not move until it is removed. `make` gets the number of the node,
+    /// for [`NodeArena::remove`].
     ///
     /// # Errors
     /// As [`NodeArena::ensure`].
@@ -89,8 +89,8 @@ impl<T> NodeArena<T> {
         self.ensure(1)?;
         let number = if self.free == 0 { self.fresh } else { self.free - 1 };
         let place = self.slots.get_or_grow(number)?.0.get();
-        // SAFETY: slot `number` is free, so no pointer to it is in use, and `NodeArena` is borrowed mutably. A
-        // free slot that was in use before contains the number of the next one.
+        // SAFETY: slot `number` is free, so no pointer to it is in use, and `NodeArena` is borrowed
+        // mutably. A free slot that was in use before contains the number of the next one.
         unsafe {
             if self.free == 0 {
                 self.fresh += 1;
@@ -107,10 +107,12 @@ impl<T> NodeArena<T> {
     /// Removes a node.
     ///
     /// # Safety
-    /// `insert` gave this number to the node, it was not removed since, and its pointer is not in use.
+    /// `insert` gave this number to the node, it was not removed since, and its pointer is not in
+    /// use.
     pub unsafe fn remove(&mut self, number: u32) -> Option<T> {
         let place = self.slots.get(number)?.0.get();
-        // SAFETY: by the contract of this function the slot contains a node, and no pointer to it is in use.
+        // SAFETY: by the contract of this function the slot contains a node, and no pointer to it
+        // is in use.
         let node = unsafe {
             let node = core::mem::ManuallyDrop::take(&mut (*place).assume_init_mut().node);
             (*place).write(Content { next_free: self.free });

@@ -25,8 +25,8 @@ impl<'a, T> KeyAdapter<'a> for ByBase<T> {
 
 /// The live regions of a provider, each with a value. Does not use the global allocator.
 ///
-/// A freed region is not found, even if another one begins at its address. Dropping the table drops the
-/// values; the memory of the regions is not touched.
+/// A freed region is not found, even if another one begins at its address. Dropping the table drops
+/// the values; the memory of the regions is not touched.
 pub struct RegionTable<T> {
     /// `None` until the first region: a tree cannot be made in a `const`.
     tree: Option<RBTree<ByBase<T>>>,
@@ -84,7 +84,8 @@ impl<T> RegionTable<T> {
     /// Returns the value of exactly this region.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if no live region begins there, [`Error::NotAllocated`] if another one does.
+    /// [`Error::ForeignAddress`] if no live region begins there, [`Error::NotAllocated`] if another
+    /// one does.
     pub fn get(&self, region: &Region) -> Result<&T> {
         let address = region.base();
         let node = self.tree.as_ref().and_then(|tree| tree.find(&address.to_bits()).get());
@@ -106,17 +107,17 @@ impl<T> RegionTable<T> {
         let node =
             self.tree.as_mut().and_then(|tree| tree.find_mut(&address.to_bits()).as_cursor().clone_pointer());
         let node = UnsafeRef::into_raw(node.ok_or(self.foreign(address))?);
-        // SAFETY: the pointer was made from a mutable one. Only the value of the node is borrowed, for as long
-        // as `self`.
+        // SAFETY: the pointer was made from a mutable one. Only the value of the node is borrowed,
+        // for as long as `self`.
         Ok(unsafe { &mut (*node).value })
     }
 
-    /// Returns the live region that contains `size` bytes at `address`, and its value. The range must be whole
-    /// pages of `page` bytes.
+    /// Returns the live region that contains `size` bytes at `address`, and its value. The range
+    /// must be whole pages of `page` bytes.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if no region contains the first byte. [`Error::InvalidArgument`] if the range
-    /// is not whole pages, or the region ends before it.
+    /// [`Error::ForeignAddress`] if no region contains the first byte. [`Error::InvalidArgument`]
+    /// if the range is not whole pages, or the region ends before it.
     pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, &T)> {
         if size == 0 || !address.is_aligned_to(page) || !size.is_multiple_of(page) {
             return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });

@@ -11,10 +11,11 @@ struct Parts {
     live: RegionTable<u64>,
 }
 
-/// Suballocates regions from the offsets `start..end`: addresses, or offsets in a file. Thread-safe.
+/// Suballocates regions from the offsets `start..end`: addresses, or offsets in a file.
+/// Thread-safe.
 ///
-/// The provider maps an offset to an address of this process when it allocates. Live regions never overlap
-/// in offsets. If the mapping is injective, they do not overlap in addresses either.
+/// The provider maps an offset to an address of this process when it allocates. Live regions never
+/// overlap in offsets. If the mapping is injective, they do not overlap in addresses either.
 pub struct Suballocator {
     parts: Lock<Parts>,
     owner: &'static str,
@@ -40,8 +41,8 @@ impl Suballocator {
         Ok(Self { parts: Lock::new(Parts { ranges, live: RegionTable::new(owner) }), owner })
     }
 
-    /// Allocates a region of `size` bytes at an offset that is a multiple of `align`, a power of two. `map`
-    /// returns the address of the offset. If it fails, nothing is allocated.
+    /// Allocates a region of `size` bytes at an offset that is a multiple of `align`, a power of
+    /// two. `map` returns the address of the offset. If it fails, nothing is allocated.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no free range is long enough; those of `map`.
@@ -77,7 +78,8 @@ impl Suballocator {
         }
     }
 
-    /// Allocates a region of whole pages of `page` bytes, for a suballocator whose offsets are addresses.
+    /// Allocates a region of whole pages of `page` bytes, for a suballocator whose offsets are
+    /// addresses.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no free range is long enough; those of [`Layout`].
@@ -98,7 +100,8 @@ impl Suballocator {
         self.parts.lock().live.get(region).copied()
     }
 
-    /// Returns the live region that contains these bytes, whole pages of `page` bytes, and its offset.
+    /// Returns the live region that contains these bytes, whole pages of `page` bytes, and its
+    /// offset.
     ///
     /// # Errors
     /// As [`RegionTable::holding`].
@@ -106,8 +109,8 @@ impl Suballocator {
         self.parts.lock().live.holding(address, size, page).map(|(region, place)| (region, *place))
     }
 
-    /// Frees a region. `unmap` runs before the offset can be allocated again. If it fails, the region stays
-    /// live.
+    /// Frees a region. `unmap` runs before the offset can be allocated again. If it fails, the
+    /// region stays live.
     ///
     /// # Errors
     /// As [`Suballocator::place_of`]; those of `unmap`.

@@ -73,8 +73,8 @@ impl<T: Zeroable, const FIRST: usize> Chunks<T, FIRST> {
         let (chunk, offset) =
             if (index as usize) < FIRST { (0, index as usize) } else { Self::locate(index) };
         let first = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
-        // SAFETY: a published chunk `k` has FIRST << k zero-initialised elements, is never unmapped,
-        // and `locate` yields an offset below that.
+        // SAFETY: a published chunk `k` has FIRST << k zero-initialised elements, is never
+        // unmapped, and `locate` yields an offset below that.
         Some(unsafe { first.add(offset).as_ref() })
     }
 
@@ -107,8 +107,8 @@ impl<T: Zeroable, const FIRST: usize> Drop for Chunks<T, FIRST> {
     fn drop(&mut self) {
         for (chunk, slot) in self.chunks.iter_mut().enumerate() {
             if let Some(first) = NonNull::new(*slot.get_mut()) {
-                // SAFETY: `self` is being dropped, so no reference into its chunks is left. The size is
-                // the one that the chunk was mapped with.
+                // SAFETY: `self` is being dropped, so no reference into its chunks is left. The
+                // size is the one that the chunk was mapped with.
                 unsafe { sys::unmap(first.cast(), (FIRST << chunk) * size_of::<T>()) };
             }
         }

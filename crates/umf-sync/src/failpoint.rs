@@ -1,21 +1,23 @@
 //! Failpoints: named points at which tests end, stop or delay a process.
 //!
-//! What a process leaves behind when it is killed depends on what it did last. Every change of state
-//! that another process or the kernel sees (a descriptor, a mapping, a ledger slot, a message) has a
-//! [`failpoint!`](crate::failpoint!) before or after it, and a test kills processes at each of them.
+//! What a process leaves behind when it is killed depends on what it did last. Every change of
+//! state that another process or the kernel sees (a descriptor, a mapping, a ledger slot, a
+//! message) has a [`failpoint!`](crate::failpoint!) before or after it, and a test kills processes
+//! at each of them.
 //!
-//! Without the feature `failpoints` they compile to nothing. The package `umf-tests` switches it on,
-//! and with it every test of the workspace has them. `UMF_FAILPOINTS` says what happens:
+//! Without the feature `failpoints` they compile to nothing. The package `umf-tests` switches it
+//! on, and with it every test of the workspace has them. `UMF_FAILPOINTS` says what happens:
 //!
 //! ```text
 //! UMF_FAILPOINTS="ledger.published:3=kill,upstream.allocated=sleep:20"
 //! ```
 //!
-//! kills the process with SIGKILL the third time that it reaches `ledger.published`, and lets it wait
-//! for 20 ms the first time that it reaches `upstream.allocated`. `stop` sends SIGSTOP; `:*` means
-//! each time.
+//! kills the process with SIGKILL the third time that it reaches `ledger.published`, and lets it
+//! wait for 20 ms the first time that it reaches `upstream.allocated`. `stop` sends SIGSTOP; `:*`
+//! means each time.
 //!
-//! A failpoint may stand anywhere: it takes no lock and allocates nothing. A name stands at one place.
+//! A failpoint may stand anywhere: it takes no lock and allocates nothing. A name stands at one
+//! place.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -49,8 +51,8 @@ pub enum Action {
     Sleep(u16),
 }
 
-// A plan: the action in the upper two bits, the milliseconds, and the time at which it happens; 0 is
-// each time.
+// A plan: the action in the upper two bits, the milliseconds, and the time at which it happens; 0
+// is each time.
 const KILL: u64 = 1 << 62;
 const STOP: u64 = 2 << 62;
 const SLEEP: u64 = 3 << 62;
@@ -157,8 +159,9 @@ pub fn names() -> Vec<&'static str> {
     names
 }
 
-/// Plans an action for the `nth` time from now (1 is the next) that this process reaches a failpoint;
-/// 0 is each time. Replaces the plan that it had. Returns false if there is no failpoint of this name.
+/// Plans an action for the `nth` time from now (1 is the next) that this process reaches a
+/// failpoint; 0 is each time. Replaces the plan that it had. Returns false if there is no failpoint
+/// of this name.
 #[must_use]
 pub fn arm(name: &str, nth: u32, action: Action) -> bool {
     read_variable();
@@ -223,8 +226,8 @@ fn plan(text: &str) -> Result<(), BadPlan> {
     Ok(())
 }
 
-/// Reads `UMF_FAILPOINTS` once, and returns the state. No thread waits for another one here: a child
-/// that is forked meanwhile does not have it.
+/// Reads `UMF_FAILPOINTS` once, and returns the state. No thread waits for another one here: a
+/// child that is forked meanwhile does not have it.
 #[allow(clippy::disallowed_methods, reason = "for tests alone, which have no rights that others lack")]
 fn read_variable() -> u8 {
     let state = STATE.load(Ordering::Acquire);

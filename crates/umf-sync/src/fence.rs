@@ -45,8 +45,8 @@ pub fn is_usable() -> bool {
     ABILITY.load(Ordering::Relaxed) == USABLE
 }
 
-/// Fences on the hot side: a compiler fence. A thread that calls [`heavy`] sees the calling thread's
-/// earlier writes before its later reads, if [`is_usable`].
+/// Fences on the hot side: a compiler fence. A thread that calls [`heavy`] sees the calling
+/// thread's earlier writes before its later reads, if [`is_usable`].
 #[inline(always)]
 pub fn light() {
     compiler_fence(Ordering::SeqCst);
@@ -69,8 +69,8 @@ fn probe_and_fence() {
     full();
 }
 
-/// Fences on the rare side: makes all threads of the process pass a full fence, or the calling thread
-/// only if not [`is_usable`].
+/// Fences on the rare side: makes all threads of the process pass a full fence, or the calling
+/// thread only if not [`is_usable`].
 pub fn heavy() {
     fence(Ordering::SeqCst);
     if !is_usable() {

@@ -1,9 +1,10 @@
 //! Fork handling: the gates that keep locks usable in a child, the generation of a process, and
 //! hooks around each fork.
 //!
-//! - Each [`crate::Lock`] passes a [gate](ForkGate), which a fork closes (`gate.rs` has the protocol).
-//!   Locks are not registered anywhere.
-//! - An object that a child must not use stores the [`generation`] in which it was made and compares.
+//! - Each [`crate::Lock`] passes a [gate](ForkGate), which a fork closes (`gate.rs` has the
+//!   protocol). Locks are not registered anywhere.
+//! - An object that a child must not use stores the [`generation`] in which it was made and
+//!   compares.
 //! - [`add_hooks`] adds functions that run before and after each fork.
 
 use core::marker::PhantomData;
@@ -58,8 +59,8 @@ pub struct Outer;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Leaf;
 
-/// The leaf gate for locks that may be acquired while the calling thread gets its index: those of an
-/// allocator that serves [`thread::current`], which calls `pthread_setspecific(3)`. Signals are
+/// The leaf gate for locks that may be acquired while the calling thread gets its index: those of
+/// an allocator that serves [`thread::current`], which calls `pthread_setspecific(3)`. Signals are
 /// blocked while a thread is inside. Costs two system calls and two atomic additions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeafUnindexed;
@@ -103,8 +104,8 @@ pub struct ForkGuard<G: ForkGate = Outer> {
 }
 
 impl<G: ForkGate> ForkGuard<G> {
-    /// Enters the gate. Waits for a fork that another thread has begun, unless the calling thread is
-    /// already inside.
+    /// Enters the gate. Waits for a fork that another thread has begun, unless the calling thread
+    /// is already inside.
     #[inline]
     #[must_use]
     pub fn new() -> Self {
@@ -306,9 +307,9 @@ pub fn sequence() -> u32 {
     SEQUENCE.load(Ordering::Relaxed)
 }
 
-/// Makes a fork close the outer gate before it runs the handlers that another library has registered
-/// up to now (`pthread_atfork(3)` runs the latest first). For a library whose functions are called
-/// while locks with the outer gate are held.
+/// Makes a fork close the outer gate before it runs the handlers that another library has
+/// registered up to now (`pthread_atfork(3)` runs the latest first). For a library whose functions
+/// are called while locks with the outer gate are held.
 ///
 /// # Errors
 /// [`Error::Native`] if there is no memory for it.
@@ -353,8 +354,8 @@ const MOST_HOOKS: usize = 32;
 
 static HOOKS: [AtomicPtr<Hooks>; MOST_HOOKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST_HOOKS];
 
-/// Runs `hooks` around each fork from now on, in no particular order. Adding the same hooks again has
-/// no effect.
+/// Runs `hooks` around each fork from now on, in no particular order. Adding the same hooks again
+/// has no effect.
 ///
 /// # Errors
 /// [`Error::TooMany`] past 32 hooks.
@@ -396,8 +397,8 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-/// Pins the shared library that contains `code`, unless that is the program itself. A thread with an
-/// index calls into it at thread exit, possibly after a `dlclose` of the library (a plugin).
+/// Pins the shared library that contains `code`, unless that is the program itself. A thread with
+/// an index calls into it at thread exit, possibly after a `dlclose` of the library (a plugin).
 ///
 /// Runs when the library is loaded, under the loader's locks. Later, these locks could be acquired
 /// under locks of umf, against the lock order.
@@ -416,8 +417,8 @@ fn stay_loaded(code: extern "C" fn()) {
     if info.dli_fname.is_null() || (begin..begin.saturating_add(sys::PAGE)).contains(&headers) {
         return;
     }
-    // SAFETY: the name comes from the loader. `RTLD_NOLOAD` loads nothing, so no constructor runs. The
-    // handle is leaked on purpose.
+    // SAFETY: the name comes from the loader. `RTLD_NOLOAD` loads nothing, so no constructor runs.
+    // The handle is leaked on purpose.
     unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
 }
 
@@ -499,7 +500,8 @@ mod tests {
         assert_eq!(generation(), before);
     }
 
-    /// Runs `act` in a thread that the standard library, which takes a lock for that, does not start.
+    /// Runs `act` in a thread that the standard library, which takes a lock for that, does not
+    /// start.
     fn in_plain_thread(act: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void) -> bool {
         let mut thread = 0;
         let none = core::ptr::null_mut();
@@ -547,7 +549,8 @@ mod tests {
         assert!(in_fork(|| HELD.try_lock().is_some()));
     }
 
-    /// A thread that holds a lock for long stops neither the fork for ever nor the others meanwhile.
+    /// A thread that holds a lock for long stops neither the fork for ever nor the others
+    /// meanwhile.
     #[test]
     fn slow_holder_stops_others_for_a_while_only() {
         static SLOW: Lock<()> = Lock::new(());

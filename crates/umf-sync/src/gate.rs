@@ -4,13 +4,14 @@
 //! child for ever. So a fork must happen while no other thread holds a lock.
 //!
 //! Each thread counts the locks that it holds or waits for in its own *count word*. A thread whose
-//! count is above 0 is *inside*. Before its first lock it checks the gate. The forking thread closes
-//! the gate, fences all threads (`membarrier(2)`), and waits until every count word is 0. After the
-//! fork it opens the gate, in the parent and in the child.
+//! count is above 0 is *inside*. Before its first lock it checks the gate. The forking thread
+//! closes the gate, fences all threads (`membarrier(2)`), and waits until every count word is 0.
+//! After the fork it opens the gate, in the parent and in the child.
 //!
 //! Rules, each with the deadlock that it prevents:
-//! 1. A thread counts itself, fences, checks the gate, then takes the lock. A thread that is already
-//!    inside does not check: it would wait for the gate while the forking thread waits for it.
+//! 1. A thread counts itself, fences, checks the gate, then takes the lock. A thread that is
+//!    already inside does not check: it would wait for the gate while the forking thread waits for
+//!    it.
 //! 2. The gate stores the thread that closed it. That thread passes, and may close the gate again
 //!    (`fork` in a handler of `pthread_atfork(3)`).
 //! 3. A gate that stays closed too long opens again, until the slow thread is outside or the same
@@ -20,9 +21,9 @@
 //!    before it begins.
 //! 5. A thread that sleeps on a lock is inside. A thread that waits for a condition is outside.
 //!
-//! Not covered: a thread that forks while it holds a lock that another thread waits for (the waiting
-//! thread is inside and cannot leave); two threads that both fork while they hold locks; a thread
-//! without a count word that forks while it holds a lock; raw `clone(2)`.
+//! Not covered: a thread that forks while it holds a lock that another thread waits for (the
+//! waiting thread is inside and cannot leave); two threads that both fork while they hold locks; a
+//! thread without a count word that forks while it holds a lock; raw `clone(2)`.
 
 use core::sync::atomic::Ordering;
 
@@ -124,8 +125,8 @@ impl<W: GateWord> Gate<W> {
         }
     }
 
-    /// Enters with the shared count word. If the calling thread is already inside and another thread
-    /// is closing the gate, this waits until rule 3 opens it.
+    /// Enters with the shared count word. If the calling thread is already inside and another
+    /// thread is closing the gate, this waits until rule 3 opens it.
     #[cold]
     pub(crate) fn enter_without_word<M: Machine<Word = W>>(&self) {
         let me = M::me();
@@ -216,8 +217,8 @@ impl<W: GateWord> Gate<W> {
         true
     }
 
-    /// Opens the gate until the slow thread is outside or the time is over. Doubles the time for the
-    /// next attempt.
+    /// Opens the gate until the slow thread is outside or the time is over. Doubles the time for
+    /// the next attempt.
     fn open_a_while<M: Machine<Word = W>>(&self, slow: &W, patience: M::Patience) -> M::Patience {
         self.set_open::<M>();
         let mut patience = patience.double();

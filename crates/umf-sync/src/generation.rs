@@ -1,7 +1,7 @@
 //! The generation of a process: a number that differs between a process and its forked children.
 //!
-//! It lies in a page that the kernel zeroes in a child (`MADV_WIPEONFORK`, `madvise(2)`, Linux 4.14).
-//! If the kernel refuses that, the child's handler of `fork(3)` zeroes it.
+//! It lies in a page that the kernel zeroes in a child (`MADV_WIPEONFORK`, `madvise(2)`, Linux
+//! 4.14). If the kernel refuses that, the child's handler of `fork(3)` zeroes it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};

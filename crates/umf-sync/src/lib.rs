@@ -39,8 +39,8 @@ pub use sequence::SequenceLock;
 pub use sys::BlockedSignals;
 pub use wipe_on_fork::WipeOnForkWord;
 
-/// A point at which tests end, stop or delay the process: `failpoint!("ledger.published")`. Compiles
-/// to nothing without the feature `failpoints`.
+/// A point at which tests end, stop or delay the process: `failpoint!("ledger.published")`.
+/// Compiles to nothing without the feature `failpoints`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint {

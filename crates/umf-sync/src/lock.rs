@@ -21,8 +21,8 @@ const SPINS: u32 = 100;
 
 /// A lock around a `T`, for a `static` or a field. It may be moved while it is free.
 ///
-/// `G` is the fork gate that the lock passes: [`Outer`], or [`crate::fork::Leaf`] for a lock that is
-/// acquired while locks of another library with fork handlers are held.
+/// `G` is the fork gate that the lock passes: [`Outer`], or [`crate::fork::Leaf`] for a lock that
+/// is acquired while locks of another library with fork handlers are held.
 ///
 /// A lock is not poisoned: if its holder panics, it is free afterwards.
 #[derive(Debug, Default)]
@@ -65,8 +65,8 @@ impl<T, G: ForkGate> Lock<T, G> {
         LockGuard { lock: self, _entry: entry }
     }
 
-    /// Takes the lock if it is free. Does not wait for its holder, but waits for a fork that another
-    /// thread has begun.
+    /// Takes the lock if it is free. Does not wait for its holder, but waits for a fork that
+    /// another thread has begun.
     #[inline]
     pub fn try_lock(&self) -> Option<LockGuard<'_, T, G>> {
         let entry = ForkGuard::new();

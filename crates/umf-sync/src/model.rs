@@ -1,5 +1,5 @@
-//! What the models for loom share: words, how far the models go, and what they reached. (`loom_` tests; in full with
-//! `tests/run --loom`.)
+//! What the models for loom share: words, how far the models go, and what they reached. (`loom_`
+//! tests; in full with `tests/run --loom`.)
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -8,15 +8,16 @@ use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::words::{Number, Word};
 
-/// Runs a model with at most so many preemptions, in which nearly all mistakes show; with `--cfg loom` with `in_full` of them (`None`:
-/// every interleaving).
+/// Runs a model with at most so many preemptions, in which nearly all mistakes show; with
+/// `--cfg loom` with `in_full` of them (`None`: every interleaving).
 pub fn explore(preemptions: usize, in_full: Option<usize>, run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = if cfg!(loom) { in_full } else { Some(preemptions) };
     builder.check(run);
 }
 
-/// The states that a model reached, in any interleaving: one that never gets anywhere proves nothing.
+/// The states that a model reached, in any interleaving: one that never gets anywhere proves
+/// nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Reached(Arc<Mutex<BTreeSet<&'static str>>>);
 
@@ -42,12 +43,13 @@ impl Reached {
 
 /// A word as loom has it.
 ///
-/// Of the accesses to a word loom 0.7 remembers the last only, and of two loads it believes that their order means nothing.
-/// So a thread that loads a word and then stores into it hides its store: loom does not see any more that it could as
-/// well have come before another thread's earlier load, and leaves such interleavings out (issues 166 and 392 of
-/// tokio-rs/loom). That is how most counts are written. Therefore each load comes with a store into a second word.
-/// The order of stores means something, so that loom tries the loads in every order; and no thread reads what is stored, so
-/// that it orders nothing for the threads.
+/// Of the accesses to a word loom 0.7 remembers the last only, and of two loads it believes that
+/// their order means nothing. So a thread that loads a word and then stores into it hides its
+/// store: loom does not see any more that it could as well have come before another thread's
+/// earlier load, and leaves such interleavings out (issues 166 and 392 of tokio-rs/loom). That is
+/// how most counts are written. Therefore each load comes with a store into a second word. The
+/// order of stores means something, so that loom tries the loads in every order; and no thread
+/// reads what is stored, so that it orders nothing for the threads.
 #[derive(Debug)]
 pub struct ModelWord<A = AtomicU64> {
     value: A,
@@ -70,8 +72,9 @@ impl<A> ModelWord<A> {
     }
 }
 
-/// loom 0.7 takes sequentially consistent accesses for acquiring and releasing ones; its fences are what they say. So such a
-/// load comes after a fence here, and such a store before one, which orders them as the memory model does.
+/// loom 0.7 takes sequentially consistent accesses for acquiring and releasing ones; its fences are
+/// what they say. So such a load comes after a fence here, and such a store before one, which
+/// orders them as the memory model does.
 fn fence_at(order: Ordering) {
     if order == Ordering::SeqCst {
         fence(order);

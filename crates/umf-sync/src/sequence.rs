@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::chunks::Zeroable;
 use crate::words::Number;
 
-/// The *sequence* of a record. It is odd while the record is being written, and while it is withdrawn.
+/// The *sequence* of a record. It is odd while the record is being written, and while it is
+/// withdrawn.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SequenceLock<W = AtomicU64>(W);
@@ -36,8 +37,8 @@ impl Default for SequenceLock {
     }
 }
 
-/// Returns the sequence of a record after the writer with this ticket has written it. 0 is that of a
-/// record that was never written.
+/// Returns the sequence of a record after the writer with this ticket has written it. 0 is that of
+/// a record that was never written.
 #[must_use]
 pub const fn stamp_of(ticket: u64) -> u64 {
     ticket.wrapping_mul(2).wrapping_add(2)
@@ -66,12 +67,13 @@ impl<W: Number> SequenceLock<W> {
         unsafe { &*core::ptr::from_ref(word).cast() }
     }
 
-    /// Runs `write` with the sequence odd, and leaves a new even sequence. The caller excludes other
-    /// writers.
+    /// Runs `write` with the sequence odd, and leaves a new even sequence. The caller excludes
+    /// other writers.
     pub fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         let open = self.0.load(Ordering::Relaxed) | 1;
         self.0.store(open, Ordering::Relaxed);
-        // A reader that sees a word that `write` stored also sees this odd sequence, or a later one.
+        // A reader that sees a word that `write` stored also sees this odd sequence, or a later
+        // one.
         W::fence(Ordering::Release);
         let result = write();
         self.0.store(open.wrapping_add(1), Ordering::Release);
@@ -97,9 +99,9 @@ impl<W: Number> SequenceLock<W> {
         (before & 1 == 0 && self.0.load(Ordering::Relaxed) == before).then_some((before, content))
     }
 
-    /// Runs the look-up `look` once. If it finds nothing, that is [`Settled::Nothing`] only if no write
-    /// overlapped. Comparing the inspected entry before and after would not be enough: numbers are
-    /// reused, so an entry can change and change back (ABA).
+    /// Runs the look-up `look` once. If it finds nothing, that is [`Settled::Nothing`] only if no
+    /// write overlapped. Comparing the inspected entry before and after would not be enough:
+    /// numbers are reused, so an entry can change and change back (ABA).
     pub fn settled<T>(&self, look: impl FnOnce() -> Option<T>) -> Settled<T> {
         let before = self.0.load(Ordering::Acquire);
         if let Some(found) = look() {
@@ -110,9 +112,9 @@ impl<W: Number> SequenceLock<W> {
         if is_settled { Settled::Nothing } else { Settled::Unknown }
     }
 
-    /// Writes a record of a ring with the ticket (below 2^63) of the writer. Returns `false` and writes
-    /// nothing if another writer is in the record (it was overtaken by a whole round), or a writer with
-    /// a later ticket was. Does not block.
+    /// Writes a record of a ring with the ticket (below 2^63) of the writer. Returns `false` and
+    /// writes nothing if another writer is in the record (it was overtaken by a whole round), or a
+    /// writer with a later ticket was. Does not block.
     ///
     /// While a writer is in the record, every other writer is turned away. The writer in the record
     /// stores the sequence last.
@@ -130,8 +132,8 @@ impl<W: Number> SequenceLock<W> {
         true
     }
 
-    /// Reads a record of a ring: its ticket, and the result of `fields`. `None` if it is being written
-    /// or was never written.
+    /// Reads a record of a ring: its ticket, and the result of `fields`. `None` if it is being
+    /// written or was never written.
     pub fn read_record<T>(&self, fields: impl FnOnce() -> T) -> Option<(u64, T)> {
         let (stamp, content) = self.read_stamped(fields)?;
         Some((stamp.checked_sub(2)? / 2, content))

@@ -83,7 +83,8 @@ pub(crate) fn register_barrier() -> bool {
     membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED)
 }
 
-/// Has every running thread of this process pass a full memory fence; `false` if the kernel does not.
+/// Has every running thread of this process pass a full memory fence; `false` if the kernel does
+/// not.
 pub(crate) fn barrier() -> bool {
     membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
 }

@@ -46,8 +46,8 @@ impl<T: Zeroable, const FIRST: usize> Table<T, FIRST> {
         self.records.get(number)
     }
 
-    /// Returns record 0, which is never allocated. The records up to `FIRST` follow it in memory: for hot
-    /// paths that handle larger numbers on another path.
+    /// Returns record 0, which is never allocated. The records up to `FIRST` follow it in memory:
+    /// for hot paths that handle larger numbers on another path.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if no memory can be mapped.

@@ -33,8 +33,8 @@ impl ThreadIndex {
 const NONE: u32 = 0;
 const ENDED: u32 = u32::MAX;
 
-// The thread-local word: 0 before the first use, `u32::MAX` while the thread ends, otherwise the index
-// plus one.
+// The thread-local word: 0 before the first use, `u32::MAX` while the thread ends, otherwise the
+// index plus one.
 
 struct Numbers {
     next: u32,
@@ -117,8 +117,8 @@ fn enter() -> Option<ThreadIndex> {
     Some(ThreadIndex(number))
 }
 
-/// Returns the key whose destructor runs at thread exit. Lock-free: a child that is forked meanwhile
-/// does not have the thread that it would wait for.
+/// Returns the key whose destructor runs at thread exit. Lock-free: a child that is forked
+/// meanwhile does not have the thread that it would wait for.
 fn exit_key() -> Option<libc::pthread_key_t> {
     /// The key plus one.
     static KEY: AtomicU64 = AtomicU64::new(0);

@@ -1,9 +1,11 @@
-//! A word of thread-local storage that is read without a call, wherever the reading code was compiled to.
+//! A word of thread-local storage that is read without a call, wherever the reading code was
+//! compiled to.
 //!
-//! Code of a library cannot know that it ends up in a program and not in a shared object, so the compiler has it call the dynamic
-//! linker for each `thread_local!`; where the linker finds out better, the registers that were saved for that call still
-//! are. With the *initial-exec* model of thread-local storage (Drepper, ELF Handling For Thread-Local Storage, 4.3), the offset
-//! from the thread pointer is one load; a shared object that is opened at run time takes the word from the
+//! Code of a library cannot know that it ends up in a program and not in a shared object, so the
+//! compiler has it call the dynamic linker for each `thread_local!`; where the linker finds out
+//! better, the registers that were saved for that call still are. With the *initial-exec* model of
+//! thread-local storage (Drepper, ELF Handling For Thread-Local Storage, 4.3), the offset from the
+//! thread pointer is one load; a shared object that is opened at run time takes the word from the
 //! surplus that the C library keeps for that. Rust has no stable way to ask for it but assembly.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
@@ -52,7 +54,8 @@ mod model {
 
     #[inline(always)]
     pub(in crate::word) fn set(word: u32) {
-        // SAFETY: writes the calling thread's own word, which nothing but these two functions knows.
+        // SAFETY: writes the calling thread's own word, which nothing but these two functions
+        // knows.
         unsafe {
             core::arch::asm!(
                 concat!("mov {offset}, qword ptr [rip + ", name!(), "@GOTTPOFF]"),
@@ -84,7 +87,8 @@ mod model {
     }
 }
 
-/// The calling thread's word, 0 at first. (What is read fills a register; to say so saves clearing its upper half.)
+/// The calling thread's word, 0 at first. (What is read fills a register; to say so saves clearing
+/// its upper half.)
 #[inline(always)]
 pub(crate) fn get() -> u64 {
     model::get()

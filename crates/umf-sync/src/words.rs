@@ -1,5 +1,5 @@
-//! [`Word`] and [`Number`]: the atomics of lock-free protocols as traits. The protocols are generic over
-//! them, so that the model checker's atomics (`model`, a feature) can replace the machine's.
+//! [`Word`] and [`Number`]: the atomics of lock-free protocols as traits. The protocols are generic
+//! over them, so that the model checker's atomics (`model`, a feature) can replace the machine's.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -45,9 +45,9 @@ pub trait Word<V = u64> {
 
 /// An atomic integer. Each read-modify-write returns the old value.
 pub trait Number<V = u64>: Word<V> {
-    /// Stores with release ordering. In the modification order the store follows every `fetch_max` that
-    /// read the value it replaces, since a read-modify-write is atomic. loom 0.7 does not model that for
-    /// stores, so its implementation swaps.
+    /// Stores with release ordering. In the modification order the store follows every `fetch_max`
+    /// that read the value it replaces, since a read-modify-write is atomic. loom 0.7 does not
+    /// model that for stores, so its implementation swaps.
     fn store_after_max(&self, value: V);
     /// Stores the maximum of both values.
     fn fetch_max(&self, value: V, order: Ordering) -> V;

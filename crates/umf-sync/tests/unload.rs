@@ -10,7 +10,8 @@ use std::process::Command;
 const SOURCE: &str = "#[unsafe(no_mangle)]\n\
     pub extern \"C\" fn number() -> u32 { umf_sync::thread::current().map_or(u32::MAX, |own| own.get()) }\n";
 
-/// The library, built in a package of its own. `None`, with a line that says why, where its dependencies are not at hand.
+/// The library, built in a package of its own. `None`, with a line that says why, where its
+/// dependencies are not at hand.
 fn built() -> Option<PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let package = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unload");

@@ -2,8 +2,8 @@
 
 use crate::IdList;
 
-/// An access class of a node (`/sys/devices/system/node/nodeN/accessM`): the performance of its memory as seen from its
-/// nearest initiators.
+/// An access class of a node (`/sys/devices/system/node/nodeN/accessM`): the performance of its
+/// memory as seen from its nearest initiators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessClass {
     /// The nearest initiators. The kernel reports no performance for others.
@@ -26,8 +26,8 @@ pub struct Performance {
 }
 
 impl Performance {
-    /// Returns the key by which bandwidths compare: read bandwidth, then write bandwidth. A missing value is
-    /// replaced by the other; `None` if both are missing.
+    /// Returns the key by which bandwidths compare: read bandwidth, then write bandwidth. A missing
+    /// value is replaced by the other; `None` if both are missing.
     #[must_use]
     pub fn bandwidth(&self) -> Option<(u64, u64)> {
         let (read, write) = (self.read_bandwidth, self.write_bandwidth);
@@ -35,8 +35,8 @@ impl Performance {
             .then(|| (read.or(write).unwrap_or(0), write.or(read).unwrap_or(0)))
     }
 
-    /// Returns the key by which latencies compare: read latency, then write latency. A missing value is
-    /// replaced by the other; `None` if both are missing.
+    /// Returns the key by which latencies compare: read latency, then write latency. A missing
+    /// value is replaced by the other; `None` if both are missing.
     #[must_use]
     pub fn latency(&self) -> Option<(u64, u64)> {
         let (read, write) = (self.read_latency, self.write_latency);

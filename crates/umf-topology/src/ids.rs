@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A set of node or processor numbers, in ascending order. It is parsed and displayed in the kernel's list format,
-/// `0-3,8`.
+/// A set of node or processor numbers, in ascending order. It is parsed and displayed in the
+/// kernel's list format, `0-3,8`.
 ///
 /// The memory use depends on the number of ranges, not on the number of ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -22,9 +22,9 @@
 //! | the names of spaces in settings | [`SpaceName`] |
 //! | the topology of a machine as text | [`Recording`] |
 //!
-//! A [`Topology`] is a snapshot, read from sysfs and `/proc/self/status`; later hotplug or cpuset changes need a new
-//! one. This crate neither allocates nor binds memory; providers do. Files are validated: content that the kernel would
-//! not write is an [`Error`] that names the file.
+//! A [`Topology`] is a snapshot, read from sysfs and `/proc/self/status`; later hotplug or cpuset
+//! changes need a new one. This crate neither allocates nor binds memory; providers do. Files are
+//! validated: content that the kernel would not write is an [`Error`] that names the file.
 
 mod access;
 mod error;

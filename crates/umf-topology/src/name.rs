@@ -5,8 +5,9 @@ use std::str::FromStr;
 
 use crate::{Attribute, Basis, Choice, Initiator, Result, Topology};
 
-/// The name of a memory space: `all`, `highest-capacity`, `highest-bandwidth` or `lowest-latency`. The last two are seen
-/// from the processors that this process may run on, or from `@any`, `@cpu3` or `@node1`: `highest-bandwidth@node1`.
+/// The name of a memory space: `all`, `highest-capacity`, `highest-bandwidth` or `lowest-latency`.
+/// The last two are seen from the processors that this process may run on, or from `@any`, `@cpu3`
+/// or `@node1`: `highest-bandwidth@node1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpaceName {
     /// The attribute of which the space has the best nodes; `None` for all nodes.

@@ -8,12 +8,13 @@ use crate::{AccessClass, IdList, Performance};
 pub struct Node {
     /// The number of the node, below [`Node::LIMIT`].
     pub id: u32,
-    /// The online processors of the node. Without processors the node is memory only (high-bandwidth memory, CXL) or a
-    /// device.
+    /// The online processors of the node. Without processors the node is memory only
+    /// (high-bandwidth memory, CXL) or a device.
     pub cpus: IdList,
     /// The memory of the node.
     pub memory: Memory,
-    /// Distances to all online nodes, by number (10 is local; the firmware's SLIT). Empty if the kernel reports none.
+    /// Distances to all online nodes, by number (10 is local; the firmware's SLIT). Empty if the
+    /// kernel reports none.
     pub distances: Vec<(u32, u32)>,
     /// Performance as seen from the nearest initiators, devices included (`access0`).
     pub access: Option<AccessClass>,
@@ -75,8 +76,8 @@ impl Node {
         self.distances.get(index).map(|&(_, distance)| distance)
     }
 
-    /// Returns the performance as seen from node `initiator`. The kernel reports it only for the nearest initiators; the
-    /// class of processors takes precedence.
+    /// Returns the performance as seen from node `initiator`. The kernel reports it only for the
+    /// nearest initiators; the class of processors takes precedence.
     #[must_use]
     pub fn performance_from(&self, initiator: u32) -> Option<Performance> {
         [&self.access_from_cpus, &self.access]

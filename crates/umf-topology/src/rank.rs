@@ -13,7 +13,8 @@ pub enum Attribute {
     Capacity,
     /// Read bandwidth, then write bandwidth; more is better. Needs an HMAT table.
     Bandwidth,
-    /// Read latency, then write latency; less is better. Without an HMAT table, distances are compared.
+    /// Read latency, then write latency; less is better. Without an HMAT table, distances are
+    /// compared.
     Latency,
 }
 
@@ -21,7 +22,8 @@ pub enum Attribute {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Initiator {
-    /// The processors that this process was allowed to run on when the topology was read (affinity and cpuset).
+    /// The processors that this process was allowed to run on when the topology was read (affinity
+    /// and cpuset).
     #[default]
     Process,
     /// Each processor of the machine.
@@ -59,11 +61,12 @@ pub struct Choice {
 type Score = (u8, (u64, u64));
 
 impl Topology {
-    /// Returns the best nodes of a space: the union, over all initiators, of the best nodes of each. It has several nodes
-    /// if nodes are equal, or if initiators differ.
+    /// Returns the best nodes of a space: the union, over all initiators, of the best nodes of
+    /// each. It has several nodes if nodes are equal, or if initiators differ.
     ///
-    /// The kernel reports the performance of a node only as seen from its nearest initiators. So an initiator compares the
-    /// nodes to which it is nearest. If there are none, it is ignored for bandwidth, and compares distances for latency.
+    /// The kernel reports the performance of a node only as seen from its nearest initiators. So an
+    /// initiator compares the nodes to which it is nearest. If there are none, it is ignored for
+    /// bandwidth, and compares distances for latency.
     ///
     /// # Errors
     /// - [`Error::NoPerformanceData`]: the machine has no data for the comparison.
@@ -82,8 +85,8 @@ impl Topology {
         Ok(Choice { space, basis: scores.basis })
     }
 
-    /// Returns all nodes of a space, best first. The rank of a node is the best over all initiators; nodes without a rank
-    /// come last.
+    /// Returns all nodes of a space, best first. The rank of a node is the best over all
+    /// initiators; nodes without a rank come last.
     ///
     /// # Errors
     /// As [`Topology::best`].
@@ -108,7 +111,8 @@ impl Topology {
     /// Returns the nodes with the highest bandwidth that this process may use.
     ///
     /// # Errors
-    /// As [`Topology::best`]. Without an HMAT table, [`Error::NoPerformanceData`] unless there is only one node.
+    /// As [`Topology::best`]. Without an HMAT table, [`Error::NoPerformanceData`] unless there is
+    /// only one node.
     pub fn highest_bandwidth(&self, from: Initiator) -> Result<Choice> {
         self.best(&self.all(), Attribute::Bandwidth, from)
     }

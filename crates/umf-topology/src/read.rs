@@ -1,5 +1,5 @@
-//! Reads and validates the files of a topology: the folders of nodes, amounts of memory, and the cpuset of this process
-//! (`/proc/self/status`).
+//! Reads and validates the files of a topology: the folders of nodes, amounts of memory, and the
+//! cpuset of this process (`/proc/self/status`).
 
 use std::cell::RefCell;
 use std::str::FromStr;
@@ -70,7 +70,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the entries of a folder whose names are `prefix`, a number, `suffix`, ascending by number.
+    /// Returns the entries of a folder whose names are `prefix`, a number, `suffix`, ascending by
+    /// number.
     fn numbered(&self, folder: &str, prefix: &str, suffix: &str) -> Result<Vec<(u64, String)>> {
         let mut found = Vec::new();
         for name in self.source.entries(folder)?.unwrap_or_default() {
@@ -226,7 +227,8 @@ impl Reader<'_> {
                 .filter(|size| size.is_power_of_two())
                 .ok_or_else(|| self.malformed(&pool, &kilobytes.to_string(), "a size of a page"))?;
             let pages = |name: &str| self.number(&format!("{pool}/{name}"));
-            // A recording has folders only as parts of paths, so the file decides whether there is a pool.
+            // A recording has folders only as parts of paths, so the file decides whether there is
+            // a pool.
             if let Some(count) = pages("nr_hugepages")? {
                 pools.push(HugePool { page_size, pages: count, free: pages("free_hugepages")?.unwrap_or(0) });
             }
@@ -245,7 +247,8 @@ impl Reader<'_> {
 }
 
 impl Reader<'_> {
-    /// Reads total and free memory from a file with lines such as `Node 0 MemTotal: 1024 kB` or `MemTotal: 1024 kB`.
+    /// Reads total and free memory from a file with lines such as `Node 0 MemTotal: 1024 kB` or
+    /// `MemTotal: 1024 kB`.
     pub(crate) fn memory(&self, path: &str) -> Result<Memory> {
         let text = self.text_with(path, &["MemTotal:", "MemFree:"])?;
         let text = text.ok_or_else(|| Error::Missing { path: self.source.path(path) })?;

@@ -6,9 +6,9 @@ use std::ops::Bound;
 
 use crate::{Result, Source, read};
 
-/// The files that describe the topology of a machine, as one text. It has a line `PATH:LINE` for each line of each file, as
-/// `grep -r ""` prints them, and a line `PATH` for a link. Paths begin with `sys/` or `proc/`. Lines that begin with `#` are
-/// comments.
+/// The files that describe the topology of a machine, as one text. It has a line `PATH:LINE` for
+/// each line of each file, as `grep -r ""` prints them, and a line `PATH` for a link. Paths begin
+/// with `sys/` or `proc/`. Lines that begin with `#` are comments.
 ///
 /// ```
 /// let recording = umf_topology::Recording::new("sys/devices/system/node/online:0-1\n");
@@ -32,7 +32,8 @@ impl Recording {
         Self { files }
     }
 
-    /// Records the files that [`crate::Topology::read`] reads from a source, for use on another machine or in a report.
+    /// Records the files that [`crate::Topology::read`] reads from a source, for use on another
+    /// machine or in a report.
     ///
     /// # Errors
     /// As [`crate::Topology::read`].

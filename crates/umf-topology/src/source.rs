@@ -19,7 +19,8 @@ enum Kind {
 
 /// Limit of the size of a file. The longest is `/proc/self/status` of a process with many groups.
 const MAX_FILE_SIZE: usize = 1 << 20;
-/// Limit of the entries of a folder. The folders that are listed have little more than one per node.
+/// Limit of the entries of a folder. The folders that are listed have little more than one per
+/// node.
 const MAX_ENTRIES: usize = 4096;
 
 impl Source {

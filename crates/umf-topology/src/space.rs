@@ -7,7 +7,8 @@ use crate::{IdList, Node};
 
 /// An ordered set of nodes for memory placement. Earlier nodes are preferred.
 ///
-/// It holds the data of its nodes as of the reading of the topology, and does not depend on the [`crate::Topology`].
+/// It holds the data of its nodes as of the reading of the topology, and does not depend on the
+/// [`crate::Topology`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemorySpace {
     nodes: Vec<Arc<Node>>,

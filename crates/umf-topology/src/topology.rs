@@ -28,7 +28,8 @@ pub struct Tier {
 impl Topology {
     /// Reads the topology of this machine, as this process sees it. It reads a few files per node.
     ///
-    /// A kernel without NUMA has one node, 0, with all processors and all memory ([`Topology::has_numa`]).
+    /// A kernel without NUMA has one node, 0, with all processors and all memory
+    /// ([`Topology::has_numa`]).
     ///
     /// # Errors
     /// [`Error::NoSysfs`] if sysfs is not mounted; others if a file cannot be read or is malformed.
@@ -86,7 +87,8 @@ impl Topology {
         &self.tiers
     }
 
-    /// Returns whether the kernel supports NUMA. If not, there is one node, and placing memory on it has no effect.
+    /// Returns whether the kernel supports NUMA. If not, there is one node, and placing memory on
+    /// it has no effect.
     #[must_use]
     pub const fn has_numa(&self) -> bool {
         self.has_numa

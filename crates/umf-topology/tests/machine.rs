@@ -1,4 +1,5 @@
-//! A machine whose nodes are known: what is read is what QEMU was qemu_table (`tests/vm/boots/numa`).
+//! A machine whose nodes are known: what is read is what QEMU was qemu_table
+//! (`tests/vm/boots/numa`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -7,8 +8,8 @@ use std::collections::BTreeMap;
 
 use umf_topology::{Initiator, MemorySpace, Topology};
 
-/// Returns a table of the QEMU configuration: entries of numbers, such as `0:1:21;0:2:13;`. Returns `None`, and prints a
-/// note, on other machines.
+/// Returns a table of the QEMU configuration: entries of numbers, such as `0:1:21;0:2:13;`. Returns
+/// `None`, and prints a note, on other machines.
 fn qemu_table(test: &str, variable: &str) -> Option<Vec<Vec<Option<u64>>>> {
     let Ok(text) = std::env::var(variable) else {
         println!("umf-skip: {test}: needs the known nodes of tests/vm/run numa");
@@ -140,7 +141,8 @@ fn spaces_follow_the_performance_data() {
     let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is this function's, and large enough for processor 0.
     unsafe { libc::CPU_SET(0, &mut only) };
-    // SAFETY: the set lives through the call. (This is the first thread, whose affinity /proc/self/status has.)
+    // SAFETY: the set lives through the call. (This is the first thread, whose affinity
+    // /proc/self/status has.)
     let set = unsafe { libc::sched_setaffinity(libc::getpid(), size_of_val(&only), &raw const only) };
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     let pinned = Topology::of_this_machine().unwrap();

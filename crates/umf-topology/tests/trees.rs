@@ -46,7 +46,8 @@ fn recording_survives_its_text() {
     }
 }
 
-/// Found by the fuzz target: folders of which nothing is read were counted, and were not in what is kept of them.
+/// Found by the fuzz target: folders of which nothing is read were counted, and were not in what is
+/// kept of them.
 #[test]
 fn folders_without_relevant_files_are_ignored() {
     let more = "sys/devices/system/node/node3/hugepages/hugepages-524288kB/surplus_hugepages:7\n\
@@ -219,7 +220,8 @@ fn offline_nodes_are_listed_only() {
     let topology = Tree::new(HBM).with(&format!("{NODES}/possible"), "0-5\n").read().unwrap();
     assert_eq!((topology.offline().to_string().as_str(), topology.nodes().len()), ("4-5", 4));
     assert!(topology.node(4).is_none() && topology.space([4]).is_err());
-    // A node that went: others keep their numbers, and rows of distances are of those that are there.
+    // A node that went: others keep their numbers, and rows of distances are of those that are
+    // there.
     let mut tree =
         Tree::new(HBM).without("node1/").without("/node1").with(&format!("{NODES}/online"), "0,2-3\n");
     for (node, row) in [(0, "10 13 31"), (2, "13 10 28"), (3, "31 28 10")] {

@@ -51,7 +51,8 @@ fn check_memory(name: &str, set: &Set, provider: &ProviderRef) -> Result<()> {
     }
 }
 
-/// Builds the pool `[pool.<name>]` over `provider`. Keys that the set leaves out come from `pool.defaults`.
+/// Builds the pool `[pool.<name>]` over `provider`. Keys that the set leaves out come from
+/// `pool.defaults`.
 pub(crate) fn pool(
     settings: &Settings,
     name: &str,
@@ -77,8 +78,8 @@ pub(crate) fn pool(
     Ok(pool)
 }
 
-/// Configures deferred frees. Keys other than the defaults are an error for a kind that does not support
-/// them.
+/// Configures deferred frees. Keys other than the defaults are an error for a kind that does not
+/// support them.
 fn apply_on_free(pool: &dyn umf_core::Pool, keys: &PoolKeys) -> Result<()> {
     if keys.on_free == OnFree::Release || keys.max_held != 0 {
         let controls = pool.controls().ok_or(missing("holding freed memory"))?;

@@ -12,8 +12,9 @@ use crate::{Error, Pool, Result, exporter};
 
 /// A block of a [`Pool`]. Dropping a block retires its handles and frees it.
 ///
-/// A block borrows its pool, or owns a share of it: [`Pool::allocate_owned`] returns an [`OwnedBlock`],
-/// which can be stored in any struct and sent to any thread. The content of a new block is undefined.
+/// A block borrows its pool, or owns a share of it: [`Pool::allocate_owned`] returns an
+/// [`OwnedBlock`], which can be stored in any struct and sent to any thread. The content of a new
+/// block is undefined.
 pub struct Block<'p> {
     pool: BlockPool<'p>,
     address: Address,
@@ -74,13 +75,13 @@ impl<'p> Block<'p> {
         )
     }
 
-    /// Returns a view of the memory as elements of `T`: as many as fit completely. Other processes may
-    /// read and write shared memory at the same time. If devices use the memory too, hold a
+    /// Returns a view of the memory as elements of `T`: as many as fit completely. Other processes
+    /// may read and write shared memory at the same time. If devices use the memory too, hold a
     /// [`Block::cpu_access`] during the use of the view.
     ///
     /// # Errors
-    /// [`Error::Inaccessible`] for device memory; [`Error::Memory`] with `BadAlignment` if the block is
-    /// not aligned for `T`: see [`Pool::allocate_aligned`].
+    /// [`Error::Inaccessible`] for device memory; [`Error::Memory`] with `BadAlignment` if the
+    /// block is not aligned for `T`: see [`Pool::allocate_aligned`].
     ///
     /// # Examples
     /// ```
@@ -94,12 +95,13 @@ impl<'p> Block<'p> {
     /// ```
     pub fn view<T: Plain>(&self) -> Result<View<'_, T>> {
         let pointer = self.pointer()?;
-        // SAFETY: the block is live and host-accessible until `self` is dropped, which the result borrows.
+        // SAFETY: the block is live and host-accessible until `self` is dropped, which the result
+        // borrows.
         Ok(unsafe { View::<u8>::new(pointer, self.size) }?.cast()?)
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block. The device copies if the memory is not
-    /// host-accessible. A copy by the CPU is bracketed as [`Block::cpu_access`] does.
+    /// Copies `into.len()` bytes at `offset` out of the block. The device copies if the memory is
+    /// not host-accessible. A copy by the CPU is bracketed as [`Block::cpu_access`] does.
     ///
     /// # Errors
     /// - [`Error::Ipc`] with `OutOfBounds`: nothing is copied.
@@ -120,8 +122,8 @@ impl<'p> Block<'p> {
     /// As [`Block::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         if let Some((transfer, to)) = self.device_copy(offset, from.len())? {
-            // SAFETY: the range lies in the block, which is live as long as `self`; there are no references into
-            // device memory.
+            // SAFETY: the range lies in the block, which is live as long as `self`; there are no
+            // references into device memory.
             return Ok(unsafe { transfer.write(to, from) }?);
         }
         let part = self.range(offset, from.len())?;
@@ -141,8 +143,8 @@ impl<'p> Block<'p> {
             return Ok(());
         };
         let base = self.address.checked_add(offset as u64).unwrap_or(self.address);
-        // SAFETY: the caller has checked that the range lies in the block and is host-accessible. The block is live,
-        // and `copy` makes no references into it.
+        // SAFETY: the caller has checked that the range lies in the block and is host-accessible.
+        // The block is live, and `copy` makes no references into it.
         let bracket = unsafe { CpuAccess::begin(Some(host_access), base, length, access) }?;
         copy();
         Ok(bracket.end()?)
@@ -152,7 +154,8 @@ impl<'p> Block<'p> {
         self.pool().provider().host_access()
     }
 
-    /// Returns the provider's copy functions and the address of `offset`, or `None` if the CPU can copy.
+    /// Returns the provider's copy functions and the address of `offset`, or `None` if the CPU can
+    /// copy.
     fn device_copy(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
         let provider = self.pool().provider();
         if provider.memory_kind().is_host_accessible() {
@@ -176,8 +179,8 @@ impl<'p> Block<'p> {
     /// Returns private memory as a slice.
     ///
     /// # Errors
-    /// [`Error::Inaccessible`] for device memory, and for shared memory, which other processes may write
-    /// at any time: use [`Block::view`].
+    /// [`Error::Inaccessible`] for device memory, and for shared memory, which other processes may
+    /// write at any time: use [`Block::view`].
     pub fn as_uninit_mut(&mut self) -> Result<&mut [MaybeUninit<u8>]> {
         if self.pool().provider().visibility() == Visibility::Shared {
             return Err(Error::Inaccessible(
@@ -186,17 +189,19 @@ impl<'p> Block<'p> {
             ));
         }
         let pointer = self.pointer()?;
-        // SAFETY: the block is live, private to this process and mutably borrowed. `MaybeUninit` allows any content.
+        // SAFETY: the block is live, private to this process and mutably borrowed. `MaybeUninit`
+        // allows any content.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), self.size) })
     }
 
-    /// Exports the block until the guard is dropped. The handle stays valid as long as the block is live
-    /// and its export is cached.
+    /// Exports the block until the guard is dropped. The handle stays valid as long as the block is
+    /// live and its export is cached.
     ///
     /// # Errors
     /// [`Error::Ipc`]: memory that cannot be exported, limits.
     pub fn export(&self) -> Result<Export<'static>> {
-        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no references.
+        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
+        // references.
         Ok(unsafe { exporter()?.get_with_len(self.address, self.size) }?)
     }
 
@@ -205,20 +210,22 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::export`].
     pub fn handle(&self) -> Result<Handle> {
-        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no references.
+        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
+        // references.
         Ok(unsafe { exporter()?.handle_with_len(self.address, self.size) }?)
     }
 
-    /// Frees the block once `completion` is ready, for example when a device has finished its work. Does
-    /// not block. The handles are retired at once; the memory is not reused before the completion is
-    /// ready. See [`umf_core::DeferredFree::free_after`].
+    /// Frees the block once `completion` is ready, for example when a device has finished its work.
+    /// Does not block. The handles are retired at once; the memory is not reused before the
+    /// completion is ready. See [`umf_core::DeferredFree::free_after`].
     ///
     /// # Errors
     /// [`Error::Memory`] with the unchanged block if this kind of pool does not support it.
     #[expect(clippy::result_large_err, reason = "the block comes back")]
     pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
         let freed = match self.pool().as_core().deferred_free() {
-            // SAFETY: `self` owns the block, no borrow of it is left, and on success it is not freed again.
+            // SAFETY: `self` owns the block, no borrow of it is left, and on success it is not
+            // freed again.
             Some(deferred) => unsafe { deferred.free_after(self.address, completion) },
             None => Err(missing("freeing with a completion")),
         };
@@ -231,8 +238,8 @@ impl<'p> Block<'p> {
         }
     }
 
-    /// Returns the block as registered memory of a [`crate::link::Link`]: messages are sent from it and
-    /// received into it with one copy, and handed over with none. Make it once and reuse it.
+    /// Returns the block as registered memory of a [`crate::link::Link`]: messages are sent from it
+    /// and received into it with one copy, and handed over with none. Make it once and reuse it.
     ///
     /// # Errors
     /// As [`Block::handle`] and [`Block::view`].
@@ -246,23 +253,24 @@ impl<'p> Block<'p> {
     #[expect(clippy::must_use_candidate, reason = "also called to leave a block allocated")]
     pub fn into_address(self) -> Address {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the field is read once, and `ManuallyDrop` keeps it from being dropped a second time.
+        // SAFETY: the field is read once, and `ManuallyDrop` keeps it from being dropped a second
+        // time.
         drop(unsafe { std::ptr::read(&raw const this.pool) });
         this.address
     }
 }
 
 impl Block<'_> {
-    /// Begins an access of the CPU to memory that devices may use too, and returns its guard. For use
-    /// around several copies, or around accesses through a view. [`Block::read`] and [`Block::write`]
-    /// bracket themselves. Costs nothing for memory that no device uses.
+    /// Begins an access of the CPU to memory that devices may use too, and returns its guard. For
+    /// use around several copies, or around accesses through a view. [`Block::read`] and
+    /// [`Block::write`] bracket themselves. Costs nothing for memory that no device uses.
     ///
     /// # Errors
     /// [`Error::Memory`]: the driver's error. [`Error::Inaccessible`] for device memory.
     pub fn cpu_access(&self, access: Access) -> Result<CpuAccess<'_>> {
         self.view::<u8>()?;
-        // SAFETY: the block is live while borrowed, and `view` has checked that it is host-accessible. References into
-        // it need a mutable borrow of the block.
+        // SAFETY: the block is live while borrowed, and `view` has checked that it is
+        // host-accessible. References into it need a mutable borrow of the block.
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.address(), self.len(), access) }?)
     }
 }

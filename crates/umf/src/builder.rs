@@ -32,7 +32,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Changes further settings of the slab pool. Settings that `change` does not touch keep their values.
+    /// Changes further settings of the slab pool. Settings that `change` does not touch keep their
+    /// values.
     ///
     /// # Examples
     /// ```
@@ -56,23 +57,24 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the size in bytes of the largest block that is pooled. A larger block is a region of its own.
+    /// Sets the size in bytes of the largest block that is pooled. A larger block is a region of
+    /// its own.
     #[must_use]
     pub fn max_poolable_size(mut self, bytes: usize) -> Self {
         self.slab = self.slab.max_poolable_size(bytes);
         self
     }
 
-    /// Sets what happens to the content of a block that is freed while other processes have it open.
-    /// Default: [`OnFree::Hold`].
+    /// Sets what happens to the content of a block that is freed while other processes have it
+    /// open. Default: [`OnFree::Hold`].
     #[must_use]
     pub fn on_free(mut self, on_free: OnFree) -> Self {
         self.slab = self.slab.on_free(on_free);
         self
     }
 
-    /// Limits the bytes of freed memory that are held because other processes have it open. Beyond the
-    /// limit, allocating fails. 0 is unlimited. Default: 0.
+    /// Limits the bytes of freed memory that are held because other processes have it open. Beyond
+    /// the limit, allocating fails. 0 is unlimited. Default: 0.
     #[must_use]
     pub fn max_held(mut self, bytes: u64) -> Self {
         self.slab = self.slab.max_held(bytes);
@@ -86,22 +88,24 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets how many events each thread's history keeps; see [`Pool::history`]. Default: 0, no history.
+    /// Sets how many events each thread's history keeps; see [`Pool::history`]. Default: 0, no
+    /// history.
     #[must_use]
     pub fn history(mut self, events: u32) -> Self {
         self.checks = self.checks.history(events);
         self
     }
 
-    /// Sets what is reported about blocks that are live when the pool is dropped or the process exits.
-    /// Default: [`Leaks::Off`].
+    /// Sets what is reported about blocks that are live when the pool is dropped or the process
+    /// exits. Default: [`Leaks::Off`].
     #[must_use]
     pub fn leaks(mut self, leaks: Leaks) -> Self {
         self.checks = self.checks.leaks(leaks);
         self
     }
 
-    /// Sets which memory is filled with a pattern, to detect use after free. Default: [`Poison::Off`].
+    /// Sets which memory is filled with a pattern, to detect use after free. Default:
+    /// [`Poison::Off`].
     #[must_use]
     pub fn poison(mut self, poison: Poison) -> Self {
         self.checks = self.checks.poison(poison);
@@ -115,7 +119,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets how many bytes the pool allocates from the provider when it is built, and keeps. Default: 0.
+    /// Sets how many bytes the pool allocates from the provider when it is built, and keeps.
+    /// Default: 0.
     #[must_use]
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.slab = self.slab.reserve(bytes);

@@ -17,8 +17,8 @@ use umf_runtime::checked::{CheckSettings, Checked, Leaks};
 /// # fn main() { assert_eq!(vec![7; 1000].iter().sum::<i32>(), 7000); }
 /// ```
 ///
-/// The pool is created on first use, and its metadata is never freed. It works in both processes after a
-/// fork.
+/// The pool is created on first use, and its metadata is never freed. It works in both processes
+/// after a fork.
 #[derive(Debug)]
 pub struct GlobalPool {
     pool: AtomicPtr<SlabPool>,
@@ -42,11 +42,11 @@ impl GlobalPool {
         }
     }
 
-    /// Sets what is written to standard error about blocks that are live when the process exits. Every
-    /// program has some. Default: [`Leaks::Off`].
+    /// Sets what is written to standard error about blocks that are live when the process exits.
+    /// Every program has some. Default: [`Leaks::Off`].
     ///
-    /// With [`Leaks::Sites`] the call stack of one in `sample` allocations is recorded; 0 acts as 1. Symbol
-    /// names need allocations, so stacks are files and offsets, for `addr2line`.
+    /// With [`Leaks::Sites`] the call stack of one in `sample` allocations is recorded; 0 acts as
+    /// 1. Symbol names need allocations, so stacks are files and offsets, for `addr2line`.
     #[must_use]
     pub const fn leaks(mut self, leaks: Leaks, sample: u32) -> Self {
         self.leaks = leaks;
@@ -69,7 +69,8 @@ impl GlobalPool {
         (!checked.is_null()).then(|| unsafe { &*checked })
     }
 
-    /// Returns the pool where [`Self::pool`] has none: creates it, or returns the one with leak reporting.
+    /// Returns the pool where [`Self::pool`] has none: creates it, or returns the one with leak
+    /// reporting.
     #[cold]
     fn create(&self) -> Option<&'static dyn Pool> {
         if let Some(checked) = self.checked() {
@@ -105,8 +106,8 @@ impl Default for GlobalPool {
     }
 }
 
-// SAFETY: by the contract of `Pool`, blocks are aligned, large enough, disjoint and valid until freed. No function here
-// unwinds or allocates from the global allocator.
+// SAFETY: by the contract of `Pool`, blocks are aligned, large enough, disjoint and valid until
+// freed. No function here unwinds or allocates from the global allocator.
 unsafe impl GlobalAlloc for GlobalPool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let block = umf_core::Layout::try_from(layout).ok().and_then(|layout| {

@@ -49,10 +49,10 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
 
 /// Returns the history as a JSON document.
 ///
-/// It has `format`, `pool`, `read_at_ns`, `forgotten` and `events`. An event has `at_ns`, `thread`, `kind`
-/// (`allocate`, `free`, `allocate-refused`, `free-refused`, `trim`, `written-after-free`), `address`,
-/// `size`, `block_size`, and the `reason` of an error. Both times are nanoseconds since the creation of
-/// the pool. [`Event`] explains the fields.
+/// It has `format`, `pool`, `read_at_ns`, `forgotten` and `events`. An event has `at_ns`, `thread`,
+/// `kind` (`allocate`, `free`, `allocate-refused`, `free-refused`, `trim`, `written-after-free`),
+/// `address`, `size`, `block_size`, and the `reason` of an error. Both times are nanoseconds since
+/// the creation of the pool. [`Event`] explains the fields.
 ///
 /// # Examples
 /// ```

@@ -1,4 +1,5 @@
-//! Reports of blocks that were never freed, with their allocation sites. The key `leaks` enables them.
+//! Reports of blocks that were never freed, with their allocation sites. The key `leaks` enables
+//! them.
 //!
 //! ```
 //! # fn main() -> umf::Result<()> {
@@ -13,8 +14,8 @@
 #[doc(inline)]
 pub use umf_core::leaks::{CodePlace, LeakReport, LeakSite, LeakSize, LeakTime, Stack};
 
-/// Installs the symbol resolver, with which reports show functions, files and lines. Does nothing without
-/// the feature `sites`.
+/// Installs the symbol resolver, with which reports show functions, files and lines. Does nothing
+/// without the feature `sites`.
 #[cfg(any(feature = "config", feature = "slab"))]
 pub(crate) fn install_resolver() {
     #[cfg(feature = "sites")]

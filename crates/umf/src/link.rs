@@ -29,8 +29,9 @@
 //! }
 //! ```
 //!
-//! [`builder`] starts with the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and its
-//! importer. Change it as needed, and bind, connect or join with it. `docs/link.md` has the guarantees.
+//! [`builder`] starts with the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and
+//! its importer. Change it as needed, and bind, connect or join with it. `docs/link.md` has the
+//! guarantees.
 
 use std::time::Duration;
 

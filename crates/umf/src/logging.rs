@@ -13,8 +13,8 @@ use umf_os::output;
 
 use crate::settings::{Log, LogLevel, LogOutput};
 
-/// Installs a subscriber that writes events to the configured output. Has no effect if the application
-/// has installed a subscriber.
+/// Installs a subscriber that writes events to the configured output. Has no effect if the
+/// application has installed a subscriber.
 pub(crate) fn start(log: &Log) {
     match &log.output {
         LogOutput::Stderr => install(log, |line| output::stderr().write_all(line)),
@@ -48,8 +48,8 @@ fn install(log: &Log, write: impl Fn(&[u8]) -> io::Result<()> + Send + Sync + 's
 
 /// A subscriber that writes each event as a line, unbuffered.
 ///
-/// It has no lock, because a forked child could find it taken. It has no thread-local storage, because an
-/// exiting thread may log after its destruction; `tracing_subscriber::fmt` panics then.
+/// It has no lock, because a forked child could find it taken. It has no thread-local storage,
+/// because an exiting thread may log after its destruction; `tracing_subscriber::fmt` panics then.
 struct LineWriter<W> {
     level: Level,
     timestamp: bool,

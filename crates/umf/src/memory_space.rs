@@ -44,14 +44,15 @@ pub fn provider(space: &MemorySpace, policy: &Policy) -> Result<Arc<HostProvider
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Policy {
-    /// On the nodes of the space only. A page lies on the node nearest to the thread that first touches it,
-    /// while that node has free memory. When all nodes are full, touching a page triggers the OOM killer.
+    /// On the nodes of the space only. A page lies on the node nearest to the thread that first
+    /// touches it, while that node has free memory. When all nodes are full, touching a page
+    /// triggers the OOM killer.
     #[default]
     Bind,
     /// On the first node of the space while it has free memory, then on others.
     Preferred,
-    /// On the nodes of the space while they have free memory, the nearest first; then on others. Before
-    /// Linux 5.15, the node with the lowest number is preferred.
+    /// On the nodes of the space while they have free memory, the nearest first; then on others.
+    /// Before Linux 5.15, the node with the lowest number is preferred.
     PreferredMany,
     /// Interleaved over the nodes of the space.
     Interleave {
@@ -69,7 +70,8 @@ impl Policy {
     ///
     /// # Errors
     /// [`crate::Error::Topology`]: the space is empty, or the firmware does not report the bandwidth that
-    /// the weights need. [`crate::Error::Memory`]: the number of weights is not the number of nodes.
+    /// the weights need. [`crate::Error::Memory`]: the number of weights is not the number of
+    /// nodes.
     pub fn on(&self, space: &MemorySpace) -> Result<Numa> {
         let Some(first) = space.ids().next() else {
             return Err(umf_topology::Error::Empty.into());
@@ -98,8 +100,8 @@ pub enum Weights {
     Equal,
     /// Proportional to the node's memory.
     Capacity,
-    /// Proportional to the node's bandwidth from its nearest processors, so that all nodes finish a scan of
-    /// a region at the same time. Needs an HMAT table.
+    /// Proportional to the node's bandwidth from its nearest processors, so that all nodes finish a
+    /// scan of a region at the same time. Needs an HMAT table.
     Bandwidth,
     /// One weight per node, in the order of the space; 0 is no share.
     Given(Vec<u32>),

@@ -25,11 +25,11 @@ use crate::{Block, OwnedBlock, Result};
 
 /// A pool of memory blocks.
 ///
-/// Blocks borrow their pool, or own a share of it ([`Pool::allocate_owned`]), and free themselves when
-/// dropped. A clone is the same pool. All methods may be called from several threads at once.
+/// Blocks borrow their pool, or own a share of it ([`Pool::allocate_owned`]), and free themselves
+/// when dropped. A clone is the same pool. All methods may be called from several threads at once.
 ///
-/// `&Pool` is an allocator for `allocator_api2::vec::Vec` and `hashbrown::HashMap`, if the memory is
-/// host-accessible.
+/// `&Pool` is an allocator for `allocator_api2::vec::Vec` and `hashbrown::HashMap`, if the memory
+/// is host-accessible.
 #[derive(Clone)]
 pub struct Pool {
     pool: PoolRef,
@@ -37,8 +37,8 @@ pub struct Pool {
 
 /// An `Arc<dyn Pool>` with the address of its content cached.
 ///
-/// An `Arc` of a trait object computes that address from the alignment in the vtable at each access.
-/// That would be a tenth of the cost of an allocation.
+/// An `Arc` of a trait object computes that address from the alignment in the vtable at each
+/// access. That would be a tenth of the cost of an allocation.
 #[derive(Clone)]
 struct PoolRef {
     /// Points into `_owner`.
@@ -72,7 +72,8 @@ impl Pool {
     /// `[pool.shared]` and `[provider.shared]`.
     ///
     /// # Errors
-    /// [`crate::Error::Settings`] and others if the settings cannot be used; [`crate::Error::Memory`].
+    /// [`crate::Error::Settings`] and others if the settings cannot be used;
+    /// [`crate::Error::Memory`].
     #[cfg(feature = "host")]
     pub fn shared() -> Result<Self> {
         #[cfg(feature = "config")]
@@ -95,8 +96,8 @@ impl Pool {
     }
 
     /// Opens the pool `isolated`: shared host memory in which each block is a memory file of its
-    /// own. A process that opens a block has no access to any other block. Each block costs an fd, a
-    /// mapping and system calls. Its settings are `[pool.isolated]` and `[provider.isolated]`.
+    /// own. A process that opens a block has no access to any other block. Each block costs an fd,
+    /// a mapping and system calls. Its settings are `[pool.isolated]` and `[provider.isolated]`.
     ///
     /// # Errors
     /// As [`Pool::shared`].
@@ -121,12 +122,13 @@ impl Pool {
         Self::over_core(name, assembly::provider(settings, &settings.pool(name)?.provider)?.into())
     }
 
-    /// Opens the pool `[pool.<provider>]` of the settings over the provider `[provider.<provider>]`.
-    /// The name of a kind (`level-zero`, `cuda`, `dma-buf`) is a provider with the defaults of that
-    /// kind.
+    /// Opens the pool `[pool.<provider>]` of the settings over the provider
+    /// `[provider.<provider>]`. The name of a kind (`level-zero`, `cuda`, `dma-buf`) is a provider
+    /// with the defaults of that kind.
     ///
     /// # Errors
-    /// As [`Pool::named`]. If there is no such device, [`crate::Error::Memory`] says what is missing.
+    /// As [`Pool::named`]. If there is no such device, [`crate::Error::Memory`] says what is
+    /// missing.
     #[cfg(feature = "config")]
     pub fn over(provider: &str) -> Result<Self> {
         Self::over_core(provider, assembly::provider(crate::settings()?, provider)?.into())
@@ -161,8 +163,8 @@ impl Pool {
         crate::PoolBuilder::default()
     }
 
-    /// Allocates a block of `size` bytes. Its alignment is 16, or `size` rounded up to a power of two
-    /// if that is less.
+    /// Allocates a block of `size` bytes. Its alignment is 16, or `size` rounded up to a power of
+    /// two if that is less.
     ///
     /// # Errors
     /// [`crate::Error::Memory`]: zero size, overflow, out of memory, a limit reached, or shared memory in
@@ -176,7 +178,8 @@ impl Pool {
     /// Allocates a block of `size` bytes at a multiple of `align`, a power of two.
     ///
     /// # Errors
-    /// As [`Pool::allocate`]; an alignment that is no power of two, or larger than the provider supports.
+    /// As [`Pool::allocate`]; an alignment that is no power of two, or larger than the provider
+    /// supports.
     #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> Result<Block<'_>> {
         let layout = Layout::new(size, align)?;
@@ -184,8 +187,8 @@ impl Pool {
         Ok(Block::new(self, address, size))
     }
 
-    /// Allocates as [`Pool::allocate`] a block that keeps its pool alive. This costs one more atomic
-    /// increment and decrement.
+    /// Allocates as [`Pool::allocate`] a block that keeps its pool alive. This costs one more
+    /// atomic increment and decrement.
     ///
     /// # Errors
     /// As [`Pool::allocate`].
@@ -206,8 +209,8 @@ impl Pool {
         Ok(self.allocate(size)?.into_owned())
     }
 
-    /// Returns free memory to the provider until at most `keep` bytes of free memory are left. Returns
-    /// the number of bytes released.
+    /// Returns free memory to the provider until at most `keep` bytes of free memory are left.
+    /// Returns the number of bytes released.
     ///
     /// # Errors
     /// [`crate::Error::Memory`]: the provider's error.
@@ -215,9 +218,9 @@ impl Pool {
         Ok(self.pool.trim(keep)?)
     }
 
-    /// Allocates from the provider until the pool has at least `bytes`, live blocks included. Pages are
-    /// populated if the provider supports it. The memory stays in the pool until [`Pool::trim`].
-    /// Returns the number of bytes added.
+    /// Allocates from the provider until the pool has at least `bytes`, live blocks included. Pages
+    /// are populated if the provider supports it. The memory stays in the pool until
+    /// [`Pool::trim`]. Returns the number of bytes added.
     ///
     /// # Errors
     /// [`crate::Error::Memory`]: the provider's error, and then no memory was added; or this kind of
@@ -226,8 +229,9 @@ impl Pool {
         Ok(self.pool.reserves().ok_or(missing("reserving memory"))?.reserve(bytes)?)
     }
 
-    /// Applies the release policy (`max_cached`, `release_after_ms`) now. Returns the number of bytes
-    /// released. Threads apply it as they allocate and free, so this is for a program that is idle.
+    /// Applies the release policy (`max_cached`, `release_after_ms`) now. Returns the number of
+    /// bytes released. Threads apply it as they allocate and free, so this is for a program that is
+    /// idle.
     ///
     /// # Errors
     /// [`crate::Error::Memory`]: the provider's error.
@@ -235,8 +239,9 @@ impl Pool {
         self.pool.reserves().map_or(Ok(0), |reserves| Ok(reserves.purge()?))
     }
 
-    /// Sets the callback that runs before an allocation fails for lack of memory. It may free blocks and
-    /// trim this pool and others, and returns whether to retry; see [`umf_core::out_of_memory`].
+    /// Sets the callback that runs before an allocation fails for lack of memory. It may free
+    /// blocks and trim this pool and others, and returns whether to retry; see
+    /// [`umf_core::out_of_memory`].
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool has no such callback.
@@ -245,16 +250,16 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits, for at most `timeout`, until all deferred frees of this pool are reclaimed: until other
-    /// processes have closed the freed blocks and each [`crate::Completion`] is ready. Returns what is
-    /// still held then. Held memory is never reused.
+    /// Waits, for at most `timeout`, until all deferred frees of this pool are reclaimed: until
+    /// other processes have closed the freed blocks and each [`crate::Completion`] is ready.
+    /// Returns what is still held then. Held memory is never reused.
     pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
         self.pool.controls().map_or_else(DeferredStatistics::default, |controls| controls.drain(timeout))
     }
 
-    /// Sets what happens to blocks that are freed while other processes have them open. If more than
-    /// `max_held_bytes` are held for that reason, allocating fails with [`umf_core::Error::HeldLimit`];
-    /// 0 is unlimited.
+    /// Sets what happens to blocks that are freed while other processes have them open. If more
+    /// than `max_held_bytes` are held for that reason, allocating fails with
+    /// [`umf_core::Error::HeldLimit`]; 0 is unlimited.
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool does not support it.
@@ -263,8 +268,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns a snapshot of the pool's regions: live blocks and free memory. [`crate::map`] renders it as
-    /// SVG and JSON.
+    /// Returns a snapshot of the pool's regions: live blocks and free memory. [`crate::map`]
+    /// renders it as SVG and JSON.
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool has no map.
@@ -282,8 +287,8 @@ impl Pool {
         Ok(history.ok_or(missing("a history, or is not set to keep one"))?)
     }
 
-    /// Calls `visit` with a report of the live blocks. With [`crate::PoolBuilder::leaks`] the report has
-    /// the allocation sites.
+    /// Calls `visit` with a report of the live blocks. With [`crate::PoolBuilder::leaks`] the
+    /// report has the allocation sites.
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool has no such report.
@@ -322,8 +327,8 @@ impl Pool {
     }
 }
 
-// SAFETY: blocks of a pool do not move until they are freed. The reference keeps the pool alive, and copies of
-// the reference are the same pool. Memory that the CPU cannot access is refused.
+// SAFETY: blocks of a pool do not move until they are freed. The reference keeps the pool alive,
+// and copies of the reference are the same pool. Memory that the CPU cannot access is refused.
 unsafe impl Allocator for &Pool {
     fn allocate(&self, layout: std::alloc::Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.size() == 0 {

@@ -22,18 +22,19 @@ struct Process {
     importer: Importer,
 }
 
-/// The singletons, set once and never freed. A failed initialisation leaves it null: the next call tries
-/// again, since the missing resource (fds, memory, a readable file) may be available by then.
+/// The singletons, set once and never freed. A failed initialisation leaves it null: the next call
+/// tries again, since the missing resource (fds, memory, a readable file) may be available by then.
 ///
-/// This is neither a `OnceLock` nor a `Mutex`, because a child that is forked while another thread holds
-/// one would wait for ever.
+/// This is neither a `OnceLock` nor a `Mutex`, because a child that is forked while another thread
+/// holds one would wait for ever.
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// The owner of [`InitLock`]: the fork generation of its process plus one, or 0.
 static INIT_OWNER: AtomicU32 = AtomicU32::new(0);
 /// The importers registered by the program.
 static IMPORTS: Lock<Vec<Arc<dyn Import>>> = Lock::new(Vec::new());
 
-/// A spin lock around the initialisation of [`PROCESS`]. A forked child takes it over from its parent.
+/// A spin lock around the initialisation of [`PROCESS`]. A forked child takes it over from its
+/// parent.
 struct InitLock;
 
 impl InitLock {
@@ -41,7 +42,8 @@ impl InitLock {
         let own = fork::generation().wrapping_add(1).max(1);
         loop {
             let owner = INIT_OWNER.load(Ordering::Relaxed);
-            // An owner of another generation is a thread of the parent, which does not exist in this process.
+            // An owner of another generation is a thread of the parent, which does not exist in
+            // this process.
             let is_free = owner != own;
             if is_free
                 && INIT_OWNER.compare_exchange(owner, own, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -67,8 +69,8 @@ fn current() -> Option<&'static Process> {
 /// Initialises umf with the settings of `loader`, in place of those of files and the environment.
 ///
 /// # Errors
-/// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if the settings
-/// cannot be used.
+/// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if the
+/// settings cannot be used.
 #[cfg(feature = "config")]
 pub fn init(loader: Loader) -> Result<()> {
     let _lock = InitLock::acquire();
@@ -97,7 +99,8 @@ fn process() -> Result<&'static Process> {
 fn publish(process: Process) -> &'static Process {
     let process: &'static Process = Box::leak(Box::new(process));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
-    // Importers registered so far. `register_import` adds later ones itself, since it finds `PROCESS` set.
+    // Importers registered so far. `register_import` adds later ones itself, since it finds
+    // `PROCESS` set.
     let imports = IMPORTS.lock().clone();
     for import in imports {
         process.importer.add_import(import);
@@ -138,7 +141,8 @@ fn create(loader: Loader) -> Result<Process> {
     }
     let mut builder = Importer::builder().settings(importer);
     for kind in registry::provider_kinds() {
-        // The settings of the set named after the kind, else of the first set of the kind, else the defaults.
+        // The settings of the set named after the kind, else of the first set of the kind, else the
+        // defaults.
         let loaded = settings.loaded();
         let named = loaded.of_kind("provider", &kind).find(|name| *name == kind);
         let name = named.or_else(|| loaded.of_kind("provider", &kind).next()).unwrap_or(&kind);
@@ -194,8 +198,8 @@ pub fn importer() -> Result<&'static Importer> {
     Ok(&process()?.importer)
 }
 
-/// Registers an importer for one more kind of memory, for use by [`open`]. Replaces an earlier importer
-/// of the same kind.
+/// Registers an importer for one more kind of memory, for use by [`open`]. Replaces an earlier
+/// importer of the same kind.
 pub fn register_import(import: Arc<dyn Import>) {
     let kind = import.kind();
     let replaced: Vec<_> = {

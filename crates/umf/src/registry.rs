@@ -1,7 +1,7 @@
 //! Kinds of provider and pool, by the names that `umf.toml` and variables use.
 //!
-//! A kind implements [`ProviderFactory`] or [`PoolFactory`]; its keys are a struct that [`settings!`]
-//! defines. One line registers it, before the first use of umf:
+//! A kind implements [`ProviderFactory`] or [`PoolFactory`]; its keys are a struct that
+//! [`settings!`] defines. One line registers it, before the first use of umf:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -108,7 +108,8 @@ static PROVIDERS: Lock<BTreeMap<&'static str, ProviderEntry>> = Lock::new(BTreeM
 static POOLS: Lock<BTreeMap<&'static str, PoolEntry>> = Lock::new(BTreeMap::new());
 
 /// Registers a kind of provider. Call it before settings are first read: sets of a kind that is
-/// registered later are ignored. Replaces an earlier kind of the same name, except the kinds of umf.
+/// registered later are ignored. Replaces an earlier kind of the same name, except the kinds of
+/// umf.
 pub fn register_provider<F: ProviderFactory>() {
     PROVIDERS.lock().insert(F::KIND, provider_entry::<F>());
 }

@@ -25,8 +25,8 @@ use umf_runtime::checked::CheckSettings;
 
 use crate::{Result, registry};
 
-/// Pools and providers that exist without being declared. Each name guarantees properties of the memory:
-/// see `docs/architecture.md`, terms.
+/// Pools and providers that exist without being declared. Each name guarantees properties of the
+/// memory: see `docs/architecture.md`, terms.
 pub(crate) const MEMORY: [&str; 3] = ["shared", "private", "isolated"];
 
 /// The default kind of a pool.
@@ -48,22 +48,23 @@ umf_core::settings! {
     /// The section `[ipc]`.
     #[non_exhaustive]
     pub struct Ipc {
-        /// How file descriptors are transferred: "auto", or "pidfd", "procfs", "socket", or several of them
-        /// in the order to try (["procfs", "pidfd"] or "procfs,pidfd"). No other method than those named
-        /// is tried.
+        /// How file descriptors are transferred: "auto", or "pidfd", "procfs", "socket", or several
+        /// of them in the order to try (["procfs", "pidfd"] or "procfs,pidfd"). No other method
+        /// than those named is tried.
         pub exchange: Exchange = Exchange::Auto;
-        /// Which process may ptrace this one, set with PR_SET_PTRACER: "none" makes no call, "any", or a
-        /// process id. Refused in ./umf.toml.
+        /// Which process may ptrace this one, set with PR_SET_PTRACER: "none" makes no call, "any",
+        /// or a process id. Refused in ./umf.toml.
         pub ptracer: Ptracer as Trusted<Ptracer> = Ptracer::None;
-        /// Limit of the exports that an exporter caches; 0 is unlimited. Also UMF_MAX_CREATED_IPC_HANDLES.
+        /// Limit of the exports that an exporter caches; 0 is unlimited. Also
+        /// UMF_MAX_CREATED_IPC_HANDLES.
         pub max_created_handles: u64 = 0;
         /// Limit of the mappings that an importer caches; 0 is unlimited. Also
         /// UMF_MAX_OPENED_IPC_HANDLES.
         pub max_opened_handles: u64 = 0;
         /// Limit of the bytes of mappings that an importer caches; 0 is unlimited.
         pub max_opened_bytes: u64 as ByteSize = 0;
-        /// What happens at a limit if all entries are in use: "soft" exceeds the limit, "hard" makes the
-        /// open fail.
+        /// What happens at a limit if all entries are in use: "soft" exceeds the limit, "hard"
+        /// makes the open fail.
         pub limit: LimitPolicy = LimitPolicy::Soft;
         /// Number of shards of the importer's cache: "auto", or a power of two.
         pub importer_shards: Option<u32> as Auto<u32> = None, "\"auto\" or a power of two from 1 to 65536"
@@ -71,9 +72,9 @@ umf_core::settings! {
         /// Timeout of an exchange over a socket, in milliseconds.
         pub open_timeout("open_timeout_ms"): Duration as Milliseconds = Duration::from_secs(2),
             "a whole number of milliseconds, at least 1" if |time| !time.is_zero();
-        /// Whether an open takes a lease. While a lease is held, freed memory is not reused. "off" is for
-        /// processes that can neither open files through /proc nor connect to the exporter's socket, and
-        /// that check is_current themselves.
+        /// Whether an open takes a lease. While a lease is held, freed memory is not reused. "off"
+        /// is for processes that can neither open files through /proc nor connect to the exporter's
+        /// socket, and that check is_current themselves.
         pub leases: Leases = Leases::On;
     }
 }
@@ -191,15 +192,15 @@ umf_core::settings! {
         pub shared_limit: String = "none".to_owned();
         /// Limit of the bytes that this pool holds; 0 is unlimited.
         pub memory_limit: u64 as ByteSize = 0;
-        /// What happens to a block that is freed while other processes have it open: "hold" keeps its
-        /// content until they have closed it, "release" releases its pages at once (it then reads as
-        /// zero). In both cases its address is not reused before they have closed it.
+        /// What happens to a block that is freed while other processes have it open: "hold" keeps
+        /// its content until they have closed it, "release" releases its pages at once (it then
+        /// reads as zero). In both cases its address is not reused before they have closed it.
         pub on_free: OnFree = OnFree::Hold;
-        /// Limit of the bytes of freed memory that are held for that reason. Beyond it, allocating fails.
-        /// 0 is unlimited. Held bytes count towards memory_limit too.
+        /// Limit of the bytes of freed memory that are held for that reason. Beyond it, allocating
+        /// fails. 0 is unlimited. Held bytes count towards memory_limit too.
         pub max_held: u64 as ByteSize = 0;
-        /// Bytes that the pool allocates from its provider when it is built, with populated pages, and
-        /// keeps; 0 is none. Blocks above max_poolable_size are not allocated from it.
+        /// Bytes that the pool allocates from its provider when it is built, with populated pages,
+        /// and keeps; 0 is none. Blocks above max_poolable_size are not allocated from it.
         pub reserve: usize as ByteSize = 0;
     }
 }
@@ -224,7 +225,8 @@ pub struct Settings {
     pub link: LinkSettings,
     /// `[log]`.
     pub log: Log,
-    /// `[shared_limits]`: the bytes that all pools that name a limit may hold together; 0 is unlimited.
+    /// `[shared_limits]`: the bytes that all pools that name a limit may hold together; 0 is
+    /// unlimited.
     pub shared_limits: BTreeMap<String, ByteSize>,
     loaded: Loaded,
 }
@@ -260,7 +262,8 @@ impl Settings {
         self.loaded.origin(key)
     }
 
-    /// Returns the common keys of the pool `name`. Keys that it leaves out come from `pool.defaults`.
+    /// Returns the common keys of the pool `name`. Keys that it leaves out come from
+    /// `pool.defaults`.
     ///
     /// # Errors
     /// None after [`Settings::load`].
@@ -268,8 +271,8 @@ impl Settings {
         Ok(self.loaded.set("pool", name).read()?)
     }
 
-    /// Returns whether there is a provider set of this name: a source declares it, or it is the name of a
-    /// kind. Kinds that need a disabled feature of this package count too.
+    /// Returns whether there is a provider set of this name: a source declares it, or it is the
+    /// name of a kind. Kinds that need a disabled feature of this package count too.
     #[must_use]
     pub fn has_provider(&self, name: &str) -> bool {
         self.loaded.declares("provider", name)
@@ -413,7 +416,8 @@ A program that runs with more rights than its caller (set-user-id, file capabili
 
 Sizes are bytes: a number, or a text with B, KiB, MiB, GiB, TiB (or K, M, G, T), powers of 1024.";
 
-/// Returns the text of `umf.toml`: every key of every registered kind, with its documentation and default.
+/// Returns the text of `umf.toml`: every key of every registered kind, with its documentation and
+/// default.
 #[must_use]
 pub fn template() -> String {
     schema().listing(HEAD)
@@ -447,7 +451,8 @@ fn limit(text: &str) -> Option<String> {
 }
 
 /// Returns the parts of `UMF_LOG` (`level:debug;flush:info;output:stderr;timestamp:yes;pid:no`) by
-/// their keys of `[log]`, or `None` if a part has no colon. The last of several values of a key wins.
+/// their keys of `[log]`, or `None` if a part has no colon. The last of several values of a key
+/// wins.
 #[doc(hidden)]
 #[must_use]
 pub fn log_parts(text: &str) -> Option<BTreeMap<&str, &str>> {

@@ -1,4 +1,5 @@
-//! A program whose global allocator remembers where everything is allocated: it must not allocate for that.
+//! A program whose global allocator remembers where everything is allocated: it must not allocate
+//! for that.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]

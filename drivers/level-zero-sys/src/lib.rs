@@ -6,8 +6,8 @@
 //!
 //! Names and meanings are those of the specification
 //! (<https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/api.html>). `Default` sets
-//! the type of a structure. Arrays of `char` are arrays of `u8`, since the sign of `char` depends on
-//! the processor; [`core::ffi::CStr::from_bytes_until_nul`] reads them.
+//! the type of a structure. Arrays of `char` are arrays of `u8`, since the sign of `char` depends
+//! on the processor; [`core::ffi::CStr::from_bytes_until_nul`] reads them.
 //!
 //! ```
 //! use level_zero_sys::{Api, ZE_INIT_FLAG_GPU_ONLY};

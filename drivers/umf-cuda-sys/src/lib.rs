@@ -1,8 +1,8 @@
 //! Raw bindings of the CUDA driver interface (version 12): devices, contexts, memory of every kind,
 //! IPC handles, virtual memory, streams and events; no modules and kernels.
 //!
-//! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library by
-//! its path. Calling a function that the library lacks returns [`Failure::Absent`].
+//! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library
+//! by its path. Calling a function that the library lacks returns [`Failure::Absent`].
 //!
 //! Names and meanings are those of the interface (<https://docs.nvidia.com/cuda/cuda-driver-api/>).
 //! Symbols are those that its header maps the names to (`cuMemAlloc` is `cuMemAlloc_v2`).

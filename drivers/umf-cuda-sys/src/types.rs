@@ -5,7 +5,8 @@ use core::ffi::{c_int, c_void};
 /// A device, by its ordinal among those that the process sees.
 pub type CUdevice = c_int;
 
-/// An address of device-accessible memory. With unified addressing, it is an address of the process.
+/// An address of device-accessible memory. With unified addressing, it is an address of the
+/// process.
 pub type CUdeviceptr = u64;
 
 handles! {

@@ -1,7 +1,8 @@
 //! Ranks of MPI pass handles by value, and measure what they read through them.
 //!
-//! Each rank sends the handle of a block of its own to the next one with `MPI_Send`: 256 plain bytes, no socket, no fd. The
-//! next one opens it, reads all of it, and checks it. Then both measure the same bytes by `MPI_Send` and `MPI_Recv`.
+//! Each rank sends the handle of a block of its own to the next one with `MPI_Send`: 256 plain
+//! bytes, no socket, no fd. The next one opens it, reads all of it, and checks it. Then both
+//! measure the same bytes by `MPI_Send` and `MPI_Recv`.
 //!
 //! ```text
 //! apt-get install openmpi-bin libopenmpi-dev libclang-dev

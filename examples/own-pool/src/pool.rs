@@ -12,8 +12,8 @@ use umf_runtime::Upstream;
 use umf_runtime::observer::before_free;
 use umf_sync::Lock;
 
-use crate::slabs::SlabTable;
 use crate::slab::BlockState;
+use crate::slabs::SlabTable;
 
 /// A pool of blocks whose sizes are powers of two.
 pub struct ClassPool {
@@ -31,7 +31,8 @@ impl ClassPool {
         let upstream = Upstream::new(provider)?;
         let pool = Arc::new(Self { upstream, slabs: Lock::new(SlabTable::default()) });
         let this: &(dyn Pool + 'static) = &*pool;
-        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the pool goes.
+        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the
+        // pool goes.
         unsafe { pool.upstream.set_pool(NonNull::from(this)) };
         Ok(pool)
     }
@@ -54,7 +55,8 @@ impl ClassPool {
                 (None, None) => false,
             };
             if held {
-                // It stays `Freed`, which is neither live nor free, until it comes back through `reclaim`.
+                // It stays `Freed`, which is neither live nor free, until it comes back through
+                // `reclaim`.
                 self.slabs.lock().count_free(size);
                 self.upstream.poll_some();
                 return Ok(());
@@ -64,8 +66,9 @@ impl ClassPool {
     }
 }
 
-// SAFETY: blocks are parts of regions that the upstream handed out, at multiples of a block size that is a multiple of
-// the alignment. The slabs never allocate a live block, and `free` announces exported blocks before they are reused.
+// SAFETY: blocks are parts of regions that the upstream handed out, at multiples of a block size
+// that is a multiple of the alignment. The slabs never allocate a live block, and `free` announces
+// exported blocks before they are reused.
 unsafe impl Pool for ClassPool {
     fn name(&self) -> &str {
         "classes"
@@ -79,8 +82,8 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
-        // Without the lock, because reclaimed blocks return through `reclaim`, and the out-of-memory callback may free
-        // blocks.
+        // Without the lock, because reclaimed blocks return through `reclaim`, and the
+        // out-of-memory callback may free blocks.
         self.upstream.retry_on_out_of_memory(self, layout, || {
             self.upstream.admit()?;
             self.upstream.poll_pending();
@@ -121,8 +124,8 @@ unsafe impl Pool for ClassPool {
     }
 }
 
-// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the upstream holds stays
-// out of reach until `reclaim`.
+// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the
+// upstream holds stays out of reach until `reclaim`.
 unsafe impl DeferredFree for ClassPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         *self.slabs.lock().slab_at(address)?.state_at(address)? = BlockState::Exported;
@@ -157,8 +160,8 @@ impl Drop for ClassPool {
                     let _ = self.upstream.defer(address, slab.block_size, leases);
                 }
             }
-            // SAFETY: by the contract of `allocate`, no block of a dropped pool is in use. If the provider fails, it keeps
-            // the region.
+            // SAFETY: by the contract of `allocate`, no block of a dropped pool is in use. If the
+            // provider fails, it keeps the region.
             let _ = unsafe { self.upstream.free(slab.region) };
         }
         // Waits for threads that are shown the pool.

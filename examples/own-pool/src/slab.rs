@@ -9,7 +9,8 @@ pub(crate) enum BlockState {
     Live,
     /// Live and exported. Its free must be announced to exporters.
     Exported,
-    /// Freed by its owner, but not reusable yet: being announced, or held because other processes have it open.
+    /// Freed by its owner, but not reusable yet: being announced, or held because other processes
+    /// have it open.
     Freed,
 }
 

@@ -7,7 +7,7 @@ use umf_core::{Address, Error, Layout, Region, Result};
 use umf_runtime::Upstream;
 use umf_runtime::deferred::FreeOutcome;
 
-use crate::slab::{Slab, BlockState};
+use crate::slab::{BlockState, Slab};
 
 /// Blocks up to this size share a region.
 const LARGEST_SHARED: usize = 32 << 10;
@@ -74,9 +74,14 @@ impl SlabTable {
         Ok(())
     }
 
-    /// Frees a block that is [`BlockState::Freed`], and returns its size. If the provider rejects its region, the block
-    /// becomes `fallback`.
-    pub(crate) fn end(&mut self, upstream: &Upstream, address: Address, fallback: BlockState) -> Result<usize> {
+    /// Frees a block that is [`BlockState::Freed`], and returns its size. If the provider rejects
+    /// its region, the block becomes `fallback`.
+    pub(crate) fn end(
+        &mut self,
+        upstream: &Upstream,
+        address: Address,
+        fallback: BlockState,
+    ) -> Result<usize> {
         let slab = self.slab_at(address)?;
         let (region, block_size) = (slab.region, slab.block_size);
         slab.set_state(address, BlockState::Free);

@@ -49,8 +49,8 @@ impl Arena {
     /// errors.
     ///
     /// # Errors
-    /// [`Error::ZeroSize`], [`Error::SizeOverflow`]; [`Error::OutOfMemory`] if there is no free range of that
-    /// size.
+    /// [`Error::ZeroSize`], [`Error::SizeOverflow`]; [`Error::OutOfMemory`] if there is no free
+    /// range of that size.
     pub fn new(name: &str, size: usize) -> Result<Arc<Self>> {
         let size = Layout::new(size, PAGE)?.pad_to(PAGE)?.size();
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -68,8 +68,8 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-// SAFETY: regions are disjoint parts of a readable and writable mapping. The mapping exists until the arena is dropped
-// without live regions.
+// SAFETY: regions are disjoint parts of a readable and writable mapping. The mapping exists until
+// the arena is dropped without live regions.
 unsafe impl Provider for Arena {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -99,8 +99,8 @@ unsafe impl Provider for Arena {
     unsafe fn free(&self, region: Region) -> Result<()> {
         self.ranges.lock().check(&region)?;
         let start = region.base().as_ptr().unwrap_or(null_mut());
-        // Before the range is free: afterwards another thread may allocate it.
-        // SAFETY: the region is live, and by the caller's contract it is not in use. It reads as zero afterwards.
+        // Before the range is free: afterwards another thread may allocate it. SAFETY: the region
+        // is live, and by the caller's contract it is not in use. It reads as zero afterwards.
         if unsafe { libc::madvise(start.cast(), region.size(), libc::MADV_DONTNEED) } != 0 {
             return Err(Error::native("madvise(MADV_DONTNEED)", errno()));
         }

@@ -1,22 +1,24 @@
-//! A memory provider for umf, as you would write it in your own repository. It depends only on `umf-core`, and on
-//! `umf-sync` for its lock.
+//! A memory provider for umf, as you would write it in your own repository. It depends only on
+//! `umf-core`, and on `umf-sync` for its lock.
 //!
-//! [`Arena`] reserves one large range of addresses when it is created, and allocates regions in it. All its memory is
-//! within a fixed distance, so that 32-bit offsets can address it. Freeing returns the pages to the system and the
-//! addresses to the arena.
+//! [`Arena`] reserves one large range of addresses when it is created, and allocates regions in it.
+//! All its memory is within a fixed distance, so that 32-bit offsets can address it. Freeing
+//! returns the pages to the system and the addresses to the arena.
 //!
 //! What is worth copying:
 //!
-//! - [`Provider`] has few mandatory methods. Exporting, purging and other abilities are separate traits, which this
-//!   provider does not implement.
+//! - [`Provider`] has few mandatory methods. Exporting, purging and other abilities are separate
+//!   traits, which this provider does not implement.
 //! - The `SAFETY` comment of `unsafe impl Provider` states why the contract holds.
 //! - An invalid argument is an error, and leaves the provider unchanged.
 //! - Metadata is kept outside of the memory.
-//! - The lock survives a fork: a child can allocate, even if another thread of the parent held the lock.
+//! - The lock survives a fork: a child can allocate, even if another thread of the parent held the
+//!   lock.
 //! - One line in `tests/conformance.rs` runs the conformance suite.
 //!
-//! For use in `umf.toml`, a program registers it: `umf::registry::register_provider::<Arena>()`. Its key is
-//! [`ArenaSettings`], with which `[provider.arena] size = "4GiB"` and `UMF_PROVIDER_ARENA_SIZE` work.
+//! For use in `umf.toml`, a program registers it: `umf::registry::register_provider::<Arena>()`.
+//! Its key is [`ArenaSettings`], with which `[provider.arena] size = "4GiB"` and
+//! `UMF_PROVIDER_ARENA_SIZE` work.
 
 mod arena;
 mod ranges;

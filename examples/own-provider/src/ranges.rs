@@ -6,7 +6,8 @@ use umf_core::{Address, Error, Region, Result};
 
 const OWNER: &str = "this arena";
 
-/// Free ranges and live regions, by address. Allocation is first fit; free neighbours are coalesced.
+/// Free ranges and live regions, by address. Allocation is first fit; free neighbours are
+/// coalesced.
 #[derive(Debug)]
 pub(crate) struct FreeRanges {
     /// Start and size of each free range.

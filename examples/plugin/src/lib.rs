@@ -1,6 +1,7 @@
 //! A memory provider for umf as a shared object.
 //!
-//! Build it and say in `umf.toml` (the user's, the system's, or the one that `UMF_TOML` names) where it is:
+//! Build it and say in `umf.toml` (the user's, the system's, or the one that `UMF_TOML` names)
+//! where it is:
 //!
 //! ```sh
 //! cargo build --release --manifest-path examples/plugin/Cargo.toml
@@ -16,15 +17,15 @@
 //! provider = "mine"
 //! ```
 //!
-//! `umf.toml`'s `params` arrive in [`initialize`] as JSON. This plugin knows two: `name`, and `limit`, the bytes that
-//! may be allocated at a time (0: no limit).
+//! `umf.toml`'s `params` arrive in [`initialize`] as JSON. This plugin knows two: `name`, and
+//! `limit`, the bytes that may be allocated at a time (0: no limit).
 //!
-//! The memory is anonymous and private. It has no IPC handles, so those members of the table are NULL; what a plugin
-//! cannot do it leaves out. A plugin in C looks the same, and includes UMF's `umf/memory_provider_ops.h` for what
-//! [`table`] spells out here.
+//! The memory is anonymous and private. It has no IPC handles, so those members of the table are
+//! NULL; what a plugin cannot do it leaves out. A plugin in C looks the same, and includes UMF's
+//! `umf/memory_provider_ops.h` for what [`table`] spells out here.
 //!
-//! Two rules for what is written in Rust: nothing may panic through a C function, and no state may be shared with the
-//! program but through the table, since both have a Rust library of their own.
+//! Two rules for what is written in Rust: nothing may panic through a C function, and no state may
+//! be shared with the program but through the table, since both have a Rust library of their own.
 
 mod memory;
 mod params;
@@ -155,8 +156,8 @@ unsafe extern "C" fn get_last_native_error(
     native: *mut i32,
 ) -> Code {
     let last = LAST_ERROR.get();
-    // SAFETY: the program passes places for both. strerror's text stays until this thread's next call, which is what
-    // UMF asks for.
+    // SAFETY: the program passes places for both. strerror's text stays until this thread's next
+    // call, which is what UMF asks for.
     unsafe {
         message.write(if last == 0 { null() } else { libc::strerror(last) });
         native.write(last);

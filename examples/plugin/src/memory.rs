@@ -9,7 +9,8 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Maps `size` bytes at a multiple of `align`, both multiples of the page size. Returns NULL with errno on failure.
+/// Maps `size` bytes at a multiple of `align`, both multiples of the page size. Returns NULL with
+/// errno on failure.
 pub(crate) fn map(size: usize, align: usize) -> *mut c_void {
     let extra = align.saturating_sub(page_size());
     let padded = size.saturating_add(extra);

@@ -15,7 +15,8 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// Reads `{"name":"mine","limit":4096}`, each key optional; `None` for anything else, unknown keys included.
+    /// Reads `{"name":"mine","limit":4096}`, each key optional; `None` for anything else, unknown
+    /// keys included.
     pub(crate) fn read(json: &str) -> Option<Self> {
         let mut params = Self { name: DEFAULT_NAME.to_string_lossy().into_owned(), limit: 0 };
         let json = json.trim();

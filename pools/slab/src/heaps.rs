@@ -157,8 +157,8 @@ impl Heaps {
 
     // Sections.
 
-    /// Enters the section of the calling thread, `word` as [`thread::index_plus_one`] returns it, if
-    /// the thread is one of the first and the fast paths are allowed.
+    /// Enters the section of the calling thread, `word` as [`thread::index_plus_one`] returns it,
+    /// if the thread is one of the first and the fast paths are allowed.
     #[inline(always)]
     pub(crate) fn enter_fast(&self, word: u64) -> Option<Section<'_>> {
         // SAFETY: the elements of the first chunk are there as long as the pool.

@@ -13,8 +13,8 @@ use crate::sys::{self, dma_buf};
 
 /// A dma-buf: memory that devices and processes share by an fd. Clones share the fd.
 ///
-/// If the program closes the fd, or opens another file under its number, that file is neither mapped nor
-/// exported nor closed.
+/// If the program closes the fd, or opens another file under its number, that file is neither
+/// mapped nor exported nor closed.
 ///
 /// Thread-safe. See the kernel's documentation, "Buffer Sharing and Synchronization".
 #[derive(Clone, Debug)]
@@ -32,7 +32,8 @@ impl DmaBuf {
     /// The check makes no call into the file, because another file system could block for ever.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] if it is another file. [`Error::Native`] if that is unknown, without `/proc`.
+    /// [`Error::Untrusted`] if it is another file. [`Error::Native`] if that is unknown, without
+    /// `/proc`.
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
         let fd = ReceivedFd::from(fd);
         if !is_dma_buf(fd.as_fd())? {
@@ -65,8 +66,8 @@ impl DmaBuf {
         self.file.fd().map(Arc::clone)
     }
 
-    /// Sets the name that `/sys/kernel/debug/dma_buf/bufinfo` and `/proc/<pid>/fdinfo` show. A name of more than
-    /// [`DmaBuf::NAME_MAX`] bytes is truncated.
+    /// Sets the name that `/sys/kernel/debug/dma_buf/bufinfo` and `/proc/<pid>/fdinfo` show. A name
+    /// of more than [`DmaBuf::NAME_MAX`] bytes is truncated.
     ///
     /// # Errors
     /// [`Error::NotSupported`] before Linux 5.3.
@@ -96,8 +97,8 @@ impl DmaBuf {
         })
     }
 
-    /// Begins an access of the CPU. Waits for devices that write to the buffer; for writing, for all devices
-    /// that use it. [`DmaBuf::end_cpu_access`] ends the access.
+    /// Begins an access of the CPU. Waits for devices that write to the buffer; for writing, for
+    /// all devices that use it. [`DmaBuf::end_cpu_access`] ends the access.
     pub(crate) fn begin_cpu_access(&self, access: Access) -> Result<()> {
         dma_buf::sync(self.as_fd(), flags(access), false)
             .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to begin", errno.raw_os_error()))
@@ -109,8 +110,8 @@ impl DmaBuf {
             .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to end", errno.raw_os_error()))
     }
 
-    /// Returns a sync file that becomes readable (`poll(2)`) when pending device work on the buffer is
-    /// complete: all writes if `access` is read-only, else all work.
+    /// Returns a sync file that becomes readable (`poll(2)`) when pending device work on the buffer
+    /// is complete: all writes if `access` is read-only, else all work.
     ///
     /// # Errors
     /// [`Error::NotSupported`] before Linux 6.0.
@@ -124,7 +125,8 @@ impl DmaBuf {
     /// [`crate::cpu_access`] then wait for it.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] before Linux 6.0. [`Error::InvalidArgument`] if `file` is not a sync file.
+    /// [`Error::NotSupported`] before Linux 6.0. [`Error::InvalidArgument`] if `file` is not a sync
+    /// file.
     pub fn import_sync_file(&self, file: BorrowedFd<'_>, access: Access) -> Result<()> {
         dma_buf::import_sync_file(self.as_fd(), flags(access), file).map_err(|errno| match errno {
             Errno::INVAL | Errno::BADF => {

@@ -44,15 +44,15 @@ impl DmaBufBuilder {
         Ok(Self::new(Origin::Existing(DmaBuf::from_fd(fd)?)))
     }
 
-    /// Sets the name, for logs, statistics and `umf ps`. The buffers in `/sys/kernel/debug/dma_buf/bufinfo` have
-    /// it after the process id. Default: `dma-buf`.
+    /// Sets the name, for logs, statistics and `umf ps`. The buffers in
+    /// `/sys/kernel/debug/dma_buf/bufinfo` have it after the process id. Default: `dma-buf`.
     pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Uses reserved huge pages of this many bytes (`/sys/kernel/mm/hugepages`). For udmabuf. If none is free, an
-    /// allocation fails.
+    /// Uses reserved huge pages of this many bytes (`/sys/kernel/mm/hugepages`). For udmabuf. If
+    /// none is free, an allocation fails.
     pub fn huge_page(mut self, bytes: usize) -> Self {
         self.huge_page = Some(bytes);
         self
@@ -61,8 +61,8 @@ impl DmaBufBuilder {
     /// Builds the provider.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for huge pages of a source other than udmabuf, or of an invalid size.
-    /// [`Error::OutOfMemory`] if an existing buffer cannot be mapped.
+    /// [`Error::InvalidArgument`] for huge pages of a source other than udmabuf, or of an invalid
+    /// size. [`Error::OutOfMemory`] if an existing buffer cannot be mapped.
     pub fn build(self) -> Result<Arc<DmaBufProvider>> {
         let mut origin = self.origin;
         if let Some(size) = self.huge_page {

@@ -14,12 +14,13 @@ pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {
     None => panic!("a valid name"),
 };
 
-/// An importer of dma-bufs: maps a part of a dma-buf that another process exported. It needs neither a provider
-/// nor a device, because a process that has the fd may map it.
+/// An importer of dma-bufs: maps a part of a dma-buf that another process exported. It needs
+/// neither a provider nor a device, because a process that has the fd may map it.
 ///
-/// Before the fd is used, the importer checks that it is a dma-buf, without a call into the file, and that the
-/// range lies in it. A dma-buf never shrinks, and its pages exist as long as it is mapped, even if the exporter
-/// exits. A read-only import is not enforced: the fd can be mapped for writing.
+/// Before the fd is used, the importer checks that it is a dma-buf, without a call into the file,
+/// and that the range lies in it. A dma-buf never shrinks, and its pages exist as long as it is
+/// mapped, even if the exporter exits. A read-only import is not enforced: the fd can be mapped for
+/// writing.
 ///
 /// Thread-safe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,8 +34,8 @@ impl DmaBufImport {
     }
 }
 
-// SAFETY: the mapped file is a dma-buf, whose size never changes and whose pages exist as long as it is mapped. The range
-// lies in it.
+// SAFETY: the mapped file is a dma-buf, whose size never changes and whose pages exist as long as
+// it is mapped. The range lies in it.
 unsafe impl Import for DmaBufImport {
     fn kind(&self) -> ProviderKind {
         KIND

@@ -1,5 +1,5 @@
-//! The table of mapped dma-bufs of this process, by address; and the bracketing of CPU accesses with
-//! `DMA_BUF_IOCTL_SYNC`.
+//! The table of mapped dma-bufs of this process, by address; and the bracketing of CPU accesses
+//! with `DMA_BUF_IOCTL_SYNC`.
 
 use std::collections::BTreeMap;
 
@@ -64,22 +64,25 @@ impl HostAccess for CpuSync {
     }
 }
 
-/// Begins an access of the CPU to `size` bytes at `base` (`DMA_BUF_IOCTL_SYNC` with `START`); dropping the guard
-/// ends it (`END`). The range lies in a region of a [`crate::DmaBufProvider`], in a block of a pool over one, or
-/// in an import.
+/// Begins an access of the CPU to `size` bytes at `base` (`DMA_BUF_IOCTL_SYNC` with `START`);
+/// dropping the guard ends it (`END`). The range lies in a region of a [`crate::DmaBufProvider`],
+/// in a block of a pool over one, or in an import.
 ///
 /// # Errors
 /// - [`Error::ForeignAddress`]: this crate has no dma-buf mapped at `base`.
-/// - [`Error::InvalidArgument`]: the range is empty or exceeds the buffer, or a read-only import is to be written.
+/// - [`Error::InvalidArgument`]: the range is empty or exceeds the buffer, or a read-only import is
+///   to be written.
 /// - [`Error::Native`]: the driver's error.
 ///
 /// # Safety
-/// Until the access has ended, the memory is neither freed nor closed. Accesses through the guard do not violate
-/// the aliasing rules of references (`&[u8]`, `&mut T`) that other code of this process has into the memory.
+/// Until the access has ended, the memory is neither freed nor closed. Accesses through the guard
+/// do not violate the aliasing rules of references (`&[u8]`, `&mut T`) that other code of this
+/// process has into the memory.
 pub unsafe fn cpu_access(base: Address, size: usize, access: Access) -> Result<CpuAccess<'static>> {
     if size == 0 {
         return Err(Error::InvalidArgument { what: "range", why: "must have at least one byte" });
     }
-    // SAFETY: the caller's contract. `CpuSync::begin` checks that the memory is writable if it is to be written.
+    // SAFETY: the caller's contract. `CpuSync::begin` checks that the memory is writable if it is
+    // to be written.
     unsafe { CpuAccess::begin(Some(&CpuSync), base, size, access) }
 }

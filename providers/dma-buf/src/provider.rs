@@ -19,15 +19,16 @@ use crate::regions::{BufferPerRegion, Suballocated};
 
 /// A provider of memory in dma-bufs, which devices can import.
 ///
-/// Built with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`] or [`DmaBufProvider::over`]. Thread-safe.
+/// Built with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`] or [`DmaBufProvider::over`].
+/// Thread-safe.
 ///
-/// Each region is a buffer with an fd of its own, except with [`DmaBufProvider::over`], so use large regions and
-/// a pool. The pages of a region are populated and pinned when it is allocated, and are freed when the last
-/// process and device has released the buffer.
+/// Each region is a buffer with an fd of its own, except with [`DmaBufProvider::over`], so use
+/// large regions and a pool. The pages of a region are populated and pinned when it is allocated,
+/// and are freed when the last process and device has released the buffer.
 ///
-/// Dropping a provider does not unmap live regions, because they may still be in use. In a forked child the
-/// provider is frozen: allocating fails with [`Error::Frozen`], and freeing does nothing, because the memory
-/// belongs to the parent.
+/// Dropping a provider does not unmap live regions, because they may still be in use. In a forked
+/// child the provider is frozen: allocating fails with [`Error::Frozen`], and freeing does nothing,
+/// because the memory belongs to the parent.
 #[derive(Debug)]
 pub struct DmaBufProvider {
     name: Cow<'static, str>,
@@ -61,8 +62,8 @@ impl DmaBufProvider {
         DmaBufBuilder::heap(name)
     }
 
-    /// Returns a builder of a provider over an existing buffer, such as the export of a driver. Regions are parts
-    /// of the buffer, so an importer of one region has access to all.
+    /// Returns a builder of a provider over an existing buffer, such as the export of a driver.
+    /// Regions are parts of the buffer, so an importer of one region has access to all.
     ///
     /// # Errors
     /// As [`crate::DmaBuf::from_fd`].
@@ -94,8 +95,8 @@ impl DmaBufProvider {
     }
 }
 
-// SAFETY: each region is a mapping of a buffer of its own, or a range of a mapping that no other live region has. The CPU can
-// read and write it, and only `free` unmaps it.
+// SAFETY: each region is a mapping of a buffer of its own, or a range of a mapping that no other
+// live region has. The CPU can read and write it, and only `free` unmaps it.
 unsafe impl Provider for DmaBufProvider {
     fn kind(&self) -> ProviderKind {
         KIND

@@ -1,5 +1,5 @@
-//! Regions of a provider: [`BufferPerRegion`] has a buffer per region, [`Suballocated`] has one existing buffer for
-//! all regions.
+//! Regions of a provider: [`BufferPerRegion`] has a buffer per region, [`Suballocated`] has one
+//! existing buffer for all regions.
 
 use core::mem::ManuallyDrop;
 

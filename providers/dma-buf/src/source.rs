@@ -46,8 +46,8 @@ impl BufferSource {
         }
     }
 
-    /// Returns whether the pages of a buffer are charged to the cgroup of the process that creates it. Pages of
-    /// heaps are not charged.
+    /// Returns whether the pages of a buffer are charged to the cgroup of the process that creates
+    /// it. Pages of heaps are not charged.
     pub(crate) const fn is_charged_to_cgroup(&self) -> bool {
         !matches!(self, Self::Heap(_))
     }
@@ -119,15 +119,16 @@ impl Udmabuf {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if it does not exist, [`Error::Native`] if this process may not open it. The text says
-    /// what to do.
+    /// [`Error::NotSupported`] if it does not exist, [`Error::Native`] if this process may not open
+    /// it. The text says what to do.
     pub fn open() -> Result<Self> {
         let device =
             sys::open_device(Path::new(Self::DEVICE)).map_err(|errno| open_error(errno, &UDMABUF))?;
         Ok(Self { device, huge_page: None })
     }
 
-    /// Returns the limit of the bytes of a buffer (module parameter `size_limit_mb`), if it is known.
+    /// Returns the limit of the bytes of a buffer (module parameter `size_limit_mb`), if it is
+    /// known.
     #[must_use]
     pub fn size_limit() -> Option<u64> {
         parameter("size_limit_mb")?.checked_mul(1 << 20)
@@ -139,11 +140,12 @@ impl Udmabuf {
         parameter("list_limit")
     }
 
-    /// Creates a dma-buf of parts of memfds, in this order. It pins the current pages of the files. If pages are
-    /// punched out of a file later, their replacements are not part of the buffer.
+    /// Creates a dma-buf of parts of memfds, in this order. It pins the current pages of the files.
+    /// If pages are punched out of a file later, their replacements are not part of the buffer.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no parts, partial pages, or a file that can shrink or cannot be written.
+    /// - [`Error::InvalidArgument`]: no parts, partial pages, or a file that can shrink or cannot
+    ///   be written.
     /// - [`Error::LimitReached`], [`Error::TooMany`]: limits of the device.
     /// - [`Error::OutOfMemory`], [`Error::Native`].
     pub fn over(&self, parts: &[FilePart<'_>]) -> Result<DmaBuf> {
@@ -236,7 +238,8 @@ impl Udmabuf {
     }
 }
 
-/// Returns the error for EINVAL of the device, after the parts were checked: an exceeded limit, if known.
+/// Returns the error for EINVAL of the device, after the parts were checked: an exceeded limit, if
+/// known.
 fn invalid_error(parts: usize, size: usize) -> Error {
     if let Some(limit) = Udmabuf::parts_limit().filter(|&limit| parts as u64 > limit) {
         let what = "parts of one udmabuf (raise /sys/module/udmabuf/parameters/list_limit)";
@@ -277,9 +280,9 @@ impl Heap {
     /// Opens a heap by name, such as `system`.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if it does not exist, [`Error::Native`] if this process may not open it. The text says
-    /// what to do.
-    /// [`Error::InvalidArgument`] if `name` is not the name of a file.
+    /// [`Error::NotSupported`] if it does not exist, [`Error::Native`] if this process may not open
+    /// it. The text says what to do. [`Error::InvalidArgument`] if `name` is not the name of a
+    /// file.
     pub fn open(name: &str) -> Result<Self> {
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
             return Err(Error::InvalidArgument {

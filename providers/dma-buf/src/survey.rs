@@ -1,4 +1,5 @@
-//! Availability of dma-buf sources on this machine. Each is tested by creating a buffer of one page.
+//! Availability of dma-buf sources on this machine. Each is tested by creating a buffer of one
+//! page.
 
 use umf_core::Error;
 use umf_os::page_size;

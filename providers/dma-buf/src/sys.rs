@@ -1,5 +1,5 @@
-//! System calls of this crate. Each function is one call, or one call and its retry. The rest of the crate does not
-//! depend on the kernel's types.
+//! System calls of this crate. Each function is one call, or one call and its retry. The rest of
+//! the crate does not depend on the kernel's types.
 
 use core::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -39,7 +39,8 @@ pub(crate) fn commit(file: BorrowedFd<'_>, size: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size))
 }
 
-/// Returns the size of a dma-buf in bytes. The file must be a dma-buf, because another file could block.
+/// Returns the size of a dma-buf in bytes. The file must be a dma-buf, because another file could
+/// block.
 pub(crate) fn size_of_buffer(file: BorrowedFd<'_>) -> Result<u64> {
     // The file position of a dma-buf has no effect.
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))

@@ -49,8 +49,8 @@ impl Export for SuballocatedFile {
     }
 }
 
-/// Maps `size` bytes at `offset` of a file, at a multiple of `align`. All three are multiples of the page size,
-/// and `align` is a power of two.
+/// Maps `size` bytes at `offset` of a file, at a multiple of `align`. All three are multiples of
+/// the page size, and `align` is a power of two.
 pub(crate) fn map(
     file: BorrowedFd<'_>,
     offset: u64,

@@ -1,8 +1,8 @@
-//! [`DevDaxProvider`] and [`DevDaxImport`]: regions of a DAX device (`/dev/daxX.Y`), which is persistent memory or
-//! other memory that the kernel does not manage.
+//! [`DevDaxProvider`] and [`DevDaxImport`]: regions of a DAX device (`/dev/daxX.Y`), which is
+//! persistent memory or other memory that the kernel does not manage.
 //!
-//! The device is mapped once, and regions are parts of that mapping, in pages of 2 MiB. An export is the fd of the
-//! device and an offset.
+//! The device is mapped once, and regions are parts of that mapping, in pages of 2 MiB. An export
+//! is the fd of the device and an offset.
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -31,19 +31,19 @@ const OWNER: &str = "this DAX provider";
 /// A provider of regions of a DAX device. Thread-safe.
 ///
 /// A forked child shares the memory, so the provider is frozen there: allocating fails with
-/// [`Error::Frozen`], and freeing does nothing. Freed memory keeps its content. Allocating and freeing do
-/// not use the global allocator.
+/// [`Error::Frozen`], and freeing does nothing. Freed memory keeps its content. Allocating and
+/// freeing do not use the global allocator.
 ///
-/// If the program closes the device's fd, or opens another file under its number, exporting fails with
-/// [`Error::Native`], and that file is not closed.
+/// If the program closes the device's fd, or opens another file under its number, exporting fails
+/// with [`Error::Native`], and that file is not closed.
 pub struct DevDaxProvider {
     backing: SuballocatedFile,
     mapping: ManuallyDrop<Mapping>,
 }
 
 impl DevDaxProvider {
-    /// Opens the device at `path`, and makes a provider of its first `size` bytes, rounded down to pages of
-    /// 2 MiB.
+    /// Opens the device at `path`, and makes a provider of its first `size` bytes, rounded down to
+    /// pages of 2 MiB.
     ///
     /// # Errors
     /// [`Error::Native`] if the file cannot be opened, or cannot be mapped as a DAX device.
@@ -134,8 +134,8 @@ impl fmt::Debug for DevDaxProvider {
     }
 }
 
-/// An importer of regions of a DAX device that another process exported. It needs no provider, and has no
-/// state.
+/// An importer of regions of a DAX device that another process exported. It needs no provider, and
+/// has no state.
 ///
 /// A device does not shrink while it is open. Mapping fails for a file that is not a DAX device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,12 +12,12 @@ use crate::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvide
 umf_core::settings! {
     /// The keys of the kind `file`.
     pub struct FileSettings {
-        /// Absolute path of the file, which is created if it does not exist. Its content is not preserved.
-        /// Refused in ./umf.toml.
+        /// Absolute path of the file, which is created if it does not exist. Its content is not
+        /// preserved. Refused in ./umf.toml.
         pub path: Option<PathBuf> as Option<Trusted<PathBuf>> = None,
             "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
-        /// "shared" (other processes can open the memory, and stores reach the file) or "private" (stores
-        /// are visible to this process only).
+        /// "shared" (other processes can open the memory, and stores reach the file) or "private"
+        /// (stores are visible to this process only).
         pub visibility | "mapped": Visibility = Visibility::Shared;
     }
 }
@@ -36,8 +36,8 @@ umf_core::settings! {
 umf_core::settings! {
     /// The keys of the kind `fixed`.
     pub struct FixedSettings {
-        /// How many bytes of private host memory are mapped when the provider is built. This is the limit of
-        /// the provider. The memory stays mapped until the process exits.
+        /// How many bytes of private host memory are mapped when the provider is built. This is the
+        /// limit of the provider. The memory stays mapped until the process exits.
         pub size: usize as ByteSize = 0;
     }
 }

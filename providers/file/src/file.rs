@@ -1,9 +1,9 @@
-//! [`FileProvider`] and [`FileImport`]: regions of a file, in the page cache or on persistent memory (fsdax), where
-//! stores bypass the page cache.
+//! [`FileProvider`] and [`FileImport`]: regions of a file, in the page cache or on persistent
+//! memory (fsdax), where stores bypass the page cache.
 //!
-//! A region is a range of the file with a mapping of its own, so that the offset does not depend on the alignment.
-//! Freeing punches the range out of the file, if the file system supports it, and the range is reused. The previous
-//! content of the file is not preserved.
+//! A region is a range of the file with a mapping of its own, so that the offset does not depend on
+//! the alignment. Freeing punches the range out of the file, if the file system supports it, and
+//! the range is reused. The previous content of the file is not preserved.
 
 use core::fmt;
 use std::fs::{File, OpenOptions};
@@ -38,15 +38,15 @@ const END: u64 = 1 << 50;
 
 /// A provider of regions of a file. Thread-safe.
 ///
-/// In a forked child, a private provider keeps working. A shared one is frozen: allocating fails with
-/// [`Error::Frozen`], and freeing does nothing, because the memory belongs to the parent. Allocating and
-/// freeing do not use the global allocator. Dropping a provider leaves live regions mapped, and does not
-/// remove the file.
+/// In a forked child, a private provider keeps working. A shared one is frozen: allocating fails
+/// with [`Error::Frozen`], and freeing does nothing, because the memory belongs to the parent.
+/// Allocating and freeing do not use the global allocator. Dropping a provider leaves live regions
+/// mapped, and does not remove the file.
 ///
-/// The program must not close the file's fd. If it does, live regions stay usable and can be freed, but
-/// their blocks are not returned to the file system. Allocating, exporting and purging fail with
-/// [`Error::Native`]. A file that the program opens under the number is neither changed nor closed nor
-/// exported.
+/// The program must not close the file's fd. If it does, live regions stay usable and can be freed,
+/// but their blocks are not returned to the file system. Allocating, exporting and purging fail
+/// with [`Error::Native`]. A file that the program opens under the number is neither changed nor
+/// closed nor exported.
 pub struct FileProvider {
     backing: SuballocatedFile,
     visibility: Visibility,
@@ -87,7 +87,8 @@ impl FileProvider {
         Ok(Arc::new(Self { backing, visibility, flags, page }))
     }
 
-    /// Returns whether stores bypass the page cache, that is, whether the file is on persistent memory.
+    /// Returns whether stores bypass the page cache, that is, whether the file is on persistent
+    /// memory.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
         self.flags == SYNCHRONOUS
@@ -98,8 +99,8 @@ impl FileProvider {
     }
 }
 
-/// Returns whether the file can be mapped with `MAP_SYNC`, which only persistent memory supports. Does not change
-/// the content of the file.
+/// Returns whether the file can be mapped with `MAP_SYNC`, which only persistent memory supports.
+/// Does not change the content of the file.
 fn is_fsdax(file: &File) -> Result<bool> {
     let native = |error: std::io::Error| Error::native("ftruncate", error.raw_os_error().unwrap_or(0));
     if file.metadata().map_err(native)?.len() < HUGE as u64 {
@@ -127,8 +128,8 @@ fn map(
     })
 }
 
-/// Allocates blocks of the file system for a range, so that a store cannot be SIGBUS because the file system is
-/// full.
+/// Allocates blocks of the file system for a range, so that a store cannot be SIGBUS because the
+/// file system is full.
 fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     let allocated =
         retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64));
@@ -140,13 +141,14 @@ fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     })
 }
 
-/// Returns a range to the file system, after which it reads as zero. Returns `false` if the file system cannot
-/// punch holes.
+/// Returns a range to the file system, after which it reads as zero. Returns `false` if the file
+/// system cannot punch holes.
 fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> bool {
     umf_os::file::punch_hole(file, offset, size as u64).is_ok()
 }
 
-// SAFETY: each region is a mapping of its own, of a range that no other live region has. Only `free` unmaps it.
+// SAFETY: each region is a mapping of its own, of a range that no other live region has. Only
+// `free` unmaps it.
 unsafe impl Provider for FileProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -190,7 +192,8 @@ unsafe impl Provider for FileProvider {
             return Ok(());
         }
         self.backing.suballocator.free(&region, |offset| {
-            // SAFETY: `allocate` created the mapping, and by the caller's contract it is not in use.
+            // SAFETY: `allocate` created the mapping, and by the caller's contract it is not in
+            // use.
             unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)?;
             // Best effort: without hole punching, the next region of the range reuses the blocks.
             if let Ok(file) = self.backing.file.fd() {
@@ -238,16 +241,19 @@ impl fmt::Debug for FileProvider {
     }
 }
 
-/// An importer of regions of a file that another process exported. It needs no provider, and has no state.
+/// An importer of regions of a file that another process exported. It needs no provider, and has no
+/// state.
 ///
-/// A file of a file system on a medium cannot be sealed: any process that may write to it may truncate it,
-/// and then the next touch of a lost page is SIGBUS here. Import only if all these processes are trusted.
-/// The importer checks that the file is a regular file that contains the whole range.
+/// A file of a file system on a medium cannot be sealed: any process that may write to it may
+/// truncate it, and then the next touch of a lost page is SIGBUS here. Import only if all these
+/// processes are trusted. The importer checks that the file is a regular file that contains the
+/// whole range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileImport(());
 
 impl FileImport {
-    /// Returns an importer for a program that trusts all processes that can write to the files it opens.
+    /// Returns an importer for a program that trusts all processes that can write to the files it
+    /// opens.
     #[must_use]
     pub const fn trust_writers() -> Self {
         Self(())
@@ -283,7 +289,8 @@ unsafe impl Import for FileImport {
     }
 }
 
-/// Returns whether the file is a memfd that can still be truncated. Named files of tmpfs have `F_SEAL_SEAL`.
+/// Returns whether the file is a memfd that can still be truncated. Named files of tmpfs have
+/// `F_SEAL_SEAL`.
 fn is_unsealed_memory(file: BorrowedFd<'_>) -> bool {
     let sealed = SealFlags::SHRINK | SealFlags::SEAL;
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| !seals.intersects(sealed))

@@ -16,11 +16,12 @@ const KIND: ProviderKind = match ProviderKind::new("fixed") {
     None => panic!("a valid name"),
 };
 
-/// A provider of regions of memory that the program already owns. It writes nothing into the memory.
-/// Thread-safe.
+/// A provider of regions of memory that the program already owns. It writes nothing into the
+/// memory. Thread-safe.
 ///
-/// Regions are whole pages; partial pages at both ends are unused. Regions cannot be exported, because the
-/// backing of the memory is unknown. Allocating and freeing do not use the global allocator.
+/// Regions are whole pages; partial pages at both ends are unused. Regions cannot be exported,
+/// because the backing of the memory is unknown. Allocating and freeing do not use the global
+/// allocator.
 ///
 /// ```
 /// use umf_core::{Layout, Provider};
@@ -49,9 +50,9 @@ impl FixedProvider {
     /// [`Error::InvalidArgument`] if the memory has no whole page, or is not in the address space.
     ///
     /// # Safety
-    /// The memory is readable, writable, private and anonymous: after a purge, a mapping of a file would
-    /// show the file's content. The memory is used only through the provider, and outlives the provider and
-    /// its regions.
+    /// The memory is readable, writable, private and anonymous: after a purge, a mapping of a file
+    /// would show the file's content. The memory is used only through the provider, and outlives
+    /// the provider and its regions.
     pub unsafe fn new(memory: *mut u8, size: usize, name: impl Into<String>) -> Result<Arc<Self>> {
         let page = page_size();
         let outside = Error::InvalidArgument { what: "memory", why: "must lie in the address space" };
@@ -70,7 +71,8 @@ impl FixedProvider {
     }
 }
 
-// SAFETY: regions are parts of the memory passed to `new`, and the suballocator keeps them disjoint.
+// SAFETY: regions are parts of the memory passed to `new`, and the suballocator keeps them
+// disjoint.
 unsafe impl Provider for FixedProvider {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -115,7 +117,8 @@ impl Purge for FixedProvider {
         let Some(start) = base.as_ptr() else {
             return Err(Error::ForeignAddress { address: base, owner: OWNER });
         };
-        // SAFETY: the range lies in a live region, and by the caller's contract its content is not needed.
+        // SAFETY: the range lies in a live region, and by the caller's contract its content is not
+        // needed.
         unsafe { rustix::mm::madvise(start.cast(), size, rustix::mm::Advice::LinuxDontNeed) }
             .map_err(|errno| Error::native("madvise", errno.raw_os_error()))
     }

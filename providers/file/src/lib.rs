@@ -1,4 +1,5 @@
-//! Providers that suballocate one range: of a file, of a DAX device, or of memory that the program already owns.
+//! Providers that suballocate one range: of a file, of a DAX device, or of memory that the program
+//! already owns.
 //!
 //! | kind | memory | how |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! The conformance suite over a file, and over memory of the program's; and a file that the program opens under the number
-//! of a provider's descriptor.
+//! The conformance suite over a file, and over memory of the program's; and a file that the program
+//! opens under the number of a provider's descriptor.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]

@@ -14,8 +14,8 @@ use crate::sys;
 
 /// A memory file from which regions are suballocated.
 ///
-/// The file is created with its final size, so that it can be sealed. FreeRanges that no region has used are
-/// holes, which take no memory.
+/// The file is created with its final size, so that it can be sealed. FreeRanges that no region has
+/// used are holes, which take no memory.
 pub(crate) struct Arena {
     pub(crate) file: Arc<CheckedFile>,
     pub(crate) ranges: FreeRanges,
@@ -37,16 +37,16 @@ impl Arena {
     }
 }
 
-/// Limits the size of an arena to `RLIMIT_FSIZE`, and rounds it to a multiple of `granularity`. Returns 0 if
-/// the limit is less than that.
+/// Limits the size of an arena to `RLIMIT_FSIZE`, and rounds it to a multiple of `granularity`.
+/// Returns 0 if the limit is less than that.
 pub(crate) fn limited_size(wanted: u64, granularity: usize) -> u64 {
     let granularity = granularity as u64;
     let wanted = wanted.checked_next_multiple_of(granularity).unwrap_or(wanted);
     wanted.min(sys::file_size_limit()) / granularity * granularity
 }
 
-/// Creates a memfd of `size` bytes without pages, whose fd is at least `lowest_fd`. It is not sealed yet: see
-/// [`seal`].
+/// Creates a memfd of `size` bytes without pages, whose fd is at least `lowest_fd`. It is not
+/// sealed yet: see [`seal`].
 pub(crate) fn create(size: u64, huge_page: Option<usize>, lowest_fd: i32) -> Result<OwnedFd> {
     let limit = sys::file_size_limit();
     if size > limit {
@@ -64,8 +64,8 @@ pub(crate) fn create(size: u64, huge_page: Option<usize>, lowest_fd: i32) -> Res
     Ok(file)
 }
 
-/// Seals the size of a file permanently. With `read_only`, also prevents writes and new writable mappings;
-/// existing mappings stay writable.
+/// Seals the size of a file permanently. With `read_only`, also prevents writes and new writable
+/// mappings; existing mappings stay writable.
 pub(crate) fn seal(file: &OwnedFd, read_only: bool) -> Result<()> {
     sys::seal(file.as_fd(), read_only).map_err(|errno| Error::Native {
         call: "fcntl(F_ADD_SEALS)",

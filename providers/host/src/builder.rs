@@ -73,60 +73,61 @@ impl HostBuilder {
         self
     }
 
-    /// Sets whether all pages of a region are populated when it is allocated (`fallocate(2)` for shared
-    /// memory, `MADV_POPULATE_WRITE` for private). If there are not enough, allocating fails with
-    /// [`Error::OutOfMemory`]. Default: off.
+    /// Sets whether all pages of a region are populated when it is allocated (`fallocate(2)` for
+    /// shared memory, `MADV_POPULATE_WRITE` for private). If there are not enough, allocating fails
+    /// with [`Error::OutOfMemory`]. Default: off.
     ///
-    /// Without it, pages are populated on first touch, as with `malloc`. If the machine is out of memory
-    /// then, the OOM killer ends a process. If a tmpfs is full, which concerns named memory, the touch is
-    /// SIGBUS. Reserved huge pages are always populated.
+    /// Without it, pages are populated on first touch, as with `malloc`. If the machine is out of
+    /// memory then, the OOM killer ends a process. If a tmpfs is full, which concerns named memory,
+    /// the touch is SIGBUS. Reserved huge pages are always populated.
     pub fn populate(mut self, populate: bool) -> Self {
         self.populate = populate;
         self
     }
 
-    /// Sets whether each region has a file of its own, so that an importer of one has no access to others.
-    /// Each region costs an fd. For shared memory without a name. Default: off.
+    /// Sets whether each region has a file of its own, so that an importer of one has no access to
+    /// others. Each region costs an fd. For shared memory without a name. Default: off.
     pub fn isolate(mut self, isolate: bool) -> Self {
         self.isolate = isolate;
         self
     }
 
-    /// Sets whether importers can only read, which the kernel enforces (`F_SEAL_FUTURE_WRITE`, Linux 5.1).
-    /// Implies [`HostBuilder::isolate`]. Such memory cannot be purged. Default: off.
+    /// Sets whether importers can only read, which the kernel enforces (`F_SEAL_FUTURE_WRITE`,
+    /// Linux 5.1). Implies [`HostBuilder::isolate`]. Such memory cannot be purged. Default: off.
     pub fn read_only_export(mut self, read_only: bool) -> Self {
         self.read_only_export = read_only;
         self
     }
 
-    /// Sets the size in bytes of the files from which regions are suballocated. Unused ranges take no memory.
-    /// If a file is full, the provider creates another. Named memory is one file, so there this is the limit
-    /// of the provider. Default: [`HostBuilder::DEFAULT_ARENA_SIZE`], or less by `RLIMIT_FSIZE`.
+    /// Sets the size in bytes of the files from which regions are suballocated. Unused ranges take
+    /// no memory. If a file is full, the provider creates another. Named memory is one file, so
+    /// there this is the limit of the provider. Default: [`HostBuilder::DEFAULT_ARENA_SIZE`], or
+    /// less by `RLIMIT_FSIZE`.
     pub fn arena_size(mut self, bytes: u64) -> Self {
         self.arena_size = bytes;
         self
     }
 
-    /// Sets the name of an shm_name in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that open memory by
-    /// name. Implies [`Visibility::Shared`]. A name that exists is an error. Dropping the provider unlinks
-    /// the name; a killed process leaves it behind. Named memory cannot be sealed, so importers need
-    /// [`HostImport::allow_unsealed`].
+    /// Sets the name of an shm_name in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that
+    /// open memory by name. Implies [`Visibility::Shared`]. A name that exists is an error.
+    /// Dropping the provider unlinks the name; a killed process leaves it behind. Named memory
+    /// cannot be sealed, so importers need [`HostImport::allow_unsealed`].
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.shm_name = Some(name.into());
         self.visibility = Visibility::Shared;
         self
     }
 
-    /// Sets the lowest number of fds of memory files, for programs that expect low numbers for themselves.
-    /// If no such number is free (`RLIMIT_NOFILE`), any number above the standard streams is used.
-    /// Default: 0, the lowest free number.
+    /// Sets the lowest number of fds of memory files, for programs that expect low numbers for
+    /// themselves. If no such number is free (`RLIMIT_NOFILE`), any number above the standard
+    /// streams is used. Default: 0, the lowest free number.
     pub fn lowest_fd(mut self, number: i32) -> Self {
         self.lowest_fd = number;
         self
     }
 
-    /// Sets whether imports through the provider accept unsealed files; see [`HostImport::allow_unsealed`].
-    /// Default: off.
+    /// Sets whether imports through the provider accept unsealed files; see
+    /// [`HostImport::allow_unsealed`]. Default: off.
     pub fn allow_unsealed_imports(mut self, allow: bool) -> Self {
         self.import = HostImport::new().allow_unsealed(allow);
         self
@@ -135,8 +136,8 @@ impl HostBuilder {
     /// Builds the provider.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: settings that contradict each other, NUMA nodes that do not exist, an
-    ///   invalid name.
+    /// - [`Error::InvalidArgument`]: settings that contradict each other, NUMA nodes that do not
+    ///   exist, an invalid name.
     /// - [`Error::NotSupported`]: a huge page size that this system does not have.
     /// - [`Error::Native`]: the first file cannot be created, for example because its name exists.
     pub fn build(self) -> Result<Arc<HostProvider>> {

@@ -12,18 +12,20 @@ use crate::pages;
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
-/// An importer of host memory: maps a range of a memory file that another process exported. It needs no
-/// provider, and has no state.
+/// An importer of host memory: maps a range of a memory file that another process exported. It
+/// needs no provider, and has no state.
 ///
-/// The exporter cannot revoke a mapping. The file must be a memfd, or a file of tmpfs or hugetlbfs. It must
-/// be sealed against shrinking, and contain the whole range. The checks make no call into the file's file
-/// system before it is known, so that no device, FIFO or FUSE mount can block or kill the importer.
+/// The exporter cannot revoke a mapping. The file must be a memfd, or a file of tmpfs or hugetlbfs.
+/// It must be sealed against shrinking, and contain the whole range. The checks make no call into
+/// the file's file system before it is known, so that no device, FIFO or FUSE mount can block or
+/// kill the importer.
 ///
-/// One case remains. If the exporter punches an imported page of hugetlbfs, as freeing a region of an arena
-/// does, and no reserved huge page is free, the next touch is SIGBUS. Exporters of such memory prevent this
-/// by leases, isolation or read-only exports.
+/// One case remains. If the exporter punches an imported page of hugetlbfs, as freeing a region of
+/// an arena does, and no reserved huge page is free, the next touch is SIGBUS. Exporters of such
+/// memory prevent this by leases, isolation or read-only exports.
 ///
-/// The mapping is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be used.
+/// The mapping is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be
+/// used.
 ///
 /// Thread-safe. See `memfd_create(2)` and `fcntl(2)` on seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,9 +40,9 @@ impl HostImport {
         Self { allow_unsealed: false }
     }
 
-    /// Sets whether files that are not sealed, such as named shared memory, are accepted. Any process that may
-    /// write to such a file may truncate it, and then the next touch is SIGBUS here. Allow it only if all
-    /// these processes are trusted. The other checks still apply.
+    /// Sets whether files that are not sealed, such as named shared memory, are accepted. Any
+    /// process that may write to such a file may truncate it, and then the next touch is SIGBUS
+    /// here. Allow it only if all these processes are trusted. The other checks still apply.
     #[must_use]
     pub const fn allow_unsealed(mut self, allow: bool) -> Self {
         self.allow_unsealed = allow;
@@ -94,11 +96,13 @@ impl HostImport {
     }
 }
 
-/// Bytes of an arena that are mapped at a time: thousands of regions, and a small part of the address space.
+/// Bytes of an arena that are mapped at a time: thousands of regions, and a small part of the
+/// address space.
 const WINDOW: u64 = 4 << 30;
 
-// SAFETY: the mapped range lies in the file, and the file is sealed against shrinking, or the user vouches that it
-// does not shrink. So every page can be accessed until it is unmapped, even after the exporter has exited.
+// SAFETY: the mapped range lies in the file, and the file is sealed against shrinking, or the user
+// vouches that it does not shrink. So every page can be accessed until it is unmapped, even after
+// the exporter has exited.
 unsafe impl Import for HostImport {
     fn kind(&self) -> ProviderKind {
         ProviderKind::HOST

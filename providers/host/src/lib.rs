@@ -26,12 +26,12 @@
 //! # }
 //! ```
 //!
-//! Shared memory lies in memfds that are sealed at their final size before first use, so that no process can
-//! truncate memory that another has mapped. A region is a range of a file with a mapping of its own. `free`
-//! releases the pages at once, and the range is reused.
+//! Shared memory lies in memfds that are sealed at their final size before first use, so that no
+//! process can truncate memory that another has mapped. A region is a range of a file with a
+//! mapping of its own. `free` releases the pages at once, and the range is reused.
 //!
-//! Private providers never use the global allocator. Shared ones use it when they create a file, so a pool
-//! over a shared provider must not be the global allocator.
+//! Private providers never use the global allocator. Shared ones use it when they create a file, so
+//! a pool over a shared provider must not be the global allocator.
 
 mod arena;
 mod builder;

@@ -2,14 +2,15 @@
 //!
 //! Disadvantages, compared to memory without a name:
 //!
-//! - It cannot be sealed. A process that may write to the object may also truncate it, and then the next touch
-//!   of a lost page is SIGBUS in every process that maps it. So importers refuse it by default
-//!   ([`crate::HostImport::allow_unsealed`]).
-//! - A killed process leaves the name and its memory behind, until the name is unlinked or the machine
-//!   restarts. `umf gc` finds such names by the mark that the provider leaves on them
+//! - It cannot be sealed. A process that may write to the object may also truncate it, and then the
+//!   next touch of a lost page is SIGBUS in every process that maps it. So importers refuse it by
+//!   default ([`crate::HostImport::allow_unsealed`]).
+//! - A killed process leaves the name and its memory behind, until the name is unlinked or the
+//!   machine restarts. `umf gc` finds such names by the mark that the provider leaves on them
 //!   ([`crate::CreatorMark`]), and removes them.
-//! - It counts towards the size of `/dev/shm`, which is small in containers. If `/dev/shm` is full, touching a
-//!   new page is SIGBUS, unless regions are populated when allocated ([`crate::HostBuilder::populate`]).
+//! - It counts towards the size of `/dev/shm`, which is small in containers. If `/dev/shm` is full,
+//!   touching a new page is SIGBUS, unless regions are populated when allocated
+//!   ([`crate::HostBuilder::populate`]).
 
 use std::ffi::CString;
 use std::fs;
@@ -64,7 +65,8 @@ pub(crate) fn create(name: &str, size: u64, lowest_fd: i32) -> Result<(OwnedFd, 
         let _ = sys::unlink_named(&name);
         Error::native("fstat", errno.raw_os_error())
     })?;
-    // Best effort: without extended attributes, `umf gc` cannot attribute the object to its creator.
+    // Best effort: without extended attributes, `umf gc` cannot attribute the object to its
+    // creator.
     if let Some(mark) = CreatorMark::current() {
         let _ = sys::set_attribute(file.as_fd(), CreatorMark::ATTRIBUTE, mark.text().as_bytes());
     }
@@ -88,9 +90,9 @@ impl Drop for NamedObject {
     }
 }
 
-/// The creator of an object in `/dev/shm`, recorded in an extended attribute of the object. It tells objects
-/// that a killed process left from those of other programs. tmpfs has extended attributes since Linux 6.6.
-/// A process that may write the object may also write the mark.
+/// The creator of an object in `/dev/shm`, recorded in an extended attribute of the object. It
+/// tells objects that a killed process left from those of other programs. tmpfs has extended
+/// attributes since Linux 6.6. A process that may write the object may also write the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreatorMark {
     boot: String,
@@ -133,8 +135,8 @@ impl CreatorMark {
         self.pid
     }
 
-    /// Returns whether the creator may still run. For a creator in another pid namespace this is always true
-    /// until the machine restarts.
+    /// Returns whether the creator may still run. For a creator in another pid namespace this is
+    /// always true until the machine restarts.
     #[must_use]
     pub fn may_be_alive(&self) -> bool {
         if boot().is_some_and(|boot| boot != self.boot) {
@@ -155,8 +157,8 @@ fn namespace() -> Option<String> {
     fs::read_link("/proc/thread-self/ns/pid").ok()?.to_str().map(str::to_owned)
 }
 
-/// Returns the start time of a process, field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`). A zombie counts as
-/// exited.
+/// Returns the start time of a process, field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`). A
+/// zombie counts as exited.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

@@ -77,8 +77,8 @@ impl core::fmt::Debug for NodeSet {
 
 /// The placement of memory on NUMA nodes.
 ///
-/// Building a provider fails for nodes that do not exist or are outside of the cpuset. A kernel without NUMA
-/// ignores the placement.
+/// Building a provider fails for nodes that do not exist or are outside of the cpuset. A kernel
+/// without NUMA ignores the placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Numa {
     /// By the thread's policy (`set_mempolicy(2)`), which is first touch unless it was changed.
@@ -90,15 +90,15 @@ pub enum Numa {
     Interleave {
         /// The nodes.
         nodes: NodeSet,
-        /// Bytes per part, rounded up to pages. With 0 the kernel interleaves single pages. Larger parts are
-        /// bound one by one, and the sequence continues from region to region.
+        /// Bytes per part, rounded up to pages. With 0 the kernel interleaves single pages. Larger
+        /// parts are bound one by one, and the sequence continues from region to region.
         part_size: usize,
     },
-    /// Interleaved over these nodes, with the system's weight of each as the number of consecutive pages
-    /// (`/sys/kernel/mm/mempolicy/weighted_interleave`; Linux 6.9).
+    /// Interleaved over these nodes, with the system's weight of each as the number of consecutive
+    /// pages (`/sys/kernel/mm/mempolicy/weighted_interleave`; Linux 6.9).
     WeightedInterleave(NodeSet),
-    /// On these nodes while they have free memory (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of
-    /// them only). Without nodes, as [`Numa::Local`].
+    /// On these nodes while they have free memory (`MPOL_PREFERRED_MANY`; before Linux 5.15 the
+    /// first of them only). Without nodes, as [`Numa::Local`].
     Preferred(NodeSet),
     /// On the node of the thread that first touches a page, regardless of the thread's policy.
     Local,
@@ -164,8 +164,8 @@ impl Numa {
         }
     }
 
-    /// Sets the placement of a new mapping, in units of `granularity` bytes. `turn` counts the interleaved parts
-    /// of the provider.
+    /// Sets the placement of a new mapping, in units of `granularity` bytes. `turn` counts the
+    /// interleaved parts of the provider.
     pub(crate) fn apply(&self, mapping: &Mapping, granularity: usize, turn: &AtomicU64) -> Result<()> {
         let bound = match self {
             Self::Default => Ok(()),
@@ -262,8 +262,8 @@ fn split(mapping: &Mapping, shares: &[NodeShare], granularity: usize) -> Result<
     Ok(())
 }
 
-/// Returns the end of each share of `pages`. The rounding error is carried along, so each share is off by less
-/// than a page.
+/// Returns the end of each share of `pages`. The rounding error is carried along, so each share is
+/// off by less than a page.
 fn split_ends(pages: usize, shares: &[NodeShare]) -> impl Iterator<Item = usize> {
     let total: u128 = shares.iter().map(|share| u128::from(share.weight)).sum::<u128>().max(1);
     shares.iter().scan(0_u128, move |sum, share| {

@@ -15,22 +15,23 @@ pub enum HugePages {
     /// The system's default.
     #[default]
     Normal,
-    /// Transparent huge pages for regions of at least that size (`madvise(MADV_HUGEPAGE)`). Best effort: there
-    /// is no error if none is free.
+    /// Transparent huge pages for regions of at least that size (`madvise(MADV_HUGEPAGE)`). Best
+    /// effort: there is no error if none is free.
     ///
-    /// If the system disables them for shared memory (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is
-    /// `never` or `deny`), shared regions are collapsed when allocated (`MADV_COLLAPSE`, Linux 6.1), which
-    /// populates them.
+    /// If the system disables them for shared memory
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `never` or `deny`), shared regions
+    /// are collapsed when allocated (`MADV_COLLAPSE`, Linux 6.1), which populates them.
     Transparent,
-    /// Reserved huge pages of `size` bytes (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages/`). They
-    /// are the provider's granularity, and are populated when a region is allocated. If none is free,
-    /// allocating fails with [`Error::OutOfMemory`]; a later touch is never a signal. Such memory cannot be
-    /// purged. A freed region must be isolated, or held until importers have closed it: see
-    /// [`crate::HostImport`].
+    /// Reserved huge pages of `size` bytes (`/proc/sys/vm/nr_hugepages`,
+    /// `/sys/kernel/mm/hugepages/`). They are the provider's granularity, and are populated when a
+    /// region is allocated. If none is free, allocating fails with [`Error::OutOfMemory`]; a later
+    /// touch is never a signal. Such memory cannot be purged. A freed region must be isolated, or
+    /// held until importers have closed it: see [`crate::HostImport`].
     Hugetlb {
         /// Size of a page in bytes: a power of two that the system supports, such as 2 MiB.
         size: usize,
-        /// Whether a region has normal pages if no huge page is free. The granularity stays the same.
+        /// Whether a region has normal pages if no huge page is free. The granularity stays the
+        /// same.
         or_normal: bool,
     },
 }
@@ -183,8 +184,8 @@ impl PagePolicy {
         self.populate.is_some()
     }
 
-    /// Checks that there is enough memory to populate a region now. Populating more triggers the OOM killer.
-    /// Huge pages are reserved, so they are not checked.
+    /// Checks that there is enough memory to populate a region now. Populating more triggers the
+    /// OOM killer. Huge pages are reserved, so they are not checked.
     pub(crate) fn check_available(&self, size: usize, huge_page: Option<usize>) -> Result<()> {
         match &self.populate {
             Some(room) if huge_page.is_none() => room.check(size, "this machine, to populate at once"),
@@ -240,7 +241,8 @@ pub(crate) fn advise_huge_pages(mapping: &Mapping) -> Result<(), Errno> {
     unsafe { sys::advise(mapping.base(), mapping.size(), MemAdvice::HugePages) }
 }
 
-/// Collapses the first `size` bytes of a new mapping into huge pages; `size` is a multiple of `huge_page`.
+/// Collapses the first `size` bytes of a new mapping into huge pages; `size` is a multiple of
+/// `huge_page`.
 pub(crate) fn collapse(mapping: &Mapping, size: usize, huge_page: usize) -> Result<(), Errno> {
     let size = size.min(mapping.size());
     // The kernel does not collapse a huge page range in which no page is populated.
@@ -262,8 +264,8 @@ pub(crate) fn populate(mapping: &Mapping) -> Result<(), Errno> {
     }
 }
 
-/// Releases pages of private memory: at once, after which they read as zero, or lazily, when the kernel needs
-/// memory.
+/// Releases pages of private memory: at once, after which they read as zero, or lazily, when the
+/// kernel needs memory.
 ///
 /// # Safety
 /// The content of the range is not needed.
@@ -276,7 +278,8 @@ pub(crate) unsafe fn discard(mapping: &Mapping, start: usize, size: usize, lazil
     if start.checked_add(size).is_none_or(|end| end > mapping.size()) {
         return Err(Error::InvalidArgument { what: "range", why: "must lie in its region" });
     }
-    // SAFETY: the range lies in the mapping, as checked above. By the caller's contract the content is not needed.
+    // SAFETY: the range lies in the mapping, as checked above. By the caller's contract the content
+    // is not needed.
     unsafe { sys::advise(mapping.base().add(start), size, advice) }
         .map_err(|errno| Error::native(call, errno.raw_os_error()))
 }

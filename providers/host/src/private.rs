@@ -87,7 +87,8 @@ impl PrivateMemory {
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;
-        // SAFETY: the region is live, and its owner makes this call. `leak` below prevents unmapping.
+        // SAFETY: the region is live, and its owner makes this call. `leak` below prevents
+        // unmapping.
         let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
         // SAFETY: by the caller's contract the content is not needed.
         let purged = unsafe { discard(&mapping, start, size, lazily) };

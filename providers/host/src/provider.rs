@@ -27,13 +27,13 @@ use crate::sys::{self, MemAdvice};
 ///
 /// Dropping a provider does not unmap live regions, because they may still be in use.
 ///
-/// The program must not close the fds of a shared provider's memory files. If it does, for example a
-/// daemon that closes all fds, live regions stay usable and can be freed and purged. Allocating and
-/// exporting fail with [`Error::Native`]. A file that the program opens under such a number is neither
-/// changed nor closed nor exported.
+/// The program must not close the fds of a shared provider's memory files. If it does, for example
+/// a daemon that closes all fds, live regions stay usable and can be freed and purged. Allocating
+/// and exporting fail with [`Error::Native`]. A file that the program opens under such a number is
+/// neither changed nor closed nor exported.
 ///
-/// In a forked child, a private provider keeps working. A shared one is frozen: allocating fails with
-/// [`Error::Frozen`], and freeing does nothing, because the memory belongs to the parent.
+/// In a forked child, a private provider keeps working. A shared one is frozen: allocating fails
+/// with [`Error::Frozen`], and freeing does nothing, because the memory belongs to the parent.
 #[derive(Debug)]
 pub struct HostProvider {
     name: Cow<'static, str>,
@@ -57,8 +57,8 @@ impl HostProvider {
         HostBuilder::new()
     }
 
-    /// Returns a provider of private memory in normal pages, as a `static` for a pool that is the global
-    /// allocator. Neither allocating nor freeing uses the global allocator.
+    /// Returns a provider of private memory in normal pages, as a `static` for a pool that is the
+    /// global allocator. Neither allocating nor freeing uses the global allocator.
     ///
     /// ```
     /// use umf_provider_host::HostProvider;
@@ -99,8 +99,8 @@ impl HostProvider {
     }
 }
 
-// SAFETY: each region is a mapping of its own of readable and writable host memory. No other live region has its
-// range of a file. Only `free` unmaps it.
+// SAFETY: each region is a mapping of its own of readable and writable host memory. No other live
+// region has its range of a file. Only `free` unmaps it.
 unsafe impl Provider for HostProvider {
     fn kind(&self) -> ProviderKind {
         ProviderKind::HOST
@@ -229,7 +229,8 @@ impl Populate for HostProvider {
         }?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
-        // SAFETY: the range lies in a live region, as checked above, and populating does not change its content.
+        // SAFETY: the range lies in a live region, as checked above, and populating does not change
+        // its content.
         unsafe { sys::advise(pointer, size, MemAdvice::Populate) }.map_err(|errno| match errno {
             // The file system is full; a write would be SIGBUS.
             Errno::NOMEM | Errno::FAULT => {

@@ -46,7 +46,8 @@ impl FileLayout {
     }
 }
 
-/// File offsets have the alignment of their regions up to this, so that importers can use huge pages.
+/// File offsets have the alignment of their regions up to this, so that importers can use huge
+/// pages.
 pub(crate) const FILE_ALIGN: u64 = 2 << 20;
 
 /// The file range of a region.
@@ -72,7 +73,8 @@ pub(crate) struct SharedMemory {
     form: FileLayout,
     /// Lowest number of the fds of files.
     lowest_fd: i32,
-    /// The fork generation of the creation. In a child the provider is frozen, and its locks are never taken.
+    /// The fork generation of the creation. In a child the provider is frozen, and its locks are
+    /// never taken.
     generation: u32,
     state: ManuallyDrop<Lock<SharedState>>,
     /// Held while an arena is added.
@@ -184,15 +186,16 @@ impl SharedMemory {
             Ok(region)
         });
         if made.is_err() {
-            // Releases pages that were populated before the failure. If that fails, they still read as zero.
+            // Releases pages that were populated before the failure. If that fails, they still read
+            // as zero.
             let _ = punch(&file, offset, size, None);
             self.give_range(arena, offset, size);
         }
         made
     }
 
-    /// Takes a range of an arena, and adds an arena if none has room. Returns the index of the arena, its
-    /// file, and the offset.
+    /// Takes a range of an arena, and adds an arena if none has room. Returns the index of the
+    /// arena, its file, and the offset.
     fn take_range(
         &self,
         pages: &PagePolicy,
@@ -225,7 +228,8 @@ impl SharedMemory {
             return Ok(taken);
         }
         if size as u64 > arena_size {
-            // Addresses are the scarcest resource at such a size. A file would stay after the failure.
+            // Addresses are the scarcest resource at such a size. A file would stay after the
+            // failure.
             Mapping::probe(size).map_err(|errno| map_error(size, "host", errno))?;
         }
         let arena_size = arena::limited_size(arena_size.max(size as u64), pages.granularity());
@@ -285,7 +289,8 @@ impl SharedMemory {
         // SAFETY: the region was live until now, and by the caller's contract it is not in use.
         let mapping = unsafe { Mapping::of_region(region) };
         let mapped = mapping.as_ref().map(Mapping::base);
-        // A file of one region is not punched: its pages are freed with the last mapping, so importers keep them.
+        // A file of one region is not punched: its pages are freed with the last mapping, so
+        // importers keep them.
         let punched = match backing {
             RegionBacking::Arena { .. } => punch(&file, offset, region.size(), mapped),
             RegionBacking::Isolated(_) => Ok(()),
@@ -361,7 +366,8 @@ impl SharedState {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.is_inherited() {
-            // The name belongs to the parent, and another thread may have been changing the tables at the fork.
+            // The name belongs to the parent, and another thread may have been changing the tables
+            // at the fork.
             return;
         }
         // SAFETY: the fields are dropped once, here, and not used afterwards.
@@ -387,7 +393,8 @@ fn map(
         .map_err(|errno| map_error(size, "host", errno))?;
     // The placement applies only to pages that are populated later.
     pages.prepare(&mapping)?;
-    // Reserved huge pages are always populated now: a later touch could find none free, which is SIGBUS.
+    // Reserved huge pages are always populated now: a later touch could find none free, which is
+    // SIGBUS.
     if pages.populates() || huge_page.is_some() {
         pages.check_available(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
@@ -404,8 +411,8 @@ fn map(
     Ok(mapping)
 }
 
-/// Releases the pages of a range of a file, in every process that maps them. `mapped` is the address of the
-/// range in this process; with it, the file's fd is not needed.
+/// Releases the pages of a range of a file, in every process that maps them. `mapped` is the
+/// address of the range in this process; with it, the file's fd is not needed.
 fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8>>) -> Result<()> {
     // SAFETY: the range belongs to a region of this provider, whose owner frees or purges it.
     let removed = mapped.is_some_and(|base| unsafe { sys::advise(base, size, MemAdvice::Remove) }.is_ok());

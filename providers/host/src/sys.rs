@@ -1,5 +1,5 @@
-//! System calls of this crate. Each function is one call, or one call and its retry. The rest of the crate does
-//! not depend on the kernel's types.
+//! System calls of this crate. Each function is one call, or one call and its retry. The rest of
+//! the crate does not depend on the kernel's types.
 
 use core::ffi::{CStr, c_int, c_long, c_ulong};
 use core::ptr::{self, NonNull};
@@ -40,8 +40,8 @@ pub(crate) fn map_private(place: Placement, size: usize, huge_page: Option<usize
     if huge_page.is_some() {
         flags |= MapFlags::HUGETLB | MapFlags::from_bits_retain(hugetlb_flags(huge_page));
     }
-    // SAFETY: the kernel chooses the address, or the flags exclude addresses that are mapped. No existing mapping
-    // changes.
+    // SAFETY: the kernel chooses the address, or the flags exclude addresses that are mapped. No
+    // existing mapping changes.
     let mapped =
         unsafe { rustix::mm::mmap_anonymous(hint, size, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
     failpoint!("host.mapped");
@@ -70,8 +70,8 @@ pub(crate) enum MemAdvice {
 /// `madvise(2)`.
 ///
 /// # Safety
-/// The caller owns the range, and it is mapped. For `DontNeed`, `Free` and `Remove` its content is not
-/// needed.
+/// The caller owns the range, and it is mapped. For `DontNeed`, `Free` and `Remove` its content is
+/// not needed.
 pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: MemAdvice) -> Result<()> {
     /// `MADV_COLLAPSE`, which rustix does not define.
     const COLLAPSE: c_int = 25;
@@ -92,8 +92,8 @@ pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: MemAdvice) -
     retry_on_intr(|| unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, advice) })
 }
 
-/// Creates a memfd that is closed on exec, can be sealed, and cannot be made executable if the kernel supports
-/// that.
+/// Creates a memfd that is closed on exec, can be sealed, and cannot be made executable if the
+/// kernel supports that.
 pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
     /// Whether this kernel is older than 6.3 and rejects the flag.
     static NO_NOEXEC_SEAL: AtomicBool = AtomicBool::new(false);
@@ -114,8 +114,8 @@ pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
     rustix::fs::memfd_create(name, flags)
 }
 
-/// Moves an fd to the lowest free number of at least `lowest`. If there is none, moves it above the standard
-/// streams, if possible.
+/// Moves an fd to the lowest free number of at least `lowest`. If there is none, moves it above the
+/// standard streams, if possible.
 pub(crate) fn move_above(file: OwnedFd, lowest: i32) -> OwnedFd {
     if lowest <= 0 {
         return file;
@@ -138,8 +138,8 @@ pub(crate) struct Seals {
     pub(crate) write: bool,
 }
 
-/// Returns the seals of a file, or `EINVAL` if it is not a file of tmpfs or hugetlbfs. The call does not enter
-/// the file's file system, so it is safe for a file from an untrusted process.
+/// Returns the seals of a file, or `EINVAL` if it is not a file of tmpfs or hugetlbfs. The call
+/// does not enter the file's file system, so it is safe for a file from an untrusted process.
 pub(crate) fn seals(file: BorrowedFd<'_>) -> Result<Seals> {
     let seals = rustix::fs::fcntl_get_seals(file)?;
     Ok(Seals {
@@ -148,8 +148,8 @@ pub(crate) fn seals(file: BorrowedFd<'_>) -> Result<Seals> {
     })
 }
 
-/// Seals the size of a file permanently, and excludes further seals. With `read_only`, also excludes writes and
-/// new writable mappings; existing mappings stay writable.
+/// Seals the size of a file permanently, and excludes further seals. With `read_only`, also
+/// excludes writes and new writable mappings; existing mappings stay writable.
 pub(crate) fn seal(file: BorrowedFd<'_>, read_only: bool) -> Result<()> {
     let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if read_only {
@@ -169,7 +169,8 @@ pub(crate) enum FileSystem {
     Other,
 }
 
-/// Returns what [`size_and_kind`] does, for a file with seals, which is either of tmpfs or of hugetlbfs.
+/// Returns what [`size_and_kind`] does, for a file with seals, which is either of tmpfs or of
+/// hugetlbfs.
 pub(crate) fn size_and_kind_with_seals(file: BorrowedFd<'_>) -> Result<(u64, FileSystem)> {
     let stat = rustix::fs::fstat(file)?;
     // The block size of hugetlbfs is the huge page size. This saves a system call per open.
@@ -179,8 +180,8 @@ pub(crate) fn size_and_kind_with_seals(file: BorrowedFd<'_>) -> Result<(u64, Fil
     size_and_kind(file)
 }
 
-/// Returns the size in bytes and the file system. Call [`seals`] first: this call enters the file's file
-/// system.
+/// Returns the size in bytes and the file system. Call [`seals`] first: this call enters the file's
+/// file system.
 pub(crate) fn size_and_kind(file: BorrowedFd<'_>) -> Result<(u64, FileSystem)> {
     const TMPFS: u32 = 0x0102_1994;
     const HUGETLBFS: u32 = 0x9584_58f6;
@@ -275,7 +276,8 @@ pub(crate) fn bind(base: NonNull<u8>, size: usize, policy: NumaPolicy, nodes: &N
     };
     let (mask, bits) =
         if policy == NumaPolicy::Local { (ptr::null(), 0) } else { (nodes.words().as_ptr(), MASK_BITS) };
-    // SAFETY: the kernel reads `bits - 1` bits, which the mask has. The call does not change the content of pages.
+    // SAFETY: the kernel reads `bits - 1` bits, which the mask has. The call does not change the
+    // content of pages.
     let result = unsafe {
         libc::syscall(libc::SYS_mbind, base.as_ptr(), size as c_ulong, c_long::from(mode), mask, bits, 0_u64)
     };

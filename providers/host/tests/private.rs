@@ -68,8 +68,8 @@ fn regions_of_other_private_providers_are_foreign() {
     free(&one, region);
 }
 
-/// Unmapping the middle of a large mapping needs one more mapping than before, of which there is a highest
-/// number.
+/// Unmapping the middle of a large mapping needs one more mapping than before, of which there is a
+/// highest number.
 #[test]
 fn region_stays_live_if_unmapping_fails() {
     in_child(|| {
@@ -99,7 +99,8 @@ fn region_stays_live_if_unmapping_fails() {
         };
         assert!(error.to_string().contains("max_map_count"), "{error}");
         touch(&region, 3);
-        // No more can be mapped now, which is an error as well; and all is well when there is room again.
+        // No more can be mapped now, which is an error as well; and all is well when there is room
+        // again.
         kept.drain(..1000).for_each(|region| free(&provider, region));
         free(&provider, region);
         kept.into_iter().for_each(|region| {

@@ -34,8 +34,8 @@ pub enum TableError {
     },
 }
 
-/// The reason why a plugin cannot be loaded. After an error the plugin is unloaded; only side effects of its own
-/// initialisers remain.
+/// The reason why a plugin cannot be loaded. After an error the plugin is unloaded; only side
+/// effects of its own initialisers remain.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {

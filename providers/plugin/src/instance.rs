@@ -59,18 +59,19 @@ pub struct Instance {
     loaded: Option<LoadedPlugin>,
 }
 
-// SAFETY: UMF requires that all functions of a provider may be called by any threads at the same time. The state is
-// only passed back to them.
+// SAFETY: UMF requires that all functions of a provider may be called by any threads at the same
+// time. The state is only passed back to them.
 unsafe impl Send for Instance {}
 // SAFETY: as above.
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// Makes an instance that the caller finalises after it is dropped. `observe` is called with each result of
-    /// `alloc`, `free`, purging and the functions for IPC handles.
+    /// Makes an instance that the caller finalises after it is dropped. `observe` is called with
+    /// each result of `alloc`, `free`, purging and the functions for IPC handles.
     ///
     /// # Safety
-    /// `initialize` of the table returned the state, and the functions of the table follow UMF's header.
+    /// `initialize` of the table returned the state, and the functions of the table follow UMF's
+    /// header.
     pub const unsafe fn borrowed(table: Table, state: State, owner: &'static str, observe: fn(Code)) -> Self {
         Self { table, state, owner, observe, loaded: None }
     }
@@ -103,8 +104,8 @@ impl Instance {
         if code == SUCCESS { Ok(state) } else { Err(error(code, "initialize", 0, 1, "the plugin", None)) }
     }
 
-    /// Runs the control entry `post_initialize`, as UMF does from version 1.1 on. Some providers complete their
-    /// initialisation there.
+    /// Runs the control entry `post_initialize`, as UMF does from version 1.1 on. Some providers
+    /// complete their initialisation there.
     fn post_initialize(&self) -> Result<()> {
         let Some(ctl) = self.table.functions.ext_ctl.filter(|_| self.table.is_1_1()) else { return Ok(()) };
         const PROGRAMMATIC: i32 = 1;
@@ -165,7 +166,8 @@ impl Instance {
         if message.is_null() {
             return Some((native, ""));
         }
-        // SAFETY: by UMF's contract the message is a C string that is valid until this thread's next call.
+        // SAFETY: by UMF's contract the message is a C string that is valid until this thread's
+        // next call.
         let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
         Some((native, intern(&message, "")))
     }
@@ -188,7 +190,8 @@ impl Instance {
     /// The provider's error, or [`Error::Untrusted`] if the value is not a power of two.
     pub fn min_page_size(&self) -> Result<usize> {
         let mut page = 0;
-        // SAFETY: NULL queries the provider's granularity; the result pointer is valid during the call.
+        // SAFETY: NULL queries the provider's granularity; the result pointer is valid during the
+        // call.
         let code = unsafe { (self.table.functions.get_min_page_size)(self.state, null(), &raw mut page) };
         self.check(code, "get_min_page_size", 0)?;
         if page.is_power_of_two() {
@@ -207,7 +210,8 @@ impl Instance {
         (code == SUCCESS && page.is_power_of_two()).then_some(page)
     }
 
-    /// Allocates at a multiple of `align`. With `any_align`, the provider is called with alignment 0.
+    /// Allocates at a multiple of `align`. With `any_align`, the provider is called with alignment
+    /// 0.
     pub(crate) fn allocate(&self, size: usize, align: usize, any_align: bool) -> Result<Address> {
         let mut memory = null_mut();
         let requested = if any_align { 0 } else { align };
@@ -219,7 +223,8 @@ impl Instance {
         match Address::new(memory.as_ptr().expose_provenance()) {
             Some(address) if address.is_aligned_to(align) => Ok(address),
             _ => {
-                // SAFETY: the memory was allocated above with this size, and is not in use. The first error is returned.
+                // SAFETY: the memory was allocated above with this size, and is not in use. The
+                // first error is returned.
                 let _ = unsafe { (self.table.functions.free)(self.state, memory.as_ptr(), size) };
                 Err(self.contract_violation("returned memory at an address that is not aligned as requested"))
             }
@@ -249,7 +254,8 @@ impl Instance {
         self.check(code, operation, size)
     }
 
-    /// Returns the size of an IPC handle in bytes, or `None` if the provider has no handles or has disabled them.
+    /// Returns the size of an IPC handle in bytes, or `None` if the provider has no handles or has
+    /// disabled them.
     ///
     /// # Errors
     /// The provider's error, or [`Error::Untrusted`] for an invalid size.
@@ -260,7 +266,8 @@ impl Instance {
         // SAFETY: the pointer is valid during the call.
         let code = unsafe { get(self.state, &raw mut size) };
         if code == NOT_SUPPORTED || code == INVALID_ARGUMENT {
-            // The header specifies the first. UMF's OS provider returns the second for private memory.
+            // The header specifies the first. UMF's OS provider returns the second for private
+            // memory.
             return Ok(None);
         }
         self.check(code, operation, 0)?;
@@ -308,7 +315,8 @@ impl Instance {
     }
 
     /// # Safety
-    /// [`Instance::open_handle`] returned the memory, it was not closed before, and it is not in use.
+    /// [`Instance::open_handle`] returned the memory, it was not closed before, and it is not in
+    /// use.
     pub(crate) unsafe fn close_handle(&self, address: Address, size: usize) -> Result<()> {
         let operation = "ext_close_ipc_handle";
         let close = self.table.functions.ext_close_ipc_handle.ok_or(self.unsupported(operation))?;
@@ -384,8 +392,8 @@ fn error(
     }
 }
 
-/// Interns `text`, truncated, for use in [`Error`]. Each distinct text is leaked once. Returns `fallback` when the
-/// table is full.
+/// Interns `text`, truncated, for use in [`Error`]. Each distinct text is leaked once. Returns
+/// `fallback` when the table is full.
 fn intern(text: &str, fallback: &'static str) -> &'static str {
     static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     const MAX_TEXTS: usize = 512;
@@ -394,7 +402,8 @@ fn intern(text: &str, fallback: &'static str) -> &'static str {
     let text = text.trim();
     let end = (0..=MAX_LENGTH.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(0)];
-    // A bounded wait, because the lock stays taken in a child that is forked while another thread holds it.
+    // A bounded wait, because the lock stays taken in a child that is forked while another thread
+    // holds it.
     let locked = (0..TRIES).find_map(|_| {
         let locked = TEXTS.try_lock().ok();
         if locked.is_none() {

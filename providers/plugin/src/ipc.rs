@@ -1,4 +1,5 @@
-//! Exports of regions, and [`PluginImport`], which opens handles that the same plugin exported in another process.
+//! Exports of regions, and [`PluginImport`], which opens handles that the same plugin exported in
+//! another process.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -19,7 +20,8 @@ use super::instance::{HandleBytes, Instance};
 use super::provider::PluginProvider;
 
 impl Export for PluginProvider {
-    /// Exports a region. A handle of up to 64 bytes is the export's native bytes; a longer one is in a memfd.
+    /// Exports a region. A handle of up to 64 bytes is the export's native bytes; a longer one is
+    /// in a memfd.
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_frozen()?;
         self.regions.lock().get(region)?;
@@ -98,9 +100,9 @@ fn read_handle(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<Handl
 
 /// An importer of a plugin's handles, from [`PluginProvider::importer`].
 ///
-/// It checks the length of a handle; the plugin checks the content. For host memory it checks that the whole
-/// range is mapped. Memory that a plugin opens is always writable; a read-only import of host memory is
-/// protected with `mprotect(2)`.
+/// It checks the length of a handle; the plugin checks the content. For host memory it checks that
+/// the whole range is mapped. Memory that a plugin opens is always writable; a read-only import of
+/// host memory is protected with `mprotect(2)`.
 pub struct PluginImport {
     instance: Arc<Instance>,
     kind: ProviderKind,
@@ -135,7 +137,8 @@ impl PluginImport {
             return Err(Error::Untrusted { why });
         }
         if access == Access::ReadOnly {
-            // Other imports of the same pages may be writable, and protecting them would be SIGSEGV there.
+            // Other imports of the same pages may be writable, and protecting them would be SIGSEGV
+            // there.
             if self.memory_kind != MemoryKind::Host || OPEN.lock().contains_key(&base.to_bits()) {
                 return Err(self.instance.unsupported("this import as read-only"));
             }
@@ -163,8 +166,8 @@ impl MappedPages {
     }
 
     /// Returns how many bytes from the start are mapped contiguously from one file, at most `len`
-    /// (`proc_pid_maps(5)`). Returns 0 without `/proc`. A following mapping of another file is not part of the
-    /// import.
+    /// (`proc_pid_maps(5)`). Returns 0 without `/proc`. A following mapping of another file is not
+    /// part of the import.
     fn mapped(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
         let (start, mut end, mut file) = (self.start.addr(), self.start.addr(), None);
@@ -215,8 +218,8 @@ impl<'l> SystemMapping<'l> {
     }
 }
 
-// SAFETY: memory that the plugin opened is valid until `release` closes it; the plugin is neither finalised nor unloaded
-// before. By UMF's contract the memory does not shrink.
+// SAFETY: memory that the plugin opened is valid until `release` closes it; the plugin is neither
+// finalised nor unloaded before. By UMF's contract the memory does not shrink.
 unsafe impl Import for PluginImport {
     fn kind(&self) -> ProviderKind {
         self.kind
@@ -236,8 +239,8 @@ unsafe impl Import for PluginImport {
             *OPEN.lock().entry(base.to_bits()).or_default() += 1;
             return checked;
         }
-        // The exporter chose the size. A plugin that is told to close more than it mapped would unmap what follows.
-        // If the mapped size is unknown, the memory stays open.
+        // The exporter chose the size. A plugin that is told to close more than it mapped would
+        // unmap what follows. If the mapped size is unknown, the memory stays open.
         let size = match self.memory_kind {
             MemoryKind::Host => {
                 MappedPages::around(base, size).map_or(0, |pages| pages.mapped_from(base, size))

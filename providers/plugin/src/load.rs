@@ -25,8 +25,8 @@ pub const DEFAULT_KIND: ProviderKind = match ProviderKind::new("plugin") {
     None => panic!("a valid name"),
 };
 
-/// Loads the plugin at `path`, and makes a provider of the kind `kind`. Other options have the defaults of
-/// [`PluginLoader`].
+/// Loads the plugin at `path`, and makes a provider of the kind `kind`. Other options have the
+/// defaults of [`PluginLoader`].
 ///
 /// # Errors
 /// [`PluginError`].
@@ -48,8 +48,8 @@ pub fn load(
 
 /// A builder that loads a plugin.
 ///
-/// Loading runs the plugin's code, and relies on it to follow UMF's header. The caller vouches for the
-/// file. The [crate's page](crate) has the rules that keep other users from choosing the code.
+/// Loading runs the plugin's code, and relies on it to follow UMF's header. The caller vouches for
+/// the file. The [crate's page](crate) has the rules that keep other users from choosing the code.
 #[derive(Clone, Debug)]
 pub struct PluginLoader {
     path: PathBuf,
@@ -87,24 +87,25 @@ impl PluginLoader {
         self
     }
 
-    /// Sets the kind, which is part of handles: importers find the plugin for a handle by it. Default:
-    /// `plugin`. A program that loads several plugins needs a kind for each, the same in all processes.
+    /// Sets the kind, which is part of handles: importers find the plugin for a handle by it.
+    /// Default: `plugin`. A program that loads several plugins needs a kind for each, the same in
+    /// all processes.
     #[must_use]
     pub const fn kind(mut self, kind: ProviderKind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Sets the kind of memory. Default: the property `POINTER_TYPE` of a page that is allocated for this query, or
-    /// host memory if the plugin has no such property.
+    /// Sets the kind of memory. Default: the property `POINTER_TYPE` of a page that is allocated
+    /// for this query, or host memory if the plugin has no such property.
     #[must_use]
     pub const fn memory_kind(mut self, memory_kind: MemoryKind) -> Self {
         self.memory_kind = Some(memory_kind);
         self
     }
 
-    /// Sets whether a forked child shares the memory. Default: shared if the plugin has IPC handles, else
-    /// private.
+    /// Sets whether a forked child shares the memory. Default: shared if the plugin has IPC
+    /// handles, else private.
     #[must_use]
     pub const fn visibility(mut self, visibility: Visibility) -> Self {
         self.visibility = Some(visibility);
@@ -119,8 +120,8 @@ impl PluginLoader {
         let path = check_file(&self.path)?;
         let params = self.params.as_ref().map(json).transpose();
         let params = params.map_err(|source| PluginError::Params { path: path.clone(), source })?;
-        // SAFETY: this runs the initialisers of the file. The caller asked for that, and only root and this user
-        // can have written the file.
+        // SAFETY: this runs the initialisers of the file. The caller asked for that, and only root
+        // and this user can have written the file.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|source| PluginError::NotASharedObject { path: path.clone(), source })?;
         let table = self.table(&path, &library)?;
@@ -128,7 +129,8 @@ impl PluginLoader {
     }
 
     fn table(&self, path: &Path, library: &Library) -> Result<Table, PluginError> {
-        // SAFETY: the caller vouches that the symbol is a function without parameters that returns a table.
+        // SAFETY: the caller vouches that the symbol is a function without parameters that returns
+        // a table.
         let get_table = unsafe { library.get::<GetTable>(self.symbol.as_bytes()) };
         let get_table = get_table.map_err(|source| PluginError::NoSymbol {
             path: path.to_owned(),
@@ -149,7 +151,8 @@ impl PluginLoader {
         table: &Table,
         params: Option<&CStr>,
     ) -> umf_core::Result<Arc<PluginProvider>> {
-        // SAFETY: the table is that of the library, and the caller vouches that it follows UMF's header.
+        // SAFETY: the table is that of the library, and the caller vouches that it follows UMF's
+        // header.
         let state = unsafe { Instance::initialize(table, params) }?;
         let loaded = LoadedPlugin {
             finalize: table.functions.finalize,
@@ -199,7 +202,8 @@ impl Drop for LoadedPlugin {
             // The memory belongs to the parent, so this process leaves the plugin loaded.
             return;
         }
-        // SAFETY: the state was initialised once, and is finalised only here. The instance that used it was dropped.
+        // SAFETY: the state was initialised once, and is finalised only here. The instance that
+        // used it was dropped.
         let code = unsafe { (self.finalize)(self.state) };
         if code != 0 {
             tracing::warn!(code, "finalize of a plugin failed");
@@ -242,9 +246,9 @@ const STICKY: u32 = 0o1000;
 
 /// Checks the file of a plugin, and returns its path with links resolved.
 ///
-/// The path must be absolute. The file must belong to root or to the effective user. Neither the file nor a
-/// directory above it may be world-writable. Sticky directories are allowed, because there only the owner can
-/// replace a file.
+/// The path must be absolute. The file must belong to root or to the effective user. Neither the
+/// file nor a directory above it may be world-writable. Sticky directories are allowed, because
+/// there only the owner can replace a file.
 fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if !path.is_absolute() {
         return Err(PluginError::RelativePath { path: path.to_owned() });

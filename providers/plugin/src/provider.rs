@@ -16,15 +16,16 @@ use super::ipc::PluginImport;
 
 /// A provider behind UMF's table of C functions. Thread-safe.
 ///
-/// It supports the operations of the table. Results of the functions are validated. An address that is
-/// not a live region of this provider is an error, and is not passed to the functions.
+/// It supports the operations of the table. Results of the functions are validated. An address that
+/// is not a live region of this provider is an error, and is not passed to the functions.
 ///
-/// A provider of a shared object ([`super::PluginLoader`]) finalises and unloads the plugin after the
-/// provider and its importer are dropped. With live regions it does neither, so that they stay valid.
+/// A provider of a shared object ([`super::PluginLoader`]) finalises and unloads the plugin after
+/// the provider and its importer are dropped. With live regions it does neither, so that they stay
+/// valid.
 ///
-/// In a forked child, a private provider keeps working, if the plugin's code supports forks. A shared one
-/// is frozen: allocating fails with [`Error::Frozen`], and freeing does nothing, because the memory
-/// belongs to the parent.
+/// In a forked child, a private provider keeps working, if the plugin's code supports forks. A
+/// shared one is frozen: allocating fails with [`Error::Frozen`], and freeing does nothing, because
+/// the memory belongs to the parent.
 ///
 /// It uses the global allocator, so a pool over it must not be the global allocator.
 pub struct PluginProvider {
@@ -51,7 +52,8 @@ pub struct ProviderInfo {
     pub page: usize,
     /// The size of an IPC handle in bytes, if the provider has handles.
     pub handle_size: Option<usize>,
-    /// Whether requested sizes are passed unchanged, as UMF's own pools do, and not rounded up to pages.
+    /// Whether requested sizes are passed unchanged, as UMF's own pools do, and not rounded up to
+    /// pages.
     pub exact_sizes: bool,
 }
 
@@ -71,8 +73,8 @@ impl PluginProvider {
         })
     }
 
-    /// Returns the importer of this provider's handles, or `None` if it has no IPC handles. The importer does not
-    /// need the provider, and keeps the plugin loaded.
+    /// Returns the importer of this provider's handles, or `None` if it has no IPC handles. The
+    /// importer does not need the provider, and keeps the plugin loaded.
     #[must_use]
     pub fn importer(&self) -> Option<Arc<PluginImport>> {
         self.import.clone()
@@ -88,8 +90,8 @@ impl PluginProvider {
     }
 }
 
-// SAFETY: regions are allocations of the plugin, which follows UMF's contract. Address, alignment and overlap are
-// validated. Only `free` frees them.
+// SAFETY: regions are allocations of the plugin, which follows UMF's contract. Address, alignment
+// and overlap are validated. Only `free` frees them.
 unsafe impl Provider for PluginProvider {
     fn kind(&self) -> ProviderKind {
         self.info.kind
@@ -184,7 +186,8 @@ impl PluginProvider {
     unsafe fn purge_range(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
         self.check_not_frozen()?;
         self.regions.lock().holding(base, size, self.info.page)?;
-        // SAFETY: the range lies in a live region, and by the caller's contract its content is not needed.
+        // SAFETY: the range lies in a live region, and by the caller's contract its content is not
+        // needed.
         unsafe { self.instance.purge(base, size, lazily) }
     }
 }
@@ -235,8 +238,8 @@ impl Drop for PluginProvider {
     fn drop(&mut self) {
         let live = self.regions.lock().count();
         if live > 0 {
-            // Live regions must stay valid, and finalising could unmap them. The leaked reference keeps the
-            // plugin loaded.
+            // Live regions must stay valid, and finalising could unmap them. The leaked reference
+            // keeps the plugin loaded.
             tracing::warn!(
                 provider = self.info.name,
                 live,

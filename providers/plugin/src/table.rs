@@ -1,14 +1,15 @@
 //! [`Table`]: the table of C functions of a provider, `umf_memory_provider_ops_t`, in versions 1.0, 1.1 and 1.2.
 //!
-//! Each version adds members at the end. [`Table::read`] reads only the members of the table's version, because the
-//! memory after them is undefined. It copies them, so that later changes of the table have no effect.
+//! Each version adds members at the end. [`Table::read`] reads only the members of the table's
+//! version, because the memory after them is undefined. It copies them, so that later changes of
+//! the table have no effect.
 
 use core::ffi::{c_char, c_void};
 
 use super::error::TableError;
 
-/// The state that `initialize` returns, and that is passed to every function. Opaque; NULL for a provider without
-/// state.
+/// The state that `initialize` returns, and that is passed to every function. Opaque; NULL for a
+/// provider without state.
 pub type State = *mut c_void;
 /// `umf_result_t`.
 pub type Code = i32;
@@ -160,8 +161,8 @@ impl Table {
                 return Err(TableError::Incomplete { operations });
             }
         }
-        // SAFETY: `Functions` has as many function pointers, and the mandatory ones are not NULL. By the caller's
-        // contract each has the type of its member.
+        // SAFETY: `Functions` has as many function pointers, and the mandatory ones are not NULL.
+        // By the caller's contract each has the type of its member.
         let functions = unsafe { core::mem::transmute::<[Member; MEMBERS], Functions>(members) };
         Ok(Self { version, functions })
     }

@@ -411,8 +411,8 @@ fn contract_violations_of_a_plugin_are_errors() {
     let longer = request(export.native.as_slice(), 1 << 40, Access::ReadWrite);
     let import = provider.import().unwrap().import(longer);
     assert!(matches!(import, Err(Error::Untrusted { .. })), "{import:?}");
-    // The mapping after the plugin's page is not unmapped with a failed import. The kernel places mappings top-down.
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // The mapping after the plugin's page is not unmapped with a failed import. The kernel places
+    // mappings top-down. SAFETY: a new mapping at an address of the kernel's choice.
     let neighbour = unsafe {
         let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         libc::mmap(core::ptr::null_mut(), 4096, protection, flags, -1, 0)
@@ -435,7 +435,8 @@ fn each_version_has_its_members() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(path) = c_plugin() else { return };
     let loader = |symbol: &str| PluginLoader::new(&path).symbol(symbol).kind(kind());
-    // The table has further words after the members of version 1.0, which would be an incomplete group.
+    // The table has further words after the members of version 1.0, which would be an incomplete
+    // group.
     let oldest = loader("ops10").load().unwrap();
     assert!(oldest.properties().is_none() && oldest.export().is_none());
     assert_eq!((oldest.memory_kind(), oldest.visibility()), (MemoryKind::Host, Visibility::Private));

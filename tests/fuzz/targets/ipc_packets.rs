@@ -1,4 +1,5 @@
-//! Packets of producers' sockets. Decoding never panics, and what decodes encodes to the same bytes.
+//! Packets of producers' sockets. Decoding never panics, and what decodes encodes to the same
+//! bytes.
 
 #![no_main]
 

@@ -7,7 +7,8 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use umf_ipc::inspect::Ledger;
 
-/// Where statistics begin in the ledger that inputs are put into, and its size. (`docs/ledger.md` has the tables.)
+/// Where statistics begin in the ledger that inputs are put into, and its size. (`docs/ledger.md`
+/// has the tables.)
 const STATISTICS: usize = 12288;
 const SIZE: usize = 28672;
 /// Its slots: all of them are used.

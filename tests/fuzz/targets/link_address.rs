@@ -1,5 +1,5 @@
-//! Bytes and text of addresses of links. Decoding never panics, and what decodes encodes to the same
-//! bytes.
+//! Bytes and text of addresses of links. Decoding never panics, and what decodes encodes to the
+//! same bytes.
 
 #![no_main]
 

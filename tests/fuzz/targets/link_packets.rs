@@ -1,5 +1,5 @@
-//! The packets that make a link, and the records of offers and blocks. Decoding never panics, and what
-//! decodes encodes to the same bytes.
+//! The packets that make a link, and the records of offers and blocks. Decoding never panics, and
+//! what decodes encodes to the same bytes.
 
 #![no_main]
 

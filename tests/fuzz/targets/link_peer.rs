@@ -1,5 +1,5 @@
-//! A link whose peer writes any bytes into its lane. Calls end with a result or an error, and access
-//! no memory but their own.
+//! A link whose peer writes any bytes into its lane. Calls end with a result or an error, and
+//! access no memory but their own.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Text of pool maps. Parsing accepts or refuses any text; drawing and summing a map stay within bounds.
+//! Text of pool maps. Parsing accepts or refuses any text; drawing and summing a map stay within
+//! bounds.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Short texts that users and other processes write: parsing never panics, and what is printed is parsed to the same.
+//! Short texts that users and other processes write: parsing never panics, and what is printed is
+//! parsed to the same.
 
 #![no_main]
 

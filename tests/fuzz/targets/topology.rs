@@ -1,4 +1,5 @@
-//! A recorded machine: any text is a topology or an error, and whatever it is can be asked for its best nodes.
+//! A recorded machine: any text is a topology or an error, and whatever it is can be asked for its
+//! best nodes.
 
 #![no_main]
 

@@ -1,17 +1,17 @@
 //! Messages and requests of ranks whose lanes are full (`docs/link.md`, crate `umf-link`).
 //!
-//! Each rank has a lane of one record to each neighbour and runs a short program. Sends do not block:
-//! what finds no room waits in the memory of the sender. All lanes can be full at once and in a cycle,
-//! and the ranks have to get on all the same.
+//! Each rank has a lane of one record to each neighbour and runs a short program. Sends do not
+//! block: what finds no room waits in the memory of the sender. All lanes can be full at once and
+//! in a cycle, and the ranks have to get on all the same.
 //!
 //! # Abstractions
 //!
-//! - A step is whole: a record is written or consumed at once. The loom model of `umf-link` covers the
-//!   loads and stores, and its model of the bell covers sleeping and waking.
+//! - A step is whole: a record is written or consumed at once. The loom model of `umf-link` covers
+//!   the loads and stores, and its model of the bell covers sleeping and waking.
 //! - An asker has two entries for answers at each peer; `umf-link` has four.
 //! - A rank keeps one message with data before its senders announce, as with `max_unexpected = 1`.
-//! - The number of announcements is not limited. `umf-link` limits them to 4,096 for each peer, and a
-//!   program that needs more of them waiting at once is beyond that documented limit.
+//! - The number of announcements is not limited. `umf-link` limits them to 4,096 for each peer, and
+//!   a program that needs more of them waiting at once is beyond that documented limit.
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
@@ -26,8 +26,8 @@ const MAX_UNEXPECTED: usize = 1;
 /// A rule of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The answer to a request goes to an entry that the asker has reserved. Left out: into the lane to
-    /// the asker.
+    /// The answer to a request goes to an entry that the asker has reserved. Left out: into the
+    /// lane to the asker.
     AnswerInEntry,
     /// A rank that waits for anything consumes what comes. Left out: not while it waits for room.
     ConsumeWhileWaiting,
@@ -36,8 +36,8 @@ pub enum Rule {
     ConsumeUnwanted,
     /// Announcements do not take the entries of requests. Left out: they share them.
     AnnouncementsApart,
-    /// A receiver does not limit the announcements. Left out: it has as many entries for them as for
-    /// answers.
+    /// A receiver does not limit the announcements. Left out: it has as many entries for them as
+    /// for answers.
     AnnounceFreely,
 }
 
@@ -92,7 +92,8 @@ struct Rank {
     done: usize,
     /// What waits for room in a lane, with its receiver, in order.
     waiting: VecDeque<(usize, Record)>,
-    /// Messages and announcements that were consumed and not received, with their senders, in order.
+    /// Messages and announcements that were consumed and not received, with their senders, in
+    /// order.
     kept: Vec<(usize, Record)>,
     /// Requests without an answer, by peer.
     asked: [u8; MAX_RANKS],
@@ -153,7 +154,8 @@ impl Lanes {
                         && matches!(record, Record::Message(its) | Record::Announcement(its) if its == tag)
                 };
                 if let Some(place) = rank.kept.iter().position(is_wanted) {
-                    // The data of an announced message are read from the sender, which learns of it.
+                    // The data of an announced message are read from the sender, which learns of
+                    // it.
                     if let (_, Record::Announcement(_)) = after.0[at].kept.remove(place) {
                         after.0[last].announced[at] -= 1;
                     }

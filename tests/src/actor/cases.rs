@@ -33,7 +33,8 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
     })
 }
 
-/// Creates a pool in which each block has a native export of its own. `how` is `fd-each` or `one-fd`.
+/// Creates a pool in which each block has a native export of its own. `how` is `fd-each` or
+/// `one-fd`.
 fn driver_pool(actor: &mut ActorState, name: &str, kind: &str, how: &str) -> Answer {
     let pool = umf::pools::ProxyPool::new(FileDriver::new(kind, how == "fd-each")?)?;
     actor.pools.insert(name.to_owned(), Pool::from_pool(pool));

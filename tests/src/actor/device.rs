@@ -49,8 +49,8 @@ impl ActorState {
     }
 }
 
-/// Runs `copy` with the transfers of the provider of `address`. Returns `false` without running it if
-/// the CPU can access the memory.
+/// Runs `copy` with the transfers of the provider of `address`. Returns `false` without running it
+/// if the CPU can access the memory.
 fn with_transfer(
     address: Address,
     copy: impl FnOnce(&dyn umf_core::Transfer) -> umf_core::Result<()>,

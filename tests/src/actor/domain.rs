@@ -180,8 +180,8 @@ fn stress(all: &mut Domains, domain: &str, index: &str, seed: &str, milliseconds
     Ok(format!("created={created} registered={registered} gone={gone}"))
 }
 
-/// Forks a child, which must not be a member of the domain. Returns whether the child was killed at a
-/// failpoint.
+/// Forks a child, which must not be a member of the domain. Returns whether the child was killed at
+/// a failpoint.
 fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
     // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
     let pid = unsafe { libc::fork() };

@@ -1,6 +1,7 @@
 //! [`FileDriver`]: a provider of an application, over one file, with native handles.
 //!
-//! It imitates two kinds of drivers: one makes an fd for each export, the other returns the same fd.
+//! It imitates two kinds of drivers: one makes an fd for each export, the other returns the same
+//! fd.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,4 +1,5 @@
-//! Commands for leases: many at a time, in other threads and in children; corruption of lease tables.
+//! Commands for leases: many at a time, in other threads and in children; corruption of lease
+//! tables.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -48,7 +49,8 @@ fn close_elsewhere(actor: &mut ActorState, name: &str) -> Answer {
     closed.map(|()| String::new()).map_err(|_| Failure::new("Panic", "in a thread"))
 }
 
-/// Opens a handle in `count` threads that live at the same time. Names the mappings `name0`, `name1`, ...
+/// Opens a handle in `count` threads that live at the same time. Names the mappings `name0`,
+/// `name1`, ...
 fn open_threads(actor: &mut ActorState, count: &str, handle: &str, name: &str) -> Answer {
     let (count, bytes) = (count.parse()?, decode(handle)?);
     let all_opened = std::sync::Barrier::new(count);
@@ -67,7 +69,8 @@ fn open_threads(actor: &mut ActorState, count: &str, handle: &str, name: &str) -
     Ok(String::new())
 }
 
-/// Allocates up to `most` blocks of this size, and answers whether one is at this address. Frees them.
+/// Allocates up to `most` blocks of this size, and answers whether one is at this address. Frees
+/// them.
 fn reused(actor: &ActorState, pool: &str, size: &str, address: &str, most: &str) -> Answer {
     let (pool, size, most) = (actor.pool(pool)?, size.parse()?, most.parse()?);
     let mut blocks = Vec::new();
@@ -109,8 +112,8 @@ fn free_regions(actor: &mut ActorState, name: &str, first: &str, end: &str) -> A
     Ok(String::new())
 }
 
-/// Allocates `count` regions of the same provider, and answers how many are at the address of a freed
-/// region. Frees them.
+/// Allocates `count` regions of the same provider, and answers how many are at the address of a
+/// freed region. Frees them.
 fn regions_again(actor: &ActorState, count: &str, size: &str) -> Answer {
     let (upstream, addresses) = actor.freed.as_ref().ok_or_else(|| Failure::unknown("freed"))?;
     let layout = Layout::new(size.parse()?, 4096)?;
@@ -281,8 +284,8 @@ fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer 
     Ok(words.to_string())
 }
 
-/// Marks every block as open in all rows of a lease table, and raises the table's height to all rows.
-/// With `lock`, also takes the locks of the rows.
+/// Marks every block as open in all rows of a lease table, and raises the table's height to all
+/// rows. With `lock`, also takes the locks of the rows.
 fn claim_rows(actor: &mut ActorState, pid: &str, lock: &str) -> Answer {
     let table = table_of(pid)?;
     let layout = TableLayout::of(&table)?;

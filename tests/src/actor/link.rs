@@ -144,7 +144,8 @@ fn child_is_refused(all: &mut Links, name: &str) -> Answer {
     let link = all.link(name)?;
     let mut into = [0];
     let mut receive = link.start_recv(1 << 41, &mut into);
-    // SAFETY: umf and the allocator have fork handlers, so that the child can use both; it then ends.
+    // SAFETY: umf and the allocator have fork handlers, so that the child can use both; it then
+    // ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let refused = [
@@ -212,8 +213,8 @@ fn scribble(seed: &str, ms: &str) -> Answer {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let ranges: Vec<(usize, usize)> = maps
         .lines()
-        // These mappings hold what this side sends and the words on which both sides sleep. What the
-        // peer sends is mapped read-only.
+        // These mappings hold what this side sends and the words on which both sides sleep. What
+        // the peer sends is mapped read-only.
         .filter(|line| line.contains("/memfd:umf-link") && line.contains(" rw-s "))
         .filter_map(|line| {
             let (start, rest) = line.split_once('-')?;

@@ -39,8 +39,8 @@ pub(crate) struct ActorState {
     pub(crate) freed: Option<(Arc<Upstream>, std::collections::HashSet<Address>)>,
 }
 
-/// Address and size of a block. It does not borrow its pool, so that a test can drop a pool with blocks
-/// in it, and does not free the block when dropped.
+/// Address and size of a block. It does not borrow its pool, so that a test can drop a pool with
+/// blocks in it, and does not free the block when dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct RawBlock {
     pub(crate) address: Address,
@@ -174,7 +174,8 @@ fn pool(actor: &mut ActorState, name: &str, kind: &[&str]) -> Answer {
     Ok(String::new())
 }
 
-/// Creates a slab pool over dma-bufs of `udmabuf` or `heap:<name>`. The buffers have the pool's name.
+/// Creates a slab pool over dma-bufs of `udmabuf` or `heap:<name>`. The buffers have the pool's
+/// name.
 fn over_dma_buf(source: &str, name: &str) -> Result<Pool, Failure> {
     let builder = umf_tests::machine::dma_buf_provider(source)?;
     let provider = builder.name(name.to_owned()).build()?;
@@ -257,8 +258,8 @@ fn seed_of(text: &str) -> Result<u64, Failure> {
     Ok(text.parse()?)
 }
 
-/// Returns word `number` of the content with this seed. Content is made of words, as single bytes are
-/// slow in a guest that QEMU interprets.
+/// Returns word `number` of the content with this seed. Content is made of words, as single bytes
+/// are slow in a guest that QEMU interprets.
 fn word(seed: u64, number: usize) -> [u8; 8] {
     let same = u64::from_ne_bytes([number as u8; 8]);
     (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ same).to_le_bytes()

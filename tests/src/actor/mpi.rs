@@ -1,4 +1,5 @@
-//! `umf-actor mpi SHIM PROVIDER`: a rank of an MPI job. Pairs of ranks exchange handles by `MPI_Send`.
+//! `umf-actor mpi SHIM PROVIDER`: a rank of an MPI job. Pairs of ranks exchange handles by
+//! `MPI_Send`.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 

@@ -13,9 +13,9 @@ use crate::{Answer, Failure, serve};
 /// Whether a forked child stays when its parent ends, until it is killed.
 static LINGERS: AtomicBool = AtomicBool::new(false);
 
-/// Shifts the later mappings of this process if the kernel does not randomize addresses, as in guests
-/// of `tests/vm/run`. Otherwise equal blocks of two processes would have equal addresses, and tests
-/// could not notice an address that is used in the wrong process.
+/// Shifts the later mappings of this process if the kernel does not randomize addresses, as in
+/// guests of `tests/vm/run`. Otherwise equal blocks of two processes would have equal addresses,
+/// and tests could not notice an address that is used in the wrong process.
 pub(crate) fn shift_mappings() {
     let random = std::fs::read_to_string("/proc/sys/kernel/randomize_va_space");
     if random.is_ok_and(|random| random.trim() == "0") {
@@ -63,7 +63,8 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
     })
 }
 
-/// Closes mappings, domains and links, reaps the child and exits. Pools stay, as those in a `static` do.
+/// Closes mappings, domains and links, reaps the child and exits. Pools stay, as those in a
+/// `static` do.
 pub(crate) fn end(mut actor: ActorState) -> ! {
     actor.mappings.clear();
     actor.domains = crate::domain::Domains::default();

@@ -88,8 +88,8 @@ fn sum(threads: u64, run: &(impl Fn(u64) -> Result<u64, Failure> + Sync)) -> Ans
     Ok(total.to_string())
 }
 
-/// Allocates, exports, opens, checks and frees a block. A live block must have its content, and a freed
-/// one must be stale.
+/// Allocates, exports, opens, checks and frees a block. A live block must have its content, and a
+/// freed one must be stale.
 fn one_export(pool: &Pool, state: &mut u64) -> Result<(), Failure> {
     let seed = next(state);
     let size = 1 + next(state) as usize % 5000;
@@ -274,8 +274,8 @@ fn begin(actor: &ActorState, control: &str) -> Answer {
     Ok(String::new())
 }
 
-/// Allocates, exports and frees blocks, in turns with [`consume`] in another process. Answers with the
-/// number of different addresses.
+/// Allocates, exports and frees blocks, in turns with [`consume`] in another process. Answers with
+/// the number of different addresses.
 fn produce(actor: &ActorState, pool: &str, control: &str, cycles: &str) -> Answer {
     let cycles: u64 = cycles.parse()?;
     let control = actor.block(control)?;
@@ -338,8 +338,8 @@ fn consume(actor: &ActorState, control: &str, cycles: &str) -> Answer {
     Ok(cycles.to_string())
 }
 
-/// Allocates, exports and frees blocks without waiting for the consumer. The control block holds the
-/// latest handle and its number twice: a reader has read a complete handle if both are equal.
+/// Allocates, exports and frees blocks without waiting for the consumer. The control block holds
+/// the latest handle and its number twice: a reader has read a complete handle if both are equal.
 fn race_produce(actor: &ActorState, pool: &str, control: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let control = actor.block(control)?;
@@ -365,8 +365,8 @@ fn race_produce(actor: &ActorState, pool: &str, control: &str, milliseconds: &st
     Ok(cycle.to_string())
 }
 
-/// Opens the handles of [`race_produce`], whose blocks are freed concurrently. Each must be current or
-/// stale. Answers with the count of either.
+/// Opens the handles of [`race_produce`], whose blocks are freed concurrently. Each must be current
+/// or stale. Answers with the count of either.
 fn race_consume(actor: &ActorState, control: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;

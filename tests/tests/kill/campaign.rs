@@ -52,8 +52,8 @@ impl Campaign {
         println!("kill matrix: {rounds} rounds, seed {}", self.seed);
         let mut shown = Instant::now();
         let mut setup = None;
-        // If `rounds` suffice to reach all failpoints, continues up to eight times as long until each had
-        // a kill: processes reach fewer failpoints in a round on a busy machine.
+        // If `rounds` suffice to reach all failpoints, continues up to eight times as long until
+        // each had a kill: processes reach fewer failpoints in a round on a busy machine.
         let is_enough = |tally: &Tally, round| {
             round >= rounds && (!plan::can_reach_all(rounds) || tally.failpoints_without_kill().is_empty())
         };
@@ -140,8 +140,8 @@ impl Campaign {
         Ok(worker)
     }
 
-    /// Returns the work time of a round: `milliseconds`, or more if a producer needs longer for all its
-    /// activities, as in a guest. Importers would otherwise end before they can open anything.
+    /// Returns the work time of a round: `milliseconds`, or more if a producer needs longer for all
+    /// its activities, as in a guest. Importers would otherwise end before they can open anything.
     fn work_time(&self, milliseconds: u64) -> u64 {
         let needed = self.activity_time.map_or(Duration::ZERO, |activity_time| activity_time * 2);
         milliseconds.max(u64::try_from(needed.as_millis()).unwrap_or(u64::MAX))
@@ -260,7 +260,8 @@ impl Campaign {
                 victim.has_answered = true;
                 self.tally.answer(&text);
                 let child_ended = !text.ends_with("children_killed=0");
-                // Threads of umf continue after the work, so that the victim may still reach the failpoint.
+                // Threads of umf continue after the work, so that the victim may still reach the
+                // failpoint.
                 match (victim.disarm(&self.table), end) {
                     (Ok(at_rest), End::KilledAt { failpoint, .. }) => {
                         if child_ended || at_rest.is_some() {
@@ -290,8 +291,8 @@ impl Campaign {
         }
     }
 
-    /// Waits until the survivors are idle, and checks that they saw no violation, hold what they held
-    /// before, and that nothing of the dead process is left.
+    /// Waits until the survivors are idle, and checks that they saw no violation, hold what they
+    /// held before, and that nothing of the dead process is left.
     fn check_survivors(&mut self, dead: Option<&Worker>) {
         let mut index = 0;
         while index < self.workers.len() {

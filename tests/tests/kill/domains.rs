@@ -1,10 +1,10 @@
-//! The campaign for domains: a process is killed at each failpoint while others create, register and
-//! unregister objects.
+//! The campaign for domains: a process is killed at each failpoint while others create, register
+//! and unregister objects.
 //!
 //! A witness has an object, the index, which holds the numbers of the other objects. In a round two
 //! processes use these objects, and a third one is killed as it joins or later. In other rounds the
-//! victim is the first process of a new domain, which another process joins after the kill. Then the
-//! table of the domain must list the index and its registrants, and nothing else.
+//! victim is the first process of a new domain, which another process joins after the kill. Then
+//! the table of the domain must list the index and its registrants, and nothing else.
 
 use super::Failpoint;
 use umf_tests::domain::{assert_nothing_left, name};

@@ -1,4 +1,5 @@
-//! Concurrent first opens of one producer. The test is in this program because it needs a failpoint.
+//! Concurrent first opens of one producer. The test is in this program because it needs a
+//! failpoint.
 
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ fn lease_tables() -> [usize; 2] {
     [snapshot.fds, snapshot.mappings].map(|of| of.get("/memfd:umf-leases (deleted)").copied().unwrap_or(0))
 }
 
-/// Thread A finds no lease table of the producer, and thread B opens the table before A does. Both must
-/// then use one table, and none may stay when both have closed their mappings.
+/// Thread A finds no lease table of the producer, and thread B opens the table before A does. Both
+/// must then use one table, and none may stay when both have closed their mappings.
 #[test]
 fn racing_first_opens_share_one_lease_table() {
     let _serial = serialize();

@@ -1,6 +1,6 @@
-//! The campaign for links: one of two processes is killed at each failpoint while they connect, exchange
-//! messages and close, as the two ends of a link or as ranks of a job. The other process must get an
-//! error, and hold afterwards what it held before.
+//! The campaign for links: one of two processes is killed at each failpoint while they connect,
+//! exchange messages and close, as the two ends of a link or as ranks of a job. The other process
+//! must get an error, and hold afterwards what it held before.
 
 use super::Failpoint;
 use umf_tests::{Actor, Failure, Outcome, ProcessSnapshot, Rng, spawn};
@@ -117,8 +117,8 @@ fn await_survivor(survivor: &mut Actor, command: &str) {
     match survivor.outcome(bound()) {
         Outcome::Answer(Ok(_)) => {}
         Outcome::Answer(Err(failure)) => {
-            // The kernel refuses copies from an exiting process before its pidfd becomes readable. A
-            // forced engine is then impossible.
+            // The kernel refuses copies from an exiting process before its pidfd becomes readable.
+            // A forced engine is then impossible.
             let known = ["PeerGone", "Closed", "TimedOut", "NotListening", "Unknown", "EngineImpossible"];
             assert!(known.contains(&failure.variant.as_str()), "{command}: {failure}");
         }
@@ -165,7 +165,8 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
     victim.is_reaped()
 }
 
-/// Runs a round of two ranks of a job, of which `rank` is the victim. Returns whether it was killed.
+/// Runs a round of two ranks of a job, of which `rank` is the victim. Returns whether it was
+/// killed.
 ///
 /// Another process then joins as this rank: a killed rank must leave nothing that prevents this.
 fn round_of_ranks(survivor: &mut Actor, victim: &mut Actor, rank: u64, spawn: impl Fn() -> Actor) -> bool {

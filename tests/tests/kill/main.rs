@@ -1,13 +1,15 @@
-//! The kill matrix: a process killed at any instruction leaks nothing, and umf reports no wrong state
-//! to the other processes.
+//! The kill matrix: a process killed at any instruction leaks nothing, and umf reports no wrong
+//! state to the other processes.
 //!
-//! Producers and importers are real processes. In each round one of them is killed with SIGKILL (or is
-//! stopped first), at a failpoint of umf or at a random time, and the others continue. What umf reports
-//! to them is checked against the [`BlockTable`](umf_tests::block_table::BlockTable), in which
-//! producers record what they do. After the round each process must hold what it held when idle.
+//! Producers and importers are real processes. In each round one of them is killed with SIGKILL (or
+//! is stopped first), at a failpoint of umf or at a random time, and the others continue. What umf
+//! reports to them is checked against the [`BlockTable`](umf_tests::block_table::BlockTable), in
+//! which producers record what they do. After the round each process must hold what it held when
+//! idle.
 //!
-//! `tests/run --kill [rounds] [seed]` runs it for long. With `UMF_KILL_PROVIDER=dma-buf` the regions
-//! are dma-bufs, of every source of the machine, and the kernel's list of buffers is checked, too.
+//! `tests/run --kill [rounds] [seed]` runs it for long. With `UMF_KILL_PROVIDER=dma-buf` the
+//! regions are dma-bufs, of every source of the machine, and the kernel's list of buffers is
+//! checked, too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -32,8 +34,8 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// Serializes the tests of this program: a campaign reaps all children of the program that it does not
-/// know.
+/// Serializes the tests of this program: a campaign reaps all children of the program that it does
+/// not know.
 fn serialize() -> std::sync::MutexGuard<'static, ()> {
     static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
     LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -53,8 +53,8 @@ pub(crate) fn has_pool_kinds() -> bool {
     !pool_kinds().is_empty()
 }
 
-/// Returns whether processes with dma-buf regions cannot reach a failpoint. A dma-buf cannot be purged,
-/// mapped by a window, or opened through `/proc`.
+/// Returns whether processes with dma-buf regions cannot reach a failpoint. A dma-buf cannot be
+/// purged, mapped by a window, or opened through `/proc`.
 fn is_unreachable_with_dma_bufs(failpoint: Failpoint) -> bool {
     matches!(
         failpoint,
@@ -175,8 +175,8 @@ pub(crate) struct Target {
 /// Failed plans after which a failpoint is tried without the hints for role and settings.
 const HINTED_TRIES: u64 = 2;
 
-/// Returns the role that usually reaches a failpoint, or `None` for both. This is a hint, as the mode
-/// is: without it the first kill takes longer.
+/// Returns the role that usually reaches a failpoint, or `None` for both. This is a hint, as the
+/// mode is: without it the first kill takes longer.
 fn role_for(failpoint: Failpoint) -> Option<Role> {
     match failpoint {
         "cache.inserted"
@@ -233,8 +233,8 @@ fn role_for(failpoint: Failpoint) -> Option<Role> {
     }
 }
 
-/// Plans the end of one process in a round of so many milliseconds. Prefers the targets, at which no
-/// process was killed yet.
+/// Plans the end of one process in a round of so many milliseconds. Prefers the targets, at which
+/// no process was killed yet.
 pub(crate) fn end(rng: &mut Rng, setup: &Setup, targets: &[Target], milliseconds: u64) -> (Role, End) {
     let any = *rng.choose(&[Role::Producer, Role::Importer]);
     let targets: Vec<Target> = targets

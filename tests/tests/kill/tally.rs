@@ -1,5 +1,5 @@
-//! Results of the campaigns: [`Tally`] for producers and importers, [`FailpointTally`] for domains and
-//! links.
+//! Results of the campaigns: [`Tally`] for producers and importers, [`FailpointTally`] for domains
+//! and links.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -10,8 +10,8 @@ use umf_tests::{Actor, Outcome, ProcessSnapshot, machine, spawn};
 
 use super::plan::{Role, Setup};
 
-/// Returns the limit for any command. An open takes 2 s at most, and importers wait 6 s for the record
-/// that a producer is dead.
+/// Returns the limit for any command. An open takes 2 s at most, and importers wait 6 s for the
+/// record that a producer is dead.
 pub(crate) fn bound() -> Duration {
     // QEMU may interpret a guest on a busy processor: a round takes seconds there.
     Duration::from_secs(if machine::is_guest() { 90 } else { 20 })
@@ -128,8 +128,8 @@ impl Worker {
         self.armed = Some(failpoint);
     }
 
-    /// Disarms the planned failpoint. Returns the failpoint if the process was killed there after its
-    /// work, which its umf threads may reach.
+    /// Disarms the planned failpoint. Returns the failpoint if the process was killed there after
+    /// its work, which its umf threads may reach.
     ///
     /// # Errors
     /// Any other outcome.
@@ -161,7 +161,8 @@ impl Worker {
         loop {
             let mut now = ProcessSnapshot::of(&self.actor);
             let footprint = LeaseFootprint::take_out(&mut now, self.actor.pid(), self.role);
-            // A joined thread stays in `/proc` for a moment, and may have been counted at the start.
+            // A joined thread stays in `/proc` for a moment, and may have been counted at the
+            // start.
             self.at_rest.threads = self.at_rest.threads.min(now.threads);
             let memory = shared_memory(self.actor.pid());
             let grown = memory > self.memory + footprint.memory();
@@ -200,8 +201,8 @@ impl Worker {
         }
     }
 
-    /// Returns the name of the dead process's socket if it stays bound. A child of an interrupted fork
-    /// closes its copy first of all.
+    /// Returns the name of the dead process's socket if it stays bound. A child of an interrupted
+    /// fork closes its copy first of all.
     pub(crate) fn bound_socket(&self) -> Option<String> {
         let begun = Instant::now();
         loop {
@@ -213,8 +214,8 @@ impl Worker {
         }
     }
 
-    /// Returns the dma-bufs of the dead or idle process that exist although nothing is open. The kernel
-    /// frees those of a killed process with a delay.
+    /// Returns the dma-bufs of the dead or idle process that exist although nothing is open. The
+    /// kernel frees those of a killed process with a delay.
     pub(crate) fn remaining_dma_bufs(&self) -> Option<String> {
         let begun = Instant::now();
         loop {
@@ -241,8 +242,8 @@ pub(crate) fn is_kill_status(how: &str) -> bool {
     matches!(how, "signal 9" | "code 137")
 }
 
-/// What a producer keeps of importers that ended: a mapping of each lease-table row that it ever read.
-/// Rows are reused, so that there are about as many as were in use at one time.
+/// What a producer keeps of importers that ended: a mapping of each lease-table row that it ever
+/// read. Rows are reused, so that there are about as many as were in use at one time.
 #[derive(Clone, Copy, Debug)]
 struct LeaseFootprint {
     row_mappings: usize,
@@ -251,8 +252,8 @@ struct LeaseFootprint {
 }
 
 impl LeaseFootprint {
-    /// Bound for the rows. Importers and their children have a few rows each. An importer without a free
-    /// row reclaims those of dead importers, a few at a time.
+    /// Bound for the rows. Importers and their children have a few rows each. An importer without a
+    /// free row reclaims those of dead importers, a few at a time.
     const ROWS: usize = 192;
 
     /// Removes the mappings of rows from a snapshot, and returns them.

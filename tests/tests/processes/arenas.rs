@@ -1,5 +1,5 @@
-//! Regions in one file: they need few fds and mappings, open without system calls, and are leased one by
-//! one.
+//! Regions in one file: they need few fds and mappings, open without system calls, and are leased
+//! one by one.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -10,7 +10,8 @@ use umf_tests::{Actor, ProcessSnapshot, actor, machine};
 const PATIENCE: Duration = Duration::from_secs(120);
 const SIZE: usize = 4096;
 
-/// Starts a producer with `count` regions and a block that holds their handles. Returns the block's handle.
+/// Starts a producer with `count` regions and a block that holds their handles. Returns the block's
+/// handle.
 fn producer(count: usize) -> (Actor, String) {
     let mut producer = actor!();
     producer.ok("pool p shared");

@@ -42,8 +42,8 @@ fn assert_look_alike(first: &Handle, second: &Handle) {
     assert_ne!(first.nonce(), second.nonce());
 }
 
-/// W1: an entry that is evicted by an open through another provider is closed by that provider. Here each
-/// entry records its importer.
+/// W1: an entry that is evicted by an open through another provider is closed by that provider.
+/// Here each entry records its importer.
 #[test]
 fn w1_evicted_entry_is_closed_by_its_importer() {
     let mut producer = actor!();
@@ -71,7 +71,8 @@ fn w1_evicted_entry_is_closed_by_its_importer() {
 }
 
 /// W2: a handle with equal key and another id replaces an entry in use, and the pointer of the old
-/// mapping then reads the new memory. Here both have entries, and an entry in use stays over the limit.
+/// mapping then reads the new memory. Here both have entries, and an entry in use stays over the
+/// limit.
 #[test]
 fn w2_entry_in_use_is_not_replaced_by_lookalike() {
     let Some(mut producer) = repeatable("w2") else { return };
@@ -91,8 +92,8 @@ fn w2_entry_in_use_is_not_replaced_by_lookalike() {
     assert_eq!(importer.number("importer", "in_use"), 2);
 }
 
-/// W3: a handle of a restarted producer with equal pid, addresses and counters opens the old memory.
-/// Here the nonces differ.
+/// W3: a handle of a restarted producer with equal pid, addresses and counters opens the old
+/// memory. Here the nonces differ.
 #[test]
 fn w3_restarted_producer_is_another_producer() {
     let Some(mut producer) = repeatable("w3") else { return };
@@ -108,8 +109,8 @@ fn w3_restarted_producer_is_another_producer() {
         // The closed mapping stays in the cache.
         importer.ok("close m");
         if let Some(before) = before.replace(handle) {
-            // While the old memory is cached, the old handle may open without a system call. It must open
-            // the old memory.
+            // While the old memory is cached, the old handle may open without a system call. It
+            // must open the old memory.
             if importer.ask(&format!("open {before} -> old")).is_ok() {
                 importer.check("old", seed - 1);
                 importer.ok("close old");
@@ -125,8 +126,8 @@ fn w3_restarted_producer_is_another_producer() {
     }
 }
 
-/// W4: a pid of the producer's namespace is looked up in another, where it is free or another process.
-/// Here a handle contains the namespace of its pid.
+/// W4: a pid of the producer's namespace is looked up in another, where it is free or another
+/// process. Here a handle contains the namespace of its pid.
 #[test]
 fn w4_pid_of_another_namespace_is_not_looked_up() {
     const TEST: &str = "w4_pid_of_another_namespace_is_not_looked_up";
@@ -136,7 +137,8 @@ fn w4_pid_of_another_namespace_is_not_looked_up() {
         let Some(mut producer) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
         let handle = block(&mut producer, "shared", 4096, 1);
         assert_eq!(handle.pid(), 1);
-        // In the namespace of this importer, the pid is the importer's own. It has the same fds and slots.
+        // In the namespace of this importer, the pid is the importer's own. It has the same fds and
+        // slots.
         let Some(mut same_number) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
         let own = block(&mut same_number, "shared", 4096, 2);
         assert_eq!((own.pid(), own.slot(), own.data_fd()), (1, handle.slot(), handle.data_fd()));
@@ -156,8 +158,8 @@ fn w4_pid_of_another_namespace_is_not_looked_up() {
     importer.check("m", 3);
 }
 
-/// W5: a closed mapping stays mapped until the pool is destroyed. Here limits by number and by bytes
-/// unmap idle entries, and so does `evict_idle`.
+/// W5: a closed mapping stays mapped until the pool is destroyed. Here limits by number and by
+/// bytes unmap idle entries, and so does `evict_idle`.
 #[test]
 fn w5_closed_mapping_is_unmapped_at_limit_or_on_request() {
     for (name, value) in [("UMF_MAX_OPENED_IPC_HANDLES", "8"), ("UMF_IPC_MAX_OPENED_BYTES", "8MiB")] {
@@ -200,8 +202,8 @@ assert_not_clone!(umf::Mapping<'static>);
 assert_not_clone!(umf::Export<'static>);
 assert_not_clone!(umf::Block<'static>);
 
-/// W6: closing an entry twice wraps its use count, and the entry can never be evicted. Here a mapping
-/// closes when it is dropped, so it closes once.
+/// W6: closing an entry twice wraps its use count, and the entry can never be evicted. Here a
+/// mapping closes when it is dropped, so it closes once.
 #[test]
 fn w6_each_open_closes_once() {
     let mut producer = actor!();
@@ -223,8 +225,8 @@ fn w6_each_open_closes_once() {
     assert_eq!(importer.number("importer", "entries"), 0);
 }
 
-/// W7: an open that fails leaves an entry in use in the cache, and destroying the pool closes memory that
-/// was never opened. Here a failed open leaves no entry.
+/// W7: an open that fails leaves an entry in use in the cache, and destroying the pool closes
+/// memory that was never opened. Here a failed open leaves no entry.
 #[test]
 fn w7_failed_open_leaves_nothing() {
     let mut producer = actor!();
@@ -250,8 +252,9 @@ fn w7_failed_open_leaves_nothing() {
     assert_eq!((import.open_count(), import.foreign_release_count()), (0, 0));
 }
 
-/// W11: handles are a raw structure without version, length or checksum. Unused bytes contain memory of
-/// the producer, and the consumer trusts each number. Here each byte is defined and verified.
+/// W11: handles are a raw structure without version, length or checksum. Unused bytes contain
+/// memory of the producer, and the consumer trusts each number. Here each byte is defined and
+/// verified.
 #[test]
 fn w11_every_byte_of_handle_is_defined_and_verified() {
     let mut producer = actor!();
@@ -285,7 +288,8 @@ fn w11_every_byte_of_handle_is_defined_and_verified() {
     assert_eq!(importer.number("importer", "entries"), 1);
 }
 
-/// W12: all failures are `INVALID_ARGUMENT`, a dead producer included. Here each has an error of its own.
+/// W12: all failures are `INVALID_ARGUMENT`, a dead producer included. Here each has an error of
+/// its own.
 #[test]
 fn w12_each_failure_has_its_own_error() {
     let mut importer = actor!();

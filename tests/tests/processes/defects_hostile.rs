@@ -1,5 +1,5 @@
-//! A hostile producer: it can cause errors and choose the content of its blocks, and nothing else. (The C
-//! library trusts its producers: defect W11.)
+//! A hostile producer: it can cause errors and choose the content of its blocks, and nothing else.
+//! (The C library trusts its producers: defect W11.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -15,8 +15,8 @@ use umf_testkit::SetOnDrop;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor};
 
-/// Alignment of the parts of a lease table (`docs/leases.md`). Here header, owners and marks have one such
-/// part each, and a row has two.
+/// Alignment of the parts of a lease table (`docs/leases.md`). Here header, owners and marks have
+/// one such part each, and a row has two.
 const PART: usize = 65536;
 const ROWS: usize = 64;
 const OWNERS: usize = PART;
@@ -200,8 +200,8 @@ fn next(state: &mut u64) -> u64 {
     *state >> 33
 }
 
-/// Opens a handle repeatedly for the given time, and reads the whole block. Errors are permitted, faults
-/// and hangs are not. Returns the number of successful opens.
+/// Opens a handle repeatedly for the given time, and reads the whole block. Errors are permitted,
+/// faults and hangs are not. Returns the number of successful opens.
 fn open_repeatedly(importer: &mut Actor, handle: &str, milliseconds: u64) -> u64 {
     let command = format!("try-storm {handle} {milliseconds}");
     opened_of(&importer.ask_within(&command, Duration::from_secs(10)).unwrap())
@@ -241,8 +241,8 @@ fn w11_ledger_with_wrong_size_is_refused() {
     importer.ok(&format!("open {} -> m", hostile.handle(&[])));
 }
 
-/// The nonce of a producer is public. A process that copies it into its own ledger is another producer,
-/// even if it exports the same file.
+/// The nonce of a producer is public. A process that copies it into its own ledger is another
+/// producer, even if it exports the same file.
 #[test]
 fn impostor_with_copied_nonce_is_another_producer() {
     for kind in ["shared", "isolated"] {
@@ -348,8 +348,8 @@ fn w11_ledger_changed_during_read_is_survived() {
     assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "and it opens again");
 }
 
-/// W11: the consumer trusts size and offset. Here a ledger confirms wrong sizes, and nothing past the file
-/// is mapped. A producer then frees pages that are being read, which read as zeros.
+/// W11: the consumer trusts size and offset. Here a ledger confirms wrong sizes, and nothing past
+/// the file is mapped. A producer then frees pages that are being read, which read as zeros.
 #[test]
 fn w11_memory_punched_during_read_reads_as_zeros() {
     let hostile = Hostile::new();
@@ -388,8 +388,8 @@ fn w11_memory_punched_during_read_reads_as_zeros() {
     });
 }
 
-/// W11: a lease table that is another file, another producer's, or has another layout than its ledger says.
-/// Importers must not take leases there.
+/// W11: a lease table that is another file, another producer's, or has another layout than its
+/// ledger says. Importers must not take leases there.
 #[test]
 fn w11_lying_lease_table_is_refused() {
     let hostile = Hostile::new();

@@ -1,6 +1,6 @@
-//! Tests for defects in the C library's shared memory and in its state after a fork, named after the
-//! defect's number in `docs/reports.md`; and tests that mappings, sockets and leases of freed memory and of
-//! dead processes do not stay.
+//! Tests for defects in the C library's shared memory and in its state after a fork, named after
+//! the defect's number in `docs/reports.md`; and tests that mappings, sockets and leases of freed
+//! memory and of dead processes do not stay.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -15,8 +15,9 @@ fn bytes_of(producer: &Actor, fd: i32) -> u64 {
     std::fs::metadata(format!("/proc/{}/fd/{fd}", producer.pid())).unwrap().blocks() * 512
 }
 
-/// W16: freed ranges of the shared file are not reused and keep their pages, and the file stays open after
-/// its provider. Here a freed range is punched and reused, and a provider closes its fds.
+/// W16: freed ranges of the shared file are not reused and keep their pages, and the file stays
+/// open after its provider. Here a freed range is punched and reused, and a provider closes its
+/// fds.
 #[test]
 fn w16_freed_range_is_punched_and_reused() {
     const SIZE: u64 = 16 << 20;
@@ -50,7 +51,8 @@ fn w16_freed_range_is_punched_and_reused() {
     }
 }
 
-/// W17: with an alignment above a page, importers map the wrong bytes. Here they read the right ones.
+/// W17: with an alignment above a page, importers map the wrong bytes. Here they read the right
+/// ones.
 #[test]
 fn w17_aligned_block_opens_at_right_offset() {
     let mut producer = actor!();
@@ -77,8 +79,8 @@ fn w17_aligned_block_opens_at_right_offset() {
     }
 }
 
-/// W18: the first open of named memory unlinks the name, so that later opens fail. A second provider with
-/// the name takes it from the first. Here the name belongs to its creator.
+/// W18: the first open of named memory unlinks the name, so that later opens fail. A second
+/// provider with the name takes it from the first. Here the name belongs to its creator.
 #[test]
 fn w18_opening_named_memory_keeps_its_name() {
     let mut producer = actor!();
@@ -132,8 +134,8 @@ fn smaps(actor: &Actor, field: &str) -> Vec<u64> {
     values
 }
 
-/// W19: shared memory is locked and unaccounted (`memfd_secret`), and a purge fails or keeps the content.
-/// Here it is ordinary shared memory, and a purge frees the pages in all processes.
+/// W19: shared memory is locked and unaccounted (`memfd_secret`), and a purge fails or keeps the
+/// content. Here it is ordinary shared memory, and a purge frees the pages in all processes.
 #[test]
 fn w19_purge_of_shared_memory_frees_its_pages() {
     let mut producer = actor!();
@@ -162,8 +164,9 @@ fn w19_purge_of_shared_memory_frees_its_pages() {
     importer.check("m", 2);
 }
 
-/// W36: after a fork the child uses the parent's state: handles name the parent's pid and fds, and a lock
-/// may stay taken forever. Here the child has exports of its own, and inherited pools are frozen.
+/// W36: after a fork the child uses the parent's state: handles name the parent's pid and fds, and
+/// a lock may stay taken forever. Here the child has exports of its own, and inherited pools are
+/// frozen.
 #[test]
 fn w36_handles_of_forked_child_name_the_child() {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "pidfd,socket").start();
@@ -200,8 +203,8 @@ fn w36_handles_of_forked_child_name_the_child() {
     }
 }
 
-/// Regions that were freed. If they stayed mapped, they would keep their pages, slow down each free of
-/// the producer, and reach `vm.max_map_count`.
+/// Regions that were freed. If they stayed mapped, they would keep their pages, slow down each free
+/// of the producer, and reach `vm.max_map_count`.
 #[test]
 fn w5_freed_regions_are_unmapped() {
     for pool in ["isolated", "proxy"] {
@@ -251,8 +254,8 @@ fn w5_memory_of_killed_producers_is_unmapped() {
     }
 }
 
-/// The socket thread owns its fds until it ends, and fork handlers must close them in children until
-/// then. A child with such an fd would keep the name of a socket bound that no thread serves.
+/// The socket thread owns its fds until it ends, and fork handlers must close them in children
+/// until then. A child with such an fd would keep the name of a socket bound that no thread serves.
 #[test]
 fn child_forked_while_exporter_ends_inherits_no_socket() {
     let mut actor = actor!();
@@ -262,8 +265,8 @@ fn child_forked_while_exporter_ends_inherits_no_socket() {
     actor.finish();
 }
 
-/// An importer in another pid namespace that closes everything and opens again costs the producer no
-/// further fd. The producer still notices its death.
+/// An importer in another pid namespace that closes everything and opens again costs the producer
+/// no further fd. The producer still notices its death.
 #[test]
 fn reopening_importer_costs_producer_no_more_fds() {
     const TEST: &str = "reopening_importer_costs_producer_no_more_fds";
@@ -291,8 +294,8 @@ fn reopening_importer_costs_producer_no_more_fds() {
     producer.finish();
 }
 
-/// The leases of a dead importer end, also if many importers took leases after it before the producer
-/// looked for dead importers.
+/// The leases of a dead importer end, also if many importers took leases after it before the
+/// producer looked for dead importers.
 #[test]
 fn leases_of_dead_importer_end_after_many_later_importers() {
     const TEST: &str = "leases_of_dead_importer_end_after_many_later_importers";

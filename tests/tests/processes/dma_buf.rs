@@ -19,8 +19,8 @@ fn buffers_of(pid: u32) -> Option<usize> {
     machine::dma_bufs_of(pid).map(|lines| lines.len())
 }
 
-/// Waits until `count` dma-bufs of a process are left. The kernel frees those of a killed process with a
-/// delay.
+/// Waits until `count` dma-bufs of a process are left. The kernel frees those of a killed process
+/// with a delay.
 #[track_caller]
 fn await_buffers(pid: u32, count: usize) {
     for _ in 0..1000 {
@@ -235,7 +235,8 @@ mod device {
     }
 
     fn call<T>(card: &File, number: libc::Ioctl, value: &mut T) -> std::io::Result<()> {
-        // SAFETY: the structure belongs to this ioctl number, and its pointers are valid for their lengths.
+        // SAFETY: the structure belongs to this ioctl number, and its pointers are valid for their
+        // lengths.
         match unsafe { libc::ioctl(card.as_raw_fd(), number, std::ptr::from_mut(value)) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -300,7 +301,8 @@ mod device {
     }
 }
 
-/// Copies are bracketed by `DMA_BUF_IOCTL_SYNC`, so that they wait for a device that writes the buffer.
+/// Copies are bracketed by `DMA_BUF_IOCTL_SYNC`, so that they wait for a device that writes the
+/// buffer.
 #[test]
 fn copies_wait_for_device_fences() {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -348,8 +350,8 @@ fn copies_wait_for_device_fences() {
     }
 }
 
-/// Messages from and to dma-bufs, which the kernel cannot copy between processes. The link maps them and
-/// brackets its copies by sync calls, or falls back to bounce buffers.
+/// Messages from and to dma-bufs, which the kernel cannot copy between processes. The link maps
+/// them and brackets its copies by sync calls, or falls back to bounce buffers.
 #[test]
 fn links_transfer_dma_bufs() {
     use std::time::Duration;

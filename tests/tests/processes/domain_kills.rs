@@ -99,8 +99,8 @@ fn memory_of_system(field: &str) -> u64 {
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Random creates, registrations and kills over a long time. The domain must agree with the model, and hold
-/// in the end what it held at the start.
+/// Random creates, registrations and kills over a long time. The domain must agree with the model,
+/// and hold in the end what it held at the start.
 #[test]
 fn long_random_use_leaks_nothing() {
     let events = if machine::is_long() { 100_000 } else { 3_000 };

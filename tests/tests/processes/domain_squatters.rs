@@ -1,4 +1,5 @@
-//! Processes that bind the socket names of a domain: of other users, stopped ones, unresponsive ones.
+//! Processes that bind the socket names of a domain: of other users, stopped ones, unresponsive
+//! ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 

@@ -74,8 +74,8 @@ fn forked_producer_exports_under_its_own_nonce() {
         let handle = producer.handle("handle p.b");
         let before = ProcessSnapshot::of(&producer);
         let child = producer.fork();
-        // A shared pool is frozen in the child, as both would allocate the same block. A free does nothing, as
-        // the block belongs to the parent.
+        // A shared pool is frozen in the child, as both would allocate the same block. A free does
+        // nothing, as the block belongs to the parent.
         let message = producer.fails("child alloc p 64 -> p.c", "Frozen");
         assert!(message.contains("fork"), "{message}");
         producer.ok("child free p p.b");

@@ -1,4 +1,5 @@
-//! Truncated, damaged, outdated and forged handles: each is an error, and only exported memory is mapped.
+//! Truncated, damaged, outdated and forged handles: each is an error, and only exported memory is
+//! mapped.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -18,8 +19,8 @@ fn producer() -> (Actor, Handle) {
     (producer, handle)
 }
 
-/// compute-runtime #448: handles could not be copied by value between processes. Here bytes or text suffice.
-/// UMF #859, #831: an importer needed a pool. Here it does not.
+/// compute-runtime #448: handles could not be copied by value between processes. Here bytes or text
+/// suffice. UMF #859, #831: an importer needed a pool. Here it does not.
 #[test]
 fn handle_opens_from_bytes_and_text() {
     let (mut producer, handle) = producer();
@@ -109,8 +110,8 @@ fn other_version_and_other_boot_have_own_errors() {
     importer.check("m", 7);
 }
 
-/// A process that can write a handle can compute its checksum. The importer verifies each field against
-/// the ledger.
+/// A process that can write a handle can compute its checksum. The importer verifies each field
+/// against the ledger.
 #[test]
 fn forged_fields_with_valid_checksum_are_refused() {
     let (mut producer, handle) = producer();
@@ -196,7 +197,8 @@ fn forged_fields_with_valid_checksum_are_refused() {
         importer.ok("evict");
         assert_eq!(ProcessSnapshot::of(&importer), before, "known: {known}");
     }
-    // Slot and generation of another live block of the region: the ledger has the other block's fields.
+    // Slot and generation of another live block of the region: the ledger has the other block's
+    // fields.
     let bytes = forge::with_all(
         &handle,
         &[(field::SLOT, u64::from(neighbour.slot())), (field::GENERATION, neighbour.generation())],
@@ -207,8 +209,8 @@ fn forged_fields_with_valid_checksum_are_refused() {
     producer.finish();
 }
 
-/// A handle may name any process and fd number. The importer must not hang on such an fd, or accept it as
-/// a ledger.
+/// A handle may name any process and fd number. The importer must not hang on such an fd, or accept
+/// it as a ledger.
 #[test]
 fn handle_naming_other_process_or_fd_is_refused() {
     let (mut producer, handle) = producer();

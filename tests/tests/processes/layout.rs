@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Crates of this repository, and which of them each may name in its `[dependencies]`, from the bottom up.
+/// Crates of this repository, and which of them each may name in its `[dependencies]`, from the
+/// bottom up.
 const EDGES: &[(&str, &[&str])] = &[
     ("umf-core", &[]),
     ("umf-derive", &[]),
@@ -110,8 +111,8 @@ fn crates_depend_on_lower_crates_only() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// `umf-core` depends on `serde_core` alone, so that the author of a provider with settings compiles
-/// little. (Half of the ten are derive macros that `serde_core` names for no target.)
+/// `umf-core` depends on `serde_core` alone, so that the author of a provider with settings
+/// compiles little. (Half of the ten are derive macros that `serde_core` names for no target.)
 #[test]
 fn provider_crate_compiles_ten_packages_at_most() {
     let metadata = metadata("examples/own-provider", &["--locked"]);
@@ -129,7 +130,8 @@ fn provider_crate_compiles_ten_packages_at_most() {
     assert!(found.len() > 1, "{found:?}");
 }
 
-/// Counts the packages of a program that depends on `umf-rs` with default features, `umf-rs` included.
+/// Counts the packages of a program that depends on `umf-rs` with default features, `umf-rs`
+/// included.
 #[test]
 fn hello_world_compiles_47_packages_at_most() {
     let mut cargo = Command::new(env!("CARGO"));

@@ -151,7 +151,8 @@ fn opens_and_closes_count_across_threads() {
         }
         assert_drains(&mut producer);
     }
-    // A mapping opened by one thread and closed by another leaves counts in two rows, whose sum is 0.
+    // A mapping opened by one thread and closed by another leaves counts in two rows, whose sum is
+    // 0.
     for _ in 0..20 {
         let handle = block(&mut producer, "b", 1);
         importer.ok(&format!("open {handle} -> m"));

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use umf_tests::{ProcessSnapshot, actor};
 
-/// Random writes to the lease table while the producer allocates, exports and frees, and while importers
-/// open and close. Current blocks keep their content, and no process faults or hangs. After the end of
-/// all importers, all frees complete.
+/// Random writes to the lease table while the producer allocates, exports and frees, and while
+/// importers open and close. Current blocks keep their content, and no process faults or hangs.
+/// After the end of all importers, all frees complete.
 #[test]
 fn corrupted_lease_table_harms_no_current_block() {
     let mut producer = actor!();
@@ -61,7 +61,8 @@ fn corrupted_lease_table_harms_no_current_block() {
     assert_eq!(producer.ok("held"), "blocks=0 regions=0 bytes=0");
     let now = ProcessSnapshot::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 16, "{now:?}");
-    // The producer works with the same table. An importer that finds another nonce there opens nothing.
+    // The producer works with the same table. An importer that finds another nonce there opens
+    // nothing.
     let mut newcomer = actor!();
     let opened = newcomer.ask(&format!("open {handle} -> m"));
     assert!(opened.as_ref().map_or_else(|failure| failure.variant == "Misbehaved", |_| true), "{opened:?}");
@@ -72,8 +73,8 @@ fn corrupted_lease_table_harms_no_current_block() {
     producer.ok("free p p.b");
 }
 
-/// A hostile importer that clears the lease of another importer makes the producer reuse the memory. The
-/// other importer sees that its mapping is not current.
+/// A hostile importer that clears the lease of another importer makes the producer reuse the
+/// memory. The other importer sees that its mapping is not current.
 #[test]
 fn lease_cleared_by_another_importer_ends() {
     let mut producer = actor!();
@@ -130,7 +131,8 @@ fn counts_in_unowned_rows_hold_nothing() {
     importer.ok("close r");
 }
 
-/// A process that locks all rows makes opens of other importers fail, and holds memory until it ends.
+/// A process that locks all rows makes opens of other importers fail, and holds memory until it
+/// ends.
 #[test]
 fn process_that_locks_all_rows_refuses_importers_until_it_ends() {
     let mut producer = actor!();

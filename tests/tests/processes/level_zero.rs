@@ -1,5 +1,5 @@
-//! Device memory of Level Zero shared between processes, in each form in which handles are exchanged. Uses
-//! the software driver without the loader.
+//! Device memory of Level Zero shared between processes, in each form in which handles are
+//! exchanged. Uses the software driver without the loader.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -171,8 +171,8 @@ fn killed_importer_leaves_nothing() {
     }
 }
 
-/// Cycles of allocate, export, open, close, put back and free at a reused address. A handle never opens a
-/// later allocation, and both processes hold in the end what they held at the start.
+/// Cycles of allocate, export, open, close, put back and free at a reused address. A handle never
+/// opens a later allocation, and both processes hold in the end what they held at the start.
 #[test]
 fn export_open_close_cycles_leak_nothing() {
     let cycles = if machine::is_long() { 100_000 } else { 2000 };

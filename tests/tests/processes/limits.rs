@@ -92,8 +92,8 @@ fn producer_without_fds_reports_rlimit_and_recovers() {
     importer.check("m", 3);
 }
 
-/// UMF ipc cache, as read: no limit by default, and entries in use are replaced. Here an entry in use is
-/// never evicted, and a hard limit is an error that names the setting.
+/// UMF ipc cache, as read: no limit by default, and entries in use are replaced. Here an entry in
+/// use is never evicted, and a hard limit is an error that names the setting.
 #[test]
 fn open_over_hard_limit_is_an_error() {
     let mut producer = actor!();
@@ -210,7 +210,8 @@ fn export_cache_stays_within_limit() {
         let handle = producer.handle("export p.b0 -> e");
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 0);
-        // An export in use is never evicted. A further export exceeds the soft limit, or fails at the hard one.
+        // An export in use is never evicted. A further export exceeds the soft limit, or fails at
+        // the hard one.
         let second = producer.handle("export p.b1 -> e1");
         match producer.ask("export p.b2 -> e2") {
             Ok(text) => {

@@ -70,7 +70,8 @@ fn named_endpoint_is_found_by_name() {
     other.finish();
 }
 
-/// Messages of random sizes and forms, with pauses, in both directions. Each arrives once, in order, intact.
+/// Messages of random sizes and forms, with pauses, in both directions. Each arrives once, in
+/// order, intact.
 #[test]
 fn random_messages_arrive_once_in_order() {
     let count: u64 = if machine::is_long() { 5_000_000 } else { 20_000 };

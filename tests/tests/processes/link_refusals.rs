@@ -126,8 +126,8 @@ fn unreachable_addresses_have_own_errors() {
     one.finish();
 }
 
-/// A peer that overwrites the shared memory of the link. Calls succeed or fail in time, and other links
-/// are not affected.
+/// A peer that overwrites the shared memory of the link. Calls succeed or fail in time, and other
+/// links are not affected.
 #[test]
 fn hostile_peer_causes_errors_only() {
     let rounds = if machine::is_long() { 300 } else { 8 };

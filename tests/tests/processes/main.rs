@@ -1,8 +1,9 @@
-//! Tests between processes: actors ([`umf_tests::Actor`]) that share memory, end, are killed and run into
-//! limits. Each module is a theme.
+//! Tests between processes: actors ([`umf_tests::Actor`]) that share memory, end, are killed and
+//! run into limits. Each module is a theme.
 //!
-//! The tests of this program run at the same time. A test may therefore count, limit or close objects of
-//! actors only. Tests that count or change objects of their own process are programs beside this folder.
+//! The tests of this program run at the same time. A test may therefore count, limit or close
+//! objects of actors only. Tests that count or change objects of their own process are programs
+//! beside this folder.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]

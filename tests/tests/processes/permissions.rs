@@ -1,5 +1,5 @@
-//! Permissions to open a handle: other users, undumpable processes, namespaces. Each refusal states the
-//! reason and the remedy.
+//! Permissions to open a handle: other users, undumpable processes, namespaces. Each refusal states
+//! the reason and the remedy.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -60,7 +60,8 @@ fn other_user_is_refused_with_reason_and_remedy() {
     }
 }
 
-/// Two unprivileged users do not trust each other's sockets. The error contains the reason of each mode.
+/// Two unprivileged users do not trust each other's sockets. The error contains the reason of each
+/// mode.
 #[test]
 fn socket_of_another_user_is_refused_like_other_modes() {
     if !machine::is_root() {
@@ -145,8 +146,8 @@ fn undumpable_importer_can_open() {
     }
 }
 
-/// An importer in a user namespace of its own, as in rootless containers, has no rights over processes
-/// outside.
+/// An importer in a user namespace of its own, as in rootless containers, has no rights over
+/// processes outside.
 #[test]
 fn importer_in_user_namespace_needs_socket() {
     const TEST: &str = "importer_in_user_namespace_needs_socket";
@@ -202,8 +203,8 @@ fn socket_serves_across_pid_namespaces() {
         importer.fails(&format!("open {another} -> n"), "ProducerGone");
         importer.ok("close m");
         importer.ok("evict");
-        // An importer without a connection cannot distinguish a dead producer from one in another network
-        // namespace.
+        // An importer without a connection cannot distinguish a dead producer from one in another
+        // network namespace.
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("another one, or has ended"), "{message}");
         clean.assert_restored(&importer);
@@ -241,8 +242,8 @@ fn socket_is_refused_across_network_namespaces() {
     importer.check("m", 5);
 }
 
-/// Containers with a network namespace of their own: no mode reaches the producer, and the error names the
-/// remedy.
+/// Containers with a network namespace of their own: no mode reaches the producer, and the error
+/// names the remedy.
 #[test]
 fn no_mode_crosses_pid_and_network_namespaces() {
     const TEST: &str = "no_mode_crosses_pid_and_network_namespaces";
@@ -321,8 +322,9 @@ fn connections_of_other_users_displace_no_client() {
     producer.finish();
 }
 
-/// Unmapped users of a user namespace have the same id there. In one pid namespace the kernel can still
-/// distinguish them (`importer_in_user_namespace_needs_socket`). Otherwise neither side trusts the other.
+/// Unmapped users of a user namespace have the same id there. In one pid namespace the kernel can
+/// still distinguish them (`importer_in_user_namespace_needs_socket`). Otherwise neither side
+/// trusts the other.
 #[test]
 fn unmapped_users_are_not_trusted() {
     const TEST: &str = "unmapped_users_are_not_trusted";

@@ -30,8 +30,9 @@ fn two_blocks(producer: &mut Actor) -> [Handle; 2] {
     })
 }
 
-/// Asserts the state after the end of a producer whose first handle the importer has open as `m`: the
-/// mapping stays valid, opens fail as `ProducerGone`, and no fd or mapping remains after closing.
+/// Asserts the state after the end of a producer whose first handle the importer has open as `m`:
+/// the mapping stays valid, opens fail as `ProducerGone`, and no fd or mapping remains after
+/// closing.
 fn assert_gone(importer: &mut Actor, handles: &[Handle; 2], clean: &ProcessSnapshot) {
     importer.check("m", 1);
     importer.ok("fill m 9");
@@ -79,7 +80,8 @@ fn exited_or_killed_producer_is_gone() {
     }
 }
 
-/// To an unprivileged process, `/proc` refuses access to a zombie. The error must still be `ProducerGone`.
+/// To an unprivileged process, `/proc` refuses access to a zombie. The error must still be
+/// `ProducerGone`.
 #[test]
 fn ended_producer_of_unprivileged_user_is_gone() {
     for mode in MODES {
@@ -128,8 +130,8 @@ fn producer_after_exec_is_gone() {
     }
 }
 
-/// Reuses a pid. Start times (10 ms ticks) do not distinguish the processes; the pidfs inode and the nonce
-/// in the ledger do.
+/// Reuses a pid. Start times (10 ms ticks) do not distinguish the processes; the pidfs inode and
+/// the nonce in the ledger do.
 #[test]
 fn reused_pid_of_producer_is_another_process() {
     const TEST: &str = "reused_pid_of_producer_is_another_process";
@@ -216,8 +218,8 @@ fn replaced_data_fd_is_other_object() {
     importer.ok(&format!("open {} -> m", handles[0]));
 }
 
-/// Returns the error for a producer process whose ledger fd is another file. If pidfds have inodes (Linux
-/// 6.9), the importer knows that it is the same process.
+/// Returns the error for a producer process whose ledger fd is another file. If pidfds have inodes
+/// (Linux 6.9), the importer knows that it is the same process.
 fn same_process(handle: &Handle) -> &'static str {
     if handle.pidfs_inode() == 0 { "ProducerReplaced" } else { "ProducerGone" }
 }
@@ -298,8 +300,8 @@ fn was_opened(watch: &mut File) -> bool {
     watch.read(&mut events).is_ok_and(|count| count > 0)
 }
 
-/// An fd number in a handle may refer to any file. Opening it through `/proc` can have side effects, as for
-/// a device or a network file, so that the importer must check the file first.
+/// An fd number in a handle may refer to any file. Opening it through `/proc` can have side
+/// effects, as for a device or a network file, so that the importer must check the file first.
 #[test]
 fn unexpected_file_is_not_opened() {
     let path = std::env::temp_dir().join(format!("umf-not-wanted-{}", std::process::id()));

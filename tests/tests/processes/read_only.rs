@@ -70,7 +70,8 @@ fn sealed_export_refuses_writers() {
     importer.check("m", 2);
 }
 
-/// CUDA guide; vLLM #42609: exporting a block exposes its whole region. `isolate` gives each block a region.
+/// CUDA guide; vLLM #42609: exporting a block exposes its whole region. `isolate` gives each block
+/// a region.
 #[test]
 fn isolated_block_exposes_nothing_else() {
     let mut producer = actor!();
@@ -92,8 +93,8 @@ fn isolated_block_exposes_nothing_else() {
     assert!(!producer.handle("handle q.b").is_isolated());
 }
 
-/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: names in `/dev/shm` stay after kill -9. Here
-/// memory has a name only on request, and its provider removes it.
+/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: names in `/dev/shm` stay after kill
+/// -9. Here memory has a name only on request, and its provider removes it.
 #[test]
 fn memory_has_no_name_by_default_and_named_memory_removes_its_name() {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
@@ -128,7 +129,8 @@ fn names() -> Vec<String> {
     names
 }
 
-/// A full tmpfs causes an error at an allocation that populates pages. Other memory is not affected.
+/// A full tmpfs causes an error at an allocation that populates pages. Other memory is not
+/// affected.
 #[test]
 fn full_tmpfs_is_out_of_memory_error() {
     const TEST: &str = "full_tmpfs_is_out_of_memory_error";

@@ -1,6 +1,6 @@
 //! Tests for problems that users of other projects reported, named after the reports in
-//! `docs/reports.md`. Leftover and exposed memory is in `reports_memory.rs`; defects of the C library are
-//! in `defects.rs` and `defects_memory.rs`.
+//! `docs/reports.md`. Leftover and exposed memory is in `reports_memory.rs`; defects of the C
+//! library are in `defects.rs` and `defects_memory.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -18,8 +18,9 @@ fn block(producer: &mut Actor, name: &str, size: u64, seed: u64) -> Handle {
     producer.handle(&format!("handle p.{name}"))
 }
 
-/// oneCCL #212, vLLM #41663: a cached handle is used after the peer freed and reallocated the buffer. Here
-/// the old handle is stale, and the new one opens the new content, with the cache enabled.
+/// oneCCL #212, vLLM #41663: a cached handle is used after the peer freed and reallocated the
+/// buffer. Here the old handle is stale, and the new one opens the new content, with the cache
+/// enabled.
 #[test]
 fn oneccl_212_vllm_41663_cached_handle_of_freed_buffer_is_stale() {
     for pool in ["shared", "proxy", "isolated"] {
@@ -50,8 +51,8 @@ fn oneccl_212_vllm_41663_cached_handle_of_freed_buffer_is_stale() {
     }
 }
 
-/// MPICH #6071: the cache finds an old entry by the address of a new allocation. Here the cache does not use
-/// addresses, and region ids are unique.
+/// MPICH #6071: the cache finds an old entry by the address of a new allocation. Here the cache
+/// does not use addresses, and region ids are unique.
 #[test]
 fn mpich_6071_new_allocation_at_old_address_is_another_region() {
     let mut producer = actor!();
@@ -76,9 +77,9 @@ fn mpich_6071_new_allocation_at_old_address_is_another_region() {
     assert!(same > 0, "some address was used again at once");
 }
 
-/// MPICH #7821, #7862, #7887: destroying an exported handle invalidates mappings of the peer, and keeping it
-/// leaks device memory and fds. Here the mapping stays valid and reports that it is not current. The
-/// memory is freed when both processes have released it.
+/// MPICH #7821, #7862, #7887: destroying an exported handle invalidates mappings of the peer, and
+/// keeping it leaks device memory and fds. Here the mapping stays valid and reports that it is not
+/// current. The memory is freed when both processes have released it.
 #[test]
 fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
     for pool in ["shared", "proxy", "isolated"] {
@@ -123,8 +124,9 @@ fn mpich_7821_7862_mapping_survives_free_and_leaks_nothing() {
     }
 }
 
-/// MPICH #7977, #7980, #7947: with a full cache, an entry of one direction is used for the other or evicted
-/// in use, and data are wrong. Here both sides have a cache of one entry and get the right data.
+/// MPICH #7977, #7980, #7947: with a full cache, an entry of one direction is used for the other or
+/// evicted in use, and data are wrong. Here both sides have a cache of one entry and get the right
+/// data.
 #[test]
 fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
     for policy in ["soft", "hard"] {
@@ -169,8 +171,9 @@ fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
     }
 }
 
-/// UMF #1003: the export cache has no limit and no eviction. Here it has a limit, which is set by default if
-/// each export needs an fd. Evicted exports are stale, and exports in use are not evicted.
+/// UMF #1003: the export cache has no limit and no eviction. Here it has a limit, which is set by
+/// default if each export needs an fd. Evicted exports are stale, and exports in use are not
+/// evicted.
 #[test]
 fn umf_1003_export_cache_is_bounded() {
     let mut importer = actor!();
@@ -195,8 +198,9 @@ fn umf_1003_export_cache_is_bounded() {
     }
 }
 
-/// UMF's cache of opened handles: entries in use are replaced, eviction closes the wrong one, there is one
-/// lock and no limit (W1, W2, W5, W6 in `defects.rs`). Here threads open, keep and evict with two entries.
+/// UMF's cache of opened handles: entries in use are replaced, eviction closes the wrong one, there
+/// is one lock and no limit (W1, W2, W5, W6 in `defects.rs`). Here threads open, keep and evict
+/// with two entries.
 #[test]
 fn umf_ipc_cache_entry_in_use_is_not_evicted() {
     let mut producer = actor!();
@@ -218,8 +222,8 @@ fn umf_ipc_cache_entry_in_use_is_not_evicted() {
     assert!(importer.number("importer", "entries") <= 2);
 }
 
-/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, without a reason. Here the error names
-/// the reason and a remedy, which works.
+/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, without a reason. Here the
+/// error names the reason and a remedy, which works.
 #[test]
 fn umf_979_pytorch_130890_refusal_names_cause_and_working_remedy() {
     const TEST: &str = "umf_979_pytorch_130890_refusal_names_cause_and_working_remedy";
@@ -257,8 +261,8 @@ fn umf_859_831_importer_needs_no_pool() {
     assert_eq!((after.fd_count(), after.threads), (before.fd_count() + 4, before.threads), "{fds}");
 }
 
-/// UMF #1187: the provider over a user's buffer cannot export. Here memory of an application can be exported
-/// if it has an fd.
+/// UMF #1187: the provider over a user's buffer cannot export. Here memory of an application can be
+/// exported if it has an fd.
 #[test]
 fn umf_1187_application_memory_exports() {
     for how in ["one-fd", "fd-each"] {
@@ -279,8 +283,8 @@ fn umf_1187_application_memory_exports() {
     }
 }
 
-/// UMF #414: the native handle inside is not accessible. Here fd, identity and native bytes have accessors,
-/// and the importer gets them.
+/// UMF #414: the native handle inside is not accessible. Here fd, identity and native bytes have
+/// accessors, and the importer gets them.
 #[test]
 fn umf_414_native_handle_is_accessible() {
     let mut producer = actor!();
@@ -297,8 +301,8 @@ fn umf_414_native_handle_is_accessible() {
     assert_eq!(import.native_bytes(), [b"native 1"]);
 }
 
-/// oneCCL #213: the chosen exchange mode is silently replaced, and the process then aborts. Here the mode is
-/// used or refused with an error.
+/// oneCCL #213: the chosen exchange mode is silently replaced, and the process then aborts. Here
+/// the mode is used or refused with an error.
 #[test]
 fn oneccl_213_chosen_mode_is_used_or_refused() {
     for (mode, refused) in [("pidfd", "socket"), ("procfs", "socket")] {
@@ -328,8 +332,8 @@ fn oneccl_213_chosen_mode_is_used_or_refused() {
     wrong.ok("ping");
 }
 
-/// compute-runtime #448: handles cannot be copied by value between processes. Here 256 bytes in a file
-/// suffice for any number of unrelated processes.
+/// compute-runtime #448: handles cannot be copied by value between processes. Here 256 bytes in a
+/// file suffice for any number of unrelated processes.
 #[test]
 fn compute_runtime_448_handles_are_bytes() {
     let mut producer = actor!();
@@ -348,8 +352,8 @@ fn compute_runtime_448_handles_are_bytes() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// compute-runtime #974: opening and closing handles leaks fds. Here neither process has more fds after any
-/// number of opens, failed ones included.
+/// compute-runtime #974: opening and closing handles leaks fds. Here neither process has more fds
+/// after any number of opens, failed ones included.
 #[test]
 fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
     for mode in ["pidfd", "procfs", "socket"] {
@@ -387,8 +391,9 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
     }
 }
 
-/// libfabric #8592: some drivers return the same fd for each export, others a new one, and the caller cannot
-/// know whether to close it. Here each native export is given back to its driver once.
+/// libfabric #8592: some drivers return the same fd for each export, others a new one, and the
+/// caller cannot know whether to close it. Here each native export is given back to its driver
+/// once.
 #[test]
 fn libfabric_8592_native_handle_is_given_back_once() {
     for how in ["one-fd", "fd-each"] {
@@ -424,7 +429,8 @@ fn libfabric_8592_native_handle_is_given_back_once() {
         }
         assert_eq!(producer.number("native-counts", "back"), 101);
         assert_eq!(Some(ProcessSnapshot::of(&producer)), clean);
-        // A dropped pool gives outstanding exports back. The driver asserts that this precedes the free.
+        // A dropped pool gives outstanding exports back. The driver asserts that this precedes the
+        // free.
         block(&mut producer, "kept", 4096, 1);
         producer.ok("drop-pool p");
         assert_eq!(producer.number("native-counts", "out"), 0);

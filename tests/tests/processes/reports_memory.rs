@@ -1,5 +1,5 @@
-//! Tests for reports from users of other projects about leftover and exposed memory, named after the
-//! reports in `docs/reports.md`.
+//! Tests for reports from users of other projects about leftover and exposed memory, named after
+//! the reports in `docs/reports.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -42,8 +42,9 @@ fn export_all_kinds(producer: &mut Actor) -> Vec<Handle> {
         .to_vec()
 }
 
-/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: after kill -9, names stay in `/dev/shm`, prevent
-/// a restart, or fill the memory. Here memory has no names, and the programs start again.
+/// iceoryx2 #601, #1584; rmw_zenoh #224; iceoryx #324, #2183: after kill -9, names stay in
+/// `/dev/shm`, prevent a restart, or fill the memory. Here memory has no names, and the programs
+/// start again.
 #[test]
 fn iceoryx2_601_1584_iceoryx_324_2183_rmw_zenoh_224_nothing_stays_after_kill() {
     for mode in ["auto", "socket"] {
@@ -82,9 +83,9 @@ fn users_of((device, inode): (u64, u64)) -> Vec<String> {
     processes.filter(uses).map(|process| process.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// iceoryx2 #1584, iceoryx #2183: the memory of killed processes stays until a user deletes it. Here it has
-/// no name, so that the kernel frees it when the last process that has it open or mapped ends. A closed
-/// region is not kept open.
+/// iceoryx2 #1584, iceoryx #2183: the memory of killed processes stays until a user deletes it.
+/// Here it has no name, so that the kernel frees it when the last process that has it open or
+/// mapped ends. A closed region is not kept open.
 #[test]
 fn iceoryx2_1584_iceoryx_2183_memory_of_killed_processes_is_freed() {
     for mode in ["auto", "socket"] {
@@ -113,9 +114,9 @@ fn iceoryx2_1584_iceoryx_2183_memory_of_killed_processes_is_freed() {
     }
 }
 
-/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: a handle of a block opens its whole pool, from the
-/// pool's start, and exposes other blocks. Here a mapping has offset and length of the block. With an
-/// isolating pool, the file contains nothing else.
+/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: a handle of a block opens its whole pool,
+/// from the pool's start, and exposes other blocks. Here a mapping has offset and length of the
+/// block. With an isolating pool, the file contains nothing else.
 #[test]
 fn vllm_42609_45611_fuser_3799_handle_opens_its_block_only() {
     let mut producer = actor!();
@@ -162,8 +163,8 @@ fn vllm_42609_45611_fuser_3799_handle_opens_its_block_only() {
     }
 }
 
-/// MPICH #7821, UMF as read: memory is unmapped while in use. Here threads access a mapping while its block
-/// is freed, its pool is dropped and its producer is killed, and no access faults.
+/// MPICH #7821, UMF as read: memory is unmapped while in use. Here threads access a mapping while
+/// its block is freed, its pool is dropped and its producer is killed, and no access faults.
 #[test]
 fn mpich_7821_umf_memory_in_use_is_not_unmapped() {
     for pool in ["shared", "proxy", "isolated"] {
@@ -193,8 +194,8 @@ fn mpich_7821_umf_memory_in_use_is_not_unmapped() {
     }
 }
 
-/// UMF #979, PyTorch #130890: under yama scope 1, siblings may not attach to each other. Here the error
-/// names the scope, and the default order finds a mode that needs no such right.
+/// UMF #979, PyTorch #130890: under yama scope 1, siblings may not attach to each other. Here the
+/// error names the scope, and the default order finds a mode that needs no such right.
 #[test]
 fn umf_979_pytorch_130890_yama_scope_between_siblings_has_remedy() {
     const TEST: &str = "umf_979_pytorch_130890_yama_scope_between_siblings_has_remedy";

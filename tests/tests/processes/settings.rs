@@ -34,7 +34,8 @@ impl Drop for Folder {
     }
 }
 
-/// Asserts that each command that needs settings fails with the same error, which contains these words.
+/// Asserts that each command that needs settings fails with the same error, which contains these
+/// words.
 fn assert_fails(spawn: Spawn, variant: &str, words: &[&str]) {
     let shown = format!("{spawn:?}");
     let mut actor: Actor = spawn.start();

@@ -1,8 +1,8 @@
-//! Out of memory: an allocation fails with reason and remedy and leaves nothing, and other processes
-//! continue.
+//! Out of memory: an allocation fails with reason and remedy and leaves nothing, and other
+//! processes continue.
 //!
-//! The tests fill `/dev/shm` and a control group, and trigger the OOM killer. They run in a guest of
-//! `tests/vm/run` only.
+//! The tests fill `/dev/shm` and a control group, and trigger the OOM killer. They run in a guest
+//! of `tests/vm/run` only.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -198,8 +198,9 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
     assert!(group.used() < 8 * MIB, "{} bytes are left in the group", group.used());
 }
 
-/// Pages that are populated at the first access: the OOM killer ends a process that exceeds the group's
-/// limit. Processes outside keep what they have open, and nothing of the killed process is left.
+/// Pages that are populated at the first access: the OOM killer ends a process that exceeds the
+/// group's limit. Processes outside keep what they have open, and nothing of the killed process is
+/// left.
 #[test]
 fn oom_killed_process_leaves_nothing() {
     let Some(_serial) = guest_only("oom_killed_process_leaves_nothing") else { return };
@@ -230,7 +231,8 @@ fn oom_killed_process_leaves_nothing() {
     let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
     assert_eq!(names.filter(|it| it.file_name().to_string_lossy().contains(&pid.to_string())).count(), 0);
     assert!(group.used() < 4 * MIB, "{} bytes are left in the group", group.used());
-    // A next process in the group can use the memory. The actor has a copy of the content that it writes.
+    // A next process in the group can use the memory. The actor has a copy of the content that it
+    // writes.
     let mut next = actor!();
     group.take(&next);
     next.ok("pool p at-once");

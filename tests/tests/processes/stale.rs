@@ -11,7 +11,8 @@ fn assert_stale(importer: &mut Actor, handle: &str) {
     assert!(message.contains("the memory was freed since; get a new handle"), "{message}");
 }
 
-/// Starts two actors with a common control block: `c.control` in the producer, `control` in the importer.
+/// Starts two actors with a common control block: `c.control` in the producer, `control` in the
+/// importer.
 fn pair(mode: &str, limit: &str) -> (Actor, Actor, umf::Handle) {
     let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
     let mut importer =
@@ -24,8 +25,8 @@ fn pair(mode: &str, limit: &str) -> (Actor, Actor, umf::Handle) {
     (producer, importer, control)
 }
 
-/// Runs cycles of allocate, export, open, check, close and free. Each old handle is opened once more.
-/// Returns the number of different block addresses.
+/// Runs cycles of allocate, export, open, check, close and free. Each old handle is opened once
+/// more. Returns the number of different block addresses.
 fn run(producer: &mut Actor, importer: &mut Actor, pool: &str, cycles: u64) -> u64 {
     let patience = Duration::from_secs(300);
     producer.ok("begin c.control");
@@ -40,7 +41,8 @@ fn run(producer: &mut Actor, importer: &mut Actor, pool: &str, cycles: u64) -> u
     produced.unwrap_or_else(|failure| panic!("{failure}")).parse().unwrap()
 }
 
-/// Asserts that `work` adds no fds and threads to either process, and only few mappings and little memory.
+/// Asserts that `work` adds no fds and threads to either process, and only few mappings and little
+/// memory.
 fn assert_no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnce(&mut Actor, &mut Actor)) {
     let numbers =
         |actor: &mut Actor| ["fds", "threads", "maps", "rss"].map(|key| actor.number("counts", key));
@@ -54,12 +56,14 @@ fn assert_no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnc
     }
 }
 
-/// oneCCL #212, vLLM #41663: a cached handle was used after the peer freed and reallocated the buffer. MPICH
+/// oneCCL #212, vLLM #41663: a cached handle was used after the peer freed and reallocated the
+/// buffer. MPICH
 /// #6071, #7821, #7862, #7980: false cache hits for a new allocation at an old address. compute-runtime
 /// #974: opening and closing handles leaks fds.
 ///
-/// In 200,000 cycles (ten million with `UMF_TESTS_LONG=1`) a block is freed, its address is reused, and an
-/// importer opens the old and the new handle. A leak of 16 bytes a cycle would fail the test.
+/// In 200,000 cycles (ten million with `UMF_TESTS_LONG=1`) a block is freed, its address is reused,
+/// and an importer opens the old and the new handle. A leak of 16 bytes a cycle would fail the
+/// test.
 #[test]
 fn handle_is_stale_after_block_is_reused_at_same_address() {
     let cycles = if machine::is_long() { 10_000_000 } else { 200_000 };
@@ -95,8 +99,8 @@ fn cycles_over_many_regions_leak_nothing() {
     }
 }
 
-/// Blocks that are freed while they are opened. The open must return a current mapping or `Stale`, and no
-/// other error or foreign content.
+/// Blocks that are freed while they are opened. The open must return a current mapping or `Stale`,
+/// and no other error or foreign content.
 #[test]
 fn open_during_free_is_current_or_stale() {
     for (pool, mode) in
@@ -153,8 +157,8 @@ fn mapping_of_freed_block_does_not_fault() {
     }
 }
 
-/// MPICH #7821: destroying an exported handle invalidates mappings of the peer. Here they stay valid, and
-/// old handles do not open later regions.
+/// MPICH #7821: destroying an exported handle invalidates mappings of the peer. Here they stay
+/// valid, and old handles do not open later regions.
 #[test]
 fn handle_of_freed_region_is_stale_when_address_is_reused() {
     for hold in [false, true] {
@@ -226,8 +230,8 @@ fn dropped_pool_makes_exports_stale_and_leaks_nothing() {
     }
 }
 
-/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: handles for suballocations are unclear. Here a handle
-/// contains the offset of its block, and blocks of one region share a mapping.
+/// CUDA guide; vLLM #42609, #45611; NVIDIA Fuser #3799: handles for suballocations are unclear.
+/// Here a handle contains the offset of its block, and blocks of one region share a mapping.
 #[test]
 fn blocks_of_one_region_share_one_mapping() {
     let mut producer = actor!();

@@ -17,7 +17,8 @@ fn targets(producer: &mut Actor, pool: &str, count: u64) -> String {
         .collect()
 }
 
-/// UMF ipc cache, as read: entries in use are replaced, and an eviction passes the key of another entry.
+/// UMF ipc cache, as read: entries in use are replaced, and an eviction passes the key of another
+/// entry.
 #[test]
 fn threads_open_and_evict_same_handles() {
     for pool in ["isolated", "shared"] {

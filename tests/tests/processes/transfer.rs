@@ -203,9 +203,9 @@ fn hostile_peers_do_not_block_other_clients() {
     assert!(!ProcessSnapshot::is_bound(name));
 }
 
-/// A client that sends a second request before it reads its answer is disconnected. Fds in unread answers
-/// count against a limit of the producer's user, from which root is exempt. The test can therefore fail in
-/// `tests/unprivileged` only.
+/// A client that sends a second request before it reads its answer is disconnected. Fds in unread
+/// answers count against a limit of the producer's user, from which root is exempt. The test can
+/// therefore fail in `tests/unprivileged` only.
 #[test]
 fn clients_that_read_no_answer_do_not_starve_other_clients() {
     let mut producer = in_mode("socket");
@@ -236,8 +236,8 @@ fn clients_that_read_no_answer_do_not_starve_other_clients() {
     producer.finish();
 }
 
-/// If the main thread of a process has exited (`pthread_exit(3)`), `/proc/<pid>/fd` is empty and belongs to
-/// root, and `pidfd_getfd` fails, although other threads run.
+/// If the main thread of a process has exited (`pthread_exit(3)`), `/proc/<pid>/fd` is empty and
+/// belongs to root, and `pidfd_getfd` fails, although other threads run.
 #[test]
 fn producer_without_main_thread_is_opened_and_listed() {
     for mode in ["auto", "procfs", "socket"] {
@@ -295,8 +295,8 @@ fn assert_times_out(importer: &mut Actor, handle: &Handle) {
     assert!(took >= Duration::from_millis(390) && took < Duration::from_millis(1400), "{took:?}");
 }
 
-/// The timeout covers the whole open. Signals that interrupt system calls do not restart it, while the
-/// importer waits for an answer or for a slot in the listen queue.
+/// The timeout covers the whole open. Signals that interrupt system calls do not restart it, while
+/// the importer waits for an answer or for a slot in the listen queue.
 #[test]
 fn signals_do_not_extend_open_timeout() {
     let mut producer = in_mode("socket");
@@ -320,7 +320,8 @@ fn signals_do_not_extend_open_timeout() {
     importer.finish();
 }
 
-/// Threads that open handles of one stopped producer time out in parallel. Reading counters does not wait.
+/// Threads that open handles of one stopped producer time out in parallel. Reading counters does
+/// not wait.
 #[test]
 fn concurrent_opens_time_out_in_parallel() {
     let mut producer = in_mode("socket");

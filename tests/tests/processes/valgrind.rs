@@ -1,4 +1,5 @@
-//! Programs under valgrind, which unmaps the vDSO although the auxiliary vector contains its address.
+//! Programs under valgrind, which unmaps the vDSO although the auxiliary vector contains its
+//! address.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]

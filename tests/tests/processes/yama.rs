@@ -1,5 +1,6 @@
-//! Exchange modes at each `kernel.yama.ptrace_scope`, between siblings of one unprivileged user, for memfds
-//! and dma-bufs. A guest of `tests/vm/run` sets each scope; elsewhere the current scope is tested.
+//! Exchange modes at each `kernel.yama.ptrace_scope`, between siblings of one unprivileged user,
+//! for memfds and dma-bufs. A guest of `tests/vm/run` sets each scope; elsewhere the current scope
+//! is tested.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -156,8 +157,8 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
     }
 }
 
-/// If the kernel refuses reads of sibling processes, a link reports that and uses bounce buffers. If the
-/// scope changes while the link exists, the link falls back and counts the refusal.
+/// If the kernel refuses reads of sibling processes, a link reports that and uses bounce buffers.
+/// If the scope changes while the link exists, the link falls back and counts the refusal.
 #[test]
 fn link_falls_back_where_yama_refuses_reads() {
     const TEST: &str = "link_falls_back_where_yama_refuses_reads";

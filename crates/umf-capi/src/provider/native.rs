@@ -122,8 +122,8 @@ const fn functions(initialize: Initialize, of_device: bool) -> Functions {
     }
 }
 
-/// Returns whether the state of these functions is a [`NativeProvider`]: all functions belong to this
-/// library.
+/// Returns whether the state of these functions is a [`NativeProvider`]: all functions belong to
+/// this library.
 pub(crate) fn makes_states_of(given: &Functions) -> bool {
     [false, true].iter().any(|&of_device| given.have_states_of(&functions(given.initialize, of_device)))
 }

@@ -47,7 +47,8 @@ fn set_inherits_the_keys_that_its_kind_has() {
     // The kind of all may be set too.
     let loaded = Sandbox::with_file("[pool.defaults]\nkind = \"arena\"\n[pool.a]\narenas = 3\n").loaded();
     assert_eq!((loaded.set("pool", "a").kind(), loaded.set("pool", "other").kind()), ("arena", "arena"));
-    // A key of two kinds: a value that neither takes is wrong, and one that the set's kind does not.
+    // A key of two kinds: a value that neither takes is wrong, and one that the set's kind does
+    // not.
     assert!(Sandbox::with_file("[pool.defaults]\ncapacity = true\n").load().is_err());
     let loaded = Sandbox::with_file("[pool.defaults]\ncapacity = 4\n[pool.a]\nkind = \"arena\"\n").loaded();
     let error = loaded.set("pool", "a").read::<Arena>().unwrap_err().to_string();

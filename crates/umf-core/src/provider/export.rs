@@ -46,7 +46,8 @@ impl NativeBytes {
 
 /// What another process needs in order to import a region.
 ///
-/// It keeps what it names alive: the fd stays open, under the same number, as long as a clone exists.
+/// It keeps what it names alive: the fd stays open, under the same number, as long as a clone
+/// exists.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NativeExport {
@@ -87,19 +88,19 @@ impl NativeExport {
 
 /// Makes regions visible to other processes.
 ///
-/// A provider never moves an fd between processes: it names one, and how it travels is written once, in
-/// `umf-ipc`. The region that is exported is always the whole one; a handle for a block carries the
-/// offset of the block in it.
+/// A provider never moves an fd between processes: it names one, and how it travels is written
+/// once, in `umf-ipc`. The region that is exported is always the whole one; a handle for a block
+/// carries the offset of the block in it.
 pub trait Export: Send + Sync {
     /// What another process needs to import `region`. Called once per region and cached.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if this memory cannot be exported, [`Error::ForeignAddress`] if the region
-    /// is not a live one of this provider, [`Error::Native`].
+    /// [`Error::NotSupported`] if this memory cannot be exported, [`Error::ForeignAddress`] if the
+    /// region is not a live one of this provider, [`Error::Native`].
     fn export(&self, region: &Region) -> Result<NativeExport>;
 
-    /// Takes back what [`Export::export`] gave, exactly once, before the region is freed. Drivers that want
-    /// their handles put back do it here.
+    /// Takes back what [`Export::export`] gave, exactly once, before the region is freed. Drivers
+    /// that want their handles put back do it here.
     ///
     /// # Errors
     /// [`Error::Native`]; the export counts as taken back all the same.

@@ -7,19 +7,19 @@ use crate::{Access, Address, Error, Result};
 
 /// Begins and ends CPU access to memory that devices use too.
 ///
-/// Found at [`super::Provider::host_access`] and [`super::Import::host_access`]. Memory without it (host
-/// memory) may be accessed at any time. Blocks and mappings bracket each of their copies.
+/// Found at [`super::Provider::host_access`] and [`super::Import::host_access`]. Memory without it
+/// (host memory) may be accessed at any time. Blocks and mappings bracket each of their copies.
 ///
-/// Accesses may overlap, in one process and between processes: they are no lock. Several threads may
-/// call all methods at once. The memory must not be freed or released meanwhile.
+/// Accesses may overlap, in one process and between processes: they are no lock. Several threads
+/// may call all methods at once. The memory must not be freed or released meanwhile.
 pub trait HostAccess: Send + Sync {
-    /// Begins an access to `size` bytes (not 0) at `base`. Waits for devices that write them. A write
-    /// access also waits for devices that read them.
+    /// Begins an access to `size` bytes (not 0) at `base`. Waits for devices that write them. A
+    /// write access also waits for devices that read them.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] for memory of another provider, [`Error::InvalidArgument`] if the range
-    /// exceeds the region or is read-only and `access` writes, [`Error::Native`]. After an error no
-    /// access has begun.
+    /// [`Error::ForeignAddress`] for memory of another provider, [`Error::InvalidArgument`] if the
+    /// range exceeds the region or is read-only and `access` writes, [`Error::Native`]. After an
+    /// error no access has begun.
     fn begin(&self, base: Address, size: usize, access: Access) -> Result<()>;
 
     /// Ends an access, and makes its writes visible to devices. Called once for each
@@ -32,10 +32,10 @@ pub trait HostAccess: Send + Sync {
 
 /// A CPU access to a range of memory, which ends when this is dropped.
 ///
-/// If CPU and device caches are not coherent, or a driver migrates memory, a write outside of an access
-/// may never reach the device, and a read may be stale. Copies of blocks and mappings bracket
-/// themselves. This is for several copies, and for code that works on pointers. For memory without
-/// [`HostAccess`] it costs nothing.
+/// If CPU and device caches are not coherent, or a driver migrates memory, a write outside of an
+/// access may never reach the device, and a read may be stale. Copies of blocks and mappings
+/// bracket themselves. This is for several copies, and for code that works on pointers. For memory
+/// without [`HostAccess`] it costs nothing.
 ///
 /// Dropping it ends the access as [`CpuAccess::end`] does, and ignores errors.
 #[must_use = "the access ends when this is dropped"]
@@ -54,9 +54,9 @@ impl<'memory> CpuAccess<'memory> {
     /// As [`HostAccess::begin`].
     ///
     /// # Safety
-    /// Until the access ends, the memory is neither freed nor closed. The CPU may read it, and write it
-    /// if `access` is [`Access::ReadWrite`]. No reference (`&[u8]`, `&mut T`) into it exists in this
-    /// process that the access would alias.
+    /// Until the access ends, the memory is neither freed nor closed. The CPU may read it, and
+    /// write it if `access` is [`Access::ReadWrite`]. No reference (`&[u8]`, `&mut T`) into it
+    /// exists in this process that the access would alias.
     pub unsafe fn begin(
         ability: Option<&'memory dyn HostAccess>,
         base: Address,
@@ -84,8 +84,8 @@ impl<'memory> CpuAccess<'memory> {
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let from = self.place(offset, into.len())?;
         for (number, byte) in into.iter_mut().enumerate() {
-            // SAFETY: `place` checked that the bytes lie in the range, which is mapped. Other processes
-            // may write there meanwhile, hence volatile reads and no slice.
+            // SAFETY: `place` checked that the bytes lie in the range, which is mapped. Other
+            // processes may write there meanwhile, hence volatile reads and no slice.
             *byte = unsafe { from.add(number).read_volatile() };
         }
         Ok(())
@@ -94,7 +94,8 @@ impl<'memory> CpuAccess<'memory> {
     /// Copies into the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the bytes do not lie in the range, or the access is for reading.
+    /// [`Error::InvalidArgument`] if the bytes do not lie in the range, or the access is for
+    /// reading.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         if self.access != Access::ReadWrite {
             return Err(Error::InvalidArgument { what: "access", why: "was begun for reading alone" });

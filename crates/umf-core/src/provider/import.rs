@@ -18,8 +18,8 @@ pub enum Access {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ImportRequest {
-    /// This process's duplicate of the exporter's fd, its identity checked. Until it is known to be of the
-    /// right kind, closing it can wait: see `umf_os::ReceivedFd`.
+    /// This process's duplicate of the exporter's fd, its identity checked. Until it is known to be
+    /// of the right kind, closing it can wait: see `umf_os::ReceivedFd`.
     pub fd: Option<OwnedFd>,
     /// Where the region begins in the file, in bytes.
     pub offset: u64,
@@ -82,8 +82,8 @@ impl Imported {
     }
 }
 
-/// Opens what [`super::Export`] of the same kind exported in another process. Needs no pool and, for host
-/// memory, no provider.
+/// Opens what [`super::Export`] of the same kind exported in another process. Needs no pool and,
+/// for host memory, no provider.
 ///
 /// # Safety
 /// An implementor promises that the memory described by an [`Imported`] stays valid, and if it is
@@ -101,12 +101,12 @@ pub unsafe trait Import: Send + Sync {
     /// [`crate::Error::Native`], [`crate::Error::OutOfMemory`].
     fn import(&self, request: ImportRequest) -> Result<Imported>;
 
-    /// Returns the window size in bytes, a power of two: the part of a file with many regions that is
-    /// mapped at once. `None` if each region is imported separately.
+    /// Returns the window size in bytes, a power of two: the part of a file with many regions that
+    /// is mapped at once. `None` if each region is imported separately.
     ///
-    /// With `Some`, the importer may request the whole window that contains a region: it begins at the
-    /// multiple of the window size at or below the region's `offset`, and is cut at the end of the file.
-    /// A second region in the same window needs no import.
+    /// With `Some`, the importer may request the whole window that contains a region: it begins at
+    /// the multiple of the window size at or below the region's `offset`, and is cut at the end of
+    /// the file. A second region in the same window needs no import.
     fn window(&self) -> Option<u64> {
         None
     }
@@ -117,13 +117,14 @@ pub unsafe trait Import: Send + Sync {
         None
     }
 
-    /// Returns the brackets for CPU access to imported memory, if it needs any. Always the same answer.
+    /// Returns the brackets for CPU access to imported memory, if it needs any. Always the same
+    /// answer.
     fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }
 
-    /// Returns how to copy imported memory that the CPU must not touch, if that is possible. Always the
-    /// same answer.
+    /// Returns how to copy imported memory that the CPU must not touch, if that is possible. Always
+    /// the same answer.
     fn transfer(&self) -> Option<&dyn Transfer> {
         None
     }
@@ -134,6 +135,7 @@ pub unsafe trait Import: Send + Sync {
     /// [`crate::Error::Native`].
     ///
     /// # Safety
-    /// The memory is not in use any more. `imported` came from this object and was not released before.
+    /// The memory is not in use any more. `imported` came from this object and was not released
+    /// before.
     unsafe fn release(&self, imported: Imported) -> Result<()>;
 }

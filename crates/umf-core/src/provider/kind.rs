@@ -4,7 +4,8 @@ use core::fmt;
 
 /// The name of a kind of provider: 1 to 16 bytes of `a-z`, `0-9`, `-` and `_`.
 ///
-/// Handles contain it, so that an importer finds the driver that opens them. `umf.toml` uses it too.
+/// Handles contain it, so that an importer finds the driver that opens them. `umf.toml` uses it
+/// too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProviderKind {
     bytes: [u8; Self::MAX],
@@ -105,8 +106,8 @@ crate::words! {
     pub enum Visibility {
         /// A child gets a copy; pools over it go on working in both.
         Private = "private",
-        /// Parent and child see the same bytes; pools over it are frozen in the child, because both would
-        /// hand out the same blocks.
+        /// Parent and child see the same bytes; pools over it are frozen in the child, because both
+        /// would hand out the same blocks.
         Shared = "shared",
     }
 }

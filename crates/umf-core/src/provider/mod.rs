@@ -1,10 +1,11 @@
 //! Providers: sources of coarse memory.
 //!
-//! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through an
-//! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
-//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used),
-//! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory), [`Transfer`] (copy what the CPU must not touch).
-//! A provider is accepted by `umf_testkit::provider_conformance!`, in one line.
+//! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through
+//! an accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
+//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they
+//! are used), [`Properties`], [`HostAccess`] (be told when the CPU touches the memory),
+//! [`Transfer`] (copy what the CPU must not touch). A provider is accepted by
+//! `umf_testkit::provider_conformance!`, in one line.
 
 mod export;
 mod host_access;
@@ -32,14 +33,15 @@ use crate::{Layout, Result};
 
 /// A source of regions.
 ///
-/// All methods may be called from several threads at once. Two calls that concern the same region (free,
-/// purge) must not overlap; the owner of the region ensures that. Only purges of ranges without a common page may overlap.
+/// All methods may be called from several threads at once. Two calls that concern the same region
+/// (free, purge) must not overlap; the owner of the region ensures that. Only purges of ranges
+/// without a common page may overlap.
 ///
 /// # Safety
-/// An implementor promises that a region it returns is memory of the stated kind, of at least the size
-/// and alignment asked for, that overlaps no other live region of any provider (except where it is
-/// carved from a block of a pool), and stays so until [`Provider::free`]. If [`MemoryKind`] says that the
-/// memory is host-accessible, the CPU may read and write every byte of it.
+/// An implementor promises that a region it returns is memory of the stated kind, of at least the
+/// size and alignment asked for, that overlaps no other live region of any provider (except where
+/// it is carved from a block of a pool), and stays so until [`Provider::free`]. If [`MemoryKind`]
+/// says that the memory is host-accessible, the CPU may read and write every byte of it.
 pub unsafe trait Provider: Send + Sync {
     /// The kind of provider: what `umf.toml` and handles call it, `"host"` for one.
     fn kind(&self) -> ProviderKind;
@@ -62,21 +64,21 @@ pub unsafe trait Provider: Send + Sync {
         self.page_size()
     }
 
-    /// Allocates a region of at least `layout.size()` bytes at a multiple of `layout.align()` and of
-    /// [`Provider::page_size`]. [`Region::size`] is what was really allocated. The memory reads as zero if
-    /// [`Provider::zeroed`] says so.
+    /// Allocates a region of at least `layout.size()` bytes at a multiple of `layout.align()` and
+    /// of [`Provider::page_size`]. [`Region::size`] is what was really allocated. The memory reads
+    /// as zero if [`Provider::zeroed`] says so.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`], [`crate::Error::BadAlignment`], [`crate::Error::Native`], or what the
-    /// implementation documents. After an error nothing is allocated.
+    /// [`crate::Error::OutOfMemory`], [`crate::Error::BadAlignment`], [`crate::Error::Native`], or
+    /// what the implementation documents. After an error nothing is allocated.
     fn allocate(&self, layout: Layout) -> Result<Region>;
 
-    /// Frees a region. Its pages go back to the system or device, and its addresses may be used again,
-    /// before this returns.
+    /// Frees a region. Its pages go back to the system or device, and its addresses may be used
+    /// again, before this returns.
     ///
     /// # Errors
-    /// [`crate::Error::ForeignAddress`] or [`crate::Error::NotAllocated`] if the region is not a live one
-    /// of this provider. After an error the region is as it was.
+    /// [`crate::Error::ForeignAddress`] or [`crate::Error::NotAllocated`] if the region is not a
+    /// live one of this provider. After an error the region is as it was.
     ///
     /// # Safety
     /// The region is not in use any more, neither directly nor through a pool.
@@ -112,7 +114,8 @@ pub unsafe trait Provider: Send + Sync {
         None
     }
 
-    /// Returns the brackets for CPU access to a region, if it needs any. Concerns host-accessible memory.
+    /// Returns the brackets for CPU access to a region, if it needs any. Concerns host-accessible
+    /// memory.
     fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }

@@ -4,8 +4,8 @@ use crate::{Address, Result};
 
 /// Gives the pages of a part of a region back to the system. The addresses stay valid.
 pub trait Purge: Send + Sync {
-    /// The pages may go whenever the system needs them; until then the content may be read (and writing
-    /// keeps it), after that it reads as zero. `MADV_FREE` for private memory.
+    /// The pages may go whenever the system needs them; until then the content may be read (and
+    /// writing keeps it), after that it reads as zero. `MADV_FREE` for private memory.
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] if the range is not whole pages of one live region,

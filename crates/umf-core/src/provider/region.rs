@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Address;
 
-/// Identifies a region within this process. Never reused: a region at an address that was used before
-/// has another id.
+/// Identifies a region within this process. Never reused: a region at an address that was used
+/// before has another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(NonZeroU64);
 

@@ -4,19 +4,22 @@ use crate::{Address, Result};
 
 /// Copies memory that the CPU must not touch, by the copy engines of the device.
 ///
-/// Found at [`super::Provider::transfer`] and [`super::Import::transfer`]. Blocks and mappings of device memory are read and
-/// written through it.
+/// Found at [`super::Provider::transfer`] and [`super::Import::transfer`]. Blocks and mappings of
+/// device memory are read and written through it.
 ///
-/// Each call returns when the bytes are there. All methods may be called from several threads at once.
+/// Each call returns when the bytes are there. All methods may be called from several threads at
+/// once.
 ///
 /// # Safety
-/// Every method asks the same of its caller: what it reaches (regions of the provider, or what was imported) is neither freed
-/// nor released meanwhile, and no reference (`&[u8]`, `&mut T`) into what is written exists in this process.
+/// Every method asks the same of its caller: what it reaches (regions of the provider, or what was
+/// imported) is neither freed nor released meanwhile, and no reference (`&[u8]`, `&mut T`) into
+/// what is written exists in this process.
 pub trait Transfer: Send + Sync {
     /// Copies `into.len()` bytes at `from` into memory of the process.
     ///
     /// # Errors
-    /// [`crate::Error::ForeignAddress`] if they are not all in one live region or import of the device,
+    /// [`crate::Error::ForeignAddress`] if they are not all in one live region or import of the
+    /// device,
     /// [`crate::Error::Driver`]: `into` holds anything then.
     ///
     /// # Safety
@@ -41,7 +44,8 @@ pub trait Transfer: Send + Sync {
     /// See [`Transfer`].
     unsafe fn fill(&self, to: Address, size: usize, byte: u8) -> Result<()>;
 
-    /// Copies `size` bytes at `from` to `to`, without the process between. The ranges do not overlap.
+    /// Copies `size` bytes at `from` to `to`, without the process between. The ranges do not
+    /// overlap.
     ///
     /// # Errors
     /// As [`Transfer::write`].

@@ -10,8 +10,8 @@ const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 
 /// A number of bytes.
 ///
 /// The text form is a whole number with an optional binary unit: `65536`, `64K`, `64KiB`, `2 MiB`,
-/// `1G`, `1TiB`, in any letter case. `KB`, `MB` and the like are refused: to some they mean powers of
-/// 1000, to others powers of 1024.
+/// `1G`, `1TiB`, in any letter case. `KB`, `MB` and the like are refused: to some they mean powers
+/// of 1000, to others powers of 1024.
 ///
 /// ```
 /// use umf_core::settings::ByteSize;
@@ -60,7 +60,8 @@ impl From<ByteSize> for u64 {
 }
 
 impl fmt::Display for ByteSize {
-    /// The largest unit that divides the size exactly, so that the text reads back as the same size.
+    /// The largest unit that divides the size exactly, so that the text reads back as the same
+    /// size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, shift) in UNITS {
             if self.0 != 0 && self.0.trailing_zeros() >= shift {

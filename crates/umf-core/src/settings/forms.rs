@@ -1,5 +1,5 @@
-//! Forms in which settings write types of the program: times, lists of numbers, `"auto"`, and what only
-//! some sources may set.
+//! Forms in which settings write types of the program: times, lists of numbers, `"auto"`, and what
+//! only some sources may set.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -215,7 +215,8 @@ impl FromStr for Numbers {
 
 crate::text_form!(Numbers, "a list of numbers from 0 to 1023, each once, such as [0, 2] or \"0,2-4\"");
 
-/// Reads a type that is written as a text. A number is its digits, and a list its elements with commas.
+/// Reads a type that is written as a text. A number is its digits, and a list its elements with
+/// commas.
 ///
 /// # Errors
 /// `invalid_value` with what is expected.
@@ -325,8 +326,8 @@ macro_rules! guarded {
     ($($(#[$meta:meta])* $name:ident, $constant:ident;)+) => {$(
         $(#[$meta])*
         ///
-        /// It is deserialized as a newtype of the name that the constant says. A deserializer visits
-        /// anything else than a newtype if its source may not set such a value.
+        /// It is deserialized as a newtype of the name that the constant says. A deserializer
+        /// visits anything else than a newtype if its source may not set such a value.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct $name<T>(pub T);
 
@@ -367,12 +368,13 @@ macro_rules! guarded {
 guarded! {
     /// What names code: the path of a plugin or driver, the name of a function in it.
     Code, CODE;
-    /// What a file that merely lies in the working directory may not set: a file that is written to, a
-    /// process that may trace this one.
+    /// What a file that merely lies in the working directory may not set: a file that is written
+    /// to, a process that may trace this one.
     Trusted, TRUSTED;
 }
 
-/// The error of a value that its source may not set: an invalid type whose unexpected part is a newtype.
+/// The error of a value that its source may not set: an invalid type whose unexpected part is a
+/// newtype.
 pub fn refused<E: de::Error>() -> E {
     E::invalid_type(Unexpected::NewtypeStruct, &"a value from a source that may set it")
 }

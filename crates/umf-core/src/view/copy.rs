@@ -1,10 +1,10 @@
 //! Copies of memory that others may write meanwhile.
 //!
-//! For the compiler, a plain load of memory that something else writes is undefined; it may also read
-//! such memory twice where the program reads it once, and then a value changes after it was checked.
-//! So single elements are loaded and stored by relaxed atomics, and ranges by instructions in `asm!`,
-//! which the compiler takes as they are. Under Miri, and on other processors than x86-64 and AArch64,
-//! ranges are copied by relaxed atomics, which is about half as fast.
+//! For the compiler, a plain load of memory that something else writes is undefined; it may also
+//! read such memory twice where the program reads it once, and then a value changes after it was
+//! checked. So single elements are loaded and stored by relaxed atomics, and ranges by instructions
+//! in `asm!`, which the compiler takes as they are. Under Miri, and on other processors than x86-64
+//! and AArch64, ranges are copied by relaxed atomics, which is about half as fast.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -47,8 +47,8 @@ unsafe impl<T: Plain> Plain for core::num::Wrapping<T> {}
 macro_rules! atomic {
     ($($type:ty, $atomic:ty);*) => {
         $(
-            // SAFETY: the standard library promises the same size and bits; on 64-bit machines also the
-            // same alignment.
+            // SAFETY: the standard library promises the same size and bits; on 64-bit machines also
+            // the same alignment.
             unsafe impl Atomic for $type {
                 type Atomic = $atomic;
             }
@@ -80,8 +80,8 @@ unsafe impl<T: bytemuck::Pod + Send + Sync> Plain for AsPod<T> {}
 #[repr(transparent)]
 pub struct AsZerocopy<T>(pub T);
 
-// SAFETY: `FromBytes` promises that any bytes are a value, `IntoBytes` that there is no padding, and
-// the wrapper is transparent.
+// SAFETY: `FromBytes` promises that any bytes are a value, `IntoBytes` that there is no padding,
+// and the wrapper is transparent.
 #[cfg(feature = "zerocopy")]
 unsafe impl<T> Plain for AsZerocopy<T> where
     T: zerocopy::FromBytes + zerocopy::IntoBytes + Copy + Send + Sync + 'static

@@ -13,14 +13,15 @@ use crate::{Error, Result};
 
 /// What a value does when its entry leaves the cache.
 pub(crate) trait Cached {
-    /// Called when the entry leaves the table, under the lock of the shard: no thread misses the entry before this is
-    /// done. Returns the number of pins that end with the entry. Must be quick; slow work belongs into `drop`, which
-    /// runs later, outside of the lock.
+    /// Called when the entry leaves the table, under the lock of the shard: no thread misses the
+    /// entry before this is done. Returns the number of pins that end with the entry. Must be
+    /// quick; slow work belongs into `drop`, which runs later, outside of the lock.
     fn on_unlink(&self) -> u64 {
         0
     }
 
-    /// Returns whether the value is useless except to its current users. Called under the lock of the shard.
+    /// Returns whether the value is useless except to its current users. Called under the lock of
+    /// the shard.
     fn is_dead(&self) -> bool {
         false
     }
@@ -199,7 +200,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Some(look(&entry))
     }
 
-    /// The entry, made by `make` if there is none, by one thread only. `bytes` counts against the limits.
+    /// The entry, made by `make` if there is none, by one thread only. `bytes` counts against the
+    /// limits.
     pub(crate) fn get_or_insert_with(
         &self,
         key: &K,
@@ -258,8 +260,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Ok(Pinned { cache: self, entry })
     }
 
-    /// Evicts idle entries that are dead once there may be as many of them as of others, which costs each miss a look at
-    /// a few. Without limits nothing else would.
+    /// Evicts idle entries that are dead once there may be as many of them as of others, which
+    /// costs each miss a look at a few. Without limits nothing else would.
     fn sweep(&self) {
         let sizes =
             || [&self.counters.entries, &self.counters.bytes].map(|size| size.load(Ordering::Relaxed));
@@ -316,8 +318,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             if !hard {
                 return Ok(reservation);
             }
-            // Threads that close one entry and use another meanwhile can hide each idle one from a look
-            // that goes from shard to shard.
+            // Threads that close one entry and use another meanwhile can hide each idle one from a
+            // look that goes from shard to shard.
             scans += 1;
             if scans < HARD_SCANS {
                 std::thread::yield_now();
@@ -331,7 +333,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             }
             let evicted = shards.iter_mut().find_map(|shard| self.evict_from(shard, true));
             if evicted.is_none() {
-                // With the locks held, so that of several threads that come here only as many fail as must.
+                // With the locks held, so that of several threads that come here only as many fail
+                // as must.
                 drop(reservation);
                 let limit = if too_many { limits.entries } else { limits.bytes };
                 return Err(Error::LimitReached { what: limits.what, limit, setting: limits.setting });
@@ -340,7 +343,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         }
     }
 
-    /// Evicts the entry that was used least recently, of those that are idle. `thorough` looks at all.
+    /// Evicts the entry that was used least recently, of those that are idle. `thorough` looks at
+    /// all.
     fn evict_one(&self, thorough: bool) -> bool {
         let start = self.counters.evictions.load(Ordering::Relaxed) as usize;
         let mut shards = (0..self.shards.len()).map(|step| &self.shards[(start + step) % self.shards.len()]);
@@ -353,7 +357,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
 
     /// The same in one shard; yields the entry, which is to be dropped outside of the lock.
     fn evict_from(&self, shard: &mut Shard<K, V>, thorough: bool) -> Option<Arc<Entry<K, V>>> {
-        // Twice round: the first time heeds and clears the marks of use, the second time idle is enough.
+        // Twice round: the first time heeds and clears the marks of use, the second time idle is
+        // enough.
         let round = if thorough { shard.table.len() } else { shard.table.len().min(SOFT_SCAN) };
         for look in 0..2 * round {
             let entry = shard.order.pop_back()?;

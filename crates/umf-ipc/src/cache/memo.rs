@@ -29,8 +29,9 @@ pub(crate) struct MemoEntry<V> {
 /// A lossy table for each thread of what it looked up, four places per hash. Nothing depends on
 /// anything being found.
 ///
-/// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with the thread that
-/// had its number before, which ended first. What a note says is checked at each use by its stamp.
+/// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with
+/// the thread that had its number before, which ended first. What a note says is checked at each
+/// use by its stamp.
 #[derive(Debug)]
 pub(crate) struct Memo<V: MemoValue, const BYTES: usize = SIZE, const RECORDS: usize = 1024> {
     tables: Chunks<ThreadTable<V, BYTES, RECORDS>>,
@@ -143,7 +144,8 @@ impl<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, 
     #[inline]
     fn set(self, hash: u64) -> [&'m MemoRecord<V, BYTES>; WAYS] {
         let first = hash as usize % RECORDS / WAYS * WAYS;
-        // SAFETY: `first` is the beginning of a chunk of RECORDS records that stays mapped as long as the memo.
+        // SAFETY: `first` is the beginning of a chunk of RECORDS records that stays mapped as long
+        // as the memo.
         core::array::from_fn(|way| unsafe { self.first.add(first + way).as_ref() })
     }
 
@@ -221,8 +223,8 @@ impl<V: MemoValue, const BYTES: usize, const RECORDS: usize> Drop for Memo<V, BY
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
         for table in (0..thread::end()).filter_map(|thread| self.tables.get(thread)) {
-            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is not read again
-            // before it is unmapped.
+            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is
+            // not read again before it is unmapped.
             unsafe { core::ptr::drop_in_place(core::ptr::from_ref(table).cast_mut()) };
         }
     }

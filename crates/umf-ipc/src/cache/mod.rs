@@ -7,9 +7,9 @@
 //! | [`Cache`] | owns the entries: hashbrown for look-up, an intrusive LRU list, limits | only on a miss |
 //!
 //! A hit takes no lock and writes no line that another thread writes. Eviction bears the cost: it
-//! invalidates the entry's *stamp*, then sums the pins of all threads. A thread that pins adds its pin first
-//! and reads the stamp after; so either it sees that the stamp is gone and takes its pin back, or the evicting
-//! thread sees the pin.
+//! invalidates the entry's *stamp*, then sums the pins of all threads. A thread that pins adds its
+//! pin first and reads the stamp after; so either it sees that the stamp is gone and takes its pin
+//! back, or the evicting thread sees the pin.
 
 mod entries;
 mod memo;
@@ -83,8 +83,8 @@ impl CacheStatistics {
         Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds }
     }
 
-    /// Returns the sum of the counters of two caches. Sums stay where a `u64` ends: another process may
-    /// have published anything.
+    /// Returns the sum of the counters of two caches. Sums stay where a `u64` ends: another process
+    /// may have published anything.
     #[must_use]
     pub fn saturating_add(&self, other: &Self) -> Self {
         let (one, other) = (self.words(), other.words());

@@ -13,12 +13,12 @@ use crate::{Result, protocol};
 
 /// Use counts of numbered entries, split by thread.
 ///
-/// A count is the sum over all threads: an entry may be pinned in one thread and unpinned in another, whose
-/// own part then goes "below zero" (they are added modulo 2^64). Only the sum means something, and only while
-/// the entry's stamp is 0, when it can but fall.
+/// A count is the sum over all threads: an entry may be pinned in one thread and unpinned in
+/// another, whose own part then goes "below zero" (they are added modulo 2^64). Only the sum means
+/// something, and only while the entry's stamp is 0, when it can but fall.
 ///
-/// Pinning and closing are the protocol of [`protocol::pin`] and [`protocol::close`], whose fences are asymmetric: a pin costs a
-/// store and a load, an eviction a `membarrier(2)`.
+/// Pinning and closing are the protocol of [`protocol::pin`] and [`protocol::close`], whose fences
+/// are asymmetric: a pin costs a store and a load, an eviction a `membarrier(2)`.
 #[derive(Debug)]
 pub(crate) struct Pins {
     by_thread: Chunks<ThreadCounts>,
@@ -63,7 +63,8 @@ impl PinCell {
     /// Pins the entry if it still has this stamp.
     ///
     /// # Safety
-    /// The [`Pins`] that the cell came from exist, and the calling thread has the number that it was made for.
+    /// The [`Pins`] that the cell came from exist, and the calling thread has the number that it
+    /// was made for.
     #[inline]
     pub(crate) unsafe fn pin_stamped(&self, stamp: u64) -> bool {
         // SAFETY: the words stay as long as the pins, which exist.
@@ -79,7 +80,8 @@ impl PinCell {
     }
 }
 
-/// A pin that its holder gives back through the [`Pins`]: in whatever thread, but fast in the one that took it.
+/// A pin that its holder gives back through the [`Pins`]: in whatever thread, but fast in the one
+/// that took it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pin {
     number: u32,
@@ -159,8 +161,8 @@ impl Pins {
         }
     }
 
-    /// Where the calling thread counts its uses of an entry; `None` for threads without a number, and where there is
-    /// no memory.
+    /// Where the calling thread counts its uses of an entry; `None` for threads without a number,
+    /// and where there is no memory.
     pub(crate) fn cell(&self, number: u32) -> Option<(ThreadIndex, PinCell)> {
         let thread = thread::current()?;
         let row = self.by_thread.get_or_grow(thread.get()).ok()?;
@@ -173,7 +175,8 @@ impl Pins {
         Some((thread, cell))
     }
 
-    /// Pins an entry that the caller keeps from being evicted (it holds the lock of its shard, or another pin).
+    /// Pins an entry that the caller keeps from being evicted (it holds the lock of its shard, or
+    /// another pin).
     pub(crate) fn pin(&self, number: u32) {
         self.add(number, 1);
     }
@@ -213,7 +216,8 @@ impl Pins {
         self.stamps.get(number).is_some_and(|word| protocol::close(word, stamp, || self.sum(number)))
     }
 
-    /// Returns the number of pins. Exact only while no thread pins: with the stamp at 0, under the shard's lock.
+    /// Returns the number of pins. Exact only while no thread pins: with the stamp at 0, under the
+    /// shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
         fence::full();
         let count =
@@ -237,8 +241,8 @@ impl Drop for Pins {
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
         for row in (0..thread::end()).filter_map(|thread| self.by_thread.get(thread)) {
-            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is not read again
-            // before it is unmapped.
+            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is
+            // not read again before it is unmapped.
             unsafe { core::ptr::drop_in_place(core::ptr::from_ref(row).cast_mut()) };
         }
     }

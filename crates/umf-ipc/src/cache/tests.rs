@@ -316,7 +316,8 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
             assert!(mine.by_bytes(seed, &other).is_none());
         }
     }
-    // The same key again takes its own place; the fifth of one hash takes the place of one of the four before.
+    // The same key again takes its own place; the fifth of one hash takes the place of one of the
+    // four before.
     for seed in 1001..1006 {
         for _ in 0..3 {
             mine.store(500, &bytes(seed), note(seed));
@@ -348,7 +349,8 @@ proptest! {
                     } else {
                         while model.len() as u64 >= limit {
                             let Some(place) = model.iter().rposition(|known| !held.contains_key(known)) else { break };
-                            // Those in use that were passed over count as used: they move to the front.
+                            // Those in use that were passed over count as used: they move to the
+                            // front.
                             let passed = model.split_off(place + 1);
                             model.pop();
                             model.splice(0..0, passed);

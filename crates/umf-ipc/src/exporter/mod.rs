@@ -24,19 +24,21 @@ use crate::identity::Nonce;
 use crate::transfer::Exchange;
 use state::ExporterState;
 
-/// Makes memory visible to other processes, and keeps one native export per region in a bounded cache.
+/// Makes memory visible to other processes, and keeps one native export per region in a bounded
+/// cache.
 ///
-/// A process normally has one. Each has a ledger of its own: the first export makes it (and starts the socket
-/// thread, if the exchange settings call for one). All methods may be called from several threads at once; an
-/// export that is already there costs no lock and no system call.
+/// A process normally has one. Each has a ledger of its own: the first export makes it (and starts
+/// the socket thread, if the exchange settings call for one). All methods may be called from
+/// several threads at once; an export that is already there costs no lock and no system call.
 ///
 /// # What happens to an export
-/// - The block is freed, or its region: retired before the memory goes. Every later open fails as stale.
+/// - The block is freed, or its region: retired before the memory goes. Every later open fails as
+///   stale.
 /// - It is idle (no [`Export`] of its region exists and none was kept) and the cache is over its
 ///   limit: the region's exports are retired, so that handles that are still around fail as stale.
 /// - The exporter is dropped: all are retired.
-/// - The process forks: the child starts anew, with a ledger of its own. Handles made by the parent still name
-///   the parent's memory.
+/// - The process forks: the child starts anew, with a ledger of its own. Handles made by the parent
+///   still name the parent's memory.
 #[derive(Debug)]
 pub struct Exporter {
     inner: Arc<ExporterInner>,
@@ -47,8 +49,8 @@ pub struct Exporter {
 #[derive(Debug)]
 pub(crate) struct ExporterInner {
     settings: ExporterSettings,
-    /// Made by the first export, in each process: null until then. Replaced states are those of a parent
-    /// process; they are leaked, because nothing of them may be touched here.
+    /// Made by the first export, in each process: null until then. Replaced states are those of a
+    /// parent process; they are leaked, because nothing of them may be touched here.
     state: AtomicPtr<ExporterState>,
     making: Lock<()>,
 }
@@ -68,25 +70,27 @@ impl Exporter {
         Ok(Self { inner, _observing: observing })
     }
 
-    /// Exports the block that holds `address` (or the region, if it belongs to no pool), until the guard is
-    /// dropped. Handles stay valid after that as long as the export stays cached: see [`Exporter`].
+    /// Exports the block that holds `address` (or the region, if it belongs to no pool), until the
+    /// guard is dropped. Handles stay valid after that as long as the export stays cached: see
+    /// [`Exporter`].
     ///
     /// # Errors
-    /// [`crate::Error::NotTracked`], [`crate::Error::NotExportable`], [`crate::Error::LimitReached`] over a hard limit,
-    /// [`crate::Error::Memory`] if the address is not in a live block, [`crate::Error::System`].
+    /// [`crate::Error::NotTracked`], [`crate::Error::NotExportable`],
+    /// [`crate::Error::LimitReached`] over a hard limit, [`crate::Error::Memory`] if the address is
+    /// not in a live block, [`crate::Error::System`].
     ///
     /// # Safety
-    /// Any process that opens the handle, including this one, may write the block at any time. While the block
-    /// is exported writable, this process must hold no Rust reference into it. (Blocks of the crate `umf` give
-    /// out no such references, and export safely.)
+    /// Any process that opens the handle, including this one, may write the block at any time.
+    /// While the block is exported writable, this process must hold no Rust reference into it.
+    /// (Blocks of the crate `umf` give out no such references, and export safely.)
     #[inline]
     pub unsafe fn get(&self, address: Address) -> Result<Export<'_>> {
         self.export(address, None)
     }
 
     /// As [`Exporter::get`], for a block of which `len` bytes were asked for: importers see as many
-    /// ([`crate::Mapping::len`]), and not the size that its pool rounded up to. The first export of a
-    /// block decides.
+    /// ([`crate::Mapping::len`]), and not the size that its pool rounded up to. The first export of
+    /// a block decides.
     ///
     /// # Errors
     /// As [`Exporter::get`].
@@ -170,8 +174,8 @@ impl Exporter {
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // While the observer can still be told of what is freed meanwhile. (No export is made any more: that takes a
-        // reference to `self`.)
+        // While the observer can still be told of what is freed meanwhile. (No export is made any
+        // more: that takes a reference to `self`.)
         if let Some(state) = self.inner.current() {
             state.close();
         }
@@ -249,8 +253,8 @@ impl ExportTarget {
     }
 }
 
-/// An export in use. Dropping it gives the use back (what other libraries call "put"); the handle's bytes may
-/// be copied out and outlive it.
+/// An export in use. Dropping it gives the use back (what other libraries call "put"); the handle's
+/// bytes may be copied out and outlive it.
 pub struct Export<'e> {
     state: &'e ExporterState,
     /// Where the block begins.
@@ -259,7 +263,8 @@ pub struct Export<'e> {
     pin: Pin,
 }
 
-// SAFETY: its pin points to atomics that stay as long as the state, and any thread may give it back.
+// SAFETY: its pin points to atomics that stay as long as the state, and any thread may give it
+// back.
 unsafe impl Send for Export<'_> {}
 // SAFETY: as above; nothing of it changes while it is shared.
 unsafe impl Sync for Export<'_> {}
@@ -281,7 +286,8 @@ impl<'e> Export<'e> {
     #[must_use]
     pub fn keep(self) -> Handle {
         let handle = self.handle;
-        // If the block is gone already there is nothing to keep, and dropping `self` gives the use back.
+        // If the block is gone already there is nothing to keep, and dropping `self` gives the use
+        // back.
         if self.state.keep(self.address, &handle) {
             core::mem::forget(self);
         }
@@ -361,11 +367,13 @@ pub struct ExporterSettings {
     /// `PR_SET_PTRACER` at the first export. Default: none.
     pub ptracer: Ptracer,
     /// The most native exports (one per region) that are kept, 0 for no limit other than half of
-    /// `RLIMIT_NOFILE` for providers that hold an fd for each. Default: 0. `UMF_MAX_CREATED_IPC_HANDLES`.
+    /// `RLIMIT_NOFILE` for providers that hold an fd for each. Default: 0.
+    /// `UMF_MAX_CREATED_IPC_HANDLES`.
     pub max_created_handles: u64,
     /// What happens over that limit when all are in use. Default: soft.
     pub limit: LimitPolicy,
-    /// The most exports at one time; the ledger has 128 bytes of sparse file for each. Default: 4,194,304.
+    /// The most exports at one time; the ledger has 128 bytes of sparse file for each. Default:
+    /// 4,194,304.
     pub slots: u32,
 }
 

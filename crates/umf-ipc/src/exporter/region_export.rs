@@ -70,7 +70,8 @@ pub(super) struct RegionExport {
     /// The slot of the region as a whole.
     pub slot: u32,
     pub generation: u64,
-    /// Why its exports end as it leaves the cache: it is evicted, unless this says otherwise by then.
+    /// Why its exports end as it leaves the cache: it is evicted, unless this says otherwise by
+    /// then.
     pub retire_reason: Lock<RetireReason>,
     pub blocks: Lock<Blocks>,
     pub pending_unexports: Arc<PendingUnexports>,
@@ -157,7 +158,8 @@ impl Cached for RegionExport {
     /// Retires everything that the region exports: from here on nothing of it opens.
     fn on_unlink(&self) -> u64 {
         self.pending_unexports.0.lock().push(self.region.id().get());
-        // Held until all are retired: a thread that found this entry before it left the cache may be freeing a block.
+        // Held until all are retired: a thread that found this entry before it left the cache may
+        // be freeing a block.
         let mut blocks = self.blocks.lock();
         blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
@@ -185,7 +187,8 @@ impl Cached for RegionExport {
 
 impl Drop for RegionExport {
     fn drop(&mut self) {
-        // Gives the native export back, unless an importer has it open. Then the region is not freed either.
+        // Gives the native export back, unless an importer has it open. Then the region is not
+        // freed either.
         drop(self.native.take());
         let mut pending_unexports = self.pending_unexports.0.lock();
         if let Some(place) = pending_unexports.iter().position(|&region| region == self.region.id().get()) {

@@ -125,8 +125,9 @@ impl ExporterState {
         (address.to_bits() >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
     }
 
-    /// The handle of a block that this thread exported before and that was not freed since, with a pin on its region.
-    /// Borrowed, so that the 256 bytes are copied once, to where the caller wants them.
+    /// The handle of a block that this thread exported before and that was not freed since, with a
+    /// pin on its region. Borrowed, so that the 256 bytes are copied once, to where the caller
+    /// wants them.
     #[inline]
     pub(super) fn find_memoized(&self, address: Address) -> Option<(&[u8; HANDLE_SIZE], Pin)> {
         let memo = self.memo.current()?;
@@ -165,8 +166,8 @@ impl ExporterState {
         self.cache.pins().give_back(pin, thread::current());
     }
 
-    /// Exports what holds `address`. `requested` is how many bytes the caller asked the pool for, if it is
-    /// known.
+    /// Exports what holds `address`. `requested` is how many bytes the caller asked the pool for,
+    /// if it is known.
     #[cold]
     pub(super) fn export(&self, address: Address, requested: Option<usize>) -> Result<Export<'_>> {
         let found = tracker::find(address).ok_or(Error::NotTracked { address })?;
@@ -298,8 +299,8 @@ impl ExporterState {
         Ok(BlockExport { slot, generation, handle, kept: false })
     }
 
-    /// Takes over a use of the handle's block until the block is freed: `false` if it is not wanted, because the block has
-    /// such a use already or was freed.
+    /// Takes over a use of the handle's block until the block is freed: `false` if it is not
+    /// wanted, because the block has such a use already or was freed.
     pub(super) fn keep(&self, address: Address, handle: &Handle) -> bool {
         if !self.is_of_this_process() {
             // A parent's: its locks are taken for ever here, and its blocks are not freed here.
@@ -394,8 +395,9 @@ impl ExporterState {
 
 /// Whether importers will need the socket, as far as can be told at the first export.
 ///
-/// `procfs` serves the same user at every yama scope, so yama alone is a reason only for memory that cannot be opened
-/// that way. An undumpable process and one in a pid namespace of its own cannot be reached by number.
+/// `procfs` serves the same user at every yama scope, so yama alone is a reason only for memory
+/// that cannot be opened that way. An undumpable process and one in a pid namespace of its own
+/// cannot be reached by number.
 fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
     match exchange {
         Exchange::Order(modes) => modes.contains(&Mode::Socket),
@@ -429,8 +431,8 @@ impl ExporterState {
         leases
     }
 
-    /// Retires a block that this thread exported until it is freed: without a look into any table if no process has it open.
-    /// `false` if that is not known of it.
+    /// Retires a block that this thread exported until it is freed: without a look into any table
+    /// if no process has it open. `false` if that is not known of it.
     fn retire_block_fast(&self, address: Address) -> bool {
         let known = || {
             let memo = self.memo.current()?;
@@ -443,8 +445,8 @@ impl ExporterState {
             RetireOutcome::NotCurrent => return false,
             RetireOutcome::Reclaimed => {}
             RetireOutcome::Leased(scan) => {
-                // By what the note says, and not by the region's table: a thread that sees there that
-                // the export has ended may take it out, and the region may leave the cache.
+                // By what the note says, and not by the region's table: a thread that sees there
+                // that the export has ended may take it out, and the region may leave the cache.
                 let handle = Handle::from_known(bytes);
                 let (size, is_region) = (handle.length() as usize, handle.is_region());
                 let export = ExportedRange { slot, generation, base: address, size, is_region, is_device };
@@ -465,8 +467,8 @@ impl ExporterState {
         leased.then(|| Arc::clone(&self.exports) as _)
     }
 
-    /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back,
-    /// unless something of it is open elsewhere.
+    /// The region is about to be freed: when this returns, nothing of it opens, and its provider
+    /// has its export back, unless something of it is open elsewhere.
     pub(super) fn retire_region(&self, region: &Region) -> Option<Arc<dyn Leases>> {
         self.remove_region(region, RetireReason::RegionFreed);
         self.leases(region.base(), region.size())
@@ -558,7 +560,8 @@ impl FdSource for ExporterFdSource {
         let leases = &self.exports.leases;
         match leases.reopen() {
             Ok(own) => Some(OutgoingFd::Exclusive(own)),
-            // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
+            // Without a free descriptor, say: an importer can open what it gets anew itself, where
+            // it has `/proc`.
             Err(_) => leases.checked_fd().ok().map(|fd| OutgoingFd::Shared(Arc::clone(fd) as SharedFd)),
         }
     }

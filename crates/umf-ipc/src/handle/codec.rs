@@ -44,7 +44,8 @@ pub(crate) const NATIVE_LENGTH: usize = 186;
 pub(crate) const RESERVED: Range<usize> = 187..188;
 pub(crate) const NATIVE: Range<usize> = 188..252;
 pub(crate) const CHECKSUM: Range<usize> = 252..256;
-/// The CRC-32 of anything that ends with its own CRC-32, in little-endian order: a property of the polynomial.
+/// The CRC-32 of anything that ends with its own CRC-32, in little-endian order: a property of the
+/// polynomial.
 pub(crate) const CHECKSUM_OF_ALL: u32 = 0x2144_df1c;
 
 /// The region has a file of its own: importing it shows nothing else.
@@ -55,7 +56,8 @@ pub(crate) const FLAG_READ_ONLY: u16 = 1 << 1;
 pub(crate) const FLAG_SOCKET: u16 = 1 << 2;
 /// The export names a whole region and not a block.
 pub(crate) const FLAG_REGION: u16 = 1 << 3;
-/// `/proc/<pid>/fd/<n>` can open the data fd, which is then a plain file. Otherwise a device may import the memory.
+/// `/proc/<pid>/fd/<n>` can open the data fd, which is then a plain file. Otherwise a device may
+/// import the memory.
 pub(crate) const FLAG_PROCFS: u16 = 1 << 4;
 pub(crate) const FLAGS_KNOWN: u16 = FLAG_ISOLATED | FLAG_READ_ONLY | FLAG_SOCKET | FLAG_REGION | FLAG_PROCFS;
 
@@ -129,7 +131,8 @@ fn namespace_number(inode: u64) -> u32 {
     u32::try_from(inode).unwrap_or(0)
 }
 
-/// A device number as the kernel encodes it in 32 bits (`new_encode_dev`): 12 bits of major, 20 of minor.
+/// A device number as the kernel encodes it in 32 bits (`new_encode_dev`): 12 bits of major, 20 of
+/// minor.
 pub(super) fn device_number(device: u64) -> u32 {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
@@ -154,8 +157,8 @@ impl Handle {
         if version != VERSION_VALUE {
             return Err(DecodeError::Version { version });
         }
-        // A CRC behind the bytes that it is of leaves the same remainder whatever they are; and all 256 are hashed in two thirds of
-        // the time of the first 252.
+        // A CRC behind the bytes that it is of leaves the same remainder whatever they are; and all
+        // 256 are hashed in two thirds of the time of the first 252.
         if crc32fast::hash(&self.bytes) != CHECKSUM_OF_ALL {
             let found = self.u32_at(CHECKSUM);
             let expected = crc32fast::hash(&self.bytes[..CHECKSUM.start]);

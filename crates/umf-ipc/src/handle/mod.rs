@@ -12,14 +12,14 @@ pub(crate) use codec::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, 
 use crate::identity::{BootHalf, Nonce, ProducerId};
 use umf_core::ProviderKind;
 
-/// The by-value name of a block or region: copy it through MPI, a socket, a file or argv, and open it in any
-/// process that may.
+/// The by-value name of a block or region: copy it through MPI, a socket, a file or argv, and open
+/// it in any process that may.
 ///
-/// A `Handle` that exists has been decoded: its lengths fit, its checksum is right. That says nothing about
-/// whether what it names still exists, which the importer finds out at every open.
+/// A `Handle` that exists has been decoded: its lengths fit, its checksum is right. That says
+/// nothing about whether what it names still exists, which the importer finds out at every open.
 ///
-/// The layout is fixed and little-endian; `docs/handle.md` has the table. As text ([`fmt::Display`],
-/// [`core::str::FromStr`]) it is `umf1.` and 342 characters of URL-safe base64.
+/// The layout is fixed and little-endian; `docs/handle.md` has the table. As text
+/// ([`fmt::Display`], [`core::str::FromStr`]) it is `umf1.` and 342 characters of URL-safe base64.
 ///
 /// The checksum (CRC-32) finds accidents, not forgery: any process can compute it. What an
 /// importer may open is decided by the kernel and by the ledger, never by the handle.
@@ -152,7 +152,8 @@ impl Handle {
         u64::from(self.u32_at(codec::PID_NAMESPACE))
     }
 
-    /// Inode of the producer in pidfs (Linux 6.9 and later), which no other process of this boot has; else 0.
+    /// Inode of the producer in pidfs (Linux 6.9 and later), which no other process of this boot
+    /// has; else 0.
     #[must_use]
     pub fn pidfs_inode(&self) -> u64 {
         self.u64_at(codec::PIDFS_INODE)
@@ -219,7 +220,8 @@ impl Handle {
         self.u64_at(codec::BLOCK_LENGTH)
     }
 
-    /// How many bytes of the block were asked for: at most [`Handle::length`], and equal to it where the pool does not keep it.
+    /// How many bytes of the block were asked for: at most [`Handle::length`], and equal to it
+    /// where the pool does not keep it.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.u64_at(codec::REQUESTED)
@@ -269,7 +271,8 @@ impl Handle {
         self.has(FLAG_SOCKET)
     }
 
-    /// Whether a device may import the memory, and so write to it after the process that opened it has ended.
+    /// Whether a device may import the memory, and so write to it after the process that opened it
+    /// has ended.
     pub(crate) fn may_be_imported_by_device(&self) -> bool {
         !self.has(FLAG_PROCFS)
     }

@@ -30,7 +30,8 @@ fn sample() -> Handle {
     .encode()
 }
 
-/// The same handle with one field changed and a checksum that fits again, as a hostile peer would send it.
+/// The same handle with one field changed and a checksum that fits again, as a hostile peer would
+/// send it.
 fn forged(at: usize, value: &[u8]) -> Result<Handle, DecodeError> {
     let mut bytes = sample().to_bytes();
     bytes[at..at + value.len()].copy_from_slice(value);

@@ -1,5 +1,5 @@
-//! The text form, `umf1.` and URL-safe base64 without padding; and serde: the text form in formats for
-//! people, the bytes in others.
+//! The text form, `umf1.` and URL-safe base64 without padding; and serde: the text form in formats
+//! for people, the bytes in others.
 
 use core::fmt;
 use core::str::FromStr;

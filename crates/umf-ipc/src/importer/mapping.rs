@@ -42,22 +42,24 @@ pub(super) struct OpenBlock {
 // SAFETY: it points to atomics, and to a region that any thread may look at.
 unsafe impl MemoValue for OpenBlock {}
 
-/// A block (or region) of another process, open in this one. Dropping it closes it; the region stays mapped in the
-/// importer's cache until it is evicted.
+/// A block (or region) of another process, open in this one. Dropping it closes it; the region
+/// stays mapped in the importer's cache until it is evicted.
 ///
-/// The memory stays valid as long as the mapping exists, whatever the producer does: if it frees the block, the
-/// bytes may change to something else (ask [`Mapping::is_current`]); if it dies, they stay.
+/// The memory stays valid as long as the mapping exists, whatever the producer does: if it frees
+/// the block, the bytes may change to something else (ask [`Mapping::is_current`]); if it dies,
+/// they stay.
 ///
 /// Another process may write the memory at any time, so there is no `&[u8]` of it: use
-/// [`Mapping::read`], [`Mapping::write`], or the volatile slice with its copies, atomics and typed access.
+/// [`Mapping::read`], [`Mapping::write`], or the volatile slice with its copies, atomics and typed
+/// access.
 pub struct Mapping<'i> {
     importer: &'i ImporterInner,
     pin: Pin,
     block: OpenBlock,
 }
 
-// SAFETY: what it points to are atomics, and a region that any thread may look at, which stay as long as the pin, which any
-// thread may give back.
+// SAFETY: what it points to are atomics, and a region that any thread may look at, which stay as
+// long as the pin, which any thread may give back.
 unsafe impl Send for Mapping<'_> {}
 // SAFETY: as above; a shared mapping yields volatile slices, whose accesses may race.
 unsafe impl Sync for Mapping<'_> {}
@@ -66,9 +68,9 @@ impl<'i> Mapping<'i> {
     /// Takes over the pin and the lease `block.lease`.
     ///
     /// # Safety
-    /// Pin and lease are the caller's; the entry's region has `block.base .. + block.length`, accessible as the flags
-    /// say; `block.word` is the address of a generation in the ledger that the entry keeps mapped; `block.access_region` is the entry's
-    /// value.
+    /// Pin and lease are the caller's; the entry's region has `block.base .. + block.length`,
+    /// accessible as the flags say; `block.word` is the address of a generation in the ledger that
+    /// the entry keeps mapped; `block.access_region` is the entry's value.
     #[inline]
     pub(super) const unsafe fn new(importer: &'i ImporterInner, pin: Pin, block: OpenBlock) -> Self {
         Self { importer, pin, block }
@@ -80,8 +82,8 @@ impl<'i> Mapping<'i> {
         self.block.base
     }
 
-    /// Its size in bytes, never 0: what the producer asked its pool for ([`crate::Handle::requested`]). If
-    /// the exporter did not know that, what the pool set aside.
+    /// Its size in bytes, never 0: what the producer asked its pool for
+    /// ([`crate::Handle::requested`]). If the exporter did not know that, what the pool set aside.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {
@@ -130,14 +132,16 @@ impl<'i> Mapping<'i> {
         Err(Error::Stale { pid, slot, generation, now })
     }
 
-    /// Uses the memory, and says whether the block was the same all the time: that closes the window between looking
-    /// whether a mapping is current and using it. What `use_it` yields is kept from the caller if it was not.
+    /// Uses the memory, and says whether the block was the same all the time: that closes the
+    /// window between looking whether a mapping is current and using it. What `use_it` yields is
+    /// kept from the caller if it was not.
     ///
-    /// If the block was freed meanwhile, writes of `use_it` went into freed memory. This is harmless: the memory is not
-    /// reused while the mapping is open.
+    /// If the block was freed meanwhile, writes of `use_it` went into freed memory. This is
+    /// harmless: the memory is not reused while the mapping is open.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of [`Mapping::view`].
+    /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of
+    /// [`Mapping::view`].
     ///
     /// # Examples
     /// ```no_run
@@ -159,8 +163,8 @@ impl<'i> Mapping<'i> {
     /// As [`Mapping::read`], and says whether the block was the same all the time.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the block was freed before or meanwhile: then what `into` holds is worth nothing. Those of
-    /// [`Mapping::read`].
+    /// [`Error::Stale`] if the block was freed before or meanwhile: then what `into` holds is worth
+    /// nothing. Those of [`Mapping::read`].
     pub fn read_current(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check()?;
         self.read(offset, into)?;
@@ -189,8 +193,8 @@ impl<'i> Mapping<'i> {
         if self.is_read_only() {
             return Err(Error::ReadOnly);
         }
-        // SAFETY: by `new`'s contract the range is mapped and may be written as long as the pin lasts,
-        // which is as long as `self`.
+        // SAFETY: by `new`'s contract the range is mapped and may be written as long as the pin
+        // lasts, which is as long as `self`.
         let bytes = unsafe { View::<u8>::new(self.pointer()?, self.block.length) }?;
         Ok(bytes.cast()?)
     }
@@ -216,8 +220,9 @@ impl<'i> Mapping<'i> {
         offset.checked_add(length).filter(|&end| end <= self.block.length).ok_or(out_of_bounds)
     }
 
-    /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it too. (One [`Mapping::read`] or
-    /// [`Mapping::write`] needs no such thing.) For memory that no device uses it costs nothing.
+    /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it
+    /// too. (One [`Mapping::read`] or [`Mapping::write`] needs no such thing.) For memory that no
+    /// device uses it costs nothing.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::NotHostAccessible`], [`Error::Memory`] if the driver refuses.
@@ -226,13 +231,14 @@ impl<'i> Mapping<'i> {
             return Err(Error::ReadOnly);
         }
         self.pointer()?;
-        // SAFETY: the memory is open as long as the mapping is borrowed, may be touched as asked, and shows itself as volatile memory
-        // alone.
+        // SAFETY: the memory is open as long as the mapping is borrowed, may be touched as asked,
+        // and shows itself as volatile memory alone.
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.block.base, self.block.length, access) }?)
     }
 
     fn region(&self) -> Option<&ImportedRegion> {
-        // SAFETY: by `new`'s contract it is the value of the entry, which the pin keeps and which does not change.
+        // SAFETY: by `new`'s contract it is the value of the entry, which the pin keeps and which
+        // does not change.
         self.block.access_region.map(|region| unsafe { region.as_ref() })
     }
 
@@ -299,7 +305,8 @@ impl<'i> Mapping<'i> {
             return Err(Error::ReadOnly);
         }
         if let Some((transfer, to)) = self.device_copy(offset, from.len())? {
-            // SAFETY: a part of the mapping, which is open as long as `self`; device memory has no references into it.
+            // SAFETY: a part of the mapping, which is open as long as `self`; device memory has no
+            // references into it.
             return Ok(unsafe { transfer.write(to, from) }?);
         }
         let end = self.end_of(offset, from.len())?;
@@ -317,7 +324,8 @@ impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         failpoint!("lease.closing");
         if let Some(lease) = self.block.lease {
-            // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's rows.
+            // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's
+            // rows.
             unsafe { lease.release() };
         }
         self.importer.pins().give_back(self.pin, thread::current());

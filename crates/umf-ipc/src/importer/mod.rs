@@ -27,15 +27,15 @@ use producer::Producer;
 use region::{ImportedRegion, Key, MemoizedWindow};
 use statistics_ledger::StatisticsLedger;
 
-/// Opens handles of other processes and of this one. Needs no pool and no provider, only an [`Import`] for each
-/// kind of memory.
+/// Opens handles of other processes and of this one. Needs no pool and no provider, only an
+/// [`Import`] for each kind of memory.
 ///
-/// One mapping per region is cached and shared by all blocks in it. Opening a block of a region that is mapped
-/// already costs a comparison of the handle's bytes, a pin and one load from the producer's ledger: no
-/// lock, no system call.
+/// One mapping per region is cached and shared by all blocks in it. Opening a block of a region
+/// that is mapped already costs a comparison of the handle's bytes, a pin and one load from the
+/// producer's ledger: no lock, no system call.
 ///
-/// All methods may be called from several threads at once. In a forked child, mappings that the parent opened
-/// stay valid, and the importer works on with a cache of its own.
+/// All methods may be called from several threads at once. In a forked child, mappings that the
+/// parent opened stay valid, and the importer works on with a cache of its own.
 #[derive(Debug)]
 pub struct Importer {
     inner: Box<ImporterInner>,
@@ -76,15 +76,15 @@ impl Importer {
     /// Opens a handle for reading and writing.
     ///
     /// # Errors
-    /// See [`crate::Error`]: each says what happened to which producer and what to do. Nothing stays open after an
-    /// error.
+    /// See [`crate::Error`]: each says what happened to which producer and what to do. Nothing
+    /// stays open after an error.
     #[inline]
     pub fn open(&self, handle: &Handle) -> Result<Mapping<'_>> {
         self.inner.open(handle, Access::ReadWrite)
     }
 
-    /// Opens a handle for reading. Nothing can write through this mapping. Whether other processes write
-    /// is another question ([`Handle::is_read_only`]).
+    /// Opens a handle for reading. Nothing can write through this mapping. Whether other processes
+    /// write is another question ([`Handle::is_read_only`]).
     ///
     /// # Errors
     /// As [`Importer::open`].
@@ -93,8 +93,8 @@ impl Importer {
         self.inner.open(handle, Access::ReadOnly)
     }
 
-    /// As [`Importer::open`] or [`Importer::open_read_only`], from the bytes as they came: they are decoded and
-    /// checked only if they have not been seen before.
+    /// As [`Importer::open`] or [`Importer::open_read_only`], from the bytes as they came: they are
+    /// decoded and checked only if they have not been seen before.
     ///
     /// # Errors
     /// As [`Importer::open`], and [`crate::Error::Decode`].
@@ -126,15 +126,16 @@ impl Importer {
         self.inner.open_fast_into(bytes, access, place)
     }
 
-    /// Lets the importer open one more kind of memory. Replaces what opened that kind before; mappings that are
-    /// open stay with what opened them.
+    /// Lets the importer open one more kind of memory. Replaces what opened that kind before;
+    /// mappings that are open stay with what opened them.
     pub fn add_import(&self, import: Arc<dyn Import>) {
         let before = self.inner.imports.lock().insert(import.kind(), import);
         // Without the lock: whatever it owns may wait for a fork, which waits for the lock.
         drop(before);
     }
 
-    /// Closes idle mappings, and forgets the producers that none is left of. Returns how many mappings were closed.
+    /// Closes idle mappings, and forgets the producers that none is left of. Returns how many
+    /// mappings were closed.
     pub fn evict_idle(&self) -> usize {
         self.inner.evict_idle()
     }
@@ -165,13 +166,15 @@ pub struct ImporterSettings {
     pub max_opened_bytes: u64,
     /// What happens over a limit when all mappings are in use. Default: soft.
     pub limit: LimitPolicy,
-    /// Shards of the table, a power of two. More let more threads miss at the same time. Default: 16.
+    /// Shards of the table, a power of two. More let more threads miss at the same time. Default:
+    /// 16.
     pub shards: usize,
     /// How long a producer may take to answer on its socket. Default: 2 s.
     pub open_timeout: Duration,
-    /// Whether an open takes a lease, which keeps freed memory from being used again while it is open. Without leases a mapping
-    /// may show other contents as soon as its block is freed ([`crate::Mapping::is_current`] tells). For processes that can
-    /// neither open files through `/proc` nor reach their producers' sockets. Default: true.
+    /// Whether an open takes a lease, which keeps freed memory from being used again while it is
+    /// open. Without leases a mapping may show other contents as soon as its block is freed
+    /// ([`crate::Mapping::is_current`] tells). For processes that can neither open files through
+    /// `/proc` nor reach their producers' sockets. Default: true.
     pub leases: bool,
 }
 
@@ -203,7 +206,8 @@ impl core::fmt::Debug for ImporterBuilder {
 }
 
 impl ImporterBuilder {
-    /// Lets the importer open this kind of memory. A second one of the same kind replaces the first.
+    /// Lets the importer open this kind of memory. A second one of the same kind replaces the
+    /// first.
     #[must_use]
     pub fn import(mut self, import: Arc<dyn Import>) -> Self {
         self.imports.insert(import.kind(), import);

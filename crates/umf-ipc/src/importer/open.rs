@@ -18,8 +18,8 @@ use crate::identity;
 use crate::ledger::PublishedCounters;
 use crate::{Error, Result, protocol};
 
-/// Producers without an open region that are remembered beyond this number are forgotten, and found again when
-/// they are needed.
+/// Producers without an open region that are remembered beyond this number are forgotten, and found
+/// again when they are needed.
 const IDLE_PRODUCERS: usize = 64;
 
 impl ImporterInner {
@@ -48,8 +48,8 @@ impl ImporterInner {
         is_open.then(|| unsafe { mapping.assume_init() })
     }
 
-    /// The same, into the place that `place` yields for the address and length of the block: the mapping is written there at once, and
-    /// not moved. Says whether there is one.
+    /// The same, into the place that `place` yields for the address and length of the block: the
+    /// mapping is written there at once, and not moved. Says whether there is one.
     #[inline(always)]
     pub(super) fn open_fast_into<'i, 'p>(
         &'i self,
@@ -68,10 +68,10 @@ impl ImporterInner {
             && unsafe { note.pin.pin_stamped(note.stamp) }
         {
             let pin = Pin::new(memo.thread(), note.pin);
-            // A stale handle that is opened again and again must not count each time: its block would be held for ever.
-            // SAFETY: the note was stored by `finish` for the entry with this stamp. The pin keeps
-            // that entry, which keeps region and ledger mapped, and the producer with the rows that
-            // the lease is counted in.
+            // A stale handle that is opened again and again must not count each time: its block
+            // would be held for ever. SAFETY: the note was stored by `finish` for the entry with
+            // this stamp. The pin keeps that entry, which keeps region and ledger mapped, and the
+            // producer with the rows that the lease is counted in.
             if unsafe { known.word.as_ref() }.load(Ordering::Relaxed) != known.generation {
                 self.pins().give_back(pin, Some(memo.thread()));
                 return false;
@@ -197,8 +197,8 @@ impl ImporterInner {
             pid: handle.pid(),
             slot: handle.slot(),
         };
-        // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot, and `access_region` the
-        // entry's value.
+        // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation
+        // of its slot, and `access_region` the entry's value.
         let mapping = unsafe { Mapping::new(self, pinned_mapping.into_pin(), block) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current_since_lease() {
@@ -276,7 +276,8 @@ impl ImporterInner {
     }
 }
 
-/// The checksum is as good a hash as any. (That it is right was checked when the handle was remembered.)
+/// The checksum is as good a hash as any. (That it is right was checked when the handle was
+/// remembered.)
 #[inline]
 fn hash(bytes: &[u8; SIZE]) -> u64 {
     u64::from(u32::from_le_bytes([bytes[SIZE - 4], bytes[SIZE - 3], bytes[SIZE - 2], bytes[SIZE - 1]]))

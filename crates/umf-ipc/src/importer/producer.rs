@@ -34,8 +34,8 @@ pub(super) struct Producer {
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
-    /// Files that turned out to have no windows (of huge pages, or not sealed), or for which there was no address space, the
-    /// last few.
+    /// Files that turned out to have no windows (of huge pages, or not sealed), or for which there
+    /// was no address space, the last few.
     without_windows: Lock<Vec<FileIdentity>>,
     /// Whether there is any.
     any_without_windows: AtomicBool,
@@ -51,8 +51,9 @@ impl Producer {
         let fetched = channel.fetch(RemoteFd::Ledger(handle.ledger_fd()), exchange);
         let opened = fetched.and_then(|Fetched { fd, mode, .. }| Ok((LedgerReader::open(fd, handle)?, mode)));
         let (ledger, mode) = opened.map_err(|error| match error {
-            // A process that ended meanwhile explains everything else. If it is the same process and
-            // another file has the number, then the exporter was dropped, or exec closed the ledger.
+            // A process that ended meanwhile explains everything else. If it is the same process
+            // and another file has the number, then the exporter was dropped, or exec closed the
+            // ledger.
             error @ Error::ProducerReplaced { .. } if channel.has_ended() || channel.is_verified() => {
                 tracing::debug!(%error, "and the handle's exporter is gone");
                 Error::ProducerGone { pid: handle.pid() }
@@ -127,8 +128,8 @@ impl Producer {
         };
         let mut opened = open(exchange);
         if is_refused(&opened) && exchange.modes().contains(&Mode::Socket) {
-            // Over its socket a producer sends a description that need not be opened anew. Each fork
-            // of this process meanwhile makes it worthless.
+            // Over its socket a producer sends a description that need not be opened anew. Each
+            // fork of this process meanwhile makes it worthless.
             let by_socket = Exchange::Order(vec![Mode::Socket]);
             for _ in 0..OPENINGS {
                 match open(&by_socket) {
@@ -208,9 +209,9 @@ impl Producer {
 
     /// A duplicate of the fd behind the handle's region, and certainty that it is that.
     ///
-    /// The file's identity must be what the ledger says, and the ledger must still say it *after* the fetch:
-    /// then the producer had that file under that number when it was fetched. (Identity alone does not do:
-    /// two eventfds have the same inode.)
+    /// The file's identity must be what the ledger says, and the ledger must still say it *after*
+    /// the fetch: then the producer had that file under that number when it was fetched. (Identity
+    /// alone does not do: two eventfds have the same inode.)
     pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<ReceivedFd>> {
         let Some(number) = handle.data_fd() else {
             // Of a descriptor, fetching it would tell.
@@ -244,7 +245,8 @@ impl Producer {
         Ok(Some(fd))
     }
 
-    /// Whether another object behind the fd means another program in the process: `exec` closes the ledger too.
+    /// Whether another object behind the fd means another program in the process: `exec` closes the
+    /// ledger too.
     fn gone_if_replaced(&self, error: Error, exchange: &Exchange) -> Error {
         if self.has_ledger(exchange) { error } else { Error::ProducerGone { pid: self.pid() } }
     }
@@ -257,9 +259,9 @@ impl Producer {
         })
     }
 
-    /// That what a driver has brought over by itself, if it had to, was the producer's: drivers know a process by its number alone,
-    /// which another may have by now, or another program in it. Asked when the driver is done: then it was the producer's when the
-    /// driver looked.
+    /// That what a driver has brought over by itself, if it had to, was the producer's: drivers
+    /// know a process by its number alone, which another may have by now, or another program in it.
+    /// Asked when the driver is done: then it was the producer's when the driver looked.
     pub(super) fn check_driver_import(&self, handle: &Handle, exchange: &Exchange) -> Result<()> {
         if handle.data_fd().is_some() || (!self.has_ended() && self.has_ledger(exchange)) {
             return Ok(());
@@ -273,7 +275,8 @@ impl Drop for Producer {
         let Some(table) = NonNull::new(*self.leases.get_mut()) else { return };
         // SAFETY: a published table goes here.
         if unsafe { table.as_ref() }.is_of_this_process() {
-            // SAFETY: it came from a box. No lease is left in it: the cache entry of a lease keeps `self` alive.
+            // SAFETY: it came from a box. No lease is left in it: the cache entry of a lease keeps
+            // `self` alive.
             drop(unsafe { Box::from_raw(table.as_ptr()) });
         }
     }

@@ -1,5 +1,5 @@
-//! What is mapped of a producer: a region by itself, or the window of its file that many regions lie
-//! in. The importer's cache keeps these; each open holds a pin on one ([`PinnedMapping`]).
+//! What is mapped of a producer: a region by itself, or the window of its file that many regions
+//! lie in. The importer's cache keeps these; each open holds a pin on one ([`PinnedMapping`]).
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,8 @@ pub(super) enum Extent {
     Region(u64),
     /// A window of a file that many regions lie in, from this offset on.
     ///
-    /// The window's mapping keeps the file, so that no other file has its device and inode meanwhile.
+    /// The window's mapping keeps the file, so that no other file has its device and inode
+    /// meanwhile.
     Window { file: FileIdentity, start: u64 },
 }
 
@@ -110,8 +111,8 @@ impl core::fmt::Debug for ImportedRegion {
 
 impl Drop for ImportedRegion {
     fn drop(&mut self) {
-        // SAFETY: `imported` came from this importer's `import`, is released here alone, and the cache drops an
-        // entry only when it has no pins.
+        // SAFETY: `imported` came from this importer's `import`, is released here alone, and the
+        // cache drops an entry only when it has no pins.
         if let Err(error) = unsafe { self.import.release(self.imported) } {
             tracing::warn!(imported = ?self.imported, %error, "a mapping could not be closed");
         }
@@ -148,8 +149,8 @@ impl Window {
 pub(super) type PinnedRegion<'i> = Pinned<'i, Key, ImportedRegion>;
 
 impl ImporterInner {
-    /// How large the windows are in which memory of a handle's kind is mapped, if it is. Not, if there is a limit on
-    /// mapped bytes of which they would take much.
+    /// How large the windows are in which memory of a handle's kind is mapped, if it is. Not, if
+    /// there is a limit on mapped bytes of which they would take much.
     pub(super) fn window_size(&self, handle: &Handle) -> Result<Option<u64>> {
         let kind = handle.provider_kind();
         let imports = self.imports.lock();
@@ -207,7 +208,8 @@ impl ImporterInner {
         })
     }
 
-    /// The window that the region lies in; `None` if its file turns out to have none, or none can be mapped.
+    /// The window that the region lies in; `None` if its file turns out to have none, or none can
+    /// be mapped.
     pub(super) fn open_window(
         &self,
         producer: &Arc<Producer>,
@@ -238,7 +240,8 @@ impl ImporterInner {
         };
         // Idle windows take address space that this one may need.
         let opened = self.cache.get_or_insert_with(&key, window.size, || self.retry_after_eviction(map));
-        // A window may be more than RLIMIT_AS or strict accounting of memory lets this process map, and a region not.
+        // A window may be more than RLIMIT_AS or strict accounting of memory lets this process map,
+        // and a region not.
         let is_too_large = matches!(opened, Err(Error::Memory(umf_core::Error::OutOfMemory { .. })));
         if has_none.get() || is_too_large {
             producer.note_no_windows(handle);
@@ -316,8 +319,8 @@ impl Drop for PinnedMapping<'_> {
 }
 
 impl ImporterInner {
-    /// The window that this thread opened a handle of the same file in last, if the handle's region lies in it. Found
-    /// without a lock.
+    /// The window that this thread opened a handle of the same file in last, if the handle's region
+    /// lies in it. Found without a lock.
     pub(super) fn known_window(&self, handle: &Handle, access: Access) -> Option<PinnedMapping<'_>> {
         if handle.is_isolated() {
             return None;

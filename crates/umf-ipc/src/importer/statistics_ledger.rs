@@ -7,8 +7,9 @@ use umf_sync::{Lock, failpoint, fork};
 
 use crate::ledger::{LedgerWriter, PublishedCounters};
 
-/// Made when the first mapping is, gone when the importer is told to let go of what is idle and nothing is left. Without
-/// one (no fd left for it, say) the importer works as well; it is only not seen.
+/// Made when the first mapping is, gone when the importer is told to let go of what is idle and
+/// nothing is left. Without one (no fd left for it, say) the importer works as well; it is only not
+/// seen.
 #[derive(Debug, Default)]
 pub(super) struct StatisticsLedger {
     ledger: Lock<Option<ForkedLedger>>,

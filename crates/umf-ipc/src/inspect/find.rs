@@ -24,7 +24,8 @@ pub struct FoundLedger {
     pub ledger: Ledger,
     /// What became of the process that made it.
     pub owner: OwnerStatus,
-    /// The processes that have it open, its owner among them, by rising process id. Those that only look are not.
+    /// The processes that have it open, its owner among them, by rising process id. Those that only
+    /// look are not.
     pub holders: Vec<u32>,
 }
 
@@ -38,7 +39,8 @@ pub struct Search {
     pub denied: Vec<u32>,
     /// Processes that were looked into.
     pub inspected: Vec<u32>,
-    /// Files that are called as ledgers are, and could not be opened (no fds left) or are none that this version can read.
+    /// Files that are called as ledgers are, and could not be opened (no fds left) or are none that
+    /// this version can read.
     pub unreadable: usize,
 }
 
@@ -61,8 +63,8 @@ impl Search {
     }
 }
 
-/// Looks for ledgers in all processes that `/proc` shows. No process is stopped, asked or written to. Takes about a
-/// microsecond per fd that is open anywhere.
+/// Looks for ledgers in all processes that `/proc` shows. No process is stopped, asked or written
+/// to. Takes about a microsecond per fd that is open anywhere.
 ///
 /// # Errors
 /// `/proc` cannot be read, or is not that of this pid namespace.
@@ -213,7 +215,8 @@ impl OwnerStatus {
         }
     }
 
-    /// Of a ledger that the `holders` have open. `inspected` says whether all fds of a process were seen.
+    /// Of a ledger that the `holders` have open. `inspected` says whether all fds of a process were
+    /// seen.
     pub(super) fn of(owner: &OwnerIdentity, holders: &[u32], inspected: impl Fn(u32) -> bool) -> Self {
         let here = identity::pid_namespace();
         if here != 0 && owner.pid_namespace != 0 && owner.pid_namespace != here {

@@ -36,7 +36,8 @@ impl OwnerIdentity {
     }
 }
 
-/// A ledger of another process, read and not mapped. Its content may change from one call to the next.
+/// A ledger of another process, read and not mapped. Its content may change from one call to the
+/// next.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     source: Source,
@@ -125,7 +126,8 @@ impl Ledger {
         self.header.flags & FLAG_SERVED != 0
     }
 
-    /// The owner's descriptor number of its lease table, and how many rows that has; `None` while there is none.
+    /// The owner's descriptor number of its lease table, and how many rows that has; `None` while
+    /// there is none.
     pub(super) const fn lease_table(&self) -> Option<(i32, u32)> {
         self.header.lease_table
     }
@@ -167,7 +169,8 @@ impl Ledger {
         Some(slots.filter_map(|(((a, b), c), number)| Slot::parse(number, a, b, c)).collect())
     }
 
-    /// What its owner published about itself; `None` if the ledger has nothing of that in a form known here.
+    /// What its owner published about itself; `None` if the ledger has nothing of that in a form
+    /// known here.
     #[must_use]
     pub fn statistics(&self) -> Option<Statistics> {
         let area = self.header.statistics;

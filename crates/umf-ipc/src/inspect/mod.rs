@@ -1,9 +1,10 @@
-//! Looking at what running processes do with umf, and what killed ones did: from their ledgers, without a daemon and
-//! without asking them.
+//! Looking at what running processes do with umf, and what killed ones did: from their ledgers,
+//! without a daemon and without asking them.
 //!
-//! [`find`] goes through `/proc` and finds every ledger that any process has open which this one may look into. A process
-//! that was killed is found as long as an importer has its ledger open. What is read was written by others: it is copied
-//! out, with no mapping that could fault, and nothing of it is believed before it was checked.
+//! [`find`] goes through `/proc` and finds every ledger that any process has open which this one
+//! may look into. A process that was killed is found as long as an importer has its ledger open.
+//! What is read was written by others: it is copied out, with no mapping that could fault, and
+//! nothing of it is believed before it was checked.
 
 mod find;
 mod ledger;

@@ -135,7 +135,8 @@ impl DeferredExports {
                 stays
             });
         };
-        // The last block that begins before the range may reach into it, and so may any region that is large enough.
+        // The last block that begins before the range may reach into it, and so may any region that
+        // is large enough.
         let before = self.blocks.range(..range.begin()).next_back().map(|(begin, _)| *begin);
         let first = [before.unwrap_or(range.begin()), range.begin().saturating_sub(self.largest_region)];
         for (map, first) in [&mut self.blocks, &mut self.regions].into_iter().zip(first) {

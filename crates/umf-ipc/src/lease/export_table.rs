@@ -154,7 +154,8 @@ impl ExportTable {
             self.pending.store(deferred.pending(), Ordering::Release);
             drop(deferred);
             failpoint!("lease.deferred");
-            // Either this thread sees the store in `outlive_exporter`, or that function sees the count above.
+            // Either this thread sees the store in `outlive_exporter`, or that function sees the
+            // count above.
             core::sync::atomic::fence(Ordering::SeqCst);
             if self.is_orphan.load(Ordering::SeqCst)
                 && let Some(me) = self.weak_self.upgrade()
@@ -242,8 +243,8 @@ impl Leases for ExportTable {
             failpoint!("lease.ended");
         }
         if !natives.is_empty() {
-            // The caller frees the region once this returns `false`, so its native export goes back before that. If the
-            // region was exported again, the drop of that export gives it back.
+            // The caller frees the region once this returns `false`, so its native export goes back
+            // before that. If the region was exported again, the drop of that export gives it back.
             let regions: Vec<AddressRange> =
                 natives.iter().map(|guard| deferred::region_range(guard)).collect();
             drop(natives);

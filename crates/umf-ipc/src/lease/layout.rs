@@ -163,7 +163,8 @@ impl HeaderMapping {
     pub(crate) fn owner(&self, row: u32) -> &RowOwner {
         assert!(row < self.shape.rows, "a row of this table");
         let offset = self.shape.owners() as usize + row as usize * size_of::<RowOwner>();
-        // SAFETY: `row < rows`, the mapping has `rows` owners at that offset, and all fields are atomics.
+        // SAFETY: `row < rows`, the mapping has `rows` owners at that offset, and all fields are
+        // atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
 

@@ -52,9 +52,11 @@ impl Lease {
     /// The lease was not released before, and its [`ImporterLeases`] exists.
     #[inline]
     pub(crate) unsafe fn release(self) {
-        // SAFETY: the caller guarantees that the `ImporterLeases` exist. A forked child leaks them together with this word.
+        // SAFETY: the caller guarantees that the `ImporterLeases` exist. A forked child leaks them
+        // together with this word.
         if unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0 {
-            // SAFETY: this is the process that maps the row, and the caller guarantees that the mapping exists.
+            // SAFETY: this is the process that maps the row, and the caller guarantees that the
+            // mapping exists.
             protocol::release_lease(unsafe { self.word.as_ref() });
         }
     }
@@ -165,7 +167,8 @@ impl ImporterLeases {
         // Takes the first row now: an importer without a row cannot open anything.
         let reopened = match (leases.reopen(), exclusive_since) {
             (Ok(reopened), _) => reopened,
-            // Without `/proc`, a description that was made for this importer alone can hold the lock of one row.
+            // Without `/proc`, a description that was made for this importer alone can hold the
+            // lock of one row.
             (Err(_), Some(forks)) => {
                 leases.rows.lock().is_exhausted = true;
                 let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?.into_inner();
@@ -338,7 +341,8 @@ impl LockedRow {
             // A page has at least `POPULATE_SIZE` bytes. A larger page is populated more than once.
             let page_size = rustix::param::page_size();
             let page = (slot as usize * 8) & !(page_size - 1);
-            // SAFETY: the mapping has the row's counters there, writable, and they end at a multiple of all page sizes.
+            // SAFETY: the mapping has the row's counters there, writable, and they end at a
+            // multiple of all page sizes.
             unsafe { umf_os::memfd::populate(self.mapping.base().add(words + page), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
             failpoint!("row.populated");
@@ -352,7 +356,8 @@ impl LockedRow {
 impl Drop for ImporterLeases {
     fn drop(&mut self) {
         if self.fd.as_ref().is_some_and(|fd| umf_os::file::identity(fd) != Ok(self.file)) {
-            // The program closed the descriptor, or opened another file under its number: it must not be closed here.
+            // The program closed the descriptor, or opened another file under its number: it must
+            // not be closed here.
             core::mem::forget(self.fd.take().map(CloseOnFork::into_inner));
         }
         let rows = core::mem::take(&mut *self.rows.lock());

@@ -190,8 +190,8 @@ impl LeaseTable {
         if base.is_null() {
             base = self.map_row(row, cell)?.as_ptr();
         }
-        // SAFETY: `base` is the mapping of a row, which lasts as long as the table and has one counter per slot. Callers
-        // have checked the slot.
+        // SAFETY: `base` is the mapping of a row, which lasts as long as the table and has one
+        // counter per slot. Callers have checked the slot.
         Some(unsafe { &*base.add(slot as usize) })
     }
 

@@ -53,7 +53,8 @@ pub(crate) struct LedgerHeader {
     pub slots_used: AtomicU32,
     /// [`FLAG_SERVED`], [`FLAG_IMPORTER`], [`FLAG_LOCKED`].
     pub flags: AtomicU32,
-    /// Descriptor of the lease table (the file that importers may write) and how many rows it has; -1 and 0 while there is none.
+    /// Descriptor of the lease table (the file that importers may write) and how many rows it has;
+    /// -1 and 0 while there is none.
     pub lease_table_fd: AtomicU32,
     pub lease_table_rows: AtomicU32,
     /// Where statistics begin, 0 while there are none.
@@ -76,8 +77,8 @@ pub(crate) struct SlotWords {
     /// When it was exported, in nanoseconds of `CLOCK_BOOTTIME`.
     pub exported: AtomicU64,
     /// The generation of the slot's last export that has ended, and when and why that ended:
-    /// [`ExportEnd::word`]. They stay when the slot is used again, until the next export in it ends. Only
-    /// the thread that retired that export writes them, before it gives the slot back.
+    /// [`ExportEnd::word`]. They stay when the slot is used again, until the next export in it
+    /// ends. Only the thread that retired that export writes them, before it gives the slot back.
     pub ended_generation: AtomicU64,
     pub ended: AtomicU64,
 }

@@ -23,20 +23,23 @@ pub(super) const MAX_SIZE: usize = LedgerLayout::new(MAX_SLOTS).size;
 pub(crate) struct LedgerReader {
     mapping: SharedMapping,
     header: ParsedHeader,
-    /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
+    /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was
+    /// killed.
     fd: CheckedFile,
 }
 
 impl LedgerReader {
     /// Maps what should be the ledger that `handle` names, and checks that it is.
     ///
-    /// The fd came from a process that may be another one by now, or hostile: nothing is mapped before the kernel
-    /// has said that it is a sealed tmpfs file, so that no read can fault or hang.
+    /// The fd came from a process that may be another one by now, or hostile: nothing is mapped
+    /// before the kernel has said that it is a sealed tmpfs file, so that no read can fault or
+    /// hang.
     pub(crate) fn open(fd: ReceivedFd, handle: &Handle) -> Result<Self> {
         let pid = handle.pid();
         let other = |evidence| Error::ProducerReplaced { pid, evidence };
         let system = |call| move |errno| Error::system(call, errno);
-        // First of all, because it is the one question that no file system answers: a FUSE mount could keep us waiting.
+        // First of all, because it is the one question that no file system answers: a FUSE mount
+        // could keep us waiting.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         if !umf_os::memfd::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the ledger"))? {
             return Err(other("its ledger fd is not sealed as a ledger is"));
@@ -89,8 +92,8 @@ impl LedgerReader {
         self.header.lease_table
     }
 
-    /// Whether the producer is known to have ended, or called `exec`: it holds a lock as long as it has the ledger mapped.
-    /// `false` if its ledger is not locked, or the kernel does not say.
+    /// Whether the producer is known to have ended, or called `exec`: it holds a lock as long as it
+    /// has the ledger mapped. `false` if its ledger is not locked, or the kernel does not say.
     pub(crate) fn producer_has_ended(&self) -> bool {
         // The lock belongs to a description that no descriptor refers to, so any other one may ask.
         let fd = self.fd.get();
@@ -105,7 +108,8 @@ impl LedgerReader {
 
     /// A slot, if the ledger has it and it has been used.
     pub(crate) fn slot(&self, number: u32) -> Option<SlotReader<'_>> {
-        // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields are atomics.
+        // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields
+        // are atomics.
         let header: &LedgerHeader = unsafe { self.mapping.base().cast().as_ref() };
         // Slots beyond that are holes in the file, which reading would fill.
         let used = header.slots_used.load(Ordering::Acquire).min(self.capacity());
@@ -114,7 +118,8 @@ impl LedgerReader {
         }
         let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
         debug_assert!(offset + size_of::<SlotWords>() <= self.mapping.size());
-        // SAFETY: `number < capacity`, which `open` compared with the size of the mapping; fields are atomics.
+        // SAFETY: `number < capacity`, which `open` compared with the size of the mapping; fields
+        // are atomics.
         Some(SlotReader { slot: unsafe { self.mapping.base().add(offset).cast().as_ref() } })
     }
 }

@@ -49,8 +49,9 @@ impl<'m> Ring<'m> {
         self.words[1].store(self.shape.records as u64, Ordering::Relaxed);
     }
 
-    /// Writes the next record; `fill` gets its words but for the stamp, which hold what they held before. Wait-free. A
-    /// record that another writer is in is not waited for: then nothing is written.
+    /// Writes the next record; `fill` gets its words but for the stamp, which hold what they held
+    /// before. Wait-free. A record that another writer is in is not waited for: then nothing is
+    /// written.
     pub(crate) fn write(self, fill: impl FnOnce(&'m [AtomicU64])) {
         let ticket = self.words[HEAD].fetch_add(1, Ordering::Relaxed);
         let records = self.shape.records as u64;
@@ -130,7 +131,8 @@ mod tests {
         assert!(Ring::new(&memory[1..], SHAPE).is_none());
     }
 
-    /// A writer that stops inside a record (killed, or descheduled for a whole round) loses that record only.
+    /// A writer that stops inside a record (killed, or descheduled for a whole round) loses that
+    /// record only.
     #[test]
     fn stopped_writer_loses_one_record_only() {
         let memory = memory(SHAPE);

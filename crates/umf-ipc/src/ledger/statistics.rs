@@ -9,7 +9,8 @@ use umf_runtime::tracker;
 use super::ring::{Ring, RingShape};
 use crate::CacheStatistics;
 
-/// Words before the two rings: version, words per pool, the process's name, when the ledger was made.
+/// Words before the two rings: version, words per pool, the process's name, when the ledger was
+/// made.
 pub(crate) const FIXED_WORDS: usize = 8;
 pub(crate) const VERSION: u64 = 1;
 /// The counters of both caches and of leases, twice.
@@ -125,7 +126,8 @@ fn text<const N: usize>(text: &str) -> [u64; N] {
     words_of(&text.as_bytes()[..end])
 }
 
-/// Text that another process wrote: what is no text, and what would do something to a terminal, is shown as such.
+/// Text that another process wrote: what is no text, and what would do something to a terminal, is
+/// shown as such.
 pub(crate) fn shown(words: &[u64]) -> String {
     let bytes: Vec<u8> =
         words.iter().flat_map(|word| word.to_le_bytes()).take_while(|&byte| byte != 0).collect();
@@ -193,7 +195,8 @@ pub struct PoolFigures {
 }
 
 impl Statistics {
-    /// From the area's constant words, and the last records of both rings, of whatever length and content.
+    /// From the area's constant words, and the last records of both rings, of whatever length and
+    /// content.
     pub(crate) fn decode(facts: &[u64], caches: Option<&[u64]>, pools: Option<&[u64]>) -> Option<Self> {
         let facts: &[u64; FIXED_WORDS] = facts.try_into().ok()?;
         if facts[0] != VERSION || facts[1] != POOL as u64 {

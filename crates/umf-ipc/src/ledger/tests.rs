@@ -123,8 +123,8 @@ fn readers_see_an_export_whole_or_not_at_all() {
     });
 }
 
-/// What a hostile or other process may have under the ledger's number: nothing is mapped before it is known
-/// that no read can fault or hang.
+/// What a hostile or other process may have under the ledger's number: nothing is mapped before it
+/// is known that no read can fault or hang.
 #[test]
 fn what_is_no_ledger_is_refused() {
     let ledger = LedgerWriter::new(4, false).unwrap();

@@ -22,7 +22,8 @@ use umf_os::{CheckedFile, ReopenedFile, SharedMapping};
 /// How many slots get their pages at a time: 128 KiB of file.
 const RESERVE: u32 = 1024;
 
-/// Publishes exports. Publishing and taking slots is done under the exporter's locks; retiring is one store.
+/// Publishes exports. Publishing and taking slots is done under the exporter's locks; retiring is
+/// one store.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     mapping: SharedMapping,
@@ -57,8 +58,8 @@ struct UnusedSlots {
 }
 
 impl LedgerWriter {
-    /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells importers
-    /// that this process answers on its socket.
+    /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells
+    /// importers that this process answers on its socket.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
         let capacity =
             LedgerLayout::fit(slots, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
@@ -144,15 +145,16 @@ impl LedgerWriter {
     }
 
     fn header(&self) -> &LedgerHeader {
-        // SAFETY: the mapping is at least a header long, page aligned, lives as long as `self`, and the fields are
-        // atomics, so that others reading them at the same time is fine.
+        // SAFETY: the mapping is at least a header long, page aligned, lives as long as `self`, and
+        // the fields are atomics, so that others reading them at the same time is fine.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
     fn slot(&self, number: u32) -> &SlotWords {
         assert!(number < self.capacity, "slot numbers come from allocate_slot()");
         let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
-        // SAFETY: `number < capacity`, and the mapping has the header and `capacity` slots; fields are atomics.
+        // SAFETY: `number < capacity`, and the mapping has the header and `capacity` slots; fields
+        // are atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
 
@@ -189,7 +191,8 @@ impl LedgerWriter {
         self.header().lease_table_fd.store(fd.cast_unsigned(), Ordering::Release);
     }
 
-    /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for the first time.
+    /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for
+    /// the first time.
     pub(crate) fn allocate_slot(&self, reserve: impl FnOnce(u32, u32) -> Result<()>) -> Result<u32> {
         let mut slots = self.unused.lock();
         if let Some(slot) = stack::pop(&self.free, |slot| self.links.get(slot)) {
@@ -230,7 +233,8 @@ impl LedgerWriter {
         failpoint!("ledger.slot_given_back");
     }
 
-    /// Makes an export visible in a slot that [`LedgerWriter::allocate_slot`] gave, and returns its generation.
+    /// Makes an export visible in a slot that [`LedgerWriter::allocate_slot`] gave, and returns its
+    /// generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
         let generation = protocol::publish(&slot.generation, || {
@@ -252,8 +256,8 @@ impl LedgerWriter {
         self.slot(number).generation.load(Ordering::Relaxed) + 1
     }
 
-    /// Ends an export: from now on every open of a handle with `generation` fails as stale. `false` if another thread
-    /// has done so: then that one goes on with the slot.
+    /// Ends an export: from now on every open of a handle with `generation` fails as stale. `false`
+    /// if another thread has done so: then that one goes on with the slot.
     pub(crate) fn retire(&self, number: u32, generation: u64) -> bool {
         failpoint!("ledger.retiring");
         let retired = protocol::retire(&self.slot(number).generation, generation);
@@ -288,8 +292,8 @@ impl LedgerWriter {
         (number < self.capacity).then(|| self.slot(number).generation.load(Ordering::SeqCst))
     }
 
-    /// The id of the region of an export with this generation; otherwise the slot's generation now, 0
-    /// if there is no such slot.
+    /// The id of the region of an export with this generation; otherwise the slot's generation now,
+    /// 0 if there is no such slot.
     pub(crate) fn region_of(&self, number: u32, generation: u64) -> core::result::Result<u64, u64> {
         if number >= self.capacity {
             return Err(0);
@@ -310,9 +314,9 @@ impl LedgerWriter {
     }
 
     /// Publishes statistics if something changed since it was done last, and not too often: call it
-    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `counters` is asked for only if they are published. With
-    /// `pools` those of the process's pools as well: not where a lock of a pool may be held, as in observers. Returns
-    /// whether what changed is published.
+    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `counters` is asked for
+    /// only if they are published. With `pools` those of the process's pools as well: not where a
+    /// lock of a pool may be held, as in observers. Returns whether what changed is published.
     pub(crate) fn publish_statistics(
         &self,
         pools: bool,
@@ -348,8 +352,9 @@ impl LedgerWriter {
     }
 }
 
-/// Maps a new ledger, and takes the lock that says that its producer lives. The lock belongs to the mapping: it lasts until the
-/// process ends or calls `exec`, whatever becomes of descriptors. `false` where no file can be opened through `/proc`.
+/// Maps a new ledger, and takes the lock that says that its producer lives. The lock belongs to the
+/// mapping: it lasts until the process ends or calls `exec`, whatever becomes of descriptors.
+/// `false` where no file can be opened through `/proc`.
 fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
     let system = |call| move |errno| Error::system(call, errno);
     let map = |fd: &dyn AsFd| -> Result<SharedMapping> {

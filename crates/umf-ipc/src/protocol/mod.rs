@@ -1,5 +1,6 @@
-//! The lock-free protocols of this crate, each in one place and generic over where its words live: in a mapping, or
-//! in loom's model (`loom_` tests; in full with `tests/run --loom`), whose atomics cannot lie in one.
+//! The lock-free protocols of this crate, each in one place and generic over where its words live:
+//! in a mapping, or in loom's model (`loom_` tests; in full with `tests/run --loom`), whose atomics
+//! cannot lie in one.
 //!
 //! | protocol | between | promise |
 //! |---|---|---|
@@ -22,7 +23,8 @@ use umf_sync::words::{Number, Word};
 pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
     let before = count.load(Ordering::Relaxed);
     count.store(before.wrapping_add(1), Ordering::Relaxed);
-    // Of this and the fence in `close` one comes first: then either the stamp is seen gone here, or the pin there.
+    // Of this and the fence in `close` one comes first: then either the stamp is seen gone here, or
+    // the pin there.
     W::light_fence();
     if stamp.load(Ordering::Acquire) == expected {
         return true;
@@ -41,7 +43,8 @@ pub(crate) fn count_lease<W: Number>(word: &W) {
     word.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Whether an export has this generation, after [`count_lease`]. (An Acquire load could pass the addition on ARM.)
+/// Whether an export has this generation, after [`count_lease`]. (An Acquire load could pass the
+/// addition on ARM.)
 #[inline]
 pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
     generation.load(Ordering::SeqCst) == expected
@@ -54,11 +57,12 @@ pub(crate) fn release_lease<W: Number>(word: &W) {
     word.fetch_add(u64::MAX, Ordering::Release);
 }
 
-/// Sets a row's bit in the marks of a slot, if it is not set. Comes before [`count_lease`], and after the importer has seen the
-/// generation that it opens. Returns whether there was something to do.
+/// Sets a row's bit in the marks of a slot, if it is not set. Comes before [`count_lease`], and
+/// after the importer has seen the generation that it opens. Returns whether there was something to
+/// do.
 ///
-/// The producer clears the marks of a retired export ([`clear_opened_rows`]) before it publishes another in its slot: an importer
-/// that has seen the new generation does not see the old marks.
+/// The producer clears the marks of a retired export ([`clear_opened_rows`]) before it publishes
+/// another in its slot: an importer that has seen the new generation does not see the old marks.
 pub(crate) fn set_opened_bit<W: Number>(marks: &W, bit: u64) -> bool {
     let is_missing = marks.load(Ordering::SeqCst) & bit == 0;
     if is_missing {
@@ -67,8 +71,9 @@ pub(crate) fn set_opened_bit<W: Number>(marks: &W, bit: u64) -> bool {
     is_missing
 }
 
-/// Clears the marks of a slot whose export was retired and found not leased, before the slot is used again. (An importer that
-/// sets its bit meanwhile does so for a handle that it will find stale.)
+/// Clears the marks of a slot whose export was retired and found not leased, before the slot is
+/// used again. (An importer that sets its bit meanwhile does so for a handle that it will find
+/// stale.)
 pub(crate) fn clear_opened_rows<W: Word>(marks: &W) {
     marks.store(0, Ordering::SeqCst);
 }
@@ -96,8 +101,9 @@ pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) ->
     false
 }
 
-/// Makes an export visible: `write` fills its slot, then the generation becomes the next one, an odd number above all
-/// that it was before. Returns it. Only one thread at a time publishes in a slot, which is retired or was never used.
+/// Makes an export visible: `write` fills its slot, then the generation becomes the next one, an
+/// odd number above all that it was before. Returns it. Only one thread at a time publishes in a
+/// slot, which is retired or was never used.
 pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
     let next = generation.load(Ordering::Relaxed) + 1;
     // A reader that sees a field of this export also sees that the previous one was retired.
@@ -107,13 +113,14 @@ pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
     next
 }
 
-/// Ends the export with this generation; `false` if another thread has done so. Height, marks and words are loaded after that,
-/// sequentially consistent, before anything becomes of the memory.
+/// Ends the export with this generation; `false` if another thread has done so. Height, marks and
+/// words are loaded after that, sequentially consistent, before anything becomes of the memory.
 pub(crate) fn retire<W: Number>(generation: &W, current: u64) -> bool {
     generation.fetch_max(current + 1, Ordering::SeqCst) == current
 }
 
-/// What `fields` yields, if the slot has this generation before and after; otherwise the generation that it has.
+/// What `fields` yields, if the slot has this generation before and after; otherwise the generation
+/// that it has.
 pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnce() -> T) -> Result<T, u64> {
     let before = generation.load(Ordering::Acquire);
     if before != expected {
@@ -125,8 +132,9 @@ pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnc
     if after == expected { Ok(content) } else { Err(after) }
 }
 
-/// Reads stamps, then fields, then stamps again. What has the same even stamp on both sides was whole in between, since no
-/// ticket is drawn twice. All are read as they come (from a file, for one): `fence` keeps the three apart.
+/// Reads stamps, then fields, then stamps again. What has the same even stamp on both sides was
+/// whole in between, since no ticket is drawn twice. All are read as they come (from a file, for
+/// one): `fence` keeps the three apart.
 pub(crate) fn read_stable<S, T>(
     stamps: impl Fn() -> S,
     fields: impl FnOnce() -> T,

@@ -1,8 +1,8 @@
-//! The protocols in loom's model: every interleaving that the memory model allows, of a few threads. Each model counts
-//! that it reached what it is about: one that never does proves nothing.
+//! The protocols in loom's model: every interleaving that the memory model allows, of a few
+//! threads. Each model counts that it reached what it is about: one that never does proves nothing.
 //!
-//! With `--cfg loom` (`tests/run --loom`) it is every interleaving; otherwise those with few preemptions, in which nearly
-//! all mistakes show, in a fraction of the time.
+//! With `--cfg loom` (`tests/run --loom`) it is every interleaving; otherwise those with few
+//! preemptions, in which nearly all mistakes show, in a fraction of the time.
 
 mod leases;
 mod shared;

@@ -36,8 +36,8 @@ impl RemoteFd {
     }
 }
 
-/// One producer, held by a pidfd where that is possible, so that its pid cannot come to mean another process
-/// unnoticed.
+/// One producer, held by a pidfd where that is possible, so that its pid cannot come to mean
+/// another process unnoticed.
 #[derive(Debug)]
 pub(crate) struct FdChannel {
     pid: u32,
@@ -127,14 +127,15 @@ impl FdChannel {
         }
     }
 
-    /// Returns whether the process behind the producer's number is the one that made the handle. (It may
-    /// have called exec, or dropped the exporter.)
+    /// Returns whether the process behind the producer's number is the one that made the handle.
+    /// (It may have called exec, or dropped the exporter.)
     pub(crate) const fn is_verified(&self) -> bool {
         self.is_verified
     }
 
-    /// Whether this process is a forked child of the one that made the channel. The lock may then be held for
-    /// ever, by a thread of the parent that was waiting for an answer: forks do not wait for producers.
+    /// Whether this process is a forked child of the one that made the channel. The lock may then
+    /// be held for ever, by a thread of the parent that was waiting for an answer: forks do not
+    /// wait for producers.
     fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -158,8 +159,8 @@ impl FdChannel {
 
     /// A duplicate of a descriptor of the producer, and the way it took.
     ///
-    /// Whether it is the right file is for the caller to check: by identity and by what the ledger says
-    /// afterwards.
+    /// Whether it is the right file is for the caller to check: by identity and by what the ledger
+    /// says afterwards.
     pub(crate) fn fetch(&self, wanted: RemoteFd, exchange: &Exchange) -> Result<Fetched> {
         let mut attempts = Vec::new();
         if exchange.modes().is_empty() {
@@ -226,7 +227,8 @@ impl FdChannel {
         let fetched = umf_os::process::pidfd_getfd(pidfd, wanted.number());
         failpoint!("fetched.by_pidfd");
         fetched.map(ReceivedFd::from).map_err(|errno| match errno {
-            // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux 6.9.
+            // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux
+            // 6.9.
             Errno::SRCH | Errno::BADF
                 if !self.has_ended_by_pidfd() && umf_os::process::fds_of_other_thread(self.pid).is_some() =>
             {
@@ -263,9 +265,9 @@ impl FdChannel {
             }));
         }
         let mut path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
-        // The number may lead to any file of any other process. Opening a device or a file of a file
-        // server does something, or waits, so it is not opened before it is known to be the file that
-        // is wanted.
+        // The number may lead to any file of any other process. Opening a device or a file of a
+        // file server does something, or waits, so it is not opened before it is known to be the
+        // file that is wanted.
         let mut found = umf_os::file::open_path(&path);
         if matches!(found, Err(Errno::NOENT | Errno::ACCESS))
             && let Some(folder) = umf_os::process::fds_of_other_thread(self.pid)
@@ -290,12 +292,14 @@ impl FdChannel {
         let found = found.map_err(failed)?;
         failpoint!("found.in_procfs");
         let judged = self.check_openable(found.as_fd(), wanted);
-        // The path went by number. If the process is still there, the number has meant it all the time.
+        // The path went by number. If the process is still there, the number has meant it all the
+        // time.
         if self.has_ended_by_pidfd() {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
         judged?;
-        // For writing, also the ledger (its seals prevent writes): `umf ps` tells importers from inspecting processes by that.
+        // For writing, also the ledger (its seals prevent writes): `umf ps` tells importers from
+        // inspecting processes by that.
         let opened = umf_os::file::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
         failpoint!("fetched.by_procfs");
         opened

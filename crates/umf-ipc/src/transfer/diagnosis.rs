@@ -90,13 +90,15 @@ fn uid_of(pid: u32) -> Option<u32> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The files in `/proc/<pid>` of an undumpable process belong to root; the folder itself does not (`proc_pid(5)`).
+/// The files in `/proc/<pid>` of an undumpable process belong to root; the folder itself does not
+/// (`proc_pid(5)`).
 fn is_undumpable(pid: u32) -> bool {
     let owner = fs::metadata(format!("/proc/{pid}/status")).map(|metadata| metadata.uid());
     matches!((owner, uid_of(pid)), (Ok(owner), Some(uid)) if owner != uid)
 }
 
-/// Whether a process is known to be in the network namespace of this one. `false` where looking is not permitted.
+/// Whether a process is known to be in the network namespace of this one. `false` where looking is
+/// not permitted.
 pub(super) fn shares_network_namespace(pid: u32) -> bool {
     let inode = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).ok();
     let mine = inode("/proc/self/ns/net");

@@ -6,7 +6,8 @@
 //! | `procfs` | opening `/proc/<pid>/fd/<n>` (`proc_pid_fd(5)`) | ptrace read rights: the same user, at every yama scope | dma-buf; other pid namespaces |
 //! | `socket` | `SCM_RIGHTS` (`unix(7)`) over an abstract socket named by the nonce | a shared network namespace, the same user; a thread in the producer | producers that did not start it |
 //!
-//! `auto` tries them in this order. An explicit choice is obeyed or refused, never replaced in silence.
+//! `auto` tries them in this order. An explicit choice is obeyed or refused, never replaced in
+//! silence.
 
 mod channel;
 mod diagnosis;
@@ -42,10 +43,12 @@ impl Mode {
 /// Which modes may be used, in order of preference (`UMF_IPC_EXCHANGE`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Exchange {
-    /// `pidfd`, `procfs`, `socket`; the producer starts its socket only if it sees that it will be needed.
+    /// `pidfd`, `procfs`, `socket`; the producer starts its socket only if it sees that it will be
+    /// needed.
     #[default]
     Auto,
-    /// These, in this order, and no other. If `socket` is among them the producer starts its socket.
+    /// These, in this order, and no other. If `socket` is among them the producer starts its
+    /// socket.
     Order(Vec<Mode>),
 }
 

@@ -17,8 +17,8 @@ fn size() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
-/// Batch systems set `RLIMIT_AS`: what is too little for a window may be enough for a region. (The only test of its process,
-/// since the limit is the whole process's.)
+/// Batch systems set `RLIMIT_AS`: what is too little for a window may be enough for a region. (The
+/// only test of its process, since the limit is the whole process's.)
 #[test]
 fn a_region_is_opened_where_no_window_fits() {
     if ran_alone("address_space::a_region_is_opened_where_no_window_fits") {

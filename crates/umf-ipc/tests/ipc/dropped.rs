@@ -1,4 +1,5 @@
-//! What is left of exporters and importers that were dropped. Alone in its process, because it counts all mappings.
+//! What is left of exporters and importers that were dropped. Alone in its process, because it
+//! counts all mappings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -12,8 +12,8 @@ use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::{HostImport, HostProvider};
 use umf_runtime::deferred;
 
-/// A handle of a dropped exporter names no other process, whatever has the exporter's descriptors by
-/// now.
+/// A handle of a dropped exporter names no other process, whatever has the exporter's descriptors
+/// by now.
 #[test]
 fn handle_of_dropped_exporter_is_of_a_producer_that_is_gone() {
     if ran_alone("dropped_exporter::handle_of_dropped_exporter_is_of_a_producer_that_is_gone") {
@@ -46,8 +46,8 @@ fn handle_of_dropped_exporter_is_of_a_producer_that_is_gone() {
     assert_eq!(open(), gone, "its number is another exporter's, or free");
 }
 
-/// What a dropped exporter kept for memory that was open elsewhere goes when that is closed, whether the
-/// block was freed or not.
+/// What a dropped exporter kept for memory that was open elsewhere goes when that is closed,
+/// whether the block was freed or not.
 #[test]
 fn ledger_of_dropped_exporter_goes_with_last_open() {
     if ran_alone("dropped_exporter::ledger_of_dropped_exporter_goes_with_last_open") {

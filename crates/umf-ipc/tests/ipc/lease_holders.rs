@@ -1,4 +1,5 @@
-//! What holds freed memory for an importer, in one process: exporters that go first, and many leases at a time.
+//! What holds freed memory for an importer, in one process: exporters that go first, and many
+//! leases at a time.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -57,7 +58,8 @@ fn an_exporter_that_goes_first_leaves_its_leases() {
     assert!(next_blocks(&pool, 1000).contains(&block), "lost");
 }
 
-/// What is open is held, whether its block is freed before its exporter goes, after it, or just then.
+/// What is open is held, whether its block is freed before its exporter goes, after it, or just
+/// then.
 #[test]
 fn an_exporter_that_goes_meanwhile_leaves_its_leases() {
     let importer = importer();
@@ -111,8 +113,8 @@ fn many_leases_at_a_time() {
             }),
             "round {round}"
         );
-        // All that are free, and some more: a pool has its own idea of which come first, and where all of a region is free it
-        // may be gone.
+        // All that are free, and some more: a pool has its own idea of which come first, and where
+        // all of a region is free it may be gone.
         let again: HashSet<_> = next_blocks(&pool, 30_000).into_iter().collect();
         for (block, mapping) in blocks.iter().zip(&mappings) {
             assert!(

@@ -92,8 +92,8 @@ impl Export for Slow {
     }
 }
 
-/// An eviction that is slow in giving native exports back has retired all of them before; a region that is freed
-/// meanwhile waits for its own.
+/// An eviction that is slow in giving native exports back has retired all of them before; a region
+/// that is freed meanwhile waits for its own.
 #[test]
 fn what_is_evicted_is_stale_before_it_is_given_back() {
     let provider = Arc::new(Slow {
@@ -179,8 +179,8 @@ fn an_exporter_that_goes_takes_its_exports_along() {
     }
 }
 
-/// Blocks that are freed while an importer has them open are held, even if blocks of the same region are exported
-/// meanwhile.
+/// Blocks that are freed while an importer has them open are held, even if blocks of the same
+/// region are exported meanwhile.
 #[test]
 fn what_is_open_is_held_whatever_else_is_exported() {
     let (exporter, importer) = (exporter(), importer());
@@ -233,7 +233,8 @@ fn a_block_is_kept_once() {
     assert_eq!(exporter.evict_idle(), 1);
 }
 
-/// An export that is to be kept after its block was freed keeps nothing: not what is at its address by then.
+/// An export that is to be kept after its block was freed keeps nothing: not what is at its address
+/// by then.
 #[test]
 fn what_is_kept_too_late_is_not_kept() {
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
@@ -258,7 +259,8 @@ fn what_is_kept_too_late_is_not_kept() {
 }
 
 fn in_child(child: impl FnOnce() -> bool) {
-    // SAFETY: the child does what the test is about, in one thread, and ends without running destructors.
+    // SAFETY: the child does what the test is about, in one thread, and ends without running
+    // destructors.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = i32::from(!child());
@@ -271,8 +273,8 @@ fn in_child(child: impl FnOnce() -> bool) {
     assert_eq!(status, 0, "the child failed");
 }
 
-/// A child that has exported nothing forks again: the fd number that its parent's ledger had is by then another
-/// file's.
+/// A child that has exported nothing forks again: the fd number that its parent's ledger had is by
+/// then another file's.
 #[test]
 fn a_second_fork_closes_nothing_of_others() {
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();

@@ -16,8 +16,8 @@ use umf_core::{Access, Error, Import, ImportRequest};
 use umf_ipc::fd_socket::{Answer, Deadline, receive};
 use umf_provider_host::HostImport;
 
-/// A TCP socket whose close waits an hour for its unsent bytes (`SO_LINGER`), and its peer, which reads
-/// none of them.
+/// A TCP socket whose close waits an hour for its unsent bytes (`SO_LINGER`), and its peer, which
+/// reads none of them.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,11 +1,11 @@
 //! [`Frees`]: the blocks that threads are freeing.
 //!
-//! A pool may free blocks without an atomic exchange. If two threads free a block in the same instant,
-//! such a pool may let both frees succeed, and find out later. Here the second one is refused, because
-//! the first one is still under way.
+//! A pool may free blocks without an atomic exchange. If two threads free a block in the same
+//! instant, such a pool may let both frees succeed, and find out later. Here the second one is
+//! refused, because the first one is still under way.
 //!
-//! The pool may hand a block out again before the thread that frees it is done. Then the free is not
-//! under way any more: [`Frees::end`].
+//! The pool may hand a block out again before the thread that frees it is done. Then the free is
+//! not under way any more: [`Frees::end`].
 
 use allocator_api2::vec::Vec;
 use umf_core::Address;
@@ -44,8 +44,8 @@ impl Frees {
         &self.0[number as usize % SHARDS]
     }
 
-    /// Begins the free of the block at `address`; `None` if another one is under way. Without memory
-    /// the free goes on unnoticed.
+    /// Begins the free of the block at `address`; `None` if another one is under way. Without
+    /// memory the free goes on unnoticed.
     pub(super) fn begin(&self, address: Address) -> Option<UnderWay<'_>> {
         let shard = self.shard(address);
         let mut locked = shard.lock();

@@ -103,7 +103,8 @@ pub struct Checked {
 
 struct StaticSlot(UnsafeCell<MaybeUninit<Checked>>);
 
-// SAFETY: the thread that took the number of a place writes it once, before a reference to it exists.
+// SAFETY: the thread that took the number of a place writes it once, before a reference to it
+// exists.
 unsafe impl Sync for StaticSlot {}
 // SAFETY: anything is a valid `MaybeUninit`.
 unsafe impl Zeroable for StaticSlot {}
@@ -115,9 +116,9 @@ impl Checked {
     /// Checks the use of `pool`, which nothing else refers to, and of which no block is live.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings out of range, poison over memory that the CPU must not
-    /// touch, and a pool that is in use; [`Error::NotSupported`] if the pool cannot defer frees and a
-    /// quarantine or poison is set, or if the C library cannot tell allocation sites.
+    /// [`Error::InvalidArgument`] for settings out of range, poison over memory that the CPU must
+    /// not touch, and a pool that is in use; [`Error::NotSupported`] if the pool cannot defer frees
+    /// and a quarantine or poison is set, or if the C library cannot tell allocation sites.
     pub fn new(mut pool: Arc<dyn Pool>, settings: CheckSettings) -> Result<Arc<Self>> {
         if Arc::get_mut(&mut pool).is_none() || pool.statistics().live_blocks != 0 {
             return Err(Error::InvalidArgument {
@@ -131,8 +132,8 @@ impl Checked {
         Ok(checked)
     }
 
-    /// As [`Checked::new`], for a pool that lives for ever and may be the global allocator: with leaks
-    /// alone set, nothing is allocated from that.
+    /// As [`Checked::new`], for a pool that lives for ever and may be the global allocator: with
+    /// leaks alone set, nothing is allocated from that.
     ///
     /// # Errors
     /// As [`Checked::new`], and [`Error::OutOfMemory`] for the memory of this object.
@@ -217,7 +218,8 @@ impl Checked {
         let size = layout.size() as u64;
         let block = self.inner.block_at(address).map_or(0, |block| block.size);
         if matches!(self.settings.poison, Poison::All) {
-            // SAFETY: the block has not reached its owner yet, and `CheckSettings::check` asked the provider.
+            // SAFETY: the block has not reached its owner yet, and `CheckSettings::check` asked the
+            // provider.
             unsafe { poison::fill(address, block, CheckSettings::NEW_BYTE) };
         }
         if let Some(sites) = &self.sites {
@@ -348,7 +350,8 @@ unsafe impl Pool for Checked {
     }
 }
 
-// SAFETY: the inner pool keeps the promises. What it holds for the quarantine it reclaims as all else.
+// SAFETY: the inner pool keeps the promises. What it holds for the quarantine it reclaims as all
+// else.
 unsafe impl DeferredFree for Checked {
     fn mark_exported(&self, address: Address) -> Result<()> {
         self.deferring()?.mark_exported(address)

@@ -1,5 +1,5 @@
-//! Filling a freed block with one byte, and finding another one there later. Only this module touches
-//! the memory, and only if the provider says that the CPU may.
+//! Filling a freed block with one byte, and finding another one there later. Only this module
+//! touches the memory, and only if the provider says that the CPU may.
 
 use umf_core::Address;
 
@@ -19,7 +19,8 @@ pub(super) unsafe fn fill(address: Address, size: usize, byte: u8) {
 /// The offset of the first byte of a block that is another one.
 ///
 /// # Safety
-/// The block is free or the caller's, and the CPU may read it. (Others may write to it meanwhile, which is what this finds.)
+/// The block is free or the caller's, and the CPU may read it. (Others may write to it meanwhile,
+/// which is what this finds.)
 pub(super) unsafe fn find_other(address: Address, size: usize, byte: u8) -> Option<usize> {
     let pointer = address.as_ptr()?;
     let is_other = |&offset: &usize| {
@@ -27,7 +28,8 @@ pub(super) unsafe fn find_other(address: Address, size: usize, byte: u8) -> Opti
         unsafe { pointer.add(offset).read_volatile() != byte }
     };
     let whole = u64::from_ne_bytes([byte; WORD]);
-    // Blocks begin at multiples of 8 in all that a pool cuts; one that does not is looked at byte by byte.
+    // Blocks begin at multiples of 8 in all that a pool cuts; one that does not is looked at byte
+    // by byte.
     let words = if pointer.addr().is_multiple_of(WORD) { size / WORD } else { 0 };
     let other_word = (0..words).find(|&word| {
         // SAFETY: aligned, and below the size.

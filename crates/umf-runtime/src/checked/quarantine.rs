@@ -1,8 +1,9 @@
 //! [`Quarantine`]: a freed block waits for a while, so that a late write to it is found.
 //!
-//! The pool holds the block as it holds one that a device uses: it was freed with a completion. That
-//! completion is ready once newer blocks have pushed the block out, and wherever everything that is held
-//! is looked at ([`crate::deferred`]): when the pool is trimmed or drained, and before an allocation fails.
+//! The pool holds the block as it holds one that a device uses: it was freed with a completion.
+//! That completion is ready once newer blocks have pushed the block out, and wherever everything
+//! that is held is looked at ([`crate::deferred`]): when the pool is trimmed or drained, and before
+//! an allocation fails.
 
 use core::hash::BuildHasherDefault;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -140,7 +141,8 @@ impl Quarantine {
         waits
     }
 
-    /// Frees a block that waits here. A block that other processes have open does not: its lease holds it.
+    /// Frees a block that waits here. A block that other processes have open does not: its lease
+    /// holds it.
     ///
     /// # Safety
     /// As [`DeferredFree::free_after`]; if `poisons`, the CPU may write to the block.

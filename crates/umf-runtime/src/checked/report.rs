@@ -39,7 +39,8 @@ extern "C" fn end_of_process() {
     if !others {
         return;
     }
-    // In another thread: the thread-local values of this one may be gone, and subscribers of events have such.
+    // In another thread: the thread-local values of this one may be gone, and subscribers of events
+    // have such.
     match background::spawn(c"umf-leaks", 2 << 20, move || tell(false)) {
         Ok(thread) => thread.join(),
         Err(error) => write_to_stderr(&format_args!("no thread to report what was never freed: {error}")),

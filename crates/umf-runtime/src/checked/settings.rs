@@ -33,8 +33,8 @@ umf_core::words! {
         /// Nothing.
         #[default]
         Off = "off",
-        /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves the
-        /// quarantine.
+        /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves
+        /// the quarantine.
         Freed = "freed",
         /// Also new blocks, with [`CheckSettings::NEW_BYTE`].
         All = "all",
@@ -54,8 +54,8 @@ impl<F: ?Sized> Clone for Callback<F> {
 }
 
 impl<F: ?Sized> Callback<F> {
-    /// Runs `call` with the function, and catches its panic: a pool is in the middle of an allocation
-    /// then, or of its end.
+    /// Runs `call` with the function, and catches its panic: a pool is in the middle of an
+    /// allocation then, or of its end.
     pub(super) fn run(&self, call: impl FnOnce(&F)) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| call(&self.0))) {
             // Dropping it may panic again.
@@ -74,26 +74,26 @@ impl<F: ?Sized> fmt::Debug for Callback<F> {
 umf_core::settings! {
     /// What is checked of a pool. Nothing, to begin with.
     pub struct CheckSettings {
-        /// For finding mistakes (docs/debugging.md), as the four keys after it; each costs time, and what
-        /// is off costs none. Events that the history of each thread keeps (48 bytes each: allocations,
-        /// frees, refusals, trims); 0 for no history. A double free is then reported with the free before
-        /// it.
+        /// For finding mistakes (docs/debugging.md), as the four keys after it; each costs time,
+        /// and what is off costs none. Events that the history of each thread keeps (48 bytes each:
+        /// allocations, frees, refusals, trims); 0 for no history. A double free is then reported
+        /// with the free before it.
         pub(super) history: u32 = 0,
             "a whole number from 0 to 1048576" if |events| *events <= CheckSettings::LONGEST_HISTORY;
-        /// What is reported of blocks that are live when the pool goes or the process ends: "off", "count"
-        /// (how many of each size; costs nothing before), or "sites" (and where they were allocated:
-        /// microseconds for each allocation). It is logged as a warning; the report of a global allocator
-        /// goes to standard error.
+        /// What is reported of blocks that are live when the pool goes or the process ends: "off",
+        /// "count" (how many of each size; costs nothing before), or "sites" (and where they were
+        /// allocated: microseconds for each allocation). It is logged as a warning; the report of a
+        /// global allocator goes to standard error.
         pub leaks: Leaks = Leaks::Off;
         /// With leaks = "sites", the site of one in so many allocations is recorded.
         pub(super) leak_sample: u32 = 1, "a whole number from 1 to 4294967295" if |one_in| *one_in != 0;
-        /// What is filled with a byte, in memory that the CPU may touch: "off", "freed" (a later write to
-        /// it is found when the block leaves the quarantine), or "all" (new blocks too).
+        /// What is filled with a byte, in memory that the CPU may touch: "off", "freed" (a later
+        /// write to it is found when the block leaves the quarantine), or "all" (new blocks too).
         pub(super) poison: Poison = Poison::Off;
-        /// Bytes of freed blocks that wait, the oldest first, before they are used again. With poison at
-        /// least 1 MiB. Larger blocks do not wait, nor do blocks that other processes have open. What waits
-        /// counts against the limits; trimming ends the wait of all, and so does an allocation that would
-        /// fail otherwise.
+        /// Bytes of freed blocks that wait, the oldest first, before they are used again. With
+        /// poison at least 1 MiB. Larger blocks do not wait, nor do blocks that other processes
+        /// have open. What waits counts against the limits; trimming ends the wait of all, and so
+        /// does an allocation that would fail otherwise.
         pub(super) quarantine: u64 as ByteSize = 0;
     }
     parts {
@@ -157,9 +157,9 @@ impl CheckSettings {
         self
     }
 
-    /// Sets a function that is called with each fault that [`CheckSettings::poison`] finds, by the thread
-    /// that finds it, which may be in the middle of an allocation or free. It must not drop the pool. A
-    /// panic in it is caught and logged.
+    /// Sets a function that is called with each fault that [`CheckSettings::poison`] finds, by the
+    /// thread that finds it, which may be in the middle of an allocation or free. It must not drop
+    /// the pool. A panic in it is caught and logged.
     #[must_use]
     pub fn on_fault(mut self, call: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.on_fault = Some(Callback(Arc::new(call)));

@@ -40,7 +40,8 @@ struct Known {
     blocks: Map<u64, Remembered>,
 }
 
-/// Sites, and the blocks that are live from there. Nothing in it is from the global allocator, nor is what is done under its lock.
+/// Sites, and the blocks that are live from there. Nothing in it is from the global allocator, nor
+/// is what is done under its lock.
 pub(super) struct Sites {
     /// The site of one in so many allocations is remembered; 0: of none.
     sample: u32,
@@ -103,8 +104,8 @@ impl Sites {
         }
     }
 
-    /// Live blocks by size, the smallest first, and by site, those with most bytes first. What there is no
-    /// memory for is left out.
+    /// Live blocks by size, the smallest first, and by site, those with most bytes first. What
+    /// there is no memory for is left out.
     pub(super) fn live(&self, now: Duration) -> (Vec<LeakSize, Mapped>, Vec<LeakSite, Mapped>) {
         let (mut sizes, mut sites) = (Vec::new_in(Mapped), Vec::new_in(Mapped));
         let known = self.known.lock();

@@ -106,7 +106,8 @@ pub(super) struct DeferredSlot {
 /// A [`DeferredSlot`] in the table of all upstreams.
 pub(super) struct DeferredRecord(pub(super) UnsafeCell<DeferredSlot>);
 
-// SAFETY: the slot is reached through `DeferredRegistry` alone, of which there is one, behind a lock; items are `Send`.
+// SAFETY: the slot is reached through `DeferredRegistry` alone, of which there is one, behind a
+// lock; items are `Send`.
 unsafe impl Sync for DeferredRecord {}
 // SAFETY: zeros are valid integers, flags that are not set, and a `MaybeUninit`.
 unsafe impl Zeroable for DeferredRecord {}
@@ -124,8 +125,8 @@ pub(super) struct List {
     pub(super) closed: bool,
 }
 
-/// The deferred frees of one upstream, by its owner number. Number 0 has the regions whose upstream was
-/// dropped.
+/// The deferred frees of one upstream, by its owner number. Number 0 has the regions whose upstream
+/// was dropped.
 pub(super) struct Account {
     pub(super) bytes: AtomicU64,
     pub(super) blocks: AtomicU64,
@@ -136,7 +137,8 @@ pub(super) struct Account {
     pub(super) list: UnsafeCell<List>,
 }
 
-// SAFETY: the list is reached through `DeferredRegistry` alone, as in `DeferredRecord`; all else is atomic.
+// SAFETY: the list is reached through `DeferredRegistry` alone, as in `DeferredRecord`; all else is
+// atomic.
 unsafe impl Sync for Account {}
 // SAFETY: zeros are an empty list that is open.
 unsafe impl Zeroable for Account {}

@@ -1,13 +1,14 @@
 //! Deferred free: freed memory that other processes still have open, or that a device still uses.
 //!
-//! A free retires the exports of the memory at once, so no process can open it any more. An importer
-//! that opened it before keeps a lease ([`crate::observer::Leases`]). Until the last lease ends, the free
-//! is deferred and the memory is *held*: its pool does not reuse a block, and a region does not go back
-//! to its provider. [`umf_core::deferred::OnFree`] selects whether the contents stay meanwhile.
+//! A free retires the exports of the memory at once, so no process can open it any more. An
+//! importer that opened it before keeps a lease ([`crate::observer::Leases`]). Until the last lease
+//! ends, the free is deferred and the memory is *held*: its pool does not reuse a block, and a
+//! region does not go back to its provider. [`umf_core::deferred::OnFree`] selects whether the
+//! contents stay meanwhile.
 //!
-//! A block that was freed with a [`umf_core::Completion`] ([`umf_core::DeferredFree::free_after`]) is
-//! *pending*: it is held until the completion is ready. Pending blocks are also polled when the cache of
-//! a thread is empty, and they do not count against `max_held`.
+//! A block that was freed with a [`umf_core::Completion`] ([`umf_core::DeferredFree::free_after`])
+//! is *pending*: it is held until the completion is ready. Pending blocks are also polled when the
+//! cache of a thread is empty, and they do not count against `max_held`.
 //!
 //! | caller | call |
 //! |---|---|
@@ -17,19 +18,20 @@
 //! | [`Upstream::free`] of a region with leases, or with held blocks | defers the free of the region |
 //! | [`poll`] | [`umf_core::DeferredFree::reclaim`] and [`umf_core::Provider::free`], for what is not in use |
 //!
-//! The end of a lease sends no message. Polling finds it: a few items at a free that finds leases; all
-//! items when a pool is trimmed, when an allocation would fail, and in [`poll`] and [`drain`].
+//! The end of a lease sends no message. Polling finds it: a few items at a free that finds leases;
+//! all items when a pool is trimmed, when an allocation would fail, and in [`poll`] and [`drain`].
 //!
-//! A region that is held when its pool or [`Upstream`] is dropped stays held, and keeps its provider
-//! alive.
+//! A region that is held when its pool or [`Upstream`] is dropped stays held, and keeps its
+//! provider alive.
 //!
-//! A forked child holds nothing of the parent. Shared memory is frozen there, and the parent frees it. Of
-//! private memory the child has a copy; the child never reuses blocks in it that the parent held.
+//! A forked child holds nothing of the parent. Shared memory is frozen there, and the parent frees
+//! it. Of private memory the child has a copy; the child never reuses blocks in it that the parent
+//! held.
 //!
 //! # Locks
-//! One lock guards the lists; no foreign code runs under it. Leases, pools and providers are called without
-//! a lock of this module. Callers of [`poll`] and [`Upstream::admit`] must not hold a lock that
-//! [`umf_core::DeferredFree::reclaim`] acquires.
+//! One lock guards the lists; no foreign code runs under it. Leases, pools and providers are called
+//! without a lock of this module. Callers of [`poll`] and [`Upstream::admit`] must not hold a lock
+//! that [`umf_core::DeferredFree::reclaim`] acquires.
 
 mod items;
 mod joined;
@@ -71,8 +73,8 @@ pub fn poll() -> u64 {
     went
 }
 
-/// Sets the function that [`poll`] calls at its end, without a lock. For the crate that keeps leases,
-/// which drops expired state there. A second function replaces the first.
+/// Sets the function that [`poll`] calls at its end, without a lock. For the crate that keeps
+/// leases, which drops expired state there. A second function replaces the first.
 pub fn after_poll(call: fn()) {
     REGISTRY.lock().after_poll = Some(call);
 }

@@ -17,8 +17,8 @@ thread_local! {
     static IS_POLLING_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether the calling thread polls all held memory, because memory is needed or waited for, and
-/// not a few items in passing.
+/// Returns whether the calling thread polls all held memory, because memory is needed or waited
+/// for, and not a few items in passing.
 pub(crate) fn is_polling_all() -> bool {
     IS_POLLING_ALL.get()
 }
@@ -39,8 +39,8 @@ impl Drop for PollScope {
     }
 }
 
-/// Polls up to `most` items of an account, each once, and returns the bytes that were reclaimed. Returns 0
-/// if the calling thread is already polling.
+/// Polls up to `most` items of an account, each once, and returns the bytes that were reclaimed.
+/// Returns 0 if the calling thread is already polling.
 pub(super) fn account(account: u32, most: u32) -> u64 {
     let Some(_scope) = PollScope::begin() else { return 0 };
     IS_POLLING_ALL.set(most == u32::MAX);
@@ -49,7 +49,8 @@ pub(super) fn account(account: u32, most: u32) -> u64 {
     for _ in 0..count {
         let Some(begun) = REGISTRY.lock().begin(account) else { break };
         let listed = Cell::new(begun.number);
-        // The item is dropped after the poll of it has ended: it may be the last owner of a provider.
+        // The item is dropped after the poll of it has ended: it may be the last owner of a
+        // provider.
         let (bytes, _gone) = ItemPoll { account, begun, listed }.settle();
         went += bytes;
     }
@@ -71,7 +72,8 @@ impl Drop for ItemPoll {
 }
 
 impl ItemPoll {
-    /// Reclaims the item if it is not in use. Returns its bytes, and the item for the caller to drop.
+    /// Reclaims the item if it is not in use. Returns its bytes, and the item for the caller to
+    /// drop.
     fn settle(&self) -> (u64, Option<DeferredItem>) {
         let Begun { number, item } = &self.begun;
         let progress = item.users.progress(item.base, item.size);
@@ -90,8 +92,8 @@ impl ItemPoll {
             && matches!(item.what, DeferredMemory::Block)
             && let Some(provider) = owner.as_ref().and_then(OwnerGuard::provider)
         {
-            // Importers that read the block may have faulted pages in again. The pages of a region go
-            // with the region.
+            // Importers that read the block may have faulted pages in again. The pages of a region
+            // go with the region.
             purge(provider, item.base, item.size);
         }
         self.listed.set(0);
@@ -123,7 +125,8 @@ fn let_go(held: &mut DeferredItem, owner: Option<&OwnerGuard>) -> Result<u64> {
     match &mut held.what {
         DeferredMemory::Block => {
             let gone = Error::NotAllocated { address: held.base };
-            // SAFETY: the pool passed the block to `defer`. It was detached, so it is returned once.
+            // SAFETY: the pool passed the block to `defer`. It was detached, so it is returned
+            // once.
             unsafe { pool.ok_or(gone)?.reclaim(Freed::Block { address: held.base }) }?;
             failpoint!("held.block_returned");
         }
@@ -132,7 +135,8 @@ fn let_go(held: &mut DeferredItem, owner: Option<&OwnerGuard>) -> Result<u64> {
             if let Some(number) = known {
                 tracker::remove(number, *region);
             }
-            // SAFETY: the region was freed and has no leases left. It was detached, so this happens once.
+            // SAFETY: the region was freed and has no leases left. It was detached, so this happens
+            // once.
             if let Err(error) = unsafe { provider.free(*region) } {
                 // As in `Upstream::free`: keep the region findable; ignore a failure of that.
                 if let (Some(_), Some(owner)) = (known, owner) {

@@ -1,7 +1,7 @@
 //! [`DeferredRegistry`]: the lists of deferred frees, in their own metadata mappings.
 //!
-//! Under its lock no foreign code runs, nothing is dropped, and the global allocator is not used. An item
-//! that a thread polls stays in its list, marked busy. Reclaiming takes it out.
+//! Under its lock no foreign code runs, nothing is dropped, and the global allocator is not used.
+//! An item that a thread polls stays in its list, marked busy. Reclaiming takes it out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -53,7 +53,8 @@ impl DeferredRegistry {
 
     fn slot(&mut self, number: u32) -> Option<&mut DeferredSlot> {
         let record = RECORDS.get(number).filter(|_| number != 0)?;
-        // SAFETY: there is one `DeferredRegistry`, and it is borrowed mutably for as long as the reference lives.
+        // SAFETY: there is one `DeferredRegistry`, and it is borrowed mutably for as long as the
+        // reference lives.
         Some(unsafe { &mut *record.0.get() })
     }
 
@@ -95,8 +96,8 @@ impl DeferredRegistry {
         }
     }
 
-    /// Puts back an item that was detached and that its pool or provider failed to take back. It has no
-    /// users any more. Returns the former users, for the caller to drop without the lock.
+    /// Puts back an item that was detached and that its pool or provider failed to take back. It
+    /// has no users any more. Returns the former users, for the caller to drop without the lock.
     pub(super) fn attach_again(&mut self, account: u32, number: u32, mut item: DeferredItem) -> Users {
         let counts = ACCOUNTS.get(account);
         counts.inspect(|counts| counts.discount(&item));
@@ -158,7 +159,8 @@ impl DeferredRegistry {
         self.list(account).filter(|list| !list.closed).map_or(0, |list| list.count)
     }
 
-    /// Marks the item that was not looked at for the longest time as busy, and moves it to the end of its list.
+    /// Marks the item that was not looked at for the longest time as busy, and moves it to the end
+    /// of its list.
     pub(super) fn begin(&mut self, account: u32) -> Option<Begun> {
         let list = self.list(account).filter(|list| !list.closed)?;
         let (mut number, count) = (list.first, list.count);
@@ -178,7 +180,8 @@ impl DeferredRegistry {
         None
     }
 
-    /// Takes a busy item out of its list, to let it go. It still counts, and its slot is still its own.
+    /// Takes a busy item out of its list, to let it go. It still counts, and its slot is still its
+    /// own.
     pub(super) fn detach(&mut self, number: u32) -> Option<DeferredItem> {
         self.unlink(number);
         let slot = self.slot(number).filter(|slot| slot.full)?;
@@ -256,7 +259,8 @@ impl DeferredRegistry {
         Some((item, next))
     }
 
-    /// The users of an item that lies partly in `region` and that this claim has not seen; they stay where they are.
+    /// The users of an item that lies partly in `region` and that this claim has not seen; they
+    /// stay where they are.
     pub(super) fn peek(&mut self, account: u32, region: &Region, claim: u64) -> Option<Users> {
         let mut number = self.list(account)?.first;
         loop {
@@ -295,7 +299,8 @@ impl DeferredRegistry {
 
     /// Moves an item of a closed account to [`ORPHANS`].
     pub(super) fn orphan(&mut self, account: u32, number: u32) {
-        // The account of the orphans lies in the first chunk of the table, as that of the first upstream that held anything.
+        // The account of the orphans lies in the first chunk of the table, as that of the first
+        // upstream that held anything.
         let Ok(to) = ACCOUNTS.get_or_grow(ORPHANS) else { return };
         if let Some(from) = ACCOUNTS.get(account)
             && let Some(item) = self.item(number)

@@ -16,7 +16,8 @@ use umf_sync::failpoint;
 
 /// The items that are polled when a free finds a lease.
 const SOME: u32 = 8;
-/// The items that are polled when a pool looks for ready completions: each poll may be a driver call.
+/// The items that are polled when a pool looks for ready completions: each poll may be a driver
+/// call.
 const FEW: u32 = 4;
 /// The items that are polled before a pool takes more memory instead.
 const MANY: u32 = 16;
@@ -32,16 +33,16 @@ pub(crate) struct Policy {
 }
 
 impl Upstream {
-    /// Sets the policy for memory that is freed while other processes have it open, and the bytes of it that
-    /// may be held (0 is unlimited) before allocations fail with [`Error::HeldLimit`]. Default:
-    /// [`OnFree::Hold`], unlimited. Applies to later frees.
+    /// Sets the policy for memory that is freed while other processes have it open, and the bytes
+    /// of it that may be held (0 is unlimited) before allocations fail with [`Error::HeldLimit`].
+    /// Default: [`OnFree::Hold`], unlimited. Applies to later frees.
     pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
         self.policy().release.store(on_free == OnFree::Release, Ordering::Relaxed);
         self.policy().limit.store(max_held_bytes, Ordering::Relaxed);
     }
 
-    /// Defers the free of a block for which [`crate::observer::before_free`] returned `leases`, if any lease
-    /// is left. For pools.
+    /// Defers the free of a block for which [`crate::observer::before_free`] returned `leases`, if
+    /// any lease is left. For pools.
     ///
     /// Returns `true` if the free is deferred: the pool must not reuse the block before
     /// [`umf_core::DeferredFree::reclaim`]. Returns `false` if no process has the block open.
@@ -54,9 +55,10 @@ impl Upstream {
         true
     }
 
-    /// Defers the free of a block that was freed with a completion, until the completion is ready and the
-    /// block has no leases left. `leases` is the result of [`crate::observer::before_free`]. Does not use
-    /// the global allocator. Returns as [`Upstream::defer`] does.
+    /// Defers the free of a block that was freed with a completion, until the completion is ready
+    /// and the block has no leases left. `leases` is the result of
+    /// [`crate::observer::before_free`]. Does not use the global allocator. Returns as
+    /// [`Upstream::defer`] does.
     #[must_use]
     pub fn defer_until(
         &self,
@@ -88,8 +90,8 @@ impl Upstream {
         self.policy().has_pending.load(Ordering::Relaxed) && registry::pending_bytes(self.id().number()) != 0
     }
 
-    /// Polls a few pending blocks, if there are any. For pools, on the slow paths of allocating and of
-    /// freeing with a completion. The caller must not hold a lock that
+    /// Polls a few pending blocks, if there are any. For pools, on the slow paths of allocating and
+    /// of freeing with a completion. The caller must not hold a lock that
     /// [`umf_core::DeferredFree::reclaim`] acquires.
     #[inline]
     pub fn poll_pending(&self) {
@@ -112,13 +114,15 @@ impl Upstream {
         poll::account(self.id().number(), u32::MAX)
     }
 
-    /// Polls a few blocks and regions, as [`Upstream::poll`] does. For pools whose `free` found a lease.
+    /// Polls a few blocks and regions, as [`Upstream::poll`] does. For pools whose `free` found a
+    /// lease.
     pub fn poll_some(&self) -> u64 {
         poll::account(self.id().number(), SOME)
     }
 
-    /// Checks the limit of [`Upstream::set_on_free`], and polls if it is reached. For pools, before they take
-    /// more memory. The caller must not hold a lock that [`umf_core::DeferredFree::reclaim`] acquires.
+    /// Checks the limit of [`Upstream::set_on_free`], and polls if it is reached. For pools, before
+    /// they take more memory. The caller must not hold a lock that
+    /// [`umf_core::DeferredFree::reclaim`] acquires.
     ///
     /// Costs one load if there is no limit.
     ///
@@ -151,14 +155,15 @@ impl Upstream {
         registry::of(self.id().number())
     }
 
-    /// Waits until this upstream holds nothing, but no longer than `timeout`; returns what it still holds. See
-    /// [`crate::deferred::drain`].
+    /// Waits until this upstream holds nothing, but no longer than `timeout`; returns what it still
+    /// holds. See [`crate::deferred::drain`].
     pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
         wait(timeout, || self.poll(), || self.deferred())
     }
 
-    /// Stops calls of [`umf_core::DeferredFree::reclaim`], and waits for those that have begun. Pools call it
-    /// first in their `drop`: the deferred frees of blocks then move to the regions that the pool frees.
+    /// Stops calls of [`umf_core::DeferredFree::reclaim`], and waits for those that have begun.
+    /// Pools call it first in their `drop`: the deferred frees of blocks then move to the regions
+    /// that the pool frees.
     pub fn stop_reclaiming(&self) {
         while !REGISTRY.lock().close(self.id().number()) {
             std::thread::yield_now();
@@ -193,8 +198,8 @@ impl Upstream {
         true
     }
 
-    /// Collects the users of held memory that overlaps a region which is being freed, and takes out the items
-    /// that lie in it.
+    /// Collects the users of held memory that overlaps a region which is being freed, and takes out
+    /// the items that lie in it.
     pub(crate) fn claim(&self, region: &Region, users: &mut Joined) {
         let account = self.id().number();
         loop {
@@ -222,7 +227,8 @@ impl Upstream {
         }
     }
 
-    /// Returns whether there may be items to claim. Held regions overlap no region that is not freed yet.
+    /// Returns whether there may be items to claim. Held regions overlap no region that is not
+    /// freed yet.
     pub(crate) fn may_hold(&self) -> bool {
         REGISTRY.lock().has_parts(self.id().number())
     }

@@ -7,8 +7,9 @@ use allocator_api2::alloc::{AllocError, Allocator};
 
 use umf_os::metadata;
 
-/// An allocator for collections that are metadata: each allocation is a mapping, so it takes whole pages, and a system call. For
-/// collections that grow seldom; the global allocator, which a pool may be, has no part in it.
+/// An allocator for collections that are metadata: each allocation is a mapping, so it takes whole
+/// pages, and a system call. For collections that grow seldom; the global allocator, which a pool
+/// may be, has no part in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mapped;
 
@@ -36,7 +37,8 @@ unsafe impl Allocator for Mapped {
 
     unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
-            // SAFETY: `allocate` mapped it, with this size rounded up, which is unused from here on.
+            // SAFETY: `allocate` mapped it, with this size rounded up, which is unused from here
+            // on.
             unsafe { metadata::unmap(pointer, layout.size().next_multiple_of(PAGE)) };
         }
     }

@@ -19,15 +19,16 @@ pub struct RingSlot {
 unsafe impl Zeroable for RingSlot {}
 
 impl RingSlot {
-    /// Writes what stands at `position` of the ring (below 2^63). `false` if another thread is writing here at this moment, or
-    /// something later is here: then it is lost.
+    /// Writes what stands at `position` of the ring (below 2^63). `false` if another thread is
+    /// writing here at this moment, or something later is here: then it is lost.
     pub fn write(&self, position: u64, values: [u64; SLOT_WORDS]) -> bool {
         self.lock.record(position, || {
             self.words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         })
     }
 
-    /// The position that was written here last, and what stands there; `None` if nothing does, or it is being written.
+    /// The position that was written here last, and what stands there; `None` if nothing does, or
+    /// it is being written.
     #[must_use]
     pub fn read(&self) -> Option<(u64, [u64; SLOT_WORDS])> {
         self.lock.read_record(|| self.words.each_ref().map(|word| word.load(Ordering::Relaxed)))

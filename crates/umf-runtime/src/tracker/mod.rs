@@ -1,13 +1,13 @@
 //! The tracker: the process-wide map from an address to its region and pool.
 //!
 //! [`find`] costs two dependent loads and the comparison with the region's bounds; it takes no lock
-//! and writes nothing. The map is a two-level table over granules of 64 KiB
-//! ([`GRANULE`]); an entry names a region and a *span*, a number that the region's pool sets for its own
-//! use, so that `free(address)` finds the slab in the same load. Granules with more than one region
-//! (small, unaligned or nested ones) fall back to a short list of their own.
+//! and writes nothing. The map is a two-level table over granules of 64 KiB ([`GRANULE`]); an entry
+//! names a region and a *span*, a number that the region's pool sets for its own use, so that
+//! `free(address)` finds the slab in the same load. Granules with more than one region (small,
+//! unaligned or nested ones) fall back to a short list of their own.
 //!
-//! Records are never unmapped, and each carries a sequence number: a reader that races with a change either
-//! reads one consistent record or notices, and looks again when no writer is at work.
+//! Records are never unmapped, and each carries a sequence number: a reader that races with a
+//! change either reads one consistent record or notices, and looks again when no writer is at work.
 
 mod overflow;
 mod owner;
@@ -75,8 +75,8 @@ fn look(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     found.filter(|found| found.region.contains(address))
 }
 
-/// Looks up while no writer is at work. Does not wait for a fork, which holds the lock but changes nothing:
-/// the caller may hold locks that the fork waits for.
+/// Looks up while no writer is at work. Does not wait for a fork, which holds the lock but changes
+/// nothing: the caller may hold locks that the fork waits for.
 #[cold]
 fn find_settled(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
     const TRIES: usize = 100;
@@ -101,9 +101,9 @@ fn change<T>(change: impl FnOnce() -> T) -> T {
     CHANGES.write(change)
 }
 
-/// Number and span of the granule of `address`, without looking at the region: for pools, which check
-/// the address against their own record of the span. Granules shared by several regions yield the
-/// innermost.
+/// Number and span of the granule of `address`, without looking at the region: for pools, which
+/// check the address against their own record of the span. Granules shared by several regions yield
+/// the innermost.
 #[inline]
 #[must_use]
 pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
@@ -129,11 +129,12 @@ pub fn owner(address: Address) -> Option<OwnerId> {
     owner_of(address)
 }
 
-/// The pool of the live block at `address`, without keeping it alive: for `free(address)`. It costs four dependent loads, and
-/// no shared write.
+/// The pool of the live block at `address`, without keeping it alive: for `free(address)`. It costs
+/// four dependent loads, and no shared write.
 ///
 /// # Safety
-/// As [`OwnerId::pool_unguarded`]: the caller owns a live block there. (An address that was never in any pool is safe to pass.)
+/// As [`OwnerId::pool_unguarded`]: the caller owns a live block there. (An address that was never
+/// in any pool is safe to pass.)
 #[inline]
 #[must_use]
 pub unsafe fn pool_of<'a>(address: Address) -> Option<&'a dyn Pool> {
@@ -168,10 +169,12 @@ pub unsafe fn free(address: Address) -> Result<()> {
     }
 }
 
-/// As [`free`], of a block that may still be in use until `completion` is ready: see [`umf_core::DeferredFree::free_after`].
+/// As [`free`], of a block that may still be in use until `completion` is ready: see
+/// [`umf_core::DeferredFree::free_after`].
 ///
 /// # Errors
-/// As [`umf_core::DeferredFree::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
+/// As [`umf_core::DeferredFree::free_after`]; [`Error::ForeignAddress`] if no pool has a region
+/// there.
 ///
 /// # Safety
 /// As [`umf_core::DeferredFree::free_after`]; the pool is alive.
@@ -187,8 +190,9 @@ pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> R
     }
 }
 
-/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` if it is not below `limit`, a power of
-/// two, and in granules and address spaces for which one has to look longer. For common paths: it calls nothing.
+/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` if it is
+/// not below `limit`, a power of two, and in granules and address spaces for which one has to look
+/// longer. For common paths: it calls nothing.
 #[inline(always)]
 #[must_use]
 pub fn span_below(address: Address, limit: u32) -> Option<u32> {
@@ -246,8 +250,8 @@ fn remove_locked(number: u32, region: Region) {
     }
 }
 
-/// Sets what [`find`] and [`span`] yield as `span` for the granules of `size` bytes from `base`, which
-/// lie in region `number`. For the pool that owns the region.
+/// Sets what [`find`] and [`span`] yield as `span` for the granules of `size` bytes from `base`,
+/// which lie in region `number`. For the pool that owns the region.
 ///
 /// # Errors
 /// [`Error::ForeignAddress`] if a granule does not belong to that region.
@@ -275,7 +279,8 @@ pub fn mark_exported(number: RegionNumber, region: Region) -> Result<()> {
     Err(Error::NotAllocated { address: region.base() })
 }
 
-/// Takes the life of a region, once, so that of several frees one succeeds; says whether it had an export.
+/// Takes the life of a region, once, so that of several frees one succeeds; says whether it had an
+/// export.
 fn end(number: RegionNumber, region: Region) -> Result<bool> {
     let _writers = WRITERS.lock();
     let ended = REGIONS.get(number.0).and_then(|record| record.end(region.id()));

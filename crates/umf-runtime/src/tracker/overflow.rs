@@ -132,8 +132,8 @@ pub(super) fn add(mut overflow: u32, number: u32) -> Result<()> {
     }
 }
 
-/// Takes a region out of the list. If one is left, yields it with its span, for the caller to put in the
-/// place of the list.
+/// Takes a region out of the list. If one is left, yields it with its span, for the caller to put
+/// in the place of the list.
 pub(super) fn remove(overflow: u32, number: u32) -> Option<(u32, u32)> {
     let mut left = 0;
     let mut last = None;

@@ -50,13 +50,13 @@ impl OwnerId {
     /// The pool, without keeping it alive: for `free(address)`, which costs no shared write.
     ///
     /// # Safety
-    /// The caller owns a live block of the pool for as long as it uses the reference, which keeps the pool
-    /// alive; and it found this id through the address of that block.
+    /// The caller owns a live block of the pool for as long as it uses the reference, which keeps
+    /// the pool alive; and it found this id through the address of that block.
     #[inline]
     #[must_use]
     pub unsafe fn pool_unguarded<'a>(self) -> Option<&'a dyn Pool> {
-        // SAFETY: a pool is set, if ever, before its first region is there, and stays until the last is gone; the caller
-        // has a block in one, so that `replace_pool` does not run.
+        // SAFETY: a pool is set, if ever, before its first region is there, and stays until the
+        // last is gone; the caller has a block in one, so that `replace_pool` does not run.
         unsafe { (*self.record()?.pool.get()).map(|pool| pool.0.as_ref()) }
     }
 }
@@ -74,7 +74,8 @@ impl OwnerId {
             if record.state.load(Ordering::Acquire) != 0 {
                 continue;
             }
-            // SAFETY: state 0 means that no guard and no owner exists; the lock keeps other makers out.
+            // SAFETY: state 0 means that no guard and no owner exists; the lock keeps other makers
+            // out.
             unsafe {
                 *record.provider.get() = Some(provider.clone());
                 *record.pool.get() = None;
@@ -120,7 +121,8 @@ impl OwnerId {
     /// Gives the number up; yields the provider, to be dropped.
     ///
     /// # Safety
-    /// It was [closed](OwnerId::close), and all guards were [waited for](OwnerId::wait_for_guards); once.
+    /// It was [closed](OwnerId::close), and all guards were [waited for](OwnerId::wait_for_guards);
+    /// once.
     pub(super) unsafe fn leave(self) -> Option<ProviderRef> {
         let record = self.record()?;
         // SAFETY: no guard is left, none can be made without LIVE, and CLOSING keeps makers away.
@@ -143,12 +145,12 @@ pub(crate) fn owner_of_pool(pool: &dyn Pool) -> Option<OwnerId> {
 }
 
 /// Has the tracker show another pool for a number, when no thread is shown the former one any more.
-/// In a child of the process that made the number, guards of the parent's threads never end: none is
-/// waited for.
+/// In a child of the process that made the number, guards of the parent's threads never end: none
+/// is waited for.
 ///
 /// # Safety
-/// No thread uses a block of the number's regions meanwhile. The new pool stays where it is and alive until
-/// it is replaced, or the upstream is dropped.
+/// No thread uses a block of the number's regions meanwhile. The new pool stays where it is and
+/// alive until it is replaced, or the upstream is dropped.
 pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool) {
     let Some(record) = id.record() else { return };
     // SAFETY: only the lifetime of the trait object changes, and the caller answers for it.
@@ -165,8 +167,8 @@ pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool) {
                 .compare_exchange(state, state | REPLACING, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         {
-            // SAFETY: no guard of this process is left, none is made before the store below, and the
-            // caller keeps blocks out, through which `pool_unguarded` is reached.
+            // SAFETY: no guard of this process is left, none is made before the store below, and
+            // the caller keeps blocks out, through which `pool_unguarded` is reached.
             unsafe { *record.pool.get() = Some(PoolPointer(pool)) };
             record.state.store(state, Ordering::Release);
             return;
@@ -203,8 +205,8 @@ impl OwnerGuard {
         if self.record.state.load(Ordering::Acquire) & POOL == 0 {
             return None;
         }
-        // SAFETY: POOL says that the pool is set, and it is dropped after its upstream, which waits for
-        // this guard.
+        // SAFETY: POOL says that the pool is set, and it is dropped after its upstream, which waits
+        // for this guard.
         unsafe { (*self.record.pool.get()).map(|pool| pool.0.as_ref()) }
     }
 }
@@ -260,8 +262,8 @@ static NEXT: Lock<usize> = Lock::new(1);
 /// Records from here on were never used.
 static END: AtomicUsize = AtomicUsize::new(1);
 
-/// Shows every pool that has its regions through an [`Upstream`], in no order. A pool that is being dropped waits until
-/// `look` has returned; `look` must not drop one.
+/// Shows every pool that has its regions through an [`Upstream`], in no order. A pool that is being
+/// dropped waits until `look` has returned; `look` must not drop one.
 pub fn for_each_pool(mut look: impl FnMut(&dyn Pool)) {
     for number in 1..END.load(Ordering::Acquire) {
         let id = u32::try_from(number).ok().and_then(OwnerId::from_number);

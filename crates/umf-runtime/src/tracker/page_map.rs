@@ -71,7 +71,8 @@ impl MapSlot {
         (number != 0 && number != CROWD).then_some(number)
     }
 
-    /// The span of a granule with one region (or none: 0), if it is below `limit`, a power of two; `None` for a list of regions.
+    /// The span of a granule with one region (or none: 0), if it is below `limit`, a power of two;
+    /// `None` for a list of regions.
     #[inline(always)]
     pub(super) fn span_below(&self, limit: u32) -> Option<u32> {
         let bits = self.0.load(Ordering::Acquire);
@@ -156,9 +157,9 @@ impl MapSlot {
     }
 }
 
-/// The table. The process's own space has its root in static memory (8 MiB, untouched until used); other
-/// spaces get one when they are first used. A leaf covers 128 GiB in 16 MiB, of which only touched pages
-/// count.
+/// The table. The process's own space has its root in static memory (8 MiB, untouched until used);
+/// other spaces get one when they are first used. A leaf covers 128 GiB in 16 MiB, of which only
+/// touched pages count.
 pub(super) struct PageMap {
     process: Root,
     others: [AtomicPtr<Root>; AddressSpace::COUNT],

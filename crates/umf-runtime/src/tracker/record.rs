@@ -27,7 +27,8 @@ pub(super) struct RegionRecord {
     state: AtomicU32,
 }
 
-// SAFETY: all fields are atomics. (A zeroed record reads as region of size 0, which holds no address.)
+// SAFETY: all fields are atomics. (A zeroed record reads as region of size 0, which holds no
+// address.)
 unsafe impl Zeroable for RegionRecord {}
 
 impl RegionRecord {
@@ -89,15 +90,15 @@ impl RegionRecord {
         })
     }
 
-    /// Notes an export; `false` if the record is no longer that of a live region `id`. Under the tracker's writer
-    /// lock, which keeps the record from being given to another region meanwhile.
+    /// Notes an export; `false` if the record is no longer that of a live region `id`. Under the
+    /// tracker's writer lock, which keeps the record from being given to another region meanwhile.
     pub(super) fn mark_exported(&self, id: RegionId) -> bool {
         let mine = self.id.load(Ordering::Relaxed) == id.get();
         mine && self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok()
     }
 
-    /// Takes the life of region `id`, once: `None` if it had none, else whether it had an export. Under the tracker's
-    /// writer lock.
+    /// Takes the life of region `id`, once: `None` if it had none, else whether it had an export.
+    /// Under the tracker's writer lock.
     pub(super) fn end(&self, id: RegionId) -> Option<bool> {
         if self.id.load(Ordering::Relaxed) != id.get() {
             return None;

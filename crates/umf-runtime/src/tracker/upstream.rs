@@ -19,10 +19,11 @@ use umf_sync::{failpoint, fork};
 
 use umf_core::{Error, Layout, Pool, Region, Result};
 
-/// A provider as its user sees it: regions that are got here are tracked, and their exports are retired
-/// before they go back.
+/// A provider as its user sees it: regions that are got here are tracked, and their exports are
+/// retired before they go back.
 ///
-/// Pools hold one; an application that exports regions of a provider without a pool holds one itself.
+/// Pools hold one; an application that exports regions of a provider without a pool holds one
+/// itself.
 #[derive(Debug)]
 pub struct Upstream {
     id: OwnerId,
@@ -53,17 +54,17 @@ impl Upstream {
     /// on other threads may be shown the pool, and take its locks.
     ///
     /// # Safety
-    /// The pool stays at that address and alive as long as this upstream, which is dropped before the pool
-    /// is (a pool that holds its upstream as a field does that, in its own `drop`). Called once, before the
-    /// first region is allocated.
+    /// The pool stays at that address and alive as long as this upstream, which is dropped before
+    /// the pool is (a pool that holds its upstream as a field does that, in its own `drop`). Called
+    /// once, before the first region is allocated.
     pub unsafe fn set_pool(&self, pool: NonNull<dyn Pool>) {
         // SAFETY: passed on to the caller.
         unsafe { self.id.set_pool(pool) };
     }
 
-    /// Hides the pool from [`for_each_pool`](super::for_each_pool) and [`OwnerId::guard`], and waits
-    /// for the threads that use it. A pool calls it at the end of its `drop`: another thread may hold
-    /// the pool's locks until this returns. Idempotent.
+    /// Hides the pool from [`for_each_pool`](super::for_each_pool) and [`OwnerId::guard`], and
+    /// waits for the threads that use it. A pool calls it at the end of its `drop`: another thread
+    /// may hold the pool's locks until this returns. Idempotent.
     ///
     /// In a forked child of the process that made the upstream it does not wait: guards of the
     /// parent's threads never end there.
@@ -86,8 +87,8 @@ impl Upstream {
         &self.provider
     }
 
-    /// Whether memory of this upstream may be allocated here: not if it is shared with the parent that this
-    /// process was forked from. Two loads.
+    /// Whether memory of this upstream may be allocated here: not if it is shared with the parent
+    /// that this process was forked from. Two loads.
     #[inline]
     #[must_use]
     pub fn is_frozen(&self) -> bool {
@@ -107,8 +108,8 @@ impl Upstream {
     /// Allocates a region and tracks it.
     ///
     /// # Errors
-    /// Those of [`Provider::allocate`]; [`Error::Frozen`]; [`Error::HeldLimit`]; [`Error::OutOfMemory`] for the tracker's own
-    /// memory. After an error nothing is allocated.
+    /// Those of [`Provider::allocate`]; [`Error::Frozen`]; [`Error::HeldLimit`];
+    /// [`Error::OutOfMemory`] for the tracker's own memory. After an error nothing is allocated.
     pub fn allocate(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
         if self.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
@@ -123,8 +124,8 @@ impl Upstream {
                 Ok((region, number))
             }
             Err(error) => {
-                // SAFETY: the region was allocated above and is not shared yet. If the provider fails to
-                // take it back, the region leaks; the first error is the one to return.
+                // SAFETY: the region was allocated above and is not shared yet. If the provider
+                // fails to take it back, the region leaks; the first error is the one to return.
                 let _ = unsafe { self.provider.free(region) };
                 Err(error)
             }
@@ -139,22 +140,24 @@ impl Upstream {
     }
 
     fn find_exact(&self, region: &Region) -> Option<RegionNumber> {
-        // A nested region may begin at the same address; the record's id decides, and the innermost is what
-        // `find` yields, so a region can only be freed after what was carved from it.
+        // A nested region may begin at the same address; the record's id decides, and the innermost
+        // is what `find` yields, so a region can only be freed after what was carved from it.
         let found = find(region.base())?;
         (found.region == *region && found.owner == self.id).then_some(found.number)
     }
 
     /// Retires the exports of a region, stops tracking it, and frees it, in this order.
     ///
-    /// While other processes have it open, or blocks of it that are held, its provider does not get it back
-    /// ([`FreeOutcome::Deferred`]; see [`crate::deferred`]). It stays tracked meanwhile, and cannot be freed again.
+    /// While other processes have it open, or blocks of it that are held, its provider does not get
+    /// it back ([`FreeOutcome::Deferred`]; see [`crate::deferred`]). It stays tracked meanwhile,
+    /// and cannot be freed again.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from it are still
-    /// live), [`Error::NotAllocated`] if it was freed and is held, or what the provider says; the region then stays tracked,
-    /// its exports retired, under another number and without spans: find it again.
-    /// In a forked child, freeing shared memory does nothing and succeeds.
+    /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from
+    /// it are still live), [`Error::NotAllocated`] if it was freed and is held, or what the
+    /// provider says; the region then stays tracked, its exports retired, under another number and
+    /// without spans: find it again. In a forked child, freeing shared memory does nothing and
+    /// succeeds.
     ///
     /// # Safety
     /// As [`Provider::free`].
@@ -178,8 +181,9 @@ impl Upstream {
         let freed = unsafe { self.provider.free(region) };
         failpoint!("upstream.freed");
         if freed.is_err() {
-            // The region may still be mapped: track it again. If that fails, it is not found any more. It had
-            // to be removed first: after the provider's free, another region may have the addresses.
+            // The region may still be mapped: track it again. If that fails, it is not found any
+            // more. It had to be removed first: after the provider's free, another region may have
+            // the addresses.
             let _ = insert(region, self.id);
         }
         freed.map(|()| FreeOutcome::Freed)

@@ -49,8 +49,8 @@ loom::thread_local! {
     static ME: Cell<usize> = Cell::new(0);
 }
 
-/// loom's machine. `FENCE` says whether an entry fences, and `PAUSES` how often a forking thread looks
-/// before it opens the gate again; 0 is for ever.
+/// loom's machine. `FENCE` says whether an entry fences, and `PAUSES` how often a forking thread
+/// looks before it opens the gate again; 0 is for ever.
 struct Loom<const FENCE: bool, const PAUSES: usize>;
 
 struct Looks<const PAUSES: usize> {

@@ -1,9 +1,11 @@
-//! The tracker's page map in loom's model: a lookup against regions that come and go. With `--cfg loom` (`tests/run --loom`) it is every
-//! interleaving; otherwise those with few preemptions, in which nearly all mistakes show. And slots of a ring.
+//! The tracker's page map in loom's model: a lookup against regions that come and go. With
+//! `--cfg loom` (`tests/run --loom`) it is every interleaving; otherwise those with few
+//! preemptions, in which nearly all mistakes show. And slots of a ring.
 //!
-//! An entry of the map is a word here: 0, the number of a record, or [`LIST`] for the list of records. Records and list are
-//! read and written as in `record` and `crowd`; the order in which a change does things is that of `insert_locked`,
-//! `remove_locked`, `Slot::place` and `Slot::unplace`.
+//! An entry of the map is a word here: 0, the number of a record, or [`LIST`] for the list of
+//! records. Records and list are read and written as in `record` and `crowd`; the order in which a
+//! change does things is that of `insert_locked`, `remove_locked`, `Slot::place` and
+//! `Slot::unplace`.
 
 use std::sync::Arc;
 

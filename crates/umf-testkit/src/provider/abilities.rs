@@ -130,8 +130,8 @@ pub fn populate_keeps_contents(make: MakeProvider<'_>) {
     assert!(populate.populate(base, page).is_err(), "populating a region that was freed succeeded");
 }
 
-/// Two threads purge different pages of a region at the same time. MmapProvider between them keep their
-/// contents.
+/// Two threads purge different pages of a region at the same time. MmapProvider between them keep
+/// their contents.
 pub fn concurrent_purges_of_disjoint_pages_succeed(make: MakeProvider<'_>) {
     let _guard = run_shared();
     let provider = make();

@@ -1,6 +1,6 @@
-//! The kind `host` of settings. It is part of this crate because memory spaces need `umf-topology`, which
-//! the provider does not depend on. A build without the feature `topology` parses the names of spaces
-//! and fails with [`crate::Error::MissingFeature`].
+//! The kind `host` of settings. It is part of this crate because memory spaces need `umf-topology`,
+//! which the provider does not depend on. A build without the feature `topology` parses the names
+//! of spaces and fails with [`crate::Error::MissingFeature`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -55,15 +55,15 @@ umf_core::words! {
 umf_core::settings! {
     /// The keys of the kind `host`.
     pub struct HostSettings {
-        /// Which processes can access the memory: "private" (only this one) or "shared" (also those that
-        /// open it). "auto" is "private".
+        /// Which processes can access the memory: "private" (only this one) or "shared" (also those
+        /// that open it). "auto" is "private".
         pub visibility: Option<Visibility> as Auto<Visibility> = None;
-        /// Name of the shared memory in /dev/shm, without a slash; empty for none. Named memory cannot be
-        /// sealed.
+        /// Name of the shared memory in /dev/shm, without a slash; empty for none. Named memory
+        /// cannot be sealed.
         pub name: Option<String> = None, "a name of at most 253 bytes without a slash (empty for none)"
             if |name| name.as_deref().is_none_or(is_shared_memory_name);
-        /// "none", "madvise" (transparent huge pages), "hugetlb" (reserved huge pages; an allocation fails
-        /// if none is free), or "hugetlb-or-normal".
+        /// "none", "madvise" (transparent huge pages), "hugetlb" (reserved huge pages; an
+        /// allocation fails if none is free), or "hugetlb-or-normal".
         pub huge_pages: HugePageMode = HugePageMode::Normal;
         /// Size of a huge page, a power of two; 0 is 2 MiB.
         pub huge_page_size: usize as ByteSize = 0,
@@ -74,22 +74,24 @@ umf_core::settings! {
         /// The NUMA nodes of the placement ([0, 1] or "0-3").
         pub numa_nodes: Vec<u32> as Numbers = Vec::new();
         /// Memory spaces in place of numa_nodes: "all", "highest-capacity", "highest-bandwidth" or
-        /// "lowest-latency". The last two are seen from the processors of this process, or from "@any",
-        /// "@cpu3" or "@node1" ("highest-bandwidth@node1"). Of several, the first that the machine has data
-        /// for is used: "highest-bandwidth" needs an HMAT table (umf info --topology).
+        /// "lowest-latency". The last two are seen from the processors of this process, or from
+        /// "@any", "@cpu3" or "@node1" ("highest-bandwidth@node1"). Of several, the first that the
+        /// machine has data for is used: "highest-bandwidth" needs an HMAT table (umf info
+        /// --topology).
         pub numa_space: Vec<String> as Spaces = Vec::new();
         /// Bytes of each part of interleaved memory; 0 is one page.
         pub numa_part_size: usize as ByteSize = 0;
-        /// Shares of the nodes of split memory ([{ node = 0, weight = 3 }, { node = 1, weight = 1 }]
-        /// or "0:3,1:1"); empty is equal shares.
+        /// Shares of the nodes of split memory ([{ node = 0, weight = 3 }, { node = 1, weight = 1
+        /// }] or "0:3,1:1"); empty is equal shares.
         pub numa_weights: Vec<NodeShare> as Shares = Vec::new();
-        /// Whether each region of shared memory has a file of its own, so that a process that opens one
-        /// has no access to others.
+        /// Whether each region of shared memory has a file of its own, so that a process that opens
+        /// one has no access to others.
         pub isolate: bool = false;
     }
 }
 
-/// Returns whether `name` is valid. With a leading slash, 253 bytes are within the limit of a file name.
+/// Returns whether `name` is valid. With a leading slash, 253 bytes are within the limit of a file
+/// name.
 fn is_shared_memory_name(name: &str) -> bool {
     name.len() <= 253 && !name.contains(['/', '\0']) && name != "." && name != ".."
 }

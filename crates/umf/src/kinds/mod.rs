@@ -1,5 +1,5 @@
-//! The kinds of provider and pool that settings can name. Two have their settings here, because these
-//! need crates that the provider does not depend on.
+//! The kinds of provider and pool that settings can name. Two have their settings here, because
+//! these need crates that the provider does not depend on.
 
 #[cfg(feature = "host")]
 mod host;
@@ -33,8 +33,8 @@ macro_rules! providers {
 }
 pub(crate) use providers;
 
-/// Calls a macro with all kinds of pool, as `providers!` does. The proxy pool is always built in and not
-/// listed.
+/// Calls a macro with all kinds of pool, as `providers!` does. The proxy pool is always built in
+/// and not listed.
 #[cfg(feature = "config")]
 macro_rules! pools {
     ($then:ident $argument:ident) => {

@@ -1,4 +1,5 @@
-//! The kind `plugin` of settings. It is part of this crate because loading a plugin registers its importer.
+//! The kind `plugin` of settings. It is part of this crate because loading a plugin registers its
+//! importer.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,9 +13,9 @@ use crate::process;
 umf_core::settings! {
     /// The keys of the kind `plugin`.
     pub struct PluginSettings {
-        /// Absolute path of the shared object. Refused in ./umf.toml and from a variable: this is code, and
-        /// only the file that UMF_TOML names, the user's file, the system's file or the program may choose
-        /// it.
+        /// Absolute path of the shared object. Refused in ./umf.toml and from a variable: this is
+        /// code, and only the file that UMF_TOML names, the user's file, the system's file or the
+        /// program may choose it.
         pub path: Option<PathBuf> as Option<Code<PathBuf>> = None, "an absolute path (empty for none)"
             if |path| path.as_ref().is_none_or(|path| path.is_absolute());
         /// Name of its table of functions; empty for its usual name. Refused where a path is.

@@ -75,8 +75,8 @@ const STATES: [(PieceState, &str); 5] = [
 /// Returns the map as a JSON document.
 ///
 /// It has `format`, `pool`, `peak_reserved_bytes`, `totals` (bytes, fragmentation, blocks by size),
-/// `classes` (slabs and wasted bytes by size), and `regions` with `base`, `size` and `pieces`. A piece is
-/// `[offset, block size, blocks, "live" | "held" | "quarantined" | "cached" | "free"]`.
+/// `classes` (slabs and wasted bytes by size), and `regions` with `base`, `size` and `pieces`. A
+/// piece is `[offset, block size, blocks, "live" | "held" | "quarantined" | "cached" | "free"]`.
 ///
 /// # Examples
 /// ```
@@ -144,7 +144,8 @@ pub fn to_json(map: &PoolMap) -> String {
 /// Reads a document of [`to_json`]. The text may come from an untrusted source.
 ///
 /// # Errors
-/// [`MapError`] if the text is malformed, or if a piece lies outside of its region or overlaps another.
+/// [`MapError`] if the text is malformed, or if a piece lies outside of its region or overlaps
+/// another.
 pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
     let document: Document = serde_json::from_str(text)?;
     if !(1..=FORMAT).contains(&document.format) {

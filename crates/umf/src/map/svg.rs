@@ -28,8 +28,8 @@ const STATES: [(PieceState, &str, &str); 5] = [
 ];
 const UNUSABLE: &str = "#718096";
 
-/// Returns a picture of the regions, one below the other. Each cell has the colour of the state that most
-/// of its bytes have. The picture's size is bounded, whatever the size of the pool.
+/// Returns a picture of the regions, one below the other. Each cell has the colour of the state
+/// that most of its bytes have. The picture's size is bounded, whatever the size of the pool.
 #[must_use]
 pub fn to_svg(map: &PoolMap) -> String {
     let totals = map.totals();

@@ -1,4 +1,5 @@
-//! Documents of maps: what was written is read again, and any other text is refused, or read within bounds.
+//! Documents of maps: what was written is read again, and any other text is refused, or read within
+//! bounds.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

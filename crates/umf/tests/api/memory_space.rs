@@ -1,5 +1,5 @@
-//! Memory lies on the nodes of its memory space, as `move_pages(2)` tells. On a machine with one node that says little; in the
-//! guest `numa` of tests/vm there are four.
+//! Memory lies on the nodes of its memory space, as `move_pages(2)` tells. On a machine with one
+//! node that says little; in the guest `numa` of tests/vm there are four.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -16,7 +16,8 @@ use umf::topology::{Initiator, Topology};
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// The machine's nodes; `None`, with a line that says so, where they cannot be read or memory is not bound.
+/// The machine's nodes; `None`, with a line that says so, where they cannot be read or memory is
+/// not bound.
 fn topology(test: &str) -> Option<Topology> {
     match Topology::of_this_machine() {
         Ok(topology) if topology.has_numa() => Some(topology),
@@ -41,7 +42,8 @@ fn places(pool: &Pool) -> BTreeMap<i32, usize> {
     let pages: Vec<_> = (0..PAGES).map(|page| base.wrapping_add(page * PAGE)).collect();
     let mut found = vec![-1_i32; PAGES];
     let no_nodes: *const i32 = std::ptr::null();
-    // SAFETY: both arrays have as many elements as the call is told of; without target nodes it moves nothing.
+    // SAFETY: both arrays have as many elements as the call is told of; without target nodes it
+    // moves nothing.
     let result = unsafe {
         libc::syscall(libc::SYS_move_pages, 0, pages.len(), pages.as_ptr(), no_nodes, found.as_mut_ptr(), 0)
     };

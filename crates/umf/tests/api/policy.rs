@@ -89,7 +89,8 @@ fn settings_reach_the_pools() {
         println!("umf-skip: pages made ahead: this kernel does not");
     }
 
-    // 48 MiB in all: what the one has free goes before the other is refused, but not what is reserved.
+    // 48 MiB in all: what the one has free goes before the other is refused, but not what is
+    // reserved.
     let mut rest: Vec<_> = (0..20).map(|_| ahead.allocate(MIB).unwrap()).collect();
     rest.extend((0..16).map(|_| ahead.allocate(MIB).unwrap()));
     drop(rest);

@@ -1,5 +1,5 @@
-//! The conformance suite is worth something only if it fails: a provider with one fault at a time, each of
-//! which a system in use has or had, does not pass the case that is there for it.
+//! The conformance suite is worth something only if it fails: a provider with one fault at a time,
+//! each of which a system in use has or had, does not pass the case that is there for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};

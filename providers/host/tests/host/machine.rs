@@ -59,7 +59,8 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs `body` in a forked child and expects it to return; a panic or a hang there fails the test here.
+/// Runs `body` in a forked child and expects it to return; a panic or a hang there fails the test
+/// here.
 pub fn in_child(body: impl FnOnce()) {
     // SAFETY: the child runs `body` and leaves by _exit. Under test are calls that must work after a fork;
     // what the tests themselves need from the allocator works in a child with glibc.

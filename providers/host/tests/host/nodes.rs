@@ -32,7 +32,8 @@ fn places(region: &Region) -> Vec<i32> {
         (0..region.size()).step_by(PAGE).map(|place| pointer(region).wrapping_add(place)).collect();
     let mut found = vec![-1_i32; pages.len()];
     let no_nodes: *const i32 = std::ptr::null();
-    // SAFETY: both arrays have as many elements as the call is told of; without target nodes it moves nothing.
+    // SAFETY: both arrays have as many elements as the call is told of; without target nodes it
+    // moves nothing.
     let result = unsafe {
         libc::syscall(libc::SYS_move_pages, 0, pages.len(), pages.as_ptr(), no_nodes, found.as_mut_ptr(), 0)
     };

@@ -13,7 +13,8 @@ fn both() -> [(&'static str, HostBuilder); 2] {
     [("private", HostProvider::builder()), ("shared", shared())]
 }
 
-/// The sum of a field of `/proc/self/smaps` over the mappings that begin inside of a region, in bytes.
+/// The sum of a field of `/proc/self/smaps` over the mappings that begin inside of a region, in
+/// bytes.
 fn smaps(region: &Region, field: &str) -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
     let (mut inside, mut sum) = (false, 0);
@@ -31,8 +32,8 @@ fn smaps(region: &Region, field: &str) -> usize {
     sum
 }
 
-/// Bytes of a private region that have pages (`mincore(2)`). `smaps` does not tell: private memory of others that lies beside the
-/// region becomes one mapping with it.
+/// Bytes of a private region that have pages (`mincore(2)`). `smaps` does not tell: private memory
+/// of others that lies beside the region becomes one mapping with it.
 fn resident(region: &Region, pages: &mut [u8; 256]) -> usize {
     let page = rustix::param::page_size();
     assert!(region.size() / page <= pages.len());
@@ -74,7 +75,8 @@ fn populate_makes_pages_on_allocate() {
     });
 }
 
-/// More than this machine has is refused before pages are made: making them would have the kernel end processes.
+/// More than this machine has is refused before pages are made: making them would have the kernel
+/// end processes.
 #[test]
 fn populating_more_than_available_is_an_error() {
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
@@ -87,7 +89,8 @@ fn populating_more_than_available_is_an_error() {
     }
 }
 
-/// Of files of memory the kernel promises any amount. What this machine does not have is refused all the same, as private memory is.
+/// Of files of memory the kernel promises any amount. What this machine does not have is refused
+/// all the same, as private memory is.
 #[test]
 fn allocating_more_than_any_machine_has_is_an_error() {
     if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
@@ -124,8 +127,8 @@ fn transparent_huge_pages_are_used() {
     }
 }
 
-/// The only test that uses reserved huge pages, of those of this process and of others that run the same
-/// tests: how many are free is what they look at.
+/// The only test that uses reserved huge pages, of those of this process and of others that run the
+/// same tests: how many are free is what they look at.
 struct Alone {
     _here: std::sync::MutexGuard<'static, ()>,
     _elsewhere: Option<std::fs::File>,
@@ -223,7 +226,8 @@ fn reserved_huge_pages_are_used_and_released() {
     }
 }
 
-/// Pages of 1 GiB can hardly be had once a machine is in use: those that are set aside when it starts, as in `tests/vm/run numa`.
+/// Pages of 1 GiB can hardly be had once a machine is in use: those that are set aside when it
+/// starts, as in `tests/vm/run numa`.
 #[test]
 fn pages_of_one_gibibyte() {
     const GIB: usize = 1 << 30;
@@ -325,7 +329,8 @@ fn unknown_huge_page_sizes_are_errors() {
     }
 }
 
-/// Policy and nodes of the page at an address (`get_mempolicy(2)`); `None` on a kernel without NUMA.
+/// Policy and nodes of the page at an address (`get_mempolicy(2)`); `None` on a kernel without
+/// NUMA.
 fn policy(region: &Region, place: usize) -> Option<(i32, u64)> {
     const ADDR: libc::c_ulong = 2;
     let mut mode = -1_i32;

@@ -66,8 +66,8 @@ pub(super) fn execute(all: &mut Communicators, command: &str, words: &[&str]) ->
             let (other, mut byte, bytes) = (1 - comm.rank(), [0], vec![0; 100_000]);
             let mut receive = comm.start_recv(Some(other), 1 << 40, &mut byte)?;
             let mut send = comm.start_send(other, 1 << 40, &bytes)?;
-            // SAFETY: umf and the allocator have fork handlers, so that the child can use both; it then
-            // ends.
+            // SAFETY: umf and the allocator have fork handlers, so that the child can use both; it
+            // then ends.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 let refused = [
@@ -99,8 +99,8 @@ fn join(job: &str, rank: &str, size: &str) -> Result<Communicator, Failure> {
 }
 
 /// Sends messages of two lengths to random ranks and receives from any rank. Ends when a receive
-/// reports the end of a rank, or after the given time. Answers with the numbers of sent and received
-/// messages.
+/// reports the end of a rank, or after the given time. Answers with the numbers of sent and
+/// received messages.
 fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
     const LENGTHS: [usize; 2] = [8, 6000];
     const MOST: usize = 48;

@@ -1,5 +1,5 @@
-//! Random messages in both directions. Both sides derive the messages from seeds, so that each knows
-//! what it will receive.
+//! Random messages in both directions. Both sides derive the messages from seeds, so that each
+//! knows what it will receive.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Work of the kill matrix: a producer or an importer that can be killed at any instruction.
 //!
-//! Producers record their blocks in a [`BlockTable`], and importers open what is recorded there. Both
-//! answer when they are idle again: they have nothing allocated, exported, open or cached.
+//! Producers record their blocks in a [`BlockTable`], and importers open what is recorded there.
+//! Both answer when they are idle again: they have nothing allocated, exported, open or cached.
 
 mod import;
 mod oracle;
@@ -98,14 +98,15 @@ impl<'a> Work<'a> {
             .try_for_each(|it| it.unwrap_or_else(|_| Err(Failure::new("Panic", "in a thread"))))
     }
 
-    /// Forks a child that runs `work` and ends. Returns whether the child was killed at a failpoint.
+    /// Forks a child that runs `work` and ends. Returns whether the child was killed at a
+    /// failpoint.
     fn in_child(&self, work: impl FnOnce() -> Result<(), Failure>) -> Result<bool, Failure> {
         // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             for number in [0, 1] {
-                // The test sees the end of the parent when these pipes close, so the child closes them.
-                // SAFETY: the child does not use stdin and stdout.
+                // The test sees the end of the parent when these pipes close, so the child closes
+                // them. SAFETY: the child does not use stdin and stdout.
                 unsafe { libc::close(number) };
             }
             // The test continues a stopped parent, and not a stopped child.

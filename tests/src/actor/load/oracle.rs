@@ -101,8 +101,8 @@ pub(crate) enum OpenedBy {
 
 /// Checks the content of a mapping.
 ///
-/// A current block has its own content. So has a block that was freed while this process had it open,
-/// as its memory may not be reused. If the pool releases pages, they may also read as zeros.
+/// A current block has its own content. So has a block that was freed while this process had it
+/// open, as its memory may not be reused. If the pool releases pages, they may also read as zeros.
 pub(crate) fn check_content(
     record: &BlockRecord,
     mapping: &Mapping<'_>,

@@ -75,8 +75,8 @@ fn activities<'a>() -> [Activity<'a>; 8] {
     ]
 }
 
-/// Runs threads that allocate, export, record, retire and free blocks of pools of this kind, and that
-/// create and drop pools.
+/// Runs threads that allocate, export, record, retire and free blocks of pools of this kind, and
+/// that create and drop pools.
 pub(super) fn run(work: &Work<'_>, incarnation: &str, kind: &PoolKind<'_>) -> Answer {
     let incarnation: u64 = incarnation.parse()?;
     let killed = AtomicU64::new(0);
@@ -279,8 +279,8 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Forks a child that finds its inherited pools frozen, opens a block of its parent, and exports
-    /// blocks of its own.
+    /// Forks a child that finds its inherited pools frozen, opens a block of its parent, and
+    /// exports blocks of its own.
     fn fork(&mut self) -> Result<(), Failure> {
         let mut rng = self.rng.clone();
         let frozen = self.pool(true);

@@ -61,8 +61,8 @@ fn ranks_communicate_and_leak_nothing() {
     actors.into_iter().for_each(Actor::finish);
 }
 
-/// Kills one of three ranks during collectives. The others get an error that names it, and can still
-/// exchange messages.
+/// Kills one of three ranks during collectives. The others get an error that names it, and can
+/// still exchange messages.
 #[test]
 fn kill_of_rank_ends_collective_on_all_ranks() {
     let rounds = if machine::is_long() { 300 } else { 8 };
@@ -78,7 +78,8 @@ fn kill_of_rank_ends_collective_on_all_ranks() {
         let name = job("kill");
         join(&mut actors, &name);
         actors.rotate_right(turn);
-        // The barrier connects all ranks: the end of an unconnected rank is reported in another way.
+        // The barrier connects all ranks: the end of an unconnected rank is reported in another
+        // way.
         for command in ["comm-barrier f", "comm-rounds f 1000000"] {
             for actor in &mut actors {
                 actor.send(command);
@@ -212,8 +213,8 @@ fn forked_child_cannot_use_communicator() {
     other.finish();
 }
 
-/// Kills a rank before any other rank has a link with it. Ranks that wait for it get an error, and so do
-/// ranks that wait later.
+/// Kills a rank before any other rank has a link with it. Ranks that wait for it get an error, and
+/// so do ranks that wait later.
 #[test]
 fn kill_of_unconnected_rank_is_reported_to_all() {
     let rounds: u64 = if machine::is_long() { 200 } else { 6 };
@@ -257,7 +258,8 @@ fn kill_of_unconnected_rank_is_reported_to_all() {
     println!("{rounds} rounds, the slowest error took {slowest:?}");
 }
 
-/// Many more ranks than processors: collectives complete, and all ranks report the end of a killed one.
+/// Many more ranks than processors: collectives complete, and all ranks report the end of a killed
+/// one.
 #[test]
 fn many_ranks_on_few_processors_complete_and_report_kill() {
     let size = if machine::is_long() { 64 } else { 12 };
@@ -287,7 +289,8 @@ fn many_ranks_on_few_processors_complete_and_report_kill() {
     actors.into_iter().for_each(Actor::finish);
 }
 
-/// A rank without fds, or a stopped rank, causes a timeout. Afterwards both ranks communicate again.
+/// A rank without fds, or a stopped rank, causes a timeout. Afterwards both ranks communicate
+/// again.
 #[test]
 fn unresponsive_rank_causes_timeout_then_recovers() {
     let mut actors = [actor!(), actor!()];
@@ -325,8 +328,8 @@ fn unresponsive_rank_causes_timeout_then_recovers() {
     other.finish();
 }
 
-/// Many ranks exchange messages, and a random one is killed at a random time. All others get an error,
-/// continue, and connect to the process that replaces it.
+/// Many ranks exchange messages, and a random one is killed at a random time. All others get an
+/// error, continue, and connect to the process that replaces it.
 #[test]
 fn random_kills_are_reported_to_all_ranks() {
     const SIZE: usize = 16;
@@ -341,7 +344,8 @@ fn random_kills_are_reported_to_all_ranks() {
         actors.iter_mut().map(|actor| actor.answer(BOUND).unwrap()).collect::<Vec<_>>()
     };
     all(&mut actors, "comm-meet f");
-    // Snapshots of rank 0, which is never killed: without the killed rank, and with its replacement.
+    // Snapshots of rank 0, which is never killed: without the killed rank, and with its
+    // replacement.
     let mut rest: [Option<ProcessSnapshot>; 2] = [None, None];
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {

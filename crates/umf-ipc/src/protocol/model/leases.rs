@@ -1,5 +1,5 @@
-//! What is in use is not taken away: exports that are opened while their producer frees them, marks of
-//! rows with leases, pins on entries of a cache.
+//! What is in use is not taken away: exports that are opened while their producer frees them, marks
+//! of rows with leases, pins on entries of a cache.
 
 use super::super::{
     clear_opened_rows, close, count_lease, is_current, pin, publish, read, release_lease, retire,
@@ -187,7 +187,8 @@ fn is_leased(marks: &ModelWord, rows: &[ModelWord]) -> bool {
     is_leased
 }
 
-/// Two importers open an export for the first time, while its producer frees it: no mark is lost, and none comes too late.
+/// Two importers open an export for the first time, while its producer frees it: no mark is lost,
+/// and none comes too late.
 #[test]
 fn loom_a_mark_says_where_to_look() {
     let reached = Reached::default();
@@ -226,7 +227,8 @@ fn loom_a_mark_says_where_to_look() {
     reached.check(["held", "opened", "refused", "used again"]);
 }
 
-/// An export that was open once, and the next one in its slot: the marks of the first do not pass for marks of the second.
+/// An export that was open once, and the next one in its slot: the marks of the first do not pass
+/// for marks of the second.
 #[test]
 fn loom_a_mark_is_of_one_export() {
     let reached = Reached::default();
@@ -324,8 +326,8 @@ fn loom_what_is_pinned_is_not_closed() {
     reached.check(["came too late", "closed", "pinned", "stays open"]);
 }
 
-/// A pin that another thread takes back: the count of each is wrong, their sum is right, and the entry is not
-/// closed before.
+/// A pin that another thread takes back: the count of each is wrong, their sum is right, and the
+/// entry is not closed before.
 #[test]
 fn loom_a_pin_taken_back_elsewhere_counts() {
     let reached = Reached::default();
@@ -382,8 +384,8 @@ fn loom_what_is_pinned_is_seen_whole() {
     reached.check(["came too early", "pinned"]);
 }
 
-/// What an entry keeps mapped (the word of a lease, and that of the generation) is touched only while the entry is there, also
-/// by an open that is refused.
+/// What an entry keeps mapped (the word of a lease, and that of the generation) is touched only
+/// while the entry is there, also by an open that is refused.
 #[test]
 fn loom_lease_is_counted_only_while_the_entry_is_pinned() {
     let reached = Reached::default();

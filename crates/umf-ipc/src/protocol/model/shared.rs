@@ -1,5 +1,5 @@
-//! What is written by one thread or process and read by others: slots of the ledger, records of a ring,
-//! numbers on a stack, what the first user makes.
+//! What is written by one thread or process and read by others: slots of the ledger, records of a
+//! ring, numbers on a stack, what the first user makes.
 
 use core::ptr::NonNull;
 
@@ -14,8 +14,8 @@ use super::*;
 
 // Slots of the ledger: exports that come and go.
 
-/// A slot that is published, retired and published again: readers see each export whole or not at all, and of one that is
-/// gone the generation that came after it.
+/// A slot that is published, retired and published again: readers see each export whole or not at
+/// all, and of one that is gone the generation that came after it.
 #[test]
 fn loom_an_export_is_seen_whole() {
     let reached = Reached::default();
@@ -55,8 +55,8 @@ fn loom_an_export_is_seen_whole() {
     reached.check(["the first", "the second", "too late"]);
 }
 
-/// The order that "never stale" rests on. A producer retires an export, and then hands the memory out again. An
-/// importer that used the memory loads the generation afterwards, and notices.
+/// The order that "never stale" rests on. A producer retires an export, and then hands the memory
+/// out again. An importer that used the memory loads the generation afterwards, and notices.
 #[test]
 fn loom_use_after_reuse_is_noticed() {
     let reached = Reached::default();
@@ -89,8 +89,8 @@ fn loom_use_after_reuse_is_noticed() {
     reached.check(["current", "stale"]);
 }
 
-/// A block and its region that are freed at the same time: one thread ends the export, and goes on with the slot alone. The
-/// other may come when the slot is the next export's, and ends nothing.
+/// A block and its region that are freed at the same time: one thread ends the export, and goes on
+/// with the slot alone. The other may come when the slot is the next export's, and ends nothing.
 #[test]
 fn loom_an_export_ends_once() {
     let reached = Reached::default();
@@ -136,8 +136,8 @@ fn a_later_export_is_not_ended_for_an_earlier_one() {
 
 // Records of a ring.
 
-/// Two writers in one record, of which a reader sees one whole or none. The stamp says whose it is in the end, and that is
-/// not the first of two that both got in.
+/// Two writers in one record, of which a reader sees one whole or none. The stamp says whose it is
+/// in the end, and that is not the first of two that both got in.
 #[test]
 fn loom_a_record_is_seen_whole() {
     let reached = Reached::default();
@@ -192,8 +192,8 @@ fn link() -> ModelLink {
     ModelWord::over(AtomicU32::new(0))
 }
 
-/// Two threads give numbers back, a third takes what it finds and gives it back. Each number is there once
-/// in the end, and taking one happens after giving it back.
+/// Two threads give numbers back, a third takes what it finds and gives it back. Each number is
+/// there once in the end, and taking one happens after giving it back.
 #[test]
 fn loom_what_is_given_back_is_taken_once() {
     struct Shared {
@@ -268,7 +268,8 @@ impl Shared {
         self.gone.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The table, made if there is none, as `Producer::count_lease` does. Yields how it was come by, too.
+    /// The table, made if there is none, as `Producer::count_lease` does. Yields how it was come
+    /// by, too.
     fn use_it(&self) -> (NonNull<Table>, &'static str) {
         // SAFETY: what lies there stays as long as this.
         let is_of_this_process = |table: NonNull<Table>| unsafe { table.as_ref() }.is_of_this_process;
@@ -304,8 +305,8 @@ impl Shared {
     }
 }
 
-/// Threads that need a table at the same time all get the same one, and those that were made in vain are gone. A parent's that
-/// lies there is of no use, and is not touched.
+/// Threads that need a table at the same time all get the same one, and those that were made in
+/// vain are gone. A parent's that lies there is of no use, and is not touched.
 #[test]
 fn loom_what_the_first_user_makes_is_all_there_is() {
     let reached = Reached::default();

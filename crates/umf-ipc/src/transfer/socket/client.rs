@@ -68,8 +68,8 @@ impl Client {
         poll(&mut fds, Some(&at_once)).is_ok_and(|count| count > 0)
     }
 
-    /// Asks for an fd; connects, or connects again, where needed. All of it takes no longer than `timeout`, whatever
-    /// signals come.
+    /// Asks for an fd; connects, or connects again, where needed. All of it takes no longer than
+    /// `timeout`, whatever signals come.
     pub(crate) fn ask(&mut self, wanted: RemoteFd, timeout: Duration) -> Result<Answer, Errno> {
         if self.generation != fork::generation() {
             self.connection = None;
@@ -77,8 +77,8 @@ impl Client {
         }
         let deadline = Deadline::after(timeout);
         match self.request_once(wanted, deadline) {
-            // The producer closes idle connections to make room: retries once with a new one. If the producer is
-            // ending, that connection is refused.
+            // The producer closes idle connections to make room: retries once with a new one. If
+            // the producer is ending, that connection is refused.
             Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.request_once(wanted, deadline),
             other => other,
         }
@@ -108,7 +108,8 @@ impl Client {
             .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
         {
             Ok(sent) => debug_assert_eq!(sent, REQUEST_SIZE, "packets are sent whole"),
-            // The producer answers a process without permission, and closes the connection, before any request.
+            // The producer answers a process without permission, and closes the connection, before
+            // any request.
             Err(Errno::PIPE) => {}
             Err(errno) => return Err(errno),
         }
@@ -174,8 +175,8 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let address = SocketAddrUnix::new_abstract_name(&super::name(nonce))?;
     loop {
-        // For a place among those that the producer has not accepted yet, connect alone can wait (no poll tells), and
-        // a signal ends its wait.
+        // For a place among those that the producer has not accepted yet, connect alone can wait
+        // (no poll tells), and a signal ends its wait.
         set_socket_timeout(&socket, Timeout::Send, deadline.left()?)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => {
@@ -194,7 +195,8 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
 /// [`Errno::TIMEDOUT`]; [`Errno::CONNRESET`] if the other side closed; what `recvmsg(2)` says.
 pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
     let mut bytes = [0; REPLY_SIZE + 1];
-    // As many as one message can have (SCM_MAX_FD): what does not fit the kernel closes in this thread.
+    // As many as one message can have (SCM_MAX_FD): what does not fit the kernel closes in this
+    // thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;

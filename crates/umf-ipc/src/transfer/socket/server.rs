@@ -51,7 +51,8 @@ impl AsFd for OutgoingFd {
     }
 }
 
-/// Connections beyond this number replace the oldest one; its importer connects again when it needs to.
+/// Connections beyond this number replace the oldest one; its importer connects again when it needs
+/// to.
 const CONNECTIONS: usize = 256;
 
 /// The listening socket and its thread. Dropping it ends both.
@@ -206,8 +207,8 @@ impl ServerThread {
     /// Answers one request; `false` if the connection is to be closed.
     fn answer(&self, index: usize) -> bool {
         let Some(connection) = self.connections.get(index) else { return false };
-        // A client reads an answer before it asks again. Descriptors in unread answers count against
-        // a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
+        // A client reads an answer before it asks again. Descriptors in unread answers count
+        // against a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
         if umf_os::socket::unread_bytes(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
             return false;
         }
@@ -254,7 +255,8 @@ fn is_permitted(connection: BorrowedFd<'_>) -> bool {
 /// Says no before anything was asked, so that a stranger takes no place from others.
 fn refuse(connection: BorrowedFd<'_>) {
     let _ = reply(connection, Reply::NotPermitted, None);
-    // To close with a request unread would be a reset, which overtakes the answer: let none come, and take what came.
+    // To close with a request unread would be a reset, which overtakes the answer: let none come,
+    // and take what came.
     let _ = rustix::net::shutdown(connection, Shutdown::Read);
     let mut byte = [0; 1];
     while rustix::net::recv(connection, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {}
