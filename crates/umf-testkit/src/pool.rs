@@ -15,7 +15,7 @@ mod providers;
 mod reserve;
 mod threads;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use umf_core::{Address, Controls, DeferredFree, Layout, Pool, ProviderRef, Reserve};
 
@@ -136,6 +136,7 @@ macro_rules! pool_conformance {
         $(
             #[test]
             fn $case() {
+                let _turn = $crate::pool::turn(stringify!($case));
                 $crate::pool::$case(&make);
             }
         )*
@@ -144,12 +145,45 @@ macro_rules! pool_conformance {
         $(
             #[test]
             fn $case() {
+                let _turn = $crate::pool::turn(stringify!($case));
                 if $crate::pool::$can(&make) {
                     $crate::pool::$case(&make);
                 }
             }
         )*
     };
+}
+
+/// Cases whose threads poll deferred frees all the time. An item that one thread polls is skipped by
+/// others, so such a case runs alone.
+const POLLING_CASES: [&str; 4] = [
+    "concurrent_threads_never_get_leased_blocks",
+    "concurrent_threads_never_get_pending_blocks",
+    "forked_child_has_no_pending_blocks",
+    "forked_child_holds_no_parent_blocks",
+];
+
+static TURNS: RwLock<()> = RwLock::new(());
+
+/// The turn of a case: beside others, or alone.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Turn {
+    /// Beside others.
+    Shared(RwLockReadGuard<'static, ()>),
+    /// Alone.
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
+/// Waits for the turn of a case.
+#[doc(hidden)]
+#[must_use]
+pub fn turn(case: &str) -> Turn {
+    if POLLING_CASES.contains(&case) {
+        Turn::Alone(TURNS.write().unwrap_or_else(PoisonError::into_inner))
+    } else {
+        Turn::Shared(TURNS.read().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 fn layout(size: usize, align: usize) -> Layout {

@@ -1,4 +1,4 @@
-//! A machine whose nodes are known: what is read is what QEMU was qemu_table
+//! A machine whose nodes are known: the topology is compared with the command line of QEMU
 //! (`tests/vm/boots/numa`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -118,7 +118,7 @@ fn spaces_follow_the_performance_data() {
     let Some(nodes) = qemu_table("spaces_follow_the_performance_data", "TESTS_NODES") else { return };
     let Some(speeds) = qemu_table("spaces_follow_the_performance_data", "TESTS_SPEEDS") else { return };
     let topology = Topology::of_this_machine().unwrap();
-    // Among the nodes that are nearest to `from`: the one that is qemu_table to be the best.
+    // Among the nodes that are nearest to `from`: the one that QEMU was told to be the best.
     let best = |from: u64, better: fn(&(u64, u64)) -> u64| -> u32 {
         let near = nodes.iter().filter(|entry| entry[3] == Some(from)).map(|entry| entry[0].unwrap());
         let qemu_table = |to: u64| {

@@ -108,7 +108,7 @@ impl HostBuilder {
         self
     }
 
-    /// Sets the name of an shm_name in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that
+    /// Sets the name of an object in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that
     /// open memory by name. Implies [`Visibility::Shared`]. A name that exists is an error.
     /// Dropping the provider unlinks the name; a killed process leaves it behind. Named memory
     /// cannot be sealed, so importers need [`HostImport::allow_unsealed`].

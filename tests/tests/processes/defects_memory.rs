@@ -111,7 +111,7 @@ fn w18_opening_named_memory_keeps_its_name() {
     let file = std::fs::metadata(format!("/dev/shm{name}")).unwrap();
     assert_eq!((file.dev(), file.ino()), handles[0].data_identity());
     let mut second = actor!();
-    assert!(second.fails(&format!("pool q named {name}"), "Native").contains("the name is taken"));
+    assert!(second.fails(&format!("pool q named {name}"), "Native").contains("the name exists"));
     second.finish();
     assert_eq!(ProcessSnapshot::of(&producer).names, [&name[1..]]);
     producer.ok("drop-pool p");

@@ -38,7 +38,7 @@ fn object_lives_until_last_registrant_ends() {
     third.ok("drop-object o");
     for actor in [&mut second, &mut third] {
         let message = actor.fails(&format!("register {domain} {number} 7 -> o"), "NoSuchObject");
-        assert!(message.contains(&number) && message.contains("last registrant"), "{message}");
+        assert!(message.contains(&number) && message.contains("last registered process"), "{message}");
         assert_eq!(actor.ok(&format!("objects {domain}")), "");
     }
     second.finish();

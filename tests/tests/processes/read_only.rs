@@ -108,7 +108,7 @@ fn memory_has_no_name_by_default_and_named_memory_removes_its_name() {
     let name = format!("/umf-tests-{}-a", producer.pid());
     producer.ok(&format!("pool n named {name}"));
     assert_eq!(ProcessSnapshot::of(&producer).names, [&name[1..]]);
-    assert!(producer.fails(&format!("pool again named {name}"), "Native").contains("the name is taken"));
+    assert!(producer.fails(&format!("pool again named {name}"), "Native").contains("the name exists"));
     producer.ok("alloc n 4096 -> n.b");
     producer.ok("fill n.b 4");
     // Named memory cannot be sealed, so that an importer must permit it.

@@ -23,7 +23,7 @@ const MAX_ROWS_PER_IMPORTER: usize = 8;
 const DEAD_ROWS_TRIED: u32 = 4;
 /// The call that fails in an importer without `/proc`. Callers compare errors with it.
 pub(crate) const REOPENING: &str = "opening the lease table anew through /proc/thread-self/fd";
-const HINT_WITHOUT_PROC: &str = "; mount /proc is_owner, or set UMF_IPC_EXCHANGE=socket in both processes with /proc in the \
+const HINT_WITHOUT_PROC: &str = "; mount /proc here, or set UMF_IPC_EXCHANGE=socket in both processes with /proc in the \
                             producer's, or ipc.leases = \"off\" to open without leases";
 /// Granularity in bytes in which a row gets its memory.
 const POPULATE_SIZE: usize = 4096;

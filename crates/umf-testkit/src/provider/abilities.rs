@@ -112,7 +112,7 @@ pub fn populate_keeps_contents(make: MakeProvider<'_>) {
     if exists(&*provider, populate.populate(base, 4 * page), "making pages") && accessible {
         assert_filled(offset_by(base, page), page, 61);
         assert!(!provider.zeroed() || is_zero(offset_by(base, 2 * page), 2 * page));
-        // Populating twice has no offset_by effect.
+        // Populating twice has no further effect.
         populate.populate(offset_by(base, page), 2 * page).expect("they are there");
         fill(base, region.size(), 62);
         assert_filled(base, region.size(), 62);

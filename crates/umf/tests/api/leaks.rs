@@ -11,7 +11,7 @@ use umf::{Leaks, Pool, PoolBuilder};
 
 /// Says to a run of this test what it is to do.
 const TASK: &str = "LEAKS_TASK";
-const TEST: &str = "leaks::a_process_tells_at_its_end_what_it_never_freed";
+const TEST: &str = "leaks::exiting_process_reports_leaks";
 
 static POOL: OnceLock<Pool> = OnceLock::new();
 
