@@ -18,7 +18,7 @@ const fn ended(error: &Error) -> i32 {
 }
 
 impl Communicator {
-    /// Sends a message to a rank: [`Link::send`].
+    /// Sends a message to a rank: [`crate::Link::send`].
     ///
     /// # Errors
     /// As there and as [`Communicator::link`].
@@ -26,7 +26,7 @@ impl Communicator {
         self.link(to)?.send(tag, source)
     }
 
-    /// Receives a message from a rank: [`Link::recv`].
+    /// Receives a message from a rank: [`crate::Link::recv`].
     ///
     /// # Errors
     /// As there and as [`Communicator::link`].
@@ -42,9 +42,9 @@ impl Communicator {
     /// Receives a message from any rank. Of several ranks that have sent one, each gets its turn.
     ///
     /// # Errors
-    /// As [`Link::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is reported
-    /// once, after all that it sent was received, and also if it was not linked; then the other
-    /// ranks are waited for, until all are gone.
+    /// As [`crate::Link::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is
+    /// reported once, after all that it sent was received, and also if it was not linked; then the
+    /// other ranks are waited for, until all are gone.
     pub fn recv_any<'d>(
         &mut self,
         wanted: impl Into<TagMatch>,
@@ -100,7 +100,7 @@ impl Communicator {
     /// [`Communicator::recv_any`] (`None`) would take next, if it has come. Does not wait.
     ///
     /// # Errors
-    /// As [`Link::probe`]; ends of ranks are reported for one rank only.
+    /// As [`crate::Link::probe`]; ends of ranks are reported for one rank only.
     pub fn probe(&mut self, from_rank: Option<usize>, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
         self.check_here()?;
         from_rank.map_or(Ok(()), |rank| self.check(rank))?;
@@ -109,7 +109,7 @@ impl Communicator {
         Ok(self.inbox.probe(matching)?.and_then(|id| self.inbox.probed(id)))
     }
 
-    /// Begins to send a message to a rank: [`Link::start_send`].
+    /// Begins to send a message to a rank: [`crate::Link::start_send`].
     ///
     /// # Errors
     /// As there and as [`Communicator::link`].
@@ -122,7 +122,7 @@ impl Communicator {
         self.link(to)?.start_send(tag, source)
     }
 
-    /// Posts a receive from a rank, or from any (`None`): [`Link::start_recv`]. Dropping the
+    /// Posts a receive from a rank, or from any (`None`): [`crate::Link::start_recv`]. Dropping the
     /// request cancels it.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Communicator {
     /// Returns whether a message was sent. Does not wait.
     ///
     /// # Errors
-    /// As [`Link::test_send`].
+    /// As [`crate::Link::test_send`].
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         self.check_here()?;
         self.adopt_links();
@@ -153,7 +153,7 @@ impl Communicator {
     /// Returns what was received, if it was. Does not wait.
     ///
     /// # Errors
-    /// As [`Link::test_recv`].
+    /// As [`crate::Link::test_recv`].
     pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
         self.check_here()?;
         self.adopt_links();
@@ -163,7 +163,7 @@ impl Communicator {
     /// Waits until a message was sent.
     ///
     /// # Errors
-    /// As [`Link::wait_send`].
+    /// As [`crate::Link::wait_send`].
     pub fn wait_send(&mut self, request: SendRequest<'_>) -> Result<()> {
         self.finish(&mut [request], &mut [])
     }
@@ -171,8 +171,8 @@ impl Communicator {
     /// Waits for the message of a posted receive.
     ///
     /// # Errors
-    /// As [`Link::wait_recv`]; from any rank as [`Communicator::recv_any`]; from a rank that has
-    /// not joined as [`Communicator::link`].
+    /// As [`crate::Link::wait_recv`]; from any rank as [`Communicator::recv_any`]; from a rank that
+    /// has not joined as [`Communicator::link`].
     pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
         request.check(&self.inbox)?;
         match (request.received, request.receiving.matching.peer) {
@@ -182,7 +182,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for all of these at once: [`Link::finish`].
+    /// Waits for all of these at once: [`crate::Link::finish`].
     ///
     /// # Errors
     /// As there, and as [`Communicator::wait_recv`] for ranks that have not joined. If a message is
