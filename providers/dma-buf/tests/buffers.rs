@@ -253,7 +253,7 @@ fn udmabuf_joins_parts_of_sealed_files() {
         (vec![part(can_shrink.as_fd(), 0..1)], "F_SEAL_SHRINK"),
         (vec![part(constant.as_fd(), 0..1)], "F_SEAL_WRITE"),
         (vec![part(null.as_fd(), 0..1)], "memory files"),
-        (vec![part(two.as_fd(), 1..3)], "inside of their files"),
+        (vec![part(two.as_fd(), 1..3)], "lie in their files"),
     ] {
         let error = device.over(&parts).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
