@@ -33,6 +33,16 @@ function close_program() {
 /^umf-hung: / { hung[++hangs] = substr($0, 11) }
 /^umf-left: / { left[++leaves] = substr($0, 11) }
 /^umf-skip: / && !($0 in known) { known[$0]; skip[++skips] = substr($0, 11) }
+# tests/vm/run writes this line after each guest: exit code and name.
+/^umf-guest: / {
+  close_program()
+  if ($2 != 0 && step_failed == guests_failed) {
+    broken[++breaks] = "guest " $3 " (exit code " $2 ")"
+    failed++
+    step_failed++
+  }
+  guests_failed = step_failed
+}
 # tests/run writes this line after each step: exit code and command.
 /^umf-step: / {
   close_program()
@@ -40,7 +50,7 @@ function close_program() {
     broken[++breaks] = substr($0, 11)
     failed++
   }
-  step_failed = 0
+  step_failed = guests_failed = 0
 }
 
 function list(title, lines, count,   i) {
