@@ -1,5 +1,5 @@
-/* What a rank needs of MPI, by plain names: the constants of MPI differ from one implementation to the next, and are known here alone.
-   Built by a test with mpicc. */
+/* The calls of MPI that the test ranks use, without MPI's types and constants: these differ between
+   implementations. A test builds this file with mpicc. */
 
 #include <mpi.h>
 

@@ -1,17 +1,17 @@
-# Boots a guest that runs the commands and ends. Sourced by run.
+# Boots a guest, which runs the commands and powers off. Sourced by run.
 
-# Packs what is in a folder.
+# pack FOLDER: prints the folder as a cpio archive.
 pack() {
   (cd "$1" && find . | tool busybox cpio -o -H newc 2>/dev/null)
 }
 
-# Files at the paths that they are to have, and the libraries that they are linked with. What is for debuggers stays here: it is most
-# of a program, and the guest copies what it is given.
+# stage_programs FOLDER: copies the programs of $work/files, and the libraries they are linked with, to
+# their paths below the folder. Debug information is most of a program, and is removed.
 stage_programs() {
   local stage=$1 path file
   sort -u "$work/files" | while read -r path file; do
     echo "$path $file"
-    # "name => path (address)" and "path (address)"; a static program has none.
+    # ldd prints "name => path (address)" or "path (address)", and nothing for a static program.
     ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1 \1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1 \1/p'
   done | sort -u | while read -r path file; do
     mkdir -p "$stage$(dirname "$path")"
@@ -19,7 +19,7 @@ stage_programs() {
   done
 }
 
-# The first file system of the guest: busybox, modules, init, the programs.
+# Writes the guest's initramfs to $work/initrd: busybox, kernel modules, init and the programs.
 make_image() {
   local stage=$work/stage module name
   rm -rf "$stage"
@@ -40,15 +40,16 @@ make_image() {
       return 1
     fi
     while read -r name; do
-      # Needed by another one before.
+      # A dependency of an earlier module.
       if [ -e "$stage/modules/$name" ]; then continue; fi
-      # A guest that is interpreted takes its time to check a signature, which goes with this, and to read what is for debuggers.
+      # Without the signature and debug information, which take long to check and read in an interpreted
+      # guest.
       strip --strip-debug -o "$stage/modules/$name" "$kernel_folder/modules/$name" 2>/dev/null ||
         cp "$kernel_folder/modules/$name" "$stage/modules/$name"
       echo "$name" >>"$stage/modules/order"
     done <"$kernel_folder/load/$module"
   done
-  # What init runs, and what else a command may want: all that busybox has would be a second.
+  # The commands of init and of tests. Links for all of busybox would take a second.
   for name in sh mount mkdir chmod ln ip insmod stty cat sync reboot env ls true false sleep echo ps dmesg free head tail grep kill id; do
     ln -s busybox "$stage/bin/$name"
   done
@@ -57,23 +58,25 @@ make_image() {
   rm -rf "$stage"
 }
 
-# The clock is the HPET: what the kernel measures of the TSC on a busy machine may be wrong by ten times, and with it each second.
-# What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for, and programs are at the same
-# addresses each time (norandmaps): QEMU translates code for the addresses that it has, and of an actor that has moved all that runs, which
-# is 3,500 blocks. What actors map is at other addresses in each all the same: they see to that themselves. (Programs are in a ramfs: in a
-# tmpfs their code would count as shared memory of the processes that run them.)
+# The clock is the HPET: on a busy machine the kernel may calibrate the TSC wrong by ten times.
+#
+# The other arguments make an interpreted guest fast. They turn off checks, clearing and mitigations that
+# no test needs. norandmaps loads programs at the same addresses each time, since QEMU translates code per
+# address: a moved actor has 3,500 blocks to translate again. Actors randomize their own mappings.
+#
+# Programs are in a ramfs. In a tmpfs their code would count as shared memory of their processes.
 kernel_arguments="console=ttyS2 panic=-1 quiet rootfstype=ramfs mitigations=off tsc=reliable clocksource=hpet no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
 rcupdate.rcu_expedited=1 cryptomgr.notests norandmaps clearcpuid=112 random.trust_cpu=on"
 
-# Runs the commands. Their output is this one's; the exit code is the first that is not 0, 124 if the guest takes too long, 125
-# if it ends otherwise.
+# Runs the commands in a guest, and prints their output. The exit code is the first that is not 0, 124 if
+# the guest exceeds its limit, or 125 if it ends before its last command.
 run_guest() {
   make_image
   local code=0
   echo "== guest $boot: $about"
   : >"$work/codes"
   : >"$work/log"
-  # The serial lines: what programs print, their exit codes, what the kernel says.
+  # Three serial lines: the output of programs, their exit codes, the kernel's log.
   bounded_qemu -machine "q35${machine:+,$machine}" -accel "$accelerator" -cpu max,-la57,-smap,-smep,-pku,-umip,-erms,-fsrm,-avx,-avx2,-fma,-f16c -m "$memory" \
     -smp "$processors" -kernel "$kernel_folder/image" -initrd "$work/initrd" \
     -append "$kernel_arguments $arguments" \
@@ -94,7 +97,7 @@ run_guest() {
   return "${code:-0}"
 }
 
-# What took how long in the guest that has just run, by its own clock: "start 2.1 s, dma_buf 3.4 s".
+# Prints the times of the last guest by its own clock: "start 2.1 s, dma_buf 3.4 s".
 guest_times() {
   tr -d '\r' <"$work/codes" | awk '
     FNR == NR { if (/^(begin|exit)/) at[count++] = $NF; next }
@@ -106,7 +109,7 @@ guest_times() {
     }' - "$work/commands"
 }
 
-# QEMU with a bound on its time, in seconds, and nothing in the machine but what is asked for.
+# qemu SECONDS [ARGUMENT ...]: runs QEMU with a time limit. The machine has no default devices.
 qemu() {
   local seconds=$1 share=$cache/tools/usr/share folder firmware=()
   shift
@@ -117,7 +120,7 @@ qemu() {
     timeout --kill-after=5 "$seconds" "$(qemu_path)" "${firmware[@]}" -nodefaults -no-user-config -display none -no-reboot "$@"
 }
 
-# The same within the boot's limit; its exit code is left in a file, since it is in the middle of a pipe.
+# Runs QEMU within the boot's limit. Writes the exit code to a file, since QEMU is in the middle of a pipe.
 bounded_qemu() {
   local code=0
   qemu "$limit" -pidfile "$work/qemu.pid" "$@" 2>"$work/qemu" || code=$?
@@ -125,8 +128,9 @@ bounded_qemu() {
   echo "$code" >"$work/qemu-code"
 }
 
-# What runs guests: KVM where one runs, and the interpreter elsewhere. A KVM that is there may still run nothing, as inside of other
-# virtual machines: it is tried once per start of this machine, with a kernel that finds nothing to do. In accelerator then.
+# Sets `accelerator`: KVM if it works, QEMU's interpreter otherwise. KVM may exist and still run nothing,
+# for example in a nested virtual machine. It is tried once per boot of this machine, with a kernel that
+# panics because it has no root file system.
 choose_accelerator() {
   accelerator=tcg,thread=multi
   if [ "${TESTS_VM_ACCELERATOR:-kvm}" = tcg ] || [ ! -r /dev/kvm ] || [ ! -w /dev/kvm ]; then return; fi

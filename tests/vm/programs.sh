@@ -1,7 +1,7 @@
-# Builds test programs and says which a boot runs. Sourced by run.
+# Builds test programs, and lists those of a boot. Sourced by run.
 
-# build_programs workspace|packages: builds the test programs of the whole workspace, as tests/run has
-# built them, or of the packages in `needed`. $work/built has lines of "package target executable".
+# build_programs workspace|packages: builds the test programs of the whole workspace, as tests/run does,
+# or of the packages in $work/needed. Writes lines of "package target executable" to $work/built.
 build_programs() {
   local messages=$work/messages package selection=(--workspace)
   if [ "$1" != workspace ]; then
@@ -10,18 +10,18 @@ build_programs() {
   fi
   if ! (cd "$root" && timeout --foreground -k 5 3600 cargo test --no-run --locked --message-format=json-render-diagnostics \
     "${selection[@]}") >"$messages" 2>"$work/cargo"; then
-    # (What it waits for is in there, if the time was up.)
+    # After a timeout, this shows what cargo waits for.
     cat "$work/cargo" >&2
     echo "tests/vm/run: the programs were not built (within an hour)" >&2
     exit 1
   fi
-  # A package is PATH#NAME@VERSION, or PATH#VERSION where its name is that of its folder.
+  # A package id is PATH#NAME@VERSION, or PATH#VERSION if the folder has the package's name.
   sed -n 's/"package_id":"\([^"#]*\/\)\([^"#\/]*\)#\([0-9][^"@]*\)"/"package_id":"\1\2#\2@\3"/
     s/.*"reason":"compiler-artifact".*"package_id":"[^"#]*#\([^@"]*\)@[^"]*".*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' \
     "$messages" >"$work/built"
 }
 
-# Writes one program with its arguments as a line for the guest's shell.
+# write_command FILE PROGRAM [ARGUMENT ...]: appends the command as one line for the guest's shell.
 write_command() {
   local file=$1
   shift
@@ -29,8 +29,9 @@ write_command() {
   echo >>"$file"
 }
 
-# Of a boot's `tests` ("package" for all of its tests, "package:target" for one, "package:target:filter,filter" for some in it),
-# what is run and what it needs.
+# Writes the commands and files of a boot to $work/commands and $work/files. Its `tests` are words of
+# "package" (all its test programs), "package:target" (one), or "package:target:filter,filter" (some tests
+# of one).
 collect_programs() {
   local wanted package target filter of name path found
   : >"$work/commands"
@@ -45,12 +46,12 @@ collect_programs() {
           if [ -z "$target" ] || [ "$name" = "$target" ]; then
             found=1
             echo "$path $path" >>"$work/files"
-            # shellcheck disable=SC2086 # several
+            # shellcheck disable=SC2086 # several words
             write_command "$work/commands" ${environment:+env $environment} "$path" ${options:---show-output} \
               ${test_threads:+--test-threads=$test_threads} ${filter//,/ }
           fi
           ;;
-        # A program of the package, which its tests start.
+        # A program of the package, which its tests run.
         *) echo "$path $path" >>"$work/files" ;;
       esac
     done <"$built"

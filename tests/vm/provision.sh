@@ -1,4 +1,4 @@
-# Gets QEMU, busybox and kernels into the cache folder. Sourced by run.
+# Fetches QEMU, busybox and kernels into the cache folder. Sourced by run.
 
 cache=${TESTS_VM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/umf-vm}
 
@@ -6,7 +6,7 @@ skip() {
   echo "umf-skip: tests/vm: $*"
 }
 
-# What no machine of another kind has.
+# Checks that guests can run on this machine at all.
 machine_fits() {
   if [ "$(uname -m)" != x86_64 ]; then
     skip "the guest is an x86-64 machine, this is $(uname -m)"
@@ -18,7 +18,7 @@ machine_fits() {
   fi
 }
 
-# One at a time in the cache folder, for as long as another may take to fetch all that is missing.
+# Locks the cache folder. Another process may hold the lock while it fetches everything.
 lock() {
   exec 9>"$cache/lock"
   if command -v flock >/dev/null 2>&1 && ! flock -w 900 9; then
@@ -32,8 +32,8 @@ unlock() {
   exec 9>&-
 }
 
-# apt-get and apt-cache with the machine's sources, and with lists and archives in the cache folder. The timeout is the same for every
-# source. Child processes do not inherit the lock, since they may outlive this script.
+# apt PROGRAM [ARGUMENT ...]: runs apt-get or apt-cache with the machine's sources, and with lists and
+# archives in the cache folder. Child processes do not inherit the lock, since they may outlive this script.
 apt() {
   local program=$1 code=0
   shift
@@ -51,7 +51,7 @@ apt_lists() {
     skip "no apt-get here to fetch $1 with"
     return 1
   fi
-  # Once per run: archives go away when newer ones come.
+  # Once per run, since sources delete old archives.
   [ -z "${apt_is_fresh:-}" ] || return 0
   mkdir -p "$cache/apt/lists/partial" "$cache/apt/cache" "$cache/apt/archives/partial"
   if ! apt apt-get update >"$cache/apt/log" 2>&1; then
@@ -70,7 +70,8 @@ fetch() {
   (cd "$folder" && apt apt-get download "$@" >>"$cache/apt/log" 2>&1)
 }
 
-# A program of the machine, or the one that was unpacked, with the libraries that were unpacked with it.
+# tool NAME [ARGUMENT ...]: runs the machine's program of that name, or else the unpacked one with the
+# unpacked libraries.
 tool() {
   local name=$1 found
   shift
@@ -85,14 +86,14 @@ tool() {
   fi
 }
 
-# QEMU and the few programs that make a guest: whatever of them the machine has not.
+# Fetches QEMU and the programs that build a guest, unless the machine has them.
 provision_qemu() {
   machine_fits || exit 0
   lock || exit 0
   if [ ! -e "$cache/tools/complete" ]; then
     apt_lists QEMU || exit 0
     local packages="qemu-system-x86 busybox-static kmod zstd xz-utils" missing
-    # What apt would install beside what is installed; nothing is.
+    # The simulation lists the packages that apt would install. They are only downloaded.
     missing=$(apt apt-get install --simulate --no-install-recommends --no-remove $packages 2>/dev/null |
       sed -n 's/^Inst \([^ ]*\) .*/\1/p') || true
     if [ -z "$missing" ]; then
@@ -113,7 +114,7 @@ provision_qemu() {
       exit 0
     fi
     rm -rf "$cache/apt/tools"
-    # The package's own links are absolute.
+    # Replaces the package's links, which are absolute.
     if [ -e "$cache/tools/bin/kmod" ]; then
       for name in depmod modprobe; do ln -sf kmod "$cache/tools/bin/$name"; done
     elif [ -e "$cache/tools/usr/bin/kmod" ]; then
@@ -124,7 +125,7 @@ provision_qemu() {
   unlock
 }
 
-# provision_kernel recent|old: what it says is in kernel_folder then.
+# provision_kernel recent|old: fetches the kernel, and sets kernel_folder.
 provision_kernel() {
   kernel_folder=$cache/kernels/$1
   [ -e "$kernel_folder/complete" ] && return
@@ -142,7 +143,7 @@ fetch_kernel() {
   names=$(apt apt-cache pkgnames linux-image- | grep -E '^linux-image-[0-9][0-9.]*[-+][0-9a-z+]*-?amd64$' |
     grep -vE -- '-(cloud|rt)-' | sort -V)
   case "$1" in
-    # udmabuf and the system heap are part of Debian's kernels from 6.12 on.
+    # Debian's kernels have udmabuf and the system heap since 6.12.
     recent) package=$(echo "$names" | grep -vE 'linux-image-([0-5]|6\.[0-9]\.|6\.1[01]\.)' | tail -n 1) ;;
     # Without dma-buf exporters, SO_PEERPIDFD, PIDFD_THREAD and MFD_NOEXEC_SEAL.
     old) package=$(echo "$names" | grep -E '^linux-image-6\.1\.' | tail -n 1) ;;
@@ -159,14 +160,14 @@ fetch_kernel() {
   rm -rf "$cache/apt/kernel"
 }
 
-# The modules that some boot loads; for each, in a list of its own, what has to be loaded before it.
+# The modules of all boots. $kernel_folder/load/MODULE lists each with its dependencies, in load order.
 guest_modules="vgem virtio_pci nd_e820 nd_pmem dax_pmem device_dax"
 
 unpack_kernel() {
   local tree=$kernel_folder/tree release module
   rm -rf "$kernel_folder"
   mkdir -p "$tree" "$kernel_folder/modules" "$kernel_folder/load"
-  # Of some hundred megabytes, what the guest may need.
+  # Unpacks only the parts that guests need, of several hundred megabytes.
   dpkg-deb --fsys-tarfile "$1" | tar -x -C "$tree" --wildcards \
     --exclude '*/drm/amd/*' --exclude '*/drm/i915/*' --exclude '*/drm/nouveau/*' --exclude '*/drm/radeon/*' --exclude '*/drm/xe/*' \
     './boot/vmlinuz-*' '*/lib/modules/*/modules.*' '*/kernel/drivers/gpu/drm/*' '*/kernel/drivers/virtio/*' \
@@ -174,14 +175,14 @@ unpack_kernel() {
   release=$(basename "$tree"/boot/vmlinuz-*)
   release=${release#vmlinuz-}
   echo "$release" >"$kernel_folder/release"
-  # Where kmod looks.
+  # kmod expects lib/modules.
   if [ ! -d "$tree/lib/modules" ]; then
     mkdir -p "$tree/lib"
     mv "$tree/usr/lib/modules" "$tree/lib/modules"
   fi
   tool depmod -b "$tree" "$release" 2>/dev/null
   for module in $guest_modules; do
-    # "insmod <path>" lines in load order; "builtin" ones need nothing.
+    # modprobe prints "insmod <path>" lines in load order, and "builtin" lines for built-in modules.
     { tool modprobe -d "$tree" -S "$release" --show-depends "$module" 2>/dev/null || true; } | while read -r verb path _; do
       [ "$verb" = insmod ] || continue
       local name
@@ -199,16 +200,16 @@ unpack_kernel() {
   touch "$kernel_folder/complete"
 }
 
-# The kernel itself out of its compressed image: a guest that need not unpack it starts seconds earlier.
+# extract_image COMPRESSED IMAGE: writes the uncompressed kernel, with which a guest starts seconds faster.
 extract_image() {
   local compressed=$1 image=$2 offset
   for unpacker in "zstd:\x28\xb5\x2f\xfd" "xz:\xfd7zXZ\x00"; do
     for offset in $(LC_ALL=C grep -aobP "${unpacker#*:}" "$compressed" | cut -d: -f1); do
-      # What comes after the kernel is an error to both.
+      # Both programs fail at the data after the kernel.
       tail -c "+$((offset + 1))" "$compressed" | tool "${unpacker%%:*}" -dqc >"$image" 2>/dev/null || true
       if [ "$(head -c 4 "$image" | tail -c 3)" = ELF ]; then return; fi
     done
   done
-  # Compressed otherwise: QEMU boots that too.
+  # Compressed in another format. QEMU boots the compressed image, too.
   cp "$compressed" "$image"
 }
