@@ -25,32 +25,34 @@ const CHECKSUM: usize = ADDRESS_SIZE - 4;
 /// Longest name of an endpoint.
 const LONGEST_NAME: usize = 64;
 
-/// Where an [`crate::Endpoint`] can be reached: 64 plain bytes, which may travel through MPI, a
-/// socket, a file or argv.
+/// The address of an [`crate::Endpoint`]: 64 plain bytes, which an application passes through MPI,
+/// a socket, a file or argv.
 ///
-/// A value is well-formed. Whether a process listens there is found out by connecting.
+/// A value is well-formed. Only connecting shows whether a process listens there.
 /// `docs/link.md` has the layout. Its text is `umfl2.` and 86 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkAddress {
     bytes: [u8; ADDRESS_SIZE],
 }
 
-/// Why bytes are not an address.
+/// The reason why bytes or a text are not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
     /// Wrong length.
-    #[error("an address of a link has 64 bytes, not {length}: it was cut, or something was added")]
+    #[error("an address of a link has 64 bytes, not {length}: it was cut or extended; get it again")]
     Length {
         /// Bytes given.
         length: usize,
     },
     /// Not an address at all.
-    #[error("these bytes do not begin with \"UMFL\": this is no address of a link")]
+    #[error(
+        "the bytes are no address of a link: they do not begin with \"UMFL\"; pass those of `LinkAddress::to_bytes`"
+    )]
     Magic,
     /// Another version.
     #[error(
-        "the address has version {version}, this umf reads version 2: let both processes use the same release"
+        "cannot read the address: it has version {version}, this umf reads version 2; use the same release in both processes"
     )]
     Version {
         /// Its version.
@@ -60,9 +62,9 @@ pub enum AddressError {
     #[error("the address is damaged: its checksum does not match; get it again")]
     Checksum,
     /// A field has a value that no endpoint writes.
-    #[error("the address is not from umf: field {field} is out of range")]
+    #[error("the address is not from umf: field {field} is out of range; get it again")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
     /// The text form is wrong.
@@ -154,10 +156,10 @@ impl LinkAddress {
         format!("{SOCKET}{}", HEXLOWER.encode(&self.bytes[NONCE]))
     }
 
-    /// Returns whether it may be an address of this boot of this machine.
+    /// Returns whether the address may be of this boot of this machine. An unknown boot id is 0.
     pub(crate) fn is_of_this_boot(&self) -> bool {
-        let (theirs, mine) = (&self.bytes[BOOT_ID], boot_id_bytes());
-        theirs == [0; 16] || mine == [0; 16] || theirs == mine
+        let (boot_id, own_boot_id) = (&self.bytes[BOOT_ID], boot_id_bytes());
+        boot_id == [0; 16] || own_boot_id == [0; 16] || boot_id == own_boot_id
     }
 }
 
@@ -198,7 +200,7 @@ impl FromStr for LinkAddress {
         let body = body.ok_or(wrong("it does not begin with \"umfl2.\""))?;
         let mut bytes = [0; ADDRESS_SIZE];
         if BASE64URL_NOPAD.decode_len(body.len()) != Ok(ADDRESS_SIZE) {
-            return Err(wrong("its length is wrong, it was cut or something was added"));
+            return Err(wrong("its length is wrong"));
         }
         BASE64URL_NOPAD
             .decode_mut(body.as_bytes(), &mut bytes)

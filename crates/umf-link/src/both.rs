@@ -1,5 +1,6 @@
-//! The engine `both`: receiver and sender copy one contiguous message, the receiver from the front,
-//! the sender from the back.
+//! The engine `both`: receiver and sender copy one contiguous message at the same time, the
+//! receiver from the front ([`FrontCopy`]), the sender from the back ([`BackCopy`]). Each claims a
+//! chunk before it copies it: [`protocol::claim_front`], [`protocol::claim_back`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use umf_core::Access;
 use umf_ipc::Mapping;
 use umf_sync::failpoint;
 
+use crate::buffer::{Buffer, Cursor, Segment};
 use crate::channel::Channel;
 use crate::handles::{self, Announced};
 use crate::inbox::Inbox;
@@ -15,7 +17,6 @@ use crate::kernel_copy::{self, Direction, Iov};
 use crate::layout;
 use crate::memory::Memory;
 use crate::offer::{self, COPY_BACK, Offer};
-use crate::parts::{Cursor, List, Part};
 use crate::protocol::{self, ChunkClaim, Load, MAX_CHUNKS, Word};
 use crate::receive::{FetchOutcome, Receiving, impossible};
 use crate::wait::Limit;
@@ -30,49 +31,48 @@ const LEAST_CHUNK: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BothMode {
     No,
-    /// If possible.
+    /// If possible. Otherwise one process copies.
     May,
-    /// The settings ask for it.
+    /// The settings require it. Otherwise the receive fails.
     Must,
 }
 
-/// The sender's memory, as the receiver reaches it.
+/// The sender's memory, as the receiver can read it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RemoteSource<'m> {
-    /// A mapping of the sender's memory, and where the message is in it.
-    Mapped(&'m Mapping<'static>, Part),
-    /// Memory of the sender.
+    /// A mapping of the sender's memory, and the message in it.
+    Mapped(&'m Mapping<'static>, Segment),
+    /// An address in the sender, for kernel copies.
     Address(Iov),
 }
 
-/// Returns the bytes of a chunk: large enough that a claim costs little, small enough that both
-/// processes end at about the same time. The word of claims can count the chunks of any message.
+/// Returns the bytes of a chunk: enough that a claim costs little, and few enough that both
+/// processes end at about the same time. The number of chunks fits the word of claims.
 fn chunk_size(length: usize) -> usize {
     let least = length.div_ceil(MAX_CHUNKS as usize);
     (length / 32).clamp(16 << 10, 256 << 10).max(least).next_multiple_of(LEAST_CHUNK)
 }
 
-/// Returns the exported memory that contains the list, if other processes may write it.
-fn writable_memory<'l>(into: &'l List<'_>) -> Option<&'l Memory<'l>> {
+/// Returns the exported memory that contains the buffer, if other processes may write it.
+fn writable_memory<'l>(into: &'l Buffer<'_>) -> Option<&'l Memory<'l>> {
     into.memory().filter(|memory| !memory.handle().is_read_only())
 }
 
-/// Returns the reason why both processes cannot copy a message, if there is one.
-pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> Option<&'static str> {
+/// Returns the reason why one process has to copy a message, if there is a reason.
+pub(crate) fn obstacle(offer: &Offer, into: &Buffer<'_>, limit: Option<Limit>) -> Option<&'static str> {
     let Some(limit) = limit else {
         return Some(
-            "a receive that was posted and is not waited for has its memory written by its own process alone: receive it \
-             by a call that waits",
+            "the memory of a posted receive is written by its own process only: receive the message by a call that waits",
         );
     };
-    if into.pieces(offer.length) > 1 || offer.ranges.as_slice().len() != 1 {
+    if into.segments_for(offer.length) > 1 || offer.ranges.as_slice().len() != 1 {
         return Some("lists are copied by one side");
     }
     if writable_memory(into).is_some() {
         return None;
     }
-    // The peer sees private memory for as long as the call lasts, which is until the sender is
-    // done.
+    // The peer may write private memory only during the call, so the call must last until the
+    // sender is done.
     if !limit.is_none() {
         return Some(
             "memory that is no pool's (Memory), or that is exported for reading only, is written by the peer only during \
@@ -82,145 +82,202 @@ pub(crate) fn obstacle(offer: &Offer, into: &List<'_>, limit: Option<Limit>) -> 
     (!offer.by_address).then_some("the peer's settings do not offer its memory")
 }
 
+/// The memory into which the sender copies: announced memory, or the address of private memory.
+#[derive(Clone, Copy, Debug)]
+struct SharedDestination {
+    announced: Option<Announced>,
+    /// An offset in the announced memory, or an address.
+    place: u64,
+}
+
 impl Inbox {
-    /// Fetches a message together with its sender, if `both` asks for it. Returns `None` if one
-    /// process is to copy it.
+    /// Fetches a message together with its sender, if `mode` permits. Returns `None` if one process
+    /// should copy it.
     pub(crate) fn fetch_both(
         &mut self,
         index: usize,
         (id, offer): (u64, &Offer),
         receiving: &Receiving<'_>,
-        from: RemoteSource<'_>,
-        both: BothMode,
+        source: RemoteSource<'_>,
+        mode: BothMode,
     ) -> Result<Option<FetchOutcome>> {
-        let into = &receiving.into.0;
-        let must = match both {
-            BothMode::No => return Ok(None),
-            BothMode::May => false,
-            BothMode::Must => true,
-        };
-        let refused = |why: &str| if must { Err(impossible(Engine::Both, why)) } else { Ok(None) };
-        let (&[part], Some(limit)) = (into.parts(), receiving.limit) else {
-            return refused("the memory that receives it is in several pieces");
-        };
-        let mut place = part.iov().address;
-        let mut announced = None;
-        if let Some(memory) = writable_memory(into) {
-            let Some(entry) = self.handles.announce(&self.shared, memory)? else {
-                return refused("too many blocks are announced to peers at the moment");
-            };
-            place -= memory.base().expose_provenance() as u64;
-            announced = Some(entry);
+        if matches!(mode, BothMode::No) {
+            return Ok(None);
         }
+        let decline = |why: &str| match mode {
+            BothMode::Must => Err(impossible(Engine::Both, why)),
+            BothMode::No | BothMode::May => Ok(None),
+        };
+        let into = &receiving.into.0;
+        let (&[segment], Some(limit)) = (into.segments(), receiving.limit) else {
+            return decline("the memory that receives it is in several pieces");
+        };
+        let Some(destination) = self.share_destination(into, segment)? else {
+            return decline("too many blocks are announced to peers at the moment");
+        };
         let peer = self.peer(index);
         let (epoch, channel) = (peer.next_epoch(), Arc::clone(&peer.channel));
-        let chunk = chunk_size(offer.length);
-        let chunks = offer.length.div_ceil(chunk) as u64;
-        let front = channel.own_lane.word(layout::front(offer.index));
-        let back = channel.peer_lane.word(layout::back(offer.index));
-        front.store(protocol::claims(epoch, 0), Ordering::Relaxed);
-        let arguments = [announced.map_or(0, Announced::to_word), place, chunk as u64];
-        for (number, value) in arguments.into_iter().enumerate() {
-            channel.own_lane.word(layout::argument(offer.index, number)).store(value, Ordering::Relaxed);
+        let front = FrontCopy::begin(channel, offer, epoch, destination);
+        // The handle stays announced while the sender may open it.
+        destination.announced.iter().for_each(|announced| self.handles.pin(*announced));
+        let copied =
+            front.run(source, into).and_then(|claimed| self.await_sender(index, &front, claimed, limit));
+        if !matches!(copied, Ok(true)) {
+            self.end_attempt(index, &front, limit);
         }
-        let request = channel.own_lane.word(layout::request(offer.index));
-        request.store(offer::request(offer.number, COPY_BACK, epoch), Ordering::Release);
-        failpoint!("link.push_asked");
-        channel.notify();
-        // The entry stays while the sender may open it.
-        announced.iter().for_each(|entry| self.handles.pin(*entry));
-        let copied = claim_and_copy(&channel, from, into, (epoch, chunk, offer.length), front, &back);
-        let done = channel.peer_lane.word(layout::progress(offer.index));
-        let waited = copied.and_then(|others| match others {
-            0 => Ok(true),
-            _ if others > chunks => Err(channel.misbehaved("it claims more of a message than there is")),
-            others => self.wait(Some(index), &mut { limit }, "the peer's part of a message", |_| {
-                let done = copied_by_peer(done.load(Ordering::Acquire), epoch);
-                let is_over = done == FAILED || channel.is_withdrawn(offer.index, offer.number);
-                Ok(if done >= others && done != FAILED { Some(true) } else { is_over.then_some(false) })
-            }),
-        });
-        if !matches!(waited, Ok(true)) {
-            self.close_attempt(index, &channel, offer, epoch, limit);
-        }
-        announced.iter().for_each(|entry| self.handles.unpin(*entry));
-        match waited {
+        destination.announced.iter().for_each(|announced| self.handles.unpin(*announced));
+        match copied {
             Ok(true) => Ok(Some(self.end(index, id, offer, Engine::Both))),
-            Ok(false) if channel.is_withdrawn(offer.index, offer.number) => {
+            Ok(false) if front.is_withdrawn() => {
                 self.withdrawn(index, id);
                 Ok(Some(FetchOutcome::WithdrawnLate))
             }
-            Ok(false) => refused("the peer cannot write to this memory"),
+            Ok(false) => decline("the peer cannot write to this memory"),
             Err(error) => Err(error),
         }
     }
 
-    /// Ends an attempt. The sender claims no more chunks, and has copied those that it had claimed.
-    /// After a call with a timeout it may still write memory of a pool.
-    fn close_attempt(&mut self, index: usize, channel: &Channel, offer: &Offer, epoch: u16, limit: Limit) {
+    /// Announces the memory of a receive to its sender, if the memory is of a pool. Returns `None`
+    /// if the handle table is full.
+    fn share_destination(
+        &mut self,
+        into: &Buffer<'_>,
+        segment: Segment,
+    ) -> Result<Option<SharedDestination>> {
+        let address = segment.iov().address;
+        let Some(memory) = writable_memory(into) else {
+            return Ok(Some(SharedDestination { announced: None, place: address }));
+        };
+        let Some(announced) = self.handles.announce(&self.shared, memory)? else { return Ok(None) };
+        let place = address - memory.base().expose_provenance() as u64;
+        Ok(Some(SharedDestination { announced: Some(announced), place }))
+    }
+
+    /// Waits until the sender has copied the chunks that it claimed. Returns `false` if the sender
+    /// could not copy them, or has withdrawn the message.
+    fn await_sender(
+        &mut self,
+        index: usize,
+        front: &FrontCopy<'_>,
+        claimed: u64,
+        mut limit: Limit,
+    ) -> Result<bool> {
+        if claimed == 0 {
+            return Ok(true);
+        }
+        if claimed > front.chunks() {
+            return Err(front.channel.misbehaved("it claims more of a message than there is"));
+        }
+        self.wait(Some(index), &mut limit, "the peer's part of a message", |_| {
+            Ok(match front.copied_by_sender() {
+                FAILED => Some(false),
+                copied if copied >= claimed => Some(true),
+                _ => front.is_withdrawn().then_some(false),
+            })
+        })
+    }
+
+    /// Ends an attempt: the sender claims no more chunks. In a call without a timeout, also waits
+    /// until the sender has copied the chunks that it had claimed. After a call with a timeout, the
+    /// sender may still write memory of a pool.
+    fn end_attempt(&mut self, index: usize, front: &FrontCopy<'_>, limit: Limit) {
+        let FrontCopy { channel, offer, epoch, .. } = front;
         channel.own_lane.word(layout::request(offer.index)).store(0, Ordering::Relaxed);
-        let front = channel.own_lane.word(layout::front(offer.index));
-        front.store(protocol::all_claimed(epoch), Ordering::Relaxed);
+        let claims = channel.own_lane.word(layout::front(offer.index));
+        claims.store(protocol::all_claimed(*epoch), Ordering::Relaxed);
         <AtomicU64 as Word>::fence();
         let claimed =
-            protocol::claimed(&channel.peer_lane.word(layout::back(offer.index)), epoch).unwrap_or(0);
+            protocol::claimed(&channel.peer_lane.word(layout::back(offer.index)), *epoch).unwrap_or(0);
         if !limit.is_none() || claimed == 0 {
             return;
         }
-        let done = channel.peer_lane.word(layout::progress(offer.index));
         // An error means that the peer is gone and copies nothing.
         let _ = self.wait(Some(index), &mut Limit::new(None), "the peer's part of a message", |_| {
-            Ok((copied_by_peer(done.load(Ordering::Acquire), epoch) >= claimed).then_some(()))
+            Ok((front.copied_by_sender() >= claimed).then_some(()))
         });
     }
 }
 
-/// Claims and copies chunks from the front until all are claimed. Returns the number that the
-/// sender has claimed.
-fn claim_and_copy(
-    channel: &Channel,
-    from: RemoteSource<'_>,
-    into: &List<'_>,
-    (epoch, chunk, length): (u16, usize, usize),
-    front: &AtomicU64,
-    back: &impl Load,
-) -> Result<u64> {
-    let chunks = length.div_ceil(chunk) as u64;
-    let mut mine = 0;
-    loop {
-        match protocol::claim_front(front, back, epoch, chunks, mine) {
-            Ok(number) => {
-                let start = number as usize * chunk;
-                // Bracketed for each chunk: the devices see what the CPU has written.
-                let _time = into.touch(Access::ReadWrite)?;
-                copy_in(channel, from, into, start, chunk.min(length - start))?;
-                mine += 1;
-                failpoint!("link.pulled");
-            }
-            Err(others) => return Ok(others),
-        }
-    }
+/// The receiver's part of a message that both processes copy.
+struct FrontCopy<'o> {
+    channel: Arc<Channel>,
+    offer: &'o Offer,
+    /// The number of the attempt. Words of the sender with another number are ignored.
+    epoch: u16,
+    /// Bytes of a chunk.
+    chunk: usize,
 }
 
-/// Returns how many chunks the sender claims to have copied, or [`FAILED`].
-const fn copied_by_peer(progress: u64, epoch: u16) -> u64 {
-    if (progress >> 48) as u16 == epoch { progress & FAILED } else { 0 }
+impl<'o> FrontCopy<'o> {
+    /// Asks the sender to copy the message from the back.
+    fn begin(channel: Arc<Channel>, offer: &'o Offer, epoch: u16, destination: SharedDestination) -> Self {
+        let chunk = chunk_size(offer.length);
+        let lane = &channel.own_lane;
+        lane.word(layout::front(offer.index)).store(protocol::claims(epoch, 0), Ordering::Relaxed);
+        let announced = destination.announced.map_or(0, Announced::to_word);
+        for (number, value) in [announced, destination.place, chunk as u64].into_iter().enumerate() {
+            lane.word(layout::argument(offer.index, number)).store(value, Ordering::Relaxed);
+        }
+        let request = offer::request(offer.number, COPY_BACK, epoch);
+        lane.word(layout::request(offer.index)).store(request, Ordering::Release);
+        failpoint!("link.push_asked");
+        channel.notify();
+        Self { channel, offer, epoch, chunk }
+    }
+
+    /// Returns the number of chunks of the message.
+    const fn chunks(&self) -> u64 {
+        self.offer.length.div_ceil(self.chunk) as u64
+    }
+
+    /// Claims and copies chunks from the front until all are claimed. Returns the number of chunks
+    /// that the sender has claimed.
+    fn run(&self, source: RemoteSource<'_>, into: &Buffer<'_>) -> Result<u64> {
+        let Self { channel, offer, epoch, chunk } = self;
+        let front = channel.own_lane.word(layout::front(offer.index));
+        let back = channel.peer_lane.word(layout::back(offer.index));
+        let mut claimed = 0;
+        loop {
+            match protocol::claim_front(front, &back, *epoch, self.chunks(), claimed) {
+                Ok(number) => {
+                    let start = number as usize * chunk;
+                    // One access for each chunk, so that devices see the bytes of the sender, too.
+                    let _guard = into.begin_access(Access::ReadWrite)?;
+                    copy_in(channel, source, into, start, (*chunk).min(offer.length - start))?;
+                    claimed += 1;
+                    failpoint!("link.pulled");
+                }
+                Err(claimed_by_sender) => return Ok(claimed_by_sender),
+            }
+        }
+    }
+
+    /// Returns the number of chunks that the sender has copied in this attempt, or [`FAILED`].
+    fn copied_by_sender(&self) -> u64 {
+        let word = self.channel.peer_lane.word(layout::progress(self.offer.index));
+        let progress = word.load(Ordering::Acquire);
+        if (progress >> 48) as u16 == self.epoch { progress & FAILED } else { 0 }
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.channel.is_withdrawn(self.offer.index, self.offer.number)
+    }
 }
 
 fn copy_in(
     channel: &Channel,
-    from: RemoteSource<'_>,
-    into: &List<'_>,
+    source: RemoteSource<'_>,
+    into: &Buffer<'_>,
     start: usize,
     length: usize,
 ) -> Result<()> {
     let mut to = into.cursor_at(start);
-    match from {
-        RemoteSource::Mapped(mapping, part) => {
-            let _time = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
-            // SAFETY: `part` lies in the mapping and `into` in the caller's memory. Both have the
-            // whole message, of which `start` and `length` are a chunk.
-            unsafe { to.copy_in(part.base.wrapping_add(start), length) };
+    match source {
+        RemoteSource::Mapped(mapping, segment) => {
+            let _guard = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
+            // SAFETY: `segment` lies in the mapping and `into` in the caller's memory. Both have
+            // the whole message, of which `start` and `length` are a chunk.
+            unsafe { to.copy_in(segment.base.wrapping_add(start), length) };
             Ok(())
         }
         RemoteSource::Address(range) => {
@@ -232,24 +289,26 @@ fn copy_in(
     }
 }
 
-/// The sender's part of a message that both copy.
+/// The sender's part of a message that both processes copy.
 #[derive(Debug)]
 pub(crate) struct BackCopy {
     chunk: usize,
-    /// `None` if the receiver is to copy all of it.
-    to: Option<Target>,
+    /// `None` if the sender cannot write the memory, so that the receiver copies all chunks.
+    to: Option<WriteTarget>,
 }
 
+/// The receiver's memory, as the sender can write it.
 #[derive(Debug)]
-enum Target {
+enum WriteTarget {
     /// An offset in a mapping of the receiver's memory.
     Mapped(Mapping<'static>, usize),
-    /// Memory of the receiver.
+    /// An address in the receiver, for kernel copies.
     Address(Iov),
 }
 
 impl BackCopy {
-    /// Reads and checks the description of its memory that the receiver of offer `index` wrote.
+    /// Reads and checks the description of the destination that the receiver of offer `index`
+    /// wrote.
     pub(crate) fn new(
         channel: &Channel,
         index: usize,
@@ -272,37 +331,35 @@ impl BackCopy {
             None => channel
                 .kernel_copies
                 .load(Ordering::Relaxed)
-                .then_some(Target::Address(Iov { address: place, length: length as u64 })),
+                .then_some(WriteTarget::Address(Iov { address: place, length: length as u64 })),
         };
         Self { chunk, to }
     }
 
-    /// Claims and copies chunks from the back. `count` were copied before in this attempt.
+    /// Claims and copies chunks from the back. `count` chunks of this attempt were copied before.
     pub(crate) fn run(
         &self,
         channel: &Channel,
         index: usize,
         epoch: u16,
         count: &mut u64,
-        list: &List<'_>,
+        buffer: &Buffer<'_>,
         statistics: &mut LinkStatistics,
     ) {
-        let (Some(to), &[part]) = (&self.to, list.parts()) else { return };
+        let (Some(to), &[segment]) = (&self.to, buffer.segments()) else { return };
         let back = channel.own_lane.word(layout::back(index));
         let front = channel.peer_lane.word(layout::front(index));
         let done = channel.own_lane.word(layout::progress(index));
-        let chunks = part.length.div_ceil(self.chunk) as u64;
+        let chunks = segment.length.div_ceil(self.chunk) as u64;
         let before = *count;
         loop {
             match protocol::claim_back(back, &front, epoch, chunks, *count) {
                 ChunkClaim::Chunk(chunk) => {
                     let start = chunk as usize * self.chunk;
-                    let length = self.chunk.min(part.length - start);
-                    // Bracketed for each chunk, as the receiver does.
-                    let time = list.touch(Access::ReadOnly);
-                    if time.is_err() || !copy_out(channel, list, to, start, length) {
-                        // A claim cannot be undone. The receiver copies the message again by
-                        // itself.
+                    let length = self.chunk.min(segment.length - start);
+                    let guard = buffer.begin_access(Access::ReadOnly);
+                    if guard.is_err() || !copy_out(channel, buffer, to, start, length) {
+                        // A claim cannot be undone. The receiver copies the whole message again.
                         done.store(offer::progress(epoch, FAILED), Ordering::Release);
                         channel.kernel_copies.store(false, Ordering::Relaxed);
                         statistics.refused_cma += 1;
@@ -324,28 +381,28 @@ impl BackCopy {
     }
 }
 
-fn open_target(channel: &Channel, announced: Announced, offset: usize, length: usize) -> Option<Target> {
+fn open_target(channel: &Channel, announced: Announced, offset: usize, length: usize) -> Option<WriteTarget> {
     let handle = handles::read(channel, announced)?;
     let mapping = channel.shared.importer?.open_bytes(handle.as_bytes(), Access::ReadWrite).ok()?;
     let fits = offset + length <= mapping.len();
-    (fits && mapping.is_host_accessible()).then_some(Target::Mapped(mapping, offset))
+    (fits && mapping.is_host_accessible()).then_some(WriteTarget::Mapped(mapping, offset))
 }
 
 /// Copies into the receiver's memory. Returns whether that worked.
-fn copy_out(channel: &Channel, list: &List<'_>, to: &Target, start: usize, length: usize) -> bool {
-    let mut from = Cursor::at(list.parts(), start);
+fn copy_out(channel: &Channel, buffer: &Buffer<'_>, to: &WriteTarget, start: usize, length: usize) -> bool {
+    let mut from = Cursor::at(buffer.segments(), start);
     match to {
-        Target::Mapped(mapping, offset) => {
-            let (Some(base), Ok(time)) = (mapping.address().as_ptr(), mapping.cpu_access(Access::ReadWrite))
+        WriteTarget::Mapped(mapping, offset) => {
+            let (Some(base), Ok(guard)) = (mapping.address().as_ptr(), mapping.cpu_access(Access::ReadWrite))
             else {
                 return false;
             };
-            // SAFETY: `open_target` has checked that the whole message fits; the mapping can be
-            // written and lives. `from` is the caller's memory.
+            // SAFETY: `open_target` has checked that the whole message fits; the mapping is
+            // writable and alive. `from` is the caller's memory.
             unsafe { from.copy_out(base.wrapping_add(offset + start), length) };
-            time.end().is_ok()
+            guard.end().is_ok()
         }
-        Target::Address(range) => {
+        WriteTarget::Address(range) => {
             let remote = [Iov { address: range.address + start as u64, length: length as u64 }];
             // SAFETY: `from` is the caller's memory; the pid is that of the peer, whose socket is
             // open.

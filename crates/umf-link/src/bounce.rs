@@ -7,18 +7,18 @@ use std::sync::Arc;
 use umf_core::Access;
 use umf_sync::failpoint;
 
+use crate::buffer::{Buffer, Cursor};
 use crate::channel::Channel;
 use crate::inbox::Inbox;
 use crate::layout::{self, CHUNK, CHUNKS};
 use crate::offer::{self, BOUNCE, Offer};
-use crate::parts::{Cursor, List};
 use crate::protocol::Load;
-use crate::queue::{Abandoned, Abandonments};
+use crate::queue::{DroppedRequest, DroppedRequests};
 use crate::receive::{FetchOutcome, Receiving, WITHDRAWN_WHILE_COMBINED};
 use crate::{Engine, LinkStatistics, Result};
 
-/// A message that is received through the bounce area of a peer. There is one at a time for each
-/// peer. Dropping it makes the message available to other receives.
+/// A message that is being received through the bounce area of its sender's lane, one at a time for
+/// each peer. Dropping it makes the message available to other receives.
 #[derive(Debug)]
 pub(crate) struct BounceReceive {
     peer: usize,
@@ -27,19 +27,19 @@ pub(crate) struct BounceReceive {
     epoch: u16,
     /// The number of chunks that were emptied.
     count: u64,
-    abandonments: Arc<Abandonments>,
+    dropped: Arc<DroppedRequests>,
 }
 
 impl Drop for BounceReceive {
     fn drop(&mut self) {
-        self.abandonments.put(Abandoned::Bounce(self.id));
+        self.dropped.put(DroppedRequest::Bounce(self.id));
     }
 }
 
 impl Inbox {
     /// Asks the sender of a message to fill its bounce area.
     pub(crate) fn begin_bounce(&mut self, index: usize, id: u64, offer: Offer) -> Result<BounceReceive> {
-        let abandonments = Arc::clone(&self.queue.abandonments);
+        let dropped = Arc::clone(&self.queue.dropped);
         let peer = self.peer(index);
         let (epoch, channel) = (peer.next_epoch(), Arc::clone(&peer.channel));
         peer.bouncing = Some(id);
@@ -49,10 +49,10 @@ impl Inbox {
         failpoint!("link.bounce_asked");
         channel.notify();
         self.queue.set_busy(id);
-        Ok(BounceReceive { peer: index, id, offer, epoch, count: 0, abandonments })
+        Ok(BounceReceive { peer: index, id, offer, epoch, count: 0, dropped })
     }
 
-    /// Empties the chunks that are filled. Returns `None` if more are to come.
+    /// Copies out the chunks that are filled. Returns `None` while chunks are missing.
     pub(crate) fn bounce(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<FetchOutcome>> {
         let Some(bouncing) = &mut receiving.bouncing else { return Ok(None) };
         let (index, offer) = (bouncing.peer, &bouncing.offer);
@@ -71,21 +71,21 @@ impl Inbox {
             return Err(channel.misbehaved("it claims to have filled buffers that were not empty"));
         }
         if bouncing.count < filled {
-            let time = receiving.into.0.touch(Access::ReadWrite)?;
+            let guard = receiving.into.0.begin_access(Access::ReadWrite)?;
             while bouncing.count < filled {
                 let start = bouncing.count as usize * CHUNK;
                 let length = CHUNK.min(offer.length - start);
                 channel.populate_peer((layout::chunk(bouncing.count), length))?;
                 let from = channel.peer_lane.bytes(layout::chunk(bouncing.count), length);
-                // SAFETY: the chunk is populated and has `length` bytes; `into` has room for the
-                // whole message.
+                // SAFETY: the chunk is populated and has `length` bytes; `into` has the length of
+                // the whole message or more.
                 unsafe { receiving.into.0.cursor_at(start).copy_in(from, length) };
                 bouncing.count += 1;
                 channel.own_lane.word(layout::emptied(offer.index)).store(bouncing.count, Ordering::Release);
                 failpoint!("link.emptied");
                 channel.notify();
             }
-            drop(time);
+            drop(guard);
         }
         let is_whole = bouncing.count == all;
         let is_withdrawn = !is_whole && channel.is_withdrawn(offer.index, offer.number);
@@ -117,17 +117,17 @@ impl Inbox {
     }
 }
 
-/// Copies chunks of a message into the bounce area, as far as the receiver has emptied it. `count`
-/// chunks were filled before in this attempt.
+/// Copies chunks of a message into the free part of the bounce area. `count` chunks of this attempt
+/// were filled before.
 pub(crate) fn fill(
     channel: &Channel,
     index: usize,
     epoch: u16,
     count: &mut u64,
-    list: &List<'_>,
+    buffer: &Buffer<'_>,
     statistics: &mut LinkStatistics,
 ) -> Result<()> {
-    let all = list.len().div_ceil(CHUNK) as u64;
+    let all = buffer.len().div_ceil(CHUNK) as u64;
     // Acquire: the receiver reads a chunk before it is overwritten.
     let emptied = channel.peer_lane.word(layout::emptied(index)).load(Ordering::Acquire);
     if emptied > *count {
@@ -136,22 +136,22 @@ pub(crate) fn fill(
     if *count == all || *count == emptied + CHUNKS {
         return Ok(());
     }
-    let time = list.touch(Access::ReadOnly)?;
+    let guard = buffer.begin_access(Access::ReadOnly)?;
     let done: &AtomicU64 = channel.own_lane.word(layout::progress(index));
     while *count < all && *count < emptied + CHUNKS {
         let start = *count as usize * CHUNK;
-        let length = CHUNK.min(list.len() - start);
+        let length = CHUNK.min(buffer.len() - start);
         channel.populate((layout::chunk(*count), length))?;
         let to = channel.own_lane.bytes(layout::chunk(*count), length);
-        // SAFETY: `list` borrows the caller's memory. The chunk has `length` bytes, and the
+        // SAFETY: `buffer` borrows the caller's memory. The chunk has `length` bytes, and the
         // receiver has emptied it.
-        unsafe { Cursor::at(list.parts(), start).copy_out(to.as_ptr(), length) };
+        unsafe { Cursor::at(buffer.segments(), start).copy_out(to.as_ptr(), length) };
         *count += 1;
         done.store(offer::progress(epoch, *count), Ordering::Release);
         failpoint!("link.filled");
         statistics.bounced.add(length);
         channel.notify();
     }
-    drop(time);
+    drop(guard);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! [`InboxShared`], the part of an inbox that all peers see, and [`Channel`], the connection with
 //! one peer.
 //!
-//! Both are reference counted, since guards ([`crate::View`], [`crate::Lent`],
+//! Both are reference counted, since guards ([`crate::View`], [`crate::Loan`],
 //! [`crate::Registration`]) outlive calls and can be dropped by other threads. All functions here
 //! are thread safe.
 
@@ -16,7 +16,7 @@ use umf_os::process::random;
 use umf_sync::failpoint;
 
 use crate::engines::Engines;
-use crate::layout::{self, Extent, MAX_LENT};
+use crate::layout::{self, Extent, MAX_LOANS};
 use crate::protocol::{self, ARMED, ASLEEP, Futex, Load, Offered, Word};
 use crate::registry::Registry;
 use crate::shared_files::{Bell, OwnCatalog, OwnLane, PeerCatalog, PeerLane};
@@ -24,7 +24,8 @@ use crate::sys::CloseOnFork;
 use crate::wait::{Limit, SLICE};
 use crate::{Error, LinkSettings, Result, sys};
 
-/// The part of an inbox that its peers see, catalog and bell, with what channels share.
+/// The catalog and the bell of an inbox, which all its peers map, and the state that its channels
+/// share.
 #[derive(Debug)]
 pub(crate) struct InboxShared {
     pub catalog: OwnCatalog,
@@ -34,7 +35,7 @@ pub(crate) struct InboxShared {
     /// The rank of this process; 0 without a job.
     rank: usize,
     /// Whether there are more ranks than processors. Then peers mark their lanes.
-    pub is_crowded: bool,
+    pub is_oversubscribed: bool,
     registry: Mutex<Registry>,
     accessors: Mutex<Vec<Accessor>>,
 }
@@ -49,12 +50,12 @@ pub(crate) struct Accessor {
 }
 
 impl Accessor {
-    /// Whether the peer is copying in the range of a slot.
+    /// Returns whether the peer is copying in the range of a slot.
     pub(crate) fn is_inside(&self, slot: usize) -> bool {
         protocol::is_inside(&self.lane.word(layout::INSIDE), slot)
     }
 
-    /// Whether the peer may still be copying, as far as the kernel can tell.
+    /// Returns whether the peer may still be copying, as far as the kernel knows.
     pub(crate) fn is_alive(&self) -> bool {
         match self.channel.upgrade() {
             // A peer that has closed the link makes no call on it.
@@ -78,22 +79,22 @@ pub(crate) struct InboxFds {
 }
 
 impl InboxShared {
-    /// `job`: the rank of this process and the number of ranks.
+    /// Creates catalog and bell. `job` has the rank of this process and the number of ranks.
     pub(crate) fn create(
         settings: LinkSettings,
         importer: Option<&'static Importer>,
         job: Option<(usize, usize)>,
     ) -> Result<(Arc<Self>, InboxFds)> {
         let (rank, size) = job.unwrap_or((0, 0));
-        let is_crowded = size > sys::processors();
+        let is_oversubscribed = size > sys::processors();
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
         let failed = Error::system("creating the shared memory of a link");
         let (catalog, catalog_fd) = OwnCatalog::create(nonce).map_err(&failed)?;
-        let (bell, bell_fd) = Bell::create(is_crowded).map_err(&failed)?;
+        let (bell, bell_fd) = Bell::create(is_oversubscribed).map_err(&failed)?;
         let catalog_fd = CloseOnFork::new(catalog_fd).map_err(&failed)?;
         let fds = InboxFds { catalog: catalog_fd, bell: CloseOnFork::new(bell_fd).map_err(failed)? };
         let (registry, accessors) = (Mutex::new(Registry::new()), Mutex::default());
-        let shared = Self { catalog, bell, settings, importer, rank, is_crowded, registry, accessors };
+        let shared = Self { catalog, bell, settings, importer, rank, is_oversubscribed, registry, accessors };
         Ok((Arc::new(shared), fds))
     }
 
@@ -156,41 +157,42 @@ pub(crate) struct Channel {
     pub pid: i32,
     /// Whether kernel copies work with this peer. Cleared by the first permanent error.
     pub kernel_copies: AtomicBool,
-    /// Number of the latest block in each slot for blocks that are handed over.
-    pub lent: [AtomicU32; MAX_LENT],
+    /// The number of the latest block in each slot for blocks that are handed over.
+    pub loans: [AtomicU32; MAX_LOANS],
     peer_bell: Bell,
     /// Whether the peer reads marked lanes only.
     has_marks: bool,
-    /// The peer's latest request to be woken by the socket that was served.
+    /// The latest of the peer's requests to be woken by the socket that was served.
     answered_arms: AtomicU64,
     state: AtomicU8,
-    /// Its closing tells the peer that this process has ended. A forked child therefore closes it.
+    /// The kernel closes it when this process ends, which the peer sees. A forked child therefore
+    /// closes its copy.
     socket: CloseOnFork,
 }
 
 impl Channel {
     pub(crate) fn new(
         shared: &Arc<InboxShared>,
-        mine: OwnLane,
-        theirs: PeerFiles,
+        own_lane: OwnLane,
+        files: PeerFiles,
         socket: OwnedFd,
         (pid, base): (i32, u64),
     ) -> Result<Arc<Self>> {
         let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of the socket of a link"))?;
-        let engines = Engines::probe(&mine, (pid, base), &shared.settings, shared.importer.is_some());
+        let engines = Engines::probe(&own_lane, (pid, base), &shared.settings, shared.importer.is_some());
         tracing::debug!(pid, %engines, "link established");
         let channel = Arc::new(Self {
             shared: Arc::clone(shared),
-            own_lane: mine,
-            peer_lane: Arc::new(theirs.lane),
-            peer_catalog: theirs.catalog,
-            peer_nonce: theirs.nonce,
+            own_lane,
+            peer_lane: Arc::new(files.lane),
+            peer_catalog: files.catalog,
+            peer_nonce: files.nonce,
             kernel_copies: AtomicBool::new(engines.cma().is_ok()),
             engines,
             pid,
-            lent: [const { AtomicU32::new(0) }; MAX_LENT],
-            has_marks: theirs.bell.has_marks(),
-            peer_bell: theirs.bell,
+            loans: [const { AtomicU32::new(0) }; MAX_LOANS],
+            has_marks: files.bell.has_marks(),
+            peer_bell: files.bell,
             answered_arms: AtomicU64::new(0),
             state: AtomicU8::new(ALIVE),
             socket,
@@ -236,18 +238,18 @@ impl Channel {
         if self.has_marks {
             self.peer_bell.mark(self.shared.rank);
         }
-        let asks = protocol::rings(self.peer_bell.word());
-        if asks != 0 {
-            self.wake(asks);
+        let bits = protocol::rings(self.peer_bell.word());
+        if bits != 0 {
+            self.wake(bits);
         }
     }
 
     #[cold]
-    fn wake(&self, asks: u32) {
-        if asks & ASLEEP != 0 {
+    fn wake(&self, bits: u32) {
+        if bits & ASLEEP != 0 {
             sys::wake(self.peer_bell.word());
         }
-        if asks & ARMED != 0 {
+        if bits & ARMED != 0 {
             let armed = self.peer_lane.word(layout::ARMED).load(Ordering::Relaxed);
             if self.answered_arms.swap(armed, Ordering::Relaxed) != armed {
                 sys::poke(self.socket());
@@ -256,23 +258,23 @@ impl Channel {
         failpoint!("link.woken");
     }
 
-    /// Gives a block back that the peer handed over in slot `index`.
+    /// Returns the block that the peer handed over in slot `index`.
     #[inline]
-    pub(crate) fn give_back(&self, index: usize) {
-        Word::turn(self.own_lane.word(layout::GIVEN_BACK), 1 << index);
+    pub(crate) fn return_block(&self, index: usize) {
+        Word::turn(self.own_lane.word(layout::RETURNED), 1 << index);
         if self.has_marks {
             return self.notify();
         }
-        let asks = protocol::rings_unfenced(self.peer_bell.word());
-        if asks != 0 {
-            self.wake(asks);
+        let bits = protocol::rings_unfenced(self.peer_bell.word());
+        if bits != 0 {
+            self.wake(bits);
         }
     }
 
     /// Takes an offer of the peer. Returns `false` if the peer withdrew it first.
     pub(crate) fn take(&self, index: usize, number: u32) -> bool {
-        let mine = self.own_lane.word(layout::taken(index));
-        let is_taken = protocol::take(mine, &self.peer_lane.word(layout::offered(index)), number);
+        let verdict = self.own_lane.word(layout::taken(index));
+        let is_taken = protocol::take(verdict, &self.peer_lane.word(layout::offered(index)), number);
         failpoint!("link.taken");
         self.notify();
         is_taken
@@ -280,8 +282,8 @@ impl Channel {
 
     /// Returns whether the peer has withdrawn an offer.
     pub(crate) fn is_withdrawn(&self, index: usize, number: u32) -> bool {
-        let now = self.peer_lane.word(layout::offered(index)).load(Ordering::Acquire);
-        now != protocol::offered(number, Offered::Open)
+        let offered = self.peer_lane.word(layout::offered(index)).load(Ordering::Acquire);
+        offered != protocol::offered(number, Offered::Open)
     }
 
     /// Withdraws an offer. Returns `false` if the peer took it first. While the peer is deciding,
@@ -318,13 +320,13 @@ impl Channel {
     /// was the reason, if any.
     pub(crate) fn end_collectives(&self, gone: Option<i32>) {
         let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
-        self.own_lane.word(layout::GAVE_UP).store(1 << 32 | pid, Ordering::Release);
+        self.own_lane.word(layout::ENDED_COLLECTIVES).store(1 << 32 | pid, Ordering::Release);
         self.notify();
     }
 
     /// Returns the pid (or 0) that the peer has published by [`Channel::end_collectives`].
     pub(crate) fn ended_collectives(&self) -> Option<i32> {
-        let word = self.peer_lane.word(layout::GAVE_UP).load(Ordering::Acquire);
+        let word = self.peer_lane.word(layout::ENDED_COLLECTIVES).load(Ordering::Acquire);
         (word != 0).then_some(word as i32)
     }
 
@@ -332,14 +334,14 @@ impl Channel {
     /// the same one, so that this thread should yield.
     pub(crate) fn should_yield(&self) -> bool {
         let here = sys::processor() as u64 + 1;
-        let mine = self.own_lane.word(layout::PROCESSOR);
-        if mine.load(Ordering::Relaxed) != here {
-            mine.store(here, Ordering::Relaxed);
+        let own = self.own_lane.word(layout::PROCESSOR);
+        if own.load(Ordering::Relaxed) != here {
+            own.store(here, Ordering::Relaxed);
         }
         self.peer_lane.word(layout::PROCESSOR).load(Ordering::Relaxed) == here
     }
 
-    /// Fails if this is a forked child, or if an end of the link was found before.
+    /// Fails if this is a forked child, or if an earlier check found the end of the link.
     #[inline(always)]
     pub(crate) fn check_known(&self) -> Result<()> {
         if !self.own_lane.is_own_process() {
@@ -422,13 +424,13 @@ impl Channel {
         }
     }
 
-    /// Returns the error for memory of the peer that cannot be opened. If the peer has ended, that
-    /// is the error.
+    /// Returns the error for memory of the peer that cannot be opened. If the peer has ended, its
+    /// end is the error.
     pub(crate) fn not_opened(&self, error: umf_ipc::Error) -> Error {
         use umf_ipc::Error as Ipc;
         match (self.check_alive(), error) {
             (Err(end), _) => end,
-            // The handle may name memory of another process, whose end is not that of the peer.
+            // The handle may name memory of another process than the peer.
             (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
                 if i64::from(pid) == i64::from(self.pid) =>
             {
@@ -438,8 +440,8 @@ impl Channel {
         }
     }
 
-    /// Returns the error for a failed kernel copy. After a permanent one, kernel copies are not
-    /// tried again.
+    /// Returns the error for a failed kernel copy. After a permanent error, no further kernel copy
+    /// is tried.
     pub(crate) fn refused(&self, errno: Errno, call: &'static str) -> Error {
         if let Err(end) = self.check_alive() {
             return end;

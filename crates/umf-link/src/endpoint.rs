@@ -2,7 +2,7 @@
 //! links and communicators.
 //!
 //! In the handshake each process sends the descriptors of its lane, catalog and bell over a socket.
-//! The socket stays open, because the kernel closes it when its process ends.
+//! The socket stays open: the kernel closes it when its process ends.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,27 +31,28 @@ const VERSION: u16 = 3;
 /// Kinds of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A process connects. Its files come with it.
+    /// The connecting process sends its files.
     Hello = 1,
-    /// The acceptor agrees, with its files.
+    /// The acceptor accepts and sends its files.
     Welcome = 2,
-    /// The acceptor refuses; the words are the reason.
+    /// The acceptor refuses. The words are the reason.
     Refused = 3,
-    /// The process that connected has the link.
+    /// The connecting process has established the link. Sent by ranks only.
     Agreed = 4,
 }
 
 /// A packet of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
-    /// Nonce of the two lanes.
+    /// The nonce of both lanes.
     pub lane: u128,
-    /// Nonce of the sender's catalog.
+    /// The nonce of the sender's catalog.
     pub catalog: u128,
-    /// Address at which the sender has mapped its lane.
+    /// The address at which the sender has mapped its lane.
     pub base: u64,
-    /// In a hello of a rank: 1, its number, the size of its job, and the number of its former links
-    /// with the other rank. In a refusal: 1 for "connect later", or 2 and the size of the job.
+    /// In a hello of a rank: 1, its number, the size of its job, and the number of its earlier
+    /// links with the other rank. In a refusal: 1 for "connect later", or 2 and the size of the
+    /// job. Otherwise 0.
     pub words: [u32; 4],
 }
 
@@ -73,7 +74,7 @@ impl Packet {
     /// Decodes a packet of a kind; `None` for anything else.
     pub(crate) fn decode(bytes: &[u8], kind: Kind) -> Option<Self> {
         let bytes: &[u8; PACKET_SIZE] = bytes.try_into().ok()?;
-        let is_it = bytes[0..4] == MAGIC
+        let is_valid = bytes[0..4] == MAGIC
             && bytes[4..6] == VERSION.to_le_bytes()
             && bytes[6..8] == (kind as u16).to_le_bytes();
         let nonce = |at: usize| u128::from_le_bytes(core::array::from_fn(|byte| bytes[at + byte]));
@@ -81,11 +82,12 @@ impl Packet {
             |number: usize| u32::from_le_bytes(core::array::from_fn(|byte| bytes[48 + 4 * number + byte]));
         let base = u64::from_le_bytes(core::array::from_fn(|byte| bytes[40 + byte]));
         let words = core::array::from_fn(word);
-        is_it.then(|| Self { lane: nonce(8), catalog: nonce(24), base, words })
+        is_valid.then(|| Self { lane: nonce(8), catalog: nonce(24), base, words })
     }
 }
 
-/// Makes endpoints and links: their settings, and the importer that opens memory of peers.
+/// A builder of endpoints, links and communicators. It has their settings, and the importer that
+/// opens memory of peers.
 ///
 /// # Examples
 /// ```
@@ -125,15 +127,15 @@ impl LinkBuilder {
         self
     }
 
-    /// Sets the importer that opens memory of peers. Without one, nothing is mapped, and nothing
-    /// can be received as a view.
+    /// Sets the importer that opens memory of peers. Without an importer, no memory is mapped and
+    /// no message can be received as a view.
     #[must_use]
     pub const fn importer(mut self, importer: &'static Importer) -> Self {
         self.importer = Some(importer);
         self
     }
 
-    /// Makes an endpoint that is known by its address alone.
+    /// Makes an endpoint with a random name. Other processes need its address.
     ///
     /// # Errors
     /// [`Error::System`]: no descriptors are left.
@@ -141,7 +143,8 @@ impl LinkBuilder {
         Endpoint::listen(self.clone(), LinkAddress::unique()?)
     }
 
-    /// Makes an endpoint that processes of this user find by its name: [`LinkAddress::of_name`].
+    /// Makes an endpoint with a name, by which processes of this user find it
+    /// ([`LinkAddress::of_name`]).
     ///
     /// # Errors
     /// [`Error::BadName`], [`Error::NameTaken`]; as [`LinkBuilder::bind`].
@@ -153,7 +156,7 @@ impl LinkBuilder {
         })
     }
 
-    /// Connects to an endpoint. `None` waits without an end.
+    /// Connects to an endpoint. `None` waits without a timeout.
     ///
     /// # Errors
     /// [`Error::OtherMachine`], [`Error::NotListening`], [`Error::OtherUser`]; [`Error::TimedOut`]
@@ -163,13 +166,13 @@ impl LinkBuilder {
         let (shared, fds) = InboxShared::create(self.settings.clone(), self.importer, None)?;
         match connect(&shared, &fds, address, timeout, [0; 4])? {
             Ok(channel) => Ok(Link::new(channel)),
-            Err(_) => Err(odd(address.pid().cast_signed())),
+            Err(_) => Err(not_an_endpoint(address.pid().cast_signed())),
         }
     }
 }
 
-fn odd(pid: i32) -> Error {
-    Error::Misbehaved { pid, what: "it does not answer as an endpoint does" }
+fn not_an_endpoint(pid: i32) -> Error {
+    Error::Misbehaved { pid, what: "its answer is not that of an endpoint" }
 }
 
 fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
@@ -177,8 +180,8 @@ fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
     Error::TimedOut { what, milliseconds }
 }
 
-/// Connects to an endpoint. The inner error is the words of its refusal. `words` says which rank
-/// connects.
+/// Connects to an endpoint. `words` identify the rank that connects, or are 0. The inner error has
+/// the words of a refusal.
 pub(crate) fn connect(
     shared: &Arc<InboxShared>,
     fds: &InboxFds,
@@ -199,11 +202,11 @@ pub(crate) fn connect(
     let socket = sys::new_socket().map_err(Error::system("socket"))?;
     sys::connect(&socket, address.socket().as_bytes(), deadline).map_err(failed)?;
     failpoint!("link.connected");
-    let pid = trusted(&socket)?;
+    let pid = trusted_pid(&socket)?;
     let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
-    let Made { lane, fd } = Made::new(nonce)?;
+    let (lane, fd) = create_lane(nonce)?;
     failpoint!("link.lane_made");
-    send(socket.as_fd(), &lane, &fd, (shared, fds), (Kind::Hello, words)).map_err(failed)?;
+    send_files(socket.as_fd(), &lane, &fd, (shared, fds), (Kind::Hello, words)).map_err(failed)?;
     failpoint!("link.proposed");
     let mut bytes = [0; PACKET_SIZE + 1];
     let (length, received) = sys::receive(&socket, &mut bytes, deadline).map_err(failed)?;
@@ -212,9 +215,9 @@ pub(crate) fn connect(
         return Ok(Err(refused.words));
     }
     let welcome = Packet::decode(bytes, Kind::Welcome).filter(|packet| packet.lane == nonce);
-    let welcome = welcome.ok_or(odd(pid))?;
-    let theirs = peer_files(&received, &welcome)?.ok_or(odd(pid))?;
-    let channel = Channel::new(shared, lane, theirs, socket, (pid, welcome.base))?;
+    let welcome = welcome.ok_or(not_an_endpoint(pid))?;
+    let files = map_peer_files(&received, &welcome)?.ok_or(not_an_endpoint(pid))?;
+    let channel = Channel::new(shared, lane, files, socket, (pid, welcome.base))?;
     if words != [0; 4] {
         let agreed = Packet { lane: nonce, catalog: 0, base: 0, words: [0; 4] }.encode(Kind::Agreed);
         sys::send(channel.socket(), &agreed, &[]).map_err(failed)?;
@@ -222,22 +225,12 @@ pub(crate) fn connect(
     Ok(Ok(channel))
 }
 
-/// The lane that this process makes for a link, and its descriptor.
-struct Made {
-    lane: OwnLane,
-    fd: OwnedFd,
+fn create_lane(nonce: u128) -> Result<(OwnLane, OwnedFd)> {
+    OwnLane::create(nonce).map_err(Error::system("creating the shared memory of a link"))
 }
 
-impl Made {
-    fn new(nonce: u128) -> Result<Self> {
-        let (lane, fd) =
-            OwnLane::create(nonce).map_err(Error::system("creating the shared memory of a link"))?;
-        Ok(Self { lane, fd })
-    }
-}
-
-/// Sends a packet with the files of this process.
-fn send(
+/// Sends a packet with the descriptors of this process's lane, catalog and bell.
+fn send_files(
     socket: BorrowedFd<'_>,
     lane: &OwnLane,
     fd: &OwnedFd,
@@ -248,8 +241,9 @@ fn send(
     sys::send(socket, &packet.encode(kind), &[fd.as_fd(), fds.catalog.as_fd(), fds.bell.as_fd()])
 }
 
-/// Maps the files that came with a packet; `None` if they are not what they should be.
-fn peer_files(fds: &[OwnedFd], packet: &Packet) -> Result<Option<PeerFiles>> {
+/// Maps the files that the peer sent with a packet; `None` if they are not a lane, a catalog and a
+/// bell.
+fn map_peer_files(fds: &[OwnedFd], packet: &Packet) -> Result<Option<PeerFiles>> {
     let [lane, catalog, bell] = fds else { return Ok(None) };
     let failed = Error::system("mapping the shared memory of a link");
     let lane = PeerLane::adopt(lane, packet.lane).map_err(&failed)?;
@@ -260,18 +254,18 @@ fn peer_files(fds: &[OwnedFd], packet: &Packet) -> Result<Option<PeerFiles>> {
     Ok(files.map(|((lane, catalog), bell)| PeerFiles { lane, catalog, bell, nonce }))
 }
 
-/// Returns the pid of the process at the other end.
+/// Returns the pid of the process at the other end of a socket.
 ///
 /// # Errors
-/// [`Error::OtherUser`], unless it belongs to this user or to root.
-fn trusted(socket: &OwnedFd) -> Result<i32> {
+/// [`Error::OtherUser`] unless the process belongs to this user or to root.
+fn trusted_pid(socket: &OwnedFd) -> Result<i32> {
     let failed = Error::system("getsockopt");
     let is_trusted = peer_trust(socket.as_fd()).map_err(&failed)? == PeerTrust::Trusted;
     let (uid, pid) = peer(socket.as_fd()).map_err(&failed)?;
     if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, own_uid: sys::effective_uid() }) }
 }
 
-/// A process that has connected and waits for an answer.
+/// A connected process to which the answer is still to be sent.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
     pub pid: i32,
@@ -281,18 +275,20 @@ pub(crate) struct PendingConnection {
 }
 
 impl PendingConnection {
-    /// Makes a link with it; `None` if it is gone or sent the wrong files.
+    /// Accepts the connection. Returns `None` if the process is gone or sent the wrong files.
     pub(crate) fn welcome(self, shared: &Arc<InboxShared>, fds: &InboxFds) -> Result<Option<Arc<Channel>>> {
         let Self { pid, hello, socket, fds: received } = self;
-        let Some(theirs) = peer_files(&received, &hello)? else {
+        let Some(files) = map_peer_files(&received, &hello)? else {
             tracing::warn!(pid, "a process that connected sent the wrong files");
             return Ok(None);
         };
-        let Made { lane, fd } = Made::new(hello.lane)?;
-        // Before the answer, so that no lack of memory ends the link which the peer has by then.
-        let channel = Channel::new(shared, lane, theirs, socket, (pid, hello.base))?;
+        let (lane, fd) = create_lane(hello.lane)?;
+        // Before the answer: an error afterwards would end a link that the peer has established.
+        let channel = Channel::new(shared, lane, files, socket, (pid, hello.base))?;
         failpoint!("link.answering");
-        if send(channel.socket(), &channel.own_lane, &fd, (shared, fds), (Kind::Welcome, [0; 4])).is_err() {
+        if send_files(channel.socket(), &channel.own_lane, &fd, (shared, fds), (Kind::Welcome, [0; 4]))
+            .is_err()
+        {
             tracing::warn!(pid, "a process connected and left");
             return Ok(None);
         }
@@ -300,15 +296,15 @@ impl PendingConnection {
         Ok(Some(channel))
     }
 
-    /// Refuses the connection for a reason.
+    /// Refuses the connection. `words` are the reason.
     pub(crate) fn refuse(self, words: [u32; 4]) {
         let packet = Packet { lane: self.hello.lane, catalog: 0, base: 0, words }.encode(Kind::Refused);
-        // A process that is gone needs no answer.
+        // An error means that the process is gone.
         let _ = sys::send(self.socket.as_fd(), &packet, &[]);
     }
 }
 
-/// Waits for the [`Kind::Agreed`] packet of a rank.
+/// Waits for the [`Kind::Agreed`] packet of a rank. Returns whether it arrived.
 pub(crate) fn has_agreed(channel: &Channel) -> bool {
     let (mut bytes, deadline) = ([0; PACKET_SIZE], Deadline::after(channel.settings().handshake));
     let agreed = sys::receive(channel.socket(), &mut bytes, deadline);
@@ -316,10 +312,10 @@ pub(crate) fn has_agreed(channel: &Channel) -> bool {
     packet.is_some_and(|packet| packet.lane == channel.own_lane.nonce())
 }
 
-/// Where other processes of this user connect. Nothing is left of it when it is dropped or its
-/// process is killed.
+/// A listening socket, to which other processes of this user connect. The kernel removes it when
+/// the endpoint is dropped or the process ends.
 ///
-/// Links stay when the endpoint is dropped. Several threads may use it at once.
+/// Links outlive the endpoint. Several threads may use it at the same time.
 #[derive(Debug)]
 pub struct Endpoint {
     builder: LinkBuilder,
@@ -338,38 +334,38 @@ impl Endpoint {
             errno => Error::system("bind")(errno),
         })?;
         failpoint!("link.listening");
-        // A connection that is gone by the time of accept is not waited for.
+        // Non-blocking, so that `accept` does not block if the connection was closed after `poll`.
         rustix::io::ioctl_fionbio(&socket, true).map_err(Error::system("ioctl"))?;
         let listener = CloseOnFork::new(socket).map_err(Error::system("fstat of a socket"))?;
         let (process, is_closed) = (fork::generation(), AtomicBool::new(false));
         Ok(Self { builder, listener, address, process, is_closed })
     }
 
-    /// Ends all waits for connections, now and later ([`Error::TimedOut`]).
+    /// Ends present and future waits for connections ([`Error::TimedOut`]).
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(self.listener.as_fd(), rustix::net::Shutdown::Both);
     }
 
-    /// Returns where it can be reached.
+    /// Returns the address for processes that connect.
     #[must_use]
     pub const fn address(&self) -> LinkAddress {
         self.address
     }
 
-    /// Waits for a process to connect. `None` waits without an end.
+    /// Waits for a process to connect. `None` waits without a timeout.
     ///
-    /// Processes of other users are refused. A process that connects and sends nothing is dropped
-    /// after [`LinkSettings::handshake`].
+    /// Refuses processes of other users. Closes the connection of a process that sends nothing
+    /// within [`LinkSettings::handshake`].
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::Forked`]; [`Error::System`]: no descriptors are left.
     pub fn accept(&self, timeout: Option<Duration>) -> Result<Link> {
-        // A time beyond the range of the clock is without an end.
+        // A time beyond the range of the clock counts as no timeout.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let pending = self.pending(left).map_err(|error| match error {
+            let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let pending = self.pending(remaining).map_err(|error| match error {
                 Error::TimedOut { .. } => timed_out("a connection", timeout),
                 error => error,
             })?;
@@ -386,7 +382,7 @@ impl Endpoint {
         }
     }
 
-    /// Waits for a process to connect and to say which one it is.
+    /// Waits for a process to connect and to send its hello.
     pub(crate) fn pending(&self, timeout: Option<Duration>) -> Result<PendingConnection> {
         if self.process != fork::generation() {
             return Err(Error::Forked);
@@ -396,19 +392,19 @@ impl Endpoint {
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(timed_out("a connection", timeout));
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
             match rustix::net::accept_with(self.listener.as_fd(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {
                     failpoint!("link.accepted");
-                    if let Some(pending) = self.meet(socket, left)? {
+                    if let Some(pending) = self.receive_hello(socket, remaining)? {
                         return Ok(pending);
                     }
                 }
                 Err(Errno::AGAIN) => {
-                    if left.is_some_and(|left| left.is_zero()) {
+                    if remaining.is_some_and(|remaining| remaining.is_zero()) {
                         return Err(timed_out("a connection", timeout));
                     }
-                    sys::is_ready(self.listener.as_fd(), PollFlags::IN, left)
+                    sys::is_ready(self.listener.as_fd(), PollFlags::IN, remaining)
                         .map_err(Error::system("poll"))?;
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -417,9 +413,14 @@ impl Endpoint {
         }
     }
 
-    /// Returns `None` for a process with which there is no link.
-    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<PendingConnection>> {
-        let pid = match trusted(&socket) {
+    /// Receives the hello of a connected process. Returns `None` and closes the connection if the
+    /// process belongs to another user, or sends no hello in time.
+    fn receive_hello(
+        &self,
+        socket: OwnedFd,
+        remaining: Option<Duration>,
+    ) -> Result<Option<PendingConnection>> {
+        let pid = match trusted_pid(&socket) {
             Ok(pid) => pid,
             Err(error) => {
                 tracing::warn!(%error, "a connection was refused");
@@ -427,12 +428,13 @@ impl Endpoint {
             }
         };
         let handshake = self.builder.settings.handshake;
-        let wait = left.map_or(handshake, |left| left.max(Duration::from_millis(1)).min(handshake));
+        let wait =
+            remaining.map_or(handshake, |remaining| remaining.max(Duration::from_millis(1)).min(handshake));
         let mut bytes = [0; PACKET_SIZE + 1];
         let why = match sys::receive(&socket, &mut bytes, Deadline::after(wait)) {
             Ok((length, fds)) => match Packet::decode(&bytes[..length], Kind::Hello) {
                 Some(hello) => return Ok(Some(PendingConnection { pid, hello, socket, fds })),
-                None => "it sent something else than hello".to_owned(),
+                None => "its first packet is no hello".to_owned(),
             },
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),
             Err(errno) => errno.to_string(),

@@ -1,5 +1,5 @@
-//! [`Engines`]: which engines can carry messages to this process on a link, and their measured
-//! costs.
+//! [`Engines`]: the engines that can carry messages to this process on a link, and their measured
+//! costs. [`LinkStatistics`]: counters of what the engines carried.
 
 use core::fmt;
 use std::sync::OnceLock;
@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
+use crate::buffer::Segment;
 use crate::kernel_copy::{self, Direction, Iov};
 use crate::layout::{CHUNK, LANE, NONCE};
-use crate::parts::Part;
 use crate::shared_files::OwnLane;
 use crate::{Engine, LinkSettings};
 
@@ -98,11 +98,11 @@ impl Engines {
         self.mapped
     }
 
-    /// Returns whether `cma` carries a message of this length and number of parts at the cost of
+    /// Returns whether `cma` carries a message of this length and number of ranges at the cost of
     /// `bounce` or less.
-    pub(crate) fn prefers_cma(&self, length: usize, parts: usize) -> bool {
-        let more = parts.saturating_sub(1) as f64 * ENTRY;
-        self.cma.as_ref().is_ok_and(|cost| cost.of(length) + more <= self.bounce.of(length))
+    pub(crate) fn prefers_cma(&self, length: usize, ranges: usize) -> bool {
+        let further = ranges.saturating_sub(1) as f64 * ENTRY;
+        self.cma.as_ref().is_ok_and(|cost| cost.of(length) + further <= self.bounce.of(length))
     }
 
     /// Returns the smallest power of two of bytes from which on `cma` is preferred.
@@ -143,7 +143,7 @@ fn measure_copy() -> Cost {
 /// Copies bytes out of the memory of a process.
 fn read(pid: i32, address: u64, to: &mut [u8]) -> Result<(), Errno> {
     let length = to.len();
-    let local = [Part { base: to.as_mut_ptr(), length }.iov()];
+    let local = [Segment { base: to.as_mut_ptr(), length }.iov()];
     let remote = [Iov { address, length: length as u64 }];
     // SAFETY: `to` has that many bytes. The pid is that of this process, or of the peer, whose
     // socket is open.
@@ -163,13 +163,13 @@ fn measure_cma() -> Result<Cost, Errno> {
 
 fn cma(lane: &OwnLane, pid: i32, base: u64) -> Result<Cost, String> {
     if pid <= 0 {
-        return Err("the peer is in another pid namespace: let both processes share one".to_owned());
+        return Err("the peer is in another pid namespace: run both processes in one".to_owned());
     }
     if base.checked_add(LANE as u64).is_none_or(|end| end > 1 << 57) {
-        return Err("the peer says that it is where nothing can be".to_owned());
+        return Err("the peer's lane is at an impossible address".to_owned());
     }
-    // The nonce, because the kernel permits reads of 0 bytes, and because only the peer's lane has
-    // it.
+    // Reads the nonce, because the kernel permits any read of 0 bytes, and because only the peer's
+    // lane has the nonce.
     let refused = |errno: Errno| {
         let why = match errno {
             Errno::PERM => {
@@ -185,7 +185,7 @@ fn cma(lane: &OwnLane, pid: i32, base: u64) -> Result<Cost, String> {
     let mut nonce = [0; 16];
     read(pid, base + NONCE[0] as u64, &mut nonce).map_err(refused)?;
     if nonce != lane.nonce().to_le_bytes() {
-        return Err("what is read is not the peer's memory".to_owned());
+        return Err("the kernel reads the memory of another process than the peer".to_owned());
     }
     match CMA.get() {
         Some(cost) => Ok(*cost),
@@ -205,7 +205,7 @@ impl fmt::Display for Engines {
             (Ok(cma), Some(length)) => {
                 writeln!(f, "cma     {}, memory of any kind from {length} B", cost(*cma))?
             }
-            (Ok(cma), None) => writeln!(f, "cma     {}, for what bounce buffers do faster", cost(*cma))?,
+            (Ok(cma), None) => writeln!(f, "cma     {}, slower than bounce for any length", cost(*cma))?,
             (Err(why), _) => writeln!(f, "cma     refused: {why}")?,
         }
         match self.mapped {
@@ -214,8 +214,76 @@ impl fmt::Display for Engines {
         }
         write!(f, "both    from {} B, where cma or mapped can", self.both_min)?;
         match self.forced {
-            Some(engine) => write!(f, "\nset     {engine}, for all that is not inline"),
+            Some(engine) => write!(f, "\nset     {engine}, for messages that are not inline"),
             None => Ok(()),
         }
+    }
+}
+
+/// A number of messages and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Number of messages.
+    pub messages: u64,
+    /// Bytes of all these messages.
+    pub bytes: u64,
+}
+
+impl Carried {
+    pub(crate) fn add(&mut self, length: usize) {
+        self.messages += 1;
+        self.bytes += length as u64;
+    }
+
+    const fn and(self, other: Self) -> Self {
+        Self { messages: self.messages + other.messages, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// Counters of one process on a link. Each process counts what it does itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkStatistics {
+    /// Messages that were sent, offered or handed over, withdrawn ones included.
+    pub sent: Carried,
+    /// Messages that were received, by engine: see [`LinkStatistics::received_by`].
+    received: [Carried; Engine::ALL.len()],
+    /// Messages that were received as a view.
+    pub viewed: Carried,
+    /// Chunks that this process, as the sender, copied into the receiver's memory.
+    pub pushed: Carried,
+    /// Chunks that this process, as the sender, copied into its bounce area.
+    pub bounced: Carried,
+    /// One-sided transfers to the peer's memory.
+    pub put: Carried,
+    /// One-sided transfers from the peer's memory.
+    pub got: Carried,
+    /// Requests of the peer that this process carried out for the peer's one-sided transfers.
+    pub served: Carried,
+    /// Messages that arrived before their receive.
+    pub unexpected: Carried,
+    /// Times that `cma` failed.
+    pub refused_cma: u64,
+    /// Times that memory of the peer could not be opened.
+    pub refused_mapped: u64,
+    /// Messages that were withdrawn by this process or by the peer.
+    pub withdrawn: u64,
+}
+
+impl LinkStatistics {
+    /// Returns the messages that were received by an engine.
+    #[must_use]
+    pub const fn received_by(&self, engine: Engine) -> Carried {
+        self.received[engine as usize]
+    }
+
+    /// Returns the messages that were received by any engine or as a view.
+    #[must_use]
+    pub fn received(&self) -> Carried {
+        self.received.iter().fold(self.viewed, |sum, one| sum.and(*one))
+    }
+
+    pub(crate) fn add_received(&mut self, engine: Engine, length: usize) {
+        self.received[engine as usize].add(length);
     }
 }

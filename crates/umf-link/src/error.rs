@@ -283,7 +283,7 @@ pub enum Error {
     #[error(
         "memory of {pieces} pieces cannot be registered or used in a collective; use each piece by itself"
     )]
-    NotOnePiece {
+    NotContiguous {
         /// The number of pieces.
         pieces: usize,
     },

@@ -1,5 +1,5 @@
-//! What fuzz targets drive (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are no part of
-//! the interface, and a link whose peer writes anything into its files.
+//! Entry points of fuzz targets (`tests/fuzz`, built with `--cfg fuzzing`): decoders that are not
+//! public, and a link whose peer writes any bytes into its files.
 
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
@@ -13,13 +13,12 @@ use crate::channel::{Channel, InboxShared, PeerFiles};
 use crate::endpoint::{Kind, Packet};
 use crate::layout::{self, CATALOG, FIRST, FIRST_PAYLOAD, LANE, NEXT, NEXT_PAYLOAD, Ring, slots};
 use crate::offer::{BLOCK, BlockRecord, GROWN, OFFER, Offer, REQUEST};
-use crate::protocol::{self, Header, Offered};
+use crate::protocol::{self, Offered, SlotHeader};
 use crate::shared_files::{Bell, OwnCatalog, OwnFile, OwnLane, PeerCatalog, PeerLane};
 use crate::{Destination, Element, Engine, Link, LinkSettings, Memory, Operation, Reduction, Registration};
 use crate::{RemoteAccess, RemoteKey, Result, Source, Span, TagMatch};
 
-/// Decodes packets of processes that meet, and the words of offers and of blocks that are handed
-/// over.
+/// Decodes packets of the handshake, and records of offers and of blocks that are handed over.
 pub fn packets(bytes: &[u8]) {
     for kind in [Kind::Hello, Kind::Welcome, Kind::Refused, Kind::Agreed] {
         if let Some(packet) = Packet::decode(bytes, kind) {
@@ -31,8 +30,8 @@ pub fn packets(bytes: &[u8]) {
     if let Some(offer) = Offer::decode(&words) {
         assert_eq!(Offer::decode(&offer.encode()), Some(offer));
     }
-    if let Some(lend) = BlockRecord::decode(&words) {
-        assert_eq!(lend.encode(), *words);
+    if let Some(block) = BlockRecord::decode(&words) {
+        assert_eq!(block.encode(), *words);
     }
 }
 
@@ -59,27 +58,28 @@ impl Input<'_> {
 const FROM: usize = 0;
 const INTO: usize = 1;
 const RANGE: usize = 2;
-const ROOM: usize = 72_000;
-/// Bytes before and after each room that no call may touch.
+const AREA: usize = 72_000;
+/// Bytes before and after each area that no call may access.
 const GUARD: usize = 4096;
-static FILLED: [u8; ROOM + 2 * GUARD] = [0xA5; ROOM + 2 * GUARD];
+static FILLED: [u8; AREA + 2 * GUARD] = [0xA5; AREA + 2 * GUARD];
 
-/// Memory to send from, to receive into, and to register: address of the guard before it.
-static ROOMS: LazyLock<[usize; 3]> =
+/// Memory to send from, to receive into, and to register. Each is the address of the guard before
+/// it.
+static AREAS: LazyLock<[usize; 3]> =
     LazyLock::new(|| [(); 3].map(|()| Box::leak(Box::new(FILLED)).as_mut_ptr().expose_provenance()));
 
-fn slice(room: usize, at: usize, length: usize) -> View<'static> {
-    assert!(at + length <= ROOM);
-    let base = core::ptr::with_exposed_provenance_mut(ROOMS[room] + GUARD + at);
-    // SAFETY: leaked memory, which is used through such views alone while a link exists.
+fn slice(area: usize, at: usize, length: usize) -> View<'static> {
+    assert!(at + length <= AREA);
+    let base = core::ptr::with_exposed_provenance_mut(AREAS[area] + GUARD + at);
+    // SAFETY: leaked memory, which is accessed through such views only while a link exists.
     unsafe { View::new(base, length) }.unwrap_or_else(|_| View::empty())
 }
 
-/// Returns whether bytes of a room and its guards are as they were made.
-fn is_filled(room: usize, bytes: core::ops::Range<usize>) -> bool {
+/// Returns whether bytes of an area or its guards have their initial value.
+fn is_filled(area: usize, bytes: core::ops::Range<usize>) -> bool {
     // SAFETY: leaked memory; no link exists that writes it.
     let all = unsafe {
-        core::slice::from_raw_parts(core::ptr::with_exposed_provenance::<u8>(ROOMS[room]), FILLED.len())
+        core::slice::from_raw_parts(core::ptr::with_exposed_provenance::<u8>(AREAS[area]), FILLED.len())
     };
     all[bytes.clone()] == FILLED[bytes]
 }
@@ -88,9 +88,9 @@ fn is_filled(room: usize, bytes: core::ops::Range<usize>) -> bool {
 fn destination(form: u8, memory: &'static Memory<'static>) -> Result<Destination<'static>> {
     let element = Element::ALL[usize::from(form / 5) % Element::ALL.len()];
     Ok(match form % 5 {
-        0 => slice(INTO, 0, ROOM).into(),
+        0 => slice(INTO, 0, AREA).into(),
         1 => Destination::list([slice(INTO, 5, 777), slice(INTO, 5000, 4000), slice(INTO, 20_000, 50_000)]),
-        2 => Destination::from(slice(INTO, 0, ROOM)).combined(Reduction::new(Operation::Max, element)?)?,
+        2 => Destination::from(slice(INTO, 0, AREA)).combined(Reduction::new(Operation::Max, element)?)?,
         3 => memory.into(),
         _ => memory.part(100, 5000)?.into(),
     })
@@ -102,15 +102,15 @@ fn write<const SIZE: usize>(file: &OwnFile<SIZE>, at: usize, bytes: &[u8]) {
     unsafe { core::ptr::copy(bytes.as_ptr(), file.bytes(at, bytes.len()).as_ptr(), bytes.len()) };
 }
 
-/// The files of the hostile peer, and where it is in its ring.
-struct Peer {
+/// The files of the hostile peer, and its position in its ring.
+struct HostilePeer {
     lane: OwnLane,
     catalog: OwnCatalog,
     ring: Ring,
     slot: u64,
 }
 
-impl Peer {
+impl HostilePeer {
     fn record(&mut self, (kind, context): (u8, u8), tag: u64, length: usize, payload: &[u8]) {
         let Self { lane, ring, slot, .. } = self;
         lane.word(ring.slot(*slot) + 8).store(tag, Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl Peer {
         for (next, piece) in (*slot + 1..).zip(rest.chunks(NEXT_PAYLOAD)) {
             write(lane, ring.slot(next) + NEXT, piece);
         }
-        let header = Header { kind, length: length as u16, context };
+        let header = SlotHeader { kind, length: length as u16, context };
         protocol::announce(lane.word(ring.slot(*slot)), *slot, header);
         *slot += if kind == GROWN { 1 } else { slots(length.min(32 << 10)) };
         *ring = if kind == GROWN { Ring::Large } else { *ring };
@@ -130,7 +130,7 @@ impl Peer {
         self.record((kind, 0), 1, bytes.len(), &bytes);
     }
 
-    /// Writes what it says of registered range or handle `index`.
+    /// Publishes registered range `index` and handle `index`.
     fn announce(&self, memory: &Memory<'_>, index: usize, generation: u64, words: [u64; 4]) {
         write(&self.catalog, layout::handle(index).0, memory.bytes());
         write(&self.catalog, layout::range_handle(index), memory.bytes());
@@ -142,15 +142,16 @@ impl Peer {
         }
     }
 
-    /// Writes what a step of the input says. Returns `false` if it is a step of the link.
+    /// Carries out a step of the input, if it is one of the peer. Returns `false` for a step of the
+    /// link.
     fn step(
         &mut self,
-        (what, form): (u8, u8),
+        (step, form): (u8, u8),
         input: &mut Input<'_>,
-        theirs: &Memory<'_>,
-        mine: &Channel,
+        peer_memory: &Memory<'_>,
+        channel: &Channel,
     ) -> bool {
-        match what % 24 {
+        match step % 24 {
             0 => {
                 let (at, bytes) = (input.number() as usize, input.bytes(form.into()));
                 write(&self.lane, at % LANE, bytes);
@@ -184,7 +185,8 @@ impl Peer {
             }
             6..=8 => {
                 let index = usize::from(form & 3);
-                let number = mine.own_lane.word(layout::offered(index)).load(Ordering::Relaxed) & 0xffff_ffff;
+                let number =
+                    channel.own_lane.word(layout::offered(index)).load(Ordering::Relaxed) & 0xffff_ffff;
                 let low = if form & 4 == 0 { number } else { input.number() };
                 let value = low | u64::from(form >> 4 & 3) << 32 | u64::from(form >> 6) << 48;
                 let place = word(input.byte().unwrap_or(0), index);
@@ -192,8 +194,8 @@ impl Peer {
             }
             9 => {
                 let generation =
-                    mine.shared.catalog.word(layout::range(form.into()).0).load(Ordering::Relaxed);
-                let direction = u64::from(what / 24 % 3) << 32 | input.number();
+                    channel.shared.catalog.word(layout::range(form.into()).0).load(Ordering::Relaxed);
+                let direction = u64::from(step / 24 % 3) << 32 | input.number();
                 let place = input.number();
                 let words = [direction, u64::from(form) << 32 | input.number(), generation, place];
                 let put = input.bytes(usize::from(form)).to_vec();
@@ -201,7 +203,7 @@ impl Peer {
             }
             10 => {
                 let words = [0, 1, 2, 3].map(|_| input.number());
-                self.announce(theirs, usize::from(form & 7), input.number(), words);
+                self.announce(peer_memory, usize::from(form & 7), input.number(), words);
             }
             _ => return false,
         }
@@ -217,8 +219,8 @@ fn word(which: u8, index: usize) -> usize {
         [layout::offered(index), layout::progress(index), layout::back(index), layout::emptied(index)];
     let lane = [
         layout::CONSUMED,
-        layout::WANTS_ROOM,
-        layout::GIVEN_BACK,
+        layout::WANTS_SPACE,
+        layout::RETURNED,
         layout::INSIDE,
         layout::answer(index as u64),
     ];
@@ -226,28 +228,34 @@ fn word(which: u8, index: usize) -> usize {
     all[usize::from(which) % all.len()]
 }
 
-/// Uses a link in all ways while its peer writes what the input says: anywhere, or in forms that
-/// are read. Each call ends with a result or an error, and touches no memory but its own. `theirs`
-/// is memory that the peer announces.
-pub fn hostile_peer(data: &[u8], [mine, theirs]: [&'static Memory<'static>; 2], importer: &'static Importer) {
+/// Calls all functions of a link while its peer writes what the input says: any bytes, or
+/// well-formed records. Each call must return, and must not access other memory than that of its
+/// arguments. `peer_memory` is memory that the peer announces.
+pub fn hostile_peer(
+    data: &[u8],
+    [own_memory, peer_memory]: [&'static Memory<'static>; 2],
+    importer: &'static Importer,
+) {
     let mut input = Input(data);
     let Some(choice) = input.byte() else { return };
-    // Descriptors may be used up.
-    let _ = drive(&mut input, choice, [mine, theirs], importer);
-    let is_whole = |room, length| is_filled(room, 0..GUARD) && is_filled(room, GUARD + length..FILLED.len());
-    let is_all_whole = is_whole(FROM, 0) && is_whole(INTO, ROOM) && is_whole(RANGE, 1000);
-    assert!(is_all_whole, "memory that is not of a call was written");
+    // `None` if no descriptors are left.
+    let _ = drive(&mut input, choice, [own_memory, peer_memory], importer);
+    let is_whole = |area, length| is_filled(area, 0..GUARD) && is_filled(area, GUARD + length..FILLED.len());
+    let is_all_whole = is_whole(FROM, 0) && is_whole(INTO, AREA) && is_whole(RANGE, 1000);
+    assert!(is_all_whole, "memory that was passed to no call was written");
 }
 
 fn drive(
     input: &mut Input<'_>,
     choice: u8,
-    [mine, theirs]: [&'static Memory<'static>; 2],
+    [own_memory, peer_memory]: [&'static Memory<'static>; 2],
     importer: &'static Importer,
 ) -> Option<()> {
     let ((lane, lane_fd), (catalog, catalog_fd)) = (OwnLane::create(7).ok()?, OwnCatalog::create(7).ok()?);
-    let (seen, listed) = (PeerLane::adopt(&lane_fd, 7).ok()??, PeerCatalog::adopt(&catalog_fd, 7).ok()??);
-    let files = PeerFiles { lane: seen, catalog: listed, bell: Bell::create(false).ok()?.0, nonce: 7 };
+    let (peer_lane, peer_catalog) =
+        (PeerLane::adopt(&lane_fd, 7).ok()??, PeerCatalog::adopt(&catalog_fd, 7).ok()??);
+    let files =
+        PeerFiles { lane: peer_lane, catalog: peer_catalog, bell: Bell::create(false).ok()?.0, nonce: 7 };
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (socket, _other) = pair.ok()?;
     let mut settings = LinkSettings::default();
@@ -257,39 +265,39 @@ fn drive(
     let (shared, _fds) = InboxShared::create(settings, (choice & 1 == 0).then_some(importer), None).ok()?;
     let channel = Channel::new(&shared, OwnLane::create(7).ok()?.0, files, socket, (0, 0)).ok()?;
     let mut link = Link::new(Arc::clone(&channel));
-    // One poll and not thousands.
-    link.inbox.is_crowded = true;
-    let mut peer = Peer { lane, catalog, ring: Ring::Small, slot: 0 };
-    peer.announce(theirs, 0, 2, [0; 4]);
-    let (mut sends, mut receives, mut views, mut lents) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    // One poll before a timeout, instead of thousands.
+    link.inbox.is_oversubscribed = true;
+    let mut peer = HostilePeer { lane, catalog, ring: Ring::Small, slot: 0 };
+    peer.announce(peer_memory, 0, 2, [0; 4]);
+    let (mut sends, mut receives, mut views, mut loans) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut ranges: Vec<Registration<'static>> = Vec::new();
     for _ in 0..100 {
-        let Some(what) = input.byte() else { break };
+        let Some(step) = input.byte() else { break };
         let form = input.byte().unwrap_or(0);
-        if peer.step((what, form), input, theirs, &channel) {
+        if peer.step((step, form), input, peer_memory, &channel) {
             continue;
         }
-        let done: Result<()> = match what % 24 {
+        let done: Result<()> = match step % 24 {
             11 if form & 1 == 0 => link.probe(TagMatch::ANY).map(drop),
             11 => link.progress(),
-            12 | 13 => destination(form, mine).and_then(|to| link.recv(TagMatch::ANY, to)).map(drop),
+            12 | 13 => destination(form, own_memory).and_then(|to| link.recv(TagMatch::ANY, to)).map(drop),
             14 => link.recv_view(TagMatch::ANY).map(|view| {
                 let mut bytes = [0; 64];
                 let _ = (view.read(0, &mut bytes), view.slice().map(|slice| slice.copy_to(&mut bytes)));
                 views.push(view);
             }),
-            15 => Ok((views.truncate(usize::from(form & 3)), lents.truncate(usize::from(form >> 2))).0),
-            16 => link.send(1, slice(FROM, 0, [3, 4000, 33_000, ROOM][usize::from(form & 3)])),
+            15 => Ok((views.truncate(usize::from(form & 3)), loans.truncate(usize::from(form >> 2))).0),
+            16 => link.send(1, slice(FROM, 0, [3, 4000, 33_000, AREA][usize::from(form & 3)])),
             17 => {
-                let length = [3, 4000, 33_000, ROOM][usize::from(form & 3)];
+                let length = [3, 4000, 33_000, AREA][usize::from(form & 3)];
                 let source = match form >> 2 & 3 {
                     0 => Source::list([slice(FROM, 0, length / 2), slice(FROM, length / 2 + 1, 1000)]),
-                    1 => mine.into(),
+                    1 => own_memory.into(),
                     _ => slice(FROM, 0, length).into(),
                 };
                 link.start_send(1, source).map(|send| sends.push(send))
             }
-            18 => destination(form, mine).map(|to| receives.push(link.start_recv(TagMatch::ANY, to))),
+            18 => destination(form, own_memory).map(|to| receives.push(link.start_recv(TagMatch::ANY, to))),
             19 if form & 1 == 0 && !sends.is_empty() => {
                 drop(sends.swap_remove(usize::from(form >> 1) % sends.len()));
                 Ok(())
@@ -299,9 +307,9 @@ fn drive(
                 Ok(())
             }
             19 | 20 => link.finish(&mut sends, &mut receives),
-            21 => mine.part(10, 100).and_then(|part| link.hand_over(2, part)).map(|lent| {
-                let _ = lent.wait(Some(Duration::ZERO));
-                lents.push(lent);
+            21 => own_memory.part(10, 100).and_then(|part| link.hand_over(2, part)).map(|loan| {
+                let _ = loan.wait(Some(Duration::ZERO));
+                loans.push(loan);
             }),
             22 => {
                 let (slot, length) = (usize::from(form & 7), input.number() % (1 << 20));
@@ -309,7 +317,7 @@ fn drive(
                 let key = RemoteKey { access: RemoteAccess::GetPut, slot, generation, length, nonce: 7 };
                 if form & 8 == 0 {
                     let flags = 3 | input.number() & 0x300;
-                    peer.announce(theirs, slot, generation, [input.number(), length, flags, offset]);
+                    peer.announce(peer_memory, slot, generation, [input.number(), length, flags, offset]);
                 }
                 let places = [Span { offset: input.number() as usize, length: 20_500 }];
                 match form & 16 {

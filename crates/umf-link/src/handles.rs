@@ -1,7 +1,7 @@
-//! The handle table of a process: IPC handles that it has announced to its peers. Messages name an
-//! entry and its generation, so that a handle is written once, and read once by each peer.
+//! The handle table of a process: IPC handles that it has announced to its peers. A message names
+//! an entry and its generation. A handle is therefore written once, and read once by each peer.
 //!
-//! An entry that an open message names is pinned, and is not overwritten.
+//! An open message pins its entry, which is not overwritten meanwhile.
 
 use core::sync::atomic::{Ordering, fence};
 use std::collections::HashMap;
@@ -36,10 +36,10 @@ impl Announced {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// Of the [`Memory`]; 0 for none.
+    /// The id of the [`Memory`]; 0 for none.
     id: u64,
     generation: u64,
-    /// Open messages that name it.
+    /// The number of open messages that name it.
     pins: u32,
 }
 
@@ -58,7 +58,7 @@ impl HandleTable {
         Self { entries: Vec::new(), places: HashMap::new(), latest: None, next: 0 }
     }
 
-    /// Announces the handle of a memory, unless that was done. Returns `None` if all entries are
+    /// Announces the handle of a memory, unless it is announced. Returns `None` if all entries are
     /// pinned.
     #[inline]
     pub(crate) fn announce(
@@ -90,21 +90,21 @@ impl HandleTable {
         let entry = &mut self.entries[free];
         self.places.remove(&entry.id);
         self.places.insert(memory.id(), free);
-        // An even generation is a whole handle. Messages carry 56 bits of it.
+        // The generation is odd while the handle is being written. Messages have 56 bits of it.
         entry.generation += 2;
         entry.id = memory.id();
         let word = shared.catalog.word(layout::generation(free));
         word.store(entry.generation - 1, Ordering::Relaxed);
         fence(Ordering::Release);
         let to = shared.catalog.bytes(extent.0, extent.1);
-        // SAFETY: `to` has room for a handle in memory that this thread alone writes.
+        // SAFETY: `to` has the size of a handle, in memory that only this thread writes.
         unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         word.store(entry.generation, Ordering::Release);
         failpoint!("link.announced");
         Ok(Some(free))
     }
 
-    /// Keeps an entry until [`HandleTable::unpin`].
+    /// Pins an entry until [`HandleTable::unpin`].
     #[inline]
     pub(crate) fn pin(&mut self, announced: Announced) {
         self.entries[usize::from(announced.index)].pins += 1;
@@ -116,7 +116,7 @@ impl HandleTable {
     }
 }
 
-/// Reads a handle that the peer has announced; `None` if the entry holds another one or none.
+/// Reads a handle that the peer has announced; `None` if the entry has another generation.
 pub(crate) fn read(channel: &Channel, announced: Announced) -> Option<Handle> {
     let index = usize::from(announced.index);
     let extent = layout::handle(index);
@@ -137,14 +137,14 @@ pub(crate) fn read(channel: &Channel, announced: Announced) -> Option<Handle> {
     Handle::from_bytes(&bytes).ok()
 }
 
-/// Handles of a peer that were read, by entry.
+/// A cache of the handles of a peer, by entry.
 #[derive(Debug, Default)]
 pub(crate) struct KnownHandles {
     handles: Vec<Option<(u64, Box<Handle>)>>,
 }
 
 impl KnownHandles {
-    /// As [`read`].
+    /// Returns a handle from the cache, or [`read`]s it.
     #[inline]
     pub(crate) fn get(&mut self, channel: &Channel, announced: Announced) -> Option<&Handle> {
         let index = usize::from(announced.index);

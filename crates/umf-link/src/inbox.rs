@@ -1,10 +1,10 @@
 //! [`Inbox`]: the lanes, the tag queue and the peers that one thread uses.
 //!
-//! A link has an inbox with one peer, a communicator an inbox with a peer for each other rank. A
-//! call that waits reads all lanes: it moves messages to the tag queue and answers requests of
+//! A link has an inbox with one peer. A communicator has an inbox with a peer for each other rank.
+//! A call that waits reads all lanes: it moves messages to the tag queue and answers requests of
 //! peers. Two processes that wait for each other therefore do not block each other. A receive whose
-//! message has arrived reads one lane, and all lanes after each [`RECEIVES_BETWEEN_SWEEPS`]
-//! receives.
+//! message has arrived reads one lane. After [`RECEIVES_BETWEEN_SWEEPS`] such receives, all lanes
+//! are read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use core::sync::atomic::Ordering;
 
 use umf_core::Access;
 
+use crate::buffer::Buffer;
 use crate::channel::{Channel, InboxShared};
 use crate::handles::{HandleTable, KnownHandles};
 use crate::layout::{ANNOUNCE_ONLY, OFFERS, Ring};
 use crate::offer::{BLOCK, BlockRecord, INLINE, OFFER, Offer, REQUEST};
 use crate::outgoing::Outgoing;
-use crate::parts::List;
-use crate::queue::{Abandoned, Body, Context, Matching, Queue, weight};
-use crate::receive::{Received, Receiving};
+use crate::queue::{Body, DroppedRequest, Matching, Queue, queued_size};
+use crate::receive::{FetchOutcome, Received, Receiving};
 use crate::requests::Requests;
 use crate::ring::{Reader, RecordHeader, Writer, unknown_kind};
 use crate::wait::{FRESH, Spin};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch, sys};
 
-/// The most records that are read from one lane before the next lane.
+/// The most records that a poll reads from one lane.
 const BUDGET: usize = 32;
-/// Lanes that one poll of a receive from any peer reads in rotation, and lanes with recent
-/// messages, which each poll reads.
+/// The number of lanes that one poll of a receive from any peer reads in rotation.
 const ROTATION: usize = 8;
+/// The number of lanes with recent messages, which each poll of a receive from any peer reads.
 const RECENT: usize = 4;
 /// The most bytes of messages from a peer after it was asked to announce only. Its rings hold less.
 const OVERRUN: usize = 256 << 10;
@@ -48,7 +48,7 @@ pub(crate) struct Peer {
     pub requests: Requests,
     /// The number of the latest attempt to fetch a message. Words of other attempts are ignored.
     epoch: u16,
-    /// The message that goes through the bounce area of the peer's lane.
+    /// The message that is fetched through the bounce area of the peer's lane.
     pub bouncing: Option<u64>,
     pub statistics: LinkStatistics,
     /// The time of the latest liveness check, in milliseconds.
@@ -57,7 +57,7 @@ pub(crate) struct Peer {
     offers: Vec<u64>,
     /// Bytes of messages that arrived although the peer was asked to announce only.
     overrun: usize,
-    /// The error after which its lane is not read any more.
+    /// The error after which the lane is not read any more.
     read_error: Option<Error>,
 }
 
@@ -89,8 +89,8 @@ impl Peer {
         self.epoch
     }
 
-    /// Fails if the peer is gone or closed. Asks the kernel if the latest answer is older than
-    /// [`FRESH`].
+    /// Fails if the peer is gone or has closed the link. Asks the kernel if the latest answer is
+    /// older than [`FRESH`].
     #[inline]
     pub(crate) fn check(&mut self) -> Result<()> {
         self.channel.check_known()?;
@@ -100,7 +100,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Whether the peer is alive by a recent answer of the kernel.
+    /// Whether the kernel has recently reported the peer as alive.
     #[inline]
     pub(crate) fn is_fresh(&self) -> bool {
         let age = sys::coarse_milliseconds().wrapping_sub(self.checked);
@@ -123,29 +123,30 @@ impl Peer {
     }
 }
 
-/// The message that a poll searches.
+/// The message for which a poll searches.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'w> {
     pub matching: Matching,
     /// The receive, if it is posted.
     pub posted: Option<u64>,
     /// Memory for a short message.
-    pub into: Option<&'w List<'w>>,
+    pub into: Option<&'w Buffer<'w>>,
 }
 
 /// The message that a poll has found.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// It was received.
-    Whole(Received),
-    /// It is in the queue.
+    /// The message was received.
+    Received(Received),
+    /// The message is in the queue, under this id.
     Queued(u64),
-    /// It is a block that is handed over: the next record of this peer, which stays.
-    Next(usize, u64, BlockRecord),
+    /// The next record of a peer is a block that is handed over. It stays in the lane. Peer and
+    /// tag.
+    Block(usize, u64, BlockRecord),
 }
 
 /// The lanes, the tag queue and the peers that one thread uses. [`crate::Link`] and
-/// [`crate::Communicator`] have an inbox, and its functions.
+/// [`crate::Communicator`] own an inbox.
 #[derive(Debug)]
 pub struct Inbox {
     pub(crate) shared: Arc<InboxShared>,
@@ -153,19 +154,20 @@ pub struct Inbox {
     pub(crate) queue: Queue,
     pub(crate) handles: HandleTable,
     pub(crate) spin: Spin,
-    /// Whether there are more ranks than processors: a rank that waits yields at once.
-    pub(crate) is_crowded: bool,
+    /// A copy of [`InboxShared::is_oversubscribed`] for the fast path. A rank that waits then
+    /// yields at once. A fuzz target sets it by itself.
+    pub(crate) is_oversubscribed: bool,
     /// Lanes that may have unread records, one bit each.
     unread: Vec<u32>,
     pub(crate) timeout: Option<Duration>,
-    /// Longest message that goes in a ring.
+    /// The longest message that is sent in a ring.
     pub(crate) inline_max: usize,
-    /// The buffer into which the kernel copies numbers that are then combined.
+    /// The buffer into which the kernel copies numbers before they are combined.
     pub(crate) stage: Vec<u8>,
     /// The first lane of the next rotation.
     cursor: usize,
     recent: [usize; RECENT],
-    /// Whether peers are asked to announce only.
+    /// Whether peers are asked to announce messages instead of sending data.
     announces: bool,
     /// Receives since all lanes were read last.
     fast_receives: u8,
@@ -175,7 +177,7 @@ impl Inbox {
     pub(crate) fn new(shared: Arc<InboxShared>, peers: usize) -> Self {
         let (timeout, inline_max) = (shared.settings.timeout, shared.settings.inline_max());
         Self {
-            is_crowded: shared.is_crowded,
+            is_oversubscribed: shared.is_oversubscribed,
             unread: vec![0; peers.div_ceil(32)],
             shared,
             peers: (0..peers).map(|_| None).collect(),
@@ -221,11 +223,11 @@ impl Inbox {
 
     /// Removes receives whose requests were dropped.
     #[inline]
-    pub(crate) fn remove_abandoned(&mut self) {
-        for abandoned in self.queue.abandonments.take() {
-            match abandoned {
-                Abandoned::Receive(id) => self.queue.cancel(id),
-                Abandoned::Bounce(id) => {
+    pub(crate) fn remove_dropped_requests(&mut self) {
+        for request in self.queue.dropped.take() {
+            match request {
+                DroppedRequest::Receive(id) => self.queue.cancel(id),
+                DroppedRequest::Bounce(id) => {
                     for peer in self.peers.iter_mut().flatten().filter(|peer| peer.bouncing == Some(id)) {
                         peer.bouncing = None;
                         self.queue.release(id);
@@ -235,8 +237,8 @@ impl Inbox {
         }
     }
 
-    /// Searches a message in the lanes. Messages before it are moved to the queue. So is the
-    /// message itself, unless it is short and fits `into`.
+    /// Searches for a message in the lanes. Moves earlier messages to the queue. Also moves the
+    /// message itself there, unless it is short and fits `into`.
     #[inline]
     pub(crate) fn poll(&mut self, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         match wanted.matching.peer {
@@ -252,7 +254,7 @@ impl Inbox {
             let Some(record) = peek(peer)? else { return Ok(None) };
             let RecordHeader { kind, context, tag, length } = record;
             if kind == REQUEST {
-                self.serve(index, length)?;
+                self.serve_request(index, length)?;
                 continue;
             }
             let is_wanted = match self.queue.matching_receive(index, tag, context) {
@@ -260,17 +262,17 @@ impl Inbox {
                 None => wanted.posted.is_none() && wanted.matching.takes(index, tag, context),
             };
             match (kind, wanted.into) {
-                (INLINE, Some(into)) if is_wanted && into.takes(length) => {
-                    let time = into.touch(Access::ReadWrite)?;
+                (INLINE, Some(into)) if is_wanted && into.fits(length) => {
+                    let guard = into.begin_access(Access::ReadWrite)?;
                     let mut cursor = into.cursor();
-                    // SAFETY: the caller's memory, which has at least that length; `read` yields
-                    // memory of the lane.
+                    // SAFETY: `into` has `length` bytes of the caller's memory or more; `read`
+                    // passes `count` bytes of the lane.
                     peer.reader.read(&peer.channel, length, |from, count| unsafe {
                         cursor.copy_in(from, count);
                     });
-                    drop(time);
+                    drop(guard);
                     peer.statistics.add_received(Engine::Inline, length);
-                    return Ok(Some(Found::Whole(Received {
+                    return Ok(Some(Found::Received(Received {
                         from: index,
                         tag,
                         length,
@@ -278,10 +280,9 @@ impl Inbox {
                     })));
                 }
                 (BLOCK, None) if is_wanted && length == 8 * BlockRecord::WORDS => {
-                    let lend =
-                        BlockRecord::decode(&peer.reader.words::<{ BlockRecord::WORDS }>(&peer.channel));
-                    let lend = lend.ok_or(peer.channel.misbehaved("it hands over an impossible block"))?;
-                    return Ok(Some(Found::Next(index, tag, lend)));
+                    let words = peer.reader.words::<{ BlockRecord::WORDS }>(&peer.channel);
+                    let block = decode_block(&peer.channel, &words)?;
+                    return Ok(Some(Found::Block(index, tag, block)));
                 }
                 _ => {
                     let id = self.enqueue(index, record, is_wanted)?;
@@ -294,32 +295,32 @@ impl Inbox {
         Ok(None)
     }
 
-    /// Receives a short message of one peer, if it arrives within `times` polls and the queue is
-    /// idle. The fast path of [`crate::Link::recv`]. It reports no errors.
+    /// The fast path of [`crate::Link::recv`]. Receives a short message of one peer if the queue is
+    /// idle and the message arrives within `times` polls. Reports no errors.
     #[inline]
     pub(crate) fn recv_fast(
         &mut self,
         index: usize,
         wanted: TagMatch,
-        into: &List<'_>,
+        into: &Buffer<'_>,
         times: u32,
     ) -> Option<Received> {
         let is_idle = self.queue.is_idle() && !into.is_bracketed();
         let peer = self.peers[index].as_mut().filter(|peer| is_idle && peer.read_error.is_none())?;
         let (tag, length) = peer.reader.spin_for_inline(&peer.channel, times)?;
-        if !wanted.fits(tag) || !into.takes(length) {
+        if !wanted.fits(tag) || !into.fits(length) {
             return None;
         }
         let mut cursor = into.cursor();
-        // SAFETY: the caller's memory, which has at least that length; `read` yields memory of the
-        // lane.
+        // SAFETY: `into` has `length` bytes of the caller's memory or more; `read` passes `count`
+        // bytes of the lane.
         peer.reader.read(&peer.channel, length, |from, count| unsafe { cursor.copy_in(from, count) });
         peer.statistics.add_received(Engine::Inline, length);
         self.count_received();
         Some(Received { from: index, tag, length, engine: Engine::Inline })
     }
 
-    /// Counts a receive, and reads all lanes from time to time. Fast receives read one lane only.
+    /// Counts a receive. After [`RECEIVES_BETWEEN_SWEEPS`] receives, reads all lanes.
     #[inline]
     fn count_received(&mut self) {
         self.fast_receives = (self.fast_receives + 1) % RECEIVES_BETWEEN_SWEEPS;
@@ -346,7 +347,7 @@ impl Inbox {
                     }
                     return Ok(found);
                 }
-                // The caller reports the end of a peer in its own time.
+                // The caller checks for the end of peers separately.
                 Err(error) if error.is_final() => {}
                 Err(error) => return Err(error),
             }
@@ -364,7 +365,7 @@ impl Inbox {
         let mut slot = None;
         let body = match kind {
             INLINE => {
-                peer.overrun += if *announces { weight(length) } else { 0 };
+                peer.overrun += if *announces { queued_size(length) } else { 0 };
                 if peer.overrun > OVERRUN {
                     return Err(channel.misbehaved("it sends data though it was asked to announce only"));
                 }
@@ -379,10 +380,9 @@ impl Inbox {
             }
             BLOCK => {
                 let words = peer.reader.read_words(&channel, length)?;
-                let lend = BlockRecord::decode(&words);
-                let lend = lend.ok_or(channel.misbehaved("it hands over an impossible block"))?;
-                slot = Some(OFFERS + lend.index);
-                Body::Lent(lend)
+                let block = decode_block(&channel, &words)?;
+                slot = Some(OFFERS + block.index);
+                Body::Block(block)
             }
             _ => return Err(unknown_kind(&channel)),
         };
@@ -390,8 +390,8 @@ impl Inbox {
             peer.statistics.unexpected.add(body.len());
         }
         if let Some(slot) = slot {
-            // A slot is used again when its message was taken or withdrawn: so the queue is
-            // bounded.
+            // The peer reuses a slot only after its message was taken or withdrawn. Removing the
+            // former message bounds the queue.
             if peer.offers.len() <= slot {
                 peer.offers.resize(slot + 1, 0);
             }
@@ -412,25 +412,24 @@ impl Inbox {
         Ok(id)
     }
 
-    /// Allows peers to send data again, if the queue has shrunk to half of its bound.
+    /// Lets peers send data again, if the queue has shrunk to half of its bound.
     pub(crate) fn resume_data(&mut self) {
         if self.announces && self.queue.bytes() <= self.shared.settings.max_unexpected / 2 {
             self.announces = false;
             self.shared.catalog.word(ANNOUNCE_ONLY).store(0, Ordering::Relaxed);
             for peer in self.peers.iter_mut().flatten() {
                 peer.overrun = 0;
-                // A sender with `engine = inline` waits for it.
+                // A sender with `engine = inline` waits for this.
                 peer.channel.notify();
             }
         }
     }
 
     /// Reads all lanes, at most [`BUDGET`] records of each, and answers requests of peers. Does not
-    /// wait. Returns whether more records may be left. An error of one peer is returned by calls
-    /// that use that peer.
+    /// wait. Returns whether records may be left. Calls that use a peer return its errors.
     pub(crate) fn progress(&mut self) -> bool {
-        self.remove_abandoned();
-        if self.shared.is_crowded {
+        self.remove_dropped_requests();
+        if self.shared.is_oversubscribed {
             for (word, lanes) in self.unread.iter_mut().enumerate() {
                 *lanes |= self.shared.bell.take_marks(word);
             }
@@ -445,7 +444,7 @@ impl Inbox {
                 while lanes != 0 {
                     let lane = lanes.trailing_zeros();
                     lanes &= lanes - 1;
-                    if self.advance_or_break(32 * word + lane as usize, round == 0) {
+                    if self.advance_or_store_error(32 * word + lane as usize, round == 0) {
                         is_any_left = true;
                     } else {
                         self.unread[word] &= !(1 << lane);
@@ -468,17 +467,17 @@ impl Inbox {
         }
     }
 
-    /// Reads all records that a peer can have sent before its end.
+    /// Reads all records that peers can have sent before now.
     pub(crate) fn drain(&mut self) {
-        const TURNS: usize = ((Ring::Small.slots() + Ring::Large.slots()) as usize).div_ceil(BUDGET);
+        const ROUNDS: usize = ((Ring::Small.slots() + Ring::Large.slots()) as usize).div_ceil(BUDGET);
         // A killed peer may not have marked its lane. The number of rounds is bounded, because
-        // other peers may go on sending.
+        // other peers may continue to send.
         self.mark_all_unread();
-        let _is_left = (0..=TURNS).all(|_| self.progress());
+        let _is_left = (0..=ROUNDS).all(|_| self.progress());
     }
 
-    /// As [`Inbox::advance`]. An error is kept for the calls that use the peer.
-    fn advance_or_break(&mut self, index: usize, is_first: bool) -> bool {
+    /// As [`Inbox::advance`]. Stores an error for the calls that use the peer.
+    fn advance_or_store_error(&mut self, index: usize, is_first: bool) -> bool {
         self.advance(index, is_first).unwrap_or_else(|error| {
             tracing::debug!(%error, "a lane cannot be read");
             if let Some(peer) = self.peers[index].as_mut().filter(|_| error.is_final()) {
@@ -501,17 +500,17 @@ impl Inbox {
         let peer = self.peer(index);
         let Some(record) = peek(peer)? else { return Ok(false) };
         if record.kind == REQUEST {
-            self.serve(index, record.length)?;
+            self.serve_request(index, record.length)?;
         } else {
             self.enqueue(index, record, false)?;
         }
         Ok(true)
     }
 
-    /// Makes progress with a receive, without waiting. Returns `Some` when it has its message.
+    /// Makes progress with a receive, without waiting. Returns its message once it is complete.
     #[inline]
     pub(crate) fn attempt(&mut self, receiving: &mut Receiving<'_>) -> Result<Option<Received>> {
-        self.remove_abandoned();
+        self.remove_dropped_requests();
         loop {
             let posted = receiving.posted.as_ref().map(|ticket| ticket.id);
             let known = match posted {
@@ -528,14 +527,14 @@ impl Inbox {
                 let wanted = Wanted { matching: receiving.matching, posted, into: Some(&receiving.into.0) };
                 match self.poll(&wanted)? {
                     None => return Ok(None),
-                    Some(Found::Whole(received)) => Some(crate::receive::FetchOutcome::Received(received)),
+                    Some(Found::Received(received)) => Some(FetchOutcome::Received(received)),
                     Some(Found::Queued(id)) => self.take_or_discard(id, receiving)?,
-                    Some(Found::Next(..)) => continue,
+                    Some(Found::Block(..)) => continue,
                 }
             };
             match outcome {
                 None => return Ok(None),
-                Some(crate::receive::FetchOutcome::Received(received)) => {
+                Some(FetchOutcome::Received(received)) => {
                     if let Some(ticket) = receiving.posted.take() {
                         self.queue.cancel(ticket.id);
                     }
@@ -559,7 +558,7 @@ impl Inbox {
             && let Some(peer) = receiving.matching.peer.and_then(|index| self.peers[index].as_mut())
             && let Err(end) = peer.check()
         {
-            // Its last messages may have arrived after the first attempt.
+            // Messages that the peer sent before its end may have arrived after the first attempt.
             self.drain();
             return self.attempt(receiving)?.map(Some).ok_or(end);
         }
@@ -582,16 +581,16 @@ impl Inbox {
     }
 }
 
-/// Returns the next record of a peer, if it has come.
+/// Decodes the record of a block that is handed over.
+fn decode_block(channel: &Channel, words: &[u64]) -> Result<BlockRecord> {
+    BlockRecord::decode(words).ok_or(channel.misbehaved("it hands over an impossible block"))
+}
+
+/// Returns the next record of a peer, if it has arrived.
 #[inline]
 fn peek(peer: &mut Peer) -> Result<Option<RecordHeader>> {
     if let Some(error) = &peer.read_error {
         return Err(error.clone());
     }
     peer.reader.peek(&peer.channel)
-}
-
-/// Returns the criteria of a receive.
-pub(crate) const fn from(peer: Option<usize>, wanted: TagMatch, context: Context) -> Matching {
-    Matching { peer, wanted, context }
 }

@@ -1,5 +1,5 @@
-//! Copies between the memory of two processes by the kernel (`process_vm_readv(2)`, Linux 3.2), and
-//! the lists of ranges that it takes.
+//! Copies between the memory of two processes by the kernel (`process_vm_readv(2)`, Linux 3.2), for
+//! lists of any length.
 
 use rustix::io::Errno;
 
@@ -12,7 +12,7 @@ pub(crate) struct Iov {
     pub length: u64,
 }
 
-/// Which way to copy.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the other process.
@@ -21,13 +21,14 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// Most entries of a list in one call (`IOV_MAX`).
-const MOST: usize = 1024;
-/// Gaps below this are read too: to begin an entry costs the kernel more than to read a small gap.
-/// Such a gap lies in pages of the entries beside it, so that it is readable where they are.
-const GAP: u64 = 4096;
+/// The most entries of a list in one call.
+const IOV_MAX: usize = 1024;
+/// Smaller gaps between entries are read too, because an entry costs the kernel more than the bytes
+/// of a small gap. A gap below the page size lies in the pages of its neighbours, so it is
+/// readable.
+const MAX_GAP: u64 = 4096;
 
-/// Returns an entry without its first bytes, as the kernel takes it.
+/// Returns an entry without its first bytes, in the form of the kernel.
 fn iovec(entry: &Iov, skipped: u64) -> libc::iovec {
     libc::iovec {
         iov_base: core::ptr::with_exposed_provenance_mut((entry.address + skipped) as usize),
@@ -35,7 +36,7 @@ fn iovec(entry: &Iov, skipped: u64) -> libc::iovec {
     }
 }
 
-/// A place in a list of ranges.
+/// A position in a list of ranges.
 #[derive(Default)]
 struct Progress {
     index: usize,
@@ -43,10 +44,10 @@ struct Progress {
 }
 
 impl Progress {
-    /// Returns the next entries, as many as one call takes.
+    /// Returns the remaining entries, at most [`IOV_MAX`].
     fn window(&self, list: &[Iov]) -> Vec<libc::iovec> {
         let skipped = |number| if number == 0 { self.offset } else { 0 };
-        let rest = list[self.index..].iter().take(MOST).enumerate();
+        let rest = list[self.index..].iter().take(IOV_MAX).enumerate();
         rest.map(|(number, entry)| iovec(entry, skipped(number))).collect()
     }
 
@@ -65,33 +66,36 @@ impl Progress {
 }
 
 /// Copies between `local` memory and memory of process `pid`. Both lists have the same number of
-/// bytes, and no entry wraps the address space. What was copied before an error stays copied.
+/// bytes, and no entry wraps the address space. After an error, some bytes may have been copied.
 ///
 /// # Errors
-/// Those of the call: `EPERM` where ptrace rights are lacking, `ESRCH`, `EFAULT` for memory that is
-/// not mapped or that the kernel cannot copy (a mapped dma-buf).
+/// `EPERM` without ptrace rights; `ESRCH`; `EFAULT` for memory that is not mapped or that the
+/// kernel cannot copy (a mapped dma-buf).
 ///
 /// # Safety
 /// For [`Direction::Read`] the caller may write `local`; otherwise it may read it. The pid is that
 /// of the intended process.
 pub(crate) unsafe fn copy(pid: i32, direction: Direction, local: &[Iov], remote: &[Iov]) -> Result<()> {
-    let (mut mine, mut theirs) = (Progress::default(), Progress::default());
-    while mine.index < local.len() && theirs.index < remote.len() {
-        let count = if let ([one], [other]) = (local, remote) {
-            let (one, other) = (iovec(one, mine.offset), iovec(other, theirs.offset));
+    let (mut local_progress, mut remote_progress) = (Progress::default(), Progress::default());
+    while local_progress.index < local.len() && remote_progress.index < remote.len() {
+        let count = if let ([local], [remote]) = (local, remote) {
+            // Without the allocation of two windows.
+            let local = [iovec(local, local_progress.offset)];
+            let remote = [iovec(remote, remote_progress.offset)];
             // SAFETY: by this function's contract.
-            unsafe { once(pid, direction, &[one], &[other]) }?
+            unsafe { copy_once(pid, direction, &local, &remote) }?
         } else {
+            let (local, remote) = (local_progress.window(local), remote_progress.window(remote));
             // SAFETY: by this function's contract.
-            unsafe { once(pid, direction, &mine.window(local), &theirs.window(remote)) }?
+            unsafe { copy_once(pid, direction, &local, &remote) }?
         };
-        mine.advance(local, count);
-        theirs.advance(remote, count);
+        local_progress.advance(local, count);
+        remote_progress.advance(remote, count);
     }
     Ok(())
 }
 
-/// Reads like [`copy`], with small gaps between `remote` entries read into waste.
+/// Reads as [`copy`] does. Small gaps between `remote` entries are read too, and discarded.
 ///
 /// # Errors
 /// As [`copy`].
@@ -99,30 +103,35 @@ pub(crate) unsafe fn copy(pid: i32, direction: Direction, local: &[Iov], remote:
 /// # Safety
 /// As [`copy`] for [`Direction::Read`].
 pub(crate) unsafe fn read_with_gaps(pid: i32, local: &[Iov], remote: &[Iov]) -> Result<()> {
-    let mut waste = [0_u8; GAP as usize];
-    let waste = Iov { address: waste.as_mut_ptr().expose_provenance() as u64, length: GAP };
-    match cover_gaps(local, remote, waste) {
-        // SAFETY: by this function's contract; `waste` is memory of this function.
+    let mut discarded = [0_u8; MAX_GAP as usize];
+    let discarded = Iov { address: discarded.as_mut_ptr().expose_provenance() as u64, length: MAX_GAP };
+    match cover_gaps(local, remote, discarded) {
+        // SAFETY: by this function's contract; `discarded` is memory of this function.
         Some((local, remote)) => unsafe { copy(pid, Direction::Read, &local, &remote) },
         // SAFETY: by this function's contract.
         None => unsafe { copy(pid, Direction::Read, local, remote) },
     }
 }
 
-/// Calls the kernel once, and again after a signal. Returns the number of bytes, at least one.
+/// Makes one system call, and repeats it after a signal. Returns the number of bytes, at least one.
 ///
 /// # Safety
 /// As [`copy`].
-unsafe fn once(pid: i32, direction: Direction, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<u64> {
+unsafe fn copy_once(
+    pid: i32,
+    direction: Direction,
+    local: &[libc::iovec],
+    remote: &[libc::iovec],
+) -> Result<u64> {
     let call = match direction {
         Direction::Read => libc::process_vm_readv,
         Direction::Write => libc::process_vm_writev,
     };
-    let (mine, theirs) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+    let (local_count, remote_count) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
     loop {
         // SAFETY: by this function's contract for local memory; the kernel checks the rest. Both
         // arrays are valid and have at most IOV_MAX entries.
-        let count = unsafe { call(pid, local.as_ptr(), mine, remote.as_ptr(), theirs, 0) };
+        let count = unsafe { call(pid, local.as_ptr(), local_count, remote.as_ptr(), remote_count, 0) };
         match count {
             0 => return Err(Errno::FAULT),
             1.. => return Ok(count.unsigned_abs() as u64),
@@ -134,38 +143,38 @@ unsafe fn once(pid: i32, direction: Direction, local: &[libc::iovec], remote: &[
     }
 }
 
-/// Returns both lists with small gaps between remote entries read into `waste`; `None` if there are
-/// none.
-fn cover_gaps(local: &[Iov], remote: &[Iov], waste: Iov) -> Option<(Vec<Iov>, Vec<Iov>)> {
+/// Returns both lists such that small gaps between remote entries are read into `discarded`; `None`
+/// if there are no such gaps.
+fn cover_gaps(local: &[Iov], remote: &[Iov], discarded: Iov) -> Option<(Vec<Iov>, Vec<Iov>)> {
     let gap = |pair: &[Iov]| {
         let gap = pair[1].address.checked_sub(pair[0].address.checked_add(pair[0].length)?)?;
-        (gap < GAP).then_some(gap)
+        (gap < MAX_GAP).then_some(gap)
     };
     if !remote.windows(2).any(|pair| gap(pair).is_some()) {
         return None;
     }
-    let mut theirs: Vec<Iov> = Vec::with_capacity(remote.len());
-    let mut mine: Vec<Iov> = Vec::with_capacity(local.len() + remote.len());
+    let mut covered_remote: Vec<Iov> = Vec::with_capacity(remote.len());
+    let mut covered_local: Vec<Iov> = Vec::with_capacity(local.len() + remote.len());
     let mut at = 0;
     for (number, &next) in remote.iter().enumerate() {
         let before = number.checked_sub(1).and_then(|before| gap(&[remote[before], next]));
-        match (before, theirs.last_mut()) {
+        match (before, covered_remote.last_mut()) {
             (Some(gap), Some(last)) => {
                 last.length += gap + next.length;
                 if gap > 0 {
-                    mine.push(Iov { address: waste.address, length: gap });
+                    covered_local.push(Iov { address: discarded.address, length: gap });
                 }
             }
-            _ => theirs.push(next),
+            _ => covered_remote.push(next),
         }
-        mine.extend(part_of(local, at, next.length));
+        covered_local.extend(subranges(local, at, next.length));
         at += next.length;
     }
-    Some((mine, theirs))
+    Some((covered_local, covered_remote))
 }
 
-/// Returns the ranges that bytes `from` to `from + length` of a list are.
-pub(crate) fn part_of(list: &[Iov], from: u64, length: u64) -> Vec<Iov> {
+/// Returns the ranges of bytes `from` to `from + length` of a list.
+pub(crate) fn subranges(list: &[Iov], from: u64, length: u64) -> Vec<Iov> {
     let (mut ranges, mut at) = (Vec::new(), 0_u64);
     for range in list {
         let (start, end) = (from.max(at), (from + length).min(at + range.length));
@@ -182,7 +191,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const WASTE: Iov = Iov { address: 1, length: GAP };
+    const DISCARDED: Iov = Iov { address: 1, length: MAX_GAP };
 
     fn iov(address: u64, length: u64) -> Iov {
         Iov { address, length }
@@ -206,7 +215,7 @@ mod tests {
         let mut to = vec![0_u8; from.len()];
         // Entries of 7 bytes on one side (more than 4,000), of 11 on the other.
         let remote: Vec<Iov> = from.chunks(7).map(of).collect();
-        let local: Vec<Iov> = to.chunks_mut(11).map(|part| of(part)).collect();
+        let local: Vec<Iov> = to.chunks_mut(11).map(|chunk| of(chunk)).collect();
         // SAFETY: ranges of a vector of this test.
         let copied = unsafe { copy(own_pid(), Direction::Read, &local, &remote) };
         if copied == Err(Errno::PERM) || copied == Err(Errno::NOSYS) {
@@ -227,19 +236,19 @@ mod tests {
 
     #[test]
     fn small_gaps_are_read_and_large_ones_are_not() {
-        let remote = [iov(1000, 10), iov(1010, 10), iov(1100, 5), iov(1105 + GAP, 5), iov(900, 3)];
+        let remote = [iov(1000, 10), iov(1010, 10), iov(1100, 5), iov(1105 + MAX_GAP, 5), iov(900, 3)];
         let local = [iov(50_000, 33)];
-        let (mine, theirs) = cover_gaps(&local, &remote, WASTE).unwrap();
-        assert_eq!(theirs, [iov(1000, 105), iov(1105 + GAP, 5), iov(900, 3)]);
+        let (covered_local, covered_remote) = cover_gaps(&local, &remote, DISCARDED).unwrap();
+        assert_eq!(covered_remote, [iov(1000, 105), iov(1105 + MAX_GAP, 5), iov(900, 3)]);
         let expected =
             [iov(50_000, 10), iov(50_010, 10), iov(1, 80), iov(50_020, 5), iov(50_025, 5), iov(50_030, 3)];
-        assert_eq!(mine, expected);
-        assert_eq!(cover_gaps(&local, &[iov(0, 1), iov(1 + GAP, 32)], WASTE), None);
+        assert_eq!(covered_local, expected);
+        assert_eq!(cover_gaps(&local, &[iov(0, 1), iov(1 + MAX_GAP, 32)], DISCARDED), None);
     }
 
     proptest! {
-        /// Byte for byte, what goes into the local list comes from the same address as without
-        /// gaps.
+        /// Each byte of the local list is read from the same remote address with and without
+        /// covered gaps.
         #[test]
         fn covered_gaps_change_no_byte(
             remote in prop::collection::vec((0..6000_u64, 1..50_u64), 1..12),
@@ -264,25 +273,25 @@ mod tests {
                 left -= cut.min(left);
             }
             let expected: Vec<(u64, u64)> = bytes(&remote).into_iter().zip(bytes(&local)).collect();
-            if let Some((mine, theirs)) = cover_gaps(&local, &remote, WASTE) {
-                let (theirs_bytes, mine_bytes) = (bytes(&theirs), bytes(&mine));
-                prop_assert_eq!(theirs_bytes.len(), mine_bytes.len());
-                let got: Vec<(u64, u64)> =
-                    theirs_bytes.into_iter().zip(mine_bytes).filter(|(_, to)| *to > GAP).collect();
-                prop_assert_eq!(got, expected);
-                prop_assert!(theirs.len() <= remote.len());
+            if let Some((covered_local, covered_remote)) = cover_gaps(&local, &remote, DISCARDED) {
+                let (from, to) = (bytes(&covered_remote), bytes(&covered_local));
+                prop_assert_eq!(from.len(), to.len());
+                let copied: Vec<(u64, u64)> =
+                    from.into_iter().zip(to).filter(|(_, to)| *to > MAX_GAP).collect();
+                prop_assert_eq!(copied, expected);
+                prop_assert!(covered_remote.len() <= remote.len());
             } else {
-                prop_assert!(remote.windows(2).all(|pair| pair[1].address - pair[0].address - pair[0].length >= GAP));
+                prop_assert!(remote.windows(2).all(|pair| pair[1].address - pair[0].address - pair[0].length >= MAX_GAP));
             }
         }
 
         #[test]
-        fn part_of_list_is_found_at_any_offset(lengths in prop::collection::vec(0..20_u64, 0..10), from in 0..100_u64, length in 0..100_u64) {
+        fn subranges_are_found_at_any_offset(lengths in prop::collection::vec(0..20_u64, 0..10), from in 0..100_u64, length in 0..100_u64) {
             let list: Vec<Iov> = lengths.iter().enumerate().map(|(number, length)| iov(1000 * number as u64, *length)).collect();
             let all = bytes(&list);
             let from = from.min(all.len() as u64);
             let length = length.min(all.len() as u64 - from);
-            prop_assert_eq!(&bytes(&part_of(&list, from, length))[..], &all[from as usize..(from + length) as usize]);
+            prop_assert_eq!(&bytes(&subranges(&list, from, length))[..], &all[from as usize..(from + length) as usize]);
         }
     }
 }

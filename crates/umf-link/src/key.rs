@@ -1,4 +1,4 @@
-//! [`RemoteKey`]: what a peer needs to reach a registered range, as plain bytes.
+//! [`RemoteKey`]: the key by which a peer reaches a registered range, as plain bytes.
 
 use core::fmt;
 
@@ -11,7 +11,7 @@ const MAGIC: [u8; 4] = *b"UMFR";
 const VERSION: u8 = 2;
 const CHECKSUM: usize = KEY_SIZE - 4;
 
-/// What a peer may do with a registered range.
+/// The access of peers to a registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoteAccess {
@@ -46,38 +46,39 @@ impl RemoteAccess {
     }
 }
 
-/// Grants the peers of a process one range and an access: 48 plain bytes, which may travel in any
-/// way.
+/// A key of a registered range: 48 plain bytes, which the owner passes to its peers in any way. It
+/// grants one access to one range.
 ///
-/// It names the range and does not say where that is: the process that registered it says so to its
-/// peers alone. It expires with the registration ([`crate::Registration`]). `docs/link.md` has the
-/// layout.
+/// It names the range and has no address: the owner publishes the location to its peers only. The
+/// key expires with the registration ([`crate::Registration`]). `docs/link.md` has the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteKey {
     pub(crate) access: RemoteAccess,
     pub(crate) slot: usize,
     pub(crate) generation: u64,
     pub(crate) length: u64,
-    /// Of the catalog that has the range.
+    /// The nonce of the catalog that has the range.
     pub(crate) nonce: u128,
 }
 
-/// Why bytes are not a key.
+/// The reason why bytes are not a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// Wrong length.
-    #[error("a key of a registered range has 48 bytes, not {length}: it was cut, or something was added")]
+    #[error("a key of a registered range has 48 bytes, not {length}: it was cut or extended; get it again")]
     Length {
         /// Bytes given.
         length: usize,
     },
     /// Not a key at all.
-    #[error("these bytes do not begin with \"UMFR\": this is no key of a registered range")]
+    #[error(
+        "the bytes are no key of a registered range: they do not begin with \"UMFR\"; pass those of `RemoteKey::to_bytes`"
+    )]
     Magic,
     /// Another version.
     #[error(
-        "the key has version {version}, this umf reads version 2: let both processes use the same release"
+        "cannot read the key: it has version {version}, this umf reads version 2; use the same release in both processes"
     )]
     Version {
         /// Its version.
@@ -87,9 +88,9 @@ pub enum KeyError {
     #[error("the key is damaged: its checksum does not match; ask its owner for it again")]
     Checksum,
     /// A field has a value that no process writes.
-    #[error("the key is not from umf: field {field} is out of range")]
+    #[error("the key is not from umf: field {field} is out of range; get it again")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
 }
@@ -150,7 +151,7 @@ impl RemoteKey {
         self.length as usize
     }
 
-    /// Returns what may be done with the range.
+    /// Returns the access that the key grants.
     #[must_use]
     pub const fn access(&self) -> RemoteAccess {
         self.access

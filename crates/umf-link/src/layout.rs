@@ -28,22 +28,22 @@ pub(crate) const NEXT_PAYLOAD: usize = SLOT - NEXT;
 /// Largest payload of a record.
 pub(crate) const MAX_INLINE: usize = 32 << 10;
 
-/// Messages that a process has offered to one peer and that were not taken yet. Beyond these, a
-/// message that its receiver wants can be stuck behind others that it does not want yet.
+/// The most messages that are offered to one peer at a time. Beyond them, a message can be stuck
+/// behind others that its receiver does not receive yet.
 pub(crate) const OFFERS: usize = 4096;
-/// Blocks that a process has handed over to one peer and that were not given back yet.
-pub(crate) const MAX_LENT: usize = u64::BITS as usize;
+/// The most blocks that are handed over to one peer at a time.
+pub(crate) const MAX_LOANS: usize = u64::BITS as usize;
 /// Entries of the handle table of a process.
 pub(crate) const HANDLES: usize = 256;
-/// Ranges that a process has registered.
+/// The most ranges that a process has registered.
 pub(crate) const RANGES: usize = 1024;
 /// Chunks of the bounce area of a lane, and bytes of each.
 pub(crate) const CHUNKS: u64 = 8;
 pub(crate) const CHUNK: usize = 32 << 10;
-/// Requests of a process to one peer without an answer, and bytes that go with one.
+/// The most requests to one peer without an answer, and the most bytes of one.
 pub(crate) const REQUESTS: u64 = 4;
 pub(crate) const REQUEST_BYTES: usize = 16 << 10;
-/// Most ranges that an offer describes.
+/// The most ranges of an offer.
 pub(crate) const MAX_RANGES: usize = 1024;
 
 // First page of lanes and catalogs.
@@ -51,29 +51,29 @@ pub(crate) const MAGIC: usize = 0;
 pub(crate) const NONCE: [usize; 2] = [16, 24];
 
 // First page of a lane.
-/// Not 0 once its process has closed the link.
+/// Not 0 once the process of the lane has closed the link.
 pub(crate) const CLOSED: usize = LINE;
-/// Number plus one of the processor on which its process last spun; 0 if it has not.
+/// The number plus one of the processor on which the process last spun; 0 for none.
 pub(crate) const PROCESSOR: usize = LINE + 8;
-/// How often its process has asked to be woken by the socket.
+/// How often the process has asked to be woken by the socket.
 pub(crate) const ARMED: usize = LINE + 16;
-/// Not 0 once its process takes part in no collective any more: bit 32, and the pid that caused it.
-pub(crate) const GAVE_UP: usize = LINE + 24;
-/// Not 0 while its process waits for room in its ring.
-pub(crate) const WANTS_ROOM: usize = LINE + 32;
-/// Slots of the peer's lane that its process has consumed, but for less than a quarter of the ring.
+/// Not 0 once the process has ended its collectives: bit 32, and the pid whose end was the reason.
+pub(crate) const ENDED_COLLECTIVES: usize = LINE + 24;
+/// Not 0 while the process waits for free slots of its ring.
+pub(crate) const WANTS_SPACE: usize = LINE + 32;
+/// Slots of the peer's lane that the process has consumed. Updated after each quarter of the ring.
 pub(crate) const CONSUMED: usize = 2 * LINE;
-/// One bit for each block that the peer has handed over; turned when that is given back.
-pub(crate) const GIVEN_BACK: usize = 3 * LINE;
-/// The registered range of the peer in which its process copies at the moment: its slot plus one.
+/// One bit for each block that the peer has handed over. Flipped when the block is returned.
+pub(crate) const RETURNED: usize = 3 * LINE;
+/// The slot plus one of the registered range of the peer in which the process is copying.
 pub(crate) const INSIDE: usize = 3 * LINE + 8;
 
 // First page of a catalog.
-/// Not 0 while its process asks for announcements instead of data.
+/// Not 0 while the process asks for announcements instead of data.
 pub(crate) const ANNOUNCE_ONLY: usize = LINE;
 
 // The page of a bell, in words of 32 bits. The first one is the futex.
-/// Not 0 if peers are to mark their lanes.
+/// Not 0 if peers have to mark their lanes.
 pub(crate) const HAS_MARKS: usize = 1;
 /// The first word of marks, one bit for each lane.
 pub(crate) const MARKS: usize = LINE / 4;
@@ -96,8 +96,8 @@ impl Ring {
         }
     }
 
-    /// Slots that a receiver consumes before it publishes its progress. When all was read, the
-    /// sender has room for any record, though it does not know of the latest ones.
+    /// The slots that a receiver consumes before it publishes its progress. Even if up to so many
+    /// are not published, an empty ring has enough known free slots for any record.
     pub(crate) const fn quarter(self) -> u64 {
         self.slots() / 4
     }
@@ -191,7 +191,7 @@ pub(crate) const fn request(index: usize) -> usize {
     taken(index) + 16
 }
 
-/// Returns argument `number` (0 to 2) of that.
+/// Returns argument `number` (0 to 2) of the request.
 pub(crate) const fn argument(index: usize, number: usize) -> usize {
     request(index) + 8 * (number % 3 + 1)
 }
@@ -211,7 +211,7 @@ pub(crate) const fn answer(number: u64) -> usize {
     ANSWER + (number % REQUESTS) as usize * ANSWER_SIZE
 }
 
-/// Returns the bytes that go with it.
+/// Returns the bytes of the answer to request `number`.
 pub(crate) const fn answer_bytes(number: u64) -> usize {
     answer(number) + LINE
 }
@@ -254,7 +254,7 @@ const _: () = assert!(slots(Ring::Large.longest()) + Ring::Large.quarter() < Rin
 const _: () = assert!(slots(Ring::Small.longest()) + 1 + Ring::Small.quarter() < Ring::Small.slots());
 const _: () = assert!(Ring::Small.offset() + Ring::Small.size() == PAGE);
 const _: () = assert!(OFFER.is_multiple_of(PAGE) && GENERATION + 8 * HANDLES == PAGE);
-const _: () = assert!(RANGE_SIZE.is_multiple_of(64) && OFFERS <= 1 << 12 && HANDLES > MAX_LENT);
+const _: () = assert!(RANGE_SIZE.is_multiple_of(64) && OFFERS <= 1 << 12 && HANDLES > MAX_LOANS);
 
 #[cfg(test)]
 mod tests {
@@ -268,9 +268,10 @@ mod tests {
 
     #[test]
     fn parts_of_a_lane_do_not_overlap() {
-        let words = [MAGIC, NONCE[0], NONCE[1], CLOSED, PROCESSOR, ARMED, GAVE_UP, CONSUMED, GIVEN_BACK];
+        let words =
+            [MAGIC, NONCE[0], NONCE[1], CLOSED, PROCESSOR, ARMED, ENDED_COLLECTIVES, CONSUMED, RETURNED];
         let mut extents: Vec<Extent> = words.map(|word| (word, 8)).into();
-        extents.extend([(INSIDE, 8), (WANTS_ROOM, 8)]);
+        extents.extend([(INSIDE, 8), (WANTS_SPACE, 8)]);
         for ring in [Ring::Small, Ring::Large] {
             extents.extend((0..ring.slots()).map(|number| (ring.slot(number), SLOT)));
         }

@@ -6,27 +6,28 @@
 //! ([`Link::hand_over`]). If a peer ends in any way, calls fail within a bounded time.
 //!
 //! ```text
+//! link       inbox  queue  wait     calls; progress on all lanes; tag queue; spin, yield, sleep
 //! endpoint   address                listening, connecting, the handshake
 //! layout     shared_files channel   the shared memory: lanes, catalogs, bells
 //! protocol   ring                   lock-free protocols; records in a lane
-//! inbox      queue  wait            progress on all lanes; tag queue; spin, yield, sleep
 //! send       outgoing offer handles sending, offers and backlog, handing over; handle table
 //! receive    both  bounce  view     fetching: mapped, by the kernel, by both sides, in chunks
 //! registry   key  spans             registered ranges and keys
 //! remote     requests               put and get
-//! parts      memory kernel_copy     memory of sources and destinations; copies by the kernel
-//! engines    settings  statistics   costs of engines; settings; counters
+//! buffer     memory kernel_copy     memory of sources and destinations; copies by the kernel
+//! engines    settings               engines, their costs and counters; settings
 //! comm       reduce                 ranks and collectives; reductions
 //! ```
 //!
-//! The feature `comm`, on by default, has ranks and collectives. `docs/link.md` has the layouts,
-//! the promises and the threat model.
+//! The feature `comm`, on by default, adds ranks and collectives. `docs/link.md` has the layouts,
+//! the guarantees and the threat model.
 
-#![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "parts are used by ranks only"))]
+#![cfg_attr(not(feature = "comm"), allow(dead_code, reason = "some items are used by ranks only"))]
 
 mod address;
 mod both;
 mod bounce;
+mod buffer;
 mod channel;
 #[cfg(feature = "comm")]
 mod comm;
@@ -45,7 +46,6 @@ mod link;
 mod memory;
 mod offer;
 mod outgoing;
-mod parts;
 mod protocol;
 mod queue;
 mod receive;
@@ -58,29 +58,26 @@ mod send;
 mod settings;
 mod shared_files;
 mod spans;
-mod statistics;
 mod sys;
-mod tag;
 mod view;
 mod wait;
 
 pub use address::{ADDRESS_SIZE, AddressError, LinkAddress};
+pub use buffer::{Destination, MemoryPart, Source};
 #[cfg(feature = "comm")]
 pub use comm::Communicator;
 pub use endpoint::{Endpoint, LinkBuilder};
-pub use engines::{Cost, Engines};
+pub use engines::{Carried, Cost, Engines, LinkStatistics};
 pub use error::{Error, Result};
 pub use inbox::Inbox;
 pub use key::{KEY_SIZE, KeyError, RemoteAccess, RemoteKey};
 pub use link::Link;
 pub use memory::Memory;
-pub use parts::{Destination, MemoryPart, Source};
+pub use queue::TagMatch;
 pub use receive::{Probed, Received, RecvRequest};
 pub use reduce::{Element, Number, Operation, Reduction};
 pub use registry::Registration;
-pub use send::{Lent, SendRequest};
+pub use send::{Loan, SendRequest};
 pub use settings::{Engine, LinkSettings};
 pub use spans::{Span, Spans};
-pub use statistics::{Carried, LinkStatistics};
-pub use tag::TagMatch;
 pub use view::View;

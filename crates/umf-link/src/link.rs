@@ -5,16 +5,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::buffer::{Destination, Source};
 use crate::channel::Channel;
 use crate::engines::Engines;
-use crate::inbox::{Inbox, from};
+use crate::inbox::Inbox;
 use crate::key::{RemoteAccess, RemoteKey};
-use crate::parts::{Destination, Source};
 use crate::queue::{Context, Matching};
 use crate::receive::{Probed, Received, Receiving, RecvRequest};
 use crate::registry::Registration;
 use crate::remote::Direct;
-use crate::send::{Lent, SendRequest};
+use crate::send::{Loan, SendRequest};
 use crate::spans::Spans;
 use crate::view::View;
 use crate::wait::{EAGER, Limit};
@@ -27,11 +27,11 @@ use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
 /// of its own. [`crate::Communicator::link`] borrows the link with a rank.
 ///
 /// One thread uses a link at a time; two threads use two links. The link is closed when it and its
-/// guards ([`View`], [`Lent`], [`SendRequest`]) are dropped. The peer receives messages that were
+/// guards ([`View`], [`Loan`], [`SendRequest`]) are dropped. The peer receives messages that were
 /// sent before, and then gets [`Error::Closed`]. If this process ends without closing, the peer
-/// gets [`Error::PeerGone`]. A forked child does not have its parent's links ([`Error::Forked`]).
+/// gets [`Error::PeerGone`]. A forked child cannot use its parent's links ([`Error::Forked`]).
 ///
-/// Messages arrive in the order in which they were sent, as far as tags do not select others.
+/// Messages that match the same receive are received in the order of sending.
 #[derive(Debug)]
 pub struct Link<I = Inbox> {
     pub(crate) inbox: I,
@@ -48,7 +48,7 @@ impl Link {
 
 impl<I: BorrowMut<Inbox>> Link<I> {
     #[inline]
-    fn parts(&mut self) -> (&mut Inbox, usize) {
+    fn inbox_and_index(&mut self) -> (&mut Inbox, usize) {
         (self.inbox.borrow_mut(), self.index)
     }
 
@@ -57,12 +57,12 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     }
 
     fn matching(&self, wanted: impl Into<TagMatch>) -> Matching {
-        from(Some(self.index), wanted.into(), Context::Messages)
+        Matching::new(Some(self.index), wanted.into(), Context::Messages)
     }
 
-    /// Sends a message. If it is at most [`crate::LinkSettings::eager_max`] bytes long, it is in
-    /// the ring when this returns. A longer one was received by then, since its receiver fetches
-    /// it. So was every message to a peer that keeps more than
+    /// Sends a message. If it is at most [`crate::LinkSettings::eager_max`] bytes long, returns
+    /// once it is in the ring. If it is longer, returns once the receiver has fetched it. The same
+    /// holds for every message to a peer that queues more than
     /// [`crate::LinkSettings::max_unexpected`] bytes.
     ///
     /// # Errors
@@ -70,19 +70,18 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// will not be received; [`Error::EngineImpossible`]; [`Error::Forked`], [`Error::Misbehaved`].
     #[inline]
     pub fn send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.send(index, tag, source.into())
     }
 
-    /// Begins to send a message. Does not wait, except with `engine = inline`. A message for which
-    /// the lane has no room goes to a backlog, whose length is not limited. It makes progress
-    /// during calls of [`Link::test_send`], [`Link::wait_send`] and [`Link::finish`] that get the
-    /// request.
+    /// Begins to send a message. Does not wait, except with `engine = inline`. If the lane has no
+    /// space, the message is queued in a backlog of unlimited length. It makes progress in calls of
+    /// [`Link::test_send`], [`Link::wait_send`] and [`Link::finish`] with the request.
     ///
     /// # Errors
     /// As [`Link::send`].
     pub fn start_send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<SendRequest<'d>> {
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.start_send(index, (tag, Context::Messages), source.into())
     }
 
@@ -91,7 +90,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// # Errors
     /// As [`Link::send`]; [`Error::WrongLink`].
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
-        let (inbox, _) = self.parts();
+        let (inbox, _) = self.inbox_and_index();
         inbox.check_here()?;
         inbox.progress();
         inbox.test_send(request)
@@ -103,31 +102,31 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn.
     /// [`Error::WrongLink`].
     pub fn wait_send(&mut self, request: SendRequest<'_>) -> Result<()> {
-        self.parts().0.finish(&mut [request], &mut [])
+        self.inbox_and_index().0.finish(&mut [request], &mut [])
     }
 
-    /// Hands memory over without copying it: the receiver gets a view of it ([`Link::recv_view`])
-    /// and gives it back by dropping that. It costs one short message, whatever the size. It does
-    /// not wait until the receiver maps the memory; it waits while the ring is full, and while 64
-    /// blocks are with the peer. Both processes may write the memory meanwhile.
+    /// Hands memory over without a copy: the receiver gets a view of it ([`Link::recv_view`]) and
+    /// returns it by dropping the view. The cost is one short message for any size. Waits while the
+    /// ring is full, or while the peer has 64 blocks; does not wait until the receiver maps the
+    /// memory. Both processes may write the memory meanwhile.
     ///
     /// # Errors
     /// As [`Link::send`]; [`Error::EngineImpossible`] if `source` is not [`crate::Memory`] or a
     /// part of it.
     #[inline]
-    pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
-        let (inbox, index) = self.parts();
+    pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Loan<'d>> {
+        let (inbox, index) = self.inbox_and_index();
         inbox.hand_over(index, (tag, Context::Messages), source.into())
     }
 
-    /// Receives the first message that matches. What came before the end of the peer is still
-    /// received.
+    /// Receives the first message that matches. Messages that the peer sent before its end are
+    /// still received.
     ///
     /// # Errors
-    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: no message is lost, but memory
-    /// of a pool into which a longer message was being received may be written by a stopped peer
-    /// once more; [`Error::Truncated`], [`Error::PartialElement`], [`Error::EngineImpossible`]: the
-    /// message stays; [`Error::Forked`], [`Error::Misbehaved`].
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: no message is lost, but a
+    /// stopped peer may still write memory of a pool into which it was copying;
+    /// [`Error::Truncated`], [`Error::PartialElement`], [`Error::EngineImpossible`]: the message
+    /// stays; [`Error::Forked`], [`Error::Misbehaved`].
     #[inline]
     pub fn recv<'d>(
         &mut self,
@@ -135,18 +134,18 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         into: impl Into<Destination<'d>>,
     ) -> Result<Received> {
         let (wanted, into) = (wanted.into(), into.into());
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.check_here()?;
-        let times = inbox.spin.polls(inbox.is_crowded, EAGER);
+        let times = inbox.spin.polls(inbox.is_oversubscribed, EAGER);
         match inbox.recv_fast(index, wanted, &into.0, times) {
             Some(received) => Ok(received),
             None => inbox.recv_slow(index, wanted, into),
         }
     }
 
-    /// Posts a receive and does not wait. Of several posted receives, a message goes to the first
-    /// one that matches it, in the order of these calls. Its memory is written during calls of
-    /// [`Link::test_recv`], [`Link::wait_recv`] and [`Link::finish`] that get the request.
+    /// Posts a receive and does not wait. A message is assigned to the first posted receive that
+    /// matches it, in the order of these calls. The memory is written in calls of
+    /// [`Link::test_recv`], [`Link::wait_recv`] and [`Link::finish`] with the request.
     pub fn start_recv<'d>(
         &mut self,
         wanted: impl Into<TagMatch>,
@@ -156,12 +155,12 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         RecvRequest::new(self.inbox.borrow_mut(), matching, into.into())
     }
 
-    /// Returns what was received, if it was. Does not wait.
+    /// Returns the message of a posted receive, if it was received. Does not wait.
     ///
     /// # Errors
     /// As [`Link::recv`]; [`Error::WrongLink`].
     pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
-        self.parts().0.test_recv(request)
+        self.inbox_and_index().0.test_recv(request)
     }
 
     /// Waits for the message of a posted receive.
@@ -169,21 +168,23 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     /// # Errors
     /// As [`Link::recv`]; [`Error::WrongLink`].
     pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
-        self.parts().0.wait_recv(&mut request)
+        self.inbox_and_index().0.wait_recv(&mut request)
     }
 
-    /// Waits for all of these at once: none keeps another from making progress, here or in a peer.
+    /// Waits for several requests. All of them make progress, whatever their order here or in a
+    /// peer.
     ///
     /// # Errors
-    /// As [`Link::send`] and [`Link::recv`]; what is not done stays begun. [`Error::WrongLink`].
+    /// As [`Link::send`] and [`Link::recv`]; requests that are not done stay in progress.
+    /// [`Error::WrongLink`].
     pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
-        self.parts().0.finish(sends, receives)
+        self.inbox_and_index().0.finish(sends, receives)
     }
 
     /// Sends one message and receives another at the same time.
     ///
     /// # Errors
-    /// As [`Link::finish`]; what was not sent by then is withdrawn.
+    /// As [`Link::finish`]; if the message was not sent, it is withdrawn.
     pub fn exchange<'s, 'd>(
         &mut self,
         tag: u64,
@@ -199,45 +200,46 @@ impl<I: BorrowMut<Inbox>> Link<I> {
     }
 
     /// Waits for a message that was handed over, and maps it without a copy. Dropping the view
-    /// gives the memory back.
+    /// returns the memory to the peer.
     ///
     /// # Errors
     /// As [`Link::recv`]; [`Error::WrongForm`] if the first message that matches was sent as a
-    /// copy, and [`Error::Open`]: the message stays.
+    /// copy; [`Error::Open`]. After these two the message stays in the queue.
     #[inline]
     pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
         let matching = self.matching(wanted);
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.check_here()?;
         let mut limit = Limit::new(inbox.timeout);
         inbox.wait(Some(index), &mut limit, "receiving", |inbox| inbox.attempt_view(&matching))
     }
 
-    /// Returns the message that the next receive would take, if it has come. Does not wait.
+    /// Returns the message that the next receive would take, if it has arrived. Does not wait.
     ///
     /// # Errors
     /// As [`Link::recv`].
     pub fn probe(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
         let matching = self.matching(wanted);
-        let (inbox, _) = self.parts();
+        let (inbox, _) = self.inbox_and_index();
         inbox.check_here()?;
         Ok(inbox.probe(matching)?.and_then(|id| inbox.probed(id)))
     }
 
-    /// Lets peers read or write a range of this process's memory by themselves, with
-    /// [`Registration::key`], which may travel in any way. For memory of a pool ([`crate::Memory`],
-    /// [`crate::Memory::part`]) that costs the peer one copy and this process nothing. Where the
-    /// peer cannot reach the memory, this process copies for it, in calls that wait and in
-    /// [`Link::progress`].
+    /// Registers a range of this process's memory for [`Link::get`] and [`Link::put`] of peers. A
+    /// peer needs [`Registration::key`], which the application sends in any way. Memory of a pool
+    /// ([`crate::Memory`], [`crate::Memory::part`]) costs the peer one copy and this process
+    /// nothing. If a peer cannot reach the memory, this process copies for it, in calls that wait
+    /// and in [`Link::progress`].
     ///
     /// # Errors
-    /// [`Error::NotOnePiece`], [`Error::TooManyRanges`], [`Error::NotCombined`], [`Error::Forked`].
+    /// [`Error::NotContiguous`], [`Error::TooManyRanges`], [`Error::NotCombined`],
+    /// [`Error::Forked`].
     ///
     /// # Safety
-    /// Until the registration has ended ([`Registration::end`], or its drop), the memory stays, and
-    /// is used as memory that another process may write (if `access` allows to put) at any time. So
-    /// it is not forgotten (`mem::forget`) unless the memory stays for ever. [`Link::exposing`]
-    /// needs no such promise.
+    /// Until the registration has ended ([`Registration::end`], or its drop), the memory must stay
+    /// valid. If `access` allows to put, other processes may write it at any time. If the
+    /// registration is leaked (`mem::forget`), this holds for the rest of the process.
+    /// [`Link::exposing`] is the safe form.
     pub unsafe fn register<'d>(
         &self,
         range: impl Into<Destination<'d>>,
@@ -247,19 +249,19 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         unsafe { Registration::new(&self.inbox.borrow().shared, range.into().0, access) }
     }
 
-    /// As [`Link::register`], for memory that peers may read.
+    /// As [`Link::register`], for memory that peers may only read.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Link::register`].
     ///
     /// # Safety
-    /// As there.
+    /// As [`Link::register`].
     pub unsafe fn register_source<'d>(&self, range: impl Into<Source<'d>>) -> Result<Registration<'d>> {
         // SAFETY: by this function's contract.
         unsafe { Registration::new(&self.inbox.borrow().shared, range.into().0, RemoteAccess::Get) }
     }
 
-    /// Registers a range while `run` runs. Peers may reach it by the key until then.
+    /// Registers a range while `run` runs, and passes the key to `run`.
     ///
     /// # Errors
     /// As [`Link::register`]; [`Error::TimedOut`] if a peer does not leave the range.
@@ -289,74 +291,73 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         access: RemoteAccess,
         run: impl FnOnce(&mut Self, &RemoteKey) -> R,
     ) -> Result<R> {
-        // SAFETY: the registration lives in this function, which ends it however it is left; the
-        // range is borrowed until then.
+        // SAFETY: the registration is dropped at the end of this function, also by a panic of
+        // `run`. The range is borrowed until then.
         let mut registration = unsafe { self.register(range, access) }?;
         let done = run(self, &registration.key());
         registration.end(self.timeout())?;
         Ok(done)
     }
 
-    /// Copies out of a range that the peer has registered. Returns the engine that copied. `spans`
-    /// is an offset in the range, or pieces of it. The peer need not do anything, unless the engine
-    /// is [`Engine::Bounce`]: then it copies itself, in calls that wait.
+    /// Copies from a range that the peer has registered. Returns the engine that copied. `spans` is
+    /// an offset in the range, or spans of it. The peer takes no part, unless the engine is
+    /// [`Engine::Bounce`]: then the peer copies, in calls that wait.
     ///
     /// # Errors
     /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`],
     /// [`Error::LengthMismatch`], [`Error::ForeignKey`], [`Error::NotCombined`],
     /// [`Error::EngineImpossible`], [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`],
-    /// [`Error::Misbehaved`], [`Error::Memory`], [`Error::TimedOut`]. A part of it may have been
-    /// copied then.
+    /// [`Error::Misbehaved`], [`Error::Memory`], [`Error::TimedOut`]. A part of the bytes may have
+    /// been copied.
     pub fn get<'p, 'd>(
         &mut self,
         key: &RemoteKey,
         spans: impl Into<Spans<'p>>,
         into: impl Into<Destination<'d>>,
     ) -> Result<Engine> {
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.transfer(index, Direct::Get, key, spans.into(), &into.into().0)
     }
 
-    /// Copies into a range that the peer has registered; as [`Link::get`]. The bytes are there when
-    /// it returns. If the engine is [`Engine::Bounce`] and it times out, the peer may still write
-    /// them.
+    /// Copies into a range that the peer has registered; as [`Link::get`]. When it returns, all
+    /// bytes are copied. If it times out with [`Engine::Bounce`], the peer may still write them.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Link::get`].
     pub fn put<'p, 'd>(
         &mut self,
         key: &RemoteKey,
         spans: impl Into<Spans<'p>>,
         source: impl Into<Source<'d>>,
     ) -> Result<Engine> {
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.transfer(index, Direct::Put, key, spans.into(), &source.into().0)
     }
 
-    /// Reads what has come and answers requests of peers, without waiting. For programs without
+    /// Reads records of peers and answers their requests, without waiting. For programs without
     /// calls that wait, together with [`Link::event_fd`].
     ///
     /// # Errors
     /// As [`Link::check_alive`].
     pub fn progress(&mut self) -> Result<()> {
-        let (inbox, index) = self.parts();
+        let (inbox, index) = self.inbox_and_index();
         inbox.check_here()?;
         inbox.progress();
         inbox.peers[index].as_mut().map_or(Err(Error::WrongLink), |peer| peer.check())
     }
 
-    /// Sets how long calls may wait from now on; `None` waits until the peer is gone.
+    /// Sets the timeout of later calls. `None` waits until the peer is gone.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.inbox.borrow_mut().timeout = timeout;
     }
 
-    /// Returns how long calls may wait; `None` is until the peer is gone.
+    /// Returns the timeout of calls. `None` waits until the peer is gone.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.inbox.borrow().timeout
     }
 
-    /// Returns what can carry messages to this process, and what each engine costs.
+    /// Returns the engines that can carry messages to this process, and their costs.
     ///
     /// # Panics
     /// If the rank was forgotten.
@@ -365,7 +366,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         &self.channel().unwrap_or_else(|error| unreachable!("{error}")).engines
     }
 
-    /// Returns what this side has done.
+    /// Returns the counters of this process.
     #[must_use]
     pub fn statistics(&self) -> LinkStatistics {
         let peer = &self.inbox.borrow().peers[self.index];
@@ -386,8 +387,8 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         self.channel()?.check_alive()
     }
 
-    /// Returns a descriptor to poll: readable when the peer has done something since [`Link::arm`],
-    /// and when it is gone. It stays the link's.
+    /// Returns a descriptor to poll. It is readable after the first change by the peer since
+    /// [`Link::arm`], and when the peer is gone. The link owns it.
     ///
     /// # Errors
     /// [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`].
@@ -397,8 +398,8 @@ impl<I: BorrowMut<Inbox>> Link<I> {
         Ok(channel.socket())
     }
 
-    /// Makes the event descriptor readable at the next thing that the peer does. What is waited for
-    /// may have come before: try once more after this and before polling.
+    /// Makes the event descriptor readable at the next change by the peer. A message may have
+    /// arrived before: try once more after this call and before `poll`.
     ///
     /// # Errors
     /// As [`Link::check_alive`].
@@ -411,7 +412,7 @@ impl<I: BorrowMut<Inbox>> Link<I> {
 }
 
 impl Inbox {
-    /// Returns whether this process has the inbox: a forked child has not.
+    /// Fails in a forked child.
     #[inline]
     pub(crate) fn check_here(&self) -> Result<()> {
         if self.shared.is_own_process() { Ok(()) } else { Err(Error::Forked) }
@@ -419,7 +420,7 @@ impl Inbox {
 
     fn recv_slow(&mut self, index: usize, wanted: TagMatch, into: Destination<'_>) -> Result<Received> {
         let mut limit = Limit::new(self.timeout);
-        let matching = from(Some(index), wanted, Context::Messages);
+        let matching = Matching::new(Some(index), wanted, Context::Messages);
         let mut receiving = Receiving::new(matching, into, Some(limit));
         self.wait(Some(index), &mut limit, "receiving", |inbox| inbox.attempt(&mut receiving))
     }
@@ -452,8 +453,8 @@ impl Inbox {
         self.finish_while(sends, receives, |_, _| None)
     }
 
-    /// As [`Link::finish`]; runs `meanwhile` before each poll, which returns why a receive from any
-    /// peer cannot end, if it is told that there is one.
+    /// As [`Link::finish`]. Calls `meanwhile` before each poll, with whether a receive from any
+    /// peer is open. `meanwhile` returns an error if such a receive cannot complete.
     pub(crate) fn finish_while(
         &mut self,
         sends: &mut [SendRequest<'_>],

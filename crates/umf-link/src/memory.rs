@@ -1,4 +1,4 @@
-//! [`Memory`]: memory of a pool that a peer may map.
+//! [`Memory`]: exported memory of a pool, which a peer can map.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -6,13 +6,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use umf_core::{HostAccess, View};
 use umf_ipc::{HANDLE_SIZE, Handle};
 
-use crate::parts::MemoryPart;
+use crate::buffer::MemoryPart;
 use crate::{Error, Result};
 
-/// Exported memory of this process, and its handle: what is sent from it or received into it can be
-/// mapped by the peer, and handed over without a copy.
+/// Exported memory of this process with its handle. A peer can map it, so that messages from it or
+/// into it need one copy, and blocks are handed over without a copy.
 ///
-/// Make it once for each block and keep it: a link announces each of these once.
+/// Create one value for each block and reuse it, because a link announces each value once.
 pub struct Memory<'m> {
     handle: Handle,
     /// Unique in this process.
@@ -22,15 +22,15 @@ pub struct Memory<'m> {
     host_access: Option<&'m dyn HostAccess>,
 }
 
-// SAFETY: other processes may write the memory at any time, so other threads change nothing; it is
-// only copied.
+// SAFETY: other processes may write the memory at any time. It is only copied, so other threads
+// change nothing.
 unsafe impl Send for Memory<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Memory<'_> {}
 
 impl<'m> Memory<'m> {
-    /// Pairs `slice`, which is the beginning (or all) of what `handle` names, with that handle.
-    /// With another handle, peers see other memory; nothing worse happens.
+    /// Combines `slice` with the handle of its block. `slice` is the block or the beginning of it.
+    /// With a wrong handle, peers access the memory of that handle.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the handle's block is smaller.
@@ -43,27 +43,27 @@ impl<'m> Memory<'m> {
         Ok(Self { handle: *handle, id: NEXT.fetch_add(1, Ordering::Relaxed), slice, host_access: None })
     }
 
-    /// Sets the ability of its provider that brackets each access of a link in this process, for
-    /// memory that devices use, too (a dma-buf).
+    /// Sets the ability of the provider that brackets accesses by the CPU. A link uses it for each
+    /// access to memory that devices use, too (a dma-buf).
     #[must_use]
     pub const fn with_host_access(mut self, ability: Option<&'m dyn HostAccess>) -> Self {
         self.host_access = ability;
         self
     }
 
-    /// Returns its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slice.len()
     }
 
-    /// Returns whether it has no byte.
+    /// Returns whether the size is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns a part of it, to send or to receive into.
+    /// Returns a part of the memory, to send or to receive into.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
@@ -77,7 +77,7 @@ impl<'m> Memory<'m> {
         self.slice
     }
 
-    /// Returns its handle.
+    /// Returns the handle.
     #[must_use]
     pub const fn handle(&self) -> &Handle {
         &self.handle

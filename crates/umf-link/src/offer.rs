@@ -3,7 +3,7 @@
 use crate::Engine;
 use crate::handles::Announced;
 use crate::kernel_copy::Iov;
-use crate::layout::{MAX_LENT, MAX_RANGES, OFFERS};
+use crate::layout::{MAX_LOANS, MAX_RANGES, OFFERS};
 
 /// Kinds of records.
 pub(crate) const INLINE: u8 = 1;
@@ -18,30 +18,30 @@ pub(crate) const REQUEST: u8 = 5;
 pub(crate) const BOUNCE: u8 = 1;
 pub(crate) const COPY_BACK: u8 = 2;
 
-/// Returns the word that asks for something of message `number` in attempt `epoch`.
+/// Returns the word with request `code` for message `number` in attempt `epoch`.
 pub(crate) const fn request(number: u32, code: u8, epoch: u16) -> u64 {
     number as u64 | (code as u64) << 32 | (epoch as u64) << 48
 }
 
-/// Returns the word that says how many chunks of an attempt are done.
+/// Returns the word for `count` chunks that are done in attempt `epoch`.
 pub(crate) const fn progress(epoch: u16, count: u64) -> u64 {
     (epoch as u64) << 48 | count & ((1 << 48) - 1)
 }
 
-/// Most bytes of a message: a process has fewer.
+/// A bound of the bytes of a message: the address space of a process is smaller.
 pub(crate) const MAX_LENGTH: u64 = 1 << 47;
 
 const HAS_RANGES: u64 = 1;
 const AWAITED: u64 = 2;
 
-/// Where the bytes of a message are in its sender.
+/// The ranges of a message in the memory of its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceRanges {
-    /// Not described: they go through bounce buffers.
+    /// Not described. The message is sent through bounce buffers.
     None,
-    /// In one piece.
+    /// Contiguous.
     One(Iov),
-    /// In several.
+    /// Several ranges.
     Many(Vec<Iov>),
 }
 
@@ -58,18 +58,19 @@ impl SourceRanges {
 /// A message that is offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// Its slot, and the number that tells it from others in that slot.
+    /// The slot.
     pub index: usize,
+    /// The number, which differs from those of other messages in the slot.
     pub number: u32,
     pub length: usize,
-    /// The engine that its sender is set to.
+    /// The engine in the settings of the sender.
     pub engine: Option<Engine>,
     /// The exported memory that holds it, and the offset of its first byte there.
     pub announced: Option<Announced>,
     pub offset: u64,
     /// Whether the kernel may read `ranges`.
     pub by_address: bool,
-    /// Whether its sender waits for it, and does at once what is asked of it.
+    /// Whether the sender waits for the message, and serves requests at once.
     pub awaited: bool,
     pub ranges: SourceRanges,
 }
@@ -82,7 +83,8 @@ const fn code(engine: Option<Engine>) -> u64 {
 }
 
 impl Offer {
-    /// Encodes it as words: five for one range, so that header, tag and offer are one cache line.
+    /// Encodes the offer as words: five for one range, so that header, tag and offer are one cache
+    /// line.
     pub(crate) fn encode(&self) -> Vec<u64> {
         let ranges = self.ranges.as_slice();
         let mut flags = code(self.engine) << 4;
@@ -108,7 +110,7 @@ impl Offer {
         if ranges > 1 { 4 + 2 * ranges } else { 5 }
     }
 
-    /// Decodes words; `None` for what no sender writes.
+    /// Decodes words; `None` if no sender writes them.
     pub(crate) fn decode(words: &[u64]) -> Option<Self> {
         let &[first, length, announced, offset, ref rest @ ..] = words else { return None };
         let (number, index, flags) = (first as u32, (first >> 32) as usize & 0xfff, (first >> 44) as u8);
@@ -150,7 +152,7 @@ impl Offer {
 /// A block that is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
-    /// Its slot.
+    /// The slot.
     pub index: usize,
     pub length: usize,
     /// The exported memory that holds it, and the offset of its first byte there.
@@ -165,13 +167,13 @@ impl BlockRecord {
         [self.index as u64, self.length as u64, self.announced.to_word(), self.offset]
     }
 
-    /// Decodes words; `None` for what no sender writes.
+    /// Decodes words; `None` if no sender writes them.
     #[inline]
     pub(crate) fn decode(words: &[u64]) -> Option<Self> {
         let &[index, length, announced, offset] = words else { return None };
         let announced = Announced::from_word(announced)?;
-        let is_it = index < MAX_LENT as u64 && length < MAX_LENGTH;
-        is_it.then_some(Self { index: index as usize, length: length as usize, announced, offset })
+        let is_valid = index < MAX_LOANS as u64 && length < MAX_LENGTH;
+        is_valid.then_some(Self { index: index as usize, length: length as usize, announced, offset })
     }
 }
 
@@ -206,9 +208,9 @@ mod tests {
             assert_eq!(Offer::decode(&words[..3]), None);
         }
         let announced = Announced::from_word(0x1205).unwrap();
-        let lend = BlockRecord { index: MAX_LENT - 1, length: 5, announced, offset: 9 };
-        assert_eq!(BlockRecord::decode(&lend.encode()), Some(lend));
-        assert_eq!(BlockRecord::decode(&[MAX_LENT as u64, 5, 0x1205, 9]), None);
+        let block = BlockRecord { index: MAX_LOANS - 1, length: 5, announced, offset: 9 };
+        assert_eq!(BlockRecord::decode(&block.encode()), Some(block));
+        assert_eq!(BlockRecord::decode(&[MAX_LOANS as u64, 5, 0x1205, 9]), None);
     }
 
     proptest! {

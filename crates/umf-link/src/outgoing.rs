@@ -1,8 +1,8 @@
 //! [`Outgoing`]: offers to one peer, their slots in the lane, and the backlog of messages for which
-//! the lane had no room. Also the slots of blocks that were handed over.
+//! the lane had no space. Also the slots of blocks that were handed over.
 //!
-//! An offer occupies a slot until its message was taken or withdrawn. It pins the handle of its
-//! memory, so that the entry of the handle table is not reused before.
+//! An offer occupies a slot until its message was taken or withdrawn. Until then it pins the handle
+//! of its memory in the handle table.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
@@ -10,19 +10,19 @@ use std::sync::Arc;
 
 use umf_sync::failpoint;
 
+use crate::buffer::Buffer;
 use crate::channel::Channel;
 use crate::handles::Announced;
 use crate::inbox::Inbox;
 use crate::kernel_copy::Iov;
-use crate::layout::{self, MAX_LENT, MAX_RANGES, OFFERS};
+use crate::layout::{self, MAX_LOANS, MAX_RANGES, OFFERS};
 use crate::offer::{OFFER, Offer, SourceRanges};
-use crate::parts::List;
 use crate::protocol::{self, Load, Offered, Verdict};
 use crate::queue::Context;
 use crate::receive::impossible;
 use crate::{Engine, Result};
 
-/// An offer for which the lane had no room. Later messages are queued behind it.
+/// An offer for which the lane had no space. Later messages are queued behind it.
 #[derive(Debug)]
 pub(crate) struct BacklogEntry {
     pub tag: u64,
@@ -62,13 +62,13 @@ pub(crate) struct OutgoingSlot {
 pub(crate) struct Outgoing {
     offers: Vec<OutgoingSlot>,
     pub backlog: VecDeque<BacklogEntry>,
-    pub lends: [OutgoingSlot; MAX_LENT],
-    pub next_lend: usize,
+    pub loans: [OutgoingSlot; MAX_LOANS],
+    pub next_loan: usize,
     number: u32,
-    /// The latest value of the peer's `GIVEN_BACK` word.
-    pub given_back: u64,
-    /// For each slot, its bit in `GIVEN_BACK` when its block was handed over.
-    pub lent_bits: u64,
+    /// The latest known value of the peer's `RETURNED` word.
+    pub returned: u64,
+    /// For each slot, its bit in `RETURNED` when the block was handed over.
+    pub loan_bits: u64,
 }
 
 impl Outgoing {
@@ -76,17 +76,17 @@ impl Outgoing {
         Self {
             offers: Vec::new(),
             backlog: VecDeque::new(),
-            lends: [OutgoingSlot { number: None, announced: None }; MAX_LENT],
-            next_lend: 0,
+            loans: [OutgoingSlot { number: None, announced: None }; MAX_LOANS],
+            next_loan: 0,
             number: 0,
-            given_back: 0,
-            lent_bits: 0,
+            returned: 0,
+            loan_bits: 0,
         }
     }
 
     /// Returns the entries of the handle table that offers and blocks have pinned.
     pub(crate) fn announced(&self) -> Vec<Announced> {
-        let slots = self.offers.iter().chain(&self.lends).filter_map(|slot| slot.announced);
+        let slots = self.offers.iter().chain(&self.loans).filter_map(|slot| slot.announced);
         slots.chain(self.backlog.iter().filter_map(|queued| queued.offer.announced)).collect()
     }
 
@@ -95,19 +95,19 @@ impl Outgoing {
         self.number
     }
 
-    /// Frees slots of messages that were taken or withdrawn, and of blocks that were given back.
+    /// Frees slots of messages that were taken or withdrawn, and of blocks that were returned.
     /// Returns the handles that they had pinned.
     fn free(&mut self, channel: &Channel) -> Vec<Announced> {
-        self.given_back = channel.peer_lane.word(layout::GIVEN_BACK).load(Ordering::Acquire);
-        let is_lent = |slot: usize, given_back: u64, bits: u64| (given_back ^ bits) >> slot & 1 == 0;
+        self.returned = channel.peer_lane.word(layout::RETURNED).load(Ordering::Acquire);
+        let returned = self.returned ^ self.loan_bits;
         let mut unpinned = Vec::new();
         for (index, slot) in self.offers.iter_mut().enumerate() {
             if slot.number.is_some_and(|number| !OfferSlot { index, number }.is_open(channel)) {
                 unpinned.extend(core::mem::take(slot).announced);
             }
         }
-        for (index, slot) in self.lends.iter_mut().enumerate() {
-            if slot.number.is_some() && !is_lent(index, self.given_back, self.lent_bits) {
+        for (index, slot) in self.loans.iter_mut().enumerate() {
+            if slot.number.is_some() && returned >> index & 1 == 1 {
                 unpinned.extend(core::mem::take(slot).announced);
             }
         }
@@ -129,7 +129,7 @@ impl Outgoing {
 }
 
 impl Inbox {
-    /// Places offers of the backlog of a peer for which there is room now.
+    /// Places offers of a peer's backlog while the lane has space.
     pub(crate) fn flush(&mut self, index: usize) -> Result<()> {
         while let Some(mut queued) = self.peer(index).outgoing.backlog.pop_front() {
             let BacklogEntry { tag, context, offer, placing } = &mut queued;
@@ -156,7 +156,7 @@ impl Inbox {
         }
     }
 
-    /// Announces a handle. If all entries are pinned, it first frees slots of all peers.
+    /// Announces a handle. If all entries are pinned, frees slots of all peers and tries again.
     pub(crate) fn announce(&mut self, memory: &crate::Memory<'_>) -> Result<Option<Announced>> {
         if let Some(announced) = self.handles.announce(&self.shared, memory)? {
             return Ok(Some(announced));
@@ -170,46 +170,46 @@ impl Inbox {
     }
 
     /// Makes the offer of a message, and pins its handle.
-    pub(crate) fn describe(&mut self, list: &List<'_>, awaited: bool) -> Result<Offer> {
+    pub(crate) fn describe(&mut self, buffer: &Buffer<'_>, awaited: bool) -> Result<Offer> {
         // A short message that found the ring full may use any engine.
-        let engine = self.shared.settings.engine.filter(|_| list.len() > self.inline_max);
-        let parts = list.parts();
+        let engine = self.shared.settings.engine.filter(|_| buffer.len() > self.inline_max);
+        let segments = buffer.segments();
         let refused = |engine, why: &str| Err(impossible(engine, why));
         match engine {
             Some(Engine::Inline) => return refused(Engine::Inline, "a ring takes messages of up to 32 KiB"),
-            Some(Engine::Mapped) if list.memory().is_none() => {
+            Some(Engine::Mapped) if buffer.memory().is_none() => {
                 return refused(Engine::Mapped, "it is not sent from memory of an exportable pool (Memory)");
             }
-            Some(engine) if engine != Engine::Bounce && parts.len() > MAX_RANGES => {
+            Some(engine) if engine != Engine::Bounce && segments.len() > MAX_RANGES => {
                 return refused(engine, "the list has more than 1024 entries");
             }
             _ => {}
         }
         let by_address = matches!(engine, None | Some(Engine::Cma | Engine::Both));
         let may_map = matches!(engine, None | Some(Engine::Mapped | Engine::Both));
-        let is_described = (by_address || may_map) && parts.len() <= MAX_RANGES;
-        let ranges = match parts {
+        let is_described = (by_address || may_map) && segments.len() <= MAX_RANGES;
+        let ranges = match segments {
             _ if !is_described => SourceRanges::None,
             // The handle locates memory of a pool; the address is for kernel copies.
             [one] => SourceRanges::One(Iov {
                 address: if by_address { one.iov().address } else { 0 },
                 ..one.iov()
             }),
-            many => SourceRanges::Many(many.iter().map(|part| part.iov()).collect()),
+            many => SourceRanges::Many(many.iter().map(|segment| segment.iov()).collect()),
         };
-        let memory = list.memory().filter(|_| may_map && is_described);
+        let memory = buffer.memory().filter(|_| may_map && is_described);
         let announced = memory.map(|memory| self.announce(memory)).transpose()?.flatten();
         announced.iter().for_each(|announced| self.handles.pin(*announced));
-        let offset = match (memory, parts) {
+        let offset = match (memory, segments) {
             (Some(memory), [first, ..]) => (first.base.addr() - memory.base().addr()) as u64,
             _ => 0,
         };
-        let (index, number, length) = (0, 0, list.len());
+        let (index, number, length) = (0, 0, buffer.len());
         Ok(Offer { index, number, length, engine, announced, offset, by_address, awaited, ranges })
     }
 
-    /// Offers a message. Returns `None` if the lane has no room, or if the message was cancelled in
-    /// the backlog.
+    /// Offers a message. Returns `None` if the lane has no space, or if the message was cancelled
+    /// in the backlog.
     pub(crate) fn place(
         &mut self,
         index: usize,
@@ -219,7 +219,7 @@ impl Inbox {
     ) -> Result<Option<OfferSlot>> {
         let peer = self.peer(index);
         let channel = Arc::clone(&peer.channel);
-        if !peer.writer.has_room(&channel, 8 * Offer::words(offer.ranges.as_slice().len()))? {
+        if !peer.writer.has_space(&channel, 8 * Offer::words(offer.ranges.as_slice().len()))? {
             return Ok(None);
         }
         let Some((slot, unpinned)) = peer.outgoing.free_offer(&channel) else { return Ok(None) };
@@ -228,7 +228,7 @@ impl Inbox {
         channel.populate_peer(layout::accept_line(slot))?;
         let peer = self.peer(index);
         let place = OfferSlot { index: slot, number: peer.outgoing.next_number() };
-        // The words of an earlier message could be taken for progress of this one.
+        // Words of an earlier message could look like progress of this one.
         for word in [layout::progress(slot), layout::back(slot)] {
             channel.own_lane.word(word).store(0, Ordering::Relaxed);
         }

@@ -5,17 +5,16 @@
 //! | protocol | guarantee |
 //! |---|---|
 //! | [`announce`], [`arrived`] | the receiver sees a record whole |
-//! | [`room`], [`release`] | the sender overwrites a slot only after it was consumed, and learns of room |
+//! | [`has_space`], [`release`] | the sender overwrites a slot only after it was consumed, and is woken for free slots |
 //! | [`mark`], [`take_marks`] | a lane that its reader does not poll is read before its reader sleeps |
 //! | [`fall_asleep`], [`rings`] | a thread that goes to sleep misses no change |
 //! | [`take`], [`withdraw`] | sender and receiver agree whether a message was taken |
 //! | [`place`], [`cancel`] | an offer of a backlog gets a slot or is cancelled |
-//! | [`claim_front`], [`claim_back`] | each chunk is copied; afterwards the sender copies nothing |
+//! | [`claim_front`], [`claim_back`] | each chunk is copied; afterwards the sender copies none |
 //! | [`enter`], [`expire`] | after the end of a registration, no peer copies in its range |
 //!
-//! Where two functions have a fence each, one of the two fences is first in the total order of
-//! sequentially consistent fences. The process with the later fence sees the store of the other
-//! one.
+//! Two functions that pair have a sequentially consistent fence each, between a store and a load.
+//! The process whose fence is later in their total order sees the store of the other process.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -113,8 +112,8 @@ pub(crate) struct SlotHeader {
     pub context: u8,
 }
 
-/// Returns what the header of slot `number` begins with. It is not 0 in the first round of a ring,
-/// so that zeroed memory is no record.
+/// Returns the sequence number in the header of slot `number`. In the first round of a ring it is
+/// not 0, so that zeroed memory is no record.
 const fn sequence(number: u64) -> u64 {
     number.wrapping_add(1) & 0xffff_ffff
 }
@@ -126,7 +125,7 @@ const fn pack(number: u64, header: SlotHeader) -> u64 {
         | (header.context as u64) << 56
 }
 
-/// Makes the record in slot `number` visible, with everything that was written before.
+/// Publishes the record in slot `number`, with everything that was written before.
 #[inline(always)]
 pub(crate) fn announce<W: Word>(word: &W, number: u64, header: SlotHeader) {
     word.store(pack(number, header), Ordering::Release);
@@ -148,12 +147,12 @@ pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<SlotHeader> {
     is_new.then_some(SlotHeader { kind, length, context: (header >> 56) as u8 })
 }
 
-/// Returns whether `slots` more fit into a ring of `size` after `sent` were used. `known` is the
-/// latest known value of `consumed`. If they do not fit, `wants` asks the receiver to ring when it
-/// consumes more. Returns `None` if the receiver published an impossible value. Pairs with
+/// Returns whether `slots` more slots of a ring of `size` are free after `sent` were used. `known`
+/// caches `consumed`. If too few are free, sets `wants`, so that the receiver rings when it has
+/// consumed more. Returns `None` if the receiver published an impossible value. Pairs with
 /// [`release`].
 #[inline(always)]
-pub(crate) fn room<W: Word>(
+pub(crate) fn has_space<W: Word>(
     (consumed, wants): (&impl Load, &W),
     known: &mut u64,
     sent: u64,
@@ -182,39 +181,39 @@ pub(crate) fn room<W: Word>(
     Some(fits(now))
 }
 
-/// Publishes that the slots before `next` were consumed. Returns whether the sender is to be woken.
+/// Publishes that the slots before `next` were consumed. Returns whether to wake the sender.
 pub(crate) fn release<W: Word>(consumed: &W, wants: &impl Load, next: u64) -> bool {
     consumed.store(next, Ordering::Release);
     W::fence();
     wants.load(Ordering::Relaxed) != 0
 }
 
-/// Marks a lane that has news, for a receiver that reads marked lanes only. The sender calls it
+/// Marks a lane with new records, for a receiver that reads marked lanes only. The sender calls it
 /// after [`announce`] and before [`rings`].
 pub(crate) fn mark<F: Futex>(marks: &F, lane: u32) {
     marks.set(1 << lane);
 }
 
-/// Takes the marks of 32 lanes. Before a thread sleeps, it takes them after [`fall_asleep`].
+/// Returns and clears the marks of 32 lanes. A thread that sleeps calls it after [`fall_asleep`].
 pub(crate) fn take_marks<F: Futex>(marks: &F) -> u32 {
     if marks.load() == 0 { 0 } else { marks.clear(u32::MAX) }
 }
 
 /// A thread sleeps on the bell, or is about to.
 pub(crate) const ASLEEP: u32 = 1;
-/// A link is to be woken by its socket. The bit stays set.
+/// A link has to be woken through its socket. The bit stays set.
 pub(crate) const ARMED: u32 = 2;
 
-/// Announces that this thread goes to sleep. The caller polls once more before it sleeps. Returns
-/// the value that the bell has until it is rung. Pairs with [`rings`].
+/// Announces that this thread goes to sleep. Returns the value of the bell until it is rung. The
+/// caller polls once more before it sleeps. Pairs with [`rings`].
 pub(crate) fn fall_asleep<F: Futex>(bell: &F) -> u32 {
     let seen = bell.set(ASLEEP) | ASLEEP;
     F::fence();
     seen
 }
 
-/// Returns the requests on the peer's bell, after a change for which the peer may wait. With
-/// [`ASLEEP`] the caller wakes the peer's threads.
+/// Returns the bits of the peer's bell, after a change for which the peer may wait. If [`ASLEEP`]
+/// is set, the caller wakes the peer's threads.
 #[inline(always)]
 pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
     F::fence();
@@ -224,9 +223,9 @@ pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
 /// As [`rings`], after [`Word::turn`].
 #[inline(always)]
 pub(crate) fn rings_unfenced<F: Futex>(bell: &F) -> u32 {
-    let asks = bell.load();
-    // Of several processes that ring at once, the one that clears the bit wakes all threads.
-    if asks & ASLEEP == 0 { asks } else { bell.clear(ASLEEP) }
+    let bits = bell.load();
+    // If several processes ring at once, the one that clears the bit wakes all threads.
+    if bits & ASLEEP == 0 { bits } else { bell.clear(ASLEEP) }
 }
 
 /// The sender's state of an offered message.
@@ -254,55 +253,60 @@ pub(crate) enum Verdict {
     Left = 3,
 }
 
+/// Returns the receiver's word of message `number`.
 pub(crate) const fn taken(number: u32, verdict: Verdict) -> u64 {
     number as u64 | (verdict as u64) << 32
 }
 
 /// Takes a message, unless its sender was first to withdraw it. One thread of the receiver calls
 /// this at a time. Pairs with [`withdraw`].
-pub(crate) fn take<W: Word>(mine: &W, theirs: &impl Load, number: u32) -> bool {
+pub(crate) fn take<W: Word>(verdict: &W, offer: &impl Load, number: u32) -> bool {
     let open = offered(number, Offered::Open);
-    if theirs.load(Ordering::Acquire) != open {
-        // The slot may have another message by now, which stays as it is.
+    if offer.load(Ordering::Acquire) != open {
+        // The slot may have another message by now, which stays open.
         return false;
     }
-    mine.store(taken(number, Verdict::Deciding), Ordering::Relaxed);
+    verdict.store(taken(number, Verdict::Deciding), Ordering::Relaxed);
     W::fence();
-    let is_mine = theirs.load(Ordering::Relaxed) == open;
-    mine.store(taken(number, if is_mine { Verdict::Taken } else { Verdict::Left }), Ordering::Release);
-    is_mine
+    let is_open = offer.load(Ordering::Relaxed) == open;
+    verdict.store(taken(number, if is_open { Verdict::Taken } else { Verdict::Left }), Ordering::Release);
+    is_open
 }
 
 /// Begins to withdraw a message. [`is_withdrawn`] returns the result. Returns `false` if the slot
 /// is used for another message by now: then the receiver has taken this one.
-pub(crate) fn withdraw<W: Word>(mine: &W, number: u32) -> bool {
+pub(crate) fn withdraw<W: Word>(offer: &W, number: u32) -> bool {
     let (open, withdrawn) = (offered(number, Offered::Open), offered(number, Offered::Withdrawn));
-    let is_own = mine.replace(open, withdrawn).is_ok();
+    let was_open = offer.replace(open, withdrawn).is_ok();
     W::fence();
-    is_own
+    was_open
 }
 
 /// Returns whether a message was withdrawn before its receiver took it. Returns `None` while the
 /// receiver is deciding.
-pub(crate) fn is_withdrawn(theirs: &impl Load, number: u32) -> Option<bool> {
-    let now = theirs.load(Ordering::Acquire);
-    if now == taken(number, Verdict::Deciding) { None } else { Some(now != taken(number, Verdict::Taken)) }
+pub(crate) fn is_withdrawn(verdict: &impl Load, number: u32) -> Option<bool> {
+    let value = verdict.load(Ordering::Acquire);
+    if value == taken(number, Verdict::Deciding) {
+        None
+    } else {
+        Some(value != taken(number, Verdict::Taken))
+    }
 }
 
-/// An offer of a backlog that was cancelled.
+/// The placing word of a cancelled offer of a backlog.
 const CANCELLED: u64 = u64::MAX;
 
-/// Gives an offer of a backlog its slot. Returns `false` if it was cancelled.
+/// Assigns a slot to an offer of a backlog. Returns `false` if the offer was cancelled.
 pub(crate) fn place<W: Word>(placing: &W, index: usize, number: u32) -> bool {
     placing.replace(0, (index as u64) << 32 | u64::from(number)).is_ok()
 }
 
-/// Cancels an offer of a backlog. Returns its slot and its number if it was placed before.
+/// Cancels an offer of a backlog. If the offer has a slot, returns the slot and the number instead.
 pub(crate) fn cancel<W: Word>(placing: &W) -> Option<(usize, u32)> {
     placing.replace(0, CANCELLED).err().and_then(slot_of)
 }
 
-/// Returns the slot of an offer of a backlog and its number, if it has a slot.
+/// Returns the slot and the number of an offer of a backlog, if it has a slot.
 pub(crate) fn placed(placing: &impl Load) -> Option<(usize, u32)> {
     slot_of(placing.load(Ordering::Acquire))
 }
@@ -341,25 +345,25 @@ pub(crate) fn claimed(word: &impl Load, epoch: u16) -> Option<u64> {
     (now >> 48 == u64::from(epoch)).then_some(now & COUNT)
 }
 
-/// Claims the next of `chunks` for the receiver, which has claimed `mine` from the front. Pairs
-/// with [`claim_back`]. The last chunk may be claimed by both, which then copy the same bytes.
+/// Claims the next chunk for the receiver, which has claimed `count` of `chunks` from the front.
+/// Pairs with [`claim_back`]. Both may claim the last chunk, and then copy the same bytes.
 ///
 /// # Errors
-/// All chunks are claimed; the value is the number that the sender has claimed, which is final.
+/// All chunks are claimed. The value is the final number of chunks that the sender has claimed.
 pub(crate) fn claim_front<W: Word>(
     front: &W,
     back: &impl Load,
     epoch: u16,
     chunks: u64,
-    mine: u64,
+    count: u64,
 ) -> Result<u64, u64> {
-    let others = claimed(back, epoch).unwrap_or(0);
-    if others.saturating_add(mine) >= chunks {
-        return Err(others);
+    let by_sender = claimed(back, epoch).unwrap_or(0);
+    if by_sender.saturating_add(count) >= chunks {
+        return Err(by_sender);
     }
-    front.store(claims(epoch, mine + 1), Ordering::Release);
+    front.store(claims(epoch, count + 1), Ordering::Release);
     W::fence();
-    Ok(mine)
+    Ok(count)
 }
 
 /// The result of [`claim_back`].
@@ -373,25 +377,25 @@ pub(crate) enum ChunkClaim {
     None,
 }
 
-/// Claims the next of `chunks` for the sender, which has claimed `mine` from the back.
+/// Claims the next chunk for the sender, which has claimed `count` of `chunks` from the back.
 pub(crate) fn claim_back<W: Word>(
     back: &W,
     front: &impl Load,
     epoch: u16,
     chunks: u64,
-    mine: u64,
+    count: u64,
 ) -> ChunkClaim {
-    let is_free = |count: u64| claimed(front, epoch).is_some_and(|front| front + count <= chunks);
-    if !is_free(mine + 1) {
+    let is_free = || claimed(front, epoch).is_some_and(|front| front + count < chunks);
+    if !is_free() {
         return ChunkClaim::None;
     }
-    back.store(claims(epoch, mine + 1), Ordering::Relaxed);
+    back.store(claims(epoch, count + 1), Ordering::Relaxed);
     W::fence();
-    if is_free(mine + 1) { ChunkClaim::Chunk(chunks - 1 - mine) } else { ChunkClaim::Lost }
+    if is_free() { ChunkClaim::Chunk(chunks - 1 - count) } else { ChunkClaim::Lost }
 }
 
-/// Enters the registered range in slot `slot`. Its registration does not end until [`leave`].
-/// Returns `false` if the range is not registered any more. Pairs with [`expire`].
+/// Enters the registered range in slot `slot`. The end of the registration waits until [`leave`].
+/// Returns `false` if the registration has ended. Pairs with [`expire`].
 pub(crate) fn enter<W: Word>(inside: &W, current: &impl Load, slot: usize, generation: u64) -> bool {
     inside.store(slot as u64 + 1, Ordering::Relaxed);
     W::fence();
@@ -408,7 +412,8 @@ pub(crate) fn leave<W: Word>(inside: &W) {
     inside.store(0, Ordering::Release);
 }
 
-/// Expires a range: no peer enters it any more. [`is_inside`] tells whether a peer is still in it.
+/// Ends a registration: no peer enters the range any more. [`is_inside`] returns whether a peer has
+/// not left it yet.
 pub(crate) fn expire<W: Word>(current: &W) {
     current.store(0, Ordering::Relaxed);
     W::fence();

@@ -1,5 +1,5 @@
-//! The tag queue of an inbox: messages that came before they were received, and receives that were
-//! posted before their message came.
+//! Tags, and the tag queue of an inbox: messages that arrived before their receive, and receives
+//! that were posted before their message.
 //!
 //! A message goes to the first posted receive that matches it, in the order of posting. A receive
 //! gets the first message that it matches, in the order in which messages were read from the lanes.
@@ -9,8 +9,45 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::TagMatch;
 use crate::offer::{BlockRecord, Offer};
+
+/// Selects the messages that a receive takes: the first whose tag matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TagMatch {
+    tag: u64,
+    mask: u64,
+}
+
+impl TagMatch {
+    /// Any tag. A program without tags sends with tag 0 and receives with this.
+    pub const ANY: Self = Self::masked(0, 0);
+
+    /// Returns a match of one tag.
+    #[must_use]
+    pub const fn tag(tag: u64) -> Self {
+        Self::masked(tag, u64::MAX)
+    }
+
+    /// Returns a match of all tags that are `tag` in the bits of `mask`.
+    #[must_use]
+    pub const fn masked(tag: u64, mask: u64) -> Self {
+        Self { tag: tag & mask, mask }
+    }
+
+    /// Returns whether a tag matches.
+    #[inline]
+    #[must_use]
+    pub const fn fits(self, tag: u64) -> bool {
+        tag & self.mask == self.tag
+    }
+}
+
+impl From<u64> for TagMatch {
+    #[inline]
+    fn from(tag: u64) -> Self {
+        Self::tag(tag)
+    }
+}
 
 /// The context of a message: a receive in one context takes no message of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,26 +69,30 @@ pub(crate) struct Matching {
 }
 
 impl Matching {
+    pub(crate) const fn new(peer: Option<usize>, wanted: TagMatch, context: Context) -> Self {
+        Self { peer, wanted, context }
+    }
+
     #[inline]
     pub(crate) fn takes(&self, peer: usize, tag: u64, context: Context) -> bool {
         self.wanted.fits(tag) && self.context == context && self.peer.is_none_or(|wanted| wanted == peer)
     }
 }
 
-/// Returns the bytes of memory that a queued message of this length takes.
-pub(crate) const fn weight(length: usize) -> usize {
+/// Returns the bytes of memory of a queued message of this length.
+pub(crate) const fn queued_size(length: usize) -> usize {
     length + size_of::<Message>()
 }
 
 /// The contents of a queued message.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Its data.
+    /// The data.
     Data(Box<[u8]>),
-    /// An offer of its sender, which has the data.
+    /// An offer. Its sender has the data.
     Offered(Box<Offer>),
     /// A block that was handed over.
-    Lent(BlockRecord),
+    Block(BlockRecord),
 }
 
 impl Body {
@@ -59,14 +100,14 @@ impl Body {
         match self {
             Self::Data(bytes) => bytes.len(),
             Self::Offered(offer) => offer.length,
-            Self::Lent(lend) => lend.length,
+            Self::Block(block) => block.length,
         }
     }
 
     /// Returns the bytes that count against `max_unexpected`. The number of offers and blocks is
     /// bounded.
-    fn weight(&self) -> u64 {
-        if let Self::Data(bytes) = self { weight(bytes.len()) as u64 } else { 0 }
+    fn queued_size(&self) -> u64 {
+        if let Self::Data(bytes) = self { queued_size(bytes.len()) as u64 } else { 0 }
     }
 }
 
@@ -74,9 +115,9 @@ impl Body {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageState {
     Free,
-    /// It is assigned to the posted receive with this id.
+    /// Assigned to the posted receive with this id.
     Assigned(u64),
-    /// A receive is copying it.
+    /// Being copied by a receive.
     Busy,
 }
 
@@ -99,30 +140,31 @@ struct PostedReceive {
     message: Option<u64>,
 }
 
-/// A request that was dropped, possibly by another thread, and that the inbox still has.
+/// A request that the application dropped, possibly in another thread, and that the inbox still
+/// has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Abandoned {
+pub(crate) enum DroppedRequest {
     /// A posted receive.
     Receive(u64),
     /// A receive that was emptying bounce buffers, by the id of its message.
     Bounce(u64),
 }
 
-/// The list of abandoned requests.
+/// The dropped requests that the inbox has not removed yet.
 #[derive(Debug, Default)]
-pub(crate) struct Abandonments {
+pub(crate) struct DroppedRequests {
     is_any: AtomicBool,
-    list: Mutex<Vec<Abandoned>>,
+    list: Mutex<Vec<DroppedRequest>>,
 }
 
-impl Abandonments {
-    pub(crate) fn put(&self, what: Abandoned) {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+impl DroppedRequests {
+    pub(crate) fn put(&self, request: DroppedRequest) {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).push(request);
         self.is_any.store(true, Ordering::Release);
     }
 
     #[inline]
-    pub(crate) fn take(&self) -> Vec<Abandoned> {
+    pub(crate) fn take(&self) -> Vec<DroppedRequest> {
         if !self.is_any.load(Ordering::Relaxed) || !self.is_any.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
@@ -130,16 +172,16 @@ impl Abandonments {
     }
 }
 
-/// A guard of a posted receive. Dropping it abandons the receive.
+/// A guard of a posted receive. Dropping it cancels the receive.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub id: u64,
-    abandonments: Arc<Abandonments>,
+    dropped: Arc<DroppedRequests>,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.abandonments.put(Abandoned::Receive(self.id));
+        self.dropped.put(DroppedRequest::Receive(self.id));
     }
 }
 
@@ -147,8 +189,8 @@ impl Drop for Ticket {
 pub(crate) struct Queue {
     messages: VecDeque<Message>,
     posted: VecDeque<PostedReceive>,
-    pub abandonments: Arc<Abandonments>,
-    /// Memory of messages that are queued with their data.
+    pub dropped: Arc<DroppedRequests>,
+    /// Bytes of memory of messages that are queued with their data.
     bytes: u64,
     next: u64,
 }
@@ -159,10 +201,10 @@ impl Queue {
         self.messages.is_empty() && self.posted.is_empty()
     }
 
-    /// Whether it has no message, no posted receive, and no abandoned request.
+    /// Whether it has no message, no posted receive and no dropped request.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.is_empty() && !self.abandonments.is_any.load(Ordering::Relaxed)
+        self.is_empty() && !self.dropped.is_any.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of memory of messages that are queued with their data.
@@ -173,7 +215,7 @@ impl Queue {
     /// Adds a message, and assigns it to the first posted receive that matches it.
     pub(crate) fn push(&mut self, peer: usize, tag: u64, context: Context, body: Body) -> u64 {
         self.next += 1;
-        self.bytes += body.weight();
+        self.bytes += body.queued_size();
         let id = self.next;
         self.messages.push_back(Message { id, peer, tag, context, state: MessageState::Free, body });
         self.assign(self.messages.len() - 1);
@@ -204,12 +246,12 @@ impl Queue {
         let id = self.next;
         self.posted.push_back(PostedReceive { id, matching, message: None });
         if let Some(message) = self.find(&matching) {
-            self.give(message, id);
+            self.assign_to(message, id);
         }
-        Ticket { id, abandonments: Arc::clone(&self.abandonments) }
+        Ticket { id, dropped: Arc::clone(&self.dropped) }
     }
 
-    fn give(&mut self, message: u64, receive: u64) {
+    fn assign_to(&mut self, message: u64, receive: u64) {
         if let (Some(position), Some(posted)) = (self.position(message), self.posted_index(receive)) {
             self.messages[position].state = MessageState::Assigned(receive);
             self.posted[posted].message = Some(message);
@@ -220,7 +262,7 @@ impl Queue {
         self.posted.binary_search_by_key(&id, |posted| posted.id).ok()
     }
 
-    /// Removes a posted receive. Its message, if it has one, is free again.
+    /// Removes a posted receive. If a message is assigned to it, that message is free again.
     pub(crate) fn cancel(&mut self, receive: u64) {
         let Some(posted) = self.posted_index(receive).and_then(|position| self.posted.remove(position))
         else {
@@ -273,15 +315,15 @@ impl Queue {
         }
     }
 
-    /// Removes a message. A posted receive that had it is open again.
+    /// Removes a message. The posted receive to which it was assigned gets the next message.
     pub(crate) fn remove(&mut self, id: u64) -> Option<Message> {
         let message = self.messages.remove(self.position(id)?)?;
-        self.bytes -= message.body.weight();
+        self.bytes -= message.body.queued_size();
         if let Some(posted) = self.posted.iter_mut().find(|posted| posted.message == Some(id)) {
             posted.message = None;
             let (receive, matching) = (posted.id, posted.matching);
             if let Some(next) = self.find(&matching) {
-                self.give(next, receive);
+                self.assign_to(next, receive);
             }
         }
         Some(message)
@@ -305,17 +347,17 @@ mod tests {
         Matching { peer: (kind < 3).then_some(peer as usize), wanted, context: Context::Messages }
     }
 
-    /// What the queue is to do, written as plainly as possible.
+    /// A straightforward model of the queue.
     #[derive(Default)]
     struct Model {
         messages: Vec<(u64, usize, u64)>,
         posted: Vec<(u64, Matching)>,
-        /// Message and receive.
+        /// Assigned messages, each with its receive.
         pairs: Vec<(u64, u64)>,
     }
 
     impl Model {
-        /// Pairs what fits: messages in order of arrival with receives in order of posting.
+        /// Assigns messages in order of arrival to receives in order of posting.
         fn settle(&mut self) {
             for (message, peer, tag) in &self.messages {
                 if self.pairs.iter().any(|(paired, _)| paired == message) {
@@ -383,7 +425,7 @@ mod tests {
                     let expected = model.pairs.iter().find(|(_, receive)| *receive == ticket.id).map(|(message, _)| *message);
                     prop_assert_eq!(queue.assigned(ticket.id), expected);
                 }
-                prop_assert_eq!(queue.bytes(), (weight(3) * model.messages.len()) as u64);
+                prop_assert_eq!(queue.bytes(), (queued_size(3) * model.messages.len()) as u64);
             }
             for (id, ..) in model.messages {
                 queue.remove(id).unwrap();

@@ -1,5 +1,5 @@
-//! Receiving a message: it is copied out of a ring or the tag queue, or fetched from the sender's
-//! memory by the engine that is possible and fastest.
+//! Receiving: a message is copied out of a ring or the tag queue, or fetched from the sender's
+//! memory by the fastest possible engine.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use umf_ipc::Mapping;
 
 use crate::both::{self, BothMode, RemoteSource};
 use crate::bounce::BounceReceive;
+use crate::buffer::{Buffer, Cursor, Destination, Segment};
 use crate::channel::{Channel, InboxShared};
 use crate::handles::Announced;
 use crate::inbox::Inbox;
-use crate::kernel_copy::{self, Direction, Iov, part_of};
+use crate::kernel_copy::{self, Direction, Iov, subranges};
 use crate::layout;
 use crate::offer::{Offer, SourceRanges};
-use crate::parts::{Cursor, Destination, List, Part};
 use crate::queue::{Body, Matching, Ticket};
 use crate::wait::Limit;
 use crate::{Engine, Error, Result};
@@ -49,8 +49,8 @@ pub struct Probed {
 }
 
 /// A receive that was posted by [`crate::Link::start_recv`]. Its memory is written only during
-/// calls that get this request. Dropping it cancels the receive. Its message then goes to another
-/// receive.
+/// calls to which this request is passed. Dropping the request cancels the receive, and its message
+/// is assigned to another one.
 #[derive(Debug)]
 pub struct RecvRequest<'d> {
     shared: Arc<InboxShared>,
@@ -61,13 +61,14 @@ pub struct RecvRequest<'d> {
 impl<'d> RecvRequest<'d> {
     pub(crate) fn new(inbox: &mut Inbox, matching: Matching, into: Destination<'d>) -> Self {
         let mut receiving = Receiving::new(matching, into, None);
-        // Messages of dropped receives go back to the queue first, so that they match in order.
-        inbox.remove_abandoned();
+        // Messages of dropped receives are free again before this one is posted, so that the order
+        // of matching is kept.
+        inbox.remove_dropped_requests();
         receiving.posted = Some(inbox.queue.post(matching));
         Self { shared: Arc::clone(&inbox.shared), receiving, received: None }
     }
 
-    /// Returns what was received, if it was.
+    /// Returns the message, if it was received.
     #[must_use]
     pub const fn received(&self) -> Option<Received> {
         self.received
@@ -86,7 +87,8 @@ impl<'d> RecvRequest<'d> {
 pub(crate) struct Receiving<'d> {
     pub matching: Matching,
     pub into: Destination<'d>,
-    /// The limit of the call, if the caller waits. Only then the sender may write into the memory.
+    /// The limit of the call, if the caller waits. Without one, the sender may not write into the
+    /// memory.
     pub limit: Option<Limit>,
     pub bouncing: Option<BounceReceive>,
     pub posted: Option<Ticket>,
@@ -105,11 +107,11 @@ impl<'d> Receiving<'d> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FetchOutcome {
     Received(Received),
-    /// Its sender withdrew it before anything was written.
+    /// Its sender withdrew it before any byte was written.
     Withdrawn,
     /// Its sender withdrew it while it was copied.
     WithdrawnLate,
-    /// It has to be carried by `bounce`.
+    /// It has to be fetched by `bounce`.
     Bounce,
 }
 
@@ -120,9 +122,8 @@ pub(crate) fn impossible(engine: Engine, why: impl Into<String>) -> Error {
     Error::EngineImpossible { engine, why: why.into() }
 }
 
-/// Splits errors: after an outer one no other engine is tried; after an inner one the next engine
-/// is.
-fn or_other_engine(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>> {
+/// Separates errors: an outer one ends the receive, after an inner one another engine is tried.
+fn separate_final_errors(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>> {
     match outcome {
         Err(error)
             if error.is_final() || matches!(error, Error::TimedOut { .. } | Error::PartlyCombined { .. }) =>
@@ -138,8 +139,8 @@ fn or_other_engine(outcome: Result<FetchOutcome>) -> Result<Result<FetchOutcome>
 }
 
 impl Inbox {
-    /// Receives a message of the queue. If its sender is gone, a receive from any peer discards it
-    /// and goes on with other messages. The end of that peer is reported separately.
+    /// Receives a message of the queue. If its sender is gone, a receive from any peer discards the
+    /// message and continues with other ones. The end of that peer is reported separately.
     pub(crate) fn take_or_discard(
         &mut self,
         id: u64,
@@ -171,24 +172,24 @@ impl Inbox {
         if length > capacity {
             return Err(Error::Truncated { length, capacity });
         }
-        if let Some(reduction) = into.reduction().filter(|_| !into.is_whole(length)) {
+        if let Some(reduction) = into.reduction().filter(|_| !into.holds_whole_elements(length)) {
             return Err(Error::PartialElement { length, size: reduction.element().size() });
         }
         let engine = match &message.body {
             Body::Data(bytes) => {
-                let time = into.touch(Access::ReadWrite)?;
+                let guard = into.begin_access(Access::ReadWrite)?;
                 // SAFETY: `into` borrows the caller's memory, whose capacity was checked to be
                 // `length` or more.
                 unsafe { into.cursor().copy_in(bytes.as_ptr(), length) };
-                drop(time);
+                drop(guard);
                 Engine::Inline
             }
-            &Body::Lent(lend) => {
-                let (mapping, offset) = self.open(index, Some(lend.announced), lend.offset)?;
+            &Body::Block(block) => {
+                let (mapping, offset) = self.open(index, Some(block.announced), block.offset)?;
                 let channel = Arc::clone(&self.peer(index).channel);
-                let part = part_in(&mapping, offset, length).ok_or(out_of_bounds(&channel))?;
-                copy_mapped(&channel, &mapping, &[part], into)?;
-                channel.give_back(lend.index);
+                let segment = segment_in(&mapping, offset, length).ok_or(out_of_bounds(&channel))?;
+                copy_mapped(&channel, &mapping, &[segment], into)?;
+                channel.return_block(block.index);
                 Engine::Mapped
             }
             Body::Offered(offer) => {
@@ -225,42 +226,42 @@ impl Inbox {
             return Ok(self.withdrawn(index, id));
         }
         channel.populate(layout::accept_line(offer.index))?;
-        let mine = self.shared.settings.engine.filter(|_| offer.length > self.inline_max);
-        let forced = match (mine, offer.engine) {
-            (Some(mine), Some(theirs)) if mine != theirs => {
-                return Err(impossible(mine, format!("the peer is set to {theirs}")));
+        let own_engine = self.shared.settings.engine.filter(|_| offer.length > self.inline_max);
+        let forced = match (own_engine, offer.engine) {
+            (Some(own), Some(peer)) if own != peer => {
+                return Err(impossible(own, format!("the peer is set to {peer}")));
             }
-            (mine, theirs) => mine.or(theirs),
+            (own, peer) => own.or(peer),
         };
         let both = self.wants_both(offer, receiving, forced)?;
         let may_map = matches!(forced, None | Some(Engine::Mapped | Engine::Both));
         let may_read = matches!(forced, None | Some(Engine::Cma | Engine::Both));
-        let mut refusal = None;
+        let mut last_error = None;
         if may_map && offer.announced.is_some() {
-            match or_other_engine(self.fetch_mapped(index, id, offer, receiving, both))? {
+            match separate_final_errors(self.fetch_mapped(index, id, offer, receiving, both))? {
                 Ok(done) => return Ok(done),
                 Err(error) => {
                     self.peer(index).statistics.refused_mapped += 1;
-                    refusal = Some(error);
+                    last_error = Some(error);
                 }
             }
         }
         let is_faster = channel.engines.prefers_cma(offer.length, offer.ranges.as_slice().len());
-        // A sender that does not wait fills bounce buffers only at its next call.
+        // A sender that does not wait fills bounce buffers only in its next call.
         let is_best = forced.is_some() || is_faster || !offer.awaited || !matches!(both, BothMode::No);
         let is_described = offer.by_address && offer.ranges != SourceRanges::None;
         if may_read && is_best && is_described && channel.kernel_copies.load(Ordering::Relaxed) {
-            match or_other_engine(self.fetch_kernel(index, id, offer, receiving, both))? {
+            match separate_final_errors(self.fetch_kernel(index, id, offer, receiving, both))? {
                 Ok(done) => return Ok(done),
                 Err(error) => {
                     self.peer(index).statistics.refused_cma += 1;
-                    refusal = Some(error);
+                    last_error = Some(error);
                 }
             }
         }
         match forced {
             None | Some(Engine::Bounce) => Ok(FetchOutcome::Bounce),
-            Some(engine) => Err(not_possible(&channel, engine, offer, refusal)),
+            Some(engine) => Err(not_possible(&channel, engine, offer, last_error)),
         }
     }
 
@@ -285,7 +286,7 @@ impl Inbox {
         }
     }
 
-    /// Opens memory that a peer has announced. Returns the mapping and the offset in it.
+    /// Opens memory that a peer has announced. Returns the mapping, and `offset` as `usize`.
     #[inline]
     pub(crate) fn open(
         &mut self,
@@ -319,19 +320,20 @@ impl Inbox {
         let into = &receiving.into.0;
         let (mapping, offset) = self.open(index, offer.announced, offer.offset)?;
         let channel = Arc::clone(&self.peer(index).channel);
-        let parts = parts_in(&mapping, offset, offer).ok_or(out_of_bounds(&channel))?;
-        if let &[part] = &parts[..]
+        let segments = segments_in(&mapping, offset, offer).ok_or(out_of_bounds(&channel))?;
+        if let &[segment] = &segments[..]
             && let Some(done) =
-                self.fetch_both(index, (id, offer), receiving, RemoteSource::Mapped(&mapping, part), both)?
+                self.fetch_both(index, (id, offer), receiving, RemoteSource::Mapped(&mapping, segment), both)?
         {
             return Ok(done);
         }
-        if into.reduction().is_some() && !parts.iter().all(|part| into.is_whole(part.length)) {
-            // Other engines copy the number into one piece first.
+        let is_whole = |segment: &Segment| into.holds_whole_elements(segment.length);
+        if into.reduction().is_some() && !segments.iter().all(is_whole) {
+            // Other engines copy a divided number into contiguous memory first.
             let why = "the list that is sent has numbers that lie in two of its entries";
             return Err(impossible(Engine::Mapped, why));
         }
-        copy_mapped(&channel, &mapping, &parts, into)?;
+        copy_mapped(&channel, &mapping, &segments, into)?;
         drop(mapping);
         Ok(self.end(index, id, offer, Engine::Mapped))
     }
@@ -356,40 +358,39 @@ impl Inbox {
             self.combine_kernel(&channel, offer, into)?;
             return Ok(self.end(index, id, offer, Engine::Cma));
         }
-        let local = Cursor::new(into.parts()).ranges(offer.length);
-        let time = into.touch(Access::ReadWrite)?;
+        let local = Cursor::new(into.segments()).ranges(offer.length);
+        let guard = into.begin_access(Access::ReadWrite)?;
         // SAFETY: `local` lies in the caller's memory, which `into` borrows. The kernel checks
         // remote addresses.
         let copied = unsafe { kernel_copy::read_with_gaps(channel.pid, &local, offer.ranges.as_slice()) };
-        drop(time);
+        drop(guard);
         copied.map_err(|errno| channel.refused(errno, "process_vm_readv"))?;
         Ok(self.end(index, id, offer, Engine::Cma))
     }
 
-    /// Reads the sender's numbers into a buffer that stays in the cache, and combines them from
-    /// there.
-    fn combine_kernel(&mut self, channel: &Channel, offer: &Offer, into: &List<'_>) -> Result<()> {
+    /// Reads the sender's numbers into a buffer that stays in the cache, and combines them from it.
+    fn combine_kernel(&mut self, channel: &Channel, offer: &Offer, into: &Buffer<'_>) -> Result<()> {
         /// Large enough that calls cost little, and small enough for a second-level cache.
         const STAGE: usize = 128 << 10;
         self.stage.resize(STAGE.min(offer.length.max(self.stage.len())), 0);
-        let _time = into.touch(Access::ReadWrite)?;
+        let _guard = into.begin_access(Access::ReadWrite)?;
         let mut to = into.cursor();
         let mut at = 0;
         while at < offer.length {
             let length = self.stage.len().min(offer.length - at);
-            let local = [Part { base: self.stage.as_mut_ptr(), length }.iov()];
-            let remote = part_of(offer.ranges.as_slice(), at as u64, length as u64);
+            let local = [Segment { base: self.stage.as_mut_ptr(), length }.iov()];
+            let remote = subranges(offer.ranges.as_slice(), at as u64, length as u64);
             // SAFETY: `local` is in the stage, which has `length` bytes. The kernel checks remote
             // addresses.
             if let Err(errno) = unsafe { kernel_copy::copy(channel.pid, Direction::Read, &local, &remote) } {
                 return Err(match channel.refused(errno, "process_vm_readv") {
-                    // Nothing was combined: another engine may do it.
+                    // No number was combined, so another engine can be tried.
                     error if at == 0 || error.is_final() => error,
                     _ => Error::PartlyCombined { why: "the memory of its sender cannot be read any more" },
                 });
             }
-            // SAFETY: `into` has room for the whole message. The stage has `length` bytes, in whole
-            // numbers.
+            // SAFETY: `into` has the length of the whole message or more. The stage has `length`
+            // bytes, a multiple of the element size.
             unsafe { to.copy_in(self.stage.as_ptr(), length) };
             at += length;
         }
@@ -399,7 +400,7 @@ impl Inbox {
     /// Completes a message that was copied. It counts as received unless the sender withdrew it
     /// first.
     pub(crate) fn end(&mut self, index: usize, id: u64, offer: &Offer, engine: Engine) -> FetchOutcome {
-        // Before the rest, because the sender waits for it.
+        // First, because the sender waits for it.
         let is_taken = self.peer(index).channel.take(offer.index, offer.number);
         let tag = self.queue.remove(id).map_or(0, |message| message.tag);
         let statistics = &mut self.peer(index).statistics;
@@ -421,7 +422,7 @@ impl Inbox {
     /// Returns a message of the queue as a probe reports it.
     pub(crate) fn probed(&self, id: u64) -> Option<Probed> {
         let message = self.queue.get(id)?;
-        let is_viewable = matches!(message.body, Body::Lent(_));
+        let is_viewable = matches!(message.body, Body::Block(_));
         let (from, tag, length) = (message.peer, message.tag, message.body.len());
         Some(Probed { from, tag, length, is_viewable })
     }
@@ -431,41 +432,47 @@ fn out_of_bounds(channel: &Channel) -> Error {
     channel.misbehaved("a message reaches past the end of its memory")
 }
 
-/// Copies or combines parts of a mapping of the peer's memory.
-fn copy_mapped(channel: &Channel, mapping: &Mapping<'static>, parts: &[Part], into: &List<'_>) -> Result<()> {
-    let time = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
-    let mine = into.touch(Access::ReadWrite)?;
+/// Copies or combines segments of a mapping of the peer's memory.
+fn copy_mapped(
+    channel: &Channel,
+    mapping: &Mapping<'static>,
+    segments: &[Segment],
+    into: &Buffer<'_>,
+) -> Result<()> {
+    let source_guard = mapping.cpu_access(Access::ReadOnly).map_err(|error| channel.not_opened(error))?;
+    let destination_guard = into.begin_access(Access::ReadWrite)?;
     let mut to = into.cursor();
-    for part in parts {
-        // SAFETY: `parts` lie in the mapping, and `into` has room for all of them.
-        unsafe { to.copy_in(part.base, part.length) };
+    for segment in segments {
+        // SAFETY: `segments` lie in the mapping, and `into` has their total length or more.
+        unsafe { to.copy_in(segment.base, segment.length) };
     }
-    drop((time, mine));
+    drop((source_guard, destination_guard));
     Ok(())
 }
 
-fn part_in(mapping: &Mapping<'static>, offset: usize, length: usize) -> Option<Part> {
+/// Returns a range of a mapping; `None` if it is not in the mapping.
+fn segment_in(mapping: &Mapping<'static>, offset: usize, length: usize) -> Option<Segment> {
     let base = mapping.address().as_ptr()?;
     let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
-    fits.then(|| Part { base: base.wrapping_add(offset), length })
+    fits.then(|| Segment { base: base.wrapping_add(offset), length })
 }
 
-/// Returns where a message is in a mapping; `None` if it reaches outside.
-fn parts_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Vec<Part>> {
+/// Returns the segments of a message in a mapping; `None` if one is not in the mapping.
+fn segments_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Vec<Segment>> {
     let SourceRanges::Many(many) = &offer.ranges else {
-        return part_in(mapping, offset, offer.length).map(|part| vec![part]);
+        return segment_in(mapping, offset, offer.length).map(|segment| vec![segment]);
     };
     let first = many.first()?.address;
-    let part = |range: &Iov| {
+    let segment = |range: &Iov| {
         let at = (offset as u64).wrapping_add(range.address.wrapping_sub(first));
-        part_in(mapping, usize::try_from(at).ok()?, usize::try_from(range.length).ok()?)
+        segment_in(mapping, usize::try_from(at).ok()?, usize::try_from(range.length).ok()?)
     };
-    many.iter().map(part).collect()
+    many.iter().map(segment).collect()
 }
 
 #[cold]
-fn not_possible(channel: &Channel, engine: Engine, offer: &Offer, refusal: Option<Error>) -> Error {
-    let why = match refusal {
+fn not_possible(channel: &Channel, engine: Engine, offer: &Offer, last_error: Option<Error>) -> Error {
+    let why = match last_error {
         Some(Error::EngineImpossible { why, .. }) => why,
         Some(error) => error.to_string(),
         None if engine == Engine::Inline => "the message is longer than a ring takes".to_owned(),

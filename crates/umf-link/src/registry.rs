@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use umf_ipc::HANDLE_SIZE;
 use umf_sync::failpoint;
 
+use crate::buffer::Buffer;
 use crate::channel::InboxShared;
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::layout::{self, RANGES};
-use crate::parts::List;
 use crate::wait::{Limit, SLICE};
 use crate::{Error, Result, protocol, sys};
 
-/// Flags of a range, above its access: its handle is given, and is of read-only memory.
+/// A flag of a range, above its access: the range lies in exported memory, whose handle is given.
 pub(crate) const HAS_HANDLE: u64 = 1 << 8;
+/// The handle is of read-only memory.
 pub(crate) const READ_ONLY: u64 = 1 << 9;
 
 /// The registered ranges of this process. Requests of peers are checked against it; no other
@@ -33,12 +34,12 @@ pub(crate) struct Registry {
 pub(crate) struct Registered {
     generation: u64,
     pub access: RemoteAccess,
-    /// In one piece. The lifetime is that of the registration: see [`Registration::new`].
-    pub list: List<'static>,
+    /// Contiguous. The real lifetime is that of the registration: see [`Registration::new`].
+    pub buffer: Buffer<'static>,
 }
 
-// SAFETY: the memory may be written and read by other processes at any time, so another thread of
-// this one changes nothing; it is only copied.
+// SAFETY: other processes may read and write the memory at any time. It is only copied, so another
+// thread of this process changes nothing.
 unsafe impl Send for Registered {}
 
 impl Registry {
@@ -51,8 +52,8 @@ impl Registry {
     }
 }
 
-/// A registered range, which peers reach with [`Registration::key`]. Dropping it ends the
-/// registration: the key is then [`Error::Expired`], and no peer copies in the range.
+/// A guard of a registered range, which peers reach with [`Registration::key`]. Dropping it ends
+/// the registration: the key is then [`Error::Expired`], and no peer copies in the range.
 ///
 /// If a peer is copying, dropping waits for it, up to the `timeout` of the settings. A peer that
 /// was stopped in a copy may finish it when it continues.
@@ -66,19 +67,23 @@ pub struct Registration<'d> {
 }
 
 impl<'d> Registration<'d> {
+    /// Registers the memory of `buffer`.
+    ///
     /// # Safety
-    /// The registration is dropped or ended before the memory of `list` is used otherwise than as
-    /// memory that another process reads and, if it may `put`, writes. So it is not forgotten.
+    /// Until the registration has ended, the memory stays valid and is used as memory that another
+    /// process reads and, if `access` allows to put, writes. A leaked registration never ends.
     pub(crate) unsafe fn new(
         shared: &Arc<InboxShared>,
-        list: List<'d>,
+        buffer: Buffer<'d>,
         access: RemoteAccess,
     ) -> Result<Self> {
         if !shared.is_own_process() {
             return Err(Error::Forked);
         }
-        let [part] = *list.parts() else { return Err(Error::NotOnePiece { pieces: list.parts().len() }) };
-        if list.reduction().is_some() {
+        let [segment] = *buffer.segments() else {
+            return Err(Error::NotContiguous { pieces: buffer.segments().len() });
+        };
+        if buffer.reduction().is_some() {
             return Err(Error::NotCombined);
         }
         let accessors = shared.accessors();
@@ -92,25 +97,26 @@ impl<'d> Registration<'d> {
         registry.generation += 1;
         let generation = registry.generation;
         let (mut flags, mut offset) = (access as u64, 0);
-        if let Some(memory) = list.memory() {
+        if let Some(memory) = buffer.memory() {
             flags |= HAS_HANDLE | if memory.handle().is_read_only() { READ_ONLY } else { 0 };
-            offset = part.base.addr() - memory.base().addr();
+            offset = segment.base.addr() - memory.base().addr();
             let to = shared.catalog.bytes(layout::range_handle(slot), HANDLE_SIZE);
-            // SAFETY: `to` has room for a handle; the lock is held, and no other process writes it.
+            // SAFETY: `to` has the size of a handle; the lock is held, and no other process writes
+            // it.
             unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         }
-        let length = part.length as u64;
-        let words = [part.iov().address, length, flags, offset as u64];
+        let length = segment.length as u64;
+        let words = [segment.iov().address, length, flags, offset as u64];
         for (number, value) in words.into_iter().enumerate() {
             shared.catalog.word(layout::range_word(slot, number)).store(value, Ordering::Relaxed);
         }
-        // SAFETY: only the lifetime differs. By this function's contract the memory is there until
-        // the range is taken out of the registry, which dropping does.
-        let list = unsafe { mem::transmute::<List<'d>, List<'static>>(list) };
+        // SAFETY: only the lifetime differs. By this function's contract the memory is valid until
+        // the range is removed from the registry.
+        let buffer = unsafe { mem::transmute::<Buffer<'d>, Buffer<'static>>(buffer) };
         if registry.ranges.len() <= slot {
             registry.ranges.resize_with(slot + 1, || None);
         }
-        registry.ranges[slot] = Some(Registered { generation, access, list });
+        registry.ranges[slot] = Some(Registered { generation, access, buffer });
         shared.catalog.word(layout::range(slot).0).store(generation, Ordering::Release);
         drop(registry);
         failpoint!("link.registered");
@@ -118,24 +124,25 @@ impl<'d> Registration<'d> {
         Ok(Self { shared: Arc::clone(shared), key, has_ended: false, memory: PhantomData })
     }
 
-    /// Returns what peers need.
+    /// Returns the key that peers need.
     #[must_use]
     pub const fn key(&self) -> RemoteKey {
         self.key
     }
 
-    /// Ends it, and waits until no peer copies in the range. May be called again after an error.
+    /// Ends the registration, and waits until no peer copies in the range. May be called again
+    /// after an error.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]: a peer has not finished a copy that it had begun; no other one begins.
+    /// [`Error::TimedOut`]: a peer has not finished a copy. No further copy begins.
     pub fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
         if self.has_ended || !self.shared.is_own_process() {
             return Ok(());
         }
         let (slot, word) = (self.key.slot, self.shared.catalog.word(layout::range(self.key.slot).0));
-        // Under the lock, so that no request for it is carried out.
+        // Under the lock, so that no request for the range is being executed.
         let mut registry = self.shared.registry();
-        // After an error the slot may be another registration's.
+        // After an error the slot may have another registration.
         if registry.find(slot, self.key.generation).is_some() {
             registry.ranges[slot] = None;
             protocol::expire(word);

@@ -10,19 +10,19 @@ use umf_core::Access;
 use umf_ipc::HANDLE_SIZE;
 use umf_sync::failpoint;
 
+use crate::buffer::{Buffer, Cursor};
 use crate::channel::Channel;
 use crate::inbox::Inbox;
 use crate::kernel_copy::{self, Direction, Iov};
 use crate::key::{KeyError, RemoteAccess, RemoteKey};
 use crate::layout;
-use crate::parts::{Cursor, List};
 use crate::protocol::{self, Load};
 use crate::receive::impossible;
 use crate::registry::{HAS_HANDLE, READ_ONLY};
 use crate::spans::{CheckedSpans, Spans};
 use crate::{Engine, Error, Result};
 
-/// The direction of a transfer, as the process that asks sees it.
+/// The direction of a transfer, as seen by the requesting process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direct {
     Get = 1,
@@ -50,11 +50,11 @@ pub(crate) struct Transfer<'t> {
     pub direction: Direct,
     pub key: RemoteKey,
     pub spans: CheckedSpans,
-    pub local: &'t List<'t>,
+    pub local: &'t Buffer<'t>,
 }
 
 impl Transfer<'_> {
-    /// Returns whether the range is registered, as its owner says.
+    /// Returns whether the owner still publishes the registration.
     pub(crate) fn is_current(&self, channel: &Channel) -> bool {
         let word = channel.peer_catalog.word(layout::range(self.key.slot).0);
         word.load(Ordering::Acquire) == self.key.generation
@@ -70,8 +70,8 @@ impl Transfer<'_> {
     }
 }
 
-/// The process is in a registered range of a peer: until this is dropped, the registration does not
-/// end.
+/// A guard of this process being in a registered range of a peer. The end of the registration waits
+/// until it is dropped.
 struct Inside<'c> {
     channel: &'c Channel,
     transfer: &'c Transfer<'c>,
@@ -81,8 +81,8 @@ impl<'c> Inside<'c> {
     fn enter(channel: &'c Channel, transfer: &'c Transfer<'c>) -> Option<Self> {
         let RemoteKey { slot, generation, .. } = transfer.key;
         let current = channel.peer_catalog.word(layout::range(slot).0);
-        let is_in = protocol::enter(channel.own_lane.word(layout::INSIDE), &current, slot, generation);
-        is_in.then_some(Self { channel, transfer })
+        let is_inside = protocol::enter(channel.own_lane.word(layout::INSIDE), &current, slot, generation);
+        is_inside.then_some(Self { channel, transfer })
     }
 }
 
@@ -90,14 +90,14 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         protocol::leave(self.channel.own_lane.word(layout::INSIDE));
         failpoint!("link.range_left");
-        // An owner that ends the registration waits for this.
+        // The owner waits for this if it is ending the registration.
         if !self.transfer.is_current(self.channel) {
             self.channel.notify();
         }
     }
 }
 
-/// What the owner says of a range.
+/// The location of a range, as its owner publishes it.
 #[derive(Clone, Copy, Debug)]
 struct Location {
     address: u64,
@@ -113,7 +113,7 @@ impl Inbox {
         direction: Direct,
         key: &RemoteKey,
         spans: Spans<'_>,
-        local: &List<'_>,
+        local: &Buffer<'_>,
     ) -> Result<Engine> {
         self.peer(index).check_open()?;
         let channel = Arc::clone(&self.peer(index).channel);
@@ -155,8 +155,8 @@ impl Inbox {
         Ok(engine)
     }
 
-    /// Returns the engine that copied, or why none could. Bytes that were copied may be copied
-    /// again.
+    /// Copies by a mapping or by the kernel. Returns the engine that copied, or the reason why none
+    /// could. Bytes that were copied before an error may be copied again.
     fn transfer_directly(
         &mut self,
         index: usize,
@@ -179,7 +179,7 @@ impl Inbox {
         let location = Location { address, flags, offset };
         let mut why = "the range is not memory of an exportable pool (Memory)".to_owned();
         if flags & HAS_HANDLE != 0 && matches!(forced, None | Some(Engine::Mapped)) {
-            match mapped_carries_messages(channel, transfer, location) {
+            match copy_mapped_range(channel, transfer, location) {
                 Ok(()) => return Ok(Ok(Engine::Mapped)),
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => {
@@ -196,7 +196,7 @@ impl Inbox {
             let refused = channel.engines.cma().err();
             return Ok(Err(refused.unwrap_or("the kernel has refused it before").to_owned()));
         }
-        match by_kernel(channel, transfer, location) {
+        match copy_range_by_kernel(channel, transfer, location) {
             Ok(()) => Ok(Ok(Engine::Cma)),
             Err(error) if error.is_final() => Err(error),
             Err(error) => {
@@ -208,7 +208,7 @@ impl Inbox {
     }
 }
 
-fn mapped_carries_messages(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> Result<()> {
+fn copy_mapped_range(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> Result<()> {
     let why = |why: &str| impossible(Engine::Mapped, why);
     let importer = channel.shared.importer.ok_or_else(|| why("this process's link has no importer"))?;
     let mut bytes = [0; HANDLE_SIZE];
@@ -226,10 +226,10 @@ fn mapped_carries_messages(channel: &Channel, transfer: &Transfer<'_>, location:
     if transfer.direction == Direct::Put && mapping.is_read_only() {
         return Err(why("it was exported for reading only"));
     }
-    let theirs =
+    let remote_guard =
         mapping.cpu_access(transfer.direction.remote()).map_err(|error| channel.not_opened(error))?;
-    let mine = transfer.local.touch(transfer.direction.local())?;
-    let mut local = Cursor::new(transfer.local.parts());
+    let local_guard = transfer.local.begin_access(transfer.direction.local())?;
+    let mut local = Cursor::new(transfer.local.segments());
     for span in transfer.spans.as_slice() {
         let at = base.wrapping_add(start + span.offset);
         match transfer.direction {
@@ -240,11 +240,11 @@ fn mapped_carries_messages(channel: &Channel, transfer: &Transfer<'_>, location:
             Direct::Put => unsafe { local.copy_out(at, span.length) },
         }
     }
-    drop((theirs, mine));
+    drop((remote_guard, local_guard));
     Ok(())
 }
 
-fn by_kernel(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> Result<()> {
+fn copy_range_by_kernel(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> Result<()> {
     if location.address.checked_add(transfer.key.length).is_none() {
         return Err(channel.misbehaved("a range that it registered is at an impossible address"));
     }
@@ -253,8 +253,8 @@ fn by_kernel(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> 
         length: span.length as u64,
     };
     let remote: Vec<Iov> = transfer.spans.as_slice().iter().map(iov).collect();
-    let local = Cursor::new(transfer.local.parts()).ranges(transfer.local.len());
-    let time = transfer.local.touch(transfer.direction.local())?;
+    let local = Cursor::new(transfer.local.segments()).ranges(transfer.local.len());
+    let guard = transfer.local.begin_access(transfer.direction.local())?;
     let (copied, call) = match transfer.direction {
         Direct::Get => {
             // SAFETY: the caller's memory; the pid is that of the peer, whose socket is open.
@@ -267,6 +267,6 @@ fn by_kernel(channel: &Channel, transfer: &Transfer<'_>, location: Location) -> 
             (copied, "process_vm_writev")
         }
     };
-    drop(time);
+    drop(guard);
     copied.map_err(|errno| channel.refused(errno, call))
 }

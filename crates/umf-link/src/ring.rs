@@ -1,5 +1,5 @@
-//! The two ends of the rings of a lane: [`Writer`] and [`Reader`]. What they know is private
-//! memory, so that no peer can move it.
+//! The two ends of the rings of a lane: [`Writer`] and [`Reader`]. Their positions are in private
+//! memory, which no peer can write.
 
 use core::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::protocol::{self, Load, SlotHeader};
 use crate::queue::Context;
 use crate::{Error, Result};
 
-/// The sending end.
+/// The sending end of a lane.
 #[derive(Debug)]
 pub(crate) struct Writer {
     ring: Ring,
@@ -27,30 +27,30 @@ impl Writer {
         Self { ring: Ring::Small, sent: 0, consumed: 0 }
     }
 
-    /// Returns whether a record of this length fits now. Moves to the large ring if the small one
-    /// is too small.
+    /// Returns whether the ring has space for a record of this length. Switches to the large ring
+    /// if the small one is too small.
     #[inline]
-    pub(crate) fn has_room(&mut self, channel: &Channel, length: usize) -> Result<bool> {
+    pub(crate) fn has_space(&mut self, channel: &Channel, length: usize) -> Result<bool> {
         if self.ring == Ring::Large {
             return self.has_slots(channel, layout::slots(length));
         }
-        // One slot is kept for the record that announces the large ring.
+        // One slot is reserved for the record that announces the large ring.
         let fits = length <= self.ring.longest() && self.has_slots(channel, layout::slots(length) + 1)?;
         if fits { Ok(true) } else { self.grow(channel, length) }
     }
 
-    /// Returns whether a record of this length fits without any change, by what is known.
+    /// Returns whether a record of this length fits into the slots that are known to be free.
     #[inline]
-    pub(crate) const fn has_room_now(&self, length: usize) -> bool {
-        let kept = if matches!(self.ring, Ring::Small) { 1 } else { 0 };
+    pub(crate) const fn has_known_space(&self, length: usize) -> bool {
+        let reserved = if matches!(self.ring, Ring::Small) { 1 } else { 0 };
         let used = self.sent.wrapping_sub(self.consumed);
-        length <= self.ring.longest() && used + layout::slots(length) + kept <= self.ring.slots()
+        length <= self.ring.longest() && used + layout::slots(length) + reserved <= self.ring.slots()
     }
 
     #[inline]
     fn has_slots(&mut self, channel: &Channel, slots: u64) -> Result<bool> {
-        let words = (&channel.peer_lane.word(layout::CONSUMED), channel.own_lane.word(layout::WANTS_ROOM));
-        protocol::room(words, &mut self.consumed, self.sent, slots, self.ring.slots())
+        let words = (&channel.peer_lane.word(layout::CONSUMED), channel.own_lane.word(layout::WANTS_SPACE));
+        protocol::has_space(words, &mut self.consumed, self.sent, slots, self.ring.slots())
             .ok_or(channel.misbehaved("it claims to have consumed more than was sent"))
     }
 
@@ -58,7 +58,7 @@ impl Writer {
     fn grow(&mut self, channel: &Channel, length: usize) -> Result<bool> {
         match channel.populate(LARGE_RING) {
             Ok(()) => {}
-            // The small ring will have room.
+            // The small ring will have space.
             Err(error) if length <= Ring::Small.longest() => {
                 tracing::debug!(%error, "a ring stays small");
                 return Ok(false);
@@ -71,7 +71,7 @@ impl Writer {
         self.has_slots(channel, layout::slots(length))
     }
 
-    /// Writes a record for which there is room. `fill` is called for its bytes, piece by piece.
+    /// Writes a record for which the ring has space. Calls `fill` for each piece of the payload.
     #[inline]
     pub(crate) fn write(
         &mut self,
@@ -103,19 +103,19 @@ impl Writer {
         channel.notify();
     }
 
-    /// Writes a record whose payload is `words`, for which there is room.
+    /// Writes a record whose payload is `words`, for which the ring has space.
     #[inline]
     pub(crate) fn write_words(&mut self, channel: &Channel, kind: (u8, Context), tag: u64, words: &[u64]) {
         let mut from = words.as_ptr().cast::<u8>();
         self.write(channel, kind, tag, size_of_val(words), |to, count| {
-            // SAFETY: `write` asks once for each byte of `words`, in order, and has room for it.
+            // SAFETY: `write` passes `count` bytes of the lane, in total the size of `words`.
             unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
             from = from.wrapping_add(count);
         });
     }
 }
 
-/// A record that is next in a ring.
+/// The header of the next record of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordHeader {
     pub kind: u8,
@@ -124,7 +124,7 @@ pub(crate) struct RecordHeader {
     pub length: usize,
 }
 
-/// The receiving end.
+/// The receiving end of a lane.
 #[derive(Debug)]
 pub(crate) struct Reader {
     ring: Ring,
@@ -139,19 +139,20 @@ impl Reader {
         Self { ring: Ring::Small, next: 0, published: 0 }
     }
 
-    /// Spins for the next record. Returns tag and length if it comes and is a short message.
+    /// Spins for the next record. Returns tag and length if the record arrives and is a short
+    /// message.
     #[inline]
     pub(crate) fn spin_for_inline(&self, channel: &Channel, times: u32) -> Option<(u64, usize)> {
         let at = self.ring.slot(self.next);
         let word = channel.peer_lane.word(at);
         let header = (0..times).find_map(|_| protocol::arrived(&word, self.next))?;
         let length = usize::from(header.length);
-        let is_it = header.kind == INLINE && header.context == Context::Messages as u8;
+        let is_short = header.kind == INLINE && header.context == Context::Messages as u8;
         let tag = channel.peer_lane.word(at + 8).load(Ordering::Relaxed);
-        (is_it && length <= self.ring.longest()).then_some((tag, length))
+        (is_short && length <= self.ring.longest()).then_some((tag, length))
     }
 
-    /// Returns the record that is next, if it has come.
+    /// Returns the header of the next record, if the record has arrived.
     #[inline]
     pub(crate) fn peek(&mut self, channel: &Channel) -> Result<Option<RecordHeader>> {
         loop {
@@ -181,8 +182,8 @@ impl Reader {
         }
     }
 
-    /// Reads `COUNT` words of the payload of the next record, which stays. They lie in its first
-    /// slot.
+    /// Returns `COUNT` words of the payload of the next record, from its first slot. The record
+    /// stays.
     #[inline]
     pub(crate) fn words<const COUNT: usize>(&self, channel: &Channel) -> [u64; COUNT] {
         const { assert!(COUNT * 8 <= FIRST_PAYLOAD) };
@@ -190,7 +191,7 @@ impl Reader {
         core::array::from_fn(|number| channel.peer_lane.word(at + 8 * number).load(Ordering::Relaxed))
     }
 
-    /// Consumes the next record, of this length. `copy` is called with its bytes, piece by piece.
+    /// Consumes the next record, of this length. Calls `copy` for each piece of the payload.
     #[inline]
     pub(crate) fn read(&mut self, channel: &Channel, length: usize, mut copy: impl FnMut(*const u8, usize)) {
         let (lane, ring) = (&channel.peer_lane, self.ring);
@@ -214,7 +215,7 @@ impl Reader {
         let mut bytes: Vec<u8> = Vec::with_capacity(length);
         let mut to = bytes.as_mut_ptr();
         self.read(channel, length, |from, count| {
-            // SAFETY: `bytes` has room for `length` bytes, which is what `read` yields together.
+            // SAFETY: `bytes` has a capacity of `length` bytes, which is the total of `count`.
             unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
             to = to.wrapping_add(count);
         });
@@ -236,7 +237,7 @@ impl Reader {
     #[cold]
     fn publish(&mut self, channel: &Channel) {
         let consumed = channel.own_lane.word(layout::CONSUMED);
-        let is_wanted = protocol::release(consumed, &channel.peer_lane.word(layout::WANTS_ROOM), self.next);
+        let is_wanted = protocol::release(consumed, &channel.peer_lane.word(layout::WANTS_SPACE), self.next);
         self.published = self.next;
         failpoint!("link.consumed");
         if is_wanted {

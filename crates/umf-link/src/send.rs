@@ -1,8 +1,8 @@
-//! Sending a message: a short one is copied into a ring, a longer one is offered, and the receiver
+//! Sending: a short message is copied into a ring; a longer one is offered, and the receiver
 //! fetches it. Also handing over blocks.
 //!
-//! A message in progress ([`Sending`]) goes from new to offered, with a stop in the backlog if the
-//! lane has no room, and is done when it was received. [`crate::outgoing`] has slots and backlog.
+//! A message in progress ([`Sending`]) is new, queued in the backlog if the lane has no space,
+//! offered, and done once it was received. [`crate::outgoing`] has slots and backlog.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +14,20 @@ use umf_sync::failpoint;
 
 use crate::both::BackCopy;
 use crate::bounce;
+use crate::buffer::{Buffer, Cursor, Source};
 use crate::channel::Channel;
 use crate::inbox::{Inbox, Peer};
-use crate::layout::{self, ANNOUNCE_ONLY, MAX_LENT};
+use crate::layout::{self, ANNOUNCE_ONLY, MAX_LOANS};
 use crate::offer::{BLOCK, BOUNCE, BlockRecord, COPY_BACK, INLINE};
 use crate::outgoing::{BacklogEntry, OfferSlot, OutgoingSlot};
-use crate::parts::{Cursor, List, Source};
 use crate::protocol::{self, Load};
 use crate::queue::Context;
 use crate::receive::impossible;
 use crate::wait::Limit;
 use crate::{Engine, Error, LinkStatistics, Result};
 
-/// A message of [`crate::Link::start_send`] in progress. Calls that get this request make progress
-/// with it. Dropping it withdraws the message if it was not received.
+/// A message of [`crate::Link::start_send`] in progress. It makes progress in calls to which this
+/// request is passed. Dropping the request withdraws the message if it was not received.
 #[derive(Debug)]
 pub struct SendRequest<'d> {
     channel: Arc<Channel>,
@@ -52,37 +52,37 @@ impl Drop for SendRequest<'_> {
 }
 
 /// A block that was handed over by [`crate::Link::hand_over`]. It borrows the memory, because the
-/// peer opens it later. Dropping it leaves the block with the peer.
+/// peer opens it later. Dropping it does not take the block from the peer.
 #[derive(Debug)]
-pub struct Lent<'d> {
+pub struct Loan<'d> {
     channel: Arc<Channel>,
     slot: usize,
     number: u32,
-    /// The bit of the slot in `GIVEN_BACK` when the block was handed over.
+    /// The bit of the slot in `RETURNED` when the block was handed over.
     before: bool,
     memory: PhantomData<&'d [u8]>,
 }
 
-impl Lent<'_> {
-    /// Returns whether the peer has given the block back, so that no view of it is left.
+impl Loan<'_> {
+    /// Returns whether the peer has returned the block, so that no view of it is left.
     #[must_use]
-    pub fn is_back(&self) -> bool {
-        let bits = || self.channel.peer_lane.word(layout::GIVEN_BACK).load(Ordering::Acquire);
-        // A slot is reused only after its block was given back.
-        let is_latest = self.channel.lent[self.slot].load(Ordering::Relaxed) == self.number;
+    pub fn is_returned(&self) -> bool {
+        let bits = || self.channel.peer_lane.word(layout::RETURNED).load(Ordering::Acquire);
+        // A slot is reused only after its block was returned.
+        let is_latest = self.channel.loans[self.slot].load(Ordering::Relaxed) == self.number;
         self.channel.own_lane.is_own_process()
             && (!is_latest || (bits() >> self.slot & 1 == 1) != self.before)
     }
 
-    /// Waits until the peer has given the block back. `None` waits until then, or until the peer is
-    /// gone. Requests of peers are not answered during the wait.
+    /// Waits until the peer has returned the block or is gone. `None` waits without a timeout. Does
+    /// not answer requests of peers meanwhile.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::PeerGone`] (then no view is left), [`Error::Closed`],
     /// [`Error::Forked`].
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         self.channel.check_known()?;
-        self.channel.wait_until(timeout, "the return of memory", || self.is_back())
+        self.channel.wait_until(timeout, "the return of memory", || self.is_returned())
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Sending<'d> {
     tag: u64,
     context: Context,
     source: Source<'d>,
-    /// Whether the caller waits until it is received.
+    /// Whether the caller waits until the message is received.
     awaited: bool,
     state: SendState,
 }
@@ -100,7 +100,7 @@ pub(crate) struct Sending<'d> {
 #[derive(Debug)]
 enum SendState {
     New,
-    /// In the backlog of its peer, because the lane had no room.
+    /// In the backlog of its peer, because the lane had no space.
     Queued(Arc<AtomicU64>),
     Offered(OfferSlot, Attempt),
     Done,
@@ -113,15 +113,16 @@ struct Attempt {
     epoch: u16,
     /// The number of chunks that were filled or copied.
     count: u64,
-    push: Option<BackCopy>,
+    back_copy: Option<BackCopy>,
 }
 
 impl Attempt {
+    /// Does what the receiver has requested, if it has.
     fn serve(
         &mut self,
         channel: &Channel,
         place: OfferSlot,
-        list: &List<'_>,
+        buffer: &Buffer<'_>,
         statistics: &mut LinkStatistics,
     ) -> Result<()> {
         let request = channel.peer_lane.word(layout::request(place.index)).load(Ordering::Acquire);
@@ -130,18 +131,17 @@ impl Attempt {
             return Ok(());
         }
         if epoch != self.epoch {
-            *self = Self { epoch, count: 0, push: None };
+            *self = Self { epoch, count: 0, back_copy: None };
         }
         match (request >> 32) as u8 {
-            BOUNCE => bounce::fill(channel, place.index, epoch, &mut self.count, list, statistics),
+            BOUNCE => bounce::fill(channel, place.index, epoch, &mut self.count, buffer, statistics),
             COPY_BACK => {
-                let push = &mut self.push;
-                let push =
-                    push.get_or_insert_with(|| BackCopy::new(channel, place.index, list.len(), statistics));
-                push.run(channel, place.index, epoch, &mut self.count, list, statistics);
+                let new = || BackCopy::new(channel, place.index, buffer.len(), statistics);
+                let back_copy = self.back_copy.get_or_insert_with(new);
+                back_copy.run(channel, place.index, epoch, &mut self.count, buffer, statistics);
                 Ok(())
             }
-            _ => Err(channel.misbehaved("it asks for something unknown")),
+            _ => Err(channel.misbehaved("its request is of an unknown kind")),
         }
     }
 }
@@ -193,8 +193,8 @@ impl Inbox {
         Err(error)
     }
 
-    /// Begins to send a message. If the lane has no room, the message goes to the backlog, and
-    /// later messages are queued behind it.
+    /// Begins to send a message. If the lane has no space, the message is queued in the backlog,
+    /// and later messages behind it.
     pub(crate) fn start_send<'d>(
         &mut self,
         index: usize,
@@ -205,7 +205,7 @@ impl Inbox {
         self.flush(index)?;
         let mut sending = Sending::new(tag, context, source, false);
         if self.shared.settings.engine == Some(Engine::Inline) {
-            // An `inline` message is sent from the ring only, so the call waits for room.
+            // An `inline` message is sent in the ring only, so the call waits for space.
             let mut limit = Limit::new(self.timeout);
             self.wait(Some(index), &mut limit, "sending", |inbox| inbox.poll_send(index, &mut sending))?;
         } else if self.poll_send(index, &mut sending)?.is_none() && matches!(sending.state, SendState::New) {
@@ -241,18 +241,18 @@ impl Inbox {
     pub(crate) fn poll_send(&mut self, index: usize, sending: &mut Sending<'_>) -> Result<Option<()>> {
         self.flush(index)?;
         if matches!(sending.state, SendState::New) {
-            let (tag, list) = ((sending.tag, sending.context), &sending.source.0);
+            let (tag, buffer) = ((sending.tag, sending.context), &sending.source.0);
             if !self.peer(index).outgoing.backlog.is_empty() {
                 return Ok(None);
             }
-            let is_short = list.len() <= self.inline_max;
+            let is_short = buffer.len() <= self.inline_max;
             let is_inline = self.shared.settings.engine == Some(Engine::Inline);
-            if is_short && self.peer(index).send_inline(tag, list)? {
+            if is_short && self.peer(index).send_inline(tag, buffer)? {
                 sending.state = SendState::Done;
             } else if is_short && (is_inline || !self.peer(index).announces()) {
                 return Ok(None);
             } else {
-                let mut offer = self.describe(list, sending.awaited)?;
+                let mut offer = self.describe(buffer, sending.awaited)?;
                 let placed = self.place(index, tag, &mut offer, None);
                 let Ok(Some(place)) = placed else {
                     offer.announced.iter().for_each(|announced| self.handles.unpin(*announced));
@@ -276,78 +276,78 @@ impl Inbox {
         Ok(Some(()))
     }
 
-    /// Hands a block over. Waits until ring and slots have room.
+    /// Hands a block over. Waits while the ring is full or no slot is free.
     #[inline]
     pub(crate) fn hand_over<'d>(
         &mut self,
         index: usize,
         tag: (u64, Context),
         source: Source<'d>,
-    ) -> Result<Lent<'d>> {
+    ) -> Result<Loan<'d>> {
         self.peer(index).check_open()?;
-        let (Some(memory), &[part]) = (source.0.memory(), source.0.parts()) else {
+        let (Some(memory), &[segment]) = (source.0.memory(), source.0.segments()) else {
             let why = "only memory of a pool, in one piece, can be handed over (Memory, Memory::part)";
             return Err(impossible(Engine::Mapped, why));
         };
-        let offset = part.base.addr() - memory.base().addr();
-        let block = (memory, offset as u64, part.length);
-        if let Some(lent) = self.lend(index, tag, block)? {
-            return Ok(lent);
+        let offset = segment.base.addr() - memory.base().addr();
+        let block = (memory, offset as u64, segment.length);
+        if let Some(loan) = self.try_hand_over(index, tag, block)? {
+            return Ok(loan);
         }
         let mut limit = Limit::new(self.timeout);
         self.wait(Some(index), &mut limit, "handing memory over", |inbox| {
             inbox.flush(index)?;
-            inbox.lend(index, tag, block)
+            inbox.try_hand_over(index, tag, block)
         })
     }
 
-    /// Hands a block over without waiting. Returns `None` if ring or slots are full.
+    /// Hands a block over without waiting. Returns `None` if the ring is full or no slot is free.
     #[inline]
-    fn lend<'d>(
+    fn try_hand_over<'d>(
         &mut self,
         index: usize,
         (tag, context): (u64, Context),
         (memory, offset, length): (&crate::Memory<'_>, u64, usize),
-    ) -> Result<Option<Lent<'d>>> {
+    ) -> Result<Option<Loan<'d>>> {
         let Self { peers, handles, shared, .. } = self;
         let Some(peer) = &mut peers[index] else { return Err(Error::WrongLink) };
         let Peer { channel, outgoing, writer, statistics, .. } = &mut **peer;
-        if !outgoing.backlog.is_empty() || !writer.has_room(channel, 8 * BlockRecord::WORDS)? {
+        if !outgoing.backlog.is_empty() || !writer.has_space(channel, 8 * BlockRecord::WORDS)? {
             return Ok(None);
         }
-        let slot = outgoing.next_lend;
-        if outgoing.lends[slot].number.is_some() {
-            if (outgoing.given_back ^ outgoing.lent_bits) >> slot & 1 == 0 {
-                outgoing.given_back = channel.peer_lane.word(layout::GIVEN_BACK).load(Ordering::Acquire);
+        let slot = outgoing.next_loan;
+        if outgoing.loans[slot].number.is_some() {
+            if (outgoing.returned ^ outgoing.loan_bits) >> slot & 1 == 0 {
+                outgoing.returned = channel.peer_lane.word(layout::RETURNED).load(Ordering::Acquire);
             }
-            if (outgoing.given_back ^ outgoing.lent_bits) >> slot & 1 == 0 {
-                // Another slot may be free: the peer gives blocks back in any order.
-                outgoing.next_lend = (slot + 1) % MAX_LENT;
+            if (outgoing.returned ^ outgoing.loan_bits) >> slot & 1 == 0 {
+                // Another slot may be free: the peer returns blocks in any order.
+                outgoing.next_loan = (slot + 1) % MAX_LOANS;
                 self.unpin(index);
-                let lends = &self.peer(index).outgoing.lends;
-                let Some(free) = lends.iter().position(|slot| slot.number.is_none()) else { return Ok(None) };
-                self.peer(index).outgoing.next_lend = free;
-                return self.lend(index, (tag, context), (memory, offset, length));
+                let loans = &self.peer(index).outgoing.loans;
+                let Some(free) = loans.iter().position(|slot| slot.number.is_none()) else { return Ok(None) };
+                self.peer(index).outgoing.next_loan = free;
+                return self.try_hand_over(index, (tag, context), (memory, offset, length));
             }
-            if let Some(announced) = core::mem::take(&mut outgoing.lends[slot]).announced {
+            if let Some(announced) = core::mem::take(&mut outgoing.loans[slot]).announced {
                 handles.unpin(announced);
             }
         }
         let announced = match handles.announce(shared, memory)? {
             Some(announced) => announced,
             None => match self.announce(memory)? {
-                Some(_) => return self.lend(index, (tag, context), (memory, offset, length)),
+                Some(_) => return self.try_hand_over(index, (tag, context), (memory, offset, length)),
                 None => return Ok(None),
             },
         };
         handles.pin(announced);
         let number = outgoing.next_number();
-        outgoing.lends[slot] = OutgoingSlot { number: Some(number), announced: Some(announced) };
-        outgoing.next_lend = (slot + 1) % MAX_LENT;
-        // The peer flips the bit when it gives the block back.
-        let before = outgoing.given_back >> slot & 1 == 1;
-        outgoing.lent_bits = outgoing.lent_bits & !(1 << slot) | u64::from(before) << slot;
-        channel.lent[slot].store(number, Ordering::Relaxed);
+        outgoing.loans[slot] = OutgoingSlot { number: Some(number), announced: Some(announced) };
+        outgoing.next_loan = (slot + 1) % MAX_LOANS;
+        // The peer flips the bit when it returns the block.
+        let before = outgoing.returned >> slot & 1 == 1;
+        outgoing.loan_bits = outgoing.loan_bits & !(1 << slot) | u64::from(before) << slot;
+        channel.loans[slot].store(number, Ordering::Relaxed);
         let words = BlockRecord { index: slot, length, announced, offset }.encode();
         writer.write(channel, (BLOCK, context), tag, 8 * BlockRecord::WORDS, |to, _| {
             // SAFETY: the record has one slot, of which `write` passes all bytes of the payload.
@@ -356,7 +356,7 @@ impl Inbox {
         failpoint!("link.lent");
         statistics.sent.add(length);
         let channel = Arc::clone(channel);
-        Ok(Some(Lent { channel, slot, number, before, memory: PhantomData }))
+        Ok(Some(Loan { channel, slot, number, before, memory: PhantomData }))
     }
 }
 
@@ -376,14 +376,14 @@ impl Peer {
 
     /// The fast path of [`Peer::send_inline`]. Returns `false` on any obstacle.
     #[inline]
-    fn send_fast(&mut self, (tag, context): (u64, Context), list: &List<'_>) -> bool {
-        let length = list.len();
-        let is_blocked = self.announces() || !self.outgoing.backlog.is_empty() || list.is_bracketed();
-        if is_blocked || !self.writer.has_room_now(length) {
+    fn send_fast(&mut self, (tag, context): (u64, Context), buffer: &Buffer<'_>) -> bool {
+        let length = buffer.len();
+        let is_blocked = self.announces() || !self.outgoing.backlog.is_empty() || buffer.is_bracketed();
+        if is_blocked || !self.writer.has_known_space(length) {
             return false;
         }
-        let mut cursor = Cursor::new(list.parts());
-        // SAFETY: `list` borrows the caller's memory, and `write` passes `count` bytes of the lane.
+        let mut cursor = Cursor::new(buffer.segments());
+        // SAFETY: `buffer` borrows the caller's memory; `write` passes `count` bytes of the lane.
         self.writer.write(&self.channel, (INLINE, context), tag, length, |to, count| unsafe {
             cursor.copy_out(to, count);
         });
@@ -394,19 +394,19 @@ impl Peer {
     /// Copies a short message into the ring. Returns `false` if the ring is full or the peer
     /// accepts announcements only.
     #[inline]
-    fn send_inline(&mut self, (tag, context): (u64, Context), list: &List<'_>) -> Result<bool> {
-        let length = list.len();
+    fn send_inline(&mut self, (tag, context): (u64, Context), buffer: &Buffer<'_>) -> Result<bool> {
+        let length = buffer.len();
         let is_blocked = self.announces() || !self.outgoing.backlog.is_empty();
-        if is_blocked || !self.writer.has_room(&self.channel, length)? {
+        if is_blocked || !self.writer.has_space(&self.channel, length)? {
             return Ok(false);
         }
-        let time = list.touch(Access::ReadOnly)?;
-        let mut cursor = Cursor::new(list.parts());
-        // SAFETY: `list` borrows the caller's memory, and `write` passes `count` bytes of the lane.
+        let guard = buffer.begin_access(Access::ReadOnly)?;
+        let mut cursor = Cursor::new(buffer.segments());
+        // SAFETY: `buffer` borrows the caller's memory; `write` passes `count` bytes of the lane.
         self.writer.write(&self.channel, (INLINE, context), tag, length, |to, count| unsafe {
             cursor.copy_out(to, count);
         });
-        drop(time);
+        drop(guard);
         self.statistics.sent.add(length);
         Ok(true)
     }

@@ -1,4 +1,4 @@
-//! [`LinkSettings`]: how a link behaves.
+//! [`LinkSettings`]: the settings of a link. [`Engine`]: the mechanisms that carry messages.
 
 use core::time::Duration;
 
@@ -57,7 +57,7 @@ umf_core::settings! {
 }
 
 impl LinkSettings {
-    /// How long a message may be to go in the ring.
+    /// Returns the longest message that is sent in a ring.
     #[inline(always)]
     pub(crate) fn inline_max(&self) -> usize {
         match self.engine {

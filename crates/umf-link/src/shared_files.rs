@@ -33,15 +33,15 @@ const fn magic(size: usize) -> u64 {
     if size == LANE { LANE_MAGIC } else { CATALOG_MAGIC }
 }
 
-/// Maps a file such that forked children do not get the mapping.
+/// Maps a file. Forked children do not inherit the mapping.
 fn map(fd: impl AsFd, size: usize, is_writable: bool) -> Result<SharedMapping> {
     let mut mapping = SharedMapping::new(fd, size, is_writable)?;
     mapping.exclude_from_fork()?;
     Ok(mapping)
 }
 
-/// Makes a sparse file whose first page is reserved.
-fn make(name: &str, size: usize) -> Result<OwnedFd> {
+/// Creates a sparse file whose first page is reserved.
+fn create_file(name: &str, size: usize) -> Result<OwnedFd> {
     if size as u64 > umf_os::process::file_size_limit() {
         return Err(Errno::FBIG);
     }
@@ -50,7 +50,7 @@ fn make(name: &str, size: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A mapping of `SIZE` bytes. Its base stands here, because a call into another crate costs as much
+/// A mapping of `SIZE` bytes. The base is cached, because a call into another crate costs as much
 /// as the access.
 #[derive(Debug)]
 struct Mapped<const SIZE: usize> {
@@ -60,7 +60,7 @@ struct Mapped<const SIZE: usize> {
     populated: Box<[AtomicU64]>,
 }
 
-// SAFETY: as of the mapping, to which the pointer belongs.
+// SAFETY: the pointer is that of the mapping, which is `Send` and `Sync`.
 unsafe impl<const SIZE: usize> Send for Mapped<SIZE> {}
 // SAFETY: as above.
 unsafe impl<const SIZE: usize> Sync for Mapped<SIZE> {}
@@ -69,7 +69,7 @@ impl<const SIZE: usize> Mapped<SIZE> {
     fn new(fd: impl AsFd, is_writable: bool) -> Result<Self> {
         let mapping = map(fd, SIZE, is_writable)?;
         let populated: Box<[AtomicU64]> = (0..SIZE.div_ceil(64 * PAGE)).map(|_| AtomicU64::new(0)).collect();
-        // `make` has reserved the first page; a peer may not have.
+        // `create_file` has reserved the first page; a peer may not have.
         populated[0].store(u64::from(is_writable), Ordering::Relaxed);
         Ok(Self { base: mapping.base(), _mapping: mapping, populated })
     }
@@ -121,7 +121,7 @@ pub(crate) struct OwnFile<const SIZE: usize> {
 impl<const SIZE: usize> OwnFile<SIZE> {
     /// Makes a file. Returns the descriptor to send, too.
     pub(crate) fn create(nonce: u128) -> Result<(Self, OwnedFd)> {
-        let fd = make(if SIZE == LANE { "umf-link" } else { "umf-link-catalog" }, SIZE)?;
+        let fd = create_file(if SIZE == LANE { "umf-link" } else { "umf-link-catalog" }, SIZE)?;
         let process = umf_sync::fork::generation();
         let file = Self { mapped: Mapped::new(&fd, true)?, nonce, process };
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
@@ -195,16 +195,16 @@ impl<const SIZE: usize> PeerFile<SIZE> {
     /// Maps a file that a peer has sent; `None` if it is not a sealed file of this kind and nonce.
     pub(crate) fn adopt(fd: impl AsFd, nonce: u128) -> Result<Option<Self>> {
         // First, because the kernel answers it: a file server (FUSE) is asked nothing.
-        let is_it = memfd::is_sealed(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE)?
+        let is_valid = memfd::is_sealed(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE)?
             && memfd::of_sealed_size(&fd)?.is_some_and(|(_, size)| size == SIZE as u64);
-        if !is_it {
+        if !is_valid {
             return Ok(None);
         }
         let file = Self { mapped: Mapped::new(fd, false)? };
         file.populate((0, PAGE))?;
         let word = |offset| file.word(offset).load(Ordering::Acquire);
-        let is_it = word(MAGIC) == magic(SIZE) && NONCE.map(word) == [nonce as u64, (nonce >> 64) as u64];
-        Ok(is_it.then_some(file))
+        let is_valid = word(MAGIC) == magic(SIZE) && NONCE.map(word) == [nonce as u64, (nonce >> 64) as u64];
+        Ok(is_valid.then_some(file))
     }
 
     /// Returns the word at an offset of [`crate::layout`].
@@ -239,7 +239,7 @@ pub(crate) struct Bell {
     _mapping: SharedMapping,
 }
 
-// SAFETY: as of the mapping, to which the pointer belongs.
+// SAFETY: the pointer is that of the mapping, which is `Send` and `Sync`.
 unsafe impl Send for Bell {}
 // SAFETY: as above.
 unsafe impl Sync for Bell {}
@@ -248,7 +248,7 @@ impl Bell {
     /// Makes a bell. `has_marks`: peers are to mark their lanes. Returns the descriptor to send,
     /// too.
     pub(crate) fn create(has_marks: bool) -> Result<(Self, OwnedFd)> {
-        let fd = make("umf-link-bell", PAGE)?;
+        let fd = create_file("umf-link-bell", PAGE)?;
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
         let bell = Self::map(&fd)?;
         bell.at(HAS_MARKS).store(u32::from(has_marks), Ordering::Relaxed);

@@ -13,9 +13,8 @@ pub struct Span {
 
 /// The bytes of a registered range that a transfer reads or writes.
 ///
-/// Made from a `usize`, a [`Span`] or a slice of spans. A `usize` is an offset, from which the
-/// transfer has the length of the local memory. Otherwise the lengths of the spans must add up to
-/// it. Adjacent spans are merged.
+/// Made from a `usize`, a [`Span`] or a slice of spans. A `usize` is an offset; the length is that
+/// of the local memory. The lengths of spans must add up to that length. Adjacent spans are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct Spans<'s>(Form<'s>);
 

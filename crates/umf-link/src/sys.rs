@@ -1,5 +1,4 @@
-//! System calls of this crate: sockets on which two processes meet, waiting, and what the kernel
-//! says without waiting.
+//! System calls of this crate: sockets for the handshake, sleeping on a futex, and liveness checks.
 
 use core::sync::atomic::AtomicU32;
 use std::io::{IoSlice, IoSliceMut};
@@ -36,8 +35,8 @@ pub(crate) fn listen(socket: &OwnedFd, name: &[u8]) -> Result<()> {
     rustix::net::listen(socket, 128)
 }
 
-/// Returns whether no socket has an abstract name. The socket that has it does not notice; a free
-/// name is taken for a moment.
+/// Returns whether no socket has an abstract name, by binding it. A socket with the name does not
+/// notice. A free name is bound for a moment.
 pub(crate) fn is_free(name: &[u8]) -> Result<bool> {
     match rustix::net::bind(new_socket()?, &SocketAddrUnix::new_abstract_name(name)?) {
         Ok(()) => Ok(true),
@@ -50,7 +49,7 @@ pub(crate) fn is_free(name: &[u8]) -> Result<bool> {
 pub(crate) fn connect(socket: &OwnedFd, name: &[u8], deadline: Deadline) -> Result<()> {
     let address = SocketAddrUnix::new_abstract_name(name)?;
     loop {
-        // A full backlog is waited for by connect alone: poll does not report it.
+        // Only `connect` waits for a full backlog; `poll` does not report it.
         set_socket_timeout(socket, Timeout::Send, deadline.left()?)?;
         match rustix::net::connect(socket, &address) {
             Err(Errno::INTR | Errno::AGAIN) => {}
@@ -84,14 +83,14 @@ pub(crate) fn receive(
         let mut control = RecvAncillaryBuffer::new(&mut space);
         match rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Ok(received) => {
-                // All of them are owned here, so that surplus ones are closed.
+                // All of them are owned, so that surplus descriptors are closed.
                 let mut fds = Vec::new();
                 for message in control.drain() {
                     if let RecvAncillaryMessage::ScmRights(received) = message {
                         fds.extend(received);
                     }
                 }
-                // The kernel leaves descriptors out for which this process has no number.
+                // The kernel drops descriptors beyond RLIMIT_NOFILE.
                 if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MOST_FDS {
                     return Err(Errno::MFILE);
                 }
@@ -115,10 +114,10 @@ pub(crate) fn poke(socket: BorrowedFd<'_>) {
     let _ = rustix::net::send(socket, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-/// Takes what [`poke`] sent.
+/// Reads the bytes that [`poke`] sent.
 pub(crate) fn drain(socket: BorrowedFd<'_>) {
     let mut byte = [0; 1];
-    // The queue of a socket holds fewer; the peer may add to it meanwhile.
+    // The queue of a socket holds fewer. Bounded, because the peer may add to it meanwhile.
     for _ in 0..1024 {
         if !rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {
             return;
@@ -126,11 +125,11 @@ pub(crate) fn drain(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Sleeps until the bell is rung, its value is not `seen` any more, `most` is over or a signal
-/// comes. Returns whether it slept for all the time.
+/// Sleeps until the bell is rung, its value differs from `seen`, `most` has passed or a signal
+/// arrives. Returns whether `most` has passed.
 pub(crate) fn sleep(bell: &AtomicU32, seen: u32, most: Duration) -> bool {
     let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
-    // The caller looks again, whatever the result.
+    // The caller polls again, whatever the result.
     futex::wait(bell, futex::Flags::empty(), seen, Some(&most)) == Err(Errno::TIMEDOUT)
 }
 
@@ -158,7 +157,7 @@ pub(crate) fn processors() -> usize {
     usize::try_from(count).unwrap_or(1).max(1)
 }
 
-/// Waits until a descriptor is ready or `most` is over; `None` waits without an end.
+/// Waits until a descriptor is ready or `most` has passed. `None` waits without a timeout.
 pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, most: Option<Duration>) -> Result<bool> {
     let most = most.and_then(|most| Timespec::try_from(most).ok());
     match poll(&mut [PollFd::new(&fd, flags)], most.as_ref()) {

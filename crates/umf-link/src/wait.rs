@@ -2,13 +2,13 @@
 //! between.
 //!
 //! A wake-up takes longer than most waits, and spinning occupies a processor. The spin time is
-//! therefore adapted, as hypervisors do (`Documentation/virt/kvm/halt-polling.rst` of Linux). After
-//! a short sleep the next wait spins longer; after a long one it spins less.
+//! therefore adaptive, as in hypervisors (`Documentation/virt/kvm/halt-polling.rst` of Linux).
+//! After a short sleep the next wait spins longer. After a long sleep it spins less.
 //!
-//! A spinning thread yields its processor if its peer last ran there, or if the job has more ranks
-//! than processors. If yields return immediately, no other rank needs the processor, and the thread
-//! spins between them. If another thread keeps the processor, sleeping is best, since the scheduler
-//! prefers woken threads.
+//! A spinning thread yields its processor if its peer last ran there, or if the processors are
+//! oversubscribed: the job has more ranks than processors. If yields return immediately, no other
+//! rank needs the processor, and the thread spins between them. If another thread keeps the
+//! processor, the waiting thread sleeps, since the scheduler prefers woken threads.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use umf_sync::failpoint;
 use crate::inbox::Inbox;
 use crate::{Error, Result, protocol, sys};
 
-/// Polls before the first reading of the clock. Most answers that are under way arrive within them.
+/// Polls before the first reading of the clock. Most answers arrive within them.
 pub(crate) const EAGER: u32 = 2000;
 /// Polls between two readings of the clock.
 const BATCH: u32 = 64;
@@ -30,11 +30,12 @@ pub(crate) const FRESH: u64 = 20;
 const BASE: Duration = Duration::from_micros(50);
 /// A yield that takes longer than this means that a busy thread shares the processor.
 const BUSY: Duration = Duration::from_micros(50);
-/// The same limit if ranks share processors, all of which may run in between.
-const CROWDED_BUSY: Duration = Duration::from_micros(500);
+/// The same limit if processors are oversubscribed: all other ranks may run in between.
+const OVERSUBSCRIBED_BUSY: Duration = Duration::from_micros(500);
 /// A yield that returns within this time found no other runnable thread.
 const QUIET: Duration = Duration::from_micros(2);
-/// Consecutive yields of that kind after which a rank spins again, if ranks share processors.
+/// Consecutive yields of that kind after which a rank spins again, if processors are
+/// oversubscribed.
 const QUIET_YIELDS: u8 = 8;
 /// The number of waits that do not spin, after spinning did not help.
 const BACKOFF: u8 = 32;
@@ -89,16 +90,16 @@ impl Limit {
 pub(crate) struct Spin {
     length: Duration,
     /// Whether a wait ended while it spun for longer than [`BASE`].
-    paid: bool,
-    /// Waits that are to sleep at once.
+    has_paid: bool,
+    /// The number of next waits that sleep without spinning.
     sleeps: u8,
-    /// Yields in a row that returned at once: no other thread wanted the processor.
+    /// Consecutive yields that returned at once: no other thread was runnable.
     quiet: u8,
 }
 
 impl Default for Spin {
     fn default() -> Self {
-        Self { length: BASE, paid: false, sleeps: 0, quiet: 0 }
+        Self { length: BASE, has_paid: false, sleeps: 0, quiet: 0 }
     }
 }
 
@@ -111,10 +112,10 @@ impl Spin {
     /// Adapts to a wait that slept and ended after `waited`.
     fn slept(&mut self, waited: Duration, most: Duration) {
         if self.sleeps > 0 {
-            // Such a wait did not spin, so its length says nothing about spinning.
+            // This wait did not spin, so its length says nothing about spinning.
             self.sleeps -= 1;
         } else if waited > most {
-            if self.length > BASE && !self.paid {
+            if self.length > BASE && !self.has_paid {
                 self.sleeps = BACKOFF;
                 self.failed();
             }
@@ -122,7 +123,7 @@ impl Spin {
             self.length = (self.length / 2).max(BASE);
         } else if self.length < most {
             self.length = self.length.saturating_mul(2).min(most);
-            self.paid = false;
+            self.has_paid = false;
         }
     }
 
@@ -134,10 +135,10 @@ impl Spin {
         }
     }
 
-    /// Returns the number of polls between two readings of the clock. It is smaller if other ranks
-    /// need the processor.
-    pub(crate) const fn polls(&self, is_crowded: bool, most: u32) -> u32 {
-        match (is_crowded, self.quiet >= QUIET_YIELDS) {
+    /// Returns the number of polls between two readings of the clock: fewer if other ranks need the
+    /// processor.
+    pub(crate) const fn polls(&self, is_oversubscribed: bool, most: u32) -> u32 {
+        match (is_oversubscribed, self.quiet >= QUIET_YIELDS) {
             (false, _) => most,
             (true, true) => BATCH,
             (true, false) => 1,
@@ -146,13 +147,13 @@ impl Spin {
 
     /// Adapts to a wait that ended while it spun.
     const fn spun(&mut self) {
-        self.paid = true;
+        self.has_paid = true;
     }
 
-    /// Adapts to a wait whose event did not come.
+    /// Adapts to a wait whose event did not occur.
     const fn failed(&mut self) {
         self.length = BASE;
-        self.paid = false;
+        self.has_paid = false;
     }
 }
 
@@ -162,13 +163,13 @@ struct Spinning {
     /// `None`: beyond the range of the clock.
     end: Option<Instant>,
     yielded: Option<Instant>,
-    /// Longest yield after which it goes on.
+    /// The longest yield after which the thread continues to spin.
     busy: Duration,
 }
 
 impl Spinning {
-    fn new(start: Instant, length: Duration, is_crowded: bool) -> Self {
-        let busy = if is_crowded { CROWDED_BUSY } else { BUSY };
+    fn new(start: Instant, length: Duration, is_oversubscribed: bool) -> Self {
+        let busy = if is_oversubscribed { OVERSUBSCRIBED_BUSY } else { BUSY };
         Self { start, end: start.checked_add(length), yielded: None, busy }
     }
 
@@ -205,7 +206,7 @@ impl Inbox {
         what: &'static str,
         mut poll: impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
-        for _ in 0..self.spin.polls(self.is_crowded, EAGER) {
+        for _ in 0..self.spin.polls(self.is_oversubscribed, EAGER) {
             if let Some(found) = poll(self)? {
                 return Ok(found);
             }
@@ -223,9 +224,9 @@ impl Inbox {
         poll: &mut impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Result<T> {
         let most = self.shared.settings.spin;
-        let mut spinning = Spinning::new(Instant::now(), self.spin.length(most), self.is_crowded);
+        let mut spinning = Spinning::new(Instant::now(), self.spin.length(most), self.is_oversubscribed);
         loop {
-            for _ in 0..self.spin.polls(self.is_crowded, BATCH) {
+            for _ in 0..self.spin.polls(self.is_oversubscribed, BATCH) {
                 if let Some(found) = poll(self)? {
                     self.spin.spun();
                     return Ok(found);
@@ -236,7 +237,7 @@ impl Inbox {
             let now = Instant::now();
             if let Some(end) = self.end_of_wait(watched, limit, now, what) {
                 self.spin.failed();
-                // What the peer did last may have arrived.
+                // The last records of the peer may have arrived.
                 self.drain();
                 return poll(self)?.ok_or(end);
             }
@@ -256,7 +257,7 @@ impl Inbox {
             if let Some(found) = poll(self)? {
                 return Ok(found);
             }
-            // Records that arrived before ring no bell.
+            // No bell rings for records that arrived before.
             if !is_any_left && sys::sleep(bell, seen, limit.at_most(SLICE)) {
                 // A killed peer may not have marked its lane.
                 self.mark_all_unread();
@@ -294,8 +295,7 @@ impl Inbox {
 
     /// Returns whether a spinning thread should yield its processor.
     fn should_yield(&self, watched: Option<usize>) -> bool {
-        // All ranks yield then, without regard to processors.
-        if self.is_crowded {
+        if self.is_oversubscribed {
             return true;
         }
         let all = self.peers.iter().enumerate();
@@ -371,26 +371,26 @@ mod tests {
     fn busy_processor_ends_spinning() {
         let (mut spin, now) = (Spin::default(), Instant::now());
         spin.slept(us(10), MOST);
-        let mut crowded = Spinning::new(now, MOST, true);
+        let mut oversubscribed = Spinning::new(now, MOST, true);
         let mut spinning = Spinning::new(now, MOST, false);
-        // Kept, then yielded for 50 us and for 51.
+        // No yield, then a yield of 50 us, and one of 51 us.
         for (after, should_yield) in [(400, false), (500, true), (550, true)] {
             assert!(!spinning.is_over(now + us(after), || should_yield, &mut spin));
         }
-        assert!(!crowded.is_over(now, || true, &mut spin));
-        assert!(!crowded.is_over(now + us(500), || true, &mut spin));
+        assert!(!oversubscribed.is_over(now, || true, &mut spin));
+        assert!(!oversubscribed.is_over(now + us(500), || true, &mut spin));
         assert_eq!(spin.sleeps, 0);
         assert!(spinning.is_over(now + us(601), || true, &mut spin));
         for _ in 0..BACKOFF {
             assert_eq!(spin.length(MOST), Duration::ZERO);
             spin.slept(us(2000), MOST);
         }
-        // What it had learned before is kept.
+        // The adapted length is kept.
         assert_eq!(spin.length(MOST), 2 * BASE);
     }
 
     #[test]
-    fn crowded_ranks_spin_while_yields_return_immediately() {
+    fn oversubscribed_ranks_spin_while_yields_return_immediately() {
         let mut spin = Spin::default();
         assert_eq!((spin.polls(false, EAGER), spin.polls(true, EAGER)), (EAGER, 1));
         for _ in 0..QUIET_YIELDS {
@@ -436,7 +436,7 @@ mod tests {
             Ok((polls > EAGER).then_some(()))
         };
         inbox.wait(Some(0), &mut Limit::new(None), "a test", comes_while_spinning).unwrap();
-        assert!(inbox.spin.paid);
+        assert!(inbox.spin.has_paid);
         let mut limit = Limit::new(Some(Duration::from_millis(1)));
         let over = inbox.wait(Some(0), &mut limit, "a test", |_| Ok(None::<()>));
         assert!(matches!(over, Err(Error::TimedOut { .. })));
@@ -465,7 +465,7 @@ mod tests {
     fn thread_on_processor_of_peer_yields() {
         bound(|| {
             let [one, other] = LinkBuilder::new().pair();
-            // The other one has not published where it runs.
+            // The peer has not published its processor yet.
             assert!(!one.inbox.should_yield(Some(0)));
             assert!(other.inbox.should_yield(Some(0)) && one.inbox.should_yield(None));
         });

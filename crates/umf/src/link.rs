@@ -38,7 +38,7 @@ use std::time::Duration;
 #[doc(inline)]
 pub use umf_link::{
     ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, Inbox,
-    KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory,
+    KEY_SIZE, KeyError, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Loan, Memory,
     MemoryPart, Probed, Received, RecvRequest, Registration, RemoteAccess, RemoteKey, SendRequest, Source,
     Span, Spans, TagMatch, View,
 };

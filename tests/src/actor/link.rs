@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::Pool;
-use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, Registration, TagMatch};
+use umf::link::{Endpoint, Engine, Error, Link, LinkAddress, Loan, Memory, Registration, TagMatch};
 
 use crate::memory::{content, holds};
 use crate::stress::next;
@@ -24,7 +24,7 @@ pub(crate) struct Links {
     endpoints: HashMap<String, Endpoint>,
     links: HashMap<String, Link>,
     /// Memory that was handed over, with the name of its link.
-    lent: Vec<(String, Lent<'static>)>,
+    lent: Vec<(String, Loan<'static>)>,
     /// Registered memory, with the name of its link.
     ranges: Vec<(String, Registration<'static>)>,
     communicators: ranks::Communicators,
@@ -56,7 +56,7 @@ pub(crate) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<
         ("link-lent", [name]) => {
             let (mut back, mut away) = (0, 0);
             for (_, lent) in all.lent.iter().filter(|(link, _)| link == name) {
-                if lent.is_back() { back += 1 } else { away += 1 }
+                if lent.is_returned() { back += 1 } else { away += 1 }
             }
             Ok(format!("back={back} away={away}"))
         }

@@ -2,19 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use super::algorithms::{Collective, ended_by, share};
+use super::algorithms::share;
+use super::exchange::{Collective, ended_by};
 use super::{BACKOFF, Communicator, MAX_ATTEMPT, ResourceErrors};
-use crate::parts::{Destination, Source};
+use crate::buffer::{Destination, Source};
 use crate::wait::Limit;
 use crate::{Error, Reduction, Result};
 
-/// Longest first try where several ranks are missing: a stopped rank does not hide the end of
-/// another.
+/// The longest first attempt to connect a missing rank: short, so that a stopped rank does not hide
+/// the end of another one.
 const FIRST_ATTEMPT: Duration = Duration::from_millis(30);
 
 impl Communicator {
-    /// Returns the share of `elements` elements that is a rank's in [`Communicator::allgather`] and
-    /// [`Communicator::reduce_scatter`]: as equal as shares can be, in the order of ranks.
+    /// Returns the share of a rank in `elements` elements, in [`Communicator::allgather`] and
+    /// [`Communicator::reduce_scatter`]. Shares are in the order of ranks and differ by one at
+    /// most.
     #[must_use]
     pub fn share(&self, elements: usize, rank: usize) -> core::ops::Range<usize> {
         share(elements, rank, self.size)
@@ -25,64 +27,80 @@ impl Communicator {
         (0..self.size).filter(|rank| *rank != self.own_rank && self.inbox.peers[*rank].is_none()).collect()
     }
 
-    /// Links all ranks, for collectives.
+    /// Links all ranks. Each rank connects to the half of the ranks after it, and the other half
+    /// connects to it. After the longest pause it connects to all missing ranks.
     fn link_all(&mut self, limit: &mut Limit) -> Result<()> {
         let (mut pause, mut patience) = (BACKOFF[0], FIRST_ATTEMPT);
-        let (mut seen, mut resource_errors) = (None, ResourceErrors::default());
+        let (mut known_changes, mut resource_errors) = (None, ResourceErrors::default());
         loop {
             self.adopt_links();
             let changes = self.ranks.changes();
-            let mut missing = self.missing();
-            // Each rank connects to the half of the ranks behind it, and is connected to by the
-            // other half. After a while, to all.
-            if seen != Some(changes) || pause == BACKOFF[1] {
-                let is_late = pause == BACKOFF[1];
-                let (own_rank, size) = (self.own_rank, self.size);
-                let distance = |rank: usize| (rank + size - own_rank) % size;
-                missing.sort_unstable_by_key(|rank| distance(*rank));
-                for rank in missing.into_iter().filter(|rank| is_late || distance(*rank) <= size / 2) {
-                    if self.inbox.peers[rank].is_some() {
-                        continue;
-                    }
-                    if let Some(channel) =
-                        resource_errors.check(self.ranks.connect_rank(rank, limit.at_most(patience)))?
-                    {
-                        self.states.add_link(&mut self.inbox, rank, channel);
-                    }
-                    self.adopt_links();
-                }
+            let is_late = pause == BACKOFF[1];
+            if known_changes != Some(changes) || is_late {
+                self.connect_missing(is_late, limit, patience, &mut resource_errors)?;
                 patience = if is_late { (patience * 2).min(MAX_ATTEMPT) } else { patience };
             }
-            seen = Some(changes);
+            known_changes = Some(changes);
             let Some(missing) = self.missing().into_iter().next() else { return Ok(()) };
-            // Other ranks may know of an end that this one cannot see.
-            for rank in 0..self.size {
-                if let Some(end) = self.inbox.peers[rank].as_mut().and_then(|peer| peer.check().err()) {
-                    return Err(ended_by(&self.inbox, rank).unwrap_or(end));
-                }
-                ended_by(&self.inbox, rank).map_or(Ok(()), Err)?;
-            }
+            self.check_linked()?;
             if limit.is_over(Instant::now()) {
                 let absent = || self.ranks.absent(missing, limit.milliseconds());
                 return Err(resource_errors.error().unwrap_or_else(absent));
             }
-            if pause == BACKOFF[1]
-                && let Some(end) = self.missing().into_iter().find_map(|rank| self.ranks.end(rank))
-            {
+            if is_late && let Some(end) = self.missing().into_iter().find_map(|rank| self.ranks.end(rank)) {
                 return Err(end);
             }
             self.pause(&mut pause, limit);
         }
     }
 
-    /// Runs one collective with all ranks. An error ends collectives for good.
+    /// Makes one attempt to connect each missing rank in the half of the ranks after this one, or
+    /// all missing ranks.
+    fn connect_missing(
+        &mut self,
+        connects_all: bool,
+        limit: &mut Limit,
+        patience: Duration,
+        resource_errors: &mut ResourceErrors,
+    ) -> Result<()> {
+        let (own_rank, size) = (self.own_rank, self.size);
+        let distance = |rank: usize| (rank + size - own_rank) % size;
+        let mut missing = self.missing();
+        missing.sort_unstable_by_key(|rank| distance(*rank));
+        for rank in missing.into_iter().filter(|rank| connects_all || distance(*rank) <= size / 2) {
+            // The rank may have connected meanwhile.
+            if self.inbox.peers[rank].is_some() {
+                continue;
+            }
+            let connected = self.ranks.connect_rank(rank, limit.at_most(patience));
+            if let Some(channel) = resource_errors.check(connected)? {
+                self.states.add_link(&mut self.inbox, rank, channel);
+            }
+            self.adopt_links();
+        }
+        Ok(())
+    }
+
+    /// Fails if a linked rank is gone or has ended its collectives. A linked rank may have seen the
+    /// end of a rank that is not linked with this one.
+    fn check_linked(&mut self) -> Result<()> {
+        for rank in 0..self.size {
+            if let Some(end) = self.inbox.peers[rank].as_mut().and_then(|peer| peer.check().err()) {
+                return Err(ended_by(&self.inbox, rank).unwrap_or(end));
+            }
+            ended_by(&self.inbox, rank).map_or(Ok(()), Err)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one collective with all ranks. An error ends collectives of this communicator.
     fn run_collective(&mut self, run: impl FnOnce(Collective<'_>) -> Result<()>) -> Result<()> {
         let mut limit = Limit::new(self.inbox.timeout);
         self.check_here()?;
         self.states.broken.clone().map_or(Ok(()), Err)?;
         self.adopt_links();
-        let gathered = if self.missing().is_empty() { Ok(()) } else { self.link_all(&mut limit) };
-        let done = gathered.and_then(|()| {
+        let linked = if self.missing().is_empty() { Ok(()) } else { self.link_all(&mut limit) };
+        let done = linked.and_then(|()| {
             self.number += 1;
             self.states.has_begun = true;
             let Self { own_rank, size, number, inbox, .. } = self;
@@ -91,40 +109,40 @@ impl Communicator {
         done.map_err(|error| self.states.end_collectives(&self.inbox, error))
     }
 
-    /// Waits until all ranks have called it.
+    /// Waits until all ranks have called this function.
     ///
     /// # Errors
     /// As [`Communicator::allreduce`].
     pub fn barrier(&mut self) -> Result<()> {
-        self.run_collective(|group| group.barrier())
+        self.run_collective(|collective| collective.barrier())
     }
 
-    /// Copies the memory of `root` to all ranks. All call it with memory of the same length.
+    /// Copies the memory of `root` to all ranks. All ranks pass memory of the same length.
     ///
     /// # Errors
     /// As [`Communicator::allreduce`].
     pub fn bcast<'d>(&mut self, root: usize, memory: impl Into<Destination<'d>>) -> Result<()> {
         self.check_root(root)?;
         let memory = memory.into().0;
-        self.run_collective(|group| group.bcast(root, &memory))
+        self.run_collective(|collective| collective.bcast(root, &memory))
     }
 
     fn check_root(&self, root: usize) -> Result<()> {
         if root < self.size { Ok(()) } else { Err(Error::BadRank { rank: root, size: self.size }) }
     }
 
-    /// Copies each rank's share of its memory ([`Communicator::share`] of its bytes) to all. All
-    /// call it with memory in one piece, of the same length.
+    /// Copies each rank's share of its memory ([`Communicator::share`] of the bytes) to all ranks.
+    /// All ranks pass contiguous memory of the same length.
     ///
     /// # Errors
     /// As [`Communicator::allreduce`].
     pub fn allgather<'d>(&mut self, memory: impl Into<Destination<'d>>) -> Result<()> {
-        let memory = memory.into().in_one_piece()?;
-        self.run_collective(|group| group.allgather(&memory))
+        let memory = memory.into().contiguous()?;
+        self.run_collective(|collective| collective.allgather(&memory))
     }
 
     /// Sends block `i` of `outgoing` to rank `i`, and receives block `i` of `incoming` from it.
-    /// Both are in one piece, and have the same length, which is a multiple of the number of ranks.
+    /// Both are contiguous and have the same length, which is a multiple of the number of ranks.
     ///
     /// # Errors
     /// [`Error::NotDivisible`], [`Error::LengthMismatch`]; as [`Communicator::allreduce`].
@@ -133,10 +151,10 @@ impl Communicator {
         outgoing: impl Into<Source<'s>>,
         incoming: impl Into<Destination<'d>>,
     ) -> Result<()> {
-        let (outgoing, incoming) = (outgoing.into().0, incoming.into().in_one_piece()?);
-        let (length, pieces) = (outgoing.len(), outgoing.parts().len());
+        let (outgoing, incoming) = (outgoing.into().0, incoming.into().contiguous()?);
+        let (length, pieces) = (outgoing.len(), outgoing.segments().len());
         if pieces != 1 {
-            return Err(Error::NotOnePiece { pieces });
+            return Err(Error::NotContiguous { pieces });
         }
         if incoming.len() != length {
             return Err(Error::LengthMismatch { remote: incoming.len(), local: length });
@@ -144,11 +162,11 @@ impl Communicator {
         if !length.is_multiple_of(self.size) {
             return Err(Error::NotDivisible { length, ranks: self.size });
         }
-        self.run_collective(|group| group.alltoall(&outgoing, &incoming))
+        self.run_collective(|collective| collective.alltoall(&outgoing, &incoming))
     }
 
-    /// Combines the memory of all ranks into that of `root`, number by number. The memory of other
-    /// ranks stays as it is. All call it with memory in one piece, of the same length.
+    /// Combines the memory of all ranks into that of `root`, number by number. Does not change the
+    /// memory of other ranks. All ranks pass contiguous memory of the same length.
     ///
     /// # Errors
     /// As [`Communicator::allreduce`].
@@ -159,13 +177,13 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<()> {
         self.check_root(root)?;
-        let memory = memory.into().combined(reduction)?.in_one_piece()?;
-        self.run_collective(|group| group.reduce(root, &memory, &reduction))
+        let memory = memory.into().combined(reduction)?.contiguous()?;
+        self.run_collective(|collective| collective.reduce(root, &memory, &reduction))
     }
 
-    /// Combines the memory of all ranks, number by number. Each rank has its share of the result
-    /// ([`Communicator::share`] of the numbers) in its memory afterwards; the rest of it stays as
-    /// it is. All call it with memory in one piece, of the same length.
+    /// Combines the memory of all ranks, number by number. Writes to the memory of each rank its
+    /// share of the result ([`Communicator::share`] of the numbers), and does not change the rest.
+    /// All ranks pass contiguous memory of the same length.
     ///
     /// # Errors
     /// As [`Communicator::allreduce`].
@@ -174,25 +192,27 @@ impl Communicator {
         memory: impl Into<Destination<'d>>,
         reduction: Reduction,
     ) -> Result<()> {
-        let memory = memory.into().combined(reduction)?.in_one_piece()?;
-        self.run_collective(|group| group.reduce_scatter(&memory, &reduction))
+        let memory = memory.into().combined(reduction)?.contiguous()?;
+        self.run_collective(|collective| collective.reduce_scatter(&memory, &reduction))
     }
 
-    /// Combines the memory of all ranks, number by number. All have the same result afterwards, bit
-    /// for bit. All call it with memory in one piece, of the same length.
+    /// Combines the memory of all ranks, number by number. All ranks get the same result, bit for
+    /// bit. All ranks pass contiguous memory of the same length.
     ///
-    /// Memory of a pool ([`crate::Memory`]) that ranks can map is read and written in place, each
-    /// part by one rank, without a copy.
+    /// Memory of a pool ([`crate::Memory`]) that ranks can map is combined in place, without a
+    /// copy: each rank combines one share.
     ///
     /// # Errors
-    /// [`Error::PartialElement`], [`Error::NotOnePiece`], [`Error::BadRank`]: nothing was done.
-    /// After all others there are no collectives of this communicator any more, on all ranks: each
-    /// gets an error as soon as it waits for one that has one. The memory then has any content, and
-    /// ranks that do not know yet may still write it. [`Error::PeerGone`]: a rank ended;
-    /// [`Error::Closed`], [`Error::CollectivesEnded`]; [`Error::Mismatch`]: ranks called different
-    /// things; [`Error::TimedOut`]; as [`Communicator::link`].
+    /// [`Error::PartialElement`], [`Error::NotContiguous`], [`Error::BadRank`]: no memory was
+    /// changed, and collectives continue.
+    ///
+    /// Any other error ends collectives of this communicator on all ranks. Each rank gets an error
+    /// once it waits for a rank that has one. The contents of the memory are then undefined, and
+    /// ranks without an error may still write it. [`Error::PeerGone`]: a rank ended;
+    /// [`Error::Closed`]; [`Error::CollectivesEnded`]; [`Error::Mismatch`]: ranks called different
+    /// collectives; [`Error::TimedOut`]; as [`Communicator::link`].
     pub fn allreduce<'d>(&mut self, memory: impl Into<Destination<'d>>, reduction: Reduction) -> Result<()> {
-        let memory = memory.into().combined(reduction)?.in_one_piece()?;
-        self.run_collective(|group| group.allreduce(&memory, &reduction))
+        let memory = memory.into().combined(reduction)?.contiguous()?;
+        self.run_collective(|collective| collective.allreduce(&memory, &reduction))
     }
 }

@@ -35,7 +35,7 @@ use crate::{Error, Result};
 
 /// The most ranks of a job: as many as a domain has processes.
 const MAX_RANKS: usize = 1024;
-/// Longest name of a job.
+/// The longest name of a job.
 const MAX_NAME: usize = 32;
 /// The timeout of joining the domain, whose processes may be slow on a busy machine.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -222,10 +222,10 @@ impl Membership {
             let what = "the object with the slots of the ranks is too small";
             return Err(failed(umf_domain::Error::Misbehaved { domain: domain.name().to_owned(), what }));
         };
-        let theirs = stored.compare_exchange(0, size as u32, Ordering::Relaxed, Ordering::Relaxed);
-        match theirs.map_or_else(|theirs| theirs as usize, |_| size) {
+        let stored = stored.compare_exchange(0, size as u32, Ordering::Relaxed, Ordering::Relaxed);
+        match stored.map_or_else(|other| other as usize, |_| size) {
             same if same == size => Ok(membership),
-            theirs => Err(Error::SizeMismatch { other: theirs, own: size }),
+            other => Err(Error::SizeMismatch { other, own: size }),
         }
     }
 
@@ -248,10 +248,10 @@ impl Membership {
                 }
             }
             if found.state() == SlotState::Here
-                && let Some((pid, theirs)) = slot.read(found.incarnation())
+                && let Some((pid, other_address)) = slot.read(found.incarnation())
             {
                 owner = pid;
-                if self.is_alive(&theirs) {
+                if self.is_alive(&other_address) {
                     break;
                 }
             }

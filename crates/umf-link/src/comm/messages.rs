@@ -1,16 +1,15 @@
-//! Messages between ranks: the calls of [`Communicator`] with a rank, or with any.
+//! Messages between ranks: the calls of [`Communicator`] that send and receive.
 
-use super::{Communicator, end};
-use crate::inbox::from;
-use crate::parts::{Destination, Source};
-use crate::queue::Context;
+use super::{Communicator, end_of_rank};
+use crate::buffer::{Destination, Source};
+use crate::queue::{Context, Matching};
 use crate::receive::{Probed, Received, Receiving, RecvRequest};
 use crate::send::SendRequest;
 use crate::wait::{FRESH, Limit};
 use crate::{Error, Result, TagMatch, sys};
 
-/// Returns the process of a rank that cannot be received from any more.
-const fn ended(error: &Error) -> i32 {
+/// Returns the pid of an ended rank from its error.
+const fn ended_pid(error: &Error) -> i32 {
     match error {
         Error::PeerGone { pid } | Error::Closed { pid } | Error::Misbehaved { pid, .. } => *pid,
         _ => 0,
@@ -21,7 +20,7 @@ impl Communicator {
     /// Sends a message to a rank: [`crate::Link::send`].
     ///
     /// # Errors
-    /// As there and as [`Communicator::link`].
+    /// As [`crate::Link::send`] and [`Communicator::link`].
     pub fn send<'d>(&mut self, to: usize, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
         self.link(to)?.send(tag, source)
     }
@@ -29,7 +28,7 @@ impl Communicator {
     /// Receives a message from a rank: [`crate::Link::recv`].
     ///
     /// # Errors
-    /// As there and as [`Communicator::link`].
+    /// As [`crate::Link::recv`] and [`Communicator::link`].
     pub fn recv<'d>(
         &mut self,
         from: usize,
@@ -39,18 +38,18 @@ impl Communicator {
         self.link(from)?.recv(wanted, into)
     }
 
-    /// Receives a message from any rank. Of several ranks that have sent one, each gets its turn.
+    /// Receives a message from any rank. If several ranks have sent one, they take turns.
     ///
     /// # Errors
-    /// As [`crate::Link::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is
-    /// reported once, after all that it sent was received, and also if it was not linked; then the
-    /// other ranks are waited for, until all are gone.
+    /// As [`crate::Link::recv`]. Reports the end of each rank once ([`Error::PeerGone`],
+    /// [`Error::Closed`]), after all its messages were received, also if the rank was not linked.
+    /// If all ranks have ended, every call returns such an error.
     pub fn recv_any<'d>(
         &mut self,
         wanted: impl Into<TagMatch>,
         into: impl Into<Destination<'d>>,
     ) -> Result<Received> {
-        let matching = from(None, wanted.into(), Context::Messages);
+        let matching = Matching::new(None, wanted.into(), Context::Messages);
         let limit = Limit::new(self.inbox.timeout);
         self.receive_any(&mut Receiving::new(matching, into.into(), Some(limit)))
     }
@@ -59,37 +58,37 @@ impl Communicator {
         self.check_here()?;
         let mut limit = Limit::new(self.inbox.timeout);
         let Self { own_rank, inbox, states, ranks, .. } = self;
-        let mut looked = 0;
+        let mut checked = 0;
         inbox.wait(None, &mut limit, "receiving", |inbox| {
             states.adopt_links(inbox, ranks);
             if let Some(received) = inbox.attempt(receiving)? {
                 return Ok(Some(received));
             }
             let now = sys::coarse_milliseconds();
-            if now.wrapping_sub(looked) <= FRESH {
+            if now.wrapping_sub(checked) <= FRESH {
                 return Ok(None);
             }
-            looked = now;
-            let (mut is_any_left, mut latest) = (false, None);
+            checked = now;
+            let (mut is_any_alive, mut latest) = (false, None);
             for rank in (0..states.pids.len()).filter(|rank| rank != own_rank) {
-                let Some(end) = end(inbox, ranks, rank) else {
-                    is_any_left = true;
+                let Some(end) = end_of_rank(inbox, ranks, rank) else {
+                    is_any_alive = true;
                     continue;
                 };
-                let process = Some(ended(&end));
-                if states.reported[rank] != process {
-                    // What it did last may have arrived.
+                let pid = Some(ended_pid(&end));
+                if states.reported[rank] != pid {
+                    // The last messages of the rank may have arrived.
                     states.adopt_links(inbox, ranks);
                     inbox.drain();
                     if let Some(received) = inbox.attempt(receiving)? {
                         return Ok(Some(received));
                     }
-                    states.reported[rank] = process;
+                    states.reported[rank] = pid;
                     return Err(end);
                 }
                 latest = Some(end);
             }
-            if is_any_left {
+            if is_any_alive {
                 return Ok(None);
             }
             latest.map_or(Ok(None), Err)
@@ -97,22 +96,22 @@ impl Communicator {
     }
 
     /// Returns the message that [`Communicator::recv`] (`from` a rank) or
-    /// [`Communicator::recv_any`] (`None`) would take next, if it has come. Does not wait.
+    /// [`Communicator::recv_any`] (`None`) would take next, if it has arrived. Does not wait.
     ///
     /// # Errors
-    /// As [`crate::Link::probe`]; ends of ranks are reported for one rank only.
-    pub fn probe(&mut self, from_rank: Option<usize>, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
+    /// As [`crate::Link::probe`]. With `None`, does not report the end of ranks.
+    pub fn probe(&mut self, from: Option<usize>, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
         self.check_here()?;
-        from_rank.map_or(Ok(()), |rank| self.check(rank))?;
+        from.map_or(Ok(()), |rank| self.check(rank))?;
         self.adopt_links();
-        let matching = from(from_rank, wanted.into(), Context::Messages);
+        let matching = Matching::new(from, wanted.into(), Context::Messages);
         Ok(self.inbox.probe(matching)?.and_then(|id| self.inbox.probed(id)))
     }
 
     /// Begins to send a message to a rank: [`crate::Link::start_send`].
     ///
     /// # Errors
-    /// As there and as [`Communicator::link`].
+    /// As [`crate::Link::start_send`] and [`Communicator::link`].
     pub fn start_send<'d>(
         &mut self,
         to: usize,
@@ -129,13 +128,13 @@ impl Communicator {
     /// [`Error::BadRank`], [`Error::Forked`].
     pub fn start_recv<'d>(
         &mut self,
-        from_rank: Option<usize>,
+        from: Option<usize>,
         wanted: impl Into<TagMatch>,
         into: impl Into<Destination<'d>>,
     ) -> Result<RecvRequest<'d>> {
         self.check_here()?;
-        from_rank.map_or(Ok(()), |rank| self.check(rank))?;
-        let matching = from(from_rank, wanted.into(), Context::Messages);
+        from.map_or(Ok(()), |rank| self.check(rank))?;
+        let matching = Matching::new(from, wanted.into(), Context::Messages);
         Ok(RecvRequest::new(&mut self.inbox, matching, into.into()))
     }
 
@@ -150,7 +149,7 @@ impl Communicator {
         self.inbox.test_send(request)
     }
 
-    /// Returns what was received, if it was. Does not wait.
+    /// Returns the message of a posted receive, if it was received. Does not wait.
     ///
     /// # Errors
     /// As [`crate::Link::test_recv`].
@@ -182,29 +181,30 @@ impl Communicator {
         }
     }
 
-    /// Waits for all of these at once: [`crate::Link::finish`].
+    /// Waits for several requests: [`crate::Link::finish`].
     ///
     /// # Errors
-    /// As there, and as [`Communicator::wait_recv`] for ranks that have not joined. If a message is
-    /// to come from any rank and all others are gone: the end of one.
+    /// As [`crate::Link::finish`], and as [`Communicator::wait_recv`] for ranks that have not
+    /// joined. If a receive from any rank is open and all other ranks have ended: the end of one of
+    /// them.
     pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
         self.check_here()?;
         for rank in receives.iter().filter_map(|request| request.receiving.matching.peer) {
             self.link(rank)?;
         }
         let Self { own_rank, inbox, states, ranks, .. } = self;
-        let mut looked = 0;
+        let mut checked = 0;
         inbox.finish_while(sends, receives, |inbox, is_from_any| {
             states.adopt_links(inbox, ranks);
             let now = sys::coarse_milliseconds();
-            if !is_from_any || now.wrapping_sub(looked) <= FRESH {
+            if !is_from_any || now.wrapping_sub(checked) <= FRESH {
                 return None;
             }
-            looked = now;
+            checked = now;
             let mut others = (0..states.pids.len()).filter(|rank| rank != own_rank);
             let last = others.next_back()?;
-            let end = end(inbox, ranks, last)?;
-            others.all(|rank| self::end(inbox, ranks, rank).is_some()).then_some(end)
+            let end = end_of_rank(inbox, ranks, last)?;
+            others.all(|rank| end_of_rank(inbox, ranks, rank).is_some()).then_some(end)
         })
     }
 }

@@ -1,11 +1,16 @@
 //! [`Communicator`]: the ranks of a job on this machine.
+//!
+//! [`membership`] is the table in which ranks find each other, [`ranks`] has their links.
+//! [`messages`] and [`collectives`] have the calls; [`exchange`], [`algorithms`] and [`allreduce`]
+//! carry collectives out.
 
 mod algorithms;
+mod allreduce;
 mod collectives;
+mod exchange;
 mod membership;
 mod messages;
 mod ranks;
-mod tag;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +19,12 @@ use crate::channel::Channel;
 use crate::inbox::Inbox;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkBuilder, Result, protocol, sys};
-use algorithms::ended_by;
+use exchange::ended_by;
 use ranks::{AcceptedLink, Ranks};
 
 /// The longest attempt to link a rank.
 const MAX_ATTEMPT: Duration = Duration::from_secs(1);
-/// The time for which attempts may fail for lack of descriptors or memory, before the error is
-/// returned.
+/// The time for which attempts may fail for lack of descriptors or memory before the call fails.
 const RESOURCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The shortest and longest pause between attempts to link absent ranks.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
@@ -28,12 +32,12 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(
 /// The links of a rank with the other ranks of a job, and collectives. Ranks are processes of one
 /// user on one machine.
 ///
-/// Two ranks are linked when one first sends to the other or receives from it. The first collective
-/// links all ranks. `docs/link.md` lists the resources of a rank.
+/// The first message between two ranks links them. The first collective links all ranks.
+/// `docs/link.md` lists the resources of a rank.
 ///
-/// Ranks find each other in a domain with the name of the job (`docs/domain.md`), which leaves
-/// nothing in a file system. The thread `umf-ranks` accepts links while this rank computes. One
-/// thread uses a communicator at a time.
+/// Ranks find each other in a domain with the name of the job (`docs/domain.md`). No files are
+/// left. The thread `umf-ranks` accepts links while this rank computes. One thread uses a
+/// communicator at a time.
 ///
 /// # Examples
 /// ```
@@ -73,12 +77,12 @@ struct ResourceErrors(Option<(Instant, Error)>);
 impl ResourceErrors {
     /// Returns the result of an attempt. A lack of resources counts as `None` for
     /// [`RESOURCE_TIMEOUT`].
-    fn check(&mut self, called: Result<Option<Arc<Channel>>>) -> Result<Option<Arc<Channel>>> {
-        let error = match called {
+    fn check(&mut self, connected: Result<Option<Arc<Channel>>>) -> Result<Option<Arc<Channel>>> {
+        let error = match connected {
             Err(error @ Error::System { .. }) => error,
-            called => {
+            connected => {
                 self.0 = None;
-                return called;
+                return connected;
             }
         };
         let (since, _) = self.0.get_or_insert((Instant::now(), error.clone()));
@@ -91,7 +95,7 @@ impl ResourceErrors {
     }
 }
 
-/// The known processes of the ranks, and whether collectives go on.
+/// The known processes of the ranks, and whether collectives have ended.
 #[derive(Debug)]
 struct RankStates {
     /// The latest process of each rank; 0 if none is known.
@@ -131,14 +135,14 @@ impl RankStates {
     /// Adds the link with a rank to the inbox.
     fn add_link(&mut self, inbox: &mut Inbox, rank: usize, channel: Arc<Channel>) {
         let pid = channel.pid.unsigned_abs();
-        let before = core::mem::replace(&mut self.pids[rank], pid);
+        let former = core::mem::replace(&mut self.pids[rank], pid);
         inbox.insert(rank, channel);
         self.reported[rank] = None;
-        if before != 0 && before != pid && self.has_begun && self.broken.is_none() {
+        if former != 0 && former != pid && self.has_begun && self.broken.is_none() {
             // The new process took no part in earlier collectives.
-            self.end_collectives(inbox, Error::PeerGone { pid: before.cast_signed() });
+            self.end_collectives(inbox, Error::PeerGone { pid: former.cast_signed() });
         } else if let (Some(error), Some(channel)) = (&self.broken, inbox.channel(rank)) {
-            channel.end_collectives(gone(error));
+            channel.end_collectives(gone_pid(error));
         }
     }
 
@@ -156,7 +160,8 @@ impl RankStates {
         }
     }
 
-    /// Ends collectives for good, and publishes that to all ranks. Returns the reason.
+    /// Ends collectives of this communicator, and publishes the end to all ranks. Returns the
+    /// reason.
     fn end_collectives(&mut self, inbox: &Inbox, error: Error) -> Error {
         let ended = |rank| ended_by(inbox, rank);
         let error = match error {
@@ -165,23 +170,23 @@ impl RankStates {
             error => error,
         };
         for peer in inbox.peers.iter().flatten() {
-            peer.channel.end_collectives(gone(&error));
+            peer.channel.end_collectives(gone_pid(&error));
         }
         self.broken = Some(error.clone());
         error
     }
 }
 
-/// Returns how a rank has ended, if it has.
-fn end(inbox: &mut Inbox, ranks: &Ranks, rank: usize) -> Option<Error> {
+/// Returns the error for a rank that has ended; `None` for a living one.
+fn end_of_rank(inbox: &mut Inbox, ranks: &Ranks, rank: usize) -> Option<Error> {
     match &mut inbox.peers[rank] {
         Some(peer) => peer.check().err(),
         None => ranks.end(rank),
     }
 }
 
-/// Returns the pid of the process whose end is the reason.
-const fn gone(error: &Error) -> Option<i32> {
+/// Returns the pid of the process whose end is the reason of an error.
+const fn gone_pid(error: &Error) -> Option<i32> {
     match error {
         Error::PeerGone { pid } => Some(*pid),
         _ => None,
@@ -192,7 +197,7 @@ impl Communicator {
     /// Joins a job with default settings and without an importer: [`LinkBuilder::join`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`LinkBuilder::join`].
     pub fn join(job: &str, rank: usize, size: usize) -> Result<Self> {
         LinkBuilder::new().join(job, rank, size)
     }
@@ -209,17 +214,17 @@ impl Communicator {
         self.size
     }
 
-    /// Sets the timeout of later calls. `None` waits until the rank in question is gone. A rank
-    /// that has not joined within the timeout is [`Error::RankAbsent`].
+    /// Sets the timeout of later calls. `None` waits until the rank is gone. If a rank does not
+    /// join within the timeout, calls return [`Error::RankAbsent`].
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.inbox.timeout = timeout;
     }
 
-    /// Returns the link with another rank. If there is none, it is made.
+    /// Returns the link with another rank. Connects if the ranks are not linked.
     ///
     /// # Errors
-    /// [`Error::BadRank`]; [`Error::PeerGone`] or [`Error::Closed`] if the rank had joined and is
-    /// gone; [`Error::RankAbsent`]; [`Error::SizeMismatch`]; [`Error::Forked`]; [`Error::System`]:
+    /// [`Error::BadRank`]; [`Error::PeerGone`] or [`Error::Closed`] if the rank joined and has
+    /// ended; [`Error::RankAbsent`]; [`Error::SizeMismatch`]; [`Error::Forked`]; [`Error::System`]:
     /// no descriptors or no shared memory are left.
     pub fn link(&mut self, rank: usize) -> Result<Link<&mut Inbox>> {
         self.check(rank)?;
@@ -235,9 +240,8 @@ impl Communicator {
         let (mut limit, mut pause) = (Limit::new(self.inbox.timeout), BACKOFF[0]);
         let mut resource_errors = ResourceErrors::default();
         loop {
-            if let Some(channel) =
-                resource_errors.check(self.ranks.connect_rank(rank, limit.at_most(MAX_ATTEMPT)))?
-            {
+            let connected = self.ranks.connect_rank(rank, limit.at_most(MAX_ATTEMPT));
+            if let Some(channel) = resource_errors.check(connected)? {
                 self.states.add_link(&mut self.inbox, rank, channel);
             }
             self.adopt_links();
@@ -263,13 +267,13 @@ impl Communicator {
         *pause = (*pause * 2).min(BACKOFF[1]);
     }
 
-    /// Returns the ranks that are linked.
+    /// Returns the linked ranks.
     pub fn linked(&self) -> impl Iterator<Item = usize> {
         self.inbox.peers.iter().enumerate().filter_map(|(rank, peer)| peer.is_some().then_some(rank))
     }
 
-    /// Drops the link with a rank, so that the next call makes one with the process that replaced
-    /// it. If the rank had ended, there are no collectives any more.
+    /// Drops the link with a rank, so that the next call links the process that replaced the rank.
+    /// If the rank had ended, collectives of this communicator have ended.
     ///
     /// # Errors
     /// [`Error::BadRank`], [`Error::Forked`].

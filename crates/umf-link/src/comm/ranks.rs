@@ -129,7 +129,7 @@ impl Ranks {
         Ok((ranks, shared))
     }
 
-    /// Whether this process joined. It did not if it is a forked child.
+    /// Returns whether this process joined, and not its parent.
     pub(super) fn is_own_process(&self) -> bool {
         self.process == fork::generation()
     }
@@ -138,7 +138,7 @@ impl Ranks {
         self.inner.membership.changes()
     }
 
-    /// Whether [`Ranks::take`] would return links.
+    /// Returns whether [`Ranks::take`] would return links.
     pub(super) fn has_news(&self) -> bool {
         self.inner.has_news.load(Ordering::Acquire)
     }
@@ -156,8 +156,8 @@ impl Ranks {
     pub(super) fn forget(&mut self, rank: usize, pid: Option<u32>) {
         self.inner.state().link_states[rank] = LinkState::None;
         let Some(member) = self.member(rank) else { return };
-        let is_it = pid == Some(member.pid.unsigned_abs());
-        if is_it || member.has_left || is_gone(&member.address) {
+        let was_linked = pid == Some(member.pid.unsigned_abs());
+        if was_linked || member.has_left || is_gone(&member.address) {
             self.stale[rank] = member.incarnation;
         }
     }
@@ -209,10 +209,10 @@ impl Ranks {
             state.links[rank]
         };
         failpoint!("link.rank_calling");
-        let called = inner.connect(&member, patience, links);
+        let connected = inner.connect(&member, patience, links);
         let mut state = inner.state();
         let link_state = &mut state.link_states[rank];
-        match &called {
+        match &connected {
             Ok(Some(channel)) => {
                 *link_state = LinkState::Linked(channel.pid.unsigned_abs());
                 state.links[rank] += 1;
@@ -222,9 +222,9 @@ impl Ranks {
             _ => {}
         }
         drop(state);
-        match called {
+        match connected {
             Ok(None) => self.end(rank).map_or(Ok(None), Err),
-            called => called,
+            connected => connected,
         }
     }
 }
@@ -241,8 +241,8 @@ impl RanksShared {
         let words = [1, self.own_rank as u32, self.size as u32, links];
         match endpoint::connect(&self.shared, &self.fds, &address, Some(patience), words) {
             Ok(Ok(channel)) => Ok(Some(channel)),
-            Ok(Err([OTHER_SIZE, theirs, ..])) => {
-                Err(Error::SizeMismatch { other: theirs as usize, own: self.size })
+            Ok(Err([OTHER_SIZE, other, ..])) => {
+                Err(Error::SizeMismatch { other: other as usize, own: self.size })
             }
             Ok(Err(_)) => Ok(None),
             Err(error @ Error::System { .. }) => Err(error),
@@ -278,13 +278,13 @@ impl RanksShared {
         }
         let accepts = {
             let mut state = self.state();
-            let had = state.links[rank];
+            let earlier_links = state.links[rank];
             let link_state = &mut state.link_states[rank];
             let accepts = match *link_state {
                 LinkState::None => true,
                 LinkState::Connecting => rank < self.own_rank,
                 // The rank was replaced, or has dropped a link that this rank still has.
-                LinkState::Linked(other) => other != pid || links >= had,
+                LinkState::Linked(other) => other != pid || links >= earlier_links,
             };
             if accepts {
                 *link_state = LinkState::Linked(pid);

@@ -13,8 +13,8 @@ use ::loom::thread;
 
 use super::*;
 
-/// A word of loom's. Each load also stores into a word that no thread reads: see the models of
-/// `umf-ipc`.
+/// A word in loom's model. Each load also stores into a word that no thread reads: see the models
+/// of `umf-ipc`.
 #[derive(Debug)]
 struct ModelWord {
     value: AtomicU64,
@@ -54,8 +54,8 @@ impl Word for ModelWord {
     }
 }
 
-/// The bell and the kernel's futex. A thread that finds the value changed does not sleep; a wake-up
-/// reaches threads that sleep.
+/// The bell and the kernel's futex. A thread does not sleep if the value has changed. A wake-up
+/// reaches all threads that sleep.
 struct Bell {
     value: AtomicU32,
     loads: AtomicU64,
@@ -121,8 +121,8 @@ impl Bell {
         self.ring_for(rings(self));
     }
 
-    fn ring_for(&self, asks: u32) {
-        if asks & ASLEEP != 0 {
+    fn ring_for(&self, bits: u32) {
+        if bits & ASLEEP != 0 {
             let _kernel = self.kernel.lock().unwrap();
             self.sleepers.notify_all();
         }
@@ -173,7 +173,7 @@ fn loom_message_wakes_sleeping_receiver() {
                 let mut known = 0;
                 for number in 0..MESSAGES {
                     let words = (&ring.consumed, &ring.wants);
-                    let poll = || room(words, &mut known, number, 1, 1).unwrap().then_some(());
+                    let poll = || has_space(words, &mut known, number, 1, 1).unwrap().then_some(());
                     ring.sender.wait(poll, || reached.reach("the sender sleeps"));
                     let (header, payload) = &ring.slots[0];
                     payload.store(number + 10, Ordering::Relaxed);
@@ -199,7 +199,7 @@ fn loom_message_wakes_sleeping_receiver() {
     reached.check(["the receiver sleeps", "the sender is not woken", "the sender sleeps"]);
 }
 
-/// A receiver that reads marked lanes only sleeps through no message of two senders.
+/// A receiver that reads marked lanes only misses no message of two senders.
 #[test]
 fn loom_marked_lane_is_read_before_sleep() {
     let reached = Reached::default();
@@ -287,8 +287,8 @@ fn loom_offer_slot_is_reused_after_take_or_withdraw() {
     reached.check(["the next one"]);
 }
 
-/// An offer of a backlog is placed by the thread of its inbox while another thread drops its
-/// request: it is cancelled and gets no slot, or it is withdrawn there.
+/// The thread of the inbox places an offer of a backlog while another thread drops its request. The
+/// offer is cancelled and gets no slot, or it is withdrawn in its slot.
 #[test]
 fn loom_backlog_offer_is_placed_or_cancelled() {
     let reached = Reached::default();
@@ -298,21 +298,21 @@ fn loom_backlog_offer_is_placed_or_cancelled() {
         let dropping = {
             let words = Arc::clone(&words);
             thread::spawn(move || {
-                let (placing, mine, theirs) = &*words;
+                let (placing, offer, verdict) = &*words;
                 let Some((index, number)) = cancel(placing) else { return false };
                 assert_eq!((index, number), (3, 7));
-                assert!(withdraw(mine, number), "the offer is open before it has its slot");
-                assert_eq!(is_withdrawn(theirs, number), Some(true));
+                assert!(withdraw(offer, number), "the offer is open before it has its slot");
+                assert_eq!(is_withdrawn(verdict, number), Some(true));
                 true
             })
         };
-        let (placing, mine, theirs) = &*words;
-        mine.store(offered(7, Offered::Open), Ordering::Relaxed);
+        let (placing, offer, verdict) = &*words;
+        offer.store(offered(7, Offered::Open), Ordering::Relaxed);
         let is_placed = place(placing, 3, 7);
         assert_ne!(is_placed, is_cancelled(placing));
         in_model.reach(if is_placed { "placed" } else { "cancelled" });
         assert_eq!(dropping.join().unwrap(), is_placed);
-        assert!(!is_placed || !take(theirs, mine, 7));
+        assert!(!is_placed || !take(verdict, offer, 7));
     });
     reached.check(["cancelled", "placed"]);
 }
@@ -347,19 +347,19 @@ fn copy_from_the_back<const COUNT: usize>(
     copied: &Chunks<COUNT>,
     reached: &Reached,
 ) {
-    let mut mine = 0;
+    let mut count = 0;
     loop {
-        match claim_back(back, front, 3, COUNT as u64, mine) {
+        match claim_back(back, front, 3, COUNT as u64, count) {
             ChunkClaim::Chunk(chunk) => copied.copy(chunk),
             ChunkClaim::Lost => reached.reach("both claimed it"),
             ChunkClaim::None => break,
         }
-        mine += 1;
-        progress.store(mine, Ordering::Release);
+        count += 1;
+        progress.store(count, Ordering::Release);
     }
 }
 
-/// Each chunk is copied, the receiver learns when, and the sender copies nothing afterwards.
+/// Each chunk is copied, the receiver sees when, and the sender copies no chunk afterwards.
 #[test]
 fn loom_each_chunk_is_claimed() {
     const ALL: u64 = 3;
@@ -373,23 +373,23 @@ fn loom_each_chunk_is_claimed() {
             thread::spawn(move || copy_from_the_back(&shared, &copied, &reached))
         };
         let [front, back, progress] = &*shared;
-        let mut mine = 0;
-        let others = loop {
-            match claim_front(front, back, 3, ALL, mine) {
+        let mut count = 0;
+        let by_sender = loop {
+            match claim_front(front, back, 3, ALL, count) {
                 Ok(chunk) => {
                     copied.copy(chunk);
-                    mine += 1;
+                    count += 1;
                 }
-                Err(others) => break others,
+                Err(by_sender) => break by_sender,
             }
         };
-        assert!(mine + others >= ALL);
-        while progress.load(Ordering::Acquire) < others {
+        assert!(count + by_sender >= ALL);
+        while progress.load(Ordering::Acquire) < by_sender {
             thread::yield_now();
         }
         copied.own();
         assert!(copied.1.iter().all(|chunk| chunk.load(Ordering::Relaxed) == 1), "all of it");
-        in_model.reach(match (mine, others) {
+        in_model.reach(match (count, by_sender) {
             (ALL, 0) => "by the receiver",
             (0, ALL) => "by the sender",
             _ => "by both",
@@ -399,8 +399,8 @@ fn loom_each_chunk_is_claimed() {
     reached.check(["both claimed it", "by both", "by the receiver", "by the sender"]);
 }
 
-/// A receiver that ends an attempt waits for the sender's claimed chunks. The sender copies nothing
-/// afterwards.
+/// A receiver that ends an attempt waits for the chunks that the sender has claimed. The sender
+/// copies no chunk afterwards.
 #[test]
 fn loom_sender_claims_no_chunk_after_attempt_ends() {
     const ALL: u64 = 2;
@@ -416,12 +416,12 @@ fn loom_sender_claims_no_chunk_after_attempt_ends() {
         let [front, back, progress] = &*shared;
         front.store(all_claimed(3), Ordering::Relaxed);
         ModelWord::fence();
-        let others = claimed(back, 3).unwrap_or(0);
-        while progress.load(Ordering::Acquire) < others {
+        let by_sender = claimed(back, 3).unwrap_or(0);
+        while progress.load(Ordering::Acquire) < by_sender {
             thread::yield_now();
         }
         copied.own();
-        in_model.reach(if others == 0 { "before the sender" } else { "after the sender" });
+        in_model.reach(if by_sender == 0 { "before the sender" } else { "after the sender" });
         sender.join().unwrap();
     });
     reached.check(["after the sender", "before the sender"]);
@@ -463,7 +463,7 @@ fn loom_expired_range_is_not_entered() {
     reached.check(["copied", "it has expired", "waited"]);
 }
 
-/// A thread that sleeps until a block is back is woken when the peer gives it back.
+/// The owner of a block, which sleeps until the peer returns it, is woken.
 #[test]
 fn loom_block_return_wakes_sleeping_owner() {
     let reached = Reached::default();
@@ -473,18 +473,18 @@ fn loom_block_return_wakes_sleeping_owner() {
         let receiver = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                let (bits, lender) = &*shared;
+                let (bits, owner) = &*shared;
                 bits.turn(0b10);
-                lender.ring_for(rings_unfenced(lender));
+                owner.ring_for(rings_unfenced(owner));
             })
         };
-        let (bits, lender) = &*shared;
-        let now = lender.wait(
+        let (bits, owner) = &*shared;
+        let now = owner.wait(
             || Some(bits.load(Ordering::Acquire)).filter(|bits| bits & 0b10 != 0),
-            || in_model.reach("the lender sleeps"),
+            || in_model.reach("the owner sleeps"),
         );
-        assert_eq!(now, 0b110, "the bits of others stay");
+        assert_eq!(now, 0b110, "other bits stay");
         receiver.join().unwrap();
     });
-    reached.check(["the lender sleeps"]);
+    reached.check(["the owner sleeps"]);
 }

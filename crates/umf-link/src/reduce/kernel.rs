@@ -33,53 +33,53 @@ const LANES: usize = 16;
 /// # Safety
 /// As [`Kernel`]. If `BOTH`, the memory at the second address can be written.
 #[inline(always)]
-unsafe fn each<C: Combine, const BOTH: bool>(mine: *mut u8, theirs: *mut u8, count: usize) {
-    let (mut mine, mut theirs) = (mine.cast::<[C::Of; LANES]>(), theirs.cast::<[C::Of; LANES]>());
+unsafe fn each<C: Combine, const BOTH: bool>(first: *mut u8, second: *mut u8, count: usize) {
+    let (mut first, mut second) = (first.cast::<[C::Of; LANES]>(), second.cast::<[C::Of; LANES]>());
     for _ in 0..count / LANES {
         // SAFETY: `count` numbers are there by this function's contract, and all bit patterns are
         // valid.
         unsafe {
-            let (mut one, other) = (mine.read_unaligned(), theirs.read_unaligned());
+            let (mut one, other) = (first.read_unaligned(), second.read_unaligned());
             for lane in 0..LANES {
                 one[lane] = C::combine(one[lane], other[lane]);
             }
-            mine.write_unaligned(one);
+            first.write_unaligned(one);
             if BOTH {
-                theirs.write_unaligned(one);
+                second.write_unaligned(one);
             }
-            mine = mine.add(1);
-            theirs = theirs.add(1);
+            first = first.add(1);
+            second = second.add(1);
         }
     }
-    let (mut mine, mut theirs) = (mine.cast::<C::Of>(), theirs.cast::<C::Of>());
+    let (mut first, mut second) = (first.cast::<C::Of>(), second.cast::<C::Of>());
     for _ in 0..count % LANES {
         // SAFETY: as above.
         unsafe {
-            let result = C::combine(mine.read_unaligned(), theirs.read_unaligned());
-            mine.write_unaligned(result);
+            let result = C::combine(first.read_unaligned(), second.read_unaligned());
+            first.write_unaligned(result);
             if BOTH {
-                theirs.write_unaligned(result);
+                second.write_unaligned(result);
             }
-            mine = mine.add(1);
-            theirs = theirs.add(1);
+            first = first.add(1);
+            second = second.add(1);
         }
     }
 }
 
 /// # Safety
 /// As [`each`].
-unsafe fn plain<C: Combine, const BOTH: bool>(mine: *mut u8, theirs: *mut u8, count: usize) {
+unsafe fn plain<C: Combine, const BOTH: bool>(first: *mut u8, second: *mut u8, count: usize) {
     // SAFETY: by this function's contract.
-    unsafe { each::<C, BOTH>(mine, theirs, count) };
+    unsafe { each::<C, BOTH>(first, second, count) };
 }
 
 /// # Safety
 /// As [`each`], on a processor that has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn wide<C: Combine, const BOTH: bool>(mine: *mut u8, theirs: *mut u8, count: usize) {
+unsafe fn wide<C: Combine, const BOTH: bool>(first: *mut u8, second: *mut u8, count: usize) {
     // SAFETY: by this function's contract.
-    unsafe { each::<C, BOTH>(mine, theirs, count) };
+    unsafe { each::<C, BOTH>(first, second, count) };
 }
 
 fn kernels<C: Combine>() -> Kernels {

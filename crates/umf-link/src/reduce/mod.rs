@@ -161,11 +161,11 @@ impl Reduction {
     /// and written once.
     ///
     /// # Safety
-    /// As [`Reduction::combine`]; `theirs` can be written, too.
+    /// As [`Reduction::combine`]; `second` can be written, too.
     #[inline]
-    pub(crate) unsafe fn combine_both(&self, mine: *mut u8, theirs: *mut u8, bytes: usize) {
+    pub(crate) unsafe fn combine_both(&self, first: *mut u8, second: *mut u8, bytes: usize) {
         // SAFETY: by this function's contract.
-        unsafe { (self.kernels.both)(mine, theirs, bytes / self.element.size()) };
+        unsafe { (self.kernels.both)(first, second, bytes / self.element.size()) };
     }
 }
 

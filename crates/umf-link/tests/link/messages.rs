@@ -357,10 +357,10 @@ fn handed_over_block_returns_when_view_is_dropped() {
         assert!(bytes[8..] == content(1 << 20, 8)[4104..12_288]);
         assert!(matches!(view.read(1, &mut bytes), Err(Error::OutOfBounds { .. })));
         view.slice().unwrap().cast().unwrap().set(0, round).unwrap();
-        assert!(!lent.is_back());
+        assert!(!lent.is_returned());
         drop(view);
         lent.wait(SECOND).unwrap();
-        assert!(lent.is_back());
+        assert!(lent.is_returned());
         assert_eq!(memory.slice().cast::<u64>().unwrap().get(512).unwrap(), round, "it is the same memory");
     }
     // More than there are descriptors, of which the peer gives none back.
@@ -376,7 +376,7 @@ fn handed_over_block_returns_when_view_is_dropped() {
     // As a copy, too.
     let mut into = vec![0; 1 << 20];
     assert_eq!(other.recv(1, &mut into).unwrap().engine, Engine::Mapped);
-    assert!(lent[0].is_back() && !lent[1].is_back());
+    assert!(lent[0].is_returned() && !lent[1].is_returned());
     one.send(5, b"inline").unwrap();
     assert!(matches!(other.recv_view(5), Err(Error::WrongForm { tag: 5, .. })));
     assert_eq!(other.recv(5, &mut into).unwrap().length, 6);
@@ -394,7 +394,7 @@ fn handle_table_entries_are_reused() {
             let view = other.recv_view(0).unwrap();
             assert_eq!(view.slice().unwrap().cast::<u64>().unwrap().get(1), Some(value));
             drop(view);
-            assert!(lent.is_back());
+            assert!(lent.is_returned());
         }
     }
 }

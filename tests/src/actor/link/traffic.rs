@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use umf::link::{Destination, Lent, Link, SendRequest, Source};
+use umf::link::{Destination, Link, Loan, SendRequest, Source};
 use umf_tests::Rng;
 
 use super::{Memory, content, memory};
@@ -26,7 +26,7 @@ enum Form {
     /// As a list of slices.
     List,
     /// As memory that is handed over.
-    Lent,
+    Loan,
 }
 
 /// Message, as drawn from a seed.
@@ -52,7 +52,7 @@ impl Message {
         let form = match rng.below(20) {
             0..3 => Form::Pool,
             3..5 => Form::List,
-            5 => Form::Lent,
+            5 => Form::Loan,
             _ => Form::Plain,
         };
         let (tag, seed) = (rng.next_u64(), rng.next_u64());
@@ -105,10 +105,10 @@ pub(super) fn both_ways(mut link: Link, mine: &str, theirs: &str, count: &str) -
         incoming.maybe_sleep(1);
         let sends = match &mut outgoing {
             Outgoing::Request(request) => std::slice::from_mut(&mut **request),
-            Outgoing::Lent(_) => &mut [],
+            Outgoing::Loan(_) => &mut [],
         };
         receive(&mut link, number, incoming, sends, (into, &mut buffer))?;
-        if let Outgoing::Lent(lent) = outgoing {
+        if let Outgoing::Loan(lent) = outgoing {
             lent.wait(link.timeout())?;
         }
     }
@@ -145,7 +145,7 @@ fn check(number: u64, message: Message, received: &[u8]) -> Result<(), Failure> 
 /// Send in progress.
 enum Outgoing<'d> {
     Request(Box<SendRequest<'d>>),
-    Lent(Lent<'d>),
+    Loan(Loan<'d>),
 }
 
 fn begin<'d>(
@@ -155,14 +155,14 @@ fn begin<'d>(
     memory: &'static Memory<'static>,
 ) -> Result<Outgoing<'d>, Failure> {
     let part = || memory.part(0, size);
-    if matches!(form, Form::Pool | Form::Lent) {
+    if matches!(form, Form::Pool | Form::Loan) {
         part()?.slice().copy_from(bytes);
     }
     Ok(match form {
         Form::Plain => Outgoing::Request(Box::new(link.start_send(tag, bytes)?)),
         Form::List => Outgoing::Request(Box::new(link.start_send(tag, Source::list(bytes.chunks(1000)))?)),
         Form::Pool => Outgoing::Request(Box::new(link.start_send(tag, part()?)?)),
-        Form::Lent => Outgoing::Lent(link.hand_over(tag, part()?)?),
+        Form::Loan => Outgoing::Loan(link.hand_over(tag, part()?)?),
     })
 }
 
@@ -181,7 +181,7 @@ fn receive(
         Ok(receives[0].received().unwrap().length)
     };
     let length = match (form, seed % 3) {
-        (Form::Lent, 0 | 1) => {
+        (Form::Loan, 0 | 1) => {
             let view = link.recv_view(tag)?;
             view.read(0, &mut into[..view.len()])?;
             let length = view.len();

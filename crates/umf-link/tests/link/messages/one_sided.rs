@@ -312,7 +312,7 @@ fn range_slots_are_bounded_and_reused() {
     let refused = unsafe {
         owner.register(umf_link::Destination::list([&mut bytes[..4], &mut list[5..]]), RemoteAccess::Get)
     };
-    assert!(matches!(refused, Err(Error::NotOnePiece { pieces: 2 })));
+    assert!(matches!(refused, Err(Error::NotContiguous { pieces: 2 })));
     // The end of a registration does not wait for a peer that is gone.
     drop(other);
     drop(again);

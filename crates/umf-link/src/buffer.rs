@@ -1,4 +1,6 @@
-//! [`Source`] and [`Destination`]: memory of this process that messages come from and go to.
+//! [`Source`] and [`Destination`]: memory of this process that is sent or receives.
+//!
+//! Both wrap a [`Buffer`], a list of [`Segment`]s. A [`Cursor`] walks over it and copies.
 
 use core::marker::PhantomData;
 use std::io::{IoSlice, IoSliceMut};
@@ -9,14 +11,14 @@ use crate::kernel_copy::Iov;
 use crate::memory::Memory;
 use crate::{Error, Reduction, Result};
 
-/// A range of memory of this process. It is valid as long as the owner of the value ensures.
+/// A contiguous range of memory of this process. The owner of the value keeps it valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Segment {
     pub base: *mut u8,
     pub length: usize,
 }
 
-impl Part {
+impl Segment {
     fn address(self) -> u64 {
         self.base.expose_provenance() as u64
     }
@@ -26,16 +28,16 @@ impl Part {
     }
 }
 
-/// One part, or several.
+/// One segment without an allocation, or several.
 #[derive(Clone, Debug)]
-pub(crate) enum Parts {
-    One(Part),
-    Many(Vec<Part>),
+enum Segments {
+    One(Segment),
+    Many(Vec<Segment>),
 }
 
-impl Parts {
+impl Segments {
     #[inline]
-    pub(crate) fn as_slice(&self) -> &[Part] {
+    fn as_slice(&self) -> &[Segment] {
         match self {
             Self::One(one) => core::slice::from_ref(one),
             Self::Many(many) => many,
@@ -43,92 +45,92 @@ impl Parts {
     }
 }
 
-/// Parts of a message in order, adjacent ones merged.
+/// The memory of a message: segments in order, adjacent ones merged.
 #[derive(Clone, Debug)]
-pub(crate) struct List<'d> {
-    parts: Parts,
+pub(crate) struct Buffer<'d> {
+    segments: Segments,
     length: usize,
-    /// The exportable memory in which all of it lies.
+    /// The exportable memory that contains all segments.
     memory: Option<&'d Memory<'d>>,
-    /// How arriving numbers are combined with those in it.
+    /// How received numbers are combined with those in the segments.
     reduction: Option<Reduction>,
-    /// Memory with accesses that its provider brackets.
+    /// Memory whose provider brackets accesses by the CPU (dma-buf).
     bracketed: Vec<&'d Memory<'d>>,
     borrowed: PhantomData<&'d [u8]>,
 }
 
-impl<'d> List<'d> {
+impl<'d> Buffer<'d> {
     #[inline]
     fn one(base: *mut u8, length: usize, memory: Option<&'d Memory<'d>>) -> Self {
         let bracketed = match memory {
             Some(memory) if memory.host_access().is_some() => vec![memory],
             _ => Vec::new(),
         };
-        let parts = Parts::One(Part { base, length });
-        Self { parts, length, memory, reduction: None, bracketed, borrowed: PhantomData }
+        let segments = Segments::One(Segment { base, length });
+        Self { segments, length, memory, reduction: None, bracketed, borrowed: PhantomData }
     }
 
-    fn many(lists: impl Iterator<Item = List<'d>>) -> Self {
-        let mut merged: Vec<Part> = Vec::new();
+    fn concat(buffers: impl Iterator<Item = Buffer<'d>>) -> Self {
+        let mut merged: Vec<Segment> = Vec::new();
         let mut memory = None;
         let mut length = 0_usize;
         let mut bracketed: Vec<&Memory<'_>> = Vec::new();
-        let same = |one: &Memory<'_>, other: &Memory<'_>| one.id() == other.id();
-        for (number, list) in lists.enumerate() {
-            for memory in &list.bracketed {
-                if !bracketed.iter().any(|known| same(known, memory)) {
+        let is_same = |one: &Memory<'_>, other: &Memory<'_>| one.id() == other.id();
+        for (number, buffer) in buffers.enumerate() {
+            for memory in &buffer.bracketed {
+                if !bracketed.iter().any(|known| is_same(known, memory)) {
                     bracketed.push(memory);
                 }
             }
-            memory = match (number, memory, list.memory) {
+            memory = match (number, memory, buffer.memory) {
                 (0, _, first) => first,
-                (_, Some(before), Some(now)) if same(before, now) => Some(before),
+                (_, Some(common), Some(next)) if is_same(common, next) => Some(common),
                 _ => None,
             };
-            for part in list.parts() {
+            for segment in buffer.segments() {
                 match merged.last_mut() {
-                    Some(last) if last.base.wrapping_add(last.length) == part.base => {
-                        last.length += part.length
+                    Some(last) if last.base.wrapping_add(last.length) == segment.base => {
+                        last.length += segment.length
                     }
-                    _ if part.length == 0 => {}
-                    _ => merged.push(*part),
+                    _ if segment.length == 0 => {}
+                    _ => merged.push(*segment),
                 }
             }
-            length = length.saturating_add(list.length);
+            length = length.saturating_add(buffer.length);
         }
-        let parts = match merged[..] {
-            [] => Parts::One(Part { base: core::ptr::NonNull::dangling().as_ptr(), length: 0 }),
-            [one] => Parts::One(one),
-            _ => Parts::Many(merged),
+        let segments = match merged[..] {
+            [] => Segments::One(Segment { base: core::ptr::NonNull::dangling().as_ptr(), length: 0 }),
+            [one] => Segments::One(one),
+            _ => Segments::Many(merged),
         };
-        Self { parts, length, memory, reduction: None, bracketed, borrowed: PhantomData }
+        Self { segments, length, memory, reduction: None, bracketed, borrowed: PhantomData }
     }
 
-    /// Brackets an access to its memory until the result is dropped. Costs nothing for memory that
-    /// no device uses.
+    /// Begins an access by the CPU, which ends when the result is dropped. Does nothing for memory
+    /// without [`umf_core::HostAccess`].
     ///
     /// # Errors
     /// [`Error::Memory`] if a driver refuses.
     #[inline]
-    pub(crate) fn touch(&self, access: Access) -> Result<Vec<CpuAccess<'d>>> {
+    pub(crate) fn begin_access(&self, access: Access) -> Result<Vec<CpuAccess<'d>>> {
         let begin = |memory: &&'d Memory<'d>| {
             let (ability, base) = (memory.host_access(), Address::from_ptr(memory.base()));
-            // SAFETY: the memory is there while it is borrowed, which bounds the result; this
+            // SAFETY: the borrow of `memory`, which bounds the result, keeps the memory valid; this
             // process only copies in and out of it.
             unsafe { CpuAccess::begin(ability, base, memory.len(), access) }.map_err(Error::from)
         };
         if self.bracketed.is_empty() { Ok(Vec::new()) } else { self.bracketed.iter().map(begin).collect() }
     }
 
-    /// Returns whether accesses to its memory are bracketed.
+    /// Returns whether the provider of any segment brackets accesses by the CPU.
     #[inline]
     pub(crate) const fn is_bracketed(&self) -> bool {
         !self.bracketed.is_empty()
     }
 
     #[inline]
-    pub(crate) fn parts(&self) -> &[Part] {
-        self.parts.as_slice()
+    pub(crate) fn segments(&self) -> &[Segment] {
+        self.segments.as_slice()
     }
 
     #[inline]
@@ -145,73 +147,74 @@ impl<'d> List<'d> {
         self.reduction.as_ref()
     }
 
-    /// Returns whether a message of this length can be received into it.
+    /// Returns whether a message of this length can be received into the buffer.
     #[inline]
-    pub(crate) fn takes(&self, length: usize) -> bool {
-        length <= self.length && self.is_whole(length)
+    pub(crate) fn fits(&self, length: usize) -> bool {
+        length <= self.length && self.holds_whole_elements(length)
     }
 
-    /// Returns whether so many bytes are whole numbers, if it receives numbers.
+    /// Returns whether `length` is a multiple of the element size; `true` without a reduction.
     #[inline]
-    pub(crate) fn is_whole(&self, length: usize) -> bool {
+    pub(crate) fn holds_whole_elements(&self, length: usize) -> bool {
         self.reduction.is_none_or(|reduction| length.is_multiple_of(reduction.element().size()))
     }
 
-    /// Returns how many of its entries a message of this length reaches.
+    /// Returns the number of segments that a message of this length fills, the last one perhaps in
+    /// part.
     #[inline]
-    pub(crate) fn pieces(&self, length: usize) -> usize {
-        let starts = self.parts().iter().scan(0, |end: &mut usize, part| {
+    pub(crate) fn segments_for(&self, length: usize) -> usize {
+        let starts = self.segments().iter().scan(0, |end: &mut usize, segment| {
             let start = *end;
-            *end = start.saturating_add(part.length);
+            *end = start.saturating_add(segment.length);
             Some(start)
         });
         starts.take_while(|start| *start < length).count()
     }
 
-    /// Returns its start, to receive into.
+    /// Returns a cursor at the start, which combines if the buffer has a reduction.
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor<'_> {
-        Cursor { reduction: self.reduction(), ..Cursor::new(self.parts()) }
+        Cursor { reduction: self.reduction(), ..Cursor::new(self.segments()) }
     }
 
-    /// Returns the place of a byte, to receive into.
+    /// Returns a cursor at a byte, which combines if the buffer has a reduction.
     pub(crate) fn cursor_at(&self, byte: usize) -> Cursor<'_> {
-        Cursor { reduction: self.reduction(), ..Cursor::at(self.parts(), byte) }
+        Cursor { reduction: self.reduction(), ..Cursor::at(self.segments(), byte) }
     }
 
-    /// Returns the same memory, to be replaced and not combined.
-    pub(crate) fn plain(&self) -> Self {
+    /// Returns the same memory without the reduction: received bytes replace the contents.
+    pub(crate) fn without_reduction(&self) -> Self {
         Self { reduction: None, ..self.clone() }
     }
 
-    /// Returns a part of it; `None` if it is not in one piece, or too short.
-    pub(crate) fn portion(&self, offset: usize, length: usize) -> Option<Self> {
-        let [part] = *self.parts() else { return None };
-        let fits = offset.checked_add(length).is_some_and(|end| end <= part.length);
-        let base = part.base.wrapping_add(offset);
+    /// Returns a range of the buffer; `None` if the buffer is not contiguous, or too short.
+    pub(crate) fn subrange(&self, offset: usize, length: usize) -> Option<Self> {
+        let [segment] = *self.segments() else { return None };
+        let fits = offset.checked_add(length).is_some_and(|end| end <= segment.length);
+        let base = segment.base.wrapping_add(offset);
         fits.then(|| Self { reduction: self.reduction, ..Self::one(base, length, self.memory) })
     }
 }
 
-/// Memory that is sent: bytes, memory of a pool, or a list of such.
+/// Memory that is sent: bytes, memory of a pool, or a list of both.
 ///
 /// Made from `&[u8]` or numbers, `&[IoSlice]`, [`View`], [`Memory`], parts of one
 /// ([`Memory::part`]), or a list of these ([`Source::list`]). Adjacent entries of a list count as
 /// one.
 #[derive(Clone, Debug)]
-pub struct Source<'d>(pub(crate) List<'d>);
+pub struct Source<'d>(pub(crate) Buffer<'d>);
 
-/// Memory that receives: bytes, memory of a pool, or a list of such.
+/// Memory that receives: bytes, memory of a pool, or a list of both.
 ///
 /// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`View`], [`Memory`], parts of one, or a
 /// list of these.
 #[derive(Debug)]
-pub struct Destination<'d>(pub(crate) List<'d>);
+pub struct Destination<'d>(pub(crate) Buffer<'d>);
 
 impl<'d> Source<'d> {
-    /// Joins these, one after the other.
+    /// Returns the concatenation of several sources.
     pub fn list<S: Into<Source<'d>>>(parts: impl IntoIterator<Item = S>) -> Self {
-        Self(List::many(parts.into_iter().map(|part| part.into().0)))
+        Self(Buffer::concat(parts.into_iter().map(|part| part.into().0)))
     }
 
     /// Returns its length in bytes.
@@ -223,28 +226,30 @@ impl<'d> Source<'d> {
 }
 
 impl<'d> Destination<'d> {
-    /// Joins these, one after the other.
+    /// Returns the concatenation of several destinations.
     pub fn list<D: Into<Destination<'d>>>(parts: impl IntoIterator<Item = D>) -> Self {
-        Self(List::many(parts.into_iter().map(|part| part.into().0)))
+        Self(Buffer::concat(parts.into_iter().map(|part| part.into().0)))
     }
 
+    /// Returns the buffer, if it is contiguous.
+    ///
     /// # Errors
-    /// [`Error::NotOnePiece`].
-    pub(crate) fn in_one_piece(self) -> Result<List<'d>> {
-        match self.0.parts().len() {
+    /// [`Error::NotContiguous`].
+    pub(crate) fn contiguous(self) -> Result<Buffer<'d>> {
+        match self.0.segments().len() {
             1 => Ok(self.0),
-            pieces => Err(Error::NotOnePiece { pieces }),
+            pieces => Err(Error::NotContiguous { pieces }),
         }
     }
 
-    /// Combines what is received with what is there, number by number, instead of replacing it.
-    /// Memory of a pool is combined where the peer has it, without a copy.
+    /// Combines received numbers with those in this memory, instead of replacing them. Numbers in
+    /// memory of a pool are read in the sender's block, without a copy.
     ///
-    /// Messages are whole numbers. One side copies ([`crate::Engine::Both`] acts as
-    /// [`crate::Engine::Mapped`]). After an error some numbers may be combined and others not.
+    /// The length of a message must be a multiple of the element size. [`crate::Engine::Both`] acts
+    /// as [`crate::Engine::Mapped`]. After an error some numbers may be combined and others not.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] if any part of it is not whole numbers.
+    /// [`Error::PartialElement`] if the length of a segment is not a multiple of the element size.
     ///
     /// # Examples
     /// ```
@@ -256,8 +261,8 @@ impl<'d> Destination<'d> {
     /// ```
     pub fn combined(mut self, reduction: Reduction) -> Result<Self> {
         let size = reduction.element().size();
-        match self.0.parts().iter().find(|part| !part.length.is_multiple_of(size)) {
-            Some(part) => Err(Error::PartialElement { length: part.length, size }),
+        match self.0.segments().iter().find(|segment| !segment.length.is_multiple_of(size)) {
+            Some(segment) => Err(Error::PartialElement { length: segment.length, size }),
             None => {
                 self.0.reduction = Some(reduction);
                 Ok(self)
@@ -294,28 +299,28 @@ impl<'d> MemoryPart<'d> {
     #[must_use]
     pub fn slice(&self) -> View<'d> {
         let offset = self.base.addr() - self.memory.base().addr();
-        // `new` has checked that it is a part of the memory.
+        // `new` has checked the bounds.
         self.memory.slice().range(offset..offset + self.length).unwrap_or_else(View::empty)
     }
 }
 
-/// A place in a list.
+/// A position in a list of segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor<'l> {
-    parts: &'l [Part],
+    segments: &'l [Segment],
     offset: usize,
     reduction: Option<&'l Reduction>,
 }
 
 impl<'l> Cursor<'l> {
     #[inline]
-    pub(crate) fn new(parts: &'l [Part]) -> Self {
-        Self { parts, offset: 0, reduction: None }
+    pub(crate) fn new(segments: &'l [Segment]) -> Self {
+        Self { segments, offset: 0, reduction: None }
     }
 
-    /// Returns the place of a byte.
-    pub(crate) fn at(parts: &'l [Part], mut byte: usize) -> Self {
-        let mut rest = parts;
+    /// Returns a cursor at a byte.
+    pub(crate) fn at(segments: &'l [Segment], mut byte: usize) -> Self {
+        let mut rest = segments;
         while let Some((first, others)) = rest.split_first() {
             if byte < first.length {
                 break;
@@ -323,35 +328,35 @@ impl<'l> Cursor<'l> {
             byte -= first.length;
             rest = others;
         }
-        Self { parts: rest, offset: byte, reduction: None }
+        Self { segments: rest, offset: byte, reduction: None }
     }
 
-    /// Returns the next bytes in one piece, at most `most`.
+    /// Returns the rest of the current segment, at most `most` bytes, and advances past it.
     #[inline]
-    pub(crate) fn piece(&mut self, most: usize) -> Option<Part> {
+    pub(crate) fn next_segment(&mut self, most: usize) -> Option<Segment> {
         loop {
-            let (first, others) = self.parts.split_first()?;
+            let (first, others) = self.segments.split_first()?;
             let left = first.length - self.offset;
             if left == 0 {
-                self.parts = others;
+                self.segments = others;
                 self.offset = 0;
                 continue;
             }
             let length = left.min(most);
             let base = first.base.wrapping_add(self.offset);
             self.offset += length;
-            return Some(Part { base, length });
+            return Some(Segment { base, length });
         }
     }
 
-    /// Returns the ranges of the next `length` bytes.
+    /// Returns the ranges of the next `length` bytes, and advances past them.
     pub(crate) fn ranges(&mut self, mut length: usize) -> Vec<Iov> {
-        let mut ranges = Vec::with_capacity(self.parts.len().min(64));
+        let mut ranges = Vec::with_capacity(self.segments.len().min(64));
         while length > 0
-            && let Some(piece) = self.piece(length)
+            && let Some(segment) = self.next_segment(length)
         {
-            ranges.push(piece.iov());
-            length -= piece.length;
+            ranges.push(segment.iov());
+            length -= segment.length;
         }
         ranges
     }
@@ -359,39 +364,39 @@ impl<'l> Cursor<'l> {
     /// Copies the next `length` bytes to `to`.
     ///
     /// # Safety
-    /// The parts can be read, and `to` written, both as memory that others may write at the same
-    /// time.
+    /// The segments can be read and `to` written. Other processes may write both at the same time.
     #[inline]
     pub(crate) unsafe fn copy_out(&mut self, mut to: *mut u8, mut length: usize) {
         while length > 0
-            && let Some(piece) = self.piece(length)
+            && let Some(segment) = self.next_segment(length)
         {
             // SAFETY: by this function's contract.
-            unsafe { core::ptr::copy(piece.base, to, piece.length) };
-            to = to.wrapping_add(piece.length);
-            length -= piece.length;
+            unsafe { core::ptr::copy(segment.base, to, segment.length) };
+            to = to.wrapping_add(segment.length);
+            length -= segment.length;
         }
     }
 
-    /// Copies the next `length` bytes from `from`, or combines them, which are whole numbers then.
+    /// Copies or combines the next `length` bytes from `from`. If it combines, `length` is a
+    /// multiple of the element size.
     ///
     /// # Safety
-    /// The parts can be written, and `from` read, both as memory that others may write at the same
+    /// The segments can be written and `from` read. Other processes may write both at the same
     /// time.
     #[inline]
     pub(crate) unsafe fn copy_in(&mut self, mut from: *const u8, mut length: usize) {
         while length > 0
-            && let Some(piece) = self.piece(length)
+            && let Some(segment) = self.next_segment(length)
         {
             // SAFETY: by this function's contract.
             unsafe {
                 match self.reduction {
-                    None => core::ptr::copy(from, piece.base, piece.length),
-                    Some(reduction) => reduction.combine(piece.base, from, piece.length),
+                    None => core::ptr::copy(from, segment.base, segment.length),
+                    Some(reduction) => reduction.combine(segment.base, from, segment.length),
                 }
             }
-            from = from.wrapping_add(piece.length);
-            length -= piece.length;
+            from = from.wrapping_add(segment.length);
+            length -= segment.length;
         }
     }
 }
@@ -399,7 +404,7 @@ impl<'l> Cursor<'l> {
 impl<'d> From<&'d [u8]> for Source<'d> {
     #[inline]
     fn from(bytes: &'d [u8]) -> Self {
-        Self(List::one(bytes.as_ptr().cast_mut(), bytes.len(), None))
+        Self(Buffer::one(bytes.as_ptr().cast_mut(), bytes.len(), None))
     }
 }
 
@@ -426,7 +431,7 @@ impl<'d> From<&'d [IoSlice<'d>]> for Source<'d> {
 impl<'d> From<&'d mut [u8]> for Destination<'d> {
     #[inline]
     fn from(bytes: &'d mut [u8]) -> Self {
-        Self(List::one(bytes.as_mut_ptr(), bytes.len(), None))
+        Self(Buffer::one(bytes.as_mut_ptr(), bytes.len(), None))
     }
 }
 
@@ -454,13 +459,13 @@ macro_rules! numbers {
     ($($type:ident),*) => {$(
         impl<'d> From<&'d [$type]> for Source<'d> {
             fn from(numbers: &'d [$type]) -> Self {
-                Self(List::one(numbers.as_ptr().cast::<u8>().cast_mut(), size_of_val(numbers), None))
+                Self(Buffer::one(numbers.as_ptr().cast::<u8>().cast_mut(), size_of_val(numbers), None))
             }
         }
 
         impl<'d> From<&'d mut [$type]> for Destination<'d> {
             fn from(numbers: &'d mut [$type]) -> Self {
-                Self(List::one(numbers.as_mut_ptr().cast(), size_of_val(numbers), None))
+                Self(Buffer::one(numbers.as_mut_ptr().cast(), size_of_val(numbers), None))
             }
         }
     )*};
@@ -471,21 +476,21 @@ macro_rules! shared_memory {
     ($($made:ident),*) => {$(
         impl<'d> From<View<'d>> for $made<'d> {
             fn from(slice: View<'d>) -> Self {
-                Self(List::one(slice.as_mut_ptr(), slice.len(), None))
+                Self(Buffer::one(slice.as_mut_ptr(), slice.len(), None))
             }
         }
 
         impl<'d, 'm: 'd> From<&'d Memory<'m>> for $made<'d> {
             #[inline]
             fn from(memory: &'d Memory<'m>) -> Self {
-                Self(List::one(memory.base(), memory.len(), Some(memory)))
+                Self(Buffer::one(memory.base(), memory.len(), Some(memory)))
             }
         }
 
         impl<'d> From<MemoryPart<'d>> for $made<'d> {
             #[inline]
-            fn from(portion: MemoryPart<'d>) -> Self {
-                Self(List::one(portion.base, portion.length, Some(portion.memory)))
+            fn from(part: MemoryPart<'d>) -> Self {
+                Self(Buffer::one(part.base, part.length, Some(part.memory)))
             }
         }
     )*};
@@ -500,12 +505,12 @@ mod tests {
     fn adjacent_entries_are_merged() {
         let bytes: Vec<u8> = (0..100).collect();
         let whole = Source::list([&bytes[..10], &bytes[10..40], &bytes[40..40], &bytes[40..]]);
-        assert_eq!(whole.0.parts(), Source::from(&bytes).0.parts());
+        assert_eq!(whole.0.segments(), Source::from(&bytes).0.segments());
         let gaps = Source::list([&bytes[..10], &bytes[20..30], &bytes[30..31], &bytes[5..6]]);
-        assert_eq!(gaps.0.parts().iter().map(|part| part.length).collect::<Vec<_>>(), [10, 11, 1]);
+        assert_eq!(gaps.0.segments().iter().map(|segment| segment.length).collect::<Vec<_>>(), [10, 11, 1]);
         assert_eq!(gaps.len(), 22);
-        let pieces = [0, 1, 10, 11, 21, 22].map(|length| gaps.0.pieces(length));
-        assert_eq!(pieces, [0, 1, 1, 2, 2, 3]);
+        let counts = [0, 1, 10, 11, 21, 22].map(|length| gaps.0.segments_for(length));
+        assert_eq!(counts, [0, 1, 1, 2, 2, 3]);
         assert_eq!(Source::list::<&[u8]>([]).len(), 0);
     }
 
@@ -519,16 +524,16 @@ mod tests {
                 let length = length.min(100 - start);
                 let mut to = [0_u8; 100];
                 // SAFETY: memory of this test.
-                unsafe { Cursor::at(list.0.parts(), start).copy_out(to.as_mut_ptr(), length) };
+                unsafe { Cursor::at(list.0.segments(), start).copy_out(to.as_mut_ptr(), length) };
                 assert_eq!(to[..length], expected[start..start + length]);
-                let ranges = Cursor::at(list.0.parts(), start).ranges(length);
+                let ranges = Cursor::at(list.0.segments(), start).ranges(length);
                 assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), length as u64);
             }
         }
         let mut to = vec![0_u8; 100];
         let scattered = Destination::list(to.chunks_mut(9));
         // SAFETY: memory of this test.
-        unsafe { Cursor::new(scattered.0.parts()).copy_in(bytes.as_ptr(), 100) };
+        unsafe { Cursor::new(scattered.0.segments()).copy_in(bytes.as_ptr(), 100) };
         assert_eq!(to, bytes);
     }
 }
