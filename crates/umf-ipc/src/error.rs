@@ -1,4 +1,4 @@
-//! What can go wrong between two processes, each with what to do about it.
+//! [`Error`]: the errors of exporting and opening, each with its cause and its remedy.
 
 use core::fmt;
 
@@ -20,7 +20,7 @@ pub enum Error {
     Decode(#[from] DecodeError),
     /// The handle was made before the machine was booted, or on another machine.
     #[error(
-        "the handle comes from another boot or another machine: handles name memory of this boot only; \
+        "cannot open the handle: it comes from another boot or another machine, and names memory of that boot only; \
          make a new one, or send the data over the network"
     )]
     OtherBoot,
@@ -35,17 +35,19 @@ pub enum Error {
     },
     /// The process id now belongs to another process.
     #[error(
-        "process {pid} is not the producer any more: its number was given to another process ({evidence})"
+        "cannot open memory of process {pid}: the producer ended, and its pid now belongs to another process ({evidence}); \
+         get a new handle"
     )]
     ProducerReplaced {
         /// The process id.
         pid: u32,
-        /// How that was found out.
+        /// What differs.
         evidence: &'static str,
     },
     /// The producer's fd number now names another file.
     #[error(
-        "fd {fd} of producer {pid} names another object than the handle says ({evidence}): it was closed and reused"
+        "cannot open memory of producer {pid}: its fd {fd} is not the file in the handle ({evidence}), because the \
+         producer closed it; get a new handle, and close only descriptors that the program opened"
     )]
     OtherObject {
         /// The process id.
@@ -55,7 +57,7 @@ pub enum Error {
         /// What differs.
         evidence: &'static str,
     },
-    /// The memory was freed (and perhaps handed out again) since the handle was made.
+    /// The memory was freed (and perhaps allocated again) since the handle was made.
     #[error(
         "stale handle: slot {slot} of producer {pid} has generation {now}, the handle has {generation}: the memory \
          was freed since; get a new handle from the producer"
@@ -65,17 +67,17 @@ pub enum Error {
         pid: u32,
         /// The ledger slot.
         slot: u32,
-        /// Of the handle.
+        /// The generation in the handle.
         generation: u64,
-        /// Of the slot.
+        /// The generation of the slot.
         now: u64,
     },
-    /// No allowed way leads to the producer's fd.
+    /// No allowed exchange mode can fetch the producer's fd.
     #[error("not permitted to get memory of producer {pid}:{}", FailedAttempts(.attempts))]
     NotPermitted {
         /// The process id.
         pid: u32,
-        /// What was tried and what it said, in this order.
+        /// The exchange modes that were tried, in this order.
         attempts: Vec<FailedAttempt>,
     },
     /// This importer has no [`umf_core::Import`] for this kind of memory.
@@ -86,17 +88,17 @@ pub enum Error {
         /// The kind in the handle.
         kind: ProviderKind,
     },
-    /// A limit that the settings call hard.
+    /// A hard limit is reached.
     #[error(
-        "{what}: limit {limit} reached and everything in use; close some mappings, raise the limit ({setting}) or \
-         make it soft (UMF_IPC_LIMIT=soft)"
+        "cannot add to the {what}: their limit of {limit} is reached and all are in use; close some, raise the limit \
+         ({setting}) or make it soft (UMF_IPC_LIMIT=soft)"
     )]
     LimitReached {
         /// Which limit.
         what: &'static str,
         /// Its value.
         limit: u64,
-        /// How it is set.
+        /// The variables that set it.
         setting: &'static str,
     },
     /// Every row of the producer's lease table belongs to another importer, so that an open could
@@ -113,7 +115,8 @@ pub enum Error {
     },
     /// The producer did not answer in time.
     #[error(
-        "producer {pid} did not answer on its socket within {milliseconds} ms: it is stopped or overloaded"
+        "producer {pid} did not answer on its socket within {milliseconds} ms: it is stopped or overloaded; continue it, or \
+         raise UMF_IPC_OPEN_TIMEOUT_MS"
     )]
     TimedOut {
         /// The process id.
@@ -121,12 +124,15 @@ pub enum Error {
         /// The limit (`UMF_IPC_OPEN_TIMEOUT_MS`).
         milliseconds: u64,
     },
-    /// The other side does not keep to the protocol.
-    #[error("producer {pid} is not to be trusted: {what}")]
+    /// The other process breaks the protocol.
+    #[error(
+        "cannot open memory of producer {pid}: it breaks the protocol: {what}; use one release of umf in both processes, and \
+         open only handles of processes that you trust"
+    )]
     Misbehaved {
         /// The process id.
         pid: u32,
-        /// What it did.
+        /// The violation.
         what: &'static str,
     },
     /// The address given is not in memory that umf manages.
@@ -153,7 +159,9 @@ pub enum Error {
     )]
     ReadOnly,
     /// An offset outside of the mapping.
-    #[error("{length} bytes at offset {offset} reach past the end of the block, which has {size} bytes")]
+    #[error(
+        "{length} bytes at offset {offset} reach past the end of the block, which has {size} bytes; use a range inside of it"
+    )]
     OutOfBounds {
         /// Offset in the block.
         offset: usize,
@@ -162,22 +170,22 @@ pub enum Error {
         /// Size of the block.
         size: usize,
     },
-    /// The CPU may not touch this memory.
+    /// The CPU cannot access this memory.
     #[error(
-        "the memory is on a device: the CPU cannot touch it; use the device's copy functions with its address"
+        "the memory is on a device, so that the CPU cannot access it; use the device's copy functions with its address"
     )]
     NotHostAccessible,
-    /// A provider said no.
+    /// An error of a provider or pool.
     #[error(transparent)]
     Memory(#[from] umf_core::Error),
     /// A system call failed.
     #[error("{call} failed: {errno} ({}){hint}", errno.raw_os_error())]
     System {
-        /// Which.
+        /// The call.
         call: &'static str,
-        /// Its error.
+        /// Its error number.
         errno: Errno,
-        /// What to do, beginning with "; ", or nothing.
+        /// The remedy, beginning with "; ", or empty.
         hint: &'static str,
     },
 }
@@ -201,7 +209,7 @@ impl Error {
         Self::System { call, errno, hint }
     }
 
-    /// Returns whether there was no memory, no address space, or no mapping left in this process.
+    /// Returns whether this process had no memory, address space or mapping left.
     pub(crate) const fn is_out_of_memory(&self) -> bool {
         matches!(
             self,
@@ -209,7 +217,7 @@ impl Error {
         )
     }
 
-    /// Whether trying again with the same handle can never work: the memory that it names is gone.
+    /// Returns whether the memory that the handle names is gone: opening it again always fails.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(
@@ -224,14 +232,14 @@ impl Error {
     }
 }
 
-/// One way that was tried, and what it said.
+/// One exchange mode that was tried, and why it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedAttempt {
-    /// The way.
+    /// The mode.
     pub mode: Mode,
-    /// What happened.
+    /// Why it failed.
     pub reason: String,
-    /// What would make it work.
+    /// What makes it work.
     pub remedy: &'static str,
 }
 

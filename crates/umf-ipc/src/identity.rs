@@ -1,4 +1,4 @@
-//! Identities of processes and of the boot, which are never given to another process or boot.
+//! Identities of processes and of the boot, which are never reused.
 
 use core::fmt;
 use core::str::FromStr;
@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 pub struct Nonce([u8; 16]);
 
 impl Nonce {
-    /// Returns the nonce of these bytes, for a name that both sides know beforehand.
+    /// Creates a nonce from these bytes, for a name that both processes know beforehand.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -21,7 +21,7 @@ impl Nonce {
         &self.0
     }
 
-    /// As two words.
+    /// Returns the bytes as two words.
     pub(crate) fn halves(&self) -> [u64; 2] {
         let whole = u128::from_le_bytes(self.0);
         [whole as u64, (whole >> 64) as u64]
@@ -32,9 +32,9 @@ impl Nonce {
     }
 }
 
-/// Identity of a producer, as importers know it. The nonce alone is not enough: it is public (the
-/// name of the socket contains it), so that any process can write it into a ledger and handles of
-/// its own.
+/// Identity of a producer, the key of the importers' tables. The nonce alone does not identify a
+/// producer: it is public (the name of the socket contains it), and any process can write it into
+/// its own ledger and handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProducerId {
     pub nonce: Nonce,
@@ -62,20 +62,20 @@ impl fmt::Debug for Nonce {
 pub struct BootId([u8; 16]);
 
 impl BootId {
-    /// What it is where `/proc` is not there to read.
+    /// The value if `/proc` is not mounted.
     pub(crate) const UNKNOWN: Self = Self([0; 16]);
 
     pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// As two words.
+    /// Returns the bytes as two words.
     pub(crate) fn halves(&self) -> [u64; 2] {
         let whole = u128::from_le_bytes(self.0);
         [whole as u64, (whole >> 64) as u64]
     }
 
-    /// What handles have of it.
+    /// Returns the half that handles contain.
     pub(crate) fn half(self) -> BootHalf {
         BootHalf(self.halves()[0])
     }
@@ -86,7 +86,7 @@ impl BootId {
 pub(crate) struct BootHalf(pub u64);
 
 impl BootHalf {
-    /// Whether both are known and differ.
+    /// Returns whether both are known and differ.
     pub(crate) const fn contradicts(self, other: Self) -> bool {
         self.0 != 0 && other.0 != 0 && self.0 != other.0
     }
@@ -112,7 +112,7 @@ impl fmt::Debug for BootId {
     }
 }
 
-/// What a producer writes about itself into handles and into its ledger.
+/// The identity that a producer writes into its handles and its ledger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessIdentity {
     pub boot_id: BootId,
@@ -127,7 +127,8 @@ pub(crate) struct ProcessIdentity {
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl ProcessIdentity {
-    /// This process. What cannot be read (no `/proc`, an old kernel) is 0, and then not compared.
+    /// Returns the identity of this process. A field that cannot be read (no `/proc`, an old
+    /// kernel) is 0 and is not compared.
     pub(crate) fn current() -> Self {
         let pid = umf_os::process::pid();
         Self {
@@ -147,10 +148,11 @@ impl ProcessIdentity {
     }
 }
 
-/// The boot of this machine. Read once: every open asks for it, and reading it costs 5 us.
+/// Returns the boot id of this machine. It is read once: every open uses it, and reading it costs 5
+/// us.
 pub(crate) fn boot_id() -> BootId {
-    // Not a OnceLock: a child forked while another thread fills that would wait for ever. Threads
-    // that come here at the same time all store the same.
+    // Not a OnceLock: a child that is forked while another thread initializes it would wait for
+    // ever. Concurrent threads store the same value.
     static HALVES: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
     static KNOWN: AtomicBool = AtomicBool::new(false);
     if !KNOWN.load(Ordering::Acquire) {
@@ -166,7 +168,7 @@ pub(crate) fn boot_id() -> BootId {
     BootId(id.to_ne_bytes())
 }
 
-/// The boot of this machine, as handles have it; zeros if it is unknown.
+/// Returns the boot id of this machine; zeros if it is unknown.
 #[must_use]
 pub fn boot_id_bytes() -> [u8; 16] {
     boot_id().0
@@ -177,14 +179,16 @@ pub(crate) fn pid_namespace() -> u64 {
         .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata))
 }
 
-/// The process's inode in pidfs, where pidfds have one (Linux 6.9): never used again in this boot.
+/// Returns the process's inode in pidfs, which is never reused within a boot. `None` before Linux
+/// 6.9.
 pub(crate) fn pidfs_inode(pidfd: &OwnedFd) -> Option<u64> {
     const PID_FS_MAGIC: u64 = 0x5049_4446;
     let identity = umf_os::file::identity(pidfd).ok()?;
     (umf_os::file::filesystem(pidfd).ok()? == PID_FS_MAGIC).then_some(identity.inode)
 }
 
-/// When a process was started: field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.
+/// Returns when a process was started, in clock ticks since boot: field 22 of `/proc/<pid>/stat`
+/// (`proc_pid_stat(5)`).
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -198,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_knows_itself() {
+    fn identity_of_this_process_is_complete() {
         let identity = ProcessIdentity::current();
         assert_eq!(identity.pid, std::process::id());
         assert_ne!(identity.pid_namespace, 0);
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn boot_ids() {
+    fn boot_ids_parse_and_unknown_ones_contradict_none() {
         let text = "0123abcd-0123-4567-89ab-0123456789ab\n";
         let id: BootId = text.parse().unwrap();
         assert_eq!(format!("{id:?}"), "0123abcd0123456789ab0123456789ab");

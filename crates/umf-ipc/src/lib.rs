@@ -1,27 +1,27 @@
 //! By-value memory handles between processes of one machine.
 //!
-//! A [`Handle`] is 256 plain bytes. The way of one is a walk through this crate:
+//! A [`Handle`] is 256 plain bytes. Its path through this crate:
 //!
 //! ```text
 //! Exporter::get(address) -> Handle        Importer::open(bytes) -> Mapping
 //!   exporter: region -> native export       handle:    decode, check
 //!   ledger:   slot, generation              importer:  memo, cache of mappings
-//!   handle:   encode                        transfer:  the producer's fd comes here
-//!                                           ledger:    is it current, before and after
+//!   handle:   encode                        transfer:  fetch the producer's fd
+//!                                           ledger:    compare the generation, before and after
 //! ```
 //!
-//! - [`exporter`]: makes blocks and regions visible, and retires them before their memory goes
+//! - [`exporter`]: exports blocks and regions, and retires them before their memory is freed
 //! - [`importer`]: opens handles, keeps mappings in a bounded cache
-//! - [`transfer`]: how an fd travels: `pidfd`, `procfs`, `socket`
-//! - [`inspect`]: looks at the ledgers of running processes, and of killed ones
-//! - `ledger`: the shared pages that say which exports are current
-//! - `lease`: the shared pages that say which exports are open
-//! - `cache`: what both sides' caches are made of
-//! - [`fd_socket`], [`system`]: what crates on top of this one build on
-//! - `protocol`: the lock-free parts of both, as loom models them
+//! - [`transfer`]: how a descriptor is fetched: `pidfd`, `procfs`, `socket`
+//! - [`inspect`]: reads the ledgers of running and of killed processes
+//! - `ledger`: the shared file that shows which exports are current
+//! - `lease`: the shared file that shows which exports are open
+//! - `cache`: the caches of exporters and importers
+//! - [`fd_socket`], [`system`]: parts that crates on top of this one use
+//! - `protocol`: the lock-free protocols, which loom models
 //!
-//! This crate does not depend on providers. The user of an importer registers the kinds of memory
-//! that it can open ([`ImporterBuilder::import`]).
+//! This crate does not depend on providers. The program registers the kinds of memory that an
+//! importer can open ([`ImporterBuilder::import`]).
 
 mod cache;
 mod error;
@@ -35,26 +35,25 @@ mod ledger;
 mod protocol;
 pub mod transfer;
 
-/// The sockets over which descriptors travel between processes of one user: the exporter's, and
-/// those of crates that serve descriptors in the same way.
+/// Sockets that serve descriptors to processes of the same user: the exporter's, and those of other
+/// crates that serve descriptors in the same way.
 ///
 /// A server's socket is abstract and named by a [`Nonce`]. A client sends one
-/// [`Request`](fd_socket::Request) and gets one [`Answer`](fd_socket::Answer), with a descriptor or
-/// without. Both sides check the user of the other process.
+/// [`Request`](fd_socket::Request) and gets one [`Answer`](fd_socket::Answer), with or without a
+/// descriptor. Each process checks the user of the other.
 pub mod fd_socket {
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
     pub use crate::transfer::socket::server::{FdSource, OutgoingFd, Server, SharedFd};
 }
 
-/// What fuzz targets drive: the decoders of what comes over the sockets of producers.
+/// Entry point of fuzz targets: the decoders of requests and replies.
 #[cfg(fuzzing)]
 pub mod fuzz {
     pub use crate::transfer::socket::fuzz as packets;
 }
 
-/// What crates that share memory in other ways need as well: identities of processes and of the
-/// boot.
+/// Identities of processes and of the boot, for crates that share memory in other ways.
 pub mod system {
     pub use crate::identity::{boot_id_bytes, start_time};
 }

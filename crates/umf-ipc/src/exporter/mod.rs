@@ -1,4 +1,6 @@
-//! The producer's side: making blocks and regions visible, and retiring them in time.
+//! [`Exporter`]: exports blocks and regions, and retires the exports before the memory is freed.
+//! This file has the public types, `state` the exporter's state in one process, `region_export` the
+//! exports of one region.
 
 mod region_export;
 mod state;
@@ -27,39 +29,40 @@ use state::ExporterState;
 /// Makes memory visible to other processes, and keeps one native export per region in a bounded
 /// cache.
 ///
-/// A process normally has one. Each has a ledger of its own: the first export makes it (and starts
-/// the socket thread, if the exchange settings call for one). All methods may be called from
-/// several threads at once; an export that is already there costs no lock and no system call.
+/// A process normally has one. Each has a ledger of its own, which the first export creates. If the
+/// exchange settings need a socket, the first export also starts its thread. All methods may be
+/// called from several threads at once. Getting an export that exists takes no lock and no system
+/// call.
 ///
-/// # What happens to an export
-/// - The block is freed, or its region: retired before the memory goes. Every later open fails as
-///   stale.
+/// # How an export ends
+/// - The block or its region is freed: the export is retired before the memory is freed. Every
+///   later open fails as stale.
 /// - It is idle (no [`Export`] of its region exists and none was kept) and the cache is over its
-///   limit: the region's exports are retired, so that handles that are still around fail as stale.
-/// - The exporter is dropped: all are retired.
-/// - The process forks: the child starts anew, with a ledger of its own. Handles made by the parent
-///   still name the parent's memory.
+///   limit: the region's exports are retired, and their handles fail as stale.
+/// - The exporter is dropped: all exports are retired.
+/// - The process forks: the child has no exports, and creates a ledger of its own. Handles of the
+///   parent still name the parent's memory.
 #[derive(Debug)]
 pub struct Exporter {
     inner: Arc<ExporterInner>,
     _observing: ObserverGuard,
 }
 
-/// Settings and per-process state of an exporter; observes frees.
+/// Settings and per-process state of an exporter, and its observer of frees.
 #[derive(Debug)]
 pub(crate) struct ExporterInner {
     settings: ExporterSettings,
-    /// Made by the first export, in each process: null until then. Replaced states are those of a
-    /// parent process; they are leaked, because nothing of them may be touched here.
+    /// Null until the first export of this process. A forked child replaces and leaks its parent's
+    /// state, because it must not touch anything in it.
     state: AtomicPtr<ExporterState>,
     making: Lock<()>,
 }
 
 impl Exporter {
-    /// An exporter. Nothing is made until the first export.
+    /// Creates an exporter. The first export creates its ledger.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`] if there is no memory to be told of what is freed.
+    /// [`crate::Error::Memory`] if there is no memory to register the observer of frees.
     pub fn new(settings: ExporterSettings) -> Result<Self> {
         let inner = Arc::new(ExporterInner {
             settings,
@@ -70,9 +73,9 @@ impl Exporter {
         Ok(Self { inner, _observing: observing })
     }
 
-    /// Exports the block that holds `address` (or the region, if it belongs to no pool), until the
-    /// guard is dropped. Handles stay valid after that as long as the export stays cached: see
-    /// [`Exporter`].
+    /// Exports the block that contains `address`, or the region if it belongs to no pool, and keeps
+    /// it in use until the guard is dropped. After that, handles stay valid as long as the export
+    /// stays in the cache: see [`Exporter`].
     ///
     /// # Errors
     /// [`crate::Error::NotTracked`], [`crate::Error::NotExportable`],
@@ -88,9 +91,9 @@ impl Exporter {
         self.export(address, None)
     }
 
-    /// As [`Exporter::get`], for a block of which `len` bytes were asked for: importers see as many
-    /// ([`crate::Mapping::len`]), and not the size that its pool rounded up to. The first export of
-    /// a block decides.
+    /// As [`Exporter::get`], for a block of which `len` bytes were requested. Importers see that
+    /// length ([`crate::Mapping::len`]), not the size that its pool rounded up to. The first export
+    /// of a block sets the length.
     ///
     /// # Errors
     /// As [`Exporter::get`].
@@ -102,7 +105,8 @@ impl Exporter {
         self.export(address, Some(len))
     }
 
-    /// As [`Exporter::get`], until the block is freed: its region is not evicted before.
+    /// As [`Exporter::get`], but keeps the export in use until the block is freed: its region is
+    /// not evicted before.
     ///
     /// # Errors
     /// As [`Exporter::get`].
@@ -141,25 +145,25 @@ impl Exporter {
         }
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     #[must_use]
     pub fn settings(&self) -> &ExporterSettings {
         &self.inner.settings
     }
 
-    /// The nonce that handles of this exporter carry, once something was exported.
+    /// Returns the nonce in the handles of this exporter; `None` before the first export.
     #[must_use]
     pub fn nonce(&self) -> Option<Nonce> {
         self.inner.current().map(ExporterState::nonce)
     }
 
-    /// What the cache of native exports holds and has done.
+    /// Returns the counters of the cache of native exports.
     #[must_use]
     pub fn statistics(&self) -> CacheStatistics {
         self.inner.current().map_or_else(CacheStatistics::default, ExporterState::statistics)
     }
 
-    /// Whether this process answers on a socket (the exchange mode `socket`).
+    /// Returns whether this process answers on a socket (the exchange mode `socket`).
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.inner.current().is_some_and(ExporterState::is_served)
@@ -174,8 +178,8 @@ impl Exporter {
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // While the observer can still be told of what is freed meanwhile. (No export is made any
-        // more: that takes a reference to `self`.)
+        // Before the observer is unregistered, because other threads may free exported memory
+        // meanwhile. No thread can export: that borrows `self`.
         if let Some(state) = self.inner.current() {
             state.close();
         }
@@ -183,7 +187,7 @@ impl Drop for Exporter {
 }
 
 impl ExporterInner {
-    /// The state, if it was made, and in this process.
+    /// Returns the state of this process, if it has one.
     #[inline]
     fn current(&self) -> Option<&ExporterState> {
         let state = NonNull::new(self.state.load(Ordering::Acquire))?;
@@ -192,7 +196,7 @@ impl ExporterInner {
         state.is_of_this_process().then_some(state)
     }
 
-    /// The state; made if this is the first export of this process, which is that of `first`.
+    /// Returns the state of this process. Creates it at the first export, which is that of `first`.
     #[cold]
     fn state(&self, first: Address) -> Result<&ExporterState> {
         let _making = self.making.lock();
@@ -203,7 +207,7 @@ impl ExporterInner {
             .and_then(|found| found.owner.guard())
             .and_then(|owner| owner.provider()?.export().map(umf_core::Export::fd_opens_through_procfs));
         let state = ExporterState::new(&self.settings, procfs.unwrap_or(true))?;
-        // The old one is a parent's, or null.
+        // The old value is null, or the state of the parent process.
         self.state.store(Arc::into_raw(state).cast_mut(), Ordering::Release);
         self.current().ok_or(crate::Error::Memory(umf_core::Error::Frozen { what: "the exporter" }))
     }
@@ -225,36 +229,37 @@ impl Drop for ExporterInner {
         if state.is_null() {
             return;
         }
-        // SAFETY: the pointer came from Arc::into_raw and is taken back once.
+        // SAFETY: the pointer came from Arc::into_raw, and this is its only conversion back.
         let state = unsafe { Arc::from_raw(state) };
         if !state.is_of_this_process() {
-            // A parent's: its ledger is not mapped here, its thread does not run here.
+            // The parent's state: its ledger is not mapped in this process, and its thread does not
+            // run here.
             core::mem::forget(state);
         }
     }
 }
 
-/// The region that an address belongs to, and what of it is exported.
+/// The range to export: a block or a whole region.
 #[derive(Clone, Copy, Debug)]
 struct ExportTarget {
     region: Region,
     start: Address,
     size: usize,
-    /// Bytes of it that its owner asked for: 1 to `size`.
+    /// The bytes that its owner requested: 1 to `size`.
     requested: usize,
     is_region: bool,
 }
 
 impl ExportTarget {
-    /// A region as a whole.
+    /// Returns the target for a whole region.
     const fn whole(region: Region) -> Self {
         let size = region.size();
         Self { region, start: region.base(), size, requested: size, is_region: true }
     }
 }
 
-/// An export in use. Dropping it gives the use back (what other libraries call "put"); the handle's
-/// bytes may be copied out and outlive it.
+/// An export in use. Dropping it ends the use ("put" in other libraries). The handle may be copied
+/// out and used after that.
 pub struct Export<'e> {
     state: &'e ExporterState,
     /// Where the block begins.
@@ -263,31 +268,29 @@ pub struct Export<'e> {
     pin: Pin,
 }
 
-// SAFETY: its pin points to atomics that stay as long as the state, and any thread may give it
-// back.
+// SAFETY: its pin points to atomics that live as long as the state, and any thread may release it.
 unsafe impl Send for Export<'_> {}
-// SAFETY: as above; nothing of it changes while it is shared.
+// SAFETY: shared references only read it, and the pin's atomics live as long as the state.
 unsafe impl Sync for Export<'_> {}
 
 impl<'e> Export<'e> {
-    /// Takes over a pin on the handle's region.
+    /// Creates the guard. Takes ownership of a pin on the handle's region.
     #[inline]
     const fn new(state: &'e ExporterState, address: Address, handle: Handle, pin: Pin) -> Self {
         Self { state, address, handle, pin }
     }
 
-    /// The handle.
+    /// Returns the handle.
     #[must_use]
     pub const fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Leaves the export in use until its block is freed, and returns the handle.
+    /// Keeps the export in use until its block is freed, and returns the handle.
     #[must_use]
     pub fn keep(self) -> Handle {
         let handle = self.handle;
-        // If the block is gone already there is nothing to keep, and dropping `self` gives the use
-        // back.
+        // If the block was freed meanwhile, dropping `self` ends the use.
         if self.state.keep(self.address, &handle) {
             core::mem::forget(self);
         }
@@ -316,11 +319,10 @@ impl fmt::Debug for Export<'_> {
     }
 }
 
-/// Process that may attach to this one in spite of yama (`PR_SET_PTRACER`, `prctl(2)`). Set only if
-/// the settings say so.
+/// The process that may attach to this one in spite of yama (`PR_SET_PTRACER`, `prctl(2)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ptracer {
-    /// Leave it as it is.
+    /// Do not call `prctl`.
     #[default]
     None,
     /// Any process of the same user.
@@ -362,17 +364,18 @@ umf_core::text_form!(Ptracer, "\"none\", \"any\" or a process id");
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ExporterSettings {
-    /// Which ways importers may take; decides whether the socket is started. Default: auto.
+    /// The exchange modes for importers. They determine whether the socket is started. Default:
+    /// auto.
     pub exchange: Exchange,
     /// `PR_SET_PTRACER` at the first export. Default: none.
     pub ptracer: Ptracer,
-    /// The most native exports (one per region) that are kept, 0 for no limit other than half of
-    /// `RLIMIT_NOFILE` for providers that hold an fd for each. Default: 0.
+    /// The most native exports (one per region) in the cache. Without a limit (0), half of
+    /// `RLIMIT_NOFILE` is the limit for providers that hold a descriptor for each. Default: 0.
     /// `UMF_MAX_CREATED_IPC_HANDLES`.
     pub max_created_handles: u64,
-    /// What happens over that limit when all are in use. Default: soft.
+    /// The policy above that limit if all exports are in use. Default: soft.
     pub limit: LimitPolicy,
-    /// The most exports at one time; the ledger has 128 bytes of sparse file for each. Default:
+    /// The most exports at one time. The ledger has 128 bytes of sparse file for each. Default:
     /// 4,194,304.
     pub slots: u32,
 }
@@ -411,15 +414,16 @@ mod tests {
         let fd = state.fd_of(handle.slot(), handle.generation()).unwrap();
         let number = fd.as_raw_fd();
         drop(fd);
-        let own = std::fs::File::open("/dev/null").unwrap();
-        // SAFETY: closes the exported file, as a program may, and puts the test's under its number.
-        assert_eq!(unsafe { libc::dup2(own.as_raw_fd(), number) }, number);
+        let other = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: replaces the exported file under its number by one of the test, as a faulty
+        // program may.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         assert_eq!(state.fd_of(handle.slot(), handle.generation()).unwrap_err(), 0);
         // SAFETY: the test's own region, which nothing uses.
         unsafe { upstream.free(region) }.unwrap();
         drop((exporter, upstream));
         // SAFETY: open since `dup2`, and closed by nothing else.
         let number = unsafe { OwnedFd::from_raw_fd(number) };
-        assert_eq!(umf_os::file::identity(&number), umf_os::file::identity(&own));
+        assert_eq!(umf_os::file::identity(&number), umf_os::file::identity(&other));
     }
 }

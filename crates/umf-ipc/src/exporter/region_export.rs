@@ -1,4 +1,5 @@
-//! One native export of a region, and the exports of blocks in it.
+//! [`RegionExport`]: an entry of the exporter's cache, with one native export of a region and the
+//! exports of blocks in it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::lease::{ExportTable, ExportedRange};
 use crate::ledger::RetireReason;
 use umf_os::FileIdentity;
 
-/// A native export of a region. Dropping it gives it back to the region's provider.
+/// A native export of a region. Dropping it returns the export to the region's provider.
 #[derive(Debug)]
 pub(crate) struct NativeGuard {
     pub region: Region,
@@ -30,8 +31,10 @@ impl NativeGuard {
         self.native.as_ref().and_then(|native| native.fd.as_ref())
     }
 
-    /// Returns a clone of the descriptor, or an error if its number is closed or another file's by
-    /// now; `None` if the export has none.
+    /// Returns a clone of the descriptor; `None` if the export has none.
+    ///
+    /// # Errors
+    /// [`crate::Error::System`] if the descriptor was closed, or its number now names another file.
     pub(super) fn checked_fd(&self) -> Option<crate::Result<Arc<OwnedFd>>> {
         let fd = self.fd()?;
         if umf_os::file::identity(fd).ok() == self.identity {
@@ -44,20 +47,22 @@ impl NativeGuard {
 impl Drop for NativeGuard {
     fn drop(&mut self) {
         if let (Some(Err(_)), Some(fd)) = (self.checked_fd(), self.fd()) {
-            // A count that is never given back: the number is not closed.
+            // The descriptor number belongs to another file: leak a reference, so that it is not
+            // closed.
             core::mem::forget(Arc::clone(fd));
         }
         if let Some(native) = self.native.take()
             && let Some(ability) = self.provider.export()
             && let Err(error) = ability.unexport(&self.region, native)
         {
-            tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
+            tracing::warn!(region = ?self.region, %error, "the provider could not end its native export");
         }
         failpoint!("export.returned");
     }
 }
 
-/// What the exporter's cache holds. Leaving the cache retires whatever is exported.
+/// An entry of the exporter's cache: the exports of one region. Removing it from the cache retires
+/// them.
 #[derive(Debug)]
 pub(super) struct RegionExport {
     pub region: Region,
@@ -67,43 +72,42 @@ pub(super) struct RegionExport {
     pub native: Option<Arc<NativeGuard>>,
     pub opens_through_procfs: bool,
     pub exports: Arc<ExportTable>,
-    /// The slot of the region as a whole.
+    /// The ledger slot of the export of the whole region.
     pub slot: u32,
     pub generation: u64,
-    /// Why its exports end as it leaves the cache: it is evicted, unless this says otherwise by
-    /// then.
+    /// The reason to record when the entry leaves the cache. Eviction, unless another one was set
+    /// before.
     pub retire_reason: Lock<RetireReason>,
     pub blocks: Lock<Blocks>,
     pub pending_unexports: Arc<PendingUnexports>,
 }
 
-/// Exports in one region, by the block's address.
+/// The exports of blocks in one region, by the block's address.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Includes exports that have ended: freeing a block that was never opened leaves its entry
-    /// here.
+    /// Includes ended exports: freeing a block that was never opened does not remove its entry.
     by_address: HashMap<u64, BlockExport>,
-    /// Number of entries at which ended ones are removed next.
-    enough: usize,
-    /// The region is being removed: no further block of it is exported.
+    /// The number of entries at which ended ones are removed next.
+    sweep_at: usize,
+    /// Whether the region is being removed, so that no further block of it is exported.
     pub closed: bool,
 }
 
 impl Blocks {
-    /// The export of the block at this address, if it has not ended.
+    /// Returns the export of the block at this address, if it has not ended.
     pub(super) fn get_mut(&mut self, address: u64, exports: &ExportTable) -> Option<&mut BlockExport> {
         let block = self.by_address.get_mut(&address)?;
         exports.ledger.is_current(block.slot, block.generation).then_some(block)
     }
 
-    /// Reserves memory for one more entry, so that [`Blocks::insert`] allocates nothing.
+    /// Reserves memory for one more entry, so that [`Blocks::insert`] does not allocate.
     ///
     /// # Errors
     /// [`umf_core::Error::OutOfMemory`] if there is none.
     pub(super) fn reserve(&mut self, exports: &ExportTable) -> umf_core::Result<()> {
-        if self.by_address.len() >= self.enough {
+        if self.by_address.len() >= self.sweep_at {
             self.by_address.retain(|_, block| exports.ledger.is_current(block.slot, block.generation));
-            self.enough = (self.by_address.len() * 2).max(64);
+            self.sweep_at = (self.by_address.len() * 2).max(64);
         }
         let size = (self.by_address.len() + 1) * size_of::<(u64, BlockExport)>();
         self.by_address.try_reserve(1).map_err(|_| umf_core::Error::OutOfMemory {
@@ -113,7 +117,7 @@ impl Blocks {
         })
     }
 
-    /// Adds a block, for which [`Blocks::reserve`] made room.
+    /// Adds a block. [`Blocks::reserve`] must have been called before.
     pub(super) fn insert(&mut self, address: u64, block: BlockExport) {
         self.by_address.insert(address, block);
     }
@@ -123,17 +127,18 @@ impl Blocks {
     }
 }
 
+/// The export of one block.
 #[derive(Debug)]
 pub(super) struct BlockExport {
     pub slot: u32,
     pub generation: u64,
     pub handle: Handle,
-    /// A use that lasts until the block is freed.
-    pub kept: bool,
+    /// Whether the export is kept in use until the block is freed.
+    pub is_kept: bool,
 }
 
 impl BlockExport {
-    /// What it is, if it is of the block at `base`.
+    /// Returns the exported range, for the block at `base`.
     pub(super) fn exported(&self, base: Address) -> ExportedRange {
         let (slot, generation, size) = (self.slot, self.generation, self.handle.length() as usize);
         let (is_region, is_device) = (self.handle.is_region(), self.handle.may_be_imported_by_device());
@@ -141,8 +146,8 @@ impl BlockExport {
     }
 }
 
-/// Regions whose native export left the cache and is not yet back with its provider. A thread that
-/// frees such a region, or exports it again, waits until it is.
+/// The regions whose native export has left the cache and was not returned to its provider yet. A
+/// thread that frees such a region or exports it again waits for that.
 #[derive(Debug, Default)]
 pub(super) struct PendingUnexports(Lock<Vec<u64>>);
 
@@ -155,15 +160,15 @@ impl PendingUnexports {
 }
 
 impl Cached for RegionExport {
-    /// Retires everything that the region exports: from here on nothing of it opens.
+    /// Retires all exports of the region. After that no handle of them opens.
     fn on_unlink(&self) -> u64 {
         self.pending_unexports.0.lock().push(self.region.id().get());
-        // Held until all are retired: a thread that found this entry before it left the cache may
-        // be freeing a block.
+        // Locked until all are retired: a thread that found this entry earlier may be freeing a
+        // block.
         let mut blocks = self.blocks.lock();
         blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
-        // The region first: then importers see that all of it is gone.
+        // The region first: importers then see that the whole region is gone.
         let whole = ExportedRange {
             slot: self.slot,
             generation: self.generation,
@@ -178,8 +183,8 @@ impl Cached for RegionExport {
         for (address, block) in blocks.by_address.drain() {
             let export = block.exported(Address::from_bits(address));
             let retired = self.exports.retire(&export, native, reason);
-            // (Otherwise it was freed, and is not in use.)
-            kept += u64::from(retired && block.kept);
+            // If another thread retired it, the block was freed, and its use has ended.
+            kept += u64::from(retired && block.is_kept);
         }
         kept
     }
@@ -187,12 +192,12 @@ impl Cached for RegionExport {
 
 impl Drop for RegionExport {
     fn drop(&mut self) {
-        // Gives the native export back, unless an importer has it open. Then the region is not
-        // freed either.
+        // Ends the native export, unless an importer has memory of the region open. Then the
+        // deferred free holds it, and the region.
         drop(self.native.take());
         let mut pending_unexports = self.pending_unexports.0.lock();
-        if let Some(place) = pending_unexports.iter().position(|&region| region == self.region.id().get()) {
-            pending_unexports.swap_remove(place);
+        if let Some(index) = pending_unexports.iter().position(|&region| region == self.region.id().get()) {
+            pending_unexports.swap_remove(index);
         }
     }
 }

@@ -1,11 +1,12 @@
-//! What an exporter has in one process: its ledger, its cache, its socket.
+//! [`ExporterState`]: the state of an exporter in one process: ledger, lease table, cache of native
+//! exports, memo and socket.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use umf_core::pool::missing;
+use umf_core::pool::{Pool, missing};
 use umf_core::{Address, Region};
 use umf_runtime::observer::Leases;
 use umf_runtime::tracker::{self, TrackedRegion};
@@ -26,42 +27,45 @@ use crate::{Error, Result};
 
 type RegionEntry = Entry<u64, RegionExport>;
 
-/// An export that a thread made or looked up, by the block's address.
+/// An export in a thread's memo, by the block's address.
 #[derive(Clone, Copy, Debug)]
 struct MemoizedExport {
     slot: u32,
     generation: u64,
-    /// The generation in the ledger.
+    /// The slot's generation in the ledger.
     word: NonNull<AtomicU64>,
     region: u64,
-    /// The block is in use until it is freed.
+    /// Whether the export is kept in use until the block is freed.
     is_kept: bool,
-    /// A device may import the memory.
+    /// Whether a device may import the memory.
     is_device: bool,
 }
 
-// SAFETY: it points to an atomic.
+// SAFETY: any thread may use the atomic that it points to.
 unsafe impl MemoValue for MemoizedExport {}
 
-/// All that the exporter has in one process.
+/// State of an exporter in one process.
 #[derive(Debug)]
 pub(crate) struct ExporterState {
-    /// The process that made it, as [`fork::generation`] counts.
+    /// [`fork::generation`] of the process that made this.
     generation: u32,
     exports: Arc<ExportTable>,
     cache: Cache<u64, RegionExport>,
     pending_unexports: Arc<PendingUnexports>,
     memo: Memo<MemoizedExport>,
     server: Lock<Option<Server>>,
+    /// Whether importers may use the socket.
     served: bool,
+    /// The most native exports without a set limit, for providers that hold a descriptor for each.
     fd_limit: u64,
     settings: ExporterSettings,
-    /// A secret of 128 bits that only handles contain.
+    /// A secret of 128 bits, which only handles contain.
     key: [u8; 16],
 }
 
 impl ExporterState {
-    /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
+    /// Creates the state. `procfs` is whether the memory of the first export can be opened through
+    /// `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
         let exports = ExportTable::new(settings.slots, served)?;
@@ -72,7 +76,7 @@ impl ExporterState {
         };
         match set {
             Ok(()) => {}
-            // There is no yama, so nothing to be excepted from.
+            // Without yama no exception is needed.
             Err(rustix::io::Errno::INVAL) => tracing::debug!("PR_SET_PTRACER: this kernel has no yama"),
             Err(errno) => return Err(Error::system("prctl(PR_SET_PTRACER)", errno)),
         }
@@ -106,7 +110,7 @@ impl ExporterState {
         Ok(state)
     }
 
-    /// Whether this process made it.
+    /// Returns whether this process made it, and not a process that this one was forked from.
     #[inline]
     pub(super) fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
@@ -121,13 +125,13 @@ impl ExporterState {
     }
 
     const fn hash(address: Address) -> u64 {
-        // Blocks are at least 8 bytes apart; the multiplication spreads what is left.
+        // Blocks are at least 8 bytes apart. The multiplication spreads the remaining bits.
         (address.to_bits() >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
     }
 
-    /// The handle of a block that this thread exported before and that was not freed since, with a
-    /// pin on its region. Borrowed, so that the 256 bytes are copied once, to where the caller
-    /// wants them.
+    /// Returns the handle of a block that is in this thread's memo and was not freed since, with a
+    /// pin on its region. The handle is borrowed, so that its 256 bytes are copied only once, to
+    /// the caller's destination.
     #[inline]
     pub(super) fn find_memoized(&self, address: Address) -> Option<(&[u8; HANDLE_SIZE], Pin)> {
         let memo = self.memo.current()?;
@@ -146,7 +150,8 @@ impl ExporterState {
         Some((bytes, pin))
     }
 
-    fn remember(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
+    /// Adds an export to this thread's memo.
+    fn memoize(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
         let Some(memo) = self.memo.current_or_new() else { return };
         let Some((_, pin)) = self.cache.pins().cell(entry.number()) else { return };
         let value = MemoizedExport {
@@ -154,20 +159,21 @@ impl ExporterState {
             generation: block.generation,
             word: self.exports.ledger.generation_word(block.slot),
             region: entry.value.region.id().get(),
-            is_kept: block.kept,
+            is_kept: block.is_kept,
             is_device: block.handle.may_be_imported_by_device(),
         };
         let note = MemoEntry { key: address.to_bits(), pin, stamp: entry.stamp(), value };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }
 
+    /// Ends a use of an export.
     #[inline]
     pub(super) fn put(&self, pin: Pin) {
         self.cache.pins().give_back(pin, thread::current());
     }
 
-    /// Exports what holds `address`. `requested` is how many bytes the caller asked the pool for,
-    /// if it is known.
+    /// Exports the block or region that contains `address`. `requested` is the number of bytes that
+    /// the caller requested from the pool, if it is known.
     #[cold]
     pub(super) fn export(&self, address: Address, requested: Option<usize>) -> Result<Export<'_>> {
         let found = tracker::find(address).ok_or(Error::NotTracked { address })?;
@@ -190,74 +196,84 @@ impl ExporterState {
                     self.export_region(&found, provider)
                 },
             )?;
-            let entry = pinned.entry();
             // From here on the observer finds the entry when the region is freed.
             if let Err(error) = tracker::mark_exported(found.number, found.region) {
                 drop(pinned);
                 self.retire_region(&found.region);
                 return Err(error.into());
             }
-            let mut blocks = entry.value.blocks.lock();
-            if blocks.closed {
-                // Evicted between the look-up and here: make it again.
-                drop(blocks);
-                continue;
+            // `None`: the region was evicted after the look-up. Export it again.
+            if let Some(handle) = self.find_or_publish(pinned.entry(), &target, owner.pool())? {
+                self.exports.ledger.publish_statistics(true, || self.counters());
+                failpoint!("export.ready");
+                return Ok(Export::new(self, target.start, handle, pinned.into_pin()));
             }
-            let key = target.start.to_bits();
-            let handle = match blocks.get_mut(key, &self.exports) {
-                Some(block) => block.handle,
-                None => {
-                    // What can fail does so before anything is published.
-                    blocks.reserve(&self.exports)?;
-                    let block = self.publish(entry, &target)?;
-                    let handle = block.handle;
-                    let slot = (block.slot, block.generation);
-                    self.remember(entry, target.start, &block);
-                    blocks.insert(key, block);
-                    // If the caller freed the block meanwhile (a bug), the export is withdrawn.
-                    let marked = owner.pool().map_or(Ok(()), |pool| {
-                        let deferred = pool.deferred_free().ok_or(missing("exporting blocks"))?;
-                        deferred.mark_exported(target.start)
-                    });
-                    if let Err(error) = marked {
-                        blocks.remove(key);
-                        // No other thread has seen its handle.
-                        if self.exports.ledger.retire(slot.0, slot.1) {
-                            self.exports.ledger.free_slot(slot.0);
-                        }
-                        return Err(error.into());
-                    }
-                    handle
-                }
-            };
-            if let Some(block) = blocks.get_mut(key, &self.exports) {
-                self.remember(entry, target.start, block);
-            }
-            drop(blocks);
-            self.exports.ledger.publish_statistics(true, || self.counters());
-            failpoint!("export.ready");
-            return Ok(Export::new(self, target.start, handle, pinned.into_pin()));
         }
     }
 
+    /// Returns the handle of the target's export in a region of the cache. Publishes the export if
+    /// there is none. Returns `None` if the region is being removed from the cache.
+    fn find_or_publish(
+        &self,
+        entry: &RegionEntry,
+        target: &ExportTarget,
+        pool: Option<&dyn Pool>,
+    ) -> Result<Option<Handle>> {
+        let mut blocks = entry.value.blocks.lock();
+        if blocks.closed {
+            return Ok(None);
+        }
+        let key = target.start.to_bits();
+        let handle = match blocks.get_mut(key, &self.exports) {
+            Some(block) => block.handle,
+            None => {
+                // Allocates before the export is published, so that nothing fails afterwards.
+                blocks.reserve(&self.exports)?;
+                let block = self.publish(entry, target)?;
+                let (handle, slot, generation) = (block.handle, block.slot, block.generation);
+                self.memoize(entry, target.start, &block);
+                blocks.insert(key, block);
+                let marked = pool.map_or(Ok(()), |pool| {
+                    let deferred = pool.deferred_free().ok_or(missing("exporting blocks"))?;
+                    deferred.mark_exported(target.start)
+                });
+                // If the caller freed the block meanwhile (a bug), the export is withdrawn.
+                if let Err(error) = marked {
+                    blocks.remove(key);
+                    // No other thread has its handle.
+                    if self.exports.ledger.retire(slot, generation) {
+                        self.exports.ledger.free_slot(slot);
+                    }
+                    return Err(error.into());
+                }
+                handle
+            }
+        };
+        if let Some(block) = blocks.get_mut(key, &self.exports) {
+            self.memoize(entry, target.start, block);
+        }
+        Ok(Some(handle))
+    }
+
+    /// Exports a region with its provider, and publishes the export of the whole region.
     fn export_region(&self, found: &TrackedRegion, provider: &umf_core::ProviderRef) -> Result<RegionExport> {
         let region = found.region;
-        let refuse =
+        let not_exportable =
             |why| Error::NotExportable { kind: provider.kind(), name: provider.name().to_owned(), why };
-        let ability = provider
-            .export()
-            .ok_or_else(|| refuse("it has no memory that other processes can map; use shared memory"))?;
+        let ability = provider.export().ok_or_else(|| {
+            not_exportable("it has no memory that other processes can map; use shared memory")
+        })?;
         if ability.uses_fd_per_export()
             && self.settings.max_created_handles == 0
             && self.cache.counters().entries.load(Ordering::Relaxed) > self.fd_limit
         {
-            // No limit was set, but the process's own is near: idle exports make room.
+            // Without a set limit: evict idle exports before the process runs out of descriptors.
             self.cache.evict_idle(|_| true);
         }
-        // One native export of a region at a time.
+        // A region has one native export at a time.
         self.pending_unexports.wait_for(region.id().get());
         let native = match self.exports.native_of(region.id().get()) {
-            // Evicted while others had it open, and so still with the others.
+            // Its exports were evicted while an importer had one open, and deferred frees hold it.
             Some(native) => native,
             None => {
                 let provider = provider.clone();
@@ -291,39 +307,41 @@ impl ExporterState {
         Ok(export)
     }
 
+    /// Publishes an export in the ledger.
     fn publish(&self, entry: &RegionEntry, target: &ExportTarget) -> Result<BlockExport> {
         let export = &entry.value;
         let slot = self.exports.allocate_slot()?;
         let generation = self.exports.ledger.publish(slot, &content(export, target));
         let handle = self.encode(export, target, slot, generation);
-        Ok(BlockExport { slot, generation, handle, kept: false })
+        Ok(BlockExport { slot, generation, handle, is_kept: false })
     }
 
-    /// Takes over a use of the handle's block until the block is freed: `false` if it is not
-    /// wanted, because the block has such a use already or was freed.
+    /// Takes over a use of the handle's block until the block is freed. Returns `false`, and leaves
+    /// the use to the caller, if the block is kept already or was freed.
     pub(super) fn keep(&self, address: Address, handle: &Handle) -> bool {
         if !self.is_of_this_process() {
-            // A parent's: its locks are taken for ever here, and its blocks are not freed here.
+            // The parent's state: its locks may be held for ever in this process, and its blocks
+            // are not freed here.
             return false;
         }
-        // Whether it was kept before.
-        let before = self.cache.peek(&handle.region_id(), |entry| {
+        let was_kept = self.cache.peek(&handle.region_id(), |entry| {
             let mut blocks = entry.value.blocks.lock();
             let block = blocks.get_mut(address.to_bits(), &self.exports)?;
             let is_same = block.generation == handle.generation() && block.slot == handle.slot();
-            is_same.then(|| core::mem::replace(&mut block.kept, true))
+            is_same.then(|| core::mem::replace(&mut block.is_kept, true))
         });
-        let before = before.flatten();
-        // Not if another block is exported at this address by now: that export is not kept.
-        if before.is_some()
+        let was_kept = was_kept.flatten();
+        // `None`: another block may be exported at this address, and is not kept.
+        if was_kept.is_some()
             && let Some(memo) = self.memo.current()
         {
             memo.change(Self::hash(address), address.to_bits(), |known| known.is_kept = true);
         }
-        before == Some(false)
+        was_kept == Some(false)
     }
 
-    /// The handle of a block that this thread found to be kept before and that was not freed since.
+    /// Returns the handle of a block that is kept according to this thread's memo and was not freed
+    /// since.
     pub(super) fn kept_handle(&self, address: Address) -> Option<Handle> {
         let memo = self.memo.current()?;
         let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
@@ -335,7 +353,10 @@ impl ExporterState {
         })
     }
 
-    /// The fd behind a current export.
+    /// Returns the file of a current export.
+    ///
+    /// # Errors
+    /// The slot's generation if the export is not current; 0 if its descriptor was lost.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
         let now = || self.exports.ledger.generation_of(slot).unwrap_or(0);
         let region = self.exports.ledger.region_of(slot, generation)?;
@@ -344,7 +365,8 @@ impl ExporterState {
             .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))
             .flatten();
         match fd {
-            // Read after the fd was taken: it was the right one then.
+            // If the export is still current after the look-up, the descriptor was that of the
+            // export.
             Some(Ok(fd)) if now() == generation => Ok(fd),
             Some(Err(error)) => {
                 tracing::warn!(slot, %error, "cannot send an exported file to an importer");
@@ -359,7 +381,7 @@ impl ExporterState {
     }
 
     pub(super) fn statistics(&self) -> CacheStatistics {
-        // The ledger and the lease table.
+        // The descriptors of the ledger and of the lease table.
         let mut fds = 2;
         self.cache.for_each(|entry| {
             fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd().is_some()));
@@ -367,7 +389,7 @@ impl ExporterState {
         CacheStatistics { fds, hits: self.memo.hits(), ..self.cache.statistics() }
     }
 
-    /// What the ledger publishes about this exporter.
+    /// Returns the counters that the ledger publishes.
     fn counters(&self) -> PublishedCounters {
         let (leases, held_bytes) = self.exports.deferred_size();
         let importers = self.exports.leases.importers() as u64;
@@ -380,7 +402,7 @@ impl ExporterState {
         }
     }
 
-    /// Retires everything and stops the socket. The exporter is being dropped.
+    /// Retires all exports and stops the socket, because the exporter is being dropped.
     pub(super) fn close(&self) {
         let mut regions = Vec::new();
         self.cache.for_each(|entry| regions.push(entry.value.region));
@@ -393,11 +415,11 @@ impl ExporterState {
     }
 }
 
-/// Whether importers will need the socket, as far as can be told at the first export.
+/// Returns whether importers will probably need the socket, from what is known at the first export.
 ///
-/// `procfs` serves the same user at every yama scope, so yama alone is a reason only for memory
-/// that cannot be opened that way. An undumpable process and one in a pid namespace of its own
-/// cannot be reached by number.
+/// `procfs` works for the same user at every yama scope. So yama is a reason only for memory that
+/// cannot be opened through `/proc`. `pidfd` and `procfs` do not work with an undumpable process,
+/// or from outside of a pid namespace.
 fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
     match exchange {
         Exchange::Order(modes) => modes.contains(&Mode::Socket),
@@ -409,10 +431,11 @@ fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
     }
 }
 
-// Retiring: the end of exports, before their memory goes.
+// Retiring: exports end before their memory is freed.
 
 impl ExporterState {
-    /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
+    /// Retires the export of the block at `address`, which is about to be freed. Returns its leases
+    /// if another process has it open.
     pub(super) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
         if !self.retire_block_fast(address) {
             let found = tracker::find(address)?;
@@ -420,33 +443,34 @@ impl ExporterState {
                 let block = entry.value.blocks.lock().remove(address.to_bits());
                 let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
                 let retired = self.exports.retire(&block.exported(address), native, RetireReason::BlockFreed);
-                if retired && block.kept {
+                if retired && block.is_kept {
                     self.cache.pins().unpin(entry.number());
                 }
             });
         }
-        // Or an earlier export of it, evicted meanwhile.
+        // Includes leases of earlier exports of the block, which were evicted.
         let leases = self.leases(address, 1);
         self.exports.ledger.publish_statistics(false, || self.counters());
         leases
     }
 
-    /// Retires a block that this thread exported until it is freed: without a look into any table
-    /// if no process has it open. `false` if that is not known of it.
+    /// Retires a block that is kept according to this thread's memo. If no process has it open, no
+    /// table is locked or searched. Returns `false` if the memo does not have it, or the export is
+    /// not current.
     fn retire_block_fast(&self, address: Address) -> bool {
-        let known = || {
+        let find_kept = || {
             let memo = self.memo.current()?;
             let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
             note.value.is_kept.then_some((memo, bytes, *note))
         };
-        let Some((memo, bytes, note)) = known() else { return false };
+        let Some((memo, bytes, note)) = find_kept() else { return false };
         let MemoizedExport { slot, generation, region, is_device, .. } = note.value;
         match self.exports.retire_fast(slot, generation, is_device) {
             RetireOutcome::NotCurrent => return false,
             RetireOutcome::Reclaimed => {}
             RetireOutcome::Leased(scan) => {
-                // By what the note says, and not by the region's table: a thread that sees there
-                // that the export has ended may take it out, and the region may leave the cache.
+                // From the memo, not from the region's table: another thread may remove the ended
+                // export there, and the region may leave the cache.
                 let handle = Handle::from_known(bytes);
                 let (size, is_region) = (handle.length() as usize, handle.is_region());
                 let export = ExportedRange { slot, generation, base: address, size, is_region, is_device };
@@ -462,13 +486,15 @@ impl ExporterState {
         true
     }
 
+    /// Returns the leases of a range, if another process has a part of it open.
     fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
         let leased = self.exports.has_pending() && self.exports.is_leased(base, size);
         leased.then(|| Arc::clone(&self.exports) as _)
     }
 
-    /// The region is about to be freed: when this returns, nothing of it opens, and its provider
-    /// has its export back, unless something of it is open elsewhere.
+    /// Retires all exports of a region, which is about to be freed, and ends its native export. If
+    /// another process has a part of it open, returns the leases; then the native export ends with
+    /// the last of them.
     pub(super) fn retire_region(&self, region: &Region) -> Option<Arc<dyn Leases>> {
         self.remove_region(region, RetireReason::RegionFreed);
         self.leases(region.base(), region.size())
@@ -478,16 +504,17 @@ impl ExporterState {
         let id = region.id().get();
         self.cache.peek(&id, |entry| *entry.value.retire_reason.lock() = reason);
         drop(self.cache.remove(&id));
-        // Another thread may have evicted it, or may be looking at it, and drop it a little later.
+        // Another thread may have evicted the entry, or still uses it, and drops it a little later.
         self.pending_unexports.wait_for(id);
         self.exports.ledger.publish_statistics(false, || self.counters());
     }
 }
 
-// What other processes are told of an export: in its ledger slot, in its handle, over the socket.
+// The description of an export for other processes: in its handle, its ledger slot and over the
+// socket.
 
 impl ExporterState {
-    /// The handle of an export with this slot and generation.
+    /// Returns the handle of an export with this slot and generation.
     fn encode(&self, export: &RegionExport, target: &ExportTarget, slot: u32, generation: u64) -> Handle {
         let identity = self.exports.ledger.identity();
         let native = export.native.as_ref().and_then(|native| native.native.as_ref());
@@ -525,7 +552,7 @@ impl ExporterState {
     }
 }
 
-/// What the ledger says of an export.
+/// Returns the content of an export's ledger slot.
 fn content(export: &RegionExport, target: &ExportTarget) -> SlotContent {
     let guard = export.native.as_ref();
     let identity = guard.and_then(|guard| guard.identity);
@@ -545,7 +572,7 @@ fn content(export: &RegionExport, target: &ExportTarget) -> SlotContent {
     }
 }
 
-/// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
+/// Source of descriptors for the socket thread, which does not keep the exporter's state alive.
 struct ExporterFdSource {
     exports: Arc<ExportTable>,
     state: Weak<ExporterState>,
@@ -559,9 +586,9 @@ impl FdSource for ExporterFdSource {
     fn lease_table(&self) -> Option<OutgoingFd> {
         let leases = &self.exports.leases;
         match leases.reopen() {
-            Ok(own) => Some(OutgoingFd::Exclusive(own)),
-            // Without a free descriptor, say: an importer can open what it gets anew itself, where
-            // it has `/proc`.
+            Ok(reopened) => Some(OutgoingFd::Exclusive(reopened)),
+            // For example without a free descriptor. An importer with `/proc` can reopen the shared
+            // one.
             Err(_) => leases.checked_fd().ok().map(|fd| OutgoingFd::Shared(Arc::clone(fd) as SharedFd)),
         }
     }

@@ -42,7 +42,7 @@ pub enum DecodeError {
         length: usize,
     },
     /// Not a handle at all.
-    #[error("these bytes do not begin with \"UMFH\": this is no umf handle")]
+    #[error("not a umf handle: the bytes do not begin with \"UMFH\"; pass the bytes of an exported handle")]
     Magic,
     /// Another version.
     #[error(
@@ -53,7 +53,9 @@ pub enum DecodeError {
         version: u16,
     },
     /// The checksum does not match.
-    #[error("the handle is damaged: its checksum is {found:#010x} and should be {expected:#010x}")]
+    #[error(
+        "the handle is damaged: its checksum is {found:#010x} and should be {expected:#010x}; send its bytes unchanged"
+    )]
     Checksum {
         /// In the handle.
         found: u32,
@@ -61,7 +63,7 @@ pub enum DecodeError {
         expected: u32,
     },
     /// A field has a value that no producer writes.
-    #[error("the handle is not from umf: field {field} is out of range")]
+    #[error("the handle is not from umf: field {field} is out of range; get a new handle from its producer")]
     Field {
         /// Which field.
         field: &'static str,

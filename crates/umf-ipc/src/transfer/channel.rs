@@ -1,4 +1,5 @@
-//! [`FdChannel`]: the importer's way to one producer's fds.
+//! [`FdChannel`]: fetches descriptors of one producer for an importer. It tries the exchange modes
+//! in order, and turns each failure into a reason and a remedy.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
@@ -17,14 +18,14 @@ use crate::identity::{self, Nonce};
 use crate::{Error, Result};
 use umf_os::{CheckedFile, FileIdentity};
 
-/// Which fd of the producer.
+/// A descriptor of the producer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RemoteFd {
-    /// Its ledger, under this number.
+    /// The ledger, with its descriptor number.
     Ledger(RawFd),
-    /// Its lease table, under this number.
+    /// The lease table, with its descriptor number.
     LeaseTable(RawFd),
-    /// The memory behind an export.
+    /// The file of an export's memory.
     Data { fd: RawFd, slot: u32, generation: u64, identity: FileIdentity, opens_through_procfs: bool },
 }
 
@@ -36,56 +37,61 @@ impl RemoteFd {
     }
 }
 
-/// One producer, held by a pidfd where that is possible, so that its pid cannot come to mean
-/// another process unnoticed.
+/// A connection to one producer. Where possible it holds a pidfd, which does not refer to another
+/// process after the pid is reused.
 #[derive(Debug)]
 pub(crate) struct FdChannel {
     pid: u32,
     pidfd: core::result::Result<CheckedFile, Errno>,
-    same_pid_namespace: bool,
+    is_in_same_pid_namespace: bool,
     /// Whether the pidfd is known to be the producer's, by its inode in pidfs.
     is_verified: bool,
     served: bool,
-    /// Whether its socket answered once: it is in this network namespace.
+    /// Whether its socket has answered once, so that it is in this network namespace.
     answered: AtomicBool,
     nonce: Nonce,
     /// The connection, locked while a request waits for its answer. Other threads do not wait for
-    /// the lock: they connect anew.
+    /// the lock. They make a connection of their own.
     client: Lock<Client>,
-    /// The process that made it, as [`fork::generation`] counts.
+    /// [`fork::generation`] of the process that made this.
     generation: u32,
     timeout: Duration,
 }
 
-/// A descriptor that came from a producer.
+/// A descriptor that was fetched from a producer.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub fd: ReceivedFd,
     pub mode: Mode,
-    /// The producer opened it for this process, which alone has its description.
+    /// Whether the producer opened it for this process alone: no other process has its open file
+    /// description.
     pub is_exclusive: bool,
 }
 
 enum Failure {
-    /// This way is closed; another may work.
+    /// This mode does not work; another one may.
     Refused(FailedAttempt),
-    /// No way can work.
+    /// No mode can work.
     Final(Error),
 }
 
 impl FdChannel {
-    /// Prepares to talk to the producer of `handle`.
+    /// Finds the producer of `handle`. Does not connect to its socket yet.
+    ///
+    /// # Errors
+    /// [`Error::ProducerGone`], [`Error::ProducerReplaced`], and [`Error::System`] without a free
+    /// descriptor.
     pub(crate) fn new(handle: &Handle, timeout: Duration) -> Result<Self> {
         let pid = handle.pid();
-        let mine = identity::pid_namespace();
-        let theirs = handle.pid_namespace();
-        let same_pid_namespace = mine == 0 || theirs == 0 || mine == theirs;
-        let pidfd = if same_pid_namespace { umf_os::process::pidfd_open(pid) } else { Err(Errno::SRCH) };
+        let (own, producer) = (identity::pid_namespace(), handle.pid_namespace());
+        let is_in_same_pid_namespace = own == 0 || producer == 0 || own == producer;
+        let pidfd =
+            if is_in_same_pid_namespace { umf_os::process::pidfd_open(pid) } else { Err(Errno::SRCH) };
         failpoint!("producer.found");
         let mut is_verified = false;
-        if same_pid_namespace {
+        if is_in_same_pid_namespace {
             match &pidfd {
-                // Or the number is that of a thread by now: ENOENT, before Linux 6.16 EINVAL.
+                // A pid that was reused for a thread gives ENOENT, or EINVAL before Linux 6.16.
                 Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Err(Error::ProducerGone { pid }),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     return Err(Error::system("pidfd_open", *errno));
@@ -106,7 +112,7 @@ impl FdChannel {
         Ok(Self {
             pid,
             pidfd: pidfd.and_then(CheckedFile::take),
-            same_pid_namespace,
+            is_in_same_pid_namespace,
             is_verified,
             served: handle.is_served(),
             answered: AtomicBool::new(false),
@@ -117,7 +123,7 @@ impl FdChannel {
         })
     }
 
-    /// Whether the producer is known to have ended.
+    /// Returns whether the producer is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
         match self.pidfd() {
             Ok(pidfd) => umf_os::process::has_ended(pidfd),
@@ -127,40 +133,40 @@ impl FdChannel {
         }
     }
 
-    /// Returns whether the process behind the producer's number is the one that made the handle.
-    /// (It may have called exec, or dropped the exporter.)
+    /// Returns whether the process with the producer's pid is the one that made the handle. It may
+    /// have called exec, or dropped the exporter.
     pub(crate) const fn is_verified(&self) -> bool {
         self.is_verified
     }
 
-    /// Whether this process is a forked child of the one that made the channel. The lock may then
-    /// be held for ever, by a thread of the parent that was waiting for an answer: forks do not
-    /// wait for producers.
+    /// Returns whether this process is a forked child of the one that made the channel. Then the
+    /// lock of `client` may be held for ever: a fork does not wait for a thread that waits for an
+    /// answer.
     fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
 
     fn ask(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
-        let answer = self.request_over_connection(wanted);
+        let answer = self.request(wanted);
         if answer.is_ok() {
             self.answered.store(true, Ordering::Relaxed);
         }
         answer
     }
 
-    fn request_over_connection(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
-        let kept = if self.is_inherited() { None } else { self.client.try_lock() };
-        match kept {
+    fn request(&self, wanted: RemoteFd) -> core::result::Result<Answer, Errno> {
+        let client = if self.is_inherited() { None } else { self.client.try_lock() };
+        match client {
             Some(mut client) => client.ask(wanted, self.timeout),
-            // Another thread waits for an answer there; its wait is not added to this one's.
+            // Another thread uses the connection, and waits up to `timeout` for its answer.
             None => Client::new(self.nonce, self.pid).ask(wanted, self.timeout),
         }
     }
 
-    /// A duplicate of a descriptor of the producer, and the way it took.
+    /// Fetches a duplicate of a descriptor of the producer by the first mode that works.
     ///
-    /// Whether it is the right file is for the caller to check: by identity and by what the ledger
-    /// says afterwards.
+    /// The caller checks that it is the right file, by the file's identity and by the ledger's
+    /// content after the fetch.
     pub(crate) fn fetch(&self, wanted: RemoteFd, exchange: &Exchange) -> Result<Fetched> {
         let mut attempts = Vec::new();
         if exchange.modes().is_empty() {
@@ -189,13 +195,14 @@ impl FdChannel {
             }
         }
         if self.has_ended_by_pidfd() {
-            // The kernel refuses access to a process that has ended: its end is the reason.
+            // The kernel refuses access to a process that has ended, and the attempts report
+            // another reason.
             return Err(Error::ProducerGone { pid: self.pid });
         }
         Err(Error::NotPermitted { pid: self.pid, attempts })
     }
 
-    fn other_namespace(mode: Mode) -> Failure {
+    fn in_other_namespace(mode: Mode) -> Failure {
         Failure::Refused(FailedAttempt {
             mode,
             reason: "the producer is in another pid namespace, where its pid means another process"
@@ -204,12 +211,13 @@ impl FdChannel {
         })
     }
 
+    /// Returns the failure that a closed descriptor number in the producer means.
     fn closed(&self, wanted: RemoteFd) -> Failure {
         if self.has_ended() {
             return Failure::Final(Error::ProducerGone { pid: self.pid });
         }
         Failure::Final(match wanted {
-            // A ledger's fd is open as long as the process image that made it lives.
+            // The exporter keeps both open until it is dropped or its process calls exec.
             RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => Error::ProducerGone { pid: self.pid },
             RemoteFd::Data { fd, .. } => {
                 Error::OtherObject { pid: self.pid, fd, evidence: "no such fd is open there any more" }
@@ -218,8 +226,8 @@ impl FdChannel {
     }
 
     fn by_pidfd(&self, wanted: RemoteFd) -> core::result::Result<ReceivedFd, Failure> {
-        if !self.same_pid_namespace {
-            return Err(Self::other_namespace(Mode::Pidfd));
+        if !self.is_in_same_pid_namespace {
+            return Err(Self::in_other_namespace(Mode::Pidfd));
         }
         let pidfd = self
             .pidfd()
@@ -227,8 +235,8 @@ impl FdChannel {
         let fetched = umf_os::process::pidfd_getfd(pidfd, wanted.number());
         failpoint!("fetched.by_pidfd");
         fetched.map(ReceivedFd::from).map_err(|errno| match errno {
-            // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux
-            // 6.9.
+            // The main thread has exited and other threads run (`pthread_exit(3)`). EBADF: before
+            // Linux 6.9.
             Errno::SRCH | Errno::BADF
                 if !self.has_ended_by_pidfd() && umf_os::process::fds_of_other_thread(self.pid).is_some() =>
             {
@@ -247,8 +255,8 @@ impl FdChannel {
     }
 
     fn by_procfs(&self, wanted: RemoteFd) -> core::result::Result<ReceivedFd, Failure> {
-        if !self.same_pid_namespace {
-            return Err(Self::other_namespace(Mode::Procfs));
+        if !self.is_in_same_pid_namespace {
+            return Err(Self::in_other_namespace(Mode::Procfs));
         }
         if let RemoteFd::Data { opens_through_procfs: false, .. } = wanted {
             return Err(Failure::Refused(FailedAttempt {
@@ -265,9 +273,8 @@ impl FdChannel {
             }));
         }
         let mut path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
-        // The number may lead to any file of any other process. Opening a device or a file of a
-        // file server does something, or waits, so it is not opened before it is known to be the
-        // file that is wanted.
+        // The number may name any file of any process. Opening a device or a file of a file server
+        // can have effects or block. So the file is checked before it is opened.
         let mut found = umf_os::file::open_path(&path);
         if matches!(found, Err(Errno::NOENT | Errno::ACCESS))
             && let Some(folder) = umf_os::process::fds_of_other_thread(self.pid)
@@ -291,21 +298,20 @@ impl FdChannel {
         };
         let found = found.map_err(failed)?;
         failpoint!("found.in_procfs");
-        let judged = self.check_openable(found.as_fd(), wanted);
-        // The path went by number. If the process is still there, the number has meant it all the
-        // time.
+        let checked = self.check_openable(found.as_fd(), wanted);
+        // The path contains the pid. If the producer still runs, the pid was not reused meanwhile.
         if self.has_ended_by_pidfd() {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
-        judged?;
-        // For writing, also the ledger (its seals prevent writes): `umf ps` tells importers from
-        // inspecting processes by that.
+        checked?;
+        // The ledger is opened for writing too, although its seals prevent writes: `umf ps`
+        // distinguishes importers from inspecting processes by the open mode.
         let opened = umf_os::file::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
         failpoint!("fetched.by_procfs");
         opened
     }
 
-    /// Whether what was found through `/proc` may be opened.
+    /// Checks that a file that was found through `/proc` is the wanted one and may be opened.
     fn check_openable(&self, found: BorrowedFd<'_>, wanted: RemoteFd) -> core::result::Result<(), Failure> {
         let system = |errno| Failure::Final(Error::system("statx of a file in /proc", errno));
         let identity = umf_os::file::identity(found).map_err(system)?;
@@ -337,85 +343,84 @@ impl FdChannel {
         Ok(())
     }
 
-    /// Why `/proc` has nothing about a producer that lives.
+    /// Returns a reason if `/proc` hides a producer that runs.
     fn hidden_in_proc(&self) -> Option<FailedAttempt> {
-        // In this order: what is not there because the process ended meanwhile is no such case.
+        // In this order: if the process ends in between, `/proc` does not hide it.
         let is_hidden = !Path::new(&format!("/proc/{}", self.pid)).exists() && self.is_alive_by_pidfd();
         is_hidden.then(|| FailedAttempt {
             mode: Mode::Procfs,
-            reason: format!("/proc/{} is not there, though the producer lives", self.pid),
+            reason: format!("/proc/{} is hidden, though the producer runs", self.pid),
             remedy: "mount /proc without hidepid, or use pidfd or socket",
         })
     }
 
     fn by_socket(&self, wanted: RemoteFd) -> core::result::Result<(ReceivedFd, bool), Failure> {
         if !self.served {
-            return Err(Failure::Refused(FailedAttempt {
-                mode: Mode::Socket,
-                reason: "the producer does not answer on a socket; it decided so at its first export"
-                    .to_owned(),
-                remedy: "UMF_IPC_EXCHANGE=socket in the producer",
-            }));
+            return Err(Self::socket_refused(
+                "the producer does not answer on a socket; it decided so at its first export",
+                "UMF_IPC_EXCHANGE=socket in the producer",
+            ));
         }
-        let gone = || Failure::Final(Error::ProducerGone { pid: self.pid });
-        match self.ask(wanted) {
-            Ok(Answer::Fd { fd, is_exclusive }) => Ok((fd, is_exclusive)),
+        let pid = self.pid;
+        let answer = self.ask(wanted).map_err(|errno| self.failure_of_request(errno))?;
+        Err(match answer {
+            Answer::Fd { fd, is_exclusive } => return Ok((fd, is_exclusive)),
             // No slot in use has this generation: the producer lost the descriptor.
-            Ok(Answer::Stale(0)) => Err(self.closed(wanted)),
-            Ok(Answer::Stale(now)) => {
-                let (slot, generation) = match wanted {
-                    RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => return Err(gone()),
-                    RemoteFd::Data { slot, generation, .. } => (slot, generation),
-                };
-                Err(Failure::Final(Error::Stale { pid: self.pid, slot, generation, now }))
-            }
-            Ok(Answer::NotPermitted) => Err(Failure::Refused(FailedAttempt {
-                mode: Mode::Socket,
-                reason: format!("the producer does not serve uid {}", umf_os::process::effective_uid()),
-                remedy: "run both as the same user",
-            })),
-            Ok(Answer::OtherUser) => Err(Failure::Refused(FailedAttempt {
-                mode: Mode::Socket,
-                reason: format!(
+            Answer::Stale(0) => self.closed(wanted),
+            Answer::Stale(now) => Failure::Final(match wanted {
+                RemoteFd::Ledger(_) | RemoteFd::LeaseTable(_) => Error::ProducerGone { pid },
+                RemoteFd::Data { slot, generation, .. } => Error::Stale { pid, slot, generation, now },
+            }),
+            Answer::NotPermitted => Self::socket_refused(
+                format!("the producer does not serve uid {}", umf_os::process::effective_uid()),
+                "run both as the same user",
+            ),
+            Answer::OtherUser => Self::socket_refused(
+                format!(
                     "the producer's socket belongs to another user than uid {}",
                     umf_os::process::effective_uid()
                 ),
-                remedy: "run both as the same user",
-            })),
-            Ok(Answer::UnmappedUser) => Err(Failure::Refused(FailedAttempt {
-                mode: Mode::Socket,
-                reason: "this user namespace has no number for the user of this process, so that the producer's user \
-                         cannot be told from others"
-                    .to_owned(),
-                remedy: "map the user in /proc/self/uid_map, or run both in one pid namespace",
-            })),
-            Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
-            Err(Errno::CONNREFUSED | Errno::NOENT) => Err(self.not_listening()),
-            // Both attempts failed, the second one on a new connection.
-            Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended_by_pidfd() => Err(Failure::Refused(FailedAttempt {
-                mode: Mode::Socket,
-                reason:
-                    "the producer closed the connection before it answered: it is ending, or has many others \
-                         to serve"
-                        .to_owned(),
-                remedy: "try again",
-            })),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(gone()),
-            Err(Errno::AGAIN | Errno::TIMEDOUT) => Err(Failure::Final(Error::TimedOut {
+                "run both as the same user",
+            ),
+            Answer::UnmappedUser => Self::socket_refused(
+                "this user namespace has no number for the user of this process, so that the producer's user \
+                 cannot be verified",
+                "map the user in /proc/self/uid_map, or run both in one pid namespace",
+            ),
+            Answer::Misbehaved(what) => Failure::Final(Error::Misbehaved { pid, what }),
+        })
+    }
+
+    fn socket_refused(reason: impl Into<String>, remedy: &'static str) -> Failure {
+        Failure::Refused(FailedAttempt { mode: Mode::Socket, reason: reason.into(), remedy })
+    }
+
+    /// Returns the failure that an error of the request means. The second attempt, on a new
+    /// connection, failed too.
+    fn failure_of_request(&self, errno: Errno) -> Failure {
+        match errno {
+            Errno::CONNREFUSED | Errno::NOENT => self.not_listening(),
+            Errno::PIPE | Errno::CONNRESET if !self.has_ended_by_pidfd() => Self::socket_refused(
+                "the producer closed the connection before it answered: it is ending, or serves too many others",
+                "try again",
+            ),
+            Errno::PIPE | Errno::CONNRESET => Failure::Final(Error::ProducerGone { pid: self.pid }),
+            Errno::AGAIN | Errno::TIMEDOUT => Failure::Final(Error::TimedOut {
                 pid: self.pid,
                 milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
-            })),
-            Err(errno) => Err(Failure::Final(Error::system("asking the producer's socket", errno))),
+            }),
+            errno => Failure::Final(Error::system("asking the producer's socket", errno)),
         }
     }
 
-    /// Returns the meaning of a refused connection: no process listens on the producer's socket.
+    /// Returns the failure that a refused connection means: no process listens on the producer's
+    /// socket.
     fn not_listening(&self) -> Failure {
         let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
         let reason = if self.has_ended_by_pidfd() || self.answered.load(Ordering::Relaxed) {
             return gone;
-        } else if !self.same_pid_namespace {
-            // Nothing else tells whether it lives.
+        } else if !self.is_in_same_pid_namespace {
+            // Nothing else shows whether it runs.
             "no process listens on the producer's socket in this network namespace: it is in another one, or has ended"
         } else if diagnosis::shares_network_namespace(self.pid) {
             return gone;
@@ -447,9 +452,9 @@ impl FdChannel {
         self.pid
     }
 
-    /// The fds that this channel holds open.
+    /// Returns the number of descriptors that this channel holds.
     pub(crate) fn fds(&self) -> u64 {
-        // If another thread holds the lock, it has a connection or is making it.
+        // If another thread holds the lock, it has a connection or is making one.
         let connected =
             !self.is_inherited() && self.client.try_lock().is_none_or(|client| client.is_connected());
         u64::from(self.pidfd.is_ok()) + u64::from(connected)

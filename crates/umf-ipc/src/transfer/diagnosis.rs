@@ -1,5 +1,5 @@
-//! Explains why the kernel refused access to a producer, as far as it can be found out, and what to
-//! do about it.
+//! Diagnosis of a refusal by the kernel: the probable reason why this process may not access a
+//! producer, and the remedy.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -23,10 +23,10 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
              UMF_IPC_EXCHANGE=procfs",
         );
     }
-    let mine = umf_os::process::effective_uid();
-    if let Some(theirs) = uid_of(pid).filter(|&theirs| theirs != mine && mine != 0) {
+    let own = umf_os::process::effective_uid();
+    if let Some(uid) = uid_of(pid).filter(|&uid| uid != own && own != 0) {
         return (
-            format!("{errno}: the producer runs as uid {theirs}, this process as uid {mine}"),
+            format!("{errno}: the producer runs as uid {uid}, this process as uid {own}"),
             "run both as the same user, or give this process CAP_SYS_PTRACE",
         );
     }
@@ -73,7 +73,10 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
              UMF_IPC_EXCHANGE=socket in the producer",
         );
     }
-    (format!("{errno}"), "UMF_IPC_EXCHANGE=socket in the producer; `umf info` tells what this process may do")
+    (
+        format!("{errno}"),
+        "UMF_IPC_EXCHANGE=socket in the producer; `umf info` shows which modes this process may use",
+    )
 }
 
 pub(crate) fn yama_scope() -> u32 {
@@ -83,33 +86,34 @@ pub(crate) fn yama_scope() -> u32 {
         .unwrap_or(0)
 }
 
-/// The real uid of a process.
+/// Returns the real uid of a process.
 fn uid_of(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The files in `/proc/<pid>` of an undumpable process belong to root; the folder itself does not
-/// (`proc_pid(5)`).
+/// Returns whether a process is not dumpable: then the files in `/proc/<pid>` belong to root, and
+/// the folder does not (`proc_pid(5)`).
 fn is_undumpable(pid: u32) -> bool {
     let owner = fs::metadata(format!("/proc/{pid}/status")).map(|metadata| metadata.uid());
     matches!((owner, uid_of(pid)), (Ok(owner), Some(uid)) if owner != uid)
 }
 
-/// Whether a process is known to be in the network namespace of this one. `false` where looking is
-/// not permitted.
+/// Returns whether a process is known to be in the network namespace of this one. `false` if this
+/// process may not read the link.
 pub(super) fn shares_network_namespace(pid: u32) -> bool {
     let inode = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).ok();
-    let mine = inode("/proc/self/ns/net");
-    mine.is_some() && mine == inode(&format!("/proc/{pid}/ns/net"))
+    let own = inode("/proc/self/ns/net");
+    own.is_some() && own == inode(&format!("/proc/{pid}/ns/net"))
 }
 
 fn in_other_user_namespace(pid: u32) -> bool {
-    let mine = fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
-    // Looking needs the rights that are missing, so being refused says the same.
-    let theirs = fs::metadata(format!("/proc/{pid}/ns/user")).map(|metadata| metadata.ino());
-    matches!((mine, theirs), (Ok(mine), theirs) if theirs.as_ref().ok() != Some(&mine))
+    let own = fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
+    // Reading the link needs ptrace access, which a process in another user namespace does not
+    // have.
+    let producer = fs::metadata(format!("/proc/{pid}/ns/user")).map(|metadata| metadata.ino());
+    own.is_ok_and(|own| producer.ok() != Some(own))
 }
 
 fn has_seccomp_filter() -> bool {

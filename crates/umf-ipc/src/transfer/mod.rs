@@ -1,4 +1,5 @@
-//! How a file descriptor gets from the producer to the importer. Written once, for all providers.
+//! Exchange of descriptors: how an importer gets a descriptor of a producer. The same for all
+//! providers.
 //!
 //! | mode | how | needs | not for |
 //! |---|---|---|---|
@@ -6,8 +7,7 @@
 //! | `procfs` | opening `/proc/<pid>/fd/<n>` (`proc_pid_fd(5)`) | ptrace read rights: the same user, at every yama scope | dma-buf; other pid namespaces |
 //! | `socket` | `SCM_RIGHTS` (`unix(7)`) over an abstract socket named by the nonce | a shared network namespace, the same user; a thread in the producer | producers that did not start it |
 //!
-//! `auto` tries them in this order. An explicit choice is obeyed or refused, never replaced in
-//! silence.
+//! `auto` tries the modes in this order. If the settings name modes, no other mode is tried.
 
 mod channel;
 mod diagnosis;
@@ -20,7 +20,7 @@ use core::fmt;
 use core::str::FromStr;
 
 umf_core::words! {
-    /// One way for an fd to travel. `ALL` is in the order of `auto`.
+    /// A mode of exchange. `ALL` is in the order of `auto`.
     #[non_exhaustive]
     pub enum Mode {
         /// `pidfd_getfd(2)`.
@@ -33,27 +33,26 @@ umf_core::words! {
 }
 
 impl Mode {
-    /// The name in settings.
+    /// Returns the name in settings.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.as_str()
     }
 }
 
-/// Which modes may be used, in order of preference (`UMF_IPC_EXCHANGE`).
+/// The modes that may be used, in order of preference (`UMF_IPC_EXCHANGE`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Exchange {
-    /// `pidfd`, `procfs`, `socket`; the producer starts its socket only if it sees that it will be
-    /// needed.
+    /// `pidfd`, `procfs`, `socket`. The producer starts its socket only if importers will probably
+    /// need it.
     #[default]
     Auto,
-    /// These, in this order, and no other. If `socket` is among them the producer starts its
-    /// socket.
+    /// These modes, in this order. If `socket` is among them, the producer starts its socket.
     Order(Vec<Mode>),
 }
 
 impl Exchange {
-    /// This mode alone.
+    /// Allows this mode alone.
     #[must_use]
     pub fn only(mode: Mode) -> Self {
         Self::Order(vec![mode])
@@ -67,10 +66,10 @@ impl Exchange {
     }
 }
 
-/// A word that is no mode.
+/// The error of parsing a word that is no exchange mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no exchange mode; valid are auto, pidfd, procfs, socket, or several of the last three with commas"
+    "{0:?} is not an exchange mode; valid are auto, pidfd, procfs, socket, or several of the last three with commas"
 )]
 pub struct UnknownMode(String);
 
@@ -88,9 +87,9 @@ impl FromStr for Exchange {
 }
 
 impl Exchange {
-    /// These modes, if there are some and none is there twice.
+    /// Allows these modes. `None` if there are none, or one is repeated.
     fn in_order(modes: Vec<Mode>) -> Option<Self> {
-        let is_new = |place: usize| !modes[..place].contains(&modes[place]);
+        let is_new = |index: usize| !modes[..index].contains(&modes[index]);
         (!modes.is_empty() && (0..modes.len()).all(is_new)).then_some(Self::Order(modes))
     }
 }
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_lists() {
+    fn exchange_orders_parse_and_print() {
         assert_eq!("auto".parse(), Ok(Exchange::Auto));
         assert_eq!("procfs".parse(), Ok(Exchange::only(Mode::Procfs)));
         let two = Exchange::Order(vec![Mode::Socket, Mode::Pidfd]);

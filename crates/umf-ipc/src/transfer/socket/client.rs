@@ -1,4 +1,4 @@
-//! The importer's end of the socket.
+//! The client of the producer's socket: sends requests and receives descriptors, with a deadline.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -19,35 +19,38 @@ use crate::identity::Nonce;
 use crate::transfer::RemoteFd;
 use umf_os::socket::PeerTrust;
 
-/// What came of a request.
+/// The answer to a request.
 #[derive(Debug)]
 pub enum Answer {
-    /// What was asked for.
+    /// The descriptor that was requested.
     Fd {
         /// The descriptor.
         fd: ReceivedFd,
-        /// It was opened for this process, which alone has its description.
+        /// Whether it was opened for this process, so that no other process has its open file
+        /// description.
         is_exclusive: bool,
     },
-    /// The slot has this generation now.
+    /// The export is not current. The slot has this generation.
     Stale(u64),
-    /// Its process serves another user.
+    /// The producer does not serve this user.
     NotPermitted,
     /// The socket belongs to another user.
     OtherUser,
-    /// This process cannot tell whose socket it is.
+    /// The socket's user has no number in this user namespace, so that this process cannot check
+    /// it.
     UnmappedUser,
-    /// What it did.
+    /// The producer broke the protocol in this way.
     Misbehaved(&'static str),
 }
 
-/// A connection to one producer, made when needed and kept.
+/// A connection to one producer, made by the first request and reused by later ones.
 #[derive(Debug)]
 pub(crate) struct Client {
     nonce: Nonce,
     pid: u32,
     connection: Option<OwnedFd>,
-    /// A forked child must not use its parent's connection: answers would go to either.
+    /// [`fork::generation`] of the process that connected. A forked child must not use its parent's
+    /// connection: either process could receive an answer.
     generation: u32,
 }
 
@@ -60,16 +63,16 @@ impl Client {
         self.connection.is_some()
     }
 
-    /// Whether the producer's end is known to be closed.
+    /// Returns whether the producer is known to have closed its end.
     pub(crate) fn has_hung_up(&self) -> bool {
         let Some(connection) = &self.connection else { return false };
         let mut fds = [PollFd::new(connection, PollFlags::empty())];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&at_once)).is_ok_and(|count| count > 0)
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&no_wait)).is_ok_and(|count| count > 0)
     }
 
-    /// Asks for an fd; connects, or connects again, where needed. All of it takes no longer than
-    /// `timeout`, whatever signals come.
+    /// Requests a descriptor. Connects if there is no connection, and once more if the producer
+    /// closed it. Takes `timeout` at most, even if signals interrupt it.
     pub(crate) fn ask(&mut self, wanted: RemoteFd, timeout: Duration) -> Result<Answer, Errno> {
         if self.generation != fork::generation() {
             self.connection = None;
@@ -77,8 +80,8 @@ impl Client {
         }
         let deadline = Deadline::after(timeout);
         match self.request_once(wanted, deadline) {
-            // The producer closes idle connections to make room: retries once with a new one. If
-            // the producer is ending, that connection is refused.
+            // The producer closes the oldest connections when it has too many: retry once with a
+            // new connection. If the producer is ending, the new connection is refused.
             Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.request_once(wanted, deadline),
             other => other,
         }
@@ -108,14 +111,14 @@ impl Client {
             .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
         {
             Ok(sent) => debug_assert_eq!(sent, REQUEST_SIZE, "packets are sent whole"),
-            // The producer answers a process without permission, and closes the connection, before
-            // any request.
+            // If this process is not permitted, the producer answers and closes the connection
+            // before it reads a request.
             Err(Errno::PIPE) => {}
             Err(errno) => return Err(errno),
         }
         failpoint!("socket.asked");
         let answer = receive(&connection, deadline)?;
-        // After any other answer the producer closes it.
+        // The producer closes the connection after any other answer.
         if matches!(answer, Answer::Fd { .. } | Answer::Stale(_)) {
             self.connection = Some(connection);
         }
@@ -124,28 +127,29 @@ impl Client {
     }
 }
 
-/// When an answer must be there.
+/// The time by which an answer must have arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// None, where that is further off than clocks reach.
+    /// Returns the deadline after `timeout`; no deadline if it exceeds the range of [`Instant`].
     #[must_use]
     pub fn after(timeout: Duration) -> Self {
         Self(Instant::now().checked_add(timeout))
     }
 
-    /// The time left, or [`Errno::TIMEDOUT`].
+    /// Returns the time left; `None` without a deadline.
     ///
     /// # Errors
-    /// As said.
+    /// [`Errno::TIMEDOUT`] after the deadline.
     pub fn left(self) -> Result<Option<Duration>, Errno> {
         let Some(end) = self.0 else { return Ok(None) };
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(Errno::TIMEDOUT) } else { Ok(Some(left)) }
     }
 
-    /// Tries an operation that does not block until it does not ask to wait any more.
+    /// Repeats a non-blocking operation until it returns anything but `EAGAIN` or `EINTR`. Polls in
+    /// between.
     fn wait_for<T>(
         self,
         connection: &OwnedFd,
@@ -168,15 +172,15 @@ impl Deadline {
     }
 }
 
-/// Connects to the process that has bound the name of the producer's socket.
+/// Connects to the producer's socket.
 fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let address = SocketAddrUnix::new_abstract_name(&super::name(nonce))?;
     loop {
-        // For a place among those that the producer has not accepted yet, connect alone can wait
-        // (no poll tells), and a signal ends its wait.
+        // If the backlog is full, only a blocking connect waits for a place: poll does not report
+        // one. A signal interrupts the wait.
         set_socket_timeout(&socket, Timeout::Send, deadline.left()?)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => {
@@ -192,18 +196,19 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
 /// Waits for the answer to a [`Request`].
 ///
 /// # Errors
-/// [`Errno::TIMEDOUT`]; [`Errno::CONNRESET`] if the other side closed; what `recvmsg(2)` says.
+/// [`Errno::TIMEDOUT`]; [`Errno::CONNRESET`] if the producer closed the connection; the errors of
+/// `recvmsg(2)`.
 pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
     let mut bytes = [0; REPLY_SIZE + 1];
-    // As many as one message can have (SCM_MAX_FD): what does not fit the kernel closes in this
-    // thread.
+    // SCM_MAX_FD descriptors, the most that a message can have. The kernel would close others in
+    // this thread, which can take long.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = deadline.wait_for(connection, PollFlags::IN, || {
         rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
     })?;
-    // All fds that came are owned here, so that surplus ones are closed.
+    // Owns all received descriptors, so that surplus ones are closed.
     let mut fds: Vec<ReceivedFd> = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
@@ -218,12 +223,12 @@ pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno
         (Some(Reply::Ok { is_exclusive }), 1) => {
             Ok(fds.pop().map_or(Answer::Misbehaved("it sent no fd"), |fd| Answer::Fd { fd, is_exclusive }))
         }
-        // The kernel drops fds for which the receiver has no room.
+        // The kernel drops descriptors for which this process has no free number.
         (Some(Reply::Ok { .. }), 0) if received.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
         (Some(Reply::Ok { .. }), _) => Ok(Answer::Misbehaved("it did not send exactly one fd")),
         (Some(Reply::Stale(now)), 0) => Ok(Answer::Stale(now)),
         (Some(Reply::NotPermitted), 0) => Ok(Answer::NotPermitted),
         (Some(Reply::BadRequest), 0) => Ok(Answer::Misbehaved("it did not understand a request")),
-        _ => Ok(Answer::Misbehaved("it sent an answer that is none")),
+        _ => Ok(Answer::Misbehaved("it sent an invalid answer")),
     }
 }

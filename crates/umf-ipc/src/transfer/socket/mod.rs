@@ -1,8 +1,8 @@
-//! The producer's socket: an abstract `SOCK_SEQPACKET` address named by its nonce (`unix(7)`), so
-//! that nothing is left in any file system.
+//! The producer's socket: an abstract `SOCK_SEQPACKET` address named by its nonce (`unix(7)`),
+//! which leaves no file behind. This file has the packets of the protocol.
 //!
-//! A request asks for one fd and gets one answer. Both sides check the other's uid (`SO_PEERCRED`);
-//! neither waits for the other without a bound.
+//! A request asks for one fd and gets one answer. Each process checks the uid of the other
+//! (`SO_PEERCRED`). Each wait has a bound.
 
 pub(crate) mod client;
 pub(crate) mod server;
@@ -19,24 +19,24 @@ const KIND_LEDGER: u16 = 1;
 const KIND_DATA: u16 = 2;
 const KIND_LEASE_TABLE: u16 = 3;
 
-/// What is asked for.
+/// A request for a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The ledger, or what stands in its place.
+    /// The ledger, or the file that another crate serves in its place.
     Ledger,
-    /// What is behind an export.
+    /// The file of an export's memory.
     Data {
-        /// Of the ledger.
+        /// The slot in the ledger.
         slot: u32,
-        /// Of the slot.
+        /// The generation of the slot.
         generation: u64,
     },
-    /// The lease table, through a description that is the asker's alone.
+    /// The lease table, with an open file description that only the client has.
     LeaseTable,
 }
 
 impl Request {
-    /// As it is sent, in one packet.
+    /// Returns the bytes of the packet.
     #[must_use]
     pub fn encode(self, nonce: Nonce) -> [u8; REQUEST_SIZE] {
         let (kind, slot, generation) = match self {
@@ -54,13 +54,13 @@ impl Request {
         bytes
     }
 
-    /// `None` for anything that is not a request to the producer with this nonce.
+    /// Parses a packet; `None` if it is not a request to the producer with this nonce.
     fn decode(bytes: &[u8], nonce: Nonce) -> Option<Self> {
         let bytes: &[u8; REQUEST_SIZE] = bytes.try_into().ok()?;
-        let good = bytes[0..4] == REQUEST_MAGIC
+        let is_valid = bytes[0..4] == REQUEST_MAGIC
             && bytes[4..6] == VERSION.to_le_bytes()
             && bytes[24..40] == *nonce.as_bytes();
-        if !good {
+        if !is_valid {
             return None;
         }
         let kind = u16::from_le_bytes([bytes[6], bytes[7]]);
@@ -75,11 +75,12 @@ impl Request {
     }
 }
 
-/// What the producer says; [`Reply::Ok`] comes with an fd.
+/// The status of an answer. The packet of [`Reply::Ok`] carries a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
     Ok {
-        /// The fd was opened for the asker, which alone has its description.
+        /// Whether the descriptor was opened for the client, so that no other process has its open
+        /// file description.
         is_exclusive: bool,
     },
     /// The slot has this generation now.
@@ -119,12 +120,12 @@ impl Reply {
     }
 }
 
-/// The abstract name of a producer's socket.
+/// Returns the abstract name of a producer's socket.
 fn name(nonce: Nonce) -> Vec<u8> {
     format!("umf-{nonce}").into_bytes()
 }
 
-/// What decodes encodes to the same.
+/// Fuzz target: a packet that decodes encodes to the same.
 #[cfg(fuzzing)]
 pub fn fuzz(bytes: &[u8]) {
     let nonce = Nonce::from_bytes([b'n'; 16]);

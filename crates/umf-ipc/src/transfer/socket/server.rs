@@ -1,4 +1,4 @@
-//! The producer's end of the socket: one thread that answers with fds.
+//! The server of the producer's socket: one thread that answers requests with descriptors.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -20,25 +20,28 @@ use crate::identity::Nonce;
 use crate::{Error, Result};
 use umf_os::{CloseOnFork, ReopenedFile};
 
-/// A descriptor that this process keeps.
+/// A descriptor that stays open in this process after it was sent.
 pub type SharedFd = Arc<dyn AsFd + Send + Sync>;
 
-/// Where the server gets what it hands out.
+/// Source of the descriptors that a server sends.
 pub trait FdSource: Send + Sync {
-    /// The ledger, or what stands in its place; `None` if its descriptor is another file's by now.
+    /// Returns the ledger, or the file that is served in its place; `None` if its descriptor number
+    /// now names another file.
     fn ledger(&self) -> Option<SharedFd>;
-    /// The lease table, opened anew for the asker if that is possible; `None` if there is no table.
+    /// Returns the lease table, reopened for the client if that is possible; `None` if there is no
+    /// table.
     fn lease_table(&self) -> Option<OutgoingFd>;
-    /// The fd behind a current export, or the generation that its slot has now.
+    /// Returns the file of an export's memory, or the slot's generation if the export is not
+    /// current.
     fn data(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64>;
 }
 
-/// A descriptor that goes to an asker.
+/// A descriptor to send to a client.
 #[allow(missing_debug_implementations, reason = "a descriptor of any type")]
 pub enum OutgoingFd {
-    /// Opened for the asker, and closed here once it is sent.
+    /// Opened for the client, and closed here after it was sent.
     Exclusive(ReopenedFile),
-    /// This process's own.
+    /// A descriptor that this process keeps.
     Shared(SharedFd),
 }
 
@@ -51,11 +54,11 @@ impl AsFd for OutgoingFd {
     }
 }
 
-/// Connections beyond this number replace the oldest one; its importer connects again when it needs
-/// to.
+/// The most connections. A further one replaces the oldest one, whose client connects again for its
+/// next request.
 const CONNECTIONS: usize = 256;
 
-/// The listening socket and its thread. Dropping it ends both.
+/// The listening socket and its thread. Dropping the server ends both.
 #[derive(Debug)]
 pub struct Server {
     wake: Arc<CloseOnFork>,
@@ -70,7 +73,7 @@ impl Server {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let make = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let listener = CloseOnFork::make(make).map_err(system("socket"))?;
-        // A descriptor that a peer sends is closed by this process, and some take long to close.
+        // The receiver closes surplus descriptors, and some take long to close.
         umf_os::socket::refuse_descriptors(listener.as_fd());
         let address =
             SocketAddrUnix::new_abstract_name(&super::name(nonce)).map_err(system("socket name"))?;
@@ -81,10 +84,10 @@ impl Server {
         Ok(listener)
     }
 
-    /// Answers on `listener` until dropped.
+    /// Starts the thread that answers on `listener` until the server is dropped.
     ///
     /// # Errors
-    /// [`Error::System`] if there is no fd or no thread for it.
+    /// [`Error::System`] without a free descriptor, or if no thread can be started.
     pub fn serve(listener: CloseOnFork, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = CloseOnFork::make(|| rustix::event::eventfd(0, flags));
@@ -105,7 +108,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Has the thread end, and waits for that. Must not run inside of a lock that the thread takes.
+    /// Stops the thread and joins it. The caller must not hold a lock that the thread takes.
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.generation != fork::generation() {
@@ -126,7 +129,7 @@ struct ServerThread {
     nonce: Nonce,
     source: Arc<dyn FdSource>,
     wake: Arc<CloseOnFork>,
-    /// Of permitted peers, the oldest first.
+    /// Connections of permitted clients, the oldest first.
     connections: Vec<CloseOnFork>,
 }
 
@@ -149,7 +152,7 @@ impl ServerThread {
                         return;
                     }
                 }
-                // The program closed a descriptor that is not its own.
+                // The program closed a descriptor that it did not open.
                 if fds[..2].iter().any(|fd| fd.revents().contains(PollFlags::NVAL)) {
                     tracing::error!("the fd server ends: a descriptor of it was closed");
                     return;
@@ -193,7 +196,8 @@ impl ServerThread {
                 self.connections.push(connection);
             }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                // The pending connection stays pending. Make room, or wait until there is some.
+                // The connection stays in the backlog. Close one to free a descriptor, or wait for
+                // one.
                 if self.connections.is_empty() {
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 } else {
@@ -204,10 +208,10 @@ impl ServerThread {
         }
     }
 
-    /// Answers one request; `false` if the connection is to be closed.
+    /// Answers one request. Returns `false` if the connection must be closed.
     fn answer(&self, index: usize) -> bool {
         let Some(connection) = self.connections.get(index) else { return false };
-        // A client reads an answer before it asks again. Descriptors in unread answers count
+        // A client reads an answer before its next request. Descriptors in unread answers count
         // against a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
         if umf_os::socket::unread_bytes(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
             return false;
@@ -226,7 +230,8 @@ impl ServerThread {
                 None => (Reply::BadRequest, None),
             },
             Some(Request::LeaseTable) => match self.source.lease_table() {
-                // Its description is the asker's alone once this process has closed it, below.
+                // Only the client has its open file description, after this process has closed it
+                // below.
                 Some(table @ OutgoingFd::Exclusive(_)) => (Reply::Ok { is_exclusive: true }, Some(table)),
                 Some(table) => (Reply::Ok { is_exclusive: false }, Some(table)),
                 None => (Reply::BadRequest, None),
@@ -237,13 +242,13 @@ impl ServerThread {
             },
         };
         failpoint!("server.answering");
-        // A peer that does not read its answers loses its connection.
+        // The connection of a client that does not read its answers is closed.
         let sent = reply(connection.as_fd(), answer, fd.as_ref().map(AsFd::as_fd));
         sent.is_ok() && answer != Reply::BadRequest
     }
 }
 
-/// The answer with a descriptor that this process keeps.
+/// Returns the answer with a descriptor that this process keeps.
 const fn shared(fd: SharedFd) -> (Reply, Option<OutgoingFd>) {
     (Reply::Ok { is_exclusive: false }, Some(OutgoingFd::Shared(fd)))
 }
@@ -252,11 +257,12 @@ fn is_permitted(connection: BorrowedFd<'_>) -> bool {
     umf_os::socket::peer_trust(connection) == Ok(umf_os::socket::PeerTrust::Trusted)
 }
 
-/// Says no before anything was asked, so that a stranger takes no place from others.
+/// Refuses a connection before it sends a request, so that it takes no place from permitted
+/// clients.
 fn refuse(connection: BorrowedFd<'_>) {
     let _ = reply(connection, Reply::NotPermitted, None);
-    // To close with a request unread would be a reset, which overtakes the answer: let none come,
-    // and take what came.
+    // Closing with an unread request would send a reset, and the client would lose the answer. So
+    // this shuts down reading and drains the request.
     let _ = rustix::net::shutdown(connection, Shutdown::Read);
     let mut byte = [0; 1];
     while rustix::net::recv(connection, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {}
