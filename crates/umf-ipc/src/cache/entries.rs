@@ -1,4 +1,4 @@
-//! [`Cache`]: the entries, their order of use, and their limits.
+//! [`Cache`]: a table of entries with an LRU order and limits.
 
 use core::hash::{BuildHasher, Hash};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +11,22 @@ use umf_sync::{Lock, failpoint, fork};
 use super::{CacheStatistics, Counters, LimitPolicy, Limits, Pin, Pins};
 use crate::{Error, Result};
 
-/// What a value does when its entry leaves the cache.
+/// A value of a [`Cache`].
 pub(crate) trait Cached {
-    /// Called when the entry leaves the table, under the lock of the shard: no thread misses the
-    /// entry before this is done. Returns the number of pins that end with the entry. Must be
-    /// quick; slow work belongs into `drop`, which runs later, outside of the lock.
+    /// Called when the entry is removed from the table, under the lock of the shard: a look-up
+    /// misses the entry only after this call. Returns the number of pins that end with the entry.
+    /// Must be quick. Slow work belongs into `drop`, which runs later without the lock.
     fn on_unlink(&self) -> u64 {
         0
     }
 
-    /// Returns whether the value is useless except to its current users. Called under the lock of
-    /// the shard.
+    /// Returns whether no later look-up can use the value. Called under the lock of the shard.
     fn is_dead(&self) -> bool {
         false
     }
 }
 
-/// One entry: a single allocation that the table and the LRU list share.
+/// An entry. The table and the LRU list share its allocation.
 #[derive(Debug)]
 pub(crate) struct Entry<K, V> {
     link: LinkedListAtomicLink,
@@ -35,12 +34,12 @@ pub(crate) struct Entry<K, V> {
     number: u32,
     stamp: u64,
     bytes: u64,
-    /// What is cached. Dropping it gives it back.
+    /// The cached value. Dropping it releases its resources.
     pub value: V,
 }
 
 impl<K, V> Entry<K, V> {
-    /// What it is found by.
+    /// Returns the key.
     pub(crate) const fn key(&self) -> &K {
         &self.key
     }
@@ -63,7 +62,7 @@ struct Shard<K, V> {
     order: LinkedList<Adapter<K, V>>,
 }
 
-/// A bounded cache. Entries in use are never evicted.
+/// A bounded cache, which never evicts entries in use.
 #[derive(Debug)]
 pub(crate) struct Cache<K, V> {
     shards: Box<[Lock<Shard<K, V>>]>,
@@ -72,9 +71,9 @@ pub(crate) struct Cache<K, V> {
     limits: Limits,
     counters: Counters,
     next_stamp: AtomicU64,
-    /// How many entries, and how many bytes, there are when dead ones are looked for next.
+    /// The numbers of entries and of bytes at which dead entries are evicted next.
     sweep_at: [AtomicU64; 2],
-    /// Keys that are being made, so that each is made once.
+    /// Keys whose values are being created, so that only one thread creates each.
     in_flight: Lock<InFlight<K>>,
 }
 
@@ -82,7 +81,7 @@ pub(crate) struct Cache<K, V> {
 #[derive(Debug)]
 struct InFlight<K> {
     key_locks: HashMap<K, Arc<Mutex<()>>>,
-    /// The process, as [`fork::generation`] counts.
+    /// [`fork::generation`] of the process that uses the locks.
     generation: u32,
 }
 
@@ -90,7 +89,7 @@ impl<K> InFlight<K> {
     fn key_locks(&mut self) -> &mut HashMap<K, Arc<Mutex<()>>> {
         let generation = fork::generation();
         if self.generation != generation {
-            // Of the parent's threads, which are not here to end their turns.
+            // The parent's threads may hold these locks, and do not run in this process.
             core::mem::forget(core::mem::take(&mut self.key_locks));
             self.generation = generation;
         }
@@ -98,7 +97,7 @@ impl<K> InFlight<K> {
     }
 }
 
-/// A pin on an entry, taken back when dropped.
+/// A pin on an entry, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Pinned<'c, K: Hash + Eq + Clone, V: Cached> {
     cache: &'c Cache<K, V>,
@@ -124,7 +123,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Drop for Pinned<'_, K, V> {
     }
 }
 
-/// Room for one entry, given back when dropped unused.
+/// A reservation of one entry and its bytes in the counters. Dropping it cancels it.
 struct Reservation<'c, K: Hash + Eq + Clone, V: Cached> {
     cache: &'c Cache<K, V>,
     bytes: u64,
@@ -136,22 +135,24 @@ impl<K: Hash + Eq + Clone, V: Cached> Drop for Reservation<'_, K, V> {
     }
 }
 
-/// How far an eviction looks in each shard before a soft limit gives way.
+/// The most entries that an eviction checks in each shard under a soft limit.
 const SOFT_SCAN: usize = 32;
 
-/// How often an eviction under a hard limit looks through all shards before it locks them together.
+/// The number of times that an eviction under a hard limit checks the shards one by one before it
+/// locks all of them.
 const HARD_SCANS: u32 = 4;
 
-/// So many entries and bytes may be dead, or as many as were alive, before they are looked for.
+/// The entries and bytes by which the cache may grow beyond twice its live ones before dead ones
+/// are evicted.
 const SWEEP_SLACK: [u64; 2] = [16, 64 << 20];
 
 impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
-    /// An empty cache of `shards` (a power of two) shards.
+    /// Creates an empty cache with `shards` shards, a power of two.
     pub(crate) fn new(limits: Limits, shards: usize) -> Self {
         let shard = || Lock::new(Shard { table: HashTable::new(), order: LinkedList::new(Adapter::new()) });
         // No more shards than entries: an eviction would only look through empty ones.
-        let most = usize::try_from(limits.entries).unwrap_or(usize::MAX).max(1).checked_next_power_of_two();
-        let shards = if limits.entries == 0 { shards } else { shards.min(most.unwrap_or(shards)) };
+        let limit = usize::try_from(limits.entries).unwrap_or(usize::MAX).max(1).checked_next_power_of_two();
+        let shards = if limits.entries == 0 { shards } else { shards.min(limit.unwrap_or(shards)) };
         Self {
             shards: (0..shards.next_power_of_two().max(1)).map(|_| shard()).collect(),
             hasher: DefaultHashBuilder::default(),
@@ -173,11 +174,11 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     }
 
     fn shard(&self, hash: u64) -> &Lock<Shard<K, V>> {
-        // hashbrown uses the low bits; these are others.
+        // High bits, because hashbrown uses the low ones.
         &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
     }
 
-    /// The entry, pinned, and now the most recently used.
+    /// Returns the entry, pinned, and makes it the most recently used one.
     pub(crate) fn get(&self, key: &K) -> Option<Pinned<'_, K, V>> {
         let hash = self.hasher.hash_one(key);
         let mut shard = self.shard(hash).lock();
@@ -191,7 +192,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Some(Pinned { cache: self, entry })
     }
 
-    /// The entry without pinning or touching it.
+    /// Calls `look` with the entry, without pinning it or changing its order.
     pub(crate) fn peek<T>(&self, key: &K, look: impl FnOnce(&Entry<K, V>) -> T) -> Option<T> {
         let hash = self.hasher.hash_one(key);
         let shard = self.shard(hash).lock();
@@ -200,8 +201,11 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Some(look(&entry))
     }
 
-    /// The entry, made by `make` if there is none, by one thread only. `bytes` counts against the
-    /// limits.
+    /// Returns the entry, pinned. If there is none, one thread creates its value by `make`, and
+    /// others wait for it. `bytes` counts against the limits.
+    ///
+    /// # Errors
+    /// Those of `make`, and [`Error::LimitReached`] above a hard limit.
     pub(crate) fn get_or_insert_with(
         &self,
         key: &K,
@@ -225,7 +229,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         };
         let mut in_flight = self.in_flight.lock();
         drop(key_lock);
-        // Only the map has it: no other thread waits for the key.
+        // Only the map has the lock: no other thread waits for the key.
         if in_flight.key_locks().get(key).is_some_and(|key_lock| Arc::strong_count(key_lock) == 1) {
             in_flight.key_locks().remove(key);
         }
@@ -237,7 +241,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Counters::count(&self.counters.misses);
         self.sweep();
         let reservation = self.reserve(bytes)?;
-        // Before the value, which is to leave the cache in one way only: unlinked.
+        // Allocated before the value, so that nothing fails after `make`: a value leaves the cache
+        // only by `unlink`.
         let number = self.pins.allocate()?;
         let value = make().inspect_err(|_| self.pins.release(number))?;
         let stamp = self.next_stamp.fetch_add(1, Ordering::Relaxed);
@@ -260,35 +265,36 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Ok(Pinned { cache: self, entry })
     }
 
-    /// Evicts idle entries that are dead once there may be as many of them as of others, which
-    /// costs each miss a look at a few. Without limits nothing else would.
+    /// Evicts idle dead entries when the cache has doubled since the last call, so that the cost
+    /// per miss is constant. Without limits nothing else evicts them.
     fn sweep(&self) {
         let sizes =
             || [&self.counters.entries, &self.counters.bytes].map(|size| size.load(Ordering::Relaxed));
         let due = sizes().iter().zip(&self.sweep_at).any(|(size, at)| *size >= at.load(Ordering::Relaxed));
-        // The thread that swaps the mark sweeps; other threads go on meanwhile.
+        // One thread swaps the threshold and sweeps. The others continue.
         if !due || self.sweep_at[0].swap(u64::MAX, Ordering::Relaxed) == u64::MAX {
             return;
         }
         self.evict_idle(|entry| entry.value.is_dead());
-        for ((size, at), dead) in sizes().into_iter().zip(&self.sweep_at).zip(SWEEP_SLACK).rev() {
-            at.store(size.saturating_mul(2).saturating_add(dead), Ordering::Relaxed);
+        for ((size, at), slack) in sizes().into_iter().zip(&self.sweep_at).zip(SWEEP_SLACK).rev() {
+            at.store(size.saturating_mul(2).saturating_add(slack), Ordering::Relaxed);
         }
     }
 
+    /// Subtracts one entry from the counters.
     fn shrink(&self, bytes: u64) {
         self.counters.entries.fetch_sub(1, Ordering::Relaxed);
         self.counters.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts one more entry and evicts idle ones until it fits.
+    /// Reserves one more entry in the counters, and evicts idle entries until it fits.
     fn reserve(&self, bytes: u64) -> Result<Reservation<'_, K, V>> {
         let limits = &self.limits;
         self.counters.entries.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         let reservation = Reservation { cache: self, bytes };
         if limits.bytes != 0 && bytes > limits.bytes {
-            // It will never fit, whatever goes.
+            // It does not fit even into an empty cache.
             return match limits.policy {
                 LimitPolicy::Soft => Ok(reservation),
                 LimitPolicy::Hard => Err(Error::LimitReached {
@@ -300,9 +306,9 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         }
         let is_over = || {
             let entries = self.counters.entries.load(Ordering::Relaxed);
-            let held = self.counters.bytes.load(Ordering::Relaxed);
+            let bytes = self.counters.bytes.load(Ordering::Relaxed);
             let too_many = limits.entries != 0 && entries > limits.entries;
-            let too_large = limits.bytes != 0 && held > limits.bytes;
+            let too_large = limits.bytes != 0 && bytes > limits.bytes;
             (too_many, too_large)
         };
         let mut scans = 0;
@@ -310,22 +316,22 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             if is_over() == (false, false) {
                 return Ok(reservation);
             }
-            let hard = limits.policy == LimitPolicy::Hard;
-            if self.evict_one(hard) {
+            let is_hard = limits.policy == LimitPolicy::Hard;
+            if self.evict_one(is_hard) {
                 scans = 0;
                 continue;
             }
-            if !hard {
+            if !is_hard {
                 return Ok(reservation);
             }
-            // Threads that close one entry and use another meanwhile can hide each idle one from a
-            // look that goes from shard to shard.
+            // While this thread goes from shard to shard, other threads can make entries idle in
+            // shards that it has left.
             scans += 1;
             if scans < HARD_SCANS {
                 std::thread::yield_now();
                 continue;
             }
-            // None of them closes or uses an entry by its key while all shards are locked.
+            // With all shards locked no thread looks up or removes an entry.
             let mut shards: Vec<_> = self.shards.iter().map(Lock::lock).collect();
             let (too_many, too_large) = is_over();
             if !too_many && !too_large {
@@ -333,8 +339,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             }
             let evicted = shards.iter_mut().find_map(|shard| self.evict_from(shard, true));
             if evicted.is_none() {
-                // With the locks held, so that of several threads that come here only as many fail
-                // as must.
+                // Cancelled while the shards are locked: of several threads here, only as many fail
+                // as necessary.
                 drop(reservation);
                 let limit = if too_many { limits.entries } else { limits.bytes };
                 return Err(Error::LimitReached { what: limits.what, limit, setting: limits.setting });
@@ -343,27 +349,27 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         }
     }
 
-    /// Evicts the entry that was used least recently, of those that are idle. `thorough` looks at
-    /// all.
+    /// Evicts the least recently used idle entry of the first shard that has one. `thorough` checks
+    /// all entries. Returns whether there was one.
     fn evict_one(&self, thorough: bool) -> bool {
         let start = self.counters.evictions.load(Ordering::Relaxed) as usize;
         let mut shards = (0..self.shards.len()).map(|step| &self.shards[(start + step) % self.shards.len()]);
-        // The entry is dropped outside of the lock.
+        // The entry is dropped without the lock.
         shards.any(|shard| {
             let evicted = self.evict_from(&mut shard.lock(), thorough);
             evicted.is_some()
         })
     }
 
-    /// The same in one shard; yields the entry, which is to be dropped outside of the lock.
+    /// Evicts the least recently used idle entry of a shard. The caller drops the returned entry
+    /// without the lock.
     fn evict_from(&self, shard: &mut Shard<K, V>, thorough: bool) -> Option<Arc<Entry<K, V>>> {
-        // Twice round: the first time heeds and clears the marks of use, the second time idle is
-        // enough.
+        // Two rounds. The first one clears the reference bits and spares entries that had them.
         let round = if thorough { shard.table.len() } else { shard.table.len().min(SOFT_SCAN) };
-        for look in 0..2 * round {
+        for checked in 0..2 * round {
             let entry = shard.order.pop_back()?;
-            let spared = self.pins.take_referenced(entry.number) && look < round;
-            if !spared && self.close(&entry) {
+            let is_spared = self.pins.take_referenced(entry.number) && checked < round;
+            if !is_spared && self.close(&entry) {
                 self.unlink(shard, &entry);
                 Counters::count(&self.counters.evictions);
                 return Some(entry);
@@ -373,12 +379,12 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         None
     }
 
-    /// Keeps an entry from being pinned any more, if it is idle. Under its shard's lock.
+    /// Closes an entry for further pins, if it is idle. The caller holds its shard's lock.
     fn close(&self, entry: &Entry<K, V>) -> bool {
         self.pins.close(entry.number, entry.stamp)
     }
 
-    /// Takes an entry that is no longer in the list out of the table.
+    /// Removes an entry from the table, after the caller has removed it from the list.
     fn unlink(&self, shard: &mut Shard<K, V>, entry: &Entry<K, V>) {
         let hash = self.hasher.hash_one(&entry.key);
         if let Ok(found) = shard.table.find_entry(hash, |other| other.number == entry.number) {
@@ -393,7 +399,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         failpoint!("cache.unlinked");
     }
 
-    /// Evicts the entry with this key if it is idle and `condition` holds for it.
+    /// Evicts the entry with this key if it is idle and `condition` holds. Returns whether it did.
     pub(crate) fn evict_if(&self, key: &K, condition: impl FnOnce(&V) -> bool) -> bool {
         let hash = self.hasher.hash_one(key);
         let mut shard = self.shard(hash).lock();
@@ -412,7 +418,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         true
     }
 
-    /// Removes an entry, in use or not. Its pins drain on their own.
+    /// Removes an entry, even if it is in use. Its number is reused after its pins are gone.
     pub(crate) fn remove(&self, key: &K) -> Option<Arc<Entry<K, V>>> {
         let hash = self.hasher.hash_one(key);
         let mut shard = self.shard(hash).lock();
@@ -425,7 +431,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Some(entry)
     }
 
-    /// Evicts all idle entries that `condition` holds for, and returns how many.
+    /// Evicts all idle entries for which `condition` holds, and returns their number.
     pub(crate) fn evict_idle(&self, mut condition: impl FnMut(&Entry<K, V>) -> bool) -> usize {
         let mut evicted = Vec::new();
         for shard in &self.shards {
@@ -446,11 +452,11 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             }
             evicted.extend(gone);
         }
-        // Values are dropped here, outside of the locks.
+        // The values are dropped here, without the locks.
         evicted.len()
     }
 
-    /// Looks at every entry, in no order.
+    /// Calls `look` with every entry, in no particular order, under the lock of its shard.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Entry<K, V>)) {
         for shard in &self.shards {
             shard.lock().order.iter().for_each(&mut look);

@@ -1,4 +1,4 @@
-//! What a thread looked up before, found by its bytes or by a number.
+//! [`Memo`]: a per-thread table of look-ups, found by bytes or by a key.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -11,14 +11,14 @@ use umf_sync::thread::{self, ThreadIndex};
 use super::pins::PinCell;
 use crate::handle::SIZE;
 
-/// Places that a hash has.
+/// Records per hash.
 const WAYS: usize = 4;
 
-/// What is remembered beside a record's bytes: how to pin the entry that it is about, and a value,
-/// which is right as long as the entry has that stamp.
+/// A note beside a record's bytes: how to pin its cache entry, and a value. The value is valid as
+/// long as the entry has the stamp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoEntry<V> {
-    /// Two records of a table do not have the same.
+    /// Unique in the table.
     pub key: u64,
     pub pin: PinCell,
     /// Not 0.
@@ -26,12 +26,11 @@ pub(crate) struct MemoEntry<V> {
     pub value: V,
 }
 
-/// A lossy table for each thread of what it looked up, four places per hash. Nothing depends on
-/// anything being found.
+/// A lossy table of look-ups for each thread, with four records per hash. A missing record only
+/// costs a slower look-up.
 ///
-/// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with
-/// the thread that had its number before, which ended first. What a note says is checked at each
-/// use by its stamp.
+/// A thread reads and writes only its own table, without synchronisation. A thread that reuses the
+/// number of an ended thread also reuses its table. The stamp of a note is checked at each use.
 #[derive(Debug)]
 pub(crate) struct Memo<V: MemoValue, const BYTES: usize = SIZE, const RECORDS: usize = 1024> {
     tables: Chunks<ThreadTable<V, BYTES, RECORDS>>,
@@ -59,10 +58,10 @@ struct MemoRecord<V: MemoValue, const BYTES: usize>(UnsafeCell<RecordContent<V, 
 #[derive(Debug)]
 #[repr(C)]
 struct RecordContent<V: MemoValue, const BYTES: usize> {
-    /// The last of the bytes, where a handle's checksum is: it tells most apart, in the line where
-    /// the note is.
+    /// The last of the bytes, with a handle's checksum, in the cache line of the note.
+    /// Distinguishes most records without reading the other lines.
     tag: [u8; TAG],
-    /// In the first of the places of a hash: which was written over last.
+    /// In the first record of a hash: counts replacements.
     turn: u8,
     is_used: bool,
     /// Written if `is_used`.
@@ -72,12 +71,12 @@ struct RecordContent<V: MemoValue, const BYTES: usize> {
 
 const TAG: usize = 8;
 
-// SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and its values may be used by
-// any thread.
+// SAFETY: only one thread at a time uses a record, the one whose table it is, and any thread may
+// use its values.
 unsafe impl<V: MemoValue, const BYTES: usize> Send for MemoRecord<V, BYTES> {}
-// SAFETY: as above.
+// SAFETY: only the thread whose table it is reads or writes a record.
 unsafe impl<V: MemoValue, const BYTES: usize> Sync for MemoRecord<V, BYTES> {}
-// SAFETY: numbers, `false`, and memory that need not be anything.
+// SAFETY: numbers, `false`, and uninitialised memory.
 unsafe impl<V: MemoValue, const BYTES: usize> Zeroable for MemoRecord<V, BYTES> {}
 
 /// A value of notes.
@@ -89,12 +88,12 @@ pub(crate) unsafe trait MemoValue: Copy {}
 impl<V: MemoValue, const BYTES: usize> RecordContent<V, BYTES> {
     #[inline]
     fn note(&self) -> Option<&MemoEntry<V>> {
-        // SAFETY: by the field's rule.
+        // SAFETY: `note` is written if `is_used`.
         self.is_used.then(|| unsafe { self.note.assume_init_ref() })
     }
 }
 
-/// The calling thread's table.
+/// The calling thread's table of a [`Memo`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadMemo<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> {
     table: &'m ThreadTable<V, BYTES, RECORDS>,
@@ -109,7 +108,7 @@ impl<V: MemoValue, const BYTES: usize, const RECORDS: usize> Memo<V, BYTES, RECO
         Self { tables: Chunks::new() }
     }
 
-    /// The calling thread's table, if it has one by now.
+    /// Returns the calling thread's table, if it has one.
     #[inline]
     pub(crate) fn current(&self) -> Option<ThreadMemo<'_, V, BYTES, RECORDS>> {
         let thread = thread::current()?;
@@ -118,7 +117,8 @@ impl<V: MemoValue, const BYTES: usize, const RECORDS: usize> Memo<V, BYTES, RECO
         Some(ThreadMemo { table, first, thread })
     }
 
-    /// The calling thread's table, made if there is none; `None` if there is no memory for it.
+    /// Returns the calling thread's table. Creates it if there is none. Returns `None` without
+    /// memory for it.
     pub(crate) fn current_or_new(&self) -> Option<ThreadMemo<'_, V, BYTES, RECORDS>> {
         if let Some(memo) = self.current() {
             return Some(memo);
@@ -126,14 +126,14 @@ impl<V: MemoValue, const BYTES: usize, const RECORDS: usize> Memo<V, BYTES, RECO
         let table = self.tables.get_or_grow(thread::current()?.get()).ok()?;
         let first = NonNull::from(table.chunk.get_or_grow(0).ok()?);
         const { assert!(Self::SIZE.is_multiple_of(4096), "the kernel wipes whole pages") };
-        // A forked child forgets: what its notes say of leases is the parent's.
-        // SAFETY: the records are a chunk of their own, a private mapping, in whole pages.
+        // In a forked child the table is empty, because the leases in its notes are the parent's.
+        // SAFETY: the records are one chunk, a private mapping of whole pages.
         unsafe { umf_os::memfd::wipe_on_fork(first.cast(), Self::SIZE) }.ok()?;
         table.first.store(first.as_ptr(), Ordering::Relaxed);
         self.current()
     }
 
-    /// Hits of all threads.
+    /// Returns the hits of all threads.
     pub(crate) fn hits(&self) -> u64 {
         let hits = |table| self.tables.get(table).map_or(0, |table| table.hits.load(Ordering::Relaxed));
         (0..thread::end()).map(hits).sum()
@@ -144,19 +144,19 @@ impl<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, 
     #[inline]
     fn set(self, hash: u64) -> [&'m MemoRecord<V, BYTES>; WAYS] {
         let first = hash as usize % RECORDS / WAYS * WAYS;
-        // SAFETY: `first` is the beginning of a chunk of RECORDS records that stays mapped as long
-        // as the memo.
+        // SAFETY: `first` is the start of a chunk of RECORDS records, which stays mapped as long as
+        // the memo.
         core::array::from_fn(|way| unsafe { self.first.add(first + way).as_ref() })
     }
 
     #[inline]
     fn contents(self, hash: u64) -> [&'m RecordContent<V, BYTES>; WAYS] {
-        // SAFETY: the record is this thread's, and nothing writes it while the reference is in use:
-        // `store` and `change` are called by this thread, after what was found here was copied out.
+        // SAFETY: only this thread uses the record. It does not call `store` or `change` while it
+        // uses the reference.
         self.set(hash).map(|record| unsafe { &*record.0.get() })
     }
 
-    /// The note beside exactly these bytes.
+    /// Returns the note of the record with exactly these bytes.
     #[inline]
     pub(crate) fn by_bytes(self, hash: u64, bytes: &[u8; BYTES]) -> Option<&'m MemoEntry<V>> {
         let found = self
@@ -166,7 +166,7 @@ impl<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, 
         found?.note()
     }
 
-    /// The bytes and the note that have this key.
+    /// Returns the bytes and the note of the record with this key.
     #[inline]
     pub(crate) fn by_key(self, hash: u64, key: u64) -> Option<(&'m [u8; BYTES], &'m MemoEntry<V>)> {
         self.contents(hash).into_iter().find_map(|known| {
@@ -175,22 +175,23 @@ impl<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, 
         })
     }
 
-    /// Remembers bytes and a note, in the place of an older one if there is none free.
+    /// Stores bytes and a note. Replaces the record with the same key, or else takes an unused one,
+    /// or else replaces another one.
     pub(crate) fn store(self, hash: u64, bytes: &[u8; BYTES], note: MemoEntry<V>) {
         let set = self.contents(hash);
-        let key = |place: &&RecordContent<V, BYTES>| place.note().map(|known| known.key);
-        let same = set.iter().position(|place| key(place) == Some(note.key));
-        let way = match same.or_else(|| set.iter().position(|place| !place.is_used)) {
+        let key = |record: &&RecordContent<V, BYTES>| record.note().map(|known| known.key);
+        let same = set.iter().position(|record| key(record) == Some(note.key));
+        let way = match same.or_else(|| set.iter().position(|record| !record.is_used)) {
             Some(way) => way,
             None => {
-                // SAFETY: the records are this thread's, and no reference into them is in use from
-                // here on.
+                // SAFETY: only this thread uses the records, and it does not use `set` from here
+                // on.
                 let turn = unsafe { &mut (*self.set(hash)[0].0.get()).turn };
                 *turn = turn.wrapping_add(1);
                 usize::from(*turn) % WAYS
             }
         };
-        // SAFETY: as above.
+        // SAFETY: only this thread uses the records, and it does not use `set` any more.
         let content = unsafe { &mut *self.set(hash)[way].0.get() };
         content.tag.copy_from_slice(&bytes[BYTES - TAG..]);
         content.bytes = *bytes;
@@ -198,16 +199,17 @@ impl<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, 
         content.is_used = true;
     }
 
-    /// Changes the value of the note that has this key, if there is one.
+    /// Changes the value of the note with this key, if there is one.
     pub(crate) fn change(self, hash: u64, key: u64, change: impl FnOnce(&mut V)) {
-        let place = self.contents(hash).iter().position(|known| known.note().is_some_and(|it| it.key == key));
-        if let Some(way) = place {
-            // SAFETY: as in `store`; a record with a note is used.
+        let way = self.contents(hash).iter().position(|known| known.note().is_some_and(|it| it.key == key));
+        if let Some(way) = way {
+            // SAFETY: only this thread uses the records. A record with a note is used, so that its
+            // note is written.
             change(unsafe { &mut (*self.set(hash)[way].0.get()).note.assume_init_mut().value });
         }
     }
 
-    /// The thread whose table this is.
+    /// Returns the thread whose table this is.
     #[inline]
     pub(crate) const fn thread(self) -> ThreadIndex {
         self.thread
@@ -221,10 +223,10 @@ impl<'m, V: MemoValue, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, 
 
 impl<V: MemoValue, const BYTES: usize, const RECORDS: usize> Drop for Memo<V, BYTES, RECORDS> {
     fn drop(&mut self) {
-        // What `Chunks` does not do: rows have mappings of their own.
+        // `Chunks` does not drop its elements, and the tables own mappings.
         for table in (0..thread::end()).filter_map(|thread| self.tables.get(thread)) {
-            // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is
-            // not read again before it is unmapped.
+            // SAFETY: `&mut self` excludes other users. Each table is dropped once, and its memory
+            // is not read again before it is unmapped.
             unsafe { core::ptr::drop_in_place(core::ptr::from_ref(table).cast_mut()) };
         }
     }

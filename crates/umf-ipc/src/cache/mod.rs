@@ -1,15 +1,16 @@
-//! The caches of both sides.
+//! The caches of exporters and importers: native exports, and mappings. This file has the limits
+//! and counters.
 //!
 //! | part | what it does | cost of a hit |
 //! |---|---|---|
-//! | [`Memo`] | remembers, per thread, what it looked up before: whole handles, windows | comparing or copying 256 bytes |
+//! | [`Memo`] | remembers the look-ups of each thread: handles, windows | comparing or copying 256 bytes |
 //! | [`Pins`] | counts uses, one counter per thread and entry | an atomic add on a line of its own, a load |
 //! | [`Cache`] | owns the entries: hashbrown for look-up, an intrusive LRU list, limits | only on a miss |
 //!
-//! A hit takes no lock and writes no line that another thread writes. Eviction bears the cost: it
-//! invalidates the entry's *stamp*, then sums the pins of all threads. A thread that pins adds its
-//! pin first and reads the stamp after; so either it sees that the stamp is gone and takes its pin
-//! back, or the evicting thread sees the pin.
+//! A hit takes no lock and writes no cache line that another thread writes. Eviction bears the
+//! cost: it invalidates the entry's *stamp*, then sums the pins of all threads. A thread that pins
+//! adds its pin first and reads the stamp afterwards. So either it sees the invalid stamp and
+//! removes its pin, or the evicting thread sees the pin.
 
 mod entries;
 mod memo;
@@ -22,13 +23,13 @@ pub(crate) use pins::{Pin, Pins};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 umf_core::words! {
-    /// What to do when a limit is reached and all entries are in use.
+    /// Policy of a limit that is reached while all entries are in use.
     #[derive(Default)]
     pub enum LimitPolicy {
-        /// Go past the limit; come back under it as entries become idle.
+        /// Exceed the limit. Later insertions evict entries that have become idle.
         #[default]
         Soft = "soft",
-        /// Fail.
+        /// Return an error.
         Hard = "hard",
     }
 }
@@ -41,38 +42,39 @@ pub(crate) struct Limits {
     /// Bytes, 0 for no limit.
     pub bytes: u64,
     pub policy: LimitPolicy,
-    /// What the entries are and which setting limits them, for the error.
+    /// Name of the entries, for the error.
     pub what: &'static str,
+    /// The variables that set the limits, for the error.
     pub setting: &'static str,
 }
 
-/// What a cache counts. Hits are summed over the threads when asked for.
+/// Counters of a cache. Hits are the sum over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CacheStatistics {
-    /// Found without a lock.
+    /// Look-ups in a memo, without a lock.
     pub hits: u64,
-    /// Found after a look into the table.
+    /// Look-ups in the table.
     pub table_hits: u64,
-    /// Made anew.
+    /// Entries that were created.
     pub misses: u64,
-    /// Refused because the handle was stale.
+    /// Opens that were refused because the handle was stale.
     pub stale: u64,
-    /// Evicted to keep a limit.
+    /// Entries that were evicted.
     pub evictions: u64,
-    /// Entries now.
+    /// Current entries.
     pub entries: u64,
-    /// Of them, in use.
+    /// Current entries that are in use.
     pub in_use: u64,
-    /// Bytes of memory that the entries name.
+    /// Bytes of memory that the entries export or map.
     pub bytes: u64,
-    /// File descriptors held.
+    /// Open file descriptors.
     pub fds: u64,
 }
 
 impl CacheStatistics {
-    /// Returns the counters in the order of their declaration, as ledgers have them.
+    /// Returns the counters in the order of their declaration, which is the order in ledgers.
     pub(crate) const fn words(&self) -> [u64; 9] {
         let Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds } = *self;
         [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds]
@@ -83,16 +85,16 @@ impl CacheStatistics {
         Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds }
     }
 
-    /// Returns the sum of the counters of two caches. Sums stay where a `u64` ends: another process
-    /// may have published anything.
+    /// Returns the sum of the counters of two caches. Saturates, because another process may
+    /// publish any number.
     #[must_use]
     pub fn saturating_add(&self, other: &Self) -> Self {
         let (one, other) = (self.words(), other.words());
-        Self::from_words(core::array::from_fn(|place| one[place].saturating_add(other[place])))
+        Self::from_words(core::array::from_fn(|index| one[index].saturating_add(other[index])))
     }
 }
 
-/// The counters that are written on misses only.
+/// The counters that only misses write.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub table_hits: AtomicU64,

@@ -1,4 +1,4 @@
-//! Per-thread use counts.
+//! [`Pins`]: per-thread use counts of cache entries.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -13,20 +13,20 @@ use crate::{Result, protocol};
 
 /// Use counts of numbered entries, split by thread.
 ///
-/// A count is the sum over all threads: an entry may be pinned in one thread and unpinned in
-/// another, whose own part then goes "below zero" (they are added modulo 2^64). Only the sum means
-/// something, and only while the entry's stamp is 0, when it can but fall.
+/// The count of an entry is the sum over all threads, modulo 2^64: a thread may unpin an entry that
+/// another thread pinned, and then its own part is negative. The sum is exact only while the
+/// entry's stamp is 0, when no thread can pin.
 ///
-/// Pinning and closing are the protocol of [`protocol::pin`] and [`protocol::close`], whose fences
-/// are asymmetric: a pin costs a store and a load, an eviction a `membarrier(2)`.
+/// [`protocol::pin`] and [`protocol::close`] are the protocol of pinning and closing. Their fences
+/// are asymmetric: a pin costs a store and a load, an eviction costs a `membarrier(2)`.
 #[derive(Debug)]
 pub(crate) struct Pins {
     by_thread: Chunks<ThreadCounts>,
-    /// Of threads without a number.
+    /// Counts of threads without a number.
     shared: ThreadCounts,
-    /// By number: the stamp of the entry that has it, 0 while it must not be pinned.
+    /// The stamp of the entry with each number; 0 while it must not be pinned.
     stamps: Chunks<AtomicU64>,
-    /// By number: used since the LRU looked last.
+    /// Whether the entry with each number was used since an eviction last checked it.
     referenced: Chunks<AtomicU8>,
     numbers: Lock<Numbers>,
 }
@@ -35,11 +35,11 @@ pub(crate) struct Pins {
 struct Numbers {
     next: u32,
     free: Vec<u32>,
-    /// Given back while still pinned, the longest ago first.
+    /// Numbers that were released while pinned, the oldest first.
     pinned: VecDeque<u32>,
 }
 
-/// What one thread writes.
+/// The counts that one thread writes, by number.
 #[derive(Debug)]
 struct ThreadCounts {
     counts: Chunks<AtomicU64>,
@@ -48,9 +48,10 @@ struct ThreadCounts {
 // SAFETY: an empty `Chunks` is an array of null pointers.
 unsafe impl Zeroable for ThreadCounts {}
 
-/// Where one thread counts its uses of one entry: what a hit needs, without a look-up.
+/// Addresses of one thread's count of one entry and of the entry's words, so that a hit needs no
+/// look-up.
 ///
-/// The words stay where they are as long as the [`Pins`] exist.
+/// The words do not move as long as the [`Pins`] exist.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinCell {
     pub number: u32,
@@ -63,11 +64,11 @@ impl PinCell {
     /// Pins the entry if it still has this stamp.
     ///
     /// # Safety
-    /// The [`Pins`] that the cell came from exist, and the calling thread has the number that it
-    /// was made for.
+    /// The [`Pins`] of the cell exist, and the calling thread has the number that the cell was made
+    /// for.
     #[inline]
     pub(crate) unsafe fn pin_stamped(&self, stamp: u64) -> bool {
-        // SAFETY: the words stay as long as the pins, which exist.
+        // SAFETY: by the contract the pins exist, and with them the words.
         let (count, current, referenced) =
             unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.referenced.as_ref()) };
         if !protocol::pin(count, current, stamp) {
@@ -80,14 +81,14 @@ impl PinCell {
     }
 }
 
-/// A pin that its holder gives back through the [`Pins`]: in whatever thread, but fast in the one
-/// that took it.
+/// A pin, to release with [`Pins::give_back`]. Any thread may do so; it is fast in the thread that
+/// took the pin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pin {
     number: u32,
-    /// The thread that took it, `u32::MAX` if it had no number.
+    /// Number of the thread that took it; `u32::MAX` if it had none.
     thread: u32,
-    /// Where that thread counts; dangling without one.
+    /// That thread's count; dangling if it had no number.
     count: NonNull<AtomicU64>,
 }
 
@@ -113,10 +114,10 @@ impl Pins {
         }
     }
 
-    /// A number with no pins, unstamped.
+    /// Allocates a number without pins and without a stamp.
     pub(crate) fn allocate(&self) -> Result<u32> {
         let mut numbers = self.numbers.lock();
-        // A few at a time: they drain as their guards are dropped.
+        // Checks only a few: the pins are released as their guards are dropped.
         for _ in 0..numbers.pinned.len().min(4) {
             let Some(number) = numbers.pinned.pop_front() else { break };
             if self.sum(number) == 0 {
@@ -129,7 +130,7 @@ impl Pins {
             return Ok(number);
         }
         let number = numbers.next;
-        // What unpinning may need must exist: it cannot fail.
+        // Unpinning cannot fail, so everything that it needs is allocated here.
         self.stamps.get_or_grow(number)?;
         self.referenced.get_or_grow(number)?;
         self.shared.counts.get_or_grow(number)?;
@@ -137,7 +138,7 @@ impl Pins {
         Ok(number)
     }
 
-    /// As if all numbers were given out.
+    /// Makes the next allocation fail.
     #[cfg(test)]
     pub(super) fn exhaust(&self) {
         let mut numbers = self.numbers.lock();
@@ -145,7 +146,7 @@ impl Pins {
         numbers.next = u32::MAX;
     }
 
-    /// Takes a number back. Its entry is gone; guards may still hold pins.
+    /// Releases a number whose entry was removed. Guards may still hold pins.
     pub(crate) fn release(&self, number: u32) {
         let mut numbers = self.numbers.lock();
         if self.sum(number) == 0 {
@@ -161,8 +162,8 @@ impl Pins {
         }
     }
 
-    /// Where the calling thread counts its uses of an entry; `None` for threads without a number,
-    /// and where there is no memory.
+    /// Returns the calling thread's number and its cell for an entry. `None` if the thread has no
+    /// number, or without memory.
     pub(crate) fn cell(&self, number: u32) -> Option<(ThreadIndex, PinCell)> {
         let thread = thread::current()?;
         let row = self.by_thread.get_or_grow(thread.get()).ok()?;
@@ -175,22 +176,22 @@ impl Pins {
         Some((thread, cell))
     }
 
-    /// Pins an entry that the caller keeps from being evicted (it holds the lock of its shard, or
-    /// another pin).
+    /// Pins an entry. The caller prevents its eviction: it holds the lock of its shard, or another
+    /// pin.
     pub(crate) fn pin(&self, number: u32) {
         self.add(number, 1);
     }
 
-    /// Takes a pin back, in whatever thread.
+    /// Removes a pin. Any thread may do so.
     pub(crate) fn unpin(&self, number: u32) {
         self.add(number, 1_u64.wrapping_neg());
     }
 
-    /// Takes a pin back: without a look-up in the thread that took it.
+    /// Removes a pin. The thread that took it needs no look-up.
     #[inline]
     pub(crate) fn give_back(&self, pin: Pin, current: Option<ThreadIndex>) {
         if current.is_some_and(|thread| thread.get() == pin.thread) {
-            // SAFETY: the pin was made by this thread, whose words stay as long as the pins.
+            // SAFETY: this thread made the pin, and its words live as long as the pins.
             protocol::unpin(unsafe { pin.count.as_ref() });
         } else {
             self.unpin(pin.number);
@@ -199,25 +200,25 @@ impl Pins {
 
     fn add(&self, number: u32, delta: u64) {
         if let Some((_, cell)) = self.cell(number) {
-            // SAFETY: the words stay as long as `self`.
+            // SAFETY: the words live as long as `self`.
             let count = unsafe { cell.count.as_ref() };
             count.store(count.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
         } else if let Some(count) = self.shared.counts.get(number) {
             count.fetch_add(delta, Ordering::SeqCst);
         }
-        // A pin has to be seen by a thread that evicts, a pin that is taken back has not.
+        // An evicting thread must see a new pin. It may miss a removed one.
         if delta == 1 {
             fence::full();
         }
     }
 
-    /// Makes the stamp of an entry invalid, if it is idle. Under the lock of its shard.
+    /// Invalidates the stamp of an entry if it is idle. The caller holds the lock of its shard.
     pub(crate) fn close(&self, number: u32, stamp: u64) -> bool {
         self.stamps.get(number).is_some_and(|word| protocol::close(word, stamp, || self.sum(number)))
     }
 
-    /// Returns the number of pins. Exact only while no thread pins: with the stamp at 0, under the
-    /// shard's lock.
+    /// Returns the number of pins. It is exact only while no thread pins: the stamp is 0 and the
+    /// caller holds the shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
         fence::full();
         let count =
@@ -226,7 +227,7 @@ impl Pins {
         by_thread.map(count).fold(count(&self.shared), u64::wrapping_add)
     }
 
-    /// Whether the entry was used since the last call.
+    /// Returns whether the entry was used since the last call.
     pub(crate) fn take_referenced(&self, number: u32) -> bool {
         self.referenced.get(number).is_some_and(|referenced| {
             referenced.load(Ordering::Relaxed) != 0 && {
@@ -239,7 +240,7 @@ impl Pins {
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        // What `Chunks` does not do: rows have mappings of their own.
+        // `Chunks` does not drop its elements, and the rows own mappings.
         for row in (0..thread::end()).filter_map(|thread| self.by_thread.get(thread)) {
             // SAFETY: `&mut self` excludes other users. Each row is dropped once, and its memory is
             // not read again before it is unmapped.

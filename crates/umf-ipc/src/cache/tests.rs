@@ -1,3 +1,5 @@
+//! Tests of [`Cache`], [`Memo`] and [`Pins`].
+
 use super::*;
 use crate::Error;
 use proptest::prelude::*;
@@ -5,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A value that counts how many of it live.
+/// A value that counts its live instances.
 #[derive(Debug)]
 struct Counted(u64, Arc<AtomicUsize>);
 
@@ -26,7 +28,8 @@ impl Drop for Counted {
     }
 }
 
-fn stamped(pins: &Pins, number: u32, stamp: u64) -> bool {
+/// Pins by stamp, as a hit in a memo does.
+fn pin_stamped(pins: &Pins, number: u32, stamp: u64) -> bool {
     let (_, cell) = pins.cell(number).unwrap();
     // SAFETY: the pins exist, and the cell was made by this thread.
     unsafe { cell.pin_stamped(stamp) }
@@ -38,7 +41,7 @@ fn limits(entries: u64, bytes: u64, policy: LimitPolicy) -> Limits {
 
 /// UMF #1003: a cache without a limit. UMF ipc cache: entries in use are replaced.
 #[test]
-fn idle_entries_go_in_order_of_use_and_used_ones_stay() {
+fn eviction_takes_the_least_recently_used_idle_entry() {
     let live = Arc::default();
     let cache = Cache::new(limits(3, 0, LimitPolicy::Soft), 1);
     let make = |key: u64| cache.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live)));
@@ -54,7 +57,7 @@ fn idle_entries_go_in_order_of_use_and_used_ones_stay() {
         assert!(live.load(Ordering::Relaxed) <= 3);
     }
     assert_eq!(held.entry().value.0, 1);
-    assert_eq!(cache.get(&1).unwrap().entry().value.0, 1, "in use is never evicted");
+    assert_eq!(cache.get(&1).unwrap().entry().value.0, 1, "an entry in use is not evicted");
     let statistics = cache.statistics();
     assert_eq!((statistics.entries, statistics.in_use, statistics.evictions), (3, 1, 96));
     drop(held);
@@ -62,16 +65,16 @@ fn idle_entries_go_in_order_of_use_and_used_ones_stay() {
     assert_eq!(live.load(Ordering::Relaxed), 0);
 }
 
-/// Marks of use tell in which order idle entries go, and never that a limit gives way.
+/// Reference bits affect the order of eviction, but do not let the cache exceed its limit.
 #[test]
-fn marks_of_use_do_not_keep_idle_entries_past_a_limit() {
+fn reference_bits_do_not_keep_idle_entries_above_the_limit() {
     let live = Arc::default();
     for (entries, shards) in [(1, 1), (2, 2), (40, 1), (64, 4)] {
         let cache = Cache::new(limits(entries, 0, LimitPolicy::Soft), shards);
         for key in 0..4 * entries {
             let pinned = cache.get_or_insert_with(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
             let (number, stamp) = (pinned.entry().number(), pinned.entry().stamp());
-            assert!(stamped(cache.pins(), number, stamp), "a hit, which leaves its mark");
+            assert!(pin_stamped(cache.pins(), number, stamp), "a hit, which sets the reference bit");
             cache.pins().unpin(number);
             drop(pinned);
             assert!(cache.statistics().entries <= entries, "{entries} in {shards} shards: {key}");
@@ -79,7 +82,7 @@ fn marks_of_use_do_not_keep_idle_entries_past_a_limit() {
     }
 }
 
-/// A value that is of no use once it is told so.
+/// A value that is dead once its flag is set.
 #[derive(Debug)]
 struct Mortal(Arc<AtomicUsize>);
 
@@ -90,23 +93,23 @@ impl Cached for Mortal {
 }
 
 #[test]
-fn without_limits_dead_entries_are_no_more_than_others() {
+fn unlimited_cache_sweeps_dead_entries() {
     let cache: Cache<u64, Mortal> = Cache::new(limits(0, 0, LimitPolicy::Soft), 4);
     let make = |key: u64, bytes: u64| {
-        let told = Arc::new(AtomicUsize::new(0));
-        let pinned = cache.get_or_insert_with(&key, bytes, || Ok(Mortal(Arc::clone(&told)))).unwrap();
-        (told, pinned)
+        let is_dead = Arc::new(AtomicUsize::new(0));
+        let pinned = cache.get_or_insert_with(&key, bytes, || Ok(Mortal(Arc::clone(&is_dead)))).unwrap();
+        (is_dead, pinned)
     };
     let alive: Vec<_> = (0..10).map(|key| make(key, 1)).collect();
-    // One that is dead and in use stays.
-    let (told, held) = make(10, 1);
-    told.store(1, Ordering::Relaxed);
+    // A dead entry in use stays.
+    let (is_dead, held) = make(10, 1);
+    is_dead.store(1, Ordering::Relaxed);
     for key in 11..1000 {
         make(key, 1).0.store(1, Ordering::Relaxed);
         assert!(cache.statistics().entries <= 2 * 11 + 16 + 1, "{key}");
     }
     assert_eq!((0..=10).filter(|key| cache.get(key).is_some()).count(), 11);
-    // Few, but large.
+    // Few entries, but large ones.
     for key in 1000..1010 {
         make(key, 1 << 30).0.store(1, Ordering::Relaxed);
         assert!(cache.statistics().bytes <= (1 << 30) + (1 << 28), "{key}");
@@ -115,7 +118,7 @@ fn without_limits_dead_entries_are_no_more_than_others() {
 }
 
 #[test]
-fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
+fn soft_limit_is_exceeded_while_entries_are_in_use_and_hard_limit_fails() {
     let live = Arc::default();
     let soft = Cache::new(limits(2, 0, LimitPolicy::Soft), 4);
     let held: Vec<_> = (0..10_u64)
@@ -141,8 +144,8 @@ fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
     drop(second);
 }
 
-/// Each thread opens its next entry before it closes the one that it has, so that together they use
-/// fewer entries than a hard limit allows.
+/// Each thread opens its next entry before it closes its previous one. Together they use no more
+/// entries than the hard limit.
 #[test]
 fn hard_limit_is_reached_only_if_all_entries_are_in_use() {
     const THREADS: u64 = 8;
@@ -165,7 +168,7 @@ fn hard_limit_is_reached_only_if_all_entries_are_in_use() {
 
 /// UMF W7: a failed open leaves an entry behind.
 #[test]
-fn failing_to_make_leaves_nothing() {
+fn failed_creation_leaves_no_entry() {
     let cache: Cache<u64, ()> = Cache::new(limits(0, 0, LimitPolicy::Soft), 2);
     for _ in 0..100 {
         assert!(cache.get_or_insert_with(&1, 10, || Err(Error::ReadOnly)).is_err());
@@ -175,7 +178,7 @@ fn failing_to_make_leaves_nothing() {
 }
 
 #[test]
-fn byte_limits_count_bytes() {
+fn byte_limit_evicts_by_bytes() {
     let cache = Cache::new(limits(0, 1000, LimitPolicy::Soft), 2);
     for key in 0..50_u64 {
         drop(cache.get_or_insert_with(&key, 300, || Ok(())).unwrap());
@@ -192,7 +195,7 @@ fn byte_limits_count_bytes() {
 }
 
 #[test]
-fn each_key_is_made_once_however_many_ask() {
+fn concurrent_threads_create_each_key_once() {
     let cache = Cache::new(limits(0, 0, LimitPolicy::Soft), 4);
     let made = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -214,9 +217,9 @@ fn each_key_is_made_once_however_many_ask() {
     assert_eq!(made.load(Ordering::Relaxed), 200);
 }
 
-/// The protocol between a thread that pins by stamp and one that evicts: what is pinned is alive.
+/// Threads that pin by stamp race with eviction: a pinned value is alive.
 #[test]
-fn stamped_pins_race_with_eviction_and_never_hold_what_is_gone() {
+fn stamped_pin_never_holds_an_evicted_entry() {
     struct Alive(Arc<AtomicUsize>);
     impl Drop for Alive {
         fn drop(&mut self) {
@@ -225,7 +228,7 @@ fn stamped_pins_race_with_eviction_and_never_hold_what_is_gone() {
     }
     impl Cached for Alive {}
     let cache: Cache<u64, Alive> = Cache::new(limits(1, 0, LimitPolicy::Soft), 1);
-    // What the memo would hold: number, stamp, and here whether the value lives.
+    // The note of a memo (number and stamp), and whether the value is alive.
     let known: Mutex<Vec<(u32, u64, Arc<AtomicUsize>)>> = Mutex::new(Vec::new());
     let hits = AtomicUsize::new(0);
     let stop = AtomicUsize::new(0);
@@ -237,8 +240,8 @@ fn stamped_pins_race_with_eviction_and_never_hold_what_is_gone() {
                         continue;
                     };
                     for _ in 0..50 {
-                        if stamped(cache.pins(), number, stamp) {
-                            assert_eq!(alive.load(Ordering::SeqCst), 1, "pinned and gone");
+                        if pin_stamped(cache.pins(), number, stamp) {
+                            assert_eq!(alive.load(Ordering::SeqCst), 1, "pinned after it was dropped");
                             hits.fetch_add(1, Ordering::Relaxed);
                             cache.pins().unpin(number);
                         }
@@ -269,11 +272,11 @@ fn pins_are_summed_over_threads() {
     let pins = Pins::new();
     let number = pins.allocate().unwrap();
     pins.stamp(number, 7);
-    assert!(stamped(&pins, number, 7) && !stamped(&pins, number, 8));
+    assert!(pin_stamped(&pins, number, 7) && !pin_stamped(&pins, number, 8));
     std::thread::scope(|scope| {
         scope.spawn(|| pins.pin(number)).join().unwrap();
         assert_eq!(pins.sum(number), 2);
-        // Taken back in other threads than they were taken in: each part alone is below zero.
+        // Unpinned by other threads than those that pinned: the part of each is negative.
         scope.spawn(|| pins.unpin(number)).join().unwrap();
         scope.spawn(|| pins.unpin(number)).join().unwrap();
     });
@@ -294,7 +297,7 @@ struct Double(u64);
 unsafe impl MemoValue for Double {}
 
 #[test]
-fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
+fn memo_finds_only_records_of_the_same_thread() {
     let memo: Memo<Double> = Memo::new();
     let pins = Pins::new();
     let number = pins.allocate().unwrap();
@@ -302,39 +305,40 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
     let note =
         |key: u64| MemoEntry { key, pin: pins.cell(number).unwrap().1, stamp: 1, value: Double(key * 2) };
     assert!(memo.current().is_none());
-    let mine = memo.current_or_new().unwrap();
-    assert!(mine.by_bytes(1, &bytes(1)).is_none() && mine.by_bytes(1, &[0; 256]).is_none());
+    let table = memo.current_or_new().unwrap();
+    assert!(table.by_bytes(1, &bytes(1)).is_none() && table.by_bytes(1, &[0; 256]).is_none());
     for seed in 1..100 {
-        mine.store(seed, &bytes(seed), note(seed));
+        table.store(seed, &bytes(seed), note(seed));
     }
     for seed in 1..100 {
-        assert_eq!(mine.by_bytes(seed, &bytes(seed)).unwrap().value.0, seed * 2);
-        assert_eq!(mine.by_key(seed, seed).map(|found| *found.0), Some(bytes(seed)));
+        assert_eq!(table.by_bytes(seed, &bytes(seed)).unwrap().value.0, seed * 2);
+        assert_eq!(table.by_key(seed, seed).map(|found| *found.0), Some(bytes(seed)));
         for at in [0, 100, 255] {
             let mut other = bytes(seed);
             other[at] ^= 1;
-            assert!(mine.by_bytes(seed, &other).is_none());
+            assert!(table.by_bytes(seed, &other).is_none());
         }
     }
-    // The same key again takes its own place; the fifth of one hash takes the place of one of the
-    // four before.
+    // The same key again replaces its own record. The fifth key of a hash replaces one of the four
+    // before.
     for seed in 1001..1006 {
         for _ in 0..3 {
-            mine.store(500, &bytes(seed), note(seed));
+            table.store(500, &bytes(seed), note(seed));
         }
     }
-    mine.change(500, 1005, |value| value.0 = 7);
-    assert_eq!(mine.by_bytes(500, &bytes(1005)).unwrap().value.0, 7);
-    assert_eq!((1001..1006).filter(|&seed| mine.by_key(500, seed).is_some()).count(), 4);
+    table.change(500, 1005, |value| value.0 = 7);
+    assert_eq!(table.by_bytes(500, &bytes(1005)).unwrap().value.0, 7);
+    assert_eq!((1001..1006).filter(|&seed| table.by_key(500, seed).is_some()).count(), 4);
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(memo.current().is_none(), "another thread has a table of its own"));
     });
 }
 
 proptest! {
-    /// Against a plain reference: a list in order of use, of which idle ones at the end go.
+    /// Compares the cache with a list in order of use, from which idle entries at the end are
+    /// evicted.
     #[test]
-    fn behaves_like_a_list(operations in prop::collection::vec((0..12_u64, 0..4_u8), 1..200), limit in 1..6_u64) {
+    fn cache_evicts_like_an_lru_list(operations in prop::collection::vec((0..12_u64, 0..4_u8), 1..200), limit in 1..6_u64) {
         let live = Arc::default();
         let cache = Cache::new(limits(limit, 0, LimitPolicy::Soft), 1);
         let mut held = BTreeMap::new();
@@ -349,8 +353,7 @@ proptest! {
                     } else {
                         while model.len() as u64 >= limit {
                             let Some(place) = model.iter().rposition(|known| !held.contains_key(known)) else { break };
-                            // Those in use that were passed over count as used: they move to the
-                            // front.
+                            // Entries in use behind it were skipped: they move to the front.
                             let passed = model.split_off(place + 1);
                             model.pop();
                             model.splice(0..0, passed);
@@ -377,28 +380,28 @@ proptest! {
     }
 }
 
-/// A value that must not go without being told, as one that others see.
-struct Seen<'t> {
-    told: &'t AtomicUsize,
+/// A value that counts its creations and its removals.
+struct Unlinked<'t> {
+    unlinked: &'t AtomicUsize,
     made: &'t AtomicUsize,
 }
 
-impl Cached for Seen<'_> {
+impl Cached for Unlinked<'_> {
     fn on_unlink(&self) -> u64 {
-        self.told.fetch_add(1, Ordering::Relaxed);
+        self.unlinked.fetch_add(1, Ordering::Relaxed);
         0
     }
 }
 
 #[test]
-fn what_was_made_leaves_by_being_unlinked() {
-    let (told, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let cache: Cache<u64, Seen<'_>> = Cache::new(limits(0, 0, LimitPolicy::Soft), 1);
+fn every_value_leaves_by_unlink() {
+    let (unlinked, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let cache: Cache<u64, Unlinked<'_>> = Cache::new(limits(0, 0, LimitPolicy::Soft), 1);
     let make = || {
         made.fetch_add(1, Ordering::Relaxed);
-        Ok(Seen { told: &told, made: &made })
+        Ok(Unlinked { unlinked: &unlinked, made: &made })
     };
-    // A value that cannot be made keeps no number.
+    // A failed creation releases its number.
     for _ in 0..3 {
         assert!(cache.get_or_insert_with(&1, 1, || Err(Error::ReadOnly)).is_err());
     }
@@ -408,5 +411,5 @@ fn what_was_made_leaves_by_being_unlinked() {
     assert!(matches!(cache.get_or_insert_with(&3, 1, make), Err(Error::Memory(_))));
     assert_eq!(cache.statistics().entries, 1);
     assert_eq!(cache.evict_idle(|entry| entry.value.made.load(Ordering::Relaxed) > 0), 1);
-    assert_eq!(told.load(Ordering::Relaxed), made.load(Ordering::Relaxed), "each that was made");
+    assert_eq!(unlinked.load(Ordering::Relaxed), made.load(Ordering::Relaxed));
 }

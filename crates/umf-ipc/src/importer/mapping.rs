@@ -13,90 +13,91 @@ use crate::cache::{MemoValue, Pin};
 use crate::lease::Lease;
 use crate::{Error, Result, protocol};
 
-/// A flag of [`OpenBlock`]: the CPU may touch the memory.
+/// A flag of [`OpenBlock`]: the CPU can access the memory.
 pub(super) const HOST_ACCESSIBLE: u64 = 1;
 /// A flag of [`OpenBlock`]: writing is refused.
 pub(super) const READ_ONLY: u64 = 2;
 
-/// An open block: its address, its lease and the address of its generation. Pointers are into what
-/// the pinned entry keeps.
+/// An open block: its address, its lease and the address of its generation. The pinned entry keeps
+/// the pointers valid.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenBlock {
-    /// `None` where leases are off.
+    /// `None` if leases are disabled.
     pub lease: Option<Lease>,
     pub base: Address,
     pub length: usize,
     pub generation: u64,
-    /// The generation in the producer's ledger.
+    /// The slot's generation in the producer's ledger.
     pub word: NonNull<AtomicU64>,
-    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`]. One word, so that no padding is copied at each open.
+    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`]. A whole word, so that an open copies no padding.
     pub flags: u64,
-    /// The region, if its importer brackets CPU accesses or copies for the CPU; otherwise `None`.
+    /// The region, if its kind of memory brackets CPU accesses or copies for the CPU.
     pub access_region: Option<NonNull<ImportedRegion>>,
-    /// The producer's, for messages.
+    /// The producer's pid, for error messages.
     pub pid: u32,
-    /// Of the ledger, for messages.
+    /// The slot in the ledger, for error messages.
     pub slot: u32,
 }
 
-// SAFETY: it points to atomics, and to a region that any thread may look at.
+// SAFETY: it points to atomics, and to a region, which any thread may read.
 unsafe impl MemoValue for OpenBlock {}
 
-/// A block (or region) of another process, open in this one. Dropping it closes it; the region
-/// stays mapped in the importer's cache until it is evicted.
+/// A block or region of another process, open in this one. Dropping it closes it. The importer's
+/// cache keeps the region mapped until it is evicted.
 ///
-/// The memory stays valid as long as the mapping exists, whatever the producer does: if it frees
-/// the block, the bytes may change to something else (ask [`Mapping::is_current`]); if it dies,
-/// they stay.
+/// The memory stays valid as long as the mapping exists, even if the producer frees the block or
+/// ends. [`Mapping::is_current`] returns whether the block was freed. If leases are disabled, the
+/// contents may change after that.
 ///
-/// Another process may write the memory at any time, so there is no `&[u8]` of it: use
-/// [`Mapping::read`], [`Mapping::write`], or the volatile slice with its copies, atomics and typed
-/// access.
+/// Another process may write the memory at any time, so there is no `&[u8]` of it. Use
+/// [`Mapping::read`], [`Mapping::write`] or [`Mapping::view`].
 pub struct Mapping<'i> {
     importer: &'i ImporterInner,
     pin: Pin,
     block: OpenBlock,
 }
 
-// SAFETY: what it points to are atomics, and a region that any thread may look at, which stay as
-// long as the pin, which any thread may give back.
+// SAFETY: it points to atomics and to a region, which any thread may read, and which live as long
+// as the pin. Any thread may release the pin.
 unsafe impl Send for Mapping<'_> {}
-// SAFETY: as above; a shared mapping yields volatile slices, whose accesses may race.
+// SAFETY: shared references only read the fields, and return volatile views, whose accesses may
+// race.
 unsafe impl Sync for Mapping<'_> {}
 
 impl<'i> Mapping<'i> {
-    /// Takes over the pin and the lease `block.lease`.
+    /// Creates a mapping. Takes ownership of the pin and of the lease `block.lease`.
     ///
     /// # Safety
-    /// Pin and lease are the caller's; the entry's region has `block.base .. + block.length`,
-    /// accessible as the flags say; `block.word` is the address of a generation in the ledger that
-    /// the entry keeps mapped; `block.access_region` is the entry's value.
+    /// The caller owns the pin and the lease. The pinned entry's mapping contains `block.length`
+    /// bytes at `block.base`, accessible according to `block.flags`. `block.word` is a generation
+    /// in the ledger that the entry keeps mapped. `block.access_region` is the entry's value.
     #[inline]
     pub(super) const unsafe fn new(importer: &'i ImporterInner, pin: Pin, block: OpenBlock) -> Self {
         Self { importer, pin, block }
     }
 
-    /// Where the block is in this process.
+    /// Returns the block's address in this process.
     #[must_use]
     pub const fn address(&self) -> Address {
         self.block.base
     }
 
-    /// Its size in bytes, never 0: what the producer asked its pool for
-    /// ([`crate::Handle::requested`]). If the exporter did not know that, what the pool set aside.
+    /// Returns the size in bytes, never 0: the size that the producer requested from its pool
+    /// ([`crate::Handle::requested`]), or the block's size if the exporter did not know the
+    /// request.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {
         self.block.length
     }
 
-    /// Whether writing is refused.
+    /// Returns whether writing is refused.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
         self.block.flags & READ_ONLY != 0
     }
 
-    /// Whether the CPU may touch the memory.
+    /// Returns whether the CPU can access the memory.
     #[must_use]
     pub const fn is_host_accessible(&self) -> bool {
         self.block.flags & HOST_ACCESSIBLE != 0
@@ -109,17 +110,17 @@ impl<'i> Mapping<'i> {
         word.load(Ordering::Acquire)
     }
 
-    /// Whether the block has not been freed since the handle was made. One load.
+    /// Returns whether the block has not been freed since the handle was made. Costs one load.
     #[inline]
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.generation_now() == self.block.generation
     }
 
-    /// [`Mapping::is_current`], ordered after the lease that was just counted.
+    /// As [`Mapping::is_current`], ordered after this thread has counted the lease.
     #[inline]
     pub(super) fn is_current_since_lease(&self) -> bool {
-        // SAFETY: as in `generation_now`.
+        // SAFETY: by `new`'s contract the word is in a mapped ledger, which the pin keeps.
         protocol::is_current(unsafe { self.block.word.as_ref() }, self.block.generation)
     }
 
@@ -132,12 +133,11 @@ impl<'i> Mapping<'i> {
         Err(Error::Stale { pid, slot, generation, now })
     }
 
-    /// Uses the memory, and says whether the block was the same all the time: that closes the
-    /// window between looking whether a mapping is current and using it. What `use_it` yields is
-    /// kept from the caller if it was not.
+    /// Calls `use_it` with the memory, and checks before and afterwards that the block is current.
+    /// If it was freed meanwhile, the result of `use_it` is dropped.
     ///
-    /// If the block was freed meanwhile, writes of `use_it` went into freed memory. This is
-    /// harmless: the memory is not reused while the mapping is open.
+    /// Writes into a block that was freed meanwhile are harmless: its memory is not reused while
+    /// the mapping is open with a lease.
     ///
     /// # Errors
     /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of
@@ -154,17 +154,17 @@ impl<'i> Mapping<'i> {
         let memory = self.view()?;
         self.check()?;
         let result = self.with_cpu_access(0, self.len(), Access::ReadWrite, || use_it(memory))?;
-        // What was read is older than the generation that is looked at now.
+        // The reads of `use_it` precede the load of the generation.
         fence(Ordering::Acquire);
         self.check()?;
         Ok(result)
     }
 
-    /// As [`Mapping::read`], and says whether the block was the same all the time.
+    /// As [`Mapping::read`], and checks before and afterwards that the block is current.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the block was freed before or meanwhile: then what `into` holds is worth
-    /// nothing. Those of [`Mapping::read`].
+    /// [`Error::Stale`] if the block was freed before or meanwhile. Then the contents of `into` are
+    /// unspecified. Those of [`Mapping::read`].
     pub fn read_current(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check()?;
         self.read(offset, into)?;
@@ -199,12 +199,13 @@ impl<'i> Mapping<'i> {
         Ok(bytes.cast()?)
     }
 
-    /// As [`Mapping::view`], to read only; of read-only mappings too.
+    /// As [`Mapping::view`], for reading only. Works for read-only mappings too.
     ///
     /// # Errors
     /// As [`Mapping::view`], except [`Error::ReadOnly`].
     pub fn read_view<T: Plain>(&self) -> Result<ReadView<'_, T>> {
-        // SAFETY: as in `view`, for reading.
+        // SAFETY: by `new`'s contract the range is mapped and readable as long as the pin lasts,
+        // which is as long as `self`.
         let bytes = unsafe { ReadView::<u8>::new(self.pointer()?, self.block.length) }?;
         Ok(bytes.cast()?)
     }
@@ -214,15 +215,18 @@ impl<'i> Mapping<'i> {
         pointer.ok_or(Error::NotHostAccessible)
     }
 
-    /// The end of a range, if it is inside.
+    /// Returns the end of a range in the block.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if it exceeds the block.
     fn end_of(&self, offset: usize, length: usize) -> Result<usize> {
         let out_of_bounds = Error::OutOfBounds { offset, length, size: self.block.length };
         offset.checked_add(length).filter(|&end| end <= self.block.length).ok_or(out_of_bounds)
     }
 
-    /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it
-    /// too. (One [`Mapping::read`] or [`Mapping::write`] needs no such thing.) For memory that no
-    /// device uses it costs nothing.
+    /// Begins CPU accesses to memory that devices use too, by pointers or for several copies.
+    /// [`Mapping::read`] and [`Mapping::write`] do so themselves. Does nothing for memory that no
+    /// device uses.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::NotHostAccessible`], [`Error::Memory`] if the driver refuses.
@@ -231,8 +235,8 @@ impl<'i> Mapping<'i> {
             return Err(Error::ReadOnly);
         }
         self.pointer()?;
-        // SAFETY: the memory is open as long as the mapping is borrowed, may be touched as asked,
-        // and shows itself as volatile memory alone.
+        // SAFETY: the memory is open as long as the mapping is borrowed, the access was checked
+        // above, and only volatile views of it exist.
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.block.base, self.block.length, access) }?)
     }
 
@@ -258,7 +262,7 @@ impl<'i> Mapping<'i> {
         Ok(Some((transfer, self.block.base.checked_add(offset as u64).unwrap_or(self.block.base))))
     }
 
-    /// Runs `it` inside of a CPU access, if the kind of memory needs such brackets.
+    /// Calls `it` within a CPU access, if the kind of memory needs it.
     fn with_cpu_access<R>(
         &self,
         offset: usize,
@@ -268,11 +272,12 @@ impl<'i> Mapping<'i> {
     ) -> Result<R> {
         let Some(ability) = self.host_access() else { return Ok(it()) };
         let base = self.block.base.checked_add(offset as u64).unwrap_or(self.block.base);
-        // SAFETY: a part of the mapping, as the callers have checked, as in `cpu_access`.
-        let time = unsafe { CpuAccess::begin(Some(ability), base, length, access) }?;
-        let done = it();
-        time.end()?;
-        Ok(done)
+        // SAFETY: the callers have checked that the range is inside of the mapping and the access
+        // is allowed. Only volatile views of the memory exist.
+        let bracket = unsafe { CpuAccess::begin(Some(ability), base, length, access) }?;
+        let result = it();
+        bracket.end()?;
+        Ok(result)
     }
 
     /// Copies `into.len()` bytes at `offset` out of the block. The device copies if the CPU cannot
@@ -285,7 +290,7 @@ impl<'i> Mapping<'i> {
     /// copy it.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if let Some((transfer, from)) = self.device_copy(offset, into.len())? {
-            // SAFETY: a part of the mapping, which is open as long as `self`.
+            // SAFETY: the range is inside of the mapping, which is open as long as `self`.
             return Ok(unsafe { transfer.read(from, into) }?);
         }
         let end = self.end_of(offset, into.len())?;
@@ -305,8 +310,8 @@ impl<'i> Mapping<'i> {
             return Err(Error::ReadOnly);
         }
         if let Some((transfer, to)) = self.device_copy(offset, from.len())? {
-            // SAFETY: a part of the mapping, which is open as long as `self`; device memory has no
-            // references into it.
+            // SAFETY: the range is inside of the mapping, which is open as long as `self`. No
+            // reference points into device memory.
             return Ok(unsafe { transfer.write(to, from) }?);
         }
         let end = self.end_of(offset, from.len())?;

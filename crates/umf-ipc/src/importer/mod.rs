@@ -1,4 +1,4 @@
-//! The consumer's side: opening handles, and keeping mappings in a bounded cache.
+//! [`Importer`]: opens handles, and keeps mappings in a bounded cache. This file has the public types and the settings. `open` has the steps of an open, `producer` the connection to a producer, `region` the cached mappings.
 
 mod mapping;
 mod open;
@@ -27,15 +27,15 @@ use producer::Producer;
 use region::{ImportedRegion, Key, MemoizedWindow};
 use statistics_ledger::StatisticsLedger;
 
-/// Opens handles of other processes and of this one. Needs no pool and no provider, only an
-/// [`Import`] for each kind of memory.
+/// Opens handles of other processes and of this one. Needs an [`Import`] for each kind of memory,
+/// but no pool and no provider.
 ///
-/// One mapping per region is cached and shared by all blocks in it. Opening a block of a region
-/// that is mapped already costs a comparison of the handle's bytes, a pin and one load from the
-/// producer's ledger: no lock, no system call.
+/// The importer caches one mapping per region, which all blocks in the region share. Opening a
+/// handle that the calling thread opened before compares its bytes, pins the mapping and loads a
+/// word of the producer's ledger. It takes no lock and makes no system call.
 ///
-/// All methods may be called from several threads at once. In a forked child, mappings that the
-/// parent opened stay valid, and the importer works on with a cache of its own.
+/// All methods may be called from several threads at once. In a forked child, mappings of the
+/// parent stay valid, and the importer continues with a cache of its own.
 #[derive(Debug)]
 pub struct Importer {
     inner: Box<ImporterInner>,
@@ -45,9 +45,9 @@ pub(crate) struct ImporterInner {
     settings: ImporterSettings,
     imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
     cache: Cache<Key, ImportedRegion>,
-    /// By access: handles that were opened.
+    /// Handles that a thread opened, by access.
     memo: [Memo<OpenBlock>; 2],
-    /// By access: windows that handles were opened in.
+    /// Windows that a thread used, by access.
     windows: [Memo<MemoizedWindow, { region::WINDOW_KEY_SIZE }, 64>; 2],
     producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
     statistics_ledger: StatisticsLedger,
@@ -63,7 +63,7 @@ impl core::fmt::Debug for ImporterInner {
 }
 
 impl Importer {
-    /// A builder; add at least one kind of memory with [`ImporterBuilder::import`].
+    /// Returns a builder. Add at least one kind of memory with [`ImporterBuilder::import`].
     #[must_use]
     pub fn builder() -> ImporterBuilder {
         ImporterBuilder::default()
@@ -76,15 +76,14 @@ impl Importer {
     /// Opens a handle for reading and writing.
     ///
     /// # Errors
-    /// See [`crate::Error`]: each says what happened to which producer and what to do. Nothing
-    /// stays open after an error.
+    /// See [`crate::Error`]. Nothing stays open after an error.
     #[inline]
     pub fn open(&self, handle: &Handle) -> Result<Mapping<'_>> {
         self.inner.open(handle, Access::ReadWrite)
     }
 
-    /// Opens a handle for reading. Nothing can write through this mapping. Whether other processes
-    /// write is another question ([`Handle::is_read_only`]).
+    /// Opens a handle for reading. This process cannot write through the mapping. Other processes
+    /// may still write, unless [`Handle::is_read_only`].
     ///
     /// # Errors
     /// As [`Importer::open`].
@@ -93,8 +92,8 @@ impl Importer {
         self.inner.open(handle, Access::ReadOnly)
     }
 
-    /// As [`Importer::open`] or [`Importer::open_read_only`], from the bytes as they came: they are
-    /// decoded and checked only if they have not been seen before.
+    /// As [`Importer::open`] or [`Importer::open_read_only`], from the bytes of a handle. They are
+    /// decoded and checked only if the calling thread has not opened them before.
     ///
     /// # Errors
     /// As [`Importer::open`], and [`crate::Error::Decode`].
@@ -106,12 +105,12 @@ impl Importer {
         }
     }
 
-    /// Opens a handle that the calling thread opened before with the same access, from its bytes.
-    /// `place` maps the block's address and length to the memory into which the mapping is written;
-    /// the mapping is not moved after that.
+    /// Opens a handle that the calling thread opened before with the same access. `place` receives
+    /// the block's address and length, and returns the memory into which the mapping is written.
+    /// The mapping is not moved after that.
     ///
-    /// Returns `false` if the handle is not in the thread's memo or `place` returned `None`: then
-    /// use [`Importer::open_bytes`].
+    /// Returns `false` if the handle is not in the thread's memo, is stale, or `place` returned
+    /// `None`. Then use [`Importer::open_bytes`].
     #[inline(always)]
     #[must_use]
     pub fn open_cached<'i, 'p>(
@@ -126,27 +125,27 @@ impl Importer {
         self.inner.open_fast_into(bytes, access, place)
     }
 
-    /// Lets the importer open one more kind of memory. Replaces what opened that kind before;
-    /// mappings that are open stay with what opened them.
+    /// Adds a kind of memory, or replaces its [`Import`]. Open mappings keep the `Import` that
+    /// opened them.
     pub fn add_import(&self, import: Arc<dyn Import>) {
         let before = self.inner.imports.lock().insert(import.kind(), import);
-        // Without the lock: whatever it owns may wait for a fork, which waits for the lock.
+        // Dropped without the lock: its destructor may wait for a fork, which waits for the lock.
         drop(before);
     }
 
-    /// Closes idle mappings, and forgets the producers that none is left of. Returns how many
-    /// mappings were closed.
+    /// Closes idle mappings, and disconnects from producers without a mapping. Returns the number
+    /// of mappings that were closed.
     pub fn evict_idle(&self) -> usize {
         self.inner.evict_idle()
     }
 
-    /// What the cache holds and has done.
+    /// Returns the counters of the cache.
     #[must_use]
     pub fn statistics(&self) -> CacheStatistics {
         self.inner.statistics()
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     #[must_use]
     pub fn settings(&self) -> &ImporterSettings {
         &self.inner.settings
@@ -157,24 +156,24 @@ impl Importer {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ImporterSettings {
-    /// Which ways to the producer's fds may be taken, in which order. Default: auto.
+    /// The exchange modes that may fetch the producer's descriptors, in order. Default: auto.
     pub exchange: Exchange,
-    /// The most mappings (one per region) that are kept, 0 for no limit. Default: 0.
+    /// The most mappings (one per region) in the cache, 0 for no limit. Default: 0.
     /// `UMF_MAX_OPENED_IPC_HANDLES`.
     pub max_opened_handles: u64,
-    /// The most bytes that are kept mapped, 0 for no limit. Default: 0.
+    /// The most bytes of mappings in the cache, 0 for no limit. Default: 0.
     pub max_opened_bytes: u64,
-    /// What happens over a limit when all mappings are in use. Default: soft.
+    /// The policy above a limit if all mappings are in use. Default: soft.
     pub limit: LimitPolicy,
-    /// Shards of the table, a power of two. More let more threads miss at the same time. Default:
-    /// 16.
+    /// Shards of the cache's table, a power of two. With more shards, more threads can open regions
+    /// at the same time. Default: 16.
     pub shards: usize,
-    /// How long a producer may take to answer on its socket. Default: 2 s.
+    /// The longest time that a producer may take to answer on its socket. Default: 2 s.
     pub open_timeout: Duration,
-    /// Whether an open takes a lease, which keeps freed memory from being used again while it is
-    /// open. Without leases a mapping may show other contents as soon as its block is freed
-    /// ([`crate::Mapping::is_current`] tells). For processes that can neither open files through
-    /// `/proc` nor reach their producers' sockets. Default: true.
+    /// Whether an open takes a lease, which prevents the reuse of freed memory while it is open.
+    /// Without leases a mapping may show other contents as soon as its block is freed
+    /// ([`crate::Mapping::is_current`]). Disable them only in processes that can neither open files
+    /// through `/proc` nor reach their producers' sockets. Default: true.
     pub leases: bool,
 }
 
@@ -206,8 +205,7 @@ impl core::fmt::Debug for ImporterBuilder {
 }
 
 impl ImporterBuilder {
-    /// Lets the importer open this kind of memory. A second one of the same kind replaces the
-    /// first.
+    /// Adds a kind of memory. A second [`Import`] of the same kind replaces the first.
     #[must_use]
     pub fn import(mut self, import: Arc<dyn Import>) -> Self {
         self.imports.insert(import.kind(), import);
@@ -221,49 +219,49 @@ impl ImporterBuilder {
         self
     }
 
-    /// Which ways to the producer's fds may be taken.
+    /// Sets the exchange modes that may fetch the producer's descriptors.
     #[must_use]
     pub fn exchange(mut self, exchange: Exchange) -> Self {
         self.settings.exchange = exchange;
         self
     }
 
-    /// The most mappings that are kept, 0 for no limit.
+    /// Sets the most mappings in the cache, 0 for no limit.
     #[must_use]
     pub const fn max_opened_handles(mut self, limit: u64) -> Self {
         self.settings.max_opened_handles = limit;
         self
     }
 
-    /// The most bytes that are kept mapped, 0 for no limit.
+    /// Sets the most bytes of mappings in the cache, 0 for no limit.
     #[must_use]
     pub const fn max_opened_bytes(mut self, limit: u64) -> Self {
         self.settings.max_opened_bytes = limit;
         self
     }
 
-    /// What happens over a limit when all mappings are in use.
+    /// Sets the policy above a limit if all mappings are in use.
     #[must_use]
     pub const fn limit(mut self, policy: LimitPolicy) -> Self {
         self.settings.limit = policy;
         self
     }
 
-    /// How long a producer may take to answer on its socket.
+    /// Sets the longest time that a producer may take to answer on its socket.
     #[must_use]
     pub const fn open_timeout(mut self, timeout: Duration) -> Self {
         self.settings.open_timeout = timeout;
         self
     }
 
-    /// Whether an open takes a lease: see [`ImporterSettings::leases`].
+    /// Sets whether an open takes a lease: see [`ImporterSettings::leases`].
     #[must_use]
     pub const fn leases(mut self, leases: bool) -> Self {
         self.settings.leases = leases;
         self
     }
 
-    /// The importer.
+    /// Builds the importer.
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this process has too many (4096 exporters, importers and pools).

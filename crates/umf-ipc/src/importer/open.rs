@@ -1,4 +1,5 @@
-//! Opening a handle: bytes, memo, or else decoding, producer, ledger, fd, mapping.
+//! Steps of an open. The fast path finds the handle's bytes in the thread's memo. The slow path
+//! finds the producer, compares its ledger with the handle, and finds or maps the region.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -9,7 +10,7 @@ use umf_core::{Access, Address};
 use umf_sync::failpoint;
 
 use super::ImporterInner;
-use super::mapping::{HOST_ACCESSIBLE, Mapping, OpenBlock, READ_ONLY};
+use super::mapping::{Mapping, OpenBlock};
 use super::producer::Producer;
 use super::region::{Extent, ImportedRegion, Key, PinnedMapping, Window};
 use crate::cache::{CacheStatistics, Memo, MemoEntry, Pin};
@@ -18,8 +19,7 @@ use crate::identity;
 use crate::ledger::PublishedCounters;
 use crate::{Error, Result, protocol};
 
-/// Producers without an open region that are remembered beyond this number are forgotten, and found
-/// again when they are needed.
+/// The number of producers above which those without a cached mapping are disconnected.
 const IDLE_PRODUCERS: usize = 64;
 
 impl ImporterInner {
@@ -39,17 +39,17 @@ impl ImporterInner {
         }
     }
 
-    /// Opens what this thread opened before.
+    /// Opens a handle that is in this thread's memo.
     #[inline]
     fn open_fast(&self, bytes: &[u8; SIZE], access: Access) -> Option<Mapping<'_>> {
         let mut mapping = MaybeUninit::uninit();
         let is_open = self.open_fast_into(bytes, access, |_, _| Some(&mut mapping));
-        // SAFETY: it was written if there is one.
+        // SAFETY: `open_fast_into` has written the mapping if it returns `true`.
         is_open.then(|| unsafe { mapping.assume_init() })
     }
 
-    /// The same, into the place that `place` yields for the address and length of the block: the
-    /// mapping is written there at once, and not moved. Says whether there is one.
+    /// As [`Self::open_fast`], but writes the mapping into the memory that `place` returns for the
+    /// block's address and length. Returns whether it was written.
     #[inline(always)]
     pub(super) fn open_fast_into<'i, 'p>(
         &'i self,
@@ -68,22 +68,23 @@ impl ImporterInner {
             && unsafe { note.pin.pin_stamped(note.stamp) }
         {
             let pin = Pin::new(memo.thread(), note.pin);
-            // A stale handle that is opened again and again must not count each time: its block
-            // would be held for ever. SAFETY: the note was stored by `finish` for the entry with
-            // this stamp. The pin keeps that entry, which keeps region and ledger mapped, and the
-            // producer with the rows that the lease is counted in.
+            // Checked before the lease is counted: otherwise an importer that opens a stale handle
+            // repeatedly would keep its block from being reclaimed. SAFETY: the note was stored by
+            // `open_in` for the entry with this stamp. The pin keeps that entry, which keeps the
+            // region and the ledger mapped, and the producer with its lease rows.
             if unsafe { known.word.as_ref() }.load(Ordering::Relaxed) != known.generation {
                 self.pins().give_back(pin, Some(memo.thread()));
                 return false;
             }
             if let Some(lease) = known.lease {
-                // SAFETY: as above.
+                // SAFETY: the pinned entry keeps the lease rows mapped.
                 protocol::count_lease(unsafe { lease.word().as_ref() });
                 failpoint!("lease.counted_again");
             }
-            // SAFETY: as above.
+            // SAFETY: the pin is this call's, the lease was counted above, and `known` is of the
+            // pinned entry.
             let mapping = unsafe { Mapping::new(self, pin, *known) };
-            // (Otherwise dropping it takes lease and pin back.)
+            // If it is not current, dropping the mapping releases the lease and the pin.
             if mapping.is_current_since_lease() {
                 into.write(mapping);
                 memo.count_hit();
@@ -93,31 +94,13 @@ impl ImporterInner {
         false
     }
 
+    /// Opens a handle that is not in this thread's memo, or that is stale.
     #[cold]
     fn open_slow(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         let opened = self.retry_after_eviction(|| self.open_checked(handle, access));
-        if opened.is_err() {
+        if let Err(error) = &opened {
             self.statistics_ledger.note_refused();
-        }
-        match &opened {
-            Ok(_) => {}
-            Err(Error::Stale { .. }) => {
-                self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
-                // A mapping of a region that was freed as a whole is of no use.
-                let window = self.window_size(handle).ok().flatten();
-                let window =
-                    window.and_then(|size| Window::of(handle, size)).map(|window| window.extent(handle));
-                for extent in [Some(Extent::Region(handle.region_id())), window].into_iter().flatten() {
-                    for access in [Access::ReadOnly, Access::ReadWrite] {
-                        let key = Key { producer: handle.producer(), extent, access };
-                        self.cache.evict_if(&key, ImportedRegion::is_gone);
-                    }
-                }
-            }
-            Err(Error::ProducerGone { .. } | Error::ProducerReplaced { .. }) => {
-                self.forget_producer(handle);
-            }
-            Err(error) => tracing::debug!(?handle, %error, "open failed"),
+            self.clean_up_after(error, handle);
         }
         self.statistics_ledger.publish(|| PublishedCounters {
             importer: Some(self.statistics()),
@@ -126,6 +109,30 @@ impl ImporterInner {
         opened
     }
 
+    /// Removes the cached mappings and the producer that are useless after this error.
+    fn clean_up_after(&self, error: &Error, handle: &Handle) {
+        match error {
+            Error::Stale { .. } => {
+                self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
+                // The whole region may have been freed.
+                let window = self.window_size(handle).ok().flatten();
+                let window = window.and_then(|size| Window::of(handle, size));
+                let extents =
+                    [Some(Extent::Region(handle.region_id())), window.map(|window| window.extent(handle))];
+                for extent in extents.into_iter().flatten() {
+                    for access in [Access::ReadOnly, Access::ReadWrite] {
+                        let key = Key { producer: handle.producer(), extent, access };
+                        self.cache.evict_if(&key, ImportedRegion::is_gone);
+                    }
+                }
+            }
+            Error::ProducerGone { .. } | Error::ProducerReplaced { .. } => self.disconnect(handle),
+            error => tracing::debug!(?handle, %error, "open failed"),
+        }
+    }
+
+    /// Checks a handle against its producer's ledger, then finds or maps its region and opens its
+    /// block.
     fn open_checked(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         if identity::boot_id().half().contradicts(handle.boot()) {
             return Err(Error::OtherBoot);
@@ -133,8 +140,8 @@ impl ImporterInner {
         if access == Access::ReadWrite && handle.is_read_only() {
             return Err(Error::ReadOnly);
         }
-        if let Some(pinned_mapping) = self.known_window(handle, access) {
-            return self.finish(handle, access, pinned_mapping);
+        if let Some(pinned) = self.find_memoized_window(handle, access) {
+            return self.open_in(pinned, handle, access);
         }
         let window = self.window_size(handle)?;
         let producer = self.producer(handle)?;
@@ -148,59 +155,50 @@ impl ImporterInner {
             },
             None => self.open_region(&producer, handle, access)?,
         };
-        let pinned_mapping = PinnedMapping::new(self, pinned);
-        self.remember_window(handle, access, &pinned_mapping);
-        self.finish(handle, access, pinned_mapping)
+        let pinned = PinnedMapping::new(self, pinned);
+        self.memoize_window(handle, access, &pinned);
+        self.open_in(pinned, handle, access)
     }
 
-    /// Opens what a handle names in a mapping that holds it.
-    fn finish<'i>(
+    /// Opens a handle's block in a mapping that contains its region: acquires a lease, checks that
+    /// the handle is current, and adds the open block to this thread's memo.
+    fn open_in<'i>(
         &'i self,
+        pinned: PinnedMapping<'i>,
         handle: &Handle,
         access: Access,
-        pinned_mapping: PinnedMapping<'i>,
     ) -> Result<Mapping<'i>> {
-        let region = pinned_mapping.region();
-        // The mapping's own producer: another object for the same process may go at any time.
+        let region = pinned.region();
+        // The object that the pin keeps. `self.producers` may have another one for the same
+        // process.
         let producer = &region.producer;
         let content = producer.content(handle)?;
-        region.note(content.region_slot, content.region_generation);
-        let imported = &region.imported;
-        let place = pinned_mapping.place(handle).filter(|place| {
-            let end = place.checked_add(handle.length());
-            end.is_some_and(|end| end <= imported.size as u64)
-        });
-        let Some(base) = place.and_then(|place| imported.base.checked_add(place)) else {
-            return Err(Error::Misbehaved { pid: producer.pid(), what: "the block reaches past its region" });
-        };
+        region.note_recent(content.region_slot, content.region_generation);
+        let past_region =
+            Error::Misbehaved { pid: producer.pid(), what: "the block reaches past its region" };
+        let base = pinned.address_of(handle).ok_or(past_region)?;
         let word = producer.slot(handle)?.generation_word();
-        let length = usize::try_from(handle.requested()).unwrap_or(0);
-        let is_read_only = imported.read_only || access == Access::ReadOnly;
-        let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
-            | if is_read_only { READ_ONLY } else { 0 };
-        let needs_region = region.import.host_access().is_some() || region.import.transfer().is_some();
-        let access_region = needs_region.then(|| NonNull::from(region));
         let lease = if self.settings.leases {
             Some(producer.lease(handle.slot(), &self.settings.exchange)?)
         } else {
             None
         };
-        let (stamp, number) = (pinned_mapping.stamp, pinned_mapping.number);
         let block = OpenBlock {
             lease,
             base,
-            length,
+            length: usize::try_from(handle.requested()).unwrap_or(0),
             generation: handle.generation(),
             word,
-            flags,
-            access_region,
+            flags: region.flags(access),
+            access_region: region.brackets_access().then(|| NonNull::from(region)),
             pid: handle.pid(),
             slot: handle.slot(),
         };
+        let (stamp, number) = (pinned.stamp, pinned.number);
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation
         // of its slot, and `access_region` the entry's value.
-        let mapping = unsafe { Mapping::new(self, pinned_mapping.into_pin(), block) };
-        // It is leased now; if it was retired before that, this sees it.
+        let mapping = unsafe { Mapping::new(self, pinned.into_pin(), block) };
+        // If the producer retired the export before it could see the lease, this sees that.
         if !mapping.is_current_since_lease() {
             failpoint!("lease.too_late");
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
@@ -217,31 +215,34 @@ impl ImporterInner {
         Ok(mapping)
     }
 
-    /// The producer of a handle, found if it is not known.
+    /// Returns the producer of a handle. Connects to it if it is not known.
     fn producer(&self, handle: &Handle) -> Result<Arc<Producer>> {
         if let Some(producer) = self.producers.lock().get(&handle.producer()) {
             return Ok(Arc::clone(producer));
         }
         let found = Arc::new(Producer::connect(handle, &self.settings.exchange, self.settings.open_timeout)?);
-        let mut forgotten = Vec::new();
+        // Dropped without the lock.
+        let mut disconnected = Vec::new();
         let mut producers = self.producers.lock();
-        // Removes unused producers: ended ones always, others when there are many.
-        let many = producers.len() >= IDLE_PRODUCERS;
+        // Disconnects from producers without a cached mapping: ended ones always, others if there
+        // are many.
+        let are_many = producers.len() >= IDLE_PRODUCERS;
         producers.retain(|_, producer| {
-            let idle = Arc::strong_count(producer) == 1;
-            let keep = !idle || !(many || producer.has_ended());
-            if !keep {
-                forgotten.push(Arc::clone(producer));
+            let is_idle = Arc::strong_count(producer) == 1;
+            let retains = !is_idle || !(are_many || producer.has_ended());
+            if !retains {
+                disconnected.push(Arc::clone(producer));
             }
-            keep
+            retains
         });
         let producer = Arc::clone(producers.entry(handle.producer()).or_insert(found));
         drop(producers);
-        drop(forgotten);
+        drop(disconnected);
         Ok(producer)
     }
 
-    fn forget_producer(&self, handle: &Handle) {
+    /// Disconnects from the producer of a handle, which is gone, and closes its idle mappings.
+    fn disconnect(&self, handle: &Handle) {
         let known = self.producers.lock().remove(&handle.producer());
         if let Some(producer) = known {
             self.cache.evict_idle(|entry| Arc::ptr_eq(&entry.value.producer, &producer));
@@ -250,13 +251,14 @@ impl ImporterInner {
 
     pub(super) fn evict_idle(&self) -> usize {
         let evicted = self.cache.evict_idle(|_| true);
-        let mut forgotten = Vec::new();
+        // Dropped without the lock.
+        let mut disconnected = Vec::new();
         self.producers.lock().retain(|_, producer| {
-            let keep = Arc::strong_count(producer) > 1;
-            if !keep {
-                forgotten.push(Arc::clone(producer));
+            let is_in_use = Arc::strong_count(producer) > 1;
+            if !is_in_use {
+                disconnected.push(Arc::clone(producer));
             }
-            keep
+            is_in_use
         });
         if self.producers.lock().is_empty() {
             self.statistics_ledger.close();
@@ -276,8 +278,7 @@ impl ImporterInner {
     }
 }
 
-/// The checksum is as good a hash as any. (That it is right was checked when the handle was
-/// remembered.)
+/// Returns the handle's checksum as its hash. The memo has only handles whose checksum is right.
 #[inline]
 fn hash(bytes: &[u8; SIZE]) -> u64 {
     u64::from(u32::from_le_bytes([bytes[SIZE - 4], bytes[SIZE - 3], bytes[SIZE - 2], bytes[SIZE - 1]]))

@@ -1,4 +1,4 @@
-//! One producer, as the importer knows it.
+//! [`Producer`]: an importer's connection to one producer, with its ledger and lease table mapped.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -16,44 +16,45 @@ use crate::transfer::{Exchange, FdChannel, Fetched, Mode, RemoteFd};
 use crate::{Error, Result};
 use umf_os::FileIdentity;
 
-/// How many files without windows are remembered. Others are asked each time that they are mapped.
+/// The most files without windows that are remembered. Each open of another such file tries to map
+/// a window first.
 const FILES_WITHOUT_WINDOWS: usize = 32;
 
-/// How often a lease table is asked for while this process forks.
-const OPENINGS: u32 = 16;
+/// The most requests for a lease table while this process forks.
+const LEASE_TABLE_REQUESTS: u32 = 16;
 
 fn file_of(handle: &Handle) -> FileIdentity {
     let (device, inode) = handle.data_identity();
     FileIdentity { device, inode }
 }
 
-/// A producer that was found, with its ledger mapped.
+/// A producer with its ledger mapped.
 #[derive(Debug)]
 pub(super) struct Producer {
     channel: FdChannel,
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
-    /// Files that turned out to have no windows (of huge pages, or not sealed), or for which there
-    /// was no address space, the last few.
+    /// The latest files that cannot be mapped by windows: they have huge pages or are not sealed,
+    /// or address space was short.
     without_windows: Lock<Vec<FileIdentity>>,
-    /// Whether there is any.
+    /// Whether `without_windows` has any.
     any_without_windows: AtomicBool,
-    /// Null, or a box that the first open creates. A forked child replaces and leaks that of its
-    /// parent: mappings that were open at the fork still point to it.
+    /// Null, or a box that the first open creates. A forked child replaces and leaks its parent's
+    /// box, because mappings that were open at the fork point to it.
     leases: AtomicPtr<ImporterLeases>,
 }
 
 impl Producer {
-    /// Finds the producer of a handle and maps its ledger.
+    /// Connects to the producer of a handle and maps its ledger.
     pub(super) fn connect(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
         let channel = FdChannel::new(handle, timeout)?;
         let fetched = channel.fetch(RemoteFd::Ledger(handle.ledger_fd()), exchange);
         let opened = fetched.and_then(|Fetched { fd, mode, .. }| Ok((LedgerReader::open(fd, handle)?, mode)));
         let (ledger, mode) = opened.map_err(|error| match error {
-            // A process that ended meanwhile explains everything else. If it is the same process
-            // and another file has the number, then the exporter was dropped, or exec closed the
-            // ledger.
+            // If the producer has ended, that is the cause of any other error. If it is the same
+            // process and another file has the descriptor number, its exporter was dropped, or exec
+            // closed the ledger.
             error @ Error::ProducerReplaced { .. } if channel.has_ended() || channel.is_verified() => {
                 tracing::debug!(%error, "and the handle's exporter is gone");
                 Error::ProducerGone { pid: handle.pid() }
@@ -85,19 +86,19 @@ impl Producer {
     }
 
     pub(super) fn fds(&self) -> u64 {
-        // And the ledger's.
+        // One more for the ledger.
         self.channel.fds() + 1 + self.leases().map_or(0, ImporterLeases::fds)
     }
 
-    /// This process's leases, if its lease table was opened.
+    /// Returns this process's leases, if the lease table was opened.
     fn leases(&self) -> core::result::Result<&ImporterLeases, Vacant<ImporterLeases>> {
-        // SAFETY: what is published goes when `self` does, or never.
+        // SAFETY: a published box is dropped with `self`, or leaked.
         let found = lazy::get_valid(&self.leases, |leases| unsafe { leases.as_ref() }.is_of_this_process());
-        // SAFETY: as above.
+        // SAFETY: as for `found`.
         found.map(|leases| unsafe { leases.as_ref() })
     }
 
-    /// Counts an open of the export in `slot`.
+    /// Acquires a lease on the export in `slot`. Opens the lease table first if necessary.
     pub(super) fn lease(&self, slot: u32, exchange: &Exchange) -> Result<Lease> {
         match self.leases() {
             Ok(leases) => leases.acquire(slot),
@@ -105,7 +106,8 @@ impl Producer {
         }
     }
 
-    /// Opens the lease table, or comes too late and yields what another thread made.
+    /// Opens the lease table and takes a row. If another thread does so first, returns that
+    /// thread's leases.
     #[cold]
     fn open_lease_table(
         &self,
@@ -128,13 +130,13 @@ impl Producer {
         };
         let mut opened = open(exchange);
         if is_refused(&opened) && exchange.modes().contains(&Mode::Socket) {
-            // Over its socket a producer sends a description that need not be opened anew. Each
-            // fork of this process meanwhile makes it worthless.
+            // The producer's socket sends an open file description that this process need not
+            // reopen. A fork of this process meanwhile shares it, and makes it useless.
             let by_socket = Exchange::Order(vec![Mode::Socket]);
-            for _ in 0..OPENINGS {
+            for _ in 0..LEASE_TABLE_REQUESTS {
                 match open(&by_socket) {
                     Err(Error::NotPermitted { .. }) => break,
-                    again => opened = again,
+                    retried => opened = retried,
                 }
                 if !is_refused(&opened) {
                     break;
@@ -144,30 +146,33 @@ impl Producer {
         let leases = opened?;
         failpoint!("lease.table_checked");
         let leases = NonNull::from(Box::leak(Box::new(leases)));
-        let there = match lazy::install(&self.leases, vacant, leases) {
+        let installed = match lazy::install(&self.leases, vacant, leases) {
             Ok(()) => leases,
             Err(first) => {
-                // SAFETY: made above, and no other thread has seen it.
+                // SAFETY: it came from the box above, and no other thread has the pointer.
                 drop(unsafe { Box::from_raw(leases.as_ptr()) });
-                // (Only a fork takes one out, which leaves no other thread in the child.)
-                first.ok_or(Error::Misbehaved { pid, what: "its lease table went while it was opened" })?
+                // Only a fork removes one, and the child has no other thread.
+                first.ok_or(Error::Misbehaved {
+                    pid,
+                    what: "its lease table disappeared while it was opened",
+                })?
             }
         };
-        // SAFETY: it goes when `self` does, or never.
-        Ok(unsafe { there.as_ref() })
+        // SAFETY: a published box is dropped with `self`, or leaked.
+        Ok(unsafe { installed.as_ref() })
     }
 
-    /// Whether a handle's file may be mapped by windows, as far as is known.
+    /// Returns `false` if a handle's file is known to have no windows.
     pub(super) fn has_windows(&self, handle: &Handle) -> bool {
         if !self.any_without_windows.load(Ordering::Relaxed) {
             return true;
         }
-        // A fork may have left it taken for ever; then the file is asked again.
+        // In a forked child the lock may be held for ever. Then the importer tries to map a window.
         let files = self.without_windows.try_lock();
         files.is_none_or(|files| !files.contains(&file_of(handle)))
     }
 
-    /// A handle's file has no windows.
+    /// Notes that a handle's file cannot be mapped by windows.
     pub(super) fn note_no_windows(&self, handle: &Handle) {
         if let Some(mut files) = self.without_windows.try_lock() {
             if files.len() == FILES_WITHOUT_WINDOWS {
@@ -178,28 +183,35 @@ impl Producer {
         }
     }
 
-    /// The slot that a handle names, if the handle is current.
+    /// Returns the slot that a handle names.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the handle is not current.
     pub(super) fn slot(&self, handle: &Handle) -> Result<SlotReader<'_>> {
         let slot = self.ledger.slot(handle.slot()).ok_or_else(|| self.stale(handle, 0))?;
         let now = slot.generation();
         if now == handle.generation() { Ok(slot) } else { Err(self.stale(handle, now)) }
     }
 
-    /// What the ledger says of a handle's export, if the handle is current and says the same.
+    /// Returns the ledger's description of a handle's export.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the handle is not current, [`Error::Misbehaved`] if it contradicts the
+    /// ledger.
     pub(super) fn content(&self, handle: &Handle) -> Result<SlotContent> {
         let slot = self.slot(handle)?;
         let content = slot.read(handle.generation()).map_err(|now| self.stale(handle, now))?;
-        let same = content.fd == handle.data_fd().unwrap_or(-1)
+        let is_same = content.fd == handle.data_fd().unwrap_or(-1)
             && (content.device, content.inode) == handle.data_identity()
             && content.region_id == handle.region_id()
             && content.region_size == handle.region_size()
             && content.data_offset == handle.data_offset()
             && (content.offset, content.length, content.requested)
                 == (handle.offset(), handle.length(), handle.requested());
-        if same {
+        if is_same {
             return Ok(content);
         }
-        let what = "the handle and its ledger disagree about the memory (one of them was forged)";
+        let what = "the handle and the ledger contradict each other, so that one of them is forged";
         Err(Error::Misbehaved { pid: self.pid(), what })
     }
 
@@ -207,14 +219,15 @@ impl Producer {
         Error::Stale { pid: self.pid(), slot: handle.slot(), generation: handle.generation(), now }
     }
 
-    /// A duplicate of the fd behind the handle's region, and certainty that it is that.
+    /// Fetches a duplicate of the descriptor of the handle's memory, and checks that it is the
+    /// right file. `None` if the memory has no descriptor.
     ///
-    /// The file's identity must be what the ledger says, and the ledger must still say it *after*
-    /// the fetch: then the producer had that file under that number when it was fetched. (Identity
-    /// alone does not do: two eventfds have the same inode.)
+    /// The file must have the identity in the ledger, and the handle must still be current *after*
+    /// the fetch. Then the producer had that file under that number during the fetch. The identity
+    /// alone does not suffice: two eventfds have the same inode.
     pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<ReceivedFd>> {
         let Some(number) = handle.data_fd() else {
-            // Of a descriptor, fetching it would tell.
+            // Without a descriptor to fetch, this checks that the producer still runs.
             return if self.has_ended() { Err(Error::ProducerGone { pid: self.pid() }) } else { Ok(None) };
         };
         let (device, inode) = handle.data_identity();
@@ -227,7 +240,7 @@ impl Producer {
             opens_through_procfs: handle.has(crate::handle::FLAG_PROCFS),
         };
         let fetched = self.channel.fetch(wanted, exchange);
-        // Whatever came of it: a handle that has gone stale is that in the first place.
+        // Before any error of the fetch: if the handle is stale, that is the cause.
         self.slot(handle)?;
         let fd = match fetched {
             Ok(fetched) => fetched.fd,
@@ -245,13 +258,13 @@ impl Producer {
         Ok(Some(fd))
     }
 
-    /// Whether another object behind the fd means another program in the process: `exec` closes the
-    /// ledger too.
+    /// Returns `error`, or [`Error::ProducerGone`] if the process has called `exec`, which closes
+    /// the ledger too.
     fn gone_if_replaced(&self, error: Error, exchange: &Exchange) -> Error {
         if self.has_ledger(exchange) { error } else { Error::ProducerGone { pid: self.pid() } }
     }
 
-    /// Whether the process still has its ledger open.
+    /// Returns whether the process still has its ledger open.
     fn has_ledger(&self, exchange: &Exchange) -> bool {
         let ledger = self.channel.fetch(RemoteFd::Ledger(self.ledger_fd), exchange);
         ledger.is_ok_and(|fetched| {
@@ -259,9 +272,13 @@ impl Producer {
         })
     }
 
-    /// That what a driver has brought over by itself, if it had to, was the producer's: drivers
-    /// know a process by its number alone, which another may have by now, or another program in it.
-    /// Asked when the driver is done: then it was the producer's when the driver looked.
+    /// Checks that memory which a driver imported by pid came from the producer. A driver
+    /// identifies a process by its pid alone, which may have been reused, and the process may have
+    /// called `exec`. Called after the import: if the producer still runs then, the driver has used
+    /// its memory.
+    ///
+    /// # Errors
+    /// [`Error::ProducerGone`].
     pub(super) fn check_driver_import(&self, handle: &Handle, exchange: &Exchange) -> Result<()> {
         if handle.data_fd().is_some() || (!self.has_ended() && self.has_ledger(exchange)) {
             return Ok(());
@@ -273,10 +290,10 @@ impl Producer {
 impl Drop for Producer {
     fn drop(&mut self) {
         let Some(table) = NonNull::new(*self.leases.get_mut()) else { return };
-        // SAFETY: a published table goes here.
+        // SAFETY: a published box is dropped here only.
         if unsafe { table.as_ref() }.is_of_this_process() {
-            // SAFETY: it came from a box. No lease is left in it: the cache entry of a lease keeps
-            // `self` alive.
+            // SAFETY: it came from a box. It has no leases: the cache entry of a lease keeps `self`
+            // alive.
             drop(unsafe { Box::from_raw(table.as_ptr()) });
         }
     }

@@ -1,16 +1,16 @@
-//! What is mapped of a producer: a region by itself, or the window of its file that many regions
-//! lie in. The importer's cache keeps these; each open holds a pin on one ([`PinnedMapping`]).
+//! [`ImportedRegion`]: a mapping in the importer's cache. It maps one region, or a window of a file that contains many regions. Each open holds a pin on one ([`PinnedMapping`]).
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use umf_core::{Access, Import, ImportRequest, Imported};
+use umf_core::{Access, Address, Import, ImportRequest, Imported};
 use umf_os::ReceivedFd;
 use umf_sync::{failpoint, thread};
 
 use super::ImporterInner;
+use super::mapping::{HOST_ACCESSIBLE, READ_ONLY};
 use super::producer::Producer;
 use crate::cache::{Cached, MemoEntry, MemoValue, Pin, Pinned};
 use crate::handle::Handle;
@@ -18,7 +18,7 @@ use crate::identity::ProducerId;
 use crate::{Error, Result};
 use umf_os::FileIdentity;
 
-/// What is mapped: of which producer, which part of its memory, with which access.
+/// The key of a mapping in the cache: producer, part of its memory, access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub producer: ProducerId,
@@ -26,23 +26,22 @@ pub(super) struct Key {
     pub access: Access,
 }
 
-/// A part of a producer's memory that is mapped at one time.
+/// A part of a producer's memory that is mapped as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Extent {
     /// The region with this id.
     Region(u64),
-    /// A window of a file that many regions lie in, from this offset on.
+    /// The window of a file that contains many regions, from this offset on.
     ///
-    /// The window's mapping keeps the file, so that no other file has its device and inode
-    /// meanwhile.
+    /// The window's mapping keeps the file alive, so that no other file gets its device and inode.
     Window { file: FileIdentity, start: u64 },
 }
 
-/// How many regions of a window are remembered.
+/// The number of regions of a mapping that are remembered.
 const RECENT_REGIONS: usize = 16;
 
-/// The regions that were opened in a mapping most recently. A word has the region's own slot in the
-/// ledger (high half) and the low half of its generation there. 0 stands for none.
+/// The regions that were opened most recently in a mapping. A word has the slot of the region's
+/// export (high half) and the low half of its generation. 0: empty.
 #[derive(Debug, Default)]
 struct RecentRegions([AtomicU64; RECENT_REGIONS]);
 
@@ -50,7 +49,7 @@ impl RecentRegions {
     fn add(&self, slot: u32, generation: u64) {
         let word = &self.0[slot as usize % RECENT_REGIONS];
         let region = u64::from(slot) << 32 | u64::from(generation as u32);
-        // Most opens find their region here, and write nothing that threads share.
+        // Most opens find their region here, and do not write the shared cache line.
         if word.load(Ordering::Relaxed) != region {
             word.store(region, Ordering::Relaxed);
         }
@@ -62,9 +61,10 @@ impl RecentRegions {
     }
 }
 
-/// A region of another process, or a window of many, open in this one. Dropping it closes it.
+/// A mapping of a region of another process, or of a window that contains many. Dropping it unmaps
+/// it.
 pub(super) struct ImportedRegion {
-    /// Keeps the ledger mapped that says whether blocks of this region are current.
+    /// Keeps the ledger mapped, which shows whether blocks of this region are current.
     pub producer: Arc<Producer>,
     pub imported: Imported,
     pub import: Arc<dyn Import>,
@@ -76,15 +76,27 @@ impl ImportedRegion {
         Self { producer: Arc::clone(producer), imported, import, recent: RecentRegions::default() }
     }
 
-    /// Notes that something of a region is opened here: by its own slot in the ledger, and its
-    /// generation there.
-    pub(super) fn note(&self, slot: u32, generation: u64) {
+    /// Notes that memory of a region was opened. `slot` and `generation` are those of the region's
+    /// export.
+    pub(super) fn note_recent(&self, slot: u32, generation: u64) {
         self.recent.add(slot, generation);
     }
 
+    /// Returns the flags of an [`OpenBlock`](super::mapping::OpenBlock) in this mapping.
+    pub(super) const fn flags(&self, access: Access) -> u64 {
+        let is_read_only = self.imported.read_only || matches!(access, Access::ReadOnly);
+        let host_accessible = if self.imported.host_accessible { HOST_ACCESSIBLE } else { 0 };
+        host_accessible | if is_read_only { READ_ONLY } else { 0 }
+    }
+
+    /// Returns whether the kind of memory brackets CPU accesses, or copies for the CPU.
+    pub(super) fn brackets_access(&self) -> bool {
+        self.import.host_access().is_some() || self.import.transfer().is_some()
+    }
+
     /// Returns whether the producer has ended, or all of the regions that were opened here most
-    /// recently were freed. A window may have another current region. It is mapped again when that
-    /// one is opened.
+    /// recently were freed. A window may contain another current region. Then it is mapped again
+    /// when that region is opened.
     pub(super) fn is_gone(&self) -> bool {
         let is_current = |slot, generation| {
             let slot = self.producer.ledger().slot(slot);
@@ -111,19 +123,20 @@ impl core::fmt::Debug for ImportedRegion {
 
 impl Drop for ImportedRegion {
     fn drop(&mut self) {
-        // SAFETY: `imported` came from this importer's `import`, is released here alone, and the
-        // cache drops an entry only when it has no pins.
+        // SAFETY: `imported` came from `self.import` and is released only here. The cache drops an
+        // entry only when it has no pins.
         if let Err(error) = unsafe { self.import.release(self.imported) } {
-            tracing::warn!(imported = ?self.imported, %error, "a mapping could not be closed");
+            tracing::warn!(imported = ?self.imported, %error, "cannot close a mapping");
         }
         failpoint!("import.released");
     }
 }
 
-/// A part of a limit on mapped bytes that a window may be.
+/// The fewest windows that must fit into a limit on mapped bytes. Otherwise regions are mapped by
+/// themselves.
 const WINDOWS_IN_LIMIT: u64 = 16;
 
-/// A window: where it begins in the file, and how large it is where the file does not end before.
+/// A window of a file. It is shorter than `size` at the end of the file.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
     start: u64,
@@ -131,7 +144,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The window in which a handle's region lies as a whole, if there is one.
+    /// Returns the window that contains all of a handle's region, if there is one.
     pub(super) fn of(handle: &Handle, size: u64) -> Option<Self> {
         debug_assert!(size.is_power_of_two());
         let offset = handle.data_offset();
@@ -149,8 +162,8 @@ impl Window {
 pub(super) type PinnedRegion<'i> = Pinned<'i, Key, ImportedRegion>;
 
 impl ImporterInner {
-    /// How large the windows are in which memory of a handle's kind is mapped, if it is. Not, if
-    /// there is a limit on mapped bytes of which they would take much.
+    /// Returns the size of windows for a handle's kind of memory, in bytes. `None` if the kind has
+    /// no windows, or they are too large for the limit on mapped bytes.
     pub(super) fn window_size(&self, handle: &Handle) -> Result<Option<u64>> {
         let kind = handle.provider_kind();
         let imports = self.imports.lock();
@@ -164,8 +177,8 @@ impl ImporterInner {
         self.imports.lock().get(&kind).cloned().ok_or(Error::UnknownProvider { kind })
     }
 
-    /// Runs `open`, and if there was no memory or address space, once more after all idle mappings
-    /// are closed.
+    /// Calls `open`. If memory or address space is short, closes all idle mappings and calls it
+    /// again.
     pub(super) fn retry_after_eviction<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         match open() {
             Err(error) if error.is_out_of_memory() && self.cache.evict_idle(|_| true) > 0 => open(),
@@ -173,7 +186,7 @@ impl ImporterInner {
         }
     }
 
-    /// The region by itself.
+    /// Finds or maps a handle's region.
     pub(super) fn open_region(
         &self,
         producer: &Arc<Producer>,
@@ -200,7 +213,7 @@ impl ImporterInner {
                 }
             };
             failpoint!("import.mapped");
-            // From here on it is released if it cannot be used.
+            // Released when dropped, also after an error.
             let opened = ImportedRegion::new(producer, imported, import);
             producer.check_driver_import(handle, &self.settings.exchange)?;
             self.statistics_ledger.note_opened();
@@ -208,8 +221,8 @@ impl ImporterInner {
         })
     }
 
-    /// The window that the region lies in; `None` if its file turns out to have none, or none can
-    /// be mapped.
+    /// Finds or maps the window of a handle's region. Returns `None` if the file has no windows, or
+    /// the window cannot be mapped.
     pub(super) fn open_window(
         &self,
         producer: &Arc<Producer>,
@@ -218,7 +231,7 @@ impl ImporterInner {
         access: Access,
     ) -> Result<Option<PinnedRegion<'_>>> {
         let key = Key { producer: handle.producer(), extent: window.extent(handle), access };
-        let has_none = Cell::new(false);
+        let has_no_window = Cell::new(false);
         let map = || {
             let import = self.import_for(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
@@ -226,8 +239,11 @@ impl ImporterInner {
             let size =
                 end.and_then(|end| end.checked_sub(window.start)).map_or(0, |size| size.min(window.size));
             if size < handle.data_offset() - window.start + handle.region_size() {
-                has_none.set(true);
-                return Err(Error::Misbehaved { pid: producer.pid(), what: "its region lies in no window" });
+                has_no_window.set(true);
+                return Err(Error::Misbehaved {
+                    pid: producer.pid(),
+                    what: "its region is not in a window of its file",
+                });
             }
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let mut request = ImportRequest::new(fd.map(ReceivedFd::into_inner), window.start, size, access);
@@ -238,45 +254,44 @@ impl ImporterInner {
             self.statistics_ledger.note_opened();
             Ok(ImportedRegion::new(producer, imported, import))
         };
-        // Idle windows take address space that this one may need.
+        // Idle windows may use the address space that this one needs.
         let opened = self.cache.get_or_insert_with(&key, window.size, || self.retry_after_eviction(map));
-        // A window may be more than RLIMIT_AS or strict accounting of memory lets this process map,
-        // and a region not.
+        // RLIMIT_AS or strict memory accounting may refuse a window, but not a region.
         let is_too_large = matches!(opened, Err(Error::Memory(umf_core::Error::OutOfMemory { .. })));
-        if has_none.get() || is_too_large {
+        if has_no_window.get() || is_too_large {
             producer.note_no_windows(handle);
             return Ok(None);
         }
         let needed = handle.data_offset() - window.start + handle.region_size();
-        // Its file may have been shorter when the window was mapped.
+        // A cached window may be too short: its file may have grown since.
         opened.map(|pinned| Some(pinned).filter(|pinned| pinned.entry().value.imported.size as u64 >= needed))
     }
 }
 
-/// A pin on an entry of the importer's cache.
+/// A pin on a mapping in the importer's cache.
 pub(super) struct PinnedMapping<'i> {
     importer: &'i ImporterInner,
-    /// `None` once another owner gives it back.
+    /// `None` after [`PinnedMapping::into_pin`].
     pin: Option<Pin>,
     pub number: u32,
     pub stamp: u64,
-    /// In the entry, which the pin keeps.
+    /// The entry's value, which the pin keeps.
     region: NonNull<ImportedRegion>,
-    /// Where its mapping begins in the file, if it is a window.
+    /// The offset of the window in its file; `None` for a region.
     start: Option<u64>,
 }
 
-/// A window that a thread used last for a file.
+/// The window that a thread used last for a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoizedWindow {
-    /// In the entry that has the note's stamp.
+    /// The value of the entry that has the note's stamp.
     region: NonNull<ImportedRegion>,
-    /// Where it begins in the file.
+    /// Offset in the file.
     start: u64,
     size: u64,
 }
 
-// SAFETY: it points to a region that any thread may look at.
+// SAFETY: it points to a region, which any thread may read.
 unsafe impl MemoValue for MemoizedWindow {}
 
 impl<'i> PinnedMapping<'i> {
@@ -295,18 +310,21 @@ impl<'i> PinnedMapping<'i> {
         unsafe { self.region.as_ref() }
     }
 
-    /// Where in the mapping a handle's block begins, if its region begins in it.
-    pub(super) fn place(&self, handle: &Handle) -> Option<u64> {
-        let before = match self.start {
+    /// Returns the address of a handle's block; `None` if the block is not inside of the mapping.
+    pub(super) fn address_of(&self, handle: &Handle) -> Option<Address> {
+        let region_offset = match self.start {
             None => 0,
             Some(start) => handle.data_offset().checked_sub(start)?,
         };
-        before.checked_add(handle.offset())
+        let offset = region_offset.checked_add(handle.offset())?;
+        let imported = &self.region().imported;
+        let is_inside = offset.checked_add(handle.length())? <= imported.size as u64;
+        imported.base.checked_add(offset).filter(|_| is_inside)
     }
 
-    /// Leaves the pin to the caller, which gives it back later.
+    /// Transfers the pin to the caller.
     pub(super) fn into_pin(mut self) -> Pin {
-        self.pin.take().unwrap_or_else(|| unreachable!("the pin is taken here alone"))
+        self.pin.take().unwrap_or_else(|| unreachable!("only this method takes the pin"))
     }
 }
 
@@ -319,9 +337,9 @@ impl Drop for PinnedMapping<'_> {
 }
 
 impl ImporterInner {
-    /// The window that this thread opened a handle of the same file in last, if the handle's region
-    /// lies in it. Found without a lock.
-    pub(super) fn known_window(&self, handle: &Handle, access: Access) -> Option<PinnedMapping<'_>> {
+    /// Returns the window that this thread used last for the handle's file, pinned, if it contains
+    /// the handle's region. Takes no lock.
+    pub(super) fn find_memoized_window(&self, handle: &Handle, access: Access) -> Option<PinnedMapping<'_>> {
         if handle.is_isolated() {
             return None;
         }
@@ -329,8 +347,8 @@ impl ImporterInner {
         let key = window_key(handle);
         let note = memo.by_bytes(hash(&key), &key)?;
         let MemoizedWindow { region, start, size } = note.value;
-        let inside = handle.data_offset().checked_sub(start)?.checked_add(handle.region_size())?;
-        if inside > size {
+        let end = handle.data_offset().checked_sub(start)?.checked_add(handle.region_size())?;
+        if end > size {
             return None;
         }
         // SAFETY: the note was made in this thread's table for the pins of this importer.
@@ -342,41 +360,42 @@ impl ImporterInner {
         Some(PinnedMapping { importer: self, pin, number, stamp, region, start: Some(start) })
     }
 
-    pub(super) fn remember_window(&self, handle: &Handle, access: Access, held: &PinnedMapping<'_>) {
-        if let Some(start) = held.start
+    /// Adds a window to this thread's memo, as the last one of the handle's file.
+    pub(super) fn memoize_window(&self, handle: &Handle, access: Access, pinned: &PinnedMapping<'_>) {
+        if let Some(start) = pinned.start
             && let Some(memo) = self.windows[access as usize].current_or_new()
-            && let Some((_, pin)) = self.cache.pins().cell(held.number)
+            && let Some((_, pin)) = self.cache.pins().cell(pinned.number)
         {
             let key = window_key(handle);
-            let size = held.region().imported.size as u64;
-            let value = MemoizedWindow { region: held.region, start, size };
-            let note = MemoEntry { key: hash(&key), pin, stamp: held.stamp, value };
+            let size = pinned.region().imported.size as u64;
+            let value = MemoizedWindow { region: pinned.region, start, size };
+            let note = MemoEntry { key: hash(&key), pin, stamp: pinned.stamp, value };
             memo.store(hash(&key), &key, note);
         }
     }
 }
 
-/// Bytes of a window's name.
+/// Bytes of the memo's key for windows.
 pub(super) const WINDOW_KEY_SIZE: usize = 72;
 
-/// What is the same in all handles whose regions may lie in one window.
+/// Returns the memo's key: the fields that are equal in all handles of regions in one file.
 fn window_key(handle: &Handle) -> [u8; WINDOW_KEY_SIZE] {
-    let mut name = [0; WINDOW_KEY_SIZE];
+    let mut key = [0; WINDOW_KEY_SIZE];
     let (device, inode) = handle.data_identity();
     let producer = handle.producer();
-    name[0..8].copy_from_slice(&u64::from(producer.pid).to_le_bytes());
-    name[8..16].copy_from_slice(&producer.pidfs_inode.to_le_bytes());
-    name[16..32].copy_from_slice(producer.nonce.as_bytes());
-    name[32..40].copy_from_slice(&producer.pid_namespace.to_le_bytes());
-    // Only an importer of that kind may open it.
-    name[40..56].copy_from_slice(&handle.provider_kind().to_bytes());
-    name[56..64].copy_from_slice(&device.to_le_bytes());
-    name[64..72].copy_from_slice(&inode.to_le_bytes());
-    name
+    key[0..8].copy_from_slice(&u64::from(producer.pid).to_le_bytes());
+    key[8..16].copy_from_slice(&producer.pidfs_inode.to_le_bytes());
+    key[16..32].copy_from_slice(producer.nonce.as_bytes());
+    key[32..40].copy_from_slice(&producer.pid_namespace.to_le_bytes());
+    // Only the `Import` of that kind may open it.
+    key[40..56].copy_from_slice(&handle.provider_kind().to_bytes());
+    key[56..64].copy_from_slice(&device.to_le_bytes());
+    key[64..72].copy_from_slice(&inode.to_le_bytes());
+    key
 }
 
-fn hash(name: &[u8; WINDOW_KEY_SIZE]) -> u64 {
-    let word = |at: usize| name[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+fn hash(key: &[u8; WINDOW_KEY_SIZE]) -> u64 {
+    let word = |at: usize| key[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
     word(16) ^ word(64)
 }
 
@@ -385,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recent_regions_are_those_opened_last_of_each_place() {
+    fn recent_regions_keep_the_last_of_each_word() {
         let recent = RecentRegions::default();
         assert!(!recent.any(|_, _| true), "none was opened");
         for slot in 0..100 {

@@ -1,4 +1,4 @@
-//! [`StatisticsLedger`]: the importer's own ledger, so that a process that exports nothing can be seen as well.
+//! [`StatisticsLedger`]: a ledger that publishes the importer's counters, for `umf ps`.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -7,21 +7,20 @@ use umf_sync::{Lock, failpoint, fork};
 
 use crate::ledger::{LedgerWriter, PublishedCounters};
 
-/// Made when the first mapping is, gone when the importer is told to let go of what is idle and
-/// nothing is left. Without one (no fd left for it, say) the importer works as well; it is only not
-/// seen.
+/// The importer's own ledger. The first mapping creates it. [`crate::Importer::evict_idle`] removes
+/// it if no producer is left. If it cannot be created (for example without a free descriptor),
+/// `umf ps` does not show the importer.
 #[derive(Debug, Default)]
 pub(super) struct StatisticsLedger {
     ledger: Lock<Option<ForkedLedger>>,
-    /// Whether something changed that statistics do not show yet: so that opens that change nothing
-    /// take no lock here.
+    /// Whether a counter has changed since it was published. Opens that change none take no lock.
     is_dirty: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
 struct ForkedLedger {
     ledger: Arc<LedgerWriter>,
-    /// The process that made it, as [`fork::generation`] counts.
+    /// [`fork::generation`] of the process that made it.
     generation: u32,
 }
 
@@ -31,7 +30,7 @@ impl StatisticsLedger {
         self.note(self.current_or_new());
     }
 
-    /// Notes that a handle was refused; nowhere, if nothing was ever mapped.
+    /// Notes that a handle was refused. Does nothing if there is no ledger.
     pub(super) fn note_refused(&self) {
         self.note(self.current());
     }
@@ -60,7 +59,7 @@ impl StatisticsLedger {
         u64::from(self.current().is_some())
     }
 
-    /// Takes it down.
+    /// Removes the ledger.
     pub(super) fn close(&self) {
         let owned = self.ledger.lock().take();
         if let Some(owned) = owned {
@@ -86,11 +85,11 @@ impl StatisticsLedger {
         };
         let owned = ForkedLedger { ledger: Arc::clone(&ledger), generation: fork::generation() };
         let before = {
-            let mut place = self.ledger.lock();
-            match place.as_ref().filter(|owned| owned.is_of_this_process()) {
+            let mut installed = self.ledger.lock();
+            match installed.as_ref().filter(|owned| owned.is_of_this_process()) {
                 // Another thread was faster.
                 Some(first) => return Some(Arc::clone(&first.ledger)),
-                None => place.replace(owned),
+                None => installed.replace(owned),
             }
         };
         failpoint!("board.posted");
@@ -112,7 +111,8 @@ impl ForkedLedger {
             failpoint!("board.taken_down");
             return;
         }
-        // A parent's: nothing is mapped here, and where it was may be something else by now.
+        // The parent's ledger: it is not mapped in this process, and its address may have been
+        // reused.
         core::mem::forget(self);
     }
 }

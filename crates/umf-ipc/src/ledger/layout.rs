@@ -1,8 +1,7 @@
-//! What lies where in the ledger, and the only place that packs and parses it. `docs/ledger.md` has
-//! the same tables with words.
+//! The layout of the ledger. Only this file packs and parses it. `docs/ledger.md` has the tables.
 //!
-//! What is read was written by another process: [`ParsedHeader::parse`] checks what decides where
-//! anything is; the rest are numbers that may be anything.
+//! Another process wrote the file. [`ParsedHeader::parse`] checks the numbers that determine
+//! offsets. All others may have any value.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,17 +13,17 @@ use crate::identity::{BootId, Nonce};
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEDGR");
 /// The version that this code reads and writes.
 pub(crate) const VERSION: u32 = 3;
-/// Name of the memfd, by which `umf ps` finds ledgers.
+/// The memfd's name, by which `umf ps` finds ledgers.
 pub(crate) const MEMFD_NAME: &str = "umf-ledger";
 /// A flag: the producer answers on its socket.
 pub(crate) const FLAG_SERVED: u32 = 1;
 /// A flag: the ledger is an importer's and has no slots.
 pub(crate) const FLAG_IMPORTER: u32 = 2;
-/// A flag: the producer holds the write lock of the ledger's first byte as long as it lives.
+/// A flag: the producer holds the write lock of [`LIVENESS_BYTE`] until it ends.
 pub(crate) const FLAG_LOCKED: u32 = 4;
-/// The byte whose lock that is.
+/// The byte whose write lock shows that the producer runs.
 pub(crate) const LIVENESS_BYTE: u64 = 0;
-/// Where slots begin, in bytes.
+/// Offset of the slots, in bytes.
 pub(crate) const HEADER_SIZE: usize = 4096;
 /// The most exports that a process can have at one time (512 MiB of sparse file).
 pub(crate) const MAX_SLOTS: u32 = 1 << 22;
@@ -33,7 +32,8 @@ const PAGE: usize = 4096;
 const WORD: usize = size_of::<u64>();
 const SLOT: usize = size_of::<SlotWords>();
 
-/// The first page. Written before the ledger's fd is known to anyone, but for `slots_used`.
+/// The first page. It is written before another process can open the ledger, except for
+/// `slots_used`.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct LedgerHeader {
@@ -49,36 +49,38 @@ pub(crate) struct LedgerHeader {
     pub pidfs_inode: AtomicU64,
     pub slot_size: AtomicU32,
     pub slot_capacity: AtomicU32,
-    /// Slots below this number have been used; beyond, the file may have holes.
+    /// Slots below this number have been used. Above it, the file may have holes.
     pub slots_used: AtomicU32,
     /// [`FLAG_SERVED`], [`FLAG_IMPORTER`], [`FLAG_LOCKED`].
     pub flags: AtomicU32,
-    /// Descriptor of the lease table (the file that importers may write) and how many rows it has;
-    /// -1 and 0 while there is none.
+    /// Descriptor number of the lease table, which importers may write, and its number of rows. -1
+    /// and 0 if there is none.
     pub lease_table_fd: AtomicU32,
     pub lease_table_rows: AtomicU32,
-    /// Where statistics begin, 0 while there are none.
+    /// Offset of the statistics, 0 if there are none.
     pub statistics_offset: AtomicU64,
 }
 
 /// One export: two cache lines.
 ///
-/// The generation is odd while the export exists and even otherwise, and only ever grows. `nonce`,
-/// `content` and `exported` are written before the generation becomes odd (release) and may be read
-/// after it was seen odd (acquire), if it is still the same afterwards.
+/// The generation is odd while the export exists and even otherwise. It only grows. `nonce`,
+/// `content` and `exported` are written before the generation becomes odd (release). A reader loads
+/// an odd generation (acquire), then the fields. They are consistent if the generation is still the
+/// same afterwards.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct SlotWords {
     pub generation: AtomicU64,
-    /// The ledger's, beside the generation: one read of 24 bytes tells whether a handle is current.
+    /// The ledger's nonce, beside the generation: one read of 24 bytes shows whether a handle is
+    /// current.
     pub nonce: [AtomicU64; 2],
-    /// What is exported: [`SlotContent::words`].
+    /// The description of the export: [`SlotContent::words`].
     pub content: [AtomicU64; CONTENT],
-    /// When it was exported, in nanoseconds of `CLOCK_BOOTTIME`.
+    /// Time of the export, in nanoseconds of `CLOCK_BOOTTIME`.
     pub exported: AtomicU64,
-    /// The generation of the slot's last export that has ended, and when and why that ended:
-    /// [`ExportEnd::word`]. They stay when the slot is used again, until the next export in it
-    /// ends. Only the thread that retired that export writes them, before it gives the slot back.
+    /// The generation of the slot's last ended export, and the time and reason of its end:
+    /// [`ExportEnd::word`]. They stay until the next export in the slot ends. Only the thread that
+    /// retired the export writes them, before it frees the slot.
     pub ended_generation: AtomicU64,
     pub ended: AtomicU64,
 }
@@ -89,31 +91,31 @@ const CONTENT: usize = 10;
 const _: () = assert!(SLOT == 128 && size_of::<LedgerHeader>() <= HEADER_SIZE);
 const _: () = assert!(offset_of!(SlotWords, generation) == 0);
 
-/// What a slot says of its export.
+/// A slot's description of its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlotContent {
-    /// Generation of the slot of the region that the export lies in.
+    /// The generation of the slot of the export's region.
     pub region_generation: u64,
-    /// That slot: its own number if the export is a whole region.
+    /// The slot of the export's region: the export's own slot if it is a whole region.
     pub region_slot: u32,
-    /// The producer's number of the fd behind it, -1 if there is none.
+    /// The producer's descriptor number of the memory's file, -1 if there is none.
     pub fd: i32,
-    /// Where the block begins in its region, in bytes.
+    /// Offset of the block in its region, in bytes.
     pub offset: u64,
-    /// Bytes that its pool set aside.
+    /// Bytes of the block.
     pub length: u64,
-    /// Bytes that were asked for, at most `length`.
+    /// Bytes that were requested, at most `length`.
     pub requested: u64,
-    /// Device of the file behind it.
+    /// Device of the memory's file.
     pub device: u64,
-    /// Inode of the file behind it.
+    /// Inode of the memory's file.
     pub inode: u64,
-    /// Where the region begins in the file.
+    /// Offset of the region in the file.
     pub data_offset: u64,
     /// Id of the region.
     pub region_id: u64,
-    /// Its size in bytes.
+    /// Size of the region in bytes.
     pub region_size: u64,
 }
 
@@ -161,8 +163,8 @@ impl SlotContent {
         }
     }
 
-    /// Loads a slot's content. What was loaded is one export's if the generation is the same before
-    /// and after.
+    /// Loads a slot's content. It is consistent if the generation is the same before and
+    /// afterwards.
     pub(super) fn load(slot: &SlotWords) -> Self {
         Self::from_words(core::array::from_fn(|word| slot.content[word].load(Ordering::Relaxed)))
     }
@@ -174,10 +176,10 @@ impl SlotContent {
 pub enum RetireReason {
     /// Its block was freed.
     BlockFreed,
-    /// Its region was freed, as a whole.
+    /// Its region was freed.
     RegionFreed,
-    /// Its region left the exporter's cache: it was idle, and a limit was reached or the cache was
-    /// asked to evict what is idle.
+    /// Its region was evicted from the exporter's cache, because a limit was reached or the program
+    /// evicted idle exports.
     Evicted,
     /// The exporter was dropped.
     ExporterDropped,
@@ -185,20 +187,20 @@ pub enum RetireReason {
     Other(u32),
 }
 
-/// When and why an export ended.
+/// The end of an export: time and reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportEnd {
-    /// The generation that the slot had while the export existed.
+    /// The slot's generation while the export existed.
     pub generation: u64,
-    /// When it ended, in nanoseconds of `CLOCK_BOOTTIME`, as its producer says.
+    /// Time of the end, in nanoseconds of `CLOCK_BOOTTIME`.
     pub time: u64,
-    /// Why.
+    /// Reason of the end.
     pub reason: RetireReason,
 }
 
 impl ExportEnd {
-    /// Bits of the reason in [`SlotWords::ended`], below those of the time.
+    /// Number of bits of the reason in [`SlotWords::ended`], below those of the time.
     const REASON: u32 = 3;
 
     pub(super) const fn word(time: u64, reason: RetireReason) -> u64 {
@@ -212,7 +214,7 @@ impl ExportEnd {
         time << Self::REASON | code
     }
 
-    /// From the two words of a slot; `None` if no export in it has ended.
+    /// Parses the two words of a slot. Returns `None` if no export in it has ended.
     const fn parse(generation: u64, word: u64) -> Option<Self> {
         if generation == 0 {
             return None;
@@ -232,28 +234,28 @@ impl ExportEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Slot {
-    /// Which.
+    /// Number of the slot.
     pub number: u32,
     /// Odd while the export exists.
     pub generation: u64,
-    /// What the export is, while it exists.
+    /// Description of the export, while it exists.
     pub content: Option<SlotContent>,
-    /// When it was exported, in nanoseconds of `CLOCK_BOOTTIME`, while it exists.
+    /// Time of the export, in nanoseconds of `CLOCK_BOOTTIME`, while it exists.
     pub exported: Option<u64>,
-    /// The last export in this slot that has ended.
+    /// The last ended export in this slot.
     pub ended: Option<ExportEnd>,
 }
 
 impl Slot {
     pub(crate) const WORDS: usize = SLOT / WORD;
 
-    /// A slot whose words were read three times, one after the other.
+    /// Parses a slot from three successive reads of its words.
     pub(crate) fn parse(number: u32, before: &[u64], words: &[u64], after: &[u64]) -> Option<Self> {
         const CONTENT_AT: usize = offset_of!(SlotWords, content) / WORD;
         const EXPORTED_AT: usize = offset_of!(SlotWords, exported) / WORD;
         const ENDED_AT: usize = offset_of!(SlotWords, ended_generation) / WORD;
         let generation = *after.first()?;
-        // While it is even, the next export may be half there.
+        // While the generation is even, the producer may be writing the next export.
         let is_whole = before.first() == Some(&generation) && generation & 1 == 1;
         let content = words.get(CONTENT_AT..)?.first_chunk().copied()?;
         let end = [before, words, after].map(|read| read.get(ENDED_AT..).and_then(<[u64]>::first_chunk));
@@ -269,38 +271,38 @@ impl Slot {
     }
 }
 
-/// The process that a ledger names as its owner.
+/// Identity of the process that owns a ledger, as its header has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerIdentity {
-    /// What handles of this ledger carry.
+    /// The nonce in handles of this ledger.
     pub nonce: Nonce,
     /// Its process id in its own pid namespace.
     pub pid: u32,
-    /// Its effective user id when it made the ledger.
+    /// Its effective user id when it created the ledger.
     pub uid: u32,
     /// Inode of its pid namespace, 0 if unknown.
     pub pid_namespace: u64,
-    /// Its inode in pidfs, 0 before Linux 6.9.
+    /// Its inode in pidfs; 0 before Linux 6.9.
     pub pidfs_inode: u64,
-    /// When it was started, in clock ticks since boot; 0 if unknown.
+    /// Its start time, in clock ticks since boot; 0 if unknown.
     pub start_time: u64,
 }
 
-/// A header whose numbers fit together.
+/// A header that was parsed and whose offsets are inside of the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ParsedHeader {
     pub owner: OwnerIdentity,
     pub boot_id: BootId,
-    /// At most [`MAX_SLOTS`], and no more than the file has.
+    /// Number of slots: at most [`MAX_SLOTS`], and all inside of the file.
     pub capacity: u32,
     pub flags: u32,
-    /// Descriptor of the lease table, and its rows.
+    /// Descriptor number of the lease table, and its number of rows.
     pub lease_table: Option<(i32, u32)>,
     pub statistics: u64,
 }
 
-/// Why something is no ledger.
+/// Reason why a header is not that of a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeaderError {
     Magic,
@@ -309,7 +311,7 @@ pub(crate) enum HeaderError {
 }
 
 impl ParsedHeader {
-    /// Bytes of a header that are looked at.
+    /// Bytes of the header that are parsed.
     pub(crate) const SIZE: usize = size_of::<LedgerHeader>();
 
     /// Parses the header of a file of `size` bytes.
@@ -350,7 +352,7 @@ impl ParsedHeader {
     }
 }
 
-/// Where the parts of a ledger with a number of slots are, in bytes.
+/// Offset of the statistics and size of a ledger, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LedgerLayout {
     pub statistics: usize,
@@ -363,15 +365,16 @@ impl LedgerLayout {
         Self { statistics, size: (statistics + statistics::SIZE * WORD).next_multiple_of(PAGE) }
     }
 
-    /// As many slots as fit into a file of `limit` bytes, `slots` at most.
+    /// Returns the number of slots that fit into a file of `limit` bytes, `slots` at most. Returns
+    /// `None` if not even the header fits.
     pub(crate) fn fit(slots: u32, limit: u64) -> Option<u32> {
-        let room = limit.checked_sub(Self::new(0).size as u64)? / SLOT as u64;
-        // Rounding up to pages takes less than one.
-        let most = room.saturating_sub((PAGE / SLOT) as u64);
-        Some(slots.min(MAX_SLOTS).min(u32::try_from(most).unwrap_or(u32::MAX)))
+        let available = limit.checked_sub(Self::new(0).size as u64)? / SLOT as u64;
+        // Rounding up to pages takes less than a page.
+        let fitting = available.saturating_sub((PAGE / SLOT) as u64);
+        Some(slots.min(MAX_SLOTS).min(u32::try_from(fitting).unwrap_or(u32::MAX)))
     }
 
-    /// Bytes behind the slots.
+    /// Returns the number of bytes after the slots.
     pub(crate) const fn behind_slots(self) -> usize {
         self.size - self.statistics
     }
@@ -398,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_read_as_they_were_written() {
+    fn export_ends_round_trip() {
         let reasons = [
             RetireReason::BlockFreed,
             RetireReason::RegionFreed,
@@ -417,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_where_the_documentation_says() {
+    fn field_offsets_match_the_documentation() {
         assert_eq!((offset_of!(LedgerHeader, nonce), offset_of!(LedgerHeader, boot_id)), (16, 32));
         assert_eq!((offset_of!(LedgerHeader, pid), offset_of!(LedgerHeader, slots_used)), (48, 88));
         assert_eq!(offset_of!(LedgerHeader, statistics_offset), 104);

@@ -1,13 +1,12 @@
-//! The ledger: a small shared page set that a process publishes, one slot per export.
+//! The ledger: a shared file of a producer with one slot per export.
 //!
-//! It decides whether a handle is current. A handle names a slot and the generation that the slot
-//! had when the export was made; retiring the export changes the generation, and the importer
-//! compares at every open. So an address, a block or an fd number that is used again cannot be
-//! taken for the old one.
+//! It determines whether a handle is current. A handle has a slot number and the slot's generation
+//! at the time of the export. Retiring the export changes the generation, and importers compare it
+//! at every open. So a handle never opens a block, an address or a descriptor that was reused.
 //!
-//! The file is a memfd of its largest size, of which only touched pages exist; it is sealed against
-//! shrinking, growing and writing by others. Importers map it read-only. Its content is of another
-//! process, and is read once, checked, and then used.
+//! The file is a sparse memfd of its maximum size, sealed against shrinking, growing and writing by
+//! other processes. Importers map it read-only. Because another process wrote it, importers copy
+//! each value, check the copy and use the copy.
 
 pub(crate) mod layout;
 mod reader;
