@@ -1,30 +1,27 @@
-//! The lock-free protocols of this crate, each in one place and generic over where its words live:
-//! in a mapping, or in loom's model (`loom_` tests; in full with `tests/run --loom`), whose atomics
-//! cannot lie in one.
+//! The lock-free protocols of this crate. They are generic over their words, which are in a shared
+//! mapping, or are loom's atomics in the models (`loom_` tests; in full with `tests/run --loom`).
 //!
-//! | protocol | between | promise |
+//! | protocol | between | guarantee |
 //! |---|---|---|
-//! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
-//! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
-//! | [`set_opened_bit`], [`count_lease`], [`is_current`]; [`retire`], [`clear_opened_rows`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
-//! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
-//! | [`lazy`] | threads that make what they all need | all have the same one, and no other is left |
-//! | [`SequenceLock::record`](umf_sync::SequenceLock::record), [`read_stable`] | threads that write a ring and readers of it | a record is seen whole or not at all; no thread waits |
-
-pub(crate) mod lazy;
-pub(crate) mod stack;
+//! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | a pinned entry is not closed |
+//! | [`publish`], [`retire`], [`read`] | a producer and its importers | a read is consistent, and fails after the export was retired |
+//! | [`set_opened_bit`], [`count_lease`], [`is_current`]; [`retire`], [`clear_opened_rows`] | an importer that opens an export and the producer that frees it | the producer sees the lease, or the open fails |
+//! | [`stack`] | threads that push numbers and one that pops them | each number is popped once |
+//! | [`lazy`] | threads that initialise a pointer | all use the same value, and no other one is leaked |
+//! | [`SequenceLock::record`](umf_sync::SequenceLock::record), [`read_stable`] | threads that write a ring and readers of it | a read is consistent or skips the record; no thread waits |
 
 use core::sync::atomic::Ordering;
 
 use umf_sync::words::{Number, Word};
 
-/// Adds a pin to `count`, which only this thread writes, if the entry still has this stamp.
+/// Adds a pin to `count`, which only this thread writes, if the entry still has this stamp. Returns
+/// whether it did.
 #[inline]
 pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
     let before = count.load(Ordering::Relaxed);
     count.store(before.wrapping_add(1), Ordering::Relaxed);
-    // Of this and the fence in `close` one comes first: then either the stamp is seen gone here, or
-    // the pin there.
+    // Either this fence or the one in `close` comes first. So this thread sees the invalid stamp,
+    // or the closing thread sees the pin.
     W::light_fence();
     if stamp.load(Ordering::Acquire) == expected {
         return true;
@@ -33,8 +30,8 @@ pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
     false
 }
 
-/// Counts an open of an export in a word of a row that the caller's process owns. [`is_current`]
-/// then tells whether the export is current.
+/// Counts an open of an export in a word of a row that the caller's process owns. Afterwards the
+/// caller checks the export with [`is_current`].
 ///
 /// This addition, the load in [`is_current`], the change in [`retire`] and the loads of a scan are
 /// `SeqCst`. Either the addition precedes the scan's load, or the retirement the importer's load.
@@ -43,52 +40,52 @@ pub(crate) fn count_lease<W: Number>(word: &W) {
     word.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Whether an export has this generation, after [`count_lease`]. (An Acquire load could pass the
-/// addition on ARM.)
+/// Returns whether an export has this generation, after [`count_lease`]. An Acquire load could pass
+/// the addition on ARM.
 #[inline]
 pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
     generation.load(Ordering::SeqCst) == expected
 }
 
-/// Takes a lease back, in the word in which it was counted.
+/// Releases a lease, in the word in which it was counted.
 #[inline]
 pub(crate) fn release_lease<W: Number>(word: &W) {
-    // Release: what was done with the memory happens before the producer sees the lease gone.
+    // Release: accesses to the memory happen before the producer sees that the lease has ended.
     word.fetch_add(u64::MAX, Ordering::Release);
 }
 
-/// Sets a row's bit in the marks of a slot, if it is not set. Comes before [`count_lease`], and
-/// after the importer has seen the generation that it opens. Returns whether there was something to
-/// do.
+/// Sets a row's bit in a slot's bitmap of opened rows, if it is not set. Returns whether it was not
+/// set. An importer calls it after it has loaded the generation that it opens, and before
+/// [`count_lease`].
 ///
-/// The producer clears the marks of a retired export ([`clear_opened_rows`]) before it publishes
-/// another in its slot: an importer that has seen the new generation does not see the old marks.
-pub(crate) fn set_opened_bit<W: Number>(marks: &W, bit: u64) -> bool {
-    let is_missing = marks.load(Ordering::SeqCst) & bit == 0;
+/// The producer clears the bitmap of a retired export ([`clear_opened_rows`]) before it publishes
+/// another one in the slot. So an importer that has loaded the new generation does not see old
+/// bits.
+pub(crate) fn set_opened_bit<W: Number>(opened_rows: &W, bit: u64) -> bool {
+    let is_missing = opened_rows.load(Ordering::SeqCst) & bit == 0;
     if is_missing {
-        marks.fetch_or(bit, Ordering::SeqCst);
+        opened_rows.fetch_or(bit, Ordering::SeqCst);
     }
     is_missing
 }
 
-/// Clears the marks of a slot whose export was retired and found not leased, before the slot is
-/// used again. (An importer that sets its bit meanwhile does so for a handle that it will find
-/// stale.)
-pub(crate) fn clear_opened_rows<W: Word>(marks: &W) {
-    marks.store(0, Ordering::SeqCst);
+/// Clears a slot's bitmap of opened rows, after its export was retired and has no lease, before the
+/// slot is reused. If an importer sets its bit meanwhile, its open fails as stale.
+pub(crate) fn clear_opened_rows<W: Word>(opened_rows: &W) {
+    opened_rows.store(0, Ordering::SeqCst);
 }
 
-/// Takes a pin back from a count that only this thread writes.
+/// Removes a pin from a count that only this thread writes.
 #[inline]
 pub(crate) fn unpin<W: Word>(count: &W) {
-    // Release: uses of the entry happen before the evicting thread sees the pin gone.
+    // Release: uses of the entry happen before the evicting thread sees that the pin was removed.
     count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
 }
 
-/// Invalidates an entry's stamp if `sum` says that it has no pins. Only one thread at a time closes
-/// an entry: it holds the lock of the shard.
+/// Invalidates an entry's stamp if its number of pins, `sum`, is 0. Returns whether it did. Only
+/// one thread at a time closes an entry: it holds the lock of the shard.
 pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) -> bool {
-    // The usual case for an entry in use: no `membarrier`, and no hit fails.
+    // The usual case of an entry in use: this saves the `membarrier`, and no hit fails.
     if sum() != 0 {
         return false;
     }
@@ -101,26 +98,27 @@ pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) ->
     false
 }
 
-/// Makes an export visible: `write` fills its slot, then the generation becomes the next one, an
-/// odd number above all that it was before. Returns it. Only one thread at a time publishes in a
-/// slot, which is retired or was never used.
+/// Publishes an export: calls `write`, which fills its slot, then increments the generation to an
+/// odd number. Returns the generation. Only one thread at a time publishes in a slot. The slot is
+/// retired or was never used.
 pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
     let next = generation.load(Ordering::Relaxed) + 1;
-    // A reader that sees a field of this export also sees that the previous one was retired.
+    // A reader that loads a field of this export also sees that the previous one was retired.
     W::fence(Ordering::Release);
     write();
     generation.store(next, Ordering::Release);
     next
 }
 
-/// Ends the export with this generation; `false` if another thread has done so. Height, marks and
-/// words are loaded after that, sequentially consistent, before anything becomes of the memory.
+/// Retires the export with this generation. Returns `false` if another thread has retired it.
+/// Afterwards, before it reuses the memory, the producer loads the opened rows, the height and the
+/// leases, all `SeqCst`.
 pub(crate) fn retire<W: Number>(generation: &W, current: u64) -> bool {
     generation.fetch_max(current + 1, Ordering::SeqCst) == current
 }
 
-/// What `fields` yields, if the slot has this generation before and after; otherwise the generation
-/// that it has.
+/// Calls `fields`, which loads a slot's fields. Returns its result if the slot has this generation
+/// before and afterwards, or else the slot's generation.
 pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnce() -> T) -> Result<T, u64> {
     let before = generation.load(Ordering::Acquire);
     if before != expected {
@@ -132,9 +130,9 @@ pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnc
     if after == expected { Ok(content) } else { Err(after) }
 }
 
-/// Reads stamps, then fields, then stamps again. What has the same even stamp on both sides was
-/// whole in between, since no ticket is drawn twice. All are read as they come (from a file, for
-/// one): `fence` keeps the three apart.
+/// Reads stamps, then fields, then stamps again. The fields of a record with the same even stamp
+/// before and afterwards are consistent, because no ticket is drawn twice. The reads may be plain
+/// ones, for example of a file: `fence` orders them.
 pub(crate) fn read_stable<S, T>(
     stamps: impl Fn() -> S,
     fields: impl FnOnce() -> T,
@@ -145,6 +143,89 @@ pub(crate) fn read_stable<S, T>(
     let content = fields();
     fence(Ordering::Acquire);
     (before, content, stamps())
+}
+
+/// A stack of slot numbers. Any thread pushes without waiting. One thread at a time pops.
+///
+/// The top and each link hold a number plus one; 0 is none.
+pub(crate) mod stack {
+    use core::sync::atomic::Ordering;
+
+    use umf_sync::words::Word;
+
+    /// Pushes a number. The caller owns the number, and with it the link.
+    #[inline]
+    pub(crate) fn push<L: Word<u32>>(top: &L, number: u32, link: &L) {
+        let mut first = top.load(Ordering::Relaxed);
+        loop {
+            link.store(first, Ordering::Relaxed);
+            // Release: the thread that pops the number sees its link and all uses of the slot.
+            match top.compare_exchange(first, number + 1, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    /// Pops the number that was pushed last. Only one thread at a time pops, so that no other
+    /// thread can pop the top and push it again (ABA).
+    pub(crate) fn pop<'l, L: Word<u32> + 'l>(top: &L, link: impl Fn(u32) -> Option<&'l L>) -> Option<u32> {
+        let mut first = top.load(Ordering::Acquire);
+        loop {
+            let number = first.checked_sub(1)?;
+            let next = link(number)?.load(Ordering::Relaxed);
+            match top.compare_exchange(first, next, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(number),
+                // Another number is on top, or the exchange failed spuriously. Acquire, for its
+                // link.
+                Err(_) => first = top.load(Ordering::Acquire),
+            }
+        }
+    }
+}
+
+/// A pointer that the first user initialises. Each thread that finds no valid value creates one,
+/// and one of them is installed.
+///
+/// [`install`](lazy::install) replaces exactly the value that [`get_valid`](lazy::get_valid) found
+/// invalid. If it compared with the current value instead, it could replace and leak a value that
+/// another thread has installed meanwhile.
+pub(crate) mod lazy {
+    use core::ptr::NonNull;
+    use core::sync::atomic::Ordering;
+
+    use umf_sync::words::Word;
+
+    /// The pointer that [`get_valid`] found: null, or not valid.
+    #[derive(Debug)]
+    pub(crate) struct Vacant<T>(*mut T);
+
+    /// Returns the value, if there is one and it is valid.
+    #[inline]
+    pub(crate) fn get_valid<T>(
+        lazy: &impl Word<*mut T>,
+        is_valid: impl FnOnce(NonNull<T>) -> bool,
+    ) -> Result<NonNull<T>, Vacant<T>> {
+        let pointer = lazy.load(Ordering::Acquire);
+        match NonNull::new(pointer) {
+            Some(value) if is_valid(value) => Ok(value),
+            _ => Err(Vacant(pointer)),
+        }
+    }
+
+    /// Installs `new` if the pointer has not changed since [`get_valid`]. Otherwise returns the
+    /// value that another thread has installed, and `new` still belongs to the caller.
+    pub(crate) fn install<T>(
+        lazy: &impl Word<*mut T>,
+        vacant: Vacant<T>,
+        new: NonNull<T>,
+    ) -> Result<(), Option<NonNull<T>>> {
+        // Release: readers see the initialised value. Acquire: this thread sees that of another
+        // one.
+        lazy.compare_exchange(vacant.0, new.as_ptr(), Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+            .map_err(NonNull::new)
+    }
 }
 
 #[cfg(test)]

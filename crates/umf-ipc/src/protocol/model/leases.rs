@@ -1,5 +1,5 @@
-//! What is in use is not taken away: exports that are opened while their producer frees them, marks
-//! of rows with leases, pins on entries of a cache.
+//! Models of reclamation: memory in use is not reclaimed. Exports that are opened while their
+//! producer frees them, the bitmaps of opened rows, and pins on cache entries.
 
 use super::super::{
     clear_opened_rows, close, count_lease, is_current, pin, publish, read, release_lease, retire,
@@ -7,16 +7,15 @@ use super::super::{
 };
 use super::*;
 
-// Exports that are opened while their producer frees them: an open export's memory is not used
-// again.
+// Exports that are opened while their producer frees them: memory that is open is not reused.
 
-/// What a scan loads, of marks, height and words.
-fn look(word: &ModelWord) -> u64 {
+/// Loads a bitmap, height or lease as a scan does.
+fn scan_load(word: &ModelWord) -> u64 {
     word.load(Ordering::SeqCst)
 }
 
 #[test]
-fn loom_open_export_is_not_used_again() {
+fn loom_open_export_is_not_reused() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -28,7 +27,7 @@ fn loom_open_export_is_not_used_again() {
                 let [word, generation] = &*words;
                 count_lease(word);
                 if is_current(generation, 1) {
-                    memory.use_it();
+                    memory.access();
                     reached.reach("opened");
                 } else {
                     reached.reach("refused");
@@ -38,21 +37,21 @@ fn loom_open_export_is_not_used_again() {
         };
         let [word, generation] = &*words;
         assert!(retire(generation, 1));
-        let is_leased = look(word) != 0;
+        let is_leased = scan_load(word) != 0;
         if !is_leased {
             memory.reclaim();
         }
         importer.join().unwrap();
-        in_model.reach(if is_leased { "held" } else { "used again" });
-        assert_eq!(look(word), 0, "a refused or closed open leaves nothing");
+        in_model.reach(if is_leased { "deferred" } else { "reclaimed" });
+        assert_eq!(scan_load(word), 0, "a refused or closed open leaves no lease");
         memory.reclaim();
     });
-    reached.check(["held", "opened", "refused", "used again"]);
+    reached.check(["deferred", "opened", "refused", "reclaimed"]);
 }
 
-/// Threads of one importer share a row, and none of their counts is lost.
+/// Threads of one importer share a row. None of their leases is lost.
 #[test]
-fn loom_threads_count_in_one_word() {
+fn loom_threads_share_a_lease_word() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -64,7 +63,7 @@ fn loom_threads_count_in_one_word() {
                 thread::spawn(move || {
                     count_lease(&words[0]);
                     if is_current(&words[1], 1) {
-                        memory.use_it();
+                        memory.access();
                         reached.reach("opened");
                     }
                     release_lease(&words[0]);
@@ -72,23 +71,23 @@ fn loom_threads_count_in_one_word() {
             })
             .collect();
         assert!(retire(&words[1], 1));
-        let count = look(&words[0]);
+        let count = scan_load(&words[0]);
         if count == 0 {
             memory.reclaim();
         }
-        in_model.reach(["used again", "held by one", "held by two"][count as usize]);
+        in_model.reach(["reclaimed", "one lease", "two leases"][count as usize]);
         for importer in importers {
             importer.join().unwrap();
         }
-        assert_eq!(look(&words[0]), 0);
+        assert_eq!(scan_load(&words[0]), 0);
     });
-    reached.check(["held by one", "held by two", "opened", "used again"]);
+    reached.check(["one lease", "opened", "reclaimed", "two leases"]);
 }
 
-/// A thread has the export open, and opens it again while the producer frees it. The second lease
-/// goes to another thread, which takes it back in the same word: the first one still counts.
+/// A thread has the export open, and opens it again while the producer frees it. Another thread
+/// releases the second lease, in the same word. The first lease still counts.
 #[test]
-fn loom_lease_closed_by_another_thread_leaves_the_others() {
+fn loom_release_by_another_thread_leaves_other_leases() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -98,8 +97,8 @@ fn loom_lease_closed_by_another_thread_leaves_the_others() {
             let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
             thread::spawn(move || {
                 count_lease(&words[0]);
-                let other = if is_current(&words[1], 1) {
-                    reached.reach("closed by another thread");
+                let releaser = if is_current(&words[1], 1) {
+                    reached.reach("released by another thread");
                     let words = Arc::clone(&words);
                     Some(thread::spawn(move || release_lease(&words[0])))
                 } else {
@@ -107,44 +106,44 @@ fn loom_lease_closed_by_another_thread_leaves_the_others() {
                     release_lease(&words[0]);
                     None
                 };
-                memory.use_it();
+                memory.access();
                 release_lease(&words[0]);
-                if let Some(other) = other {
-                    other.join().unwrap();
+                if let Some(releaser) = releaser {
+                    releaser.join().unwrap();
                 }
             })
         };
         assert!(retire(&words[1], 1));
-        let is_leased = look(&words[0]) != 0;
+        let is_leased = scan_load(&words[0]) != 0;
         if !is_leased {
             memory.reclaim();
         }
-        in_model.reach(if is_leased { "held" } else { "used again" });
+        in_model.reach(if is_leased { "deferred" } else { "reclaimed" });
         importer.join().unwrap();
-        assert_eq!(look(&words[0]), 0, "held for ever");
+        assert_eq!(scan_load(&words[0]), 0, "a lease is never released");
     });
-    reached.check(["closed by another thread", "held", "refused", "used again"]);
+    reached.check(["deferred", "reclaimed", "refused", "released by another thread"]);
 }
 
-/// An importer raises the height before it counts: the producer looks at its row, or the importer
-/// at the new generation.
+/// An importer raises the height before it counts a lease. So the producer scans its row, or the
+/// importer sees the new generation.
 #[test]
-fn loom_first_open_in_a_new_row_is_seen() {
+fn loom_first_lease_in_a_new_row_is_scanned() {
     let reached = Reached::default();
     let in_model = reached.clone();
     large_model(move || {
-        // The height, the marks, a word, the generation.
+        // The height, the bitmap of opened rows, a lease, the generation.
         let words = words([0, 0, 0, 1]);
         let memory = Arc::new(Memory::new());
         let importer = {
             let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
             thread::spawn(move || {
-                let [height, marks, word, generation] = &*words;
+                let [height, opened_rows, word, generation] = &*words;
                 height.fetch_max(1, Ordering::SeqCst);
-                set_opened_bit(marks, 1);
+                set_opened_bit(opened_rows, 1);
                 count_lease(word);
                 if is_current(generation, 1) {
-                    memory.use_it();
+                    memory.access();
                     reached.reach("opened");
                 } else {
                     reached.reach("refused");
@@ -152,23 +151,23 @@ fn loom_first_open_in_a_new_row_is_seen() {
                 release_lease(word);
             })
         };
-        let [height, marks, word, generation] = &*words;
+        let [height, opened_rows, word, generation] = &*words;
         assert!(retire(generation, 1));
-        let is_leased = look(marks) != 0 && look(height) != 0 && look(word) != 0;
+        let is_leased = scan_load(opened_rows) != 0 && scan_load(height) != 0 && scan_load(word) != 0;
         if !is_leased {
             memory.reclaim();
         }
-        in_model.reach(if is_leased { "held" } else { "used again" });
+        in_model.reach(if is_leased { "deferred" } else { "reclaimed" });
         importer.join().unwrap();
     });
-    reached.check(["held", "opened", "refused", "used again"]);
+    reached.check(["deferred", "opened", "refused", "reclaimed"]);
 }
 
-// Marks, which say in which rows to look for leases.
+// The bitmap of opened rows, which selects the rows that a scan loads.
 
-/// Opens an export in the row with this bit; `false` if it is not current.
-fn open(marks: &ModelWord, row: &ModelWord, bit: u64, generation: &ModelWord, expected: u64) -> bool {
-    set_opened_bit(marks, bit);
+/// Opens an export in the row with this bit. Returns `false` if it is not current.
+fn open(opened_rows: &ModelWord, row: &ModelWord, bit: u64, generation: &ModelWord, expected: u64) -> bool {
+    set_opened_bit(opened_rows, bit);
     count_lease(row);
     is_current(generation, expected) || {
         release_lease(row);
@@ -176,35 +175,35 @@ fn open(marks: &ModelWord, row: &ModelWord, bit: u64, generation: &ModelWord, ex
     }
 }
 
-/// As a lease table is scanned: rows are looked at only where marks say so.
-fn is_leased(marks: &ModelWord, rows: &[ModelWord]) -> bool {
-    let marked = marks.load(Ordering::SeqCst);
-    let mut rows = rows.iter().enumerate().filter(|(row, _)| marked >> row & 1 != 0);
+/// Scans a lease table: loads the leases of opened rows.
+fn is_leased(opened_rows: &ModelWord, rows: &[ModelWord]) -> bool {
+    let bits = opened_rows.load(Ordering::SeqCst);
+    let mut rows = rows.iter().enumerate().filter(|(row, _)| bits >> row & 1 != 0);
     let is_leased = rows.any(|(_, row)| row.load(Ordering::SeqCst) != 0);
     if !is_leased {
-        clear_opened_rows(marks);
+        clear_opened_rows(opened_rows);
     }
     is_leased
 }
 
-/// Two importers open an export for the first time, while its producer frees it: no mark is lost,
-/// and none comes too late.
+/// Two importers open an export for the first time while its producer frees it. No bit is lost or
+/// set too late.
 #[test]
-fn loom_a_mark_says_where_to_look() {
+fn loom_opened_bit_is_set_before_the_scan() {
     let reached = Reached::default();
     let in_model = reached.clone();
     large_model(move || {
-        // The generation, the marks, and two rows.
+        // The generation, the bitmap of opened rows, and two rows.
         let words = words([1, 0, 0, 0]);
         let memory = Arc::new(Memory::new());
         let importers: Vec<_> = (0..2)
-            .map(|me| {
+            .map(|importer: usize| {
                 let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
                 thread::spawn(move || {
-                    let [generation, marks, rows @ ..] = &*words;
-                    if open(marks, &rows[me], 1 << me, generation, 1) {
-                        memory.use_it();
-                        release_lease(&rows[me]);
+                    let [generation, opened_rows, rows @ ..] = &*words;
+                    if open(opened_rows, &rows[importer], 1 << importer, generation, 1) {
+                        memory.access();
+                        release_lease(&rows[importer]);
                         reached.reach("opened");
                     } else {
                         reached.reach("refused");
@@ -212,73 +211,74 @@ fn loom_a_mark_says_where_to_look() {
                 })
             })
             .collect();
-        let [generation, marks, rows @ ..] = &*words;
+        let [generation, opened_rows, rows @ ..] = &*words;
         assert!(retire(generation, 1));
-        if is_leased(marks, rows) {
-            in_model.reach("held");
+        if is_leased(opened_rows, rows) {
+            in_model.reach("deferred");
         } else {
             memory.reclaim();
-            in_model.reach("used again");
+            in_model.reach("reclaimed");
         }
         for importer in importers {
             importer.join().unwrap();
         }
     });
-    reached.check(["held", "opened", "refused", "used again"]);
+    reached.check(["deferred", "opened", "refused", "reclaimed"]);
 }
 
-/// An export that was open once, and the next one in its slot: the marks of the first do not pass
-/// for marks of the second.
+/// An export was opened, and another one is published in its slot. The bits of the first do not
+/// count for the second.
 #[test]
-fn loom_a_mark_is_of_one_export() {
+fn loom_opened_bit_counts_for_one_export() {
     let reached = Reached::default();
     let in_model = reached.clone();
     large_model(move || {
-        // The generation, the marks, and a row with a lease on the first export that is given back.
+        // The generation, the bitmap of opened rows, and a row, with a lease on the first export
+        // that was released.
         let words = words([1, 1, 0]);
         let memory = Arc::new(Memory::new());
         let importer = {
             let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
             thread::spawn(move || {
-                let [generation, marks, row] = &*words;
-                if open(marks, row, 1, generation, 1) {
-                    reached.reach("the first is open");
+                let [generation, opened_rows, row] = &*words;
+                if open(opened_rows, row, 1, generation, 1) {
+                    reached.reach("first is open");
                     release_lease(row);
                 }
                 if read(generation, 3, || ()).is_ok() {
-                    if open(marks, row, 1, generation, 3) {
-                        memory.use_it();
+                    if open(opened_rows, row, 1, generation, 3) {
+                        memory.access();
                         release_lease(row);
-                        reached.reach("the second is open");
+                        reached.reach("second is open");
                     } else {
-                        reached.reach("the second is refused");
+                        reached.reach("second is refused");
                     }
                 }
             })
         };
-        let [generation, marks, rows @ ..] = &*words;
+        let [generation, opened_rows, rows @ ..] = &*words;
         assert!(retire(generation, 1));
-        if is_leased(marks, rows) {
-            in_model.reach("the first is held");
+        if is_leased(opened_rows, rows) {
+            in_model.reach("first is deferred");
         } else {
             assert_eq!(publish(generation, || ()), 3);
             assert!(retire(generation, 3));
-            if is_leased(marks, rows) {
-                in_model.reach("the second is held");
+            if is_leased(opened_rows, rows) {
+                in_model.reach("second is deferred");
             } else {
                 memory.reclaim();
-                in_model.reach("the second is used again");
+                in_model.reach("second is reclaimed");
             }
         }
         importer.join().unwrap();
     });
     reached.check([
-        "the first is held",
-        "the first is open",
-        "the second is held",
-        "the second is open",
-        "the second is refused",
-        "the second is used again",
+        "first is deferred",
+        "first is open",
+        "second is deferred",
+        "second is open",
+        "second is refused",
+        "second is reclaimed",
     ]);
 }
 
@@ -288,9 +288,9 @@ fn sum(counts: &[ModelWord]) -> u64 {
     counts.iter().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Acquire)))
 }
 
-/// Two threads pin and unpin, a third closes: no thread holds what was closed.
+/// Two threads pin and unpin an entry, a third closes it. No thread has a pin on a closed entry.
 #[test]
-fn loom_what_is_pinned_is_not_closed() {
+fn loom_pinned_entry_is_not_closed() {
     let reached = Reached::default();
     let in_model = reached.clone();
     large_model(move || {
@@ -298,16 +298,16 @@ fn loom_what_is_pinned_is_not_closed() {
         let counts = words([0, 0]);
         let entry = Arc::new(Memory::new());
         let users: Vec<_> = (0..2)
-            .map(|me| {
+            .map(|user: usize| {
                 let (stamp, counts, entry) = (Arc::clone(&stamp), Arc::clone(&counts), Arc::clone(&entry));
                 let reached = in_model.clone();
                 thread::spawn(move || {
-                    if pin(&counts[me], &*stamp, 7) {
-                        entry.use_it();
-                        unpin(&counts[me]);
+                    if pin(&counts[user], &*stamp, 7) {
+                        entry.access();
+                        unpin(&counts[user]);
                         reached.reach("pinned");
                     } else {
-                        reached.reach("came too late");
+                        reached.reach("too late");
                     }
                 })
             })
@@ -323,13 +323,13 @@ fn loom_what_is_pinned_is_not_closed() {
         }
         assert_eq!(sum(&*counts), 0);
     });
-    reached.check(["came too late", "closed", "pinned", "stays open"]);
+    reached.check(["too late", "closed", "pinned", "stays open"]);
 }
 
-/// A pin that another thread takes back: the count of each is wrong, their sum is right, and the
-/// entry is not closed before.
+/// Another thread removes a pin. Each count alone is wrong, their sum is right, and the entry is
+/// not closed before.
 #[test]
-fn loom_a_pin_taken_back_elsewhere_counts() {
+fn loom_unpin_by_another_thread_counts() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -344,21 +344,21 @@ fn loom_a_pin_taken_back_elsewhere_counts() {
                     entry.reclaim();
                     reached.reach("closed");
                 } else {
-                    assert_eq!(stamp.load(Ordering::Relaxed), 7, "it can be used again");
+                    assert_eq!(stamp.load(Ordering::Relaxed), 7, "it can be pinned again");
                     reached.reach("stays open");
                 }
             })
         };
-        entry.use_it();
+        entry.access();
         unpin(&counts[1]);
         closer.join().unwrap();
     });
     reached.check(["closed", "stays open"]);
 }
 
-/// A thread that pins an entry while it is inserted sees it as it was inserted.
+/// A thread that pins an entry while another one inserts it sees the complete entry.
 #[test]
-fn loom_what_is_pinned_is_seen_whole() {
+fn loom_pinned_entry_is_complete() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
@@ -373,19 +373,19 @@ fn loom_what_is_pinned_is_seen_whole() {
             })
         };
         if pin(&words[0], &words[1], 7) {
-            entry.use_it();
+            entry.access();
             unpin(&words[0]);
             in_model.reach("pinned");
         } else {
-            in_model.reach("came too early");
+            in_model.reach("too early");
         }
         maker.join().unwrap();
     });
-    reached.check(["came too early", "pinned"]);
+    reached.check(["too early", "pinned"]);
 }
 
-/// What an entry keeps mapped (the word of a lease, and that of the generation) is touched only
-/// while the entry is there, also by an open that is refused.
+/// An entry keeps the words of the lease and of the generation mapped. An open, also one that is
+/// refused, accesses them only while it has a pin.
 #[test]
 fn loom_lease_is_counted_only_while_the_entry_is_pinned() {
     let reached = Reached::default();
@@ -397,20 +397,20 @@ fn loom_lease_is_counted_only_while_the_entry_is_pinned() {
         let user = {
             let (words, entry, reached) = (Arc::clone(&words), Arc::clone(&entry), in_model.clone());
             thread::spawn(move || {
-                let [count, stamp, count_lease, generation] = &*words;
+                let [count, stamp, lease, generation] = &*words;
                 if !pin(count, stamp, 7) {
                     reached.reach("evicted");
                     return;
                 }
-                entry.use_it();
-                super::super::count_lease(count_lease);
+                entry.access();
+                count_lease(lease);
                 reached.reach(if is_current(generation, 1) { "opened" } else { "retired" });
-                entry.use_it();
-                release_lease(count_lease);
+                entry.access();
+                release_lease(lease);
                 unpin(count);
             })
         };
-        let [count, stamp, count_lease, generation] = &*words;
+        let [count, stamp, lease, generation] = &*words;
         retire(generation, 1);
         if close(stamp, 7, || sum(core::slice::from_ref(count))) {
             entry.reclaim();
@@ -419,8 +419,8 @@ fn loom_lease_is_counted_only_while_the_entry_is_pinned() {
             in_model.reach("stays open");
         }
         user.join().unwrap();
-        let left = (count.load(Ordering::Relaxed), count_lease.load(Ordering::Relaxed));
-        assert_eq!(left, (0, 0), "a refused open leaves nothing");
+        let counts = (count.load(Ordering::Relaxed), lease.load(Ordering::Relaxed));
+        assert_eq!(counts, (0, 0), "a refused open leaves no pin and no lease");
     });
     reached.check(["closed", "evicted", "opened", "retired", "stays open"]);
 }
