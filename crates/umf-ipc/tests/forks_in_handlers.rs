@@ -1,6 +1,5 @@
-//! A handler of signals that forks, in a process of one thread, wherever the signal comes while
-//! handles are made and opened: the child's side of the fork does not block. Without libtest, which
-//! has threads.
+//! A signal handler that forks while its process, which has one thread, exports and opens handles:
+//! the child's side of the fork does not block. Runs without libtest, which has threads.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -17,16 +16,16 @@ const FORKS: u32 = 600;
 static DONE: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
-/// Waits for a child for a while, and ends it and its group then if `group` says that it has one;
-/// how it ended.
-fn wait(pid: i32, patience: Duration, group: bool) -> i32 {
+/// Waits for a child, and kills it after `timeout`, with its process group if `has_group`. Returns
+/// its wait status.
+fn wait(pid: i32, timeout: Duration, has_group: bool) -> i32 {
     let begin = Instant::now();
     let mut status = 0;
     // SAFETY: asks for a child of this process.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        if begin.elapsed() > patience {
+        if begin.elapsed() > timeout {
             // SAFETY: a child of this process that was not waited for.
-            unsafe { libc::kill(if group { -pid } else { pid }, libc::SIGKILL) };
+            unsafe { libc::kill(if has_group { -pid } else { pid }, libc::SIGKILL) };
         }
         // SAFETY: sleeps.
         unsafe { libc::usleep(200) };
@@ -48,7 +47,7 @@ extern "C" fn on_alarm(_: i32) {
     arm();
 }
 
-/// Has one signal come a little later, each time another little.
+/// Arms the timer for one signal, after a delay that differs each time.
 fn arm() {
     let after = 20 + i64::from(DONE.load(Ordering::Relaxed) * 17 % 301);
     let timer = libc::itimerval {
@@ -60,7 +59,7 @@ fn arm() {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    // As another process's memory, though it is this one's.
+    // Isolated, so that each block is a region with a mapping of its own.
     let provider = HostProvider::builder().visibility(Visibility::Shared).isolate(true).build()?;
     let pool = ProxyPool::new(provider)?;
     let exporter = Exporter::new(ExporterSettings::default())?;

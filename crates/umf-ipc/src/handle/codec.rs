@@ -1,8 +1,13 @@
-//! Where each field of a handle lies (`docs/handle.md` has the same table with words), and encoding
-//! and checking of the fields.
+//! Encodings of a handle: its bytes, with the offset of each field (`docs/handle.md` has the table)
+//! and the checks of a decoded handle; and its text form, with serde.
 
+use core::fmt;
 use core::ops::Range;
+use core::str::FromStr;
 
+use data_encoding::BASE64URL_NOPAD;
+use serde_core::de::{Error as _, SeqAccess, Visitor};
+use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
 use umf_core::{NativeBytes, ProviderKind};
 
 use super::{DecodeError, Handle};
@@ -44,24 +49,23 @@ pub(crate) const NATIVE_LENGTH: usize = 186;
 pub(crate) const RESERVED: Range<usize> = 187..188;
 pub(crate) const NATIVE: Range<usize> = 188..252;
 pub(crate) const CHECKSUM: Range<usize> = 252..256;
-/// The CRC-32 of anything that ends with its own CRC-32, in little-endian order: a property of the
-/// polynomial.
+/// The CRC-32 of any bytes followed by their CRC-32 in little-endian order.
 pub(crate) const CHECKSUM_OF_ALL: u32 = 0x2144_df1c;
 
-/// The region has a file of its own: importing it shows nothing else.
+/// The region has a file of its own, so that an importer can access no other memory.
 pub(crate) const FLAG_ISOLATED: u16 = 1;
 /// The kernel refuses writable imports.
 pub(crate) const FLAG_READ_ONLY: u16 = 1 << 1;
 /// The producer answers on its socket.
 pub(crate) const FLAG_SOCKET: u16 = 1 << 2;
-/// The export names a whole region and not a block.
+/// The export is a whole region and not a block.
 pub(crate) const FLAG_REGION: u16 = 1 << 3;
-/// `/proc/<pid>/fd/<n>` can open the data fd, which is then a plain file. Otherwise a device may
-/// import the memory.
+/// The data fd can be opened through `/proc/<pid>/fd/<n>`, because it is a plain file. Otherwise a
+/// device may import the memory.
 pub(crate) const FLAG_PROCFS: u16 = 1 << 4;
 pub(crate) const FLAGS_KNOWN: u16 = FLAG_ISOLATED | FLAG_READ_ONLY | FLAG_SOCKET | FLAG_REGION | FLAG_PROCFS;
 
-/// All that goes into a handle. For the exporter.
+/// The fields of a handle, which the exporter encodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields {
     pub flags: u16,
@@ -126,29 +130,31 @@ impl Fields {
     }
 }
 
-/// Inodes of namespaces have 32 bits (`ns_common.inum` in the kernel). 0 is unknown.
+/// Returns the inode of a namespace, which has 32 bits (`ns_common.inum` in the kernel). 0:
+/// unknown.
 fn namespace_number(inode: u64) -> u32 {
     u32::try_from(inode).unwrap_or(0)
 }
 
-/// A device number as the kernel encodes it in 32 bits (`new_encode_dev`): 12 bits of major, 20 of
-/// minor.
+/// Returns a device number in the kernel's encoding of 32 bits (`new_encode_dev`): 12 bits of
+/// major, 20 of minor.
 pub(super) fn device_number(device: u64) -> u32 {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
 }
 
-/// The opposite of [`device_number`].
+/// Reverses [`device_number`].
 pub(super) fn device_of(number: u32) -> u64 {
     rustix::fs::makedev((number >> 8) & 0xfff, (number & 0xff) | (number >> 12) & !0xff)
 }
 
-/// Looks at all bytes, which is faster than to stop early.
+/// Returns whether all bytes are 0. Reads all of them, which is faster than stopping early.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 impl Handle {
+    /// Checks all fields.
     pub(crate) fn check(&self) -> Result<(), DecodeError> {
         if self.bytes[MAGIC] != MAGIC_VALUE {
             return Err(DecodeError::Magic);
@@ -157,8 +163,8 @@ impl Handle {
         if version != VERSION_VALUE {
             return Err(DecodeError::Version { version });
         }
-        // A CRC behind the bytes that it is of leaves the same remainder whatever they are; and all
-        // 256 are hashed in two thirds of the time of the first 252.
+        // The CRC of bytes with their CRC is a constant. Hashing all 256 bytes takes two thirds of
+        // the time of hashing 252.
         if crc32fast::hash(&self.bytes) != CHECKSUM_OF_ALL {
             let found = self.u32_at(CHECKSUM);
             let expected = crc32fast::hash(&self.bytes[..CHECKSUM.start]);
@@ -177,7 +183,8 @@ impl Handle {
         if self.generation() & 1 == 0 {
             return field("generation");
         }
-        // Sizes and offsets fit into an address space, so that sums of two of them cannot overflow.
+        // Sizes and offsets fit into an address space, so that a sum of two of them cannot
+        // overflow.
         let limit = 1 << umf_core::Address::BITS;
         if self.region_size() == 0 || self.region_size() > limit {
             return field("region size");
@@ -211,7 +218,7 @@ impl Handle {
         Ok(())
     }
 
-    /// The `N` bytes of a field. `range` is one of the constants above.
+    /// Returns the `N` bytes of a field. `range` is one of the constants above.
     pub(super) fn array_at<const N: usize>(&self, range: Range<usize>) -> [u8; N] {
         let mut array = [0; N];
         array.copy_from_slice(&self.bytes[range]);
@@ -228,5 +235,92 @@ impl Handle {
 
     pub(super) fn u64_at(&self, range: Range<usize>) -> u64 {
         u64::from_le_bytes(self.array_at(range))
+    }
+}
+
+// The text form: `umf1.` and URL-safe base64 without padding. Serde uses the text form in formats
+// for people, and the bytes in others.
+
+const PREFIX: &str = "umf1.";
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", BASE64URL_NOPAD.encode_display(&self.bytes))
+    }
+}
+
+impl FromStr for Handle {
+    type Err = DecodeError;
+
+    /// Parses the text form. Ignores white space around it, because it is often a line of text.
+    fn from_str(text: &str) -> Result<Self, DecodeError> {
+        let text = text.trim_ascii();
+        let wrong = |why| DecodeError::Text { why };
+        let body = text.strip_prefix(PREFIX).ok_or(wrong("it does not begin with \"umf1.\""))?;
+        let mut bytes = [0; SIZE];
+        match BASE64URL_NOPAD.decode_len(body.len()) {
+            Ok(length) if length == SIZE => {}
+            Ok(_) | Err(_) => return Err(wrong("its length is wrong, it was cut or something was added")),
+        }
+        BASE64URL_NOPAD
+            .decode_mut(body.as_bytes(), &mut bytes)
+            .map_err(|_| wrong("it contains characters outside A-Z a-z 0-9 - _"))?;
+        Self::from_bytes(&bytes)
+    }
+}
+
+impl Serialize for Handle {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            serializer.serialize_bytes(&self.bytes)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Handle {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_str(Text)
+        } else {
+            deserializer.deserialize_bytes(Bytes)
+        }
+    }
+}
+
+struct Text;
+
+impl Visitor<'_> for Text {
+    type Value = Handle;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the text of a umf handle")
+    }
+
+    fn visit_str<E: serde_core::de::Error>(self, text: &str) -> Result<Handle, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+struct Bytes;
+
+impl<'de> Visitor<'de> for Bytes {
+    type Value = Handle;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the 256 bytes of a umf handle")
+    }
+
+    fn visit_bytes<E: serde_core::de::Error>(self, bytes: &[u8]) -> Result<Handle, E> {
+        Handle::from_bytes(bytes).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Handle, A::Error> {
+        let mut bytes = [0; SIZE];
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = sequence.next_element()?.ok_or_else(|| A::Error::invalid_length(index, &self))?;
+        }
+        Handle::from_bytes(&bytes).map_err(A::Error::custom)
     }
 }

@@ -1,7 +1,6 @@
-//! [`Handle`]: 256 plain bytes that name a block or region in any process.
+//! [`Handle`]: 256 bytes that name an exported block or region in every process.
 
 mod codec;
-mod text;
 
 use core::fmt;
 
@@ -12,17 +11,17 @@ pub(crate) use codec::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, 
 use crate::identity::{BootHalf, Nonce, ProducerId};
 use umf_core::ProviderKind;
 
-/// The by-value name of a block or region: copy it through MPI, a socket, a file or argv, and open
-/// it in any process that may.
+/// The name of a block or region as a plain value. Copy it through MPI, a socket, a file or argv,
+/// and open it in any process that is permitted to.
 ///
-/// A `Handle` that exists has been decoded: its lengths fit, its checksum is right. That says
-/// nothing about whether what it names still exists, which the importer finds out at every open.
+/// The bytes of a `Handle` have been decoded: its lengths are consistent and its checksum is right.
+/// Whether the memory still exists, the importer checks at every open.
 ///
 /// The layout is fixed and little-endian; `docs/handle.md` has the table. As text
 /// ([`fmt::Display`], [`core::str::FromStr`]) it is `umf1.` and 342 characters of URL-safe base64.
 ///
-/// The checksum (CRC-32) finds accidents, not forgery: any process can compute it. What an
-/// importer may open is decided by the kernel and by the ledger, never by the handle.
+/// The checksum (CRC-32) detects accidents, not forgery: any process can compute it. The kernel and
+/// the ledger determine what an importer may open, never the handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C, align(8))]
 pub struct Handle {
@@ -38,10 +37,10 @@ pub enum DecodeError {
         "a handle has 256 bytes, not {length}: it was cut, or something was added; send all of its bytes"
     )]
     Length {
-        /// Bytes given.
+        /// Number of bytes.
         length: usize,
     },
-    /// Not a handle at all.
+    /// Not a handle.
     #[error("not a umf handle: the bytes do not begin with \"UMFH\"; pass the bytes of an exported handle")]
     Magic,
     /// Another version.
@@ -57,30 +56,30 @@ pub enum DecodeError {
         "the handle is damaged: its checksum is {found:#010x} and should be {expected:#010x}; send its bytes unchanged"
     )]
     Checksum {
-        /// In the handle.
+        /// The checksum in the handle.
         found: u32,
-        /// Computed from its bytes.
+        /// The checksum of its bytes.
         expected: u32,
     },
     /// A field has a value that no producer writes.
     #[error("the handle is not from umf: field {field} is out of range; get a new handle from its producer")]
     Field {
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
     /// The text form is wrong.
     #[error("not the text of a handle: {why}; it is \"umf1.\" followed by 342 characters of URL-safe base64")]
     Text {
-        /// What is wrong.
+        /// The fault.
         why: &'static str,
     },
 }
 
 impl Handle {
-    /// Decodes a handle. Never panics, whatever the bytes.
+    /// Decodes a handle. Does not panic for any bytes.
     ///
     /// # Errors
-    /// [`DecodeError`]: each says what is wrong with them.
+    /// [`DecodeError`] if the bytes are not a handle.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         let bytes: &[u8; SIZE] = bytes.try_into().map_err(|_| DecodeError::Length { length: bytes.len() })?;
         let copy;
@@ -96,44 +95,45 @@ impl Handle {
         Ok(*handle)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub const fn to_bytes(&self) -> [u8; SIZE] {
         self.bytes
     }
 
-    /// The bytes, borrowed.
+    /// Returns the bytes, borrowed.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; SIZE] {
         &self.bytes
     }
 
-    /// The bytes as a handle that is yet to be checked, if they are aligned.
+    /// Returns the bytes as an unchecked handle, if they are aligned.
     fn view(bytes: &[u8; SIZE]) -> Option<&Self> {
         let handle = core::ptr::from_ref(bytes).cast::<Self>();
-        // SAFETY: aligned; and a handle is its bytes and nothing else, whatever they are.
+        // SAFETY: the pointer is aligned, and every sequence of 256 bytes is a valid value.
         handle.is_aligned().then(|| unsafe { &*handle })
     }
 
-    /// A handle from the bytes of one.
+    /// Creates a handle from bytes that were checked before.
     #[inline]
     pub(crate) const fn from_known(bytes: &[u8; SIZE]) -> Self {
         Self { bytes: *bytes }
     }
 
-    /// Process id of the producer, in its own pid namespace.
+    /// Returns the process id of the producer, in its own pid namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.u32_at(codec::PID)
     }
 
-    /// The random number that tells this producer from every other process, past and future.
+    /// Returns the producer's random number, which distinguishes it from all other processes, past
+    /// and future.
     #[must_use]
     pub fn nonce(&self) -> Nonce {
         Nonce::from_bytes(self.array_at(codec::NONCE))
     }
 
-    /// The producer, as an importer knows it.
+    /// Returns the producer's identity, the key of importers' tables.
     pub(crate) fn producer(&self) -> ProducerId {
         ProducerId {
             nonce: self.nonce(),
@@ -143,138 +143,139 @@ impl Handle {
         }
     }
 
-    /// The boot of the machine on which it was made.
+    /// Returns the boot of the machine on which the handle was made.
     pub(crate) fn boot(&self) -> BootHalf {
         BootHalf(self.u64_at(codec::BOOT_ID))
     }
 
-    /// Inode of the producer's pid namespace, 0 if it could not be read.
+    /// Returns the inode of the producer's pid namespace, 0 if it could not be read.
     #[must_use]
     pub fn pid_namespace(&self) -> u64 {
         u64::from(self.u32_at(codec::PID_NAMESPACE))
     }
 
-    /// Inode of the producer in pidfs (Linux 6.9 and later), which no other process of this boot
-    /// has; else 0.
+    /// Returns the inode of the producer in pidfs, unique in this boot; 0 before Linux 6.9.
     #[must_use]
     pub fn pidfs_inode(&self) -> u64 {
         self.u64_at(codec::PIDFS_INODE)
     }
 
-    /// The producer's fd of its ledger.
+    /// Returns the producer's descriptor number of its ledger.
     #[must_use]
     pub fn ledger_fd(&self) -> i32 {
         self.u32_at(codec::LEDGER_FD).cast_signed()
     }
 
-    /// The producer's fd of the memory; `None` if a driver's opaque bytes name it alone.
+    /// Returns the producer's descriptor number of the memory; `None` if only a driver's opaque
+    /// bytes name it.
     #[must_use]
     pub fn data_fd(&self) -> Option<i32> {
         let fd = self.u32_at(codec::DATA_FD).cast_signed();
         (fd >= 0).then_some(fd)
     }
 
-    /// Device and inode of the file behind [`Handle::data_fd`].
+    /// Returns the device and inode of the file of [`Handle::data_fd`].
     #[must_use]
     pub fn data_identity(&self) -> (u64, u64) {
         (codec::device_of(self.u32_at(codec::DATA_DEVICE)), self.u64_at(codec::DATA_INODE))
     }
 
-    /// Where the region begins in that file, in bytes.
+    /// Returns the offset of the region in that file, in bytes.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         self.u64_at(codec::DATA_OFFSET)
     }
 
-    /// Number of the export's slot in the ledger.
+    /// Returns the number of the export's slot in the ledger.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.u32_at(codec::SLOT)
     }
 
-    /// Generation of that slot when the export was made.
+    /// Returns the generation of that slot at the time of the export.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.u64_at(codec::GENERATION)
     }
 
-    /// Size of the region in bytes.
+    /// Returns the size of the region in bytes.
     #[must_use]
     pub fn region_size(&self) -> u64 {
         self.u64_at(codec::REGION_SIZE)
     }
 
-    /// The region's id in the producer.
+    /// Returns the region's id in the producer.
     #[must_use]
     pub fn region_id(&self) -> u64 {
         self.u64_at(codec::REGION_ID)
     }
 
-    /// Where the block begins in the region, in bytes.
+    /// Returns the offset of the block in the region, in bytes.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.u64_at(codec::BLOCK_OFFSET)
     }
 
-    /// Length of the block in bytes, as its pool rounded it up.
+    /// Returns the length of the block in bytes, which its pool has rounded up.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.u64_at(codec::BLOCK_LENGTH)
     }
 
-    /// How many bytes of the block were asked for: at most [`Handle::length`], and equal to it
-    /// where the pool does not keep it.
+    /// Returns the requested length in bytes: at most [`Handle::length`], and equal to it if the
+    /// exporter did not know the request.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.u64_at(codec::REQUESTED)
     }
 
-    /// The kind of provider that the memory came from.
+    /// Returns the kind of the memory's provider.
     #[must_use]
     pub fn provider_kind(&self) -> ProviderKind {
         // `check` refuses a handle for which this is `None`.
         ProviderKind::from_bytes(self.array_at(codec::PROVIDER_KIND)).unwrap_or(ProviderKind::HOST)
     }
 
-    /// The driver's id of the allocation, 0 if it has none.
+    /// Returns the driver's id of the allocation, 0 if it has none.
     #[must_use]
     pub fn allocation_id(&self) -> u64 {
         self.u64_at(codec::ALLOCATION_ID)
     }
 
-    /// The driver's own handle (up to 64 bytes), empty if there is none.
+    /// Returns the driver's own handle (up to 64 bytes), empty if there is none.
     #[must_use]
     pub fn native(&self) -> &[u8] {
         let length = usize::from(self.bytes[codec::NATIVE_LENGTH]);
         &self.bytes[codec::NATIVE][..length]
     }
 
-    /// Whether the region has a file of its own, so that opening it shows nothing but it.
+    /// Returns whether the region has a file of its own, so that an importer can access no other
+    /// memory.
     #[must_use]
     pub fn is_isolated(&self) -> bool {
         self.has(FLAG_ISOLATED)
     }
 
-    /// Whether the kernel refuses to let importers write.
+    /// Returns whether the kernel refuses writable imports.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.has(FLAG_READ_ONLY)
     }
 
-    /// Whether it names a whole region.
+    /// Returns whether it names a whole region.
     #[must_use]
     pub fn is_region(&self) -> bool {
         self.has(FLAG_REGION)
     }
 
-    /// Whether the producer answers requests on its socket.
+    /// Returns whether the producer answers requests on its socket.
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.has(FLAG_SOCKET)
     }
 
-    /// Whether a device may import the memory, and so write to it after the process that opened it
-    /// has ended.
+    /// Returns whether a device may import the memory. It may then write to the memory after the
+    /// importer has ended.
     pub(crate) fn may_be_imported_by_device(&self) -> bool {
         !self.has(FLAG_PROCFS)
     }

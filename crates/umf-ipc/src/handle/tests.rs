@@ -58,7 +58,7 @@ fn bytes_text_and_serde_round_trip() {
 
 /// UMF W11: the wire format has no version, length or check.
 #[test]
-fn every_flipped_bit_is_noticed() {
+fn every_flipped_bit_is_detected() {
     let bytes = sample().to_bytes();
     for bit in 0..SIZE * 8 {
         let mut bytes = bytes;
@@ -106,7 +106,7 @@ fn forged_fields_are_refused_by_name() {
 
 proptest! {
     #[test]
-    fn device_numbers_survive_in_32_bits(major in 0_u32..1 << 12, minor in 0_u32..1 << 20) {
+    fn device_numbers_round_trip_in_32_bits(major in 0_u32..1 << 12, minor in 0_u32..1 << 20) {
         let device = rustix::fs::makedev(major, minor);
         prop_assert_eq!(codec::device_of(codec::device_number(device)), device);
     }
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn a_forged_handle_that_decodes_has_lengths_that_fit(changes in prop::collection::vec((0..252_usize, any::<u8>()), 1..40)) {
+    fn forged_handle_that_decodes_has_consistent_lengths(changes in prop::collection::vec((0..252_usize, any::<u8>()), 1..40)) {
         let mut bytes = sample().to_bytes();
         for (at, value) in changes {
             bytes[at] = value;

@@ -1,4 +1,6 @@
-//! [`Importer`]: opens handles, and keeps mappings in a bounded cache. This file has the public types and the settings. `open` has the steps of an open, `producer` the connection to a producer, `region` the cached mappings.
+//! [`Importer`]: opens handles, and keeps mappings in a bounded cache. This file has the public
+//! types and the settings. `open` has the steps of an open, `producer` the connection to a
+//! producer, `region` the cached mappings.
 
 mod mapping;
 mod open;

@@ -1,4 +1,5 @@
-//! [`ImportedRegion`]: a mapping in the importer's cache. It maps one region, or a window of a file that contains many regions. Each open holds a pin on one ([`PinnedMapping`]).
+//! [`ImportedRegion`]: a mapping in the importer's cache. It maps one region, or a window of a file
+//! that contains many regions. Each open holds a pin on one ([`PinnedMapping`]).
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! [`find`]: all ledgers that processes have open; and [`OwnerStatus`]: whether the process that made one is
-//! still there.
+//! [`find`]: searches `/proc` for ledgers. [`OwnerStatus`]: whether the owner of a ledger still
+//! runs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,36 +22,36 @@ use umf_os::FileIdentity;
 pub struct FoundLedger {
     /// Its content.
     pub ledger: Ledger,
-    /// What became of the process that made it.
+    /// Status of the process that created it.
     pub owner: OwnerStatus,
-    /// The processes that have it open, its owner among them, by rising process id. Those that only
-    /// look are not.
+    /// The processes that have it open, including its owner and excluding inspecting ones, sorted
+    /// by process id.
     pub holders: Vec<u32>,
 }
 
-/// What [`find`] saw.
+/// The result of [`find`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Search {
-    /// Every ledger once, by the process id of its owner.
+    /// The ledgers, sorted by the process id of their owners.
     pub found: Vec<FoundLedger>,
-    /// Processes whose files this one may not look at: of other users, or not dumpable.
+    /// Processes whose files this one may not inspect: they are of other users, or not dumpable.
     pub denied: Vec<u32>,
-    /// Processes that were looked into.
+    /// Processes that were inspected.
     pub inspected: Vec<u32>,
-    /// Files that are called as ledgers are, and could not be opened (no fds left) or are none that
-    /// this version can read.
+    /// Number of files with a ledger's name that could not be opened (for example without a free
+    /// descriptor), or that this version cannot read.
     pub unreadable: usize,
 }
 
 impl Search {
-    /// The ledger with this nonce.
+    /// Returns the ledger with this nonce.
     #[must_use]
     pub fn by_nonce(&self, nonce: Nonce) -> Option<&FoundLedger> {
         self.found.iter().find(|found| found.ledger.identity().nonce == nonce)
     }
 
-    /// What became of the producer of a handle, as far as can be told without its ledger.
+    /// Returns the status of the producer of a handle, even if its ledger was not found.
     #[must_use]
     pub fn producer_of(&self, handle: &Handle) -> OwnerStatus {
         let identity = OwnerIdentity::of(handle);
@@ -63,8 +63,8 @@ impl Search {
     }
 }
 
-/// Looks for ledgers in all processes that `/proc` shows. No process is stopped, asked or written
-/// to. Takes about a microsecond per fd that is open anywhere.
+/// Searches all processes in `/proc` for ledgers. Does not stop, contact or modify any process.
+/// Takes about a microsecond per open descriptor in the system.
 ///
 /// # Errors
 /// `/proc` cannot be read, or is not that of this pid namespace.
@@ -80,16 +80,16 @@ pub fn find() -> io::Result<Search> {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        match look_into(pid, &mut files) {
+        match inspect_process(pid, &mut files) {
             Ok(unopened) => {
                 search.unreadable += unopened;
                 search.inspected.push(pid);
             }
-            // The kernel's own threads have no files.
+            // Kernel threads have no files.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => {
                 search.denied.push(pid);
             }
-            // It ended meanwhile.
+            // The process has ended.
             Err(_) => {}
         }
     }
@@ -106,7 +106,8 @@ pub fn find() -> io::Result<Search> {
         let owner = OwnerStatus::of(ledger.identity(), &holders, inspected);
         search.found.push(FoundLedger { ledger, owner, holders });
     }
-    // Two files with one nonce: one of them is a forgery, and the owner's own goes first.
+    // If two files have one nonce, one of them is forged. The one that its owner has open comes
+    // first.
     search.found.sort_by_key(|found| {
         (found.ledger.identity().nonce, !matches!(found.owner, OwnerStatus::Alive { .. }))
     });
@@ -115,8 +116,8 @@ pub fn find() -> io::Result<Search> {
     Ok(search)
 }
 
-/// Adds the ledgers that a process has. Returns how many of them could not be opened.
-fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<usize> {
+/// Adds the ledgers that a process has open. Returns how many of them could not be opened.
+fn inspect_process(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<usize> {
     let mut entries = fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::peekable);
     // If the main thread has exited, the folder is empty and root's.
     let has_entries = entries.as_mut().is_ok_and(|entries| entries.peek().is_some());
@@ -126,13 +127,13 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
     let mut unopened = 0;
     for entry in entries? {
         let path = entry?.path();
-        // The name is no proof, but it saves looking at most.
+        // The name proves nothing, but excludes most other files cheaply.
         let Ok(link) = fs::read_link(&path) else { continue };
         let name = link.to_str().and_then(|link| link.strip_prefix("/memfd:"));
         if name.is_none_or(|name| name.strip_suffix(" (deleted)").unwrap_or(name) != MEMFD_NAME) {
             continue;
         }
-        if is_looked_at(&path) {
+        if is_open_for_inspection(&path) {
             continue;
         }
         let Some((identity, found)) = path.to_str().and_then(memfd) else { continue };
@@ -142,7 +143,7 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
         }
         match umf_os::file::reopen(found.as_fd(), false) {
             Ok(file) => drop(files.insert(identity, (file, vec![pid]))),
-            // Closed meanwhile.
+            // The process has closed it.
             Err(Errno::NOENT) => {}
             Err(_) => unopened += 1,
         }
@@ -153,7 +154,7 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
 /// Returns whether a descriptor belongs to a process that only inspects the ledger, as this one
 /// does: it is open for reading alone. Owners and importers have it open for writing
 /// (`proc_pid_fdinfo(5)`).
-fn is_looked_at(path: &Path) -> bool {
+fn is_open_for_inspection(path: &Path) -> bool {
     let (folder, number) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
     let text = fs::read_to_string(folder.with_file_name("fdinfo").join(number)).unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -161,7 +162,7 @@ fn is_looked_at(path: &Path) -> bool {
     flags.is_some_and(|flags| OFlags::from_bits_retain(flags) & OFlags::ACCMODE == OFlags::RDONLY)
 }
 
-/// The memfd at a path in `/proc`; `None` for any other file, which is not opened.
+/// Returns the memfd at a path in `/proc`. Does not open any other file, and returns `None` for it.
 fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
     let found = umf_os::file::open_path(path).ok()?;
     let identity = umf_os::file::identity(&found).ok()?;
@@ -171,14 +172,15 @@ fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
     fits.then_some((identity, found))
 }
 
-/// Returns whether only the creator of a file can have written it, and no process can shrink it.
+/// Returns whether only the creator of a file can write it, and no process can shrink it.
 fn sealed(file: &OwnedFd) -> bool {
     let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     umf_os::memfd::is_sealed(file, needed).unwrap_or(false)
         && umf_os::file::filesystem(file).is_ok_and(|magic| magic == umf_os::file::TMPFS_MAGIC)
 }
 
-/// By the flag `PF_KTHREAD`, field 9 of `/proc/<pid>/stat` (`proc_pid_stat(5)`).
+/// Returns whether a process is a kernel thread, by the flag `PF_KTHREAD` in field 9 of
+/// `/proc/<pid>/stat` (`proc_pid_stat(5)`).
 fn is_kernel_thread(pid: u32) -> bool {
     const PF_KTHREAD: u64 = 0x0020_0000;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -186,27 +188,28 @@ fn is_kernel_thread(pid: u32) -> bool {
     flags.and_then(|flags| flags.parse::<u64>().ok()).is_some_and(|flags| flags & PF_KTHREAD != 0)
 }
 
-/// What became of the process that made a ledger.
+/// Status of the process that created a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerStatus {
-    /// It runs, and has the ledger.
+    /// It runs and has the ledger open.
     Alive {
-        /// Its process id here.
+        /// Its process id in this pid namespace.
         pid: u32,
     },
-    /// It runs and has the ledger no more: it called exec, or dropped what the ledger was of.
+    /// It runs without the ledger: it called exec, or dropped the exporter or importer of the
+    /// ledger.
     Detached {
-        /// Its process id here.
+        /// Its process id in this pid namespace.
         pid: u32,
     },
-    /// It ended. Its number may be another process's by now.
+    /// It has ended. Its pid may have been reused.
     Ended,
-    /// It was in another pid namespace, and no process there that can be looked at is it.
+    /// It was in another pid namespace, and no process that can be inspected is the owner.
     Unknown,
 }
 
 impl OwnerStatus {
-    /// Its process id, if it runs.
+    /// Returns its process id, if it runs.
     #[must_use]
     pub const fn pid(self) -> Option<u32> {
         match self {
@@ -215,8 +218,8 @@ impl OwnerStatus {
         }
     }
 
-    /// Of a ledger that the `holders` have open. `inspected` says whether all fds of a process were
-    /// seen.
+    /// Returns the status of the owner of a ledger that `holders` have open. `inspected` returns
+    /// whether all descriptors of a process were inspected.
     pub(super) fn of(owner: &OwnerIdentity, holders: &[u32], inspected: impl Fn(u32) -> bool) -> Self {
         let here = identity::pid_namespace();
         if here != 0 && owner.pid_namespace != 0 && owner.pid_namespace != here {
@@ -234,7 +237,7 @@ impl OwnerStatus {
     }
 }
 
-/// Whether this number is still that process.
+/// Returns whether the process with this pid is the owner.
 fn is_still(pid: u32, owner: &OwnerIdentity) -> bool {
     match umf_os::process::pidfd_open(pid) {
         Ok(pidfd) => {
@@ -243,25 +246,26 @@ fn is_still(pid: u32, owner: &OwnerIdentity) -> bool {
             }
             match identity::pidfs_inode(&pidfd) {
                 Some(inode) if owner.pidfs_inode != 0 => inode == owner.pidfs_inode,
-                _ => started_then(pid, owner),
+                _ => has_start_time_of(pid, owner),
             }
         }
-        // No such process, or its number is that of a thread now.
+        // There is no such process, or the pid was reused for a thread.
         Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => false,
-        Err(_) => started_then(pid, owner),
+        Err(_) => has_start_time_of(pid, owner),
     }
 }
 
-fn started_then(pid: u32, owner: &OwnerIdentity) -> bool {
+/// Returns whether a process has the owner's start time, as far as that is known.
+fn has_start_time_of(pid: u32, owner: &OwnerIdentity) -> bool {
     identity::start_time(pid).is_some_and(|time| owner.start_time == 0 || time == owner.start_time)
 }
 
-/// Whether a process is the owner, by the number that it has in its own pid namespace.
+/// Returns whether a process is the owner, by its pid in its own pid namespace.
 fn is_in_namespace(pid: u32, owner: &OwnerIdentity) -> bool {
     let namespace = fs::metadata(format!("/proc/{pid}/ns/pid"))
         .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
-    let own = numbers.split_ascii_whitespace().next_back().and_then(|number| number.parse().ok());
-    namespace == owner.pid_namespace && own == Some(owner.pid)
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    let innermost = pids.split_ascii_whitespace().next_back().and_then(|pid| pid.parse().ok());
+    namespace == owner.pid_namespace && innermost == Some(owner.pid)
 }

@@ -1,5 +1,5 @@
-//! [`Ledger`]: the content of another process's ledger; and [`LeaseRow`]: which importers count a slot
-//! of it as open.
+//! [`Ledger`]: a copy of another process's ledger. [`LeaseRow`]: the leases of one importer on a
+//! slot.
 
 use core::mem::offset_of;
 use core::sync::atomic::fence;
@@ -36,8 +36,8 @@ impl OwnerIdentity {
     }
 }
 
-/// A ledger of another process, read and not mapped. Its content may change from one call to the
-/// next.
+/// A ledger of another process, which is read and not mapped. Its content may change between two
+/// calls.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     source: Source,
@@ -91,13 +91,15 @@ impl Source {
 }
 
 impl Ledger {
-    /// What should be a ledger of this version. The file is known to be a sealed memfd.
+    /// Reads a ledger from a file, which the caller has checked to be a sealed memfd. Returns
+    /// `None` if it is not a ledger of this version.
     pub(super) fn from_file(fd: OwnedFd) -> Option<Self> {
         let size = umf_os::file::size(&fd).ok()?;
         Self::new(Source::File(Arc::new(fd)), size)
     }
 
-    /// Reads a ledger from a copy of its bytes; `None` if they are no ledger of this version.
+    /// Reads a ledger from a copy of its bytes. Returns `None` if they are not a ledger of this
+    /// version.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Self::new(Source::Bytes(bytes.into()), bytes.len() as u64)
@@ -108,50 +110,50 @@ impl Ledger {
         Some(Self { source, size, header })
     }
 
-    /// Whose it says that it is.
+    /// Returns the identity of its owner, as the header has it.
     #[must_use]
     pub const fn identity(&self) -> &OwnerIdentity {
         &self.header.owner
     }
 
-    /// Whether it is that of an importer, which has no slots.
+    /// Returns whether it is the ledger of an importer, which has no slots.
     #[must_use]
     pub const fn is_importers(&self) -> bool {
         self.header.flags & FLAG_IMPORTER != 0
     }
 
-    /// Whether its owner answers on a socket.
+    /// Returns whether its owner answers on a socket.
     #[must_use]
     pub const fn is_served(&self) -> bool {
         self.header.flags & FLAG_SERVED != 0
     }
 
-    /// The owner's descriptor number of its lease table, and how many rows that has; `None` while
-    /// there is none.
+    /// Returns the owner's descriptor number of its lease table, and the table's number of rows;
+    /// `None` if there is none.
     pub(super) const fn lease_table(&self) -> Option<(i32, u32)> {
         self.header.lease_table
     }
 
-    /// How many slots it can have.
+    /// Returns the number of slots.
     #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.header.capacity
     }
 
-    /// How many slots have been used so far.
+    /// Returns the number of slots that have been used.
     #[must_use]
     pub fn used(&self) -> u32 {
         let used: Option<[u8; 4]> = self.source.read(offset_of!(LedgerHeader, slots_used));
         used.map_or(0, u32::from_le_bytes).min(self.capacity())
     }
 
-    /// A slot that has been used.
+    /// Returns a slot that has been used.
     #[must_use]
     pub fn slot(&self, number: u32) -> Option<Slot> {
         (number < self.used()).then(|| self.read_slots(number, 1)?.into_iter().next())?
     }
 
-    /// All slots that have been used.
+    /// Returns all slots that have been used.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         let used = self.used();
         (0..used)
@@ -169,8 +171,8 @@ impl Ledger {
         Some(slots.filter_map(|(((a, b), c), number)| Slot::parse(number, a, b, c)).collect())
     }
 
-    /// What its owner published about itself; `None` if the ledger has nothing of that in a form
-    /// known here.
+    /// Returns the statistics that its owner has published; `None` if there are none that this
+    /// version can read.
     #[must_use]
     pub fn statistics(&self) -> Option<Statistics> {
         let area = self.header.statistics;
@@ -183,40 +185,40 @@ impl Ledger {
         Statistics::decode(&facts, caches.as_deref(), pools.as_deref())
     }
 
-    /// The last record of the ring that begins at word `from` of the area at byte `area`.
+    /// Returns the last record of the ring at word `from` of the area at byte `area`.
     fn last_record(&self, area: u64, from: usize, shape: RingShape) -> Option<Vec<u64>> {
         let (_, fields) = read_last(shape, |at, count| {
             let offset = area.checked_add((from + at) as u64 * WORD as u64)?;
             let end = offset.checked_add(count as u64 * WORD as u64)?;
-            // Before memory is allocated for it.
+            // Checked before memory is allocated for it.
             (end <= self.size).then(|| self.source.words(offset, count))?
         })?;
         Some(fields)
     }
 }
 
-/// A row of a lease table whose importer describes itself, or that counts something.
+/// A row of a lease table that has an importer or a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseRow {
     /// Its number in the table.
     pub number: u32,
-    /// The importer's number, the same in all of its rows; 0 if the row was given back.
+    /// The importer's number, the same in all of its rows; 0 if the row was released.
     pub importer: u64,
-    /// The importer's process id in its own pid namespace, as it says.
+    /// The importer's process id in its own pid namespace, as it declares it.
     pub pid: u32,
-    /// The importer's effective user id, as it says.
+    /// The importer's effective user id, as it declares it.
     pub uid: u32,
-    /// Whether a living process holds the lock of the row. A row without an owner counts nothing.
+    /// Whether a process holds the lock of the row. Leases in a row without an owner do not count.
     pub is_owned: bool,
-    /// How often the importer has the slot's export open, or is about to.
+    /// Number of times that the importer has the slot's export open, or is opening it.
     pub count: u64,
 }
 
 impl FoundLedger {
-    /// The rows of the owner's lease table, with what they count of a slot. Empty if the owner has
-    /// none, has ended, or may not be looked into. What another process writes there is copied and
-    /// not believed.
+    /// Returns the rows of the owner's lease table, with their leases on a slot. Empty if there is
+    /// no table, or the owner has ended or may not be inspected. The contents are copied and not
+    /// verified.
     #[must_use]
     pub fn lease_rows(&self, slot: u32) -> Vec<LeaseRow> {
         self.read_lease_rows(slot).unwrap_or_default()
@@ -260,7 +262,8 @@ impl FoundLedger {
                 pid: half(owner + offset_of!(lease::RowOwner, pid) as u64)?,
                 uid: half(owner + offset_of!(lease::RowOwner, uid) as u64)?,
                 is_owned: locks.is_write_locked(shape.row(number)).ok()?,
-                // (To read a hole allocates nothing, as to map it would.)
+                // Reading a hole of the file allocates nothing, but accessing it through a mapping
+                // would.
                 count: word(shape.row(number) + lease::ROW_HEADER + u64::from(slot) * 8)?,
             };
             (row.importer != 0 || row.count != 0).then_some(row)

@@ -1,10 +1,9 @@
-//! Looking at what running processes do with umf, and what killed ones did: from their ledgers,
-//! without a daemon and without asking them.
+//! Inspection of the ledgers of running and killed processes, without a daemon and without their
+//! cooperation.
 //!
-//! [`find`] goes through `/proc` and finds every ledger that any process has open which this one
-//! may look into. A process that was killed is found as long as an importer has its ledger open.
-//! What is read was written by others: it is copied out, with no mapping that could fault, and
-//! nothing of it is believed before it was checked.
+//! [`find`] searches `/proc` for the ledgers of all processes that this one may inspect. The ledger
+//! of a killed process is found as long as an importer has it open. Other processes wrote the
+//! contents. So they are copied, not mapped, and checked before use.
 
 mod find;
 mod ledger;
@@ -14,13 +13,14 @@ pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
 pub use find::{FoundLedger, OwnerStatus, Search, find};
 pub use ledger::{LeaseRow, Ledger};
 
-/// Now, on the clock that ends and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
+/// Returns the current time of `CLOCK_BOOTTIME`, in nanoseconds. Times in ledgers are of that
+/// clock.
 #[must_use]
 pub fn now() -> u64 {
     umf_os::clock::boot()
 }
 
-/// Whether a handle can be of this machine and this boot of it. (Where that is not known, it can.)
+/// Returns whether a handle can be of this boot of this machine. Returns `true` if that is unknown.
 #[must_use]
 pub fn is_of_this_boot(handle: &crate::Handle) -> bool {
     !crate::identity::boot_id().half().contradicts(handle.boot())

@@ -33,7 +33,7 @@ fn of(ledger: &LedgerWriter) -> FoundLedger {
 }
 
 #[test]
-fn what_a_process_writes_is_found() {
+fn written_ledger_is_read_back() {
     let ledger = LedgerWriter::new(100, true).unwrap();
     let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
     let generation = ledger.publish(slot, &content(5));
@@ -81,7 +81,7 @@ fn what_a_process_writes_is_found() {
 }
 
 #[test]
-fn an_importers_ledger_is_small_and_has_no_slots() {
+fn importer_ledger_is_small_and_has_no_slots() {
     let ledger = LedgerWriter::for_importer().unwrap();
     let view = of(&ledger).ledger;
     assert!(view.is_importers() && view.capacity() == 0 && view.slot(0).is_none());
@@ -91,7 +91,7 @@ fn an_importers_ledger_is_small_and_has_no_slots() {
 
 /// Publishing is paid for: a burst is seen to its end, a storm is not published each time.
 #[test]
-fn publishing_is_bounded_and_a_burst_is_seen_whole() {
+fn publishing_is_throttled_except_for_bursts() {
     let ledger = LedgerWriter::for_importer().unwrap();
     let view = of(&ledger).ledger;
     let counters = |misses| {
@@ -117,7 +117,7 @@ fn publishing_is_bounded_and_a_burst_is_seen_whole() {
 }
 
 #[test]
-fn what_only_looks_like_a_ledger_is_not_read() {
+fn invalid_header_is_not_read() {
     let before = find().unwrap().unreadable;
     let unsealed = umf_os::memfd::create("umf-ledger", 1 << 20).unwrap();
     let empty = umf_os::memfd::create("umf-ledger", 1 << 20).unwrap();
@@ -131,7 +131,7 @@ fn what_only_looks_like_a_ledger_is_not_read() {
 }
 
 #[test]
-fn a_ledger_of_a_number_that_is_another_process_now() {
+fn reused_pid_is_not_the_owner() {
     let ledger = LedgerWriter::new(1, false).unwrap();
     let view = of(&ledger).ledger;
     let own = std::process::id();
@@ -154,7 +154,7 @@ fn a_ledger_of_a_number_that_is_another_process_now() {
     assert_eq!(OwnerStatus::Unknown.pid(), None);
 }
 
-fn look_at_all(view: &Ledger) {
+fn read_all(view: &Ledger) {
     let _ = (view.statistics(), view.used(), view.identity(), view.is_served());
     assert!(view.slots().take(5000).all(|slot| view.slot(slot.number).is_some()));
     let _ = view.slot(u32::MAX);
@@ -177,7 +177,7 @@ proptest! {
             ledger.publish_statistics(false, PublishedCounters::default);
         }
         let mut bytes = bytes(&ledger);
-        look_at_all(&Ledger::from_bytes(&bytes).unwrap());
+        read_all(&Ledger::from_bytes(&bytes).unwrap());
         for (at, value, length) in changes {
             let at = at.index(bytes.len() - 8);
             bytes[at..at + length.min(8)].copy_from_slice(&value.to_le_bytes()[..length.min(8)]);
@@ -190,12 +190,12 @@ proptest! {
             bytes.truncate(cut.index(bytes.len()));
         }
         if let Some(view) = Ledger::from_bytes(&bytes) {
-            look_at_all(&view);
+            read_all(&view);
         }
     }
 }
 
 #[test]
-fn what_is_too_short_or_empty_is_no_ledger() {
+fn short_or_empty_file_is_not_a_ledger() {
     assert!(Ledger::from_bytes(&[]).is_none() && Ledger::from_bytes(&[0; 1 << 16]).is_none());
 }

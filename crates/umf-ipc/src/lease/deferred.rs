@@ -45,7 +45,7 @@ pub(super) struct DeferredExport {
     pub has_native: bool,
 }
 
-/// The native export of a region, which goes back to the provider once no export of the region is
+/// The native export of a region, which is returned to the provider when no export of the region is
 /// open.
 #[derive(Debug)]
 struct DeferredNative {
@@ -69,7 +69,7 @@ pub(super) struct DeferredExports {
     largest_region: u64,
     /// Native exports, by region id.
     natives: HashMap<u64, DeferredNative>,
-    /// Regions whose native export is about to go back to the provider.
+    /// Regions whose native export is being returned to the provider.
     returning: Vec<AddressRange>,
     count: usize,
     bytes: u64,
@@ -77,7 +77,7 @@ pub(super) struct DeferredExports {
 
 impl DeferredExports {
     /// Adds an export of a block or of a whole region. `guard` is the region's native export,
-    /// unless it already went back.
+    /// unless it was already returned.
     pub(super) fn add(&mut self, mut one: DeferredExport, is_region: bool, guard: Option<&Arc<NativeGuard>>) {
         let size = one.range.size as u64;
         if is_region {
@@ -90,8 +90,8 @@ impl DeferredExports {
             native.count += 1;
         }
         one.has_native = self.natives.contains_key(&one.region);
-        let those = if is_region { &mut self.regions } else { &mut self.blocks };
-        those.entry(one.range.begin()).or_default().push(one);
+        let exports = if is_region { &mut self.regions } else { &mut self.blocks };
+        exports.entry(one.range.begin()).or_default().push(one);
         self.count += 1;
         self.bytes += size;
     }
@@ -101,7 +101,7 @@ impl DeferredExports {
         (self.count, self.bytes)
     }
 
-    /// Returns the number of deferred exports and of native exports on their way back.
+    /// Returns the number of deferred exports and of native exports that are being returned.
     pub(super) fn pending(&self) -> usize {
         self.count + self.returning.len()
     }
@@ -169,11 +169,11 @@ impl DeferredExports {
         (is_left, closed, natives)
     }
 
-    /// Notes that the native exports of these regions are back with their provider.
+    /// Notes that the native exports of these regions were returned to their provider.
     pub(super) fn finish_returns(&mut self, regions: &[AddressRange]) {
         for region in regions {
-            if let Some(place) = self.returning.iter().position(|other| other == region) {
-                self.returning.swap_remove(place);
+            if let Some(index) = self.returning.iter().position(|other| other == region) {
+                self.returning.swap_remove(index);
             }
         }
     }
@@ -231,8 +231,8 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a list that is searched linearly: what is left, what is reclaimed, which
-        /// native exports go.
+        /// Compares the remaining exports, the reclaimed ones and the native exports with a list
+        /// that is searched linearly.
         #[test]
         fn deferred_exports_behave_like_a_list(
             added in prop::collection::vec((0_u64..4, 0_u64..16, any::<bool>()), 0..60),
@@ -273,7 +273,7 @@ mod tests {
                 for guard in &natives {
                     let id = guard.region.id().get();
                     prop_assert!(before.contains(&id) && !list.iter().any(|one| one.region == id));
-                    // While its native export is on its way back, the region counts as open.
+                    // While its native export is being returned, the region counts as open.
                     prop_assert!(left.reclaim(region_range(guard), |_| true).0);
                 }
                 left.finish_returns(&natives.iter().map(|guard| region_range(guard)).collect::<Vec<_>>());

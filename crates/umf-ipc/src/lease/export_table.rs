@@ -71,7 +71,7 @@ fn take_reclaimed() -> Vec<(Arc<ExportTable>, ObserverGuard)> {
 fn drop_reclaimed() {
     let all = ORPHANS.lock().iter().map(|(one, _)| Arc::clone(one)).collect::<Vec<_>>();
     for one in &all {
-        // Without the lock: this may give native exports back to their providers.
+        // Without the lock: this may return native exports to their providers.
         one.is_leased(Address::from_bits(0), usize::MAX);
     }
     drop(all);
@@ -208,7 +208,7 @@ impl ExportTable {
         let observing = match observer::register(Arc::clone(self) as _) {
             Ok(observing) => observing,
             Err(error) => {
-                tracing::error!(%error, "memory of a dropped exporter that importers have open is not held when it is freed");
+                tracing::error!(%error, "memory of a dropped exporter is not held for importers that have it open");
                 return;
             }
         };
@@ -243,8 +243,9 @@ impl Leases for ExportTable {
             failpoint!("lease.ended");
         }
         if !natives.is_empty() {
-            // The caller frees the region once this returns `false`, so its native export goes back
-            // before that. If the region was exported again, the drop of that export gives it back.
+            // The caller frees the region once this returns `false`, so its native export is
+            // returned before. If the region was exported again, the drop of that export returns
+            // it.
             let regions: Vec<AddressRange> =
                 natives.iter().map(|guard| deferred::region_range(guard)).collect();
             drop(natives);

@@ -123,7 +123,7 @@ impl ImporterLeases {
         // First, because a file system (FUSE) cannot delay or forge the answer to this call.
         let needed = SealFlags::SHRINK | SealFlags::GROW;
         if !umf_os::memfd::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the lease table"))? {
-            return Err(misbehaved("its lease table is not sealed as one is"));
+            return Err(misbehaved("its lease table lacks the seals of a lease table"));
         }
         let fd = fd.into_inner();
         if umf_os::file::filesystem(&fd).map_err(system("fstatfs of the lease table"))?
@@ -334,9 +334,9 @@ impl LockedRow {
     /// Returns the counter of a slot, which the row has. Populates its page, so that writing it
     /// cannot fault.
     fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
-        let part = slot as usize * 8 / POPULATE_SIZE;
+        let step = slot as usize * 8 / POPULATE_SIZE;
         let words = ROW_HEADER as usize;
-        let (bits, bit) = (part / 64, 1 << (part % 64));
+        let (bits, bit) = (step / 64, 1 << (step % 64));
         if self.populated[bits] & bit == 0 {
             // A page has at least `POPULATE_SIZE` bytes. A larger page is populated more than once.
             let page_size = rustix::param::page_size();

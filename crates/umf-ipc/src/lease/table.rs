@@ -134,9 +134,9 @@ impl LeaseTable {
 
     /// Allocates the memory of some slots' opened bitmaps, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
-        let marks = self.head.shape().bitmaps() + u64::from(first) * 8;
+        let offset = self.head.shape().bitmaps() + u64::from(first) * 8;
         self.checked_fd()
-            .and_then(|fd| umf_os::file::reserve(fd, marks, u64::from(count) * 8))
+            .and_then(|fd| umf_os::file::reserve(fd, offset, u64::from(count) * 8))
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         failpoint!("lease.table_grown");
         Ok(())
@@ -289,17 +289,17 @@ mod tests {
 
     #[test]
     fn scan_visits_every_row_whose_bit_is_set() {
-        for marks in [1, 1 << 63, 0b1010, u64::MAX, 1 << 7 | 1 << 40] {
+        for opened_rows in [1, 1 << 63, 0b1010, u64::MAX, 1 << 7 | 1 << 40] {
             for height in [0, 1, 5, 64, 65, 200] {
-                let mut scan = Scan { opened_rows: marks, height, row: 0 };
+                let mut scan = Scan { opened_rows, height, row: 0 };
                 let mut visited = Vec::new();
                 while let Some(row) = next_opened(&scan) {
                     visited.push(row);
                     scan.row = row + 1;
                 }
                 let expected: Vec<u32> =
-                    (0..height).filter(|row| marks >> (row % BITMAP_BITS) & 1 == 1).collect();
-                assert_eq!(visited, expected, "{marks:#x} {height}");
+                    (0..height).filter(|row| opened_rows >> (row % BITMAP_BITS) & 1 == 1).collect();
+                assert_eq!(visited, expected, "{opened_rows:#x} {height}");
             }
         }
     }

@@ -126,7 +126,7 @@ fn lease_survives_the_end_of_another_importer_of_the_same_process() {
 }
 
 #[test]
-fn lease_is_taken_back_by_any_thread_in_the_row_that_counts_it() {
+fn any_thread_releases_a_lease_in_its_row() {
     let table = table();
     let importer = importer(&table);
     let (here, there) = (open(&importer, 5), open(&importer, 5));
@@ -140,7 +140,7 @@ fn lease_is_taken_back_by_any_thread_in_the_row_that_counts_it() {
 }
 
 #[test]
-fn scan_goes_on_where_it_stopped() {
+fn scan_resumes_at_the_leased_row() {
     let table = table();
     let importers: Vec<_> = (0..3).map(|_| importer(&table)).collect();
     let leases: Vec<_> = importers.iter().map(|importer| open(importer, 9)).collect();
@@ -150,11 +150,11 @@ fn scan_goes_on_where_it_stopped() {
         close(lease);
     }
     assert!(!table.is_leased(9, &mut scan));
-    assert!(table.scan(9).is_none(), "the marks are cleared");
+    assert!(table.scan(9).is_none(), "the opened bitmap is cleared");
 }
 
 #[test]
-fn row_of_a_killed_importer_is_cleared_and_taken_again() {
+fn row_of_killed_importer_is_cleared_and_reused() {
     let table = small_table(4);
     let living = importer(&table);
     let kept = open(&living, 1);
@@ -183,7 +183,7 @@ fn row_of_a_killed_importer_is_cleared_and_taken_again() {
 /// What a device may have imported is not used again at the moment in which its importer is found
 /// to have ended, and is later.
 #[test]
-fn device_memory_of_a_killed_importer_is_held_for_a_moment() {
+fn device_memory_of_killed_importer_is_held_for_the_grace_period() {
     for is_device in [false, true] {
         let exports = ExportTable::new(SLOTS, false).unwrap();
         let slot = exports.allocate_slot().unwrap();
@@ -253,7 +253,7 @@ fn one_thread_has_one_row_and_many_threads_share_a_few() {
 }
 
 #[test]
-fn importer_without_a_row_opens_nothing() {
+fn importer_without_a_row_cannot_open() {
     let table = small_table(4);
     let mut importers: Vec<_> = (0..4).map(|_| importer(&table)).collect();
     assert!(matches!(try_importer(&table), Err(Error::NoLeaseRow { rows: 4, .. })));
@@ -280,18 +280,18 @@ fn threads_leave_rows_to_other_importers() {
 }
 
 #[test]
-fn marks_say_which_rows_to_look_at() {
+fn opened_bitmap_selects_the_scanned_rows() {
     let table = small_table(128);
     let head = head(&table);
-    let marks_at = TableShape { slots: SLOTS, rows: 128 }.bitmaps() as usize;
-    let mark = |slot: u32| head.words(marks_at + slot as usize * 8, 1)[0].load(Ordering::SeqCst);
+    let bitmaps = TableShape { slots: SLOTS, rows: 128 }.bitmaps() as usize;
+    let bitmap = |slot: u32| head.words(bitmaps + slot as usize * 8, 1)[0].load(Ordering::SeqCst);
     let importer = importer(&table);
-    assert_eq!(mark(4), 0);
+    assert_eq!(bitmap(4), 0);
     close(open(&importer, 4));
-    assert_eq!(mark(4).count_ones(), 1);
+    assert_eq!(bitmap(4).count_ones(), 1);
     assert!(!is_leased(&table, 4));
-    assert_eq!((mark(4), mark(5)), (0, 0));
-    // More rows than marks have bits.
+    assert_eq!((bitmap(4), bitmap(5)), (0, 0));
+    // More rows than the bitmap has bits.
     let importers: Vec<_> = (0..=BITMAP_BITS).map(|_| self::importer(&table)).collect();
     let leases: Vec<_> = importers.iter().map(|importer| open(importer, 6)).collect();
     for lease in leases {
@@ -303,7 +303,7 @@ fn marks_say_which_rows_to_look_at() {
 
 /// The lock belongs to a mapping that forked children do not get.
 #[test]
-fn forked_child_keeps_no_row_and_takes_no_lease_back() {
+fn forked_child_has_no_row_and_releases_no_lease() {
     let table = table();
     let importer = importer(&table);
     let (kept, closed) = (open(&importer, 5), open(&importer, 6));
@@ -341,7 +341,7 @@ fn head(table: &LeaseTable) -> SharedMapping {
 }
 
 #[test]
-fn what_is_no_lease_table_is_refused() {
+fn invalid_lease_table_is_refused() {
     let table = table();
     let is_refused = |fd: OwnedFd, producer: LeaseTableId| {
         assert!(matches!(ImporterLeases::open(fd.into(), None, producer), Err(Error::Misbehaved { .. })));
@@ -369,7 +369,7 @@ proptest! {
     /// Whatever other processes write into a table: no fault, no endless loop; and it serves again
     /// when it is cleared.
     #[test]
-    fn wild_words_are_survived(
+    fn arbitrary_words_do_not_crash(
         words in prop::collection::vec((0_usize..1 << 14, any::<u64>(), 0_u32..8), 1..400),
     ) {
         let table = small_table(256);
@@ -443,7 +443,7 @@ proptest! {
     /// Importers come, open, close in whatever thread, leave and are killed: an export is leased if
     /// a plain list says so.
     #[test]
-    fn leases_are_what_a_list_of_them_says(steps in prop::collection::vec(step(), 1..60)) {
+    fn leases_match_a_list_of_them(steps in prop::collection::vec(step(), 1..60)) {
         let table = small_table(32);
         let mut importers: Vec<_> = (0..3).map(|_| importer(&table)).collect();
         // By importer, slot and lease.

@@ -23,23 +23,21 @@ pub(super) const MAX_SIZE: usize = LedgerLayout::new(MAX_SLOTS).size;
 pub(crate) struct LedgerReader {
     mapping: SharedMapping,
     header: ParsedHeader,
-    /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was
+    /// Kept open so that `umf ps` finds the ledger under `/proc/<pid>/fd` after its producer was
     /// killed.
     fd: CheckedFile,
 }
 
 impl LedgerReader {
-    /// Maps what should be the ledger that `handle` names, and checks that it is.
+    /// Maps a descriptor that should be the ledger of `handle`, and checks that it is.
     ///
-    /// The fd came from a process that may be another one by now, or hostile: nothing is mapped
-    /// before the kernel has said that it is a sealed tmpfs file, so that no read can fault or
-    /// hang.
+    /// The process that sent it may be another one or hostile. So the kernel must confirm that the
+    /// file is a sealed tmpfs file before it is mapped: then no read can fault or block.
     pub(crate) fn open(fd: ReceivedFd, handle: &Handle) -> Result<Self> {
         let pid = handle.pid();
         let other = |evidence| Error::ProducerReplaced { pid, evidence };
         let system = |call| move |errno| Error::system(call, errno);
-        // First of all, because it is the one question that no file system answers: a FUSE mount
-        // could keep us waiting.
+        // First, because a file system (FUSE) cannot delay or forge the answer to this call.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         if !umf_os::memfd::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the ledger"))? {
             return Err(other("its ledger fd is not sealed as a ledger is"));
@@ -81,45 +79,47 @@ impl LedgerReader {
         Ok(Self { mapping, header, fd })
     }
 
-    /// How many slots there can be.
+    /// Returns the number of slots.
     pub(crate) const fn capacity(&self) -> u32 {
         self.header.capacity
     }
 
-    /// The producer's number of its lease table's descriptor, and how many rows the table has;
+    /// Returns the producer's descriptor number of its lease table, and the table's number of rows;
     /// `None` if there is none.
     pub(crate) const fn lease_table(&self) -> Option<(i32, u32)> {
         self.header.lease_table
     }
 
-    /// Whether the producer is known to have ended, or called `exec`: it holds a lock as long as it
-    /// has the ledger mapped. `false` if its ledger is not locked, or the kernel does not say.
+    /// Returns whether the producer is known to have ended or called `exec`: it holds a lock as
+    /// long as it has the ledger mapped. Returns `false` if its ledger is not locked, or the lock
+    /// cannot be queried.
     pub(crate) fn producer_has_ended(&self) -> bool {
-        // The lock belongs to a description that no descriptor refers to, so any other one may ask.
+        // The lock belongs to an open file description without a descriptor, so it conflicts with
+        // any other one.
         let fd = self.fd.get();
         self.header.flags & FLAG_LOCKED != 0
             && fd.is_ok_and(|fd| OfdLocks::of_file(fd).is_write_locked(LIVENESS_BYTE) == Ok(false))
     }
 
-    /// Device and inode of the ledger's file.
+    /// Returns the device and inode of the ledger's file.
     pub(crate) const fn identity(&self) -> FileIdentity {
         self.fd.identity()
     }
 
-    /// A slot, if the ledger has it and it has been used.
+    /// Returns a slot that has been used.
     pub(crate) fn slot(&self, number: u32) -> Option<SlotReader<'_>> {
-        // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields
-        // are atomics.
+        // SAFETY: `open` refuses a file that is shorter than a header, the seals prevent it from
+        // shrinking, and all fields are atomics.
         let header: &LedgerHeader = unsafe { self.mapping.base().cast().as_ref() };
-        // Slots beyond that are holes in the file, which reading would fill.
+        // Later slots are holes in the file, and reading one would allocate its page.
         let used = header.slots_used.load(Ordering::Acquire).min(self.capacity());
         if number >= used {
             return None;
         }
         let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
         debug_assert!(offset + size_of::<SlotWords>() <= self.mapping.size());
-        // SAFETY: `number < capacity`, which `open` compared with the size of the mapping; fields
-        // are atomics.
+        // SAFETY: `number < capacity`, `open` has checked that the mapping has so many slots, and
+        // all fields are atomics.
         Some(SlotReader { slot: unsafe { self.mapping.base().add(offset).cast().as_ref() } })
     }
 }
@@ -131,17 +131,20 @@ pub(crate) struct SlotReader<'a> {
 }
 
 impl SlotReader<'_> {
-    /// The generation now.
+    /// Returns the current generation.
     pub(crate) fn generation(self) -> u64 {
         self.slot.generation.load(Ordering::Acquire)
     }
 
-    /// Where the generation lies, for one-load checks while the ledger stays mapped.
+    /// Returns the address of the generation, for checks by one load while the ledger is mapped.
     pub(crate) fn generation_word(self) -> NonNull<AtomicU64> {
         NonNull::from(&self.slot.generation)
     }
 
-    /// What the slot says, if it has this generation before and after reading.
+    /// Reads the slot's content.
+    ///
+    /// # Errors
+    /// The slot's generation, if it is not this one before and after the read.
     pub(crate) fn read(self, generation: u64) -> core::result::Result<SlotContent, u64> {
         protocol::read(&self.slot.generation, generation, || SlotContent::load(self.slot))
     }

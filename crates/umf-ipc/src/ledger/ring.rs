@@ -1,7 +1,7 @@
-//! [`Ring`]: a fixed number of records that writers take turns in, in the ledger.
+//! [`Ring`]: a ring of records in the ledger, with sequence locks.
 //!
-//! Statistics are rings of two, so that a writer that is killed in the middle of one leaves the one
-//! before.
+//! Statistics are rings of two records: a writer that is killed while it writes one leaves the
+//! other one readable.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use crate::protocol;
 
 /// Words before the first record: see [`RingShape`] and the constants below.
 pub(crate) const RING_HEADER: usize = 16;
-/// Word of the header: how many tickets were drawn. In a cache line of its own.
+/// Word of the header: the number of tickets that were drawn. In a cache line of its own.
 const HEAD: usize = 8;
 
-/// How large a ring is.
+/// Size of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingShape {
     pub records: usize,
-    /// Words per record; the first is its stamp.
+    /// Words per record. The first one is its stamp.
     pub words: usize,
 }
 
 impl RingShape {
-    /// Words that a ring takes, rounded up to whole cache lines.
+    /// Returns the size of a ring in words, rounded up to whole cache lines.
     pub(crate) const fn size(self) -> usize {
         (RING_HEADER + self.records * self.words).next_multiple_of(8)
     }
@@ -38,27 +38,27 @@ pub(crate) struct Ring<'m> {
 }
 
 impl<'m> Ring<'m> {
-    /// A ring in `words`, which are `shape.size()` zeros or were a ring of this shape before.
+    /// Returns the ring in `words`: `shape.size()` words that are zero or were a ring of this shape
+    /// before.
     pub(crate) fn new(words: &'m [AtomicU64], shape: RingShape) -> Option<Self> {
         (words.len() >= shape.size() && shape.records > 0 && shape.words > 1).then_some(Self { words, shape })
     }
 
-    /// Writes the words that readers check first. Called before the ring is published.
+    /// Writes the words that readers check first. Called before another process can read the ring.
     pub(crate) fn write_header(self) {
         self.words[0].store(self.shape.words as u64, Ordering::Relaxed);
         self.words[1].store(self.shape.records as u64, Ordering::Relaxed);
     }
 
-    /// Writes the next record; `fill` gets its words but for the stamp, which hold what they held
-    /// before. Wait-free. A record that another writer is in is not waited for: then nothing is
-    /// written.
+    /// Writes the next record. `fill` receives its words after the stamp, with their previous
+    /// contents. Wait-free: if another thread writes that record, nothing is written.
     pub(crate) fn write(self, fill: impl FnOnce(&'m [AtomicU64])) {
         let ticket = self.words[HEAD].fetch_add(1, Ordering::Relaxed);
         let records = self.shape.records as u64;
-        // (A division costs as much as the rest.)
+        // A division costs as much as the rest of the function.
         let record = if records.is_power_of_two() { ticket & (records - 1) } else { ticket % records };
-        let place = RING_HEADER + record as usize * self.shape.words;
-        let (stamp, fields) = (&self.words[place], &self.words[place + 1..place + self.shape.words]);
+        let start = RING_HEADER + record as usize * self.shape.words;
+        let (stamp, fields) = (&self.words[start], &self.words[start + 1..start + self.shape.words]);
         SequenceLock::of(stamp).record(ticket, || fill(fields));
     }
 }
@@ -69,9 +69,9 @@ impl fmt::Debug for Ring<'_> {
     }
 }
 
-/// Reads the record that was written last, of another process's ring: its ticket, and its fields
-/// without the stamp. `read(from, count)` yields `count` words, from word `from` of the ring on.
-/// `None` if there is no such ring, or no record in it that is whole.
+/// Reads the last record of another process's ring: its ticket, and its fields without the stamp.
+/// `read(from, count)` returns `count` words from word `from` of the ring on. Returns `None` if the
+/// ring has another shape, or no consistent record.
 pub(crate) fn read_last(
     shape: RingShape,
     read: impl Fn(usize, usize) -> Option<Vec<u64>>,
@@ -84,13 +84,13 @@ pub(crate) fn read_last(
     let all = || read(RING_HEADER, records * words);
     let (before, content, after) = protocol::read_stable(all, all, core::sync::atomic::fence);
     let (before, content, after) = (before?, content?, after?);
-    let whole = content.chunks_exact(words).enumerate().filter_map(|(place, fields)| {
-        let (stamp, again) = (before[place * words], after[place * words]);
+    let consistent = content.chunks_exact(words).enumerate().filter_map(|(record, fields)| {
+        let (stamp, again) = (before[record * words], after[record * words]);
         let ticket = (stamp / 2).checked_sub(1)?;
-        let fits = ticket % records as u64 == place as u64 && stamp_of(ticket) == stamp;
+        let fits = ticket % records as u64 == record as u64 && stamp_of(ticket) == stamp;
         (stamp == again && fits).then(|| (ticket, fields[1..].to_vec()))
     });
-    whole.max_by_key(|&(ticket, _)| ticket)
+    consistent.max_by_key(|&(ticket, _)| ticket)
 }
 
 #[cfg(test)]
@@ -155,12 +155,12 @@ mod tests {
         assert_eq!(
             last(&memory, SHAPE),
             Some((12, vec![12, 12])),
-            "it came back, and its record is used again"
+            "its record is used again after it continued"
         );
     }
 
     #[test]
-    fn threads_write_and_a_reader_sees_whole_records() {
+    fn concurrent_record_reads_are_consistent() {
         let shape = RingShape { records: 8, words: 6 };
         let memory = memory(shape);
         let ring = Ring::new(&memory, shape).unwrap();

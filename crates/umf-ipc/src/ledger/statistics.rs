@@ -1,4 +1,5 @@
-//! What a process counts, as it stands in the ledger: words that are all numbers or bytes of names.
+//! The statistics area of a ledger: counters of caches, leases and pools, in two rings of records.
+//! All words are numbers or bytes of names.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,40 +10,39 @@ use umf_runtime::tracker;
 use super::ring::{Ring, RingShape};
 use crate::CacheStatistics;
 
-/// Words before the two rings: version, words per pool, the process's name, when the ledger was
-/// made.
+/// Words before the two rings: version, words per pool, the process's name, time of creation.
 pub(crate) const FIXED_WORDS: usize = 8;
 pub(crate) const VERSION: u64 = 1;
-/// The counters of both caches and of leases, twice.
+/// The ring of the counters of caches and leases.
 pub(crate) const CACHES: RingShape = RingShape { records: 2, words: 32 };
 /// The most pools that are listed.
 pub(crate) const MAX_LISTED_POOLS: usize = 64;
 const POOLS_HEADER: usize = 7;
 const POOL: usize = 12;
 const NAME: usize = 4;
-/// Figures of the pools, twice.
+/// The ring of the counters of pools.
 pub(crate) const POOLS: RingShape =
     RingShape { records: 2, words: 1 + POOLS_HEADER + MAX_LISTED_POOLS * POOL };
-/// Words of the whole.
+/// Words of the area.
 pub(crate) const SIZE: usize = FIXED_WORDS + CACHES.size() + POOLS.size();
 
 const EXPORTER: u64 = 1;
 const IMPORTER: u64 = 2;
 
-/// What an exporter or importer counts, to be published.
+/// The counters of an exporter or importer, to be published.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PublishedCounters {
     pub exporter: Option<CacheStatistics>,
     pub importer: Option<CacheStatistics>,
     /// Leases that other processes have on memory of this one.
     pub leases: u64,
-    /// Bytes that were freed and are held until their last lease goes.
+    /// Bytes that were freed and are held until their last lease ends.
     pub held_bytes: u64,
     /// Importers that have rows in the lease table.
     pub importers: u64,
 }
 
-/// The statistics of one ledger, to be written.
+/// The statistics area of this process's ledger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StatisticsArea<'m> {
     facts: &'m [AtomicU64],
@@ -51,14 +51,14 @@ pub(crate) struct StatisticsArea<'m> {
 }
 
 impl<'m> StatisticsArea<'m> {
-    /// In `words`, which are [`SIZE`] zeros or were such an area before.
+    /// Returns the area in `words`: [`SIZE`] words that are zero or were an area before.
     pub(crate) fn new(words: &'m [AtomicU64]) -> Option<Self> {
         let (facts, rest) = words.split_at_checked(FIXED_WORDS)?;
         let (caches, rest) = rest.split_at_checked(CACHES.size())?;
         Some(Self { facts, caches: Ring::new(caches, CACHES)?, pools: Ring::new(rest, POOLS)? })
     }
 
-    /// Writes what does not change. Called before the ledger is published.
+    /// Writes the words that do not change. Called before another process can open the ledger.
     pub(crate) fn write_fixed(self, name: &str, started: u64) {
         store(&self.facts[0..1], [VERSION]);
         store(&self.facts[1..2], [POOL as u64]);
@@ -68,8 +68,9 @@ impl<'m> StatisticsArea<'m> {
         self.pools.write_header();
     }
 
+    /// Writes a record of the counters of caches and leases.
     pub(crate) fn write_caches(self, time: u64, counters: &PublishedCounters) {
-        let flag = |there, flag| if there { flag } else { 0 };
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
         self.caches.write(|words| {
             let flags =
                 flag(counters.exporter.is_some(), EXPORTER) | flag(counters.importer.is_some(), IMPORTER);
@@ -80,7 +81,8 @@ impl<'m> StatisticsArea<'m> {
         });
     }
 
-    /// The figures of all pools of this process. Takes locks of pools: never while one may be held.
+    /// Writes a record of the counters of all pools of this process. Takes locks of pools: the
+    /// caller must not hold one.
     pub(crate) fn write_pools(self, time: u64) {
         self.pools.write(|words| {
             let (header, pools) = words.split_at(POOLS_HEADER);
@@ -102,10 +104,10 @@ fn store<const N: usize>(words: &[AtomicU64], values: [u64; N]) {
 }
 
 fn store_pool(words: &[AtomicU64], pool: &dyn Pool) {
-    let it = pool.statistics();
+    let statistics = pool.statistics();
     store(&words[..NAME], text::<NAME>(pool.name()));
     store(&words[NAME..NAME + 2], words_of::<2>(&pool.provider().kind().to_bytes()));
-    store(&words[NAME + 2..], pool_counters(&it));
+    store(&words[NAME + 2..], pool_counters(&statistics));
 }
 
 fn pool_counters(it: &PoolStatistics) -> [u64; 6] {
@@ -120,38 +122,39 @@ fn words_of<const N: usize>(bytes: &[u8]) -> [u64; N] {
     words
 }
 
-/// As much of a text as fits, cut between characters.
+/// Returns the words of a text, cut between characters if it is too long.
 fn text<const N: usize>(text: &str) -> [u64; N] {
     let end = (0..=text.len().min(8 * N)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     words_of(&text.as_bytes()[..end])
 }
 
-/// Text that another process wrote: what is no text, and what would do something to a terminal, is
-/// shown as such.
-pub(crate) fn shown(words: &[u64]) -> String {
+/// Decodes a text that another process wrote. Replaces invalid UTF-8 and the characters that
+/// [`plain`] replaces.
+pub(crate) fn decode_text(words: &[u64]) -> String {
     let bytes: Vec<u8> =
         words.iter().flat_map(|word| word.to_le_bytes()).take_while(|&byte| byte != 0).collect();
     let text = String::from_utf8_lossy(&bytes);
     plain(&text)
 }
 
-/// A text of another process, without what would do something to a terminal: control characters,
-/// and those that change the direction of what follows.
+/// Returns a text with the characters replaced that affect a terminal: control characters, and
+/// characters that change the direction of text.
 pub fn plain(text: &str) -> String {
-    let acts =
+    let is_control =
         |char: char| char.is_control() || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    text.chars().map(|char| if acts(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
+    text.chars().map(|char| if is_control(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
-/// What a process published about itself. Numbers are as it wrote them.
+/// The statistics that a process has published. Its numbers are not checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// The process's name (`comm`) when it made the ledger.
+    /// The process's name (`comm`) when it created the ledger.
     pub name: String,
-    /// When it made the ledger, in nanoseconds of `CLOCK_BOOTTIME`.
+    /// Time of the ledger's creation, in nanoseconds of `CLOCK_BOOTTIME`.
     pub started: u64,
-    /// When the counters of caches and leases were published, on the same clock; 0 if never.
+    /// Time at which the counters of caches and leases were published, on the same clock; 0 if
+    /// never.
     pub time: u64,
     /// The exporter's cache, if the ledger is an exporter's.
     pub exporter: Option<CacheStatistics>,
@@ -159,19 +162,19 @@ pub struct Statistics {
     pub importer: Option<CacheStatistics>,
     /// Leases that other processes have on memory of this one.
     pub leases: u64,
-    /// Bytes that were freed and are held until their last lease goes.
+    /// Bytes that were freed and are held until their last lease ends.
     pub held_bytes: u64,
     /// Importers that have rows in the lease table.
     pub importers: u64,
-    /// When the figures of pools were published; 0 if never.
+    /// Time at which the counters of pools were published; 0 if never.
     pub pools_time: u64,
-    /// How many pools there are; those past 64 are not listed.
+    /// Number of pools. Only the first 64 are listed.
     pub pools_in_all: u64,
     /// The pools of the process.
     pub pools: Vec<PoolFigures>,
 }
 
-/// What a process published about one of its pools.
+/// The counters of a pool that a process has published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -180,31 +183,31 @@ pub struct PoolFigures {
     pub name: String,
     /// The kind of its provider.
     pub provider: String,
-    /// Bytes in blocks that are handed out.
+    /// Bytes in allocated blocks.
     pub live_bytes: u64,
-    /// Blocks that are handed out.
+    /// Allocated blocks.
     pub live_blocks: u64,
-    /// Bytes free in the pool.
+    /// Free bytes in the pool.
     pub cached_bytes: u64,
-    /// Bytes got from the provider.
+    /// Bytes of regions from the provider.
     pub reserved_bytes: u64,
     /// Bytes that were freed and are held for other processes.
     pub held_bytes: u64,
-    /// Regions got from the provider.
+    /// Regions from the provider.
     pub regions: u64,
 }
 
 impl Statistics {
-    /// From the area's constant words, and the last records of both rings, of whatever length and
-    /// content.
+    /// Decodes the area's constant words and the last records of both rings. They may have any
+    /// length and content. Returns `None` if the version is unknown.
     pub(crate) fn decode(facts: &[u64], caches: Option<&[u64]>, pools: Option<&[u64]>) -> Option<Self> {
         let facts: &[u64; FIXED_WORDS] = facts.try_into().ok()?;
         if facts[0] != VERSION || facts[1] != POOL as u64 {
             return None;
         }
-        let mut found = Self { name: shown(&facts[2..4]), started: facts[4], ..Self::default() };
+        let mut found = Self { name: decode_text(&facts[2..4]), started: facts[4], ..Self::default() };
         if let Some(words) = caches.filter(|words| words.len() == CACHES.words - 1) {
-            let counters = |from: usize| core::array::from_fn(|place| words[from + place]);
+            let counters = |from: usize| core::array::from_fn(|index| words[from + index]);
             let cache =
                 |flag, from| (words[1] & flag != 0).then(|| CacheStatistics::from_words(counters(from)));
             found.time = words[0];
@@ -224,14 +227,14 @@ impl Statistics {
 impl PoolFigures {
     fn decode(words: &[u64]) -> Self {
         let [live_bytes, live_blocks, cached_bytes, reserved_bytes, held_bytes, regions] =
-            core::array::from_fn(|place| words[NAME + 2 + place]);
+            core::array::from_fn(|index| words[NAME + 2 + index]);
         let mut kind = [0; ProviderKind::MAX];
         for (bytes, word) in kind.chunks_exact_mut(8).zip(&words[NAME..]) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
         let provider = ProviderKind::from_bytes(kind).map_or_else(|| "?".to_owned(), |kind| kind.to_string());
         Self {
-            name: shown(&words[..NAME]),
+            name: decode_text(&words[..NAME]),
             provider,
             live_bytes,
             live_blocks,
@@ -261,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_read() {
+    fn published_counters_round_trip() {
         let words: Vec<AtomicU64> = (0..SIZE).map(|_| AtomicU64::new(0)).collect();
         assert_eq!(read(&words), None);
         assert!(StatisticsArea::new(&words[1..]).is_none());
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_listed() {
+    fn live_pools_are_listed() {
         let provider = umf_provider_host::HostProvider::builder().build().unwrap();
         let settings = umf_pool_slab::SlabSettings::new().name("of this test, äöü, and much longer");
         let pool = umf_pool_slab::SlabPool::new(provider, settings).unwrap();
@@ -308,9 +311,10 @@ mod tests {
         area.write_pools(77);
         let found = read(&words).unwrap();
         assert_eq!(found.pools_time, 77);
-        let mine = found.pools.iter().find(|pool| pool.name == "of this test, äöü, and much l").unwrap();
-        assert_eq!((mine.provider.as_str(), mine.live_blocks, mine.regions), ("host", 1, 1));
-        assert!(mine.live_bytes >= 100 && mine.reserved_bytes >= mine.live_bytes + mine.cached_bytes);
+        let listed = found.pools.iter().find(|pool| pool.name == "of this test, äöü, and much l").unwrap();
+        assert_eq!((listed.provider.as_str(), listed.live_blocks, listed.regions), ("host", 1, 1));
+        assert!(listed.live_bytes >= 100);
+        assert!(listed.reserved_bytes >= listed.live_bytes + listed.cached_bytes);
         assert!(found.pools_in_all >= found.pools.len() as u64);
         // SAFETY: the block was allocated above and nothing uses it.
         unsafe { pool.free(address) }.unwrap();
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn each_figure_of_a_pool_is_read_as_what_it_was() {
+    fn pool_counters_round_trip() {
         let mut it = PoolStatistics::default();
         (it.live_bytes, it.live_blocks, it.cached_bytes) = (1, 2, 3);
         (it.reserved_bytes, it.held_bytes, it.regions) = (4, 5, 6);
@@ -341,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn hostile_text_is_shown_as_such() {
-        assert_eq!(shown(&text::<4>("a\u{1b}[2Jb\nc")), "a\u{FFFD}[2Jb\u{FFFD}c");
+    fn hostile_text_is_replaced() {
+        assert_eq!(decode_text(&text::<4>("a\u{1b}[2Jb\nc")), "a\u{FFFD}[2Jb\u{FFFD}c");
         assert_eq!(plain("a\u{202e}b\u{2066}c\u{2069}"), "a\u{FFFD}b\u{FFFD}c\u{FFFD}");
-        assert_eq!(shown(&[u64::MAX]), "\u{FFFD}".repeat(8));
-        assert_eq!(shown(&text::<1>("äöüä!")), "äöüä");
-        assert_eq!(shown(&text::<1>("äöüxä")), "äöüx");
+        assert_eq!(decode_text(&[u64::MAX]), "\u{FFFD}".repeat(8));
+        assert_eq!(decode_text(&text::<1>("äöüä!")), "äöüä");
+        assert_eq!(decode_text(&text::<1>("äöüxä")), "äöüx");
     }
 
     proptest! {

@@ -58,7 +58,7 @@ fn reader(ledger: &LedgerWriter) -> LedgerReader {
 }
 
 #[test]
-fn publish_check_retire() {
+fn retired_export_is_stale() {
     let ledger = LedgerWriter::new(100, false).unwrap();
     let reader = reader(&ledger);
     assert!(reader.slot(0).is_none(), "slots that were never used are not looked at");
@@ -80,7 +80,7 @@ fn publish_check_retire() {
 }
 
 #[test]
-fn slots_run_out_with_an_error_and_come_back() {
+fn full_ledger_fails_until_a_slot_is_freed() {
     let ledger = LedgerWriter::new(2000, false).unwrap();
     let slots: Vec<u32> = (0..2000).map(|_| ledger.allocate_slot(|_, _| Ok(())).unwrap()).collect();
     assert!(matches!(ledger.allocate_slot(|_, _| Ok(())), Err(Error::LimitReached { limit: 2000, .. })));
@@ -93,7 +93,7 @@ fn slots_run_out_with_an_error_and_come_back() {
 }
 
 #[test]
-fn readers_see_an_export_whole_or_not_at_all() {
+fn concurrent_reads_are_consistent() {
     let ledger = LedgerWriter::new(4, false).unwrap();
     let reader = reader(&ledger);
     let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
@@ -126,7 +126,7 @@ fn readers_see_an_export_whole_or_not_at_all() {
 /// What a hostile or other process may have under the ledger's number: nothing is mapped before it
 /// is known that no read can fault or hang.
 #[test]
-fn what_is_no_ledger_is_refused() {
+fn invalid_ledger_is_refused() {
     let ledger = LedgerWriter::new(4, false).unwrap();
     let good = handle(&ledger, ledger.nonce());
     let open = |fd: OwnedFd| -> Result<()> { LedgerReader::open(fd.into(), &good).map(drop) };

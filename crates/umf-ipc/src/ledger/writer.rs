@@ -1,4 +1,5 @@
-//! The producer's side of its ledger.
+//! [`LedgerWriter`]: the producer's side of its ledger. It allocates slots, publishes and retires
+//! exports, and publishes statistics.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,11 +20,10 @@ use crate::protocol::{self, stack};
 use crate::{Error, Result};
 use umf_os::{CheckedFile, ReopenedFile, SharedMapping};
 
-/// How many slots get their pages at a time: 128 KiB of file.
+/// Number of slots whose pages are reserved at a time: 128 KiB of file.
 const RESERVE: u32 = 1024;
 
-/// Publishes exports. Publishing and taking slots is done under the exporter's locks; retiring is
-/// one store.
+/// A ledger of this process. Retiring an export takes no lock.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     mapping: SharedMapping,
@@ -34,21 +34,22 @@ pub(crate) struct LedgerWriter {
     areas: LedgerLayout,
     /// Slots that were never used. A thread that allocates a slot holds this lock.
     unused: Lock<UnusedSlots>,
-    /// The slot that was given back last, and by slot the one before: see [`stack`].
+    /// The stack of freed slots and its links: see [`stack`].
     free: AtomicU32,
     links: Chunks<AtomicU32>,
-    /// When something changed last that statistics show, so that publishing them needs no clock.
+    /// Time of the last change to the statistics, so that [`LedgerWriter::publish_statistics`] need
+    /// not read a clock.
     changed: AtomicU64,
-    /// When statistics were published last.
+    /// Time at which statistics were published last.
     published: AtomicU64,
     /// Time before which statistics are not published again; `u64::MAX` while a thread publishes.
     throttled_until: AtomicU64,
 }
 
-/// Publishing statistics takes at most 1 / `SHARE_DIVISOR` of a process's time,
+/// Publishing statistics takes at most 1 / `SHARE_DIVISOR` of a process's time, except for bursts.
 const SHARE_DIVISOR: u64 = 50;
-/// except for bursts: so many nanoseconds of backoff may accumulate, so that a few events in a row
-/// are all published.
+/// The backoff that may accumulate in nanoseconds, so that a few changes in a row are all
+/// published.
 const BURST: u64 = 100_000_000;
 
 #[derive(Debug)]
@@ -58,15 +59,15 @@ struct UnusedSlots {
 }
 
 impl LedgerWriter {
-    /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells
-    /// importers that this process answers on its socket.
+    /// Creates a ledger with `slots` slots, or fewer if `RLIMIT_FSIZE` is small. `served`: this
+    /// process answers on its socket.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
         let capacity =
             LedgerLayout::fit(slots, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
         Self::create(capacity, u32::from(served) * FLAG_SERVED)
     }
 
-    /// The ledger of an importer: no slots, and statistics.
+    /// Creates the ledger of an importer, which has statistics and no slots.
     pub(crate) fn for_importer() -> Result<Self> {
         Self::create(LedgerLayout::fit(0, umf_os::process::file_size_limit()), FLAG_IMPORTER)
     }
@@ -80,7 +81,7 @@ impl LedgerWriter {
         let identity = ProcessIdentity::current();
         let nonce = Nonce::random().map_err(|errno| Error::system("getrandom", errno))?;
         let areas = LedgerLayout::new(capacity);
-        // No child is forked that has the file open.
+        // Delays `fork`, so that no child inherits the descriptor.
         let no_fork = ForkGuard::<Outer>::new();
         let fd = umf_os::memfd::create(MEMFD_NAME, areas.size as u64)
             .map_err(|errno| Error::system("memfd_create", errno))?;
@@ -145,16 +146,16 @@ impl LedgerWriter {
     }
 
     fn header(&self) -> &LedgerHeader {
-        // SAFETY: the mapping is at least a header long, page aligned, lives as long as `self`, and
-        // the fields are atomics, so that others reading them at the same time is fine.
+        // SAFETY: the mapping is page aligned, begins with a header and lives as long as `self`.
+        // All fields are atomics.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
     fn slot(&self, number: u32) -> &SlotWords {
         assert!(number < self.capacity, "slot numbers come from allocate_slot()");
         let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
-        // SAFETY: `number < capacity`, and the mapping has the header and `capacity` slots; fields
-        // are atomics.
+        // SAFETY: `number < capacity`, and the mapping has the header and `capacity` slots. All
+        // fields are atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
 
@@ -175,24 +176,25 @@ impl LedgerWriter {
         self.fd.unchecked()
     }
 
-    /// Returns the ledger's descriptor if its number still is the ledger's.
+    /// Returns the ledger's descriptor. Fails if its number now names another file.
     pub(crate) fn checked_fd(&self) -> umf_os::SystemResult<&Arc<OwnedFd>> {
         self.fd.get()
     }
 
-    /// How many exports it has room for.
+    /// Returns the number of slots.
     pub(crate) const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Tells importers where the lease table is. Before any other process knows the ledger.
+    /// Publishes the descriptor number of the lease table. Called before another process can open
+    /// the ledger.
     pub(crate) fn publish_lease_table(&self, fd: RawFd, rows: u32) {
         self.header().lease_table_rows.store(rows, Ordering::Relaxed);
         self.header().lease_table_fd.store(fd.cast_unsigned(), Ordering::Release);
     }
 
-    /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for
-    /// the first time.
+    /// Allocates a slot. Calls `reserve` with the range of slots that are about to be used for the
+    /// first time.
     pub(crate) fn allocate_slot(&self, reserve: impl FnOnce(u32, u32) -> Result<()>) -> Result<u32> {
         let mut slots = self.unused.lock();
         if let Some(slot) = stack::pop(&self.free, |slot| self.links.get(slot)) {
@@ -217,7 +219,7 @@ impl LedgerWriter {
             slots.reserved += count;
             failpoint!("ledger.grown");
         }
-        // So that giving it back needs no memory.
+        // So that freeing the slot needs no memory.
         self.links.get_or_grow(number)?;
         slots.next += 1;
         self.header().slots_used.store(slots.next, Ordering::Release);
@@ -225,7 +227,7 @@ impl LedgerWriter {
         Ok(number)
     }
 
-    /// Gives back a slot whose export was retired (or that was never published).
+    /// Frees a slot whose export was retired or never published.
     pub(crate) fn free_slot(&self, number: u32) {
         if let Some(link) = self.links.get(number) {
             stack::push(&self.free, number, link);
@@ -233,7 +235,7 @@ impl LedgerWriter {
         failpoint!("ledger.slot_given_back");
     }
 
-    /// Makes an export visible in a slot that [`LedgerWriter::allocate_slot`] gave, and returns its
+    /// Publishes an export in a slot from [`LedgerWriter::allocate_slot`], and returns its
     /// generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
@@ -251,13 +253,13 @@ impl LedgerWriter {
         generation
     }
 
-    /// The generation that [`LedgerWriter::publish`] will give the slot.
+    /// Returns the generation that [`LedgerWriter::publish`] will give the slot.
     pub(crate) fn next_generation(&self, number: u32) -> u64 {
         self.slot(number).generation.load(Ordering::Relaxed) + 1
     }
 
-    /// Ends an export: from now on every open of a handle with `generation` fails as stale. `false`
-    /// if another thread has done so: then that one goes on with the slot.
+    /// Retires an export: every later open of a handle with `generation` fails as stale. Returns
+    /// `false` if another thread has retired it. That thread then owns the slot.
     pub(crate) fn retire(&self, number: u32, generation: u64) -> bool {
         failpoint!("ledger.retiring");
         let retired = protocol::retire(&self.slot(number).generation, generation);
@@ -265,11 +267,11 @@ impl LedgerWriter {
         retired
     }
 
-    /// As [`LedgerWriter::retire`], and leaves in the slot when and why.
+    /// As [`LedgerWriter::retire`], and records the time and the reason in the slot.
     pub(crate) fn retire_with_reason(&self, number: u32, generation: u64, reason: RetireReason) -> bool {
         let retired = self.retire(number, generation);
         if retired {
-            // Only this thread writes that: the slot is given back later, by this thread.
+            // Only this thread writes these words: it frees the slot later.
             let slot = self.slot(number);
             slot.ended.store(ExportEnd::word(self.note_change(), reason), Ordering::Relaxed);
             slot.ended_generation.store(generation, Ordering::Release);
@@ -277,23 +279,26 @@ impl LedgerWriter {
         retired
     }
 
-    /// Whether the export is there still.
+    /// Returns whether an export has not been retired.
     pub(crate) fn is_current(&self, number: u32, generation: u64) -> bool {
         self.generation_of(number) == Some(generation)
     }
 
-    /// Where the slot's generation lies, for one-load checks while the ledger stays mapped.
+    /// Returns the address of the slot's generation, for checks by one load while the ledger is
+    /// mapped.
     pub(crate) fn generation_word(&self, number: u32) -> NonNull<AtomicU64> {
         NonNull::from(&self.slot(number).generation)
     }
 
-    /// The slot's generation now, or `None` if there is no such slot.
+    /// Returns the slot's current generation; `None` if the number is out of range.
     pub(crate) fn generation_of(&self, number: u32) -> Option<u64> {
         (number < self.capacity).then(|| self.slot(number).generation.load(Ordering::SeqCst))
     }
 
-    /// The id of the region of an export with this generation; otherwise the slot's generation now,
-    /// 0 if there is no such slot.
+    /// Returns the region id of an export.
+    ///
+    /// # Errors
+    /// The slot's generation if it is another one; 0 if the number is out of range.
     pub(crate) fn region_of(&self, number: u32, generation: u64) -> core::result::Result<u64, u64> {
         if number >= self.capacity {
             return Err(0);
@@ -306,17 +311,18 @@ impl LedgerWriter {
         StatisticsArea::new(self.mapping.words(self.areas.statistics, statistics::SIZE))
     }
 
-    /// Notes that something changed that statistics show. Returns the time.
+    /// Notes that a counter has changed. Returns the time.
     pub(crate) fn note_change(&self) -> u64 {
         let time = umf_os::clock::boot();
         self.changed.store(time, Ordering::Relaxed);
         time
     }
 
-    /// Publishes statistics if something changed since it was done last, and not too often: call it
-    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `counters` is asked for
-    /// only if they are published. With `pools` those of the process's pools as well: not where a
-    /// lock of a pool may be held, as in observers. Returns whether what changed is published.
+    /// Publishes statistics if a counter has changed, with a bounded frequency. Called after
+    /// [`LedgerWriter::note_change`]. Costs three loads if there is nothing to publish. `counters`
+    /// is called only if they are published. `pools` also publishes those of the process's pools;
+    /// the caller must not hold a lock of a pool, as observers do. Returns whether all changes are
+    /// published.
     pub(crate) fn publish_statistics(
         &self,
         pools: bool,
@@ -352,9 +358,9 @@ impl LedgerWriter {
     }
 }
 
-/// Maps a new ledger, and takes the lock that says that its producer lives. The lock belongs to the
-/// mapping: it lasts until the process ends or calls `exec`, whatever becomes of descriptors.
-/// `false` where no file can be opened through `/proc`.
+/// Maps a new ledger and takes its liveness lock. The lock belongs to the mapping: it lasts until
+/// the process ends or calls `exec`, even if descriptors are closed. Returns whether the lock was
+/// taken, which needs `/proc`.
 fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
     let system = |call| move |errno| Error::system(call, errno);
     let map = |fd: &dyn AsFd| -> Result<SharedMapping> {
@@ -367,19 +373,19 @@ fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
     match ReopenedFile::of(fd.as_fd(), identity) {
         Ok(reopened) => {
             let mapping = map(&reopened)?;
-            // (Where a sandbox refuses such locks, it is not locked.)
+            // A sandbox may refuse the lock. Then the ledger is not locked.
             let is_locked = reopened.locks().try_write_lock(LIVENESS_BYTE) == Ok(true);
             failpoint!("ledger.locked");
             Ok((mapping, is_locked))
         }
         Err(errno) => {
-            tracing::debug!(%errno, "the ledger is not locked: importers ask for this process by its pid alone");
+            tracing::debug!(%errno, "the ledger is not locked: importers identify this process by its pid alone");
             Ok((map(fd)?, false))
         }
     }
 }
 
-/// The process's own name (`proc_pid_comm(5)`).
+/// Returns the name of this process (`proc_pid_comm(5)`).
 fn process_name() -> String {
     std::fs::read("/proc/self/comm").map_or_else(
         |_| String::new(),

@@ -1,5 +1,5 @@
-//! What holds freed memory for an importer, in one process: exporters that go first, and many
-//! leases at a time.
+//! Leases that hold freed memory: dropped exporters, many leases at a time, checked reads and the
+//! rows that `umf why` shows.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -38,13 +38,13 @@ fn free(pool: &SlabPool, block: Address) {
     unsafe { pool.free(block) }.unwrap();
 }
 
-/// The blocks that `count` allocations yield.
+/// Allocates `count` blocks.
 fn next_blocks(pool: &SlabPool, count: usize) -> Vec<Address> {
     (0..count).map(|_| allocate(pool)).collect()
 }
 
 #[test]
-fn an_exporter_that_goes_first_leaves_its_leases() {
+fn open_block_of_dropped_exporter_is_held() {
     let (pool, importer) = (pool(), importer());
     let exporter = Exporter::new(ExporterSettings::default()).unwrap();
     let block = allocate(&pool);
@@ -52,16 +52,15 @@ fn an_exporter_that_goes_first_leaves_its_leases() {
     drop(exporter);
     assert!(!mapping.is_current());
     free(&pool, block);
-    assert!(!next_blocks(&pool, 1000).contains(&block), "handed out while it is open");
+    assert!(!next_blocks(&pool, 1000).contains(&block), "allocated again while it is open");
     drop(mapping);
     assert_eq!(pool.controls().unwrap().drain(Duration::from_secs(9)).blocks, 0);
-    assert!(next_blocks(&pool, 1000).contains(&block), "lost");
+    assert!(next_blocks(&pool, 1000).contains(&block), "not reused after it was closed");
 }
 
-/// What is open is held, whether its block is freed before its exporter goes, after it, or just
-/// then.
+/// An open block is held, whether it is freed before, while or after its exporter is dropped.
 #[test]
-fn an_exporter_that_goes_meanwhile_leaves_its_leases() {
+fn free_during_exporter_drop_holds_open_blocks() {
     let importer = importer();
     for round in 0..40 {
         let pool = pool();
@@ -85,9 +84,9 @@ fn an_exporter_that_goes_meanwhile_leaves_its_leases() {
     }
 }
 
-/// Open and close in any order: each block comes back when it is closed, and no other.
+/// Freed blocks are reused when they are closed, and not before, in any order.
 #[test]
-fn many_leases_at_a_time() {
+fn only_closed_blocks_are_reused() {
     let (pool, importer) = (pool(), importer());
     let exporter = Exporter::new(ExporterSettings::default()).unwrap();
     let blocks = next_blocks(&pool, 3000);
@@ -105,7 +104,7 @@ fn many_leases_at_a_time() {
             deferred::poll();
             pool.statistics().held_bytes == (open * SIZE) as u64
         };
-        // (Another test's thread may be about to take some back.)
+        // A thread of another test may be reclaiming some of them.
         assert!(
             (0..500).any(|_| is_right() || {
                 std::thread::sleep(Duration::from_millis(10));
@@ -113,13 +112,13 @@ fn many_leases_at_a_time() {
             }),
             "round {round}"
         );
-        // All that are free, and some more: a pool has its own idea of which come first, and where
-        // all of a region is free it may be gone.
+        // More than all free blocks, because the pool allocates them in its own order, and may have
+        // freed whole regions.
         let again: HashSet<_> = next_blocks(&pool, 30_000).into_iter().collect();
         for (block, mapping) in blocks.iter().zip(&mappings) {
             assert!(
                 !again.contains(block) || mapping.is_none(),
-                "round {round}: handed out while it is open"
+                "round {round}: allocated again while it is open"
             );
         }
         let back = blocks.iter().filter(|block| again.contains(*block)).count();
@@ -131,7 +130,7 @@ fn many_leases_at_a_time() {
 }
 
 #[test]
-fn using_says_whether_the_block_was_the_same() {
+fn with_and_read_current_detect_a_free() {
     let (pool, importer) = (pool(), importer());
     let exporter = Exporter::new(ExporterSettings::default()).unwrap();
     let block = allocate(&pool);
@@ -142,7 +141,7 @@ fn using_says_whether_the_block_was_the_same() {
     mapping.read_current(0, &mut text).unwrap();
     assert_eq!(&text, b"hello");
     assert_eq!(mapping.with(|memory| memory.len()).unwrap(), mapping.len());
-    // Freed in the middle of the use.
+    // Freed during the use.
     let error = mapping.with(|_| free(&pool, block)).unwrap_err();
     let expected = (std::process::id(), handle.slot(), handle.generation());
     assert!(
@@ -150,16 +149,16 @@ fn using_says_whether_the_block_was_the_same() {
             if (pid, slot, generation) == expected && now > generation),
         "{error:?}"
     );
-    assert!(matches!(mapping.with(|_| ()), Err(umf_ipc::Error::Stale { .. })), "and before it");
+    assert!(matches!(mapping.with(|_| ()), Err(umf_ipc::Error::Stale { .. })), "freed before the use");
     assert!(matches!(mapping.read_current(0, &mut text), Err(umf_ipc::Error::Stale { .. })));
-    // Under hold, the content stays as long as it is open.
+    // With `on_free = "hold"` the contents stay while the block is open.
     mapping.read(0, &mut text).unwrap();
     assert_eq!(&text, b"hello");
 }
 
-/// What `umf why` shows: the rows that count a slot, and whether their owners live.
+/// `umf why` shows the rows with leases on a slot, and whether their owners run.
 #[test]
-fn rows_of_a_slot_are_seen_from_outside() {
+fn inspection_shows_lease_rows_of_a_slot() {
     let (pool, importer) = (pool(), importer());
     let exporter = Exporter::new(ExporterSettings::default()).unwrap();
     let block = allocate(&pool);
@@ -170,9 +169,9 @@ fn rows_of_a_slot_are_seen_from_outside() {
     };
     assert!(rows().is_empty());
     let mappings = [importer.open(&handle).unwrap(), importer.open(&handle).unwrap()];
-    let seen = rows();
-    assert_eq!((seen.len(), seen[0].count, seen[0].pid), (1, 2, std::process::id()));
-    assert!(seen[0].is_owned && seen[0].importer != 0);
+    let leased = rows();
+    assert_eq!((leased.len(), leased[0].count, leased[0].pid), (1, 2, std::process::id()));
+    assert!(leased[0].is_owned && leased[0].importer != 0);
     drop(mappings);
     assert_eq!(rows()[0].count, 0);
     drop(importer);

@@ -1,4 +1,5 @@
-//! Exports retire before their memory goes, also in the moments when an exporter is busy with them.
+//! Exports are retired before their memory is freed, also while another thread evicts, exports or
+//! drops the exporter.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -29,20 +30,21 @@ fn exporter() -> Exporter {
 }
 
 fn handle(exporter: &Exporter, address: Address) -> umf_ipc::Handle {
-    // SAFETY: the tests touch the memory by copies alone.
+    // SAFETY: the tests access the memory only by copies.
     unsafe { exporter.handle(address) }.unwrap()
 }
 
-/// Host memory whose native exports take their time to be given back, and that knows which are out.
+/// A provider of host memory that blocks in `unexport`, and counts native exports.
 struct Slow {
     host: Arc<HostProvider>,
-    out: Mutex<HashMap<RegionId, u32>>,
-    hold: AtomicBool,
-    held: AtomicBool,
-    freed_while_out: AtomicBool,
+    exports: Mutex<HashMap<RegionId, u32>>,
+    /// `unexport` blocks while this is set.
+    blocks_unexport: AtomicBool,
+    has_entered_unexport: AtomicBool,
+    freed_while_exported: AtomicBool,
 }
 
-// SAFETY: everything is done by the host provider.
+// SAFETY: the host provider implements all calls.
 unsafe impl Provider for Slow {
     fn kind(&self) -> ProviderKind {
         self.host.kind()
@@ -63,10 +65,10 @@ unsafe impl Provider for Slow {
         self.host.allocate(layout)
     }
     unsafe fn free(&self, region: Region) -> Result<(), Error> {
-        if self.out.lock().unwrap().get(&region.id()).is_some_and(|&count| count > 0) {
-            self.freed_while_out.store(true, Ordering::SeqCst);
+        if self.exports.lock().unwrap().get(&region.id()).is_some_and(|&count| count > 0) {
+            self.freed_while_exported.store(true, Ordering::SeqCst);
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller's contract is that of the host provider.
         unsafe { self.host.free(region) }
     }
     fn export(&self) -> Option<&dyn Export> {
@@ -76,32 +78,32 @@ unsafe impl Provider for Slow {
 
 impl Export for Slow {
     fn export(&self, region: &Region) -> Result<NativeExport, Error> {
-        let mut out = self.out.lock().unwrap();
-        let count = out.entry(region.id()).or_default();
+        let mut exports = self.exports.lock().unwrap();
+        let count = exports.entry(region.id()).or_default();
         *count += 1;
         assert_eq!(*count, 1, "one native export of a region at a time");
         Provider::export(&*self.host).unwrap().export(region)
     }
     fn unexport(&self, region: &Region, export: NativeExport) -> Result<(), Error> {
-        self.held.store(true, Ordering::SeqCst);
-        while self.hold.load(Ordering::SeqCst) {
+        self.has_entered_unexport.store(true, Ordering::SeqCst);
+        while self.blocks_unexport.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        *self.out.lock().unwrap().entry(region.id()).or_default() -= 1;
+        *self.exports.lock().unwrap().entry(region.id()).or_default() -= 1;
         Provider::export(&*self.host).unwrap().unexport(region, export)
     }
 }
 
-/// An eviction that is slow in giving native exports back has retired all of them before; a region
-/// that is freed meanwhile waits for its own.
+/// An eviction retires all exports before it ends the first native export. A region that is freed
+/// meanwhile waits for its native export to end.
 #[test]
-fn what_is_evicted_is_stale_before_it_is_given_back() {
+fn evicted_export_is_stale_before_unexport() {
     let provider = Arc::new(Slow {
         host: shared(),
-        out: Mutex::default(),
-        hold: AtomicBool::new(true),
-        held: AtomicBool::new(false),
-        freed_while_out: AtomicBool::new(false),
+        exports: Mutex::default(),
+        blocks_unexport: AtomicBool::new(true),
+        has_entered_unexport: AtomicBool::new(false),
+        freed_while_exported: AtomicBool::new(false),
     });
     let pool = ProxyPool::new(Arc::clone(&provider)).unwrap();
     let (exporter, importer) = (exporter(), importer());
@@ -115,13 +117,13 @@ fn what_is_evicted_is_stale_before_it_is_given_back() {
         .collect();
     std::thread::scope(|scope| {
         scope.spawn(|| exporter.evict_idle());
-        while !provider.held.load(Ordering::SeqCst) {
+        while !provider.has_entered_unexport.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
         for (_, handle) in &blocks {
             assert!(matches!(importer.open(handle), Err(IpcError::Stale { .. })));
         }
-        // Exported again while the old native export is on its way, and freed while it is.
+        // Exported again, or freed, while the old native export ends.
         let again = scope.spawn(|| handle(&exporter, blocks[0].0));
         let freed = scope.spawn(|| {
             for (address, _) in &blocks[1..] {
@@ -130,27 +132,27 @@ fn what_is_evicted_is_stale_before_it_is_given_back() {
             }
         });
         std::thread::sleep(std::time::Duration::from_millis(50));
-        provider.hold.store(false, Ordering::SeqCst);
+        provider.blocks_unexport.store(false, Ordering::SeqCst);
         freed.join().unwrap();
         assert!(importer.open(&again.join().unwrap()).is_ok());
     });
-    assert!(!provider.freed_while_out.load(Ordering::SeqCst), "freed with a native export out");
+    assert!(!provider.freed_while_exported.load(Ordering::SeqCst), "freed with a native export");
     // SAFETY: the test does not use the block.
     unsafe { pool.free(blocks[0].0) }.unwrap();
     assert!(
-        provider.out.lock().unwrap().values().all(|&count| count == 0),
-        "every native export was given back"
+        provider.exports.lock().unwrap().values().all(|&count| count == 0),
+        "every native export has ended"
     );
 }
 
-/// Blocks that are freed while their exporter is being dropped.
+/// Blocks that are freed while their exporter is dropped do not open afterwards.
 #[test]
-fn an_exporter_that_goes_takes_its_exports_along() {
+fn dropped_exporter_retires_its_exports() {
     let importer = importer();
     for _ in 0..60 {
         let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
         let mut settings = ExporterSettings::default();
-        // With a socket thread to wait for, which makes it last.
+        // With a socket thread, for which the drop waits.
         settings.exchange = Exchange::Order(vec![Mode::Pidfd, Mode::Socket]);
         let exporter = Exporter::new(settings).unwrap();
         let layout = Layout::new(256, 16).unwrap();
@@ -179,17 +181,17 @@ fn an_exporter_that_goes_takes_its_exports_along() {
     }
 }
 
-/// Blocks that are freed while an importer has them open are held, even if blocks of the same
-/// region are exported meanwhile.
+/// A block that is freed while an importer has it open is held, even if other blocks of its region
+/// are exported meanwhile.
 #[test]
-fn what_is_open_is_held_whatever_else_is_exported() {
+fn open_block_is_held_while_others_are_exported() {
     let (exporter, importer) = (exporter(), importer());
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
     let layout = Layout::new(256, 16).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Of many addresses, so that the exporter clears away now and then what has ended.
+            // Many addresses, so that the exporter sometimes removes ended exports.
             let mut blocks: VecDeque<_> = (0..2_000).map(|_| pool.allocate(layout).unwrap()).collect();
             while !stop.load(Ordering::Relaxed) {
                 let address = blocks.pop_front().unwrap();
@@ -210,14 +212,14 @@ fn what_is_open_is_held_whatever_else_is_exported() {
             !is_held
         });
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(missed, None, "used again while it is open");
+        assert_eq!(missed, None, "not held while it is open");
     });
-    assert_eq!(exporter.statistics().in_use, 0, "what was freed is in use no more");
+    assert_eq!(exporter.statistics().in_use, 0, "freed blocks are not in use");
 }
 
-/// Keeping a handle many times is one use, and costs the free nothing.
+/// Getting the handle of a block many times keeps it in use once.
 #[test]
-fn a_block_is_kept_once() {
+fn repeated_handle_is_one_use() {
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
     let exporter = exporter();
     let address = pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
@@ -233,10 +235,9 @@ fn a_block_is_kept_once() {
     assert_eq!(exporter.evict_idle(), 1);
 }
 
-/// An export that is to be kept after its block was freed keeps nothing: not what is at its address
-/// by then.
+/// Keeping an export after its block was freed does not keep a new block at its address.
 #[test]
-fn what_is_kept_too_late_is_not_kept() {
+fn keep_after_free_keeps_nothing() {
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
     let exporter = exporter();
     let allocate = || pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
@@ -246,7 +247,7 @@ fn what_is_kept_too_late_is_not_kept() {
     // SAFETY: the test does not touch the memory, here and below.
     let old = unsafe { exporter.get(address) }.unwrap();
     free(address);
-    // (This test is about one address, whatever else comes before it.)
+    // Allocates until the address is used again.
     assert!((0..10_000).any(|_| allocate() == address));
     // SAFETY: as above.
     let new = unsafe { exporter.get(address) }.unwrap();
@@ -258,9 +259,9 @@ fn what_is_kept_too_late_is_not_kept() {
     assert_eq!(exporter.evict_idle(), 1);
 }
 
+/// Runs `child` in a forked child, and fails if it returns `false`.
 fn in_child(child: impl FnOnce() -> bool) {
-    // SAFETY: the child does what the test is about, in one thread, and ends without running
-    // destructors.
+    // SAFETY: the child runs the closure in one thread and ends without destructors.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let code = i32::from(!child());
@@ -273,10 +274,10 @@ fn in_child(child: impl FnOnce() -> bool) {
     assert_eq!(status, 0, "the child failed");
 }
 
-/// A child that has exported nothing forks again: the fd number that its parent's ledger had is by
-/// then another file's.
+/// A child that has exported nothing forks again, after the descriptor number of its parent's
+/// ledger was reused for another file.
 #[test]
-fn a_second_fork_closes_nothing_of_others() {
+fn fork_of_a_child_closes_no_reused_descriptor() {
     let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
     let exporter = exporter();
     let address = pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
@@ -287,7 +288,7 @@ fn a_second_fork_closes_nothing_of_others() {
         {
             files.push(std::fs::File::open("/proc/self/status").unwrap());
         }
-        // Whether or not that number came: no file of the child may be closed in its own child.
+        // No file of the child may be closed in its own child, even if that number was not reached.
         in_child(|| files.iter().all(|file| file.metadata().is_ok()));
         true
     });
