@@ -154,8 +154,8 @@ pub mod host {
 pub mod dma_buf {
     #[doc(inline)]
     pub use umf_provider_dma_buf::{
-        DmaBuf, DmaBufBuilder, DmaBufImport, DmaBufProvider, DmaBufSettings, FilePart, Heap, Udmabuf,
-        cpu_access, survey,
+        DmaBuf, DmaBufBuilder, DmaBufImport, DmaBufProvider, DmaBufSettings, FilePart, Heap, HeapReport,
+        Udmabuf, UdmabufReport, cpu_access,
     };
 }
 
@@ -174,8 +174,8 @@ pub mod cuda {
 pub mod level_zero {
     #[doc(inline)]
     pub use umf_provider_level_zero::{
-        DeviceSelector, FdFormat, FreePolicy, HandleFormat, LevelZeroBuilder, LevelZeroImport,
-        LevelZeroMemory, LevelZeroProvider, LevelZeroSettings, last_failure, survey,
+        DeviceInfo, DeviceSelector, DriverInfo, FdFormat, FreePolicy, HandleFormat, LevelZeroBuilder,
+        LevelZeroImport, LevelZeroMemory, LevelZeroProvider, LevelZeroSettings, last_failure, survey,
     };
 }
 

@@ -81,8 +81,8 @@ macro_rules! api {
                 library: &Library,
                 version: ze_api_version_t,
             ) -> Result<Self, OpenError> {
-                // SAFETY: the library was opened as a driver; its functions fill tables of the
-                // version that they are told.
+                // SAFETY: the library was opened as a driver; its functions fill the members of
+                // the requested version.
                 unsafe { Ok(Self { $($name: driver_table(path, library, version)?,)* path: path.to_owned() }) }
             }
         }
@@ -96,7 +96,7 @@ macro_rules! api {
 }
 
 api! {
-    /// Starting drivers.
+    /// Initialization of drivers.
     global: ze_global_dditable_t,
     /// Drivers.
     driver: ze_driver_dditable_t,

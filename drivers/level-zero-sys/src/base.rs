@@ -18,13 +18,13 @@ handles! {
     ze_driver_handle_t;
     /// A device or a sub-device.
     ze_device_handle_t;
-    /// A context: what memory, queues and events belong to.
+    /// A context: the owner of memory, queues and events.
     ze_context_handle_t;
     /// A queue, which executes closed command lists in order.
     ze_command_queue_handle_t;
     /// A list of commands; an immediate one executes each at once.
     ze_command_list_handle_t;
-    /// A fence: tells that lists of a queue are done.
+    /// A fence: signalled when a queue has executed command lists.
     ze_fence_handle_t;
     /// A pool of events.
     ze_event_pool_handle_t;
@@ -55,7 +55,7 @@ enums! {
         ZE_API_VERSION_1_17 = make_version(1, 17),
         ZE_API_VERSION_CURRENT = make_version(1, 17),
     }
-    /// What a structure is: the number in its `stype`.
+    /// The type of a structure: the number in its `stype`.
     ze_structure_type_t {
         ZE_STRUCTURE_TYPE_DRIVER_PROPERTIES = 0x1,
         ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES = 0x3,
@@ -97,14 +97,14 @@ plain! {
     ze_ipc_mem_handle_t {
         data: [u8; ZE_MAX_IPC_HANDLE_SIZE],
     }
-    /// The first members of every descriptor, which walking a chain reads.
+    /// The first members of every structure in a chain.
     ze_base_desc_t {
         stype: ze_structure_type_t,
         pNext: *const c_void,
     }
 }
 
-/// Searching the chain of structures behind `pNext`.
+/// The search of a chain of structures linked by `pNext`.
 pub mod chain {
     use core::ffi::c_void;
 
@@ -125,7 +125,7 @@ pub mod chain {
     /// Returns the first structure of type `T` in the chain that begins at `next`, or null.
     ///
     /// # Safety
-    /// `next` is null or leads to a chain of structures, each of the type that its `stype` says.
+    /// `next` is null or leads to a chain of structures, each of the type in its `stype`.
     #[must_use]
     pub unsafe fn find<T: Chained>(next: *const c_void) -> *const T {
         // SAFETY: the caller upholds the contract.

@@ -1,5 +1,5 @@
-//! Contexts, and what is in them: allocations, with what other interfaces and processes have of
-//! them; queues, command lists, events and fences.
+//! Contexts and their objects: allocations, and their exchange with other interfaces and processes;
+//! queues, command lists, events and fences.
 
 use core::ffi::{c_int, c_void};
 

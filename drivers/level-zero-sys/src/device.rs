@@ -1,4 +1,4 @@
-//! Drivers and devices: starting them, and what they are, with what extensions add to that.
+//! Drivers and devices: initialization and properties, those of extensions included.
 
 use core::ffi::c_void;
 

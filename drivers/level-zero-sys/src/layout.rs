@@ -1,11 +1,11 @@
-//! The macros that declarations are written with, and what is declared with them, as lists: for the
-//! tests that hold it against the specification's own header.
+//! The macros for declarations, and lists of all declared items, which tests compare with the
+//! specification's header.
 
 use core::ffi::CStr;
 
 use crate::api::Member;
 
-/// Handles: pointers that only the driver looks behind.
+/// Declares handles: pointers that only the driver dereferences.
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         $(
@@ -18,7 +18,7 @@ macro_rules! handles {
                 /// The handle of nothing.
                 pub const NULL: Self = Self(core::ptr::null_mut());
 
-                /// Whether this is the handle of nothing.
+                /// Returns whether this is the null handle.
                 #[must_use]
                 pub fn is_null(self) -> bool {
                     self.0.is_null()
@@ -31,8 +31,7 @@ macro_rules! handles {
                 }
             }
 
-            // SAFETY: a name; what is done with it is said at each function, which is unsafe to
-            // call.
+            // SAFETY: a handle is only passed to functions, which are unsafe to call.
             unsafe impl Send for $name {}
             // SAFETY: as above.
             unsafe impl Sync for $name {}
@@ -40,8 +39,8 @@ macro_rules! handles {
     };
 }
 
-/// Enumerations: numbers with names. A driver may answer with a number that has none yet, so they
-/// are no Rust enums.
+/// Declares enumerations. They are not Rust enums, since a driver may return numbers without a
+/// name.
 macro_rules! enums {
     ($($(#[$doc:meta])* $name:ident { $($value:ident = $number:expr,)* })*) => {
         $(
@@ -76,7 +75,7 @@ macro_rules! enums {
     };
 }
 
-/// Sets of flags: numbers that are combined with `|`.
+/// Declares sets of flags, which are combined with `|`.
 macro_rules! flags {
     ($($(#[$doc:meta])* $name:ident { $($value:ident = $number:expr,)* })*) => {
         $(
@@ -90,7 +89,7 @@ macro_rules! flags {
     };
 }
 
-/// One structure as C lays it out, and a list of where its members are.
+/// Declares a structure with the layout of C, and a list of the offsets of its members.
 macro_rules! structure {
     ($(#[$doc:meta])* $name:ident { $($member:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -116,7 +115,7 @@ macro_rules! structure {
     };
 }
 
-/// Structures that say nothing about their type. `Default` is all zero.
+/// Declares structures without a type member. `Default` is all zero.
 macro_rules! plain {
     ($($(#[$doc:meta])* $name:ident { $($members:tt)* })*) => {
         $(
@@ -133,8 +132,8 @@ macro_rules! plain {
     };
 }
 
-/// Structures that begin with their type and the next in the chain. `Default` is all zero but for
-/// the type.
+/// Declares structures that begin with their type and a pointer to the next in the chain. `Default`
+/// is all zero except the type.
 macro_rules! chained {
     ($($(#[$doc:meta])* $name:ident: $stype:ident { $($members:tt)* })*) => {
         $(
@@ -146,7 +145,8 @@ macro_rules! chained {
                 }
             }
 
-            // SAFETY: begins with its type and the pointer to the next, and this is its type.
+            // SAFETY: the structure begins with its type, which is this, and the pointer to the
+            // next.
             unsafe impl crate::base::chain::Chained for $name {
                 const TYPE: crate::base::ze_structure_type_t = crate::base::$stype;
             }
@@ -156,7 +156,7 @@ macro_rules! chained {
     };
 }
 
-/// What a function returns: a result unless it says otherwise.
+/// The return type of a function: `ze_result_t` by default.
 macro_rules! returned {
     () => {
         crate::result::ze_result_t
@@ -166,8 +166,8 @@ macro_rules! returned {
     };
 }
 
-/// Tables of functions: the minor version that brought a member, its name, the function's name, and
-/// its parameters. A function without parameters here is one that this crate does not call.
+/// Declares tables of functions: the minor version that added a member, its name, the function's
+/// name, and the parameters. This crate does not call functions without parameters here.
 macro_rules! tables {
     ($($(#[$doc:meta])* $table:ident from $get:ident {
         $($since:literal $member:ident = $function:ident
@@ -182,7 +182,7 @@ macro_rules! tables {
                 $(pub $member: Option<unsafe extern "C" fn($($($parameter: $type),*)?) -> returned!($($($returned)?)?)>,)*
             }
 
-            // SAFETY: as many pointers to functions as there are members.
+            // SAFETY: the table has one function pointer per member.
             unsafe impl crate::api::Table for $table {
                 const GET: &'static core::ffi::CStr = crate::api::c_name(concat!(stringify!($get), "\0"));
                 const MEMBERS: &'static [crate::api::Member] = &[$(crate::api::Member {

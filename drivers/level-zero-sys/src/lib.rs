@@ -18,7 +18,7 @@
 //!     Err(error) => return println!("{error}"), // There is no loader here.
 //! };
 //! let mut drivers = 0;
-//! // SAFETY: the arguments are what the specification says.
+//! // SAFETY: the arguments are valid for these functions.
 //! let found = unsafe {
 //!     api.zeInit(ZE_INIT_FLAG_GPU_ONLY).and_then(|()| api.zeDriverGet(&raw mut drivers, core::ptr::null_mut()))
 //! };

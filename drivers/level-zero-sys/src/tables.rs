@@ -1,6 +1,6 @@
 //! The tables of functions. A number before a member is the minor version of the specification that
-//! brought it. A member that this crate does not call has a name and a place alone, so that a
-//! driver can answer for it.
+//! added it. A member that this crate does not call has a name and a position only, so that a
+//! driver can fill it.
 
 use core::ffi::{c_char, c_void};
 
@@ -9,7 +9,7 @@ use crate::context::*;
 use crate::device::*;
 
 tables! {
-    /// Starting drivers.
+    /// Initialization of drivers.
     ze_global_dditable_t from zeGetGlobalProcAddrTable {
         0 pfnInit = zeInit(flags: ze_init_flags_t);
         10 pfnInitDrivers = zeInitDrivers(pCount: *mut u32, phDrivers: *mut ze_driver_handle_t,
@@ -191,7 +191,7 @@ tables! {
         10 pfnUpdateMutableCommandKernelsExp = zeCommandListUpdateMutableCommandKernelsExp;
         17 pfnIsMutableExp = zeCommandListIsMutableExp;
     }
-    /// Allocations, and handles of them.
+    /// Allocations, and their IPC handles.
     ze_mem_dditable_t from zeGetMemProcAddrTable {
         0 pfnAllocShared = zeMemAllocShared(hContext: ze_context_handle_t,
             device_desc: *const ze_device_mem_alloc_desc_t, host_desc: *const ze_host_mem_alloc_desc_t,
@@ -217,7 +217,7 @@ tables! {
         9 pfnGetPitchFor2dImage = zeMemGetPitchFor2dImage;
         15 pfnGetIpcHandleWithProperties = zeMemGetIpcHandleWithProperties;
     }
-    /// Handles and fds of each other; atomic access.
+    /// Conversion between IPC handles and fds; atomic access.
     ze_mem_exp_dditable_t from zeGetMemExpProcAddrTable {
         6 pfnGetIpcHandleFromFileDescriptorExp = zeMemGetIpcHandleFromFileDescriptorExp(hContext: ze_context_handle_t,
             handle: u64, pIpcHandle: *mut ze_ipc_mem_handle_t);

@@ -49,8 +49,8 @@ fn header(test: &str) -> Option<Header> {
 impl Header {
     /// Returns whether the header has as many definitions as expected: all, or more than half of
     /// them if it is older.
-    fn lacks_nothing(&self, known: usize, ours: usize) -> bool {
-        known == ours || (self.version < level_zero_sys::ZE_API_VERSION_CURRENT.0 && known > ours / 2)
+    fn is_complete(&self, known: usize, declared: usize) -> bool {
+        known == declared || (self.version < level_zero_sys::ZE_API_VERSION_CURRENT.0 && known > declared / 2)
     }
 }
 
@@ -82,11 +82,15 @@ fn constants_match_the_header() {
         .filter(|(name, _)| header.names.contains(*name) && *name != "ZE_API_VERSION_CURRENT")
         .collect();
     // All but "current".
-    let ours = layout::constants().count() - 1;
-    assert!(header.lacks_nothing(known.len(), ours), "{} of {ours} names are in the header", known.len());
-    let theirs = evaluate(&header, &known.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
-    for ((name, ours), theirs) in known.iter().zip(theirs) {
-        assert_eq!(u64::from(*ours), theirs, "{name}");
+    let declared = layout::constants().count() - 1;
+    assert!(
+        header.is_complete(known.len(), declared),
+        "{} of {declared} names are in the header",
+        known.len()
+    );
+    let expected = evaluate(&header, &known.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
+    for ((name, declared), expected) in known.iter().zip(expected) {
+        assert_eq!(u64::from(*declared), expected, "{name}");
     }
 }
 
@@ -95,25 +99,25 @@ fn structures_match_the_header() {
     let Some(header) = header("structures_match_the_header") else { return };
     let known: Vec<_> =
         layout::structures().filter(|structure| header.names.contains(structure.name)).collect();
-    let ours = layout::structures().count();
+    let declared = layout::structures().count();
     assert!(
-        header.lacks_nothing(known.len(), ours),
-        "{} of {ours} structures are in the header",
+        header.is_complete(known.len(), declared),
+        "{} of {declared} structures are in the header",
         known.len()
     );
     let mut expressions = Vec::new();
-    let mut ours = Vec::new();
+    let mut declared = Vec::new();
     for structure in known {
         expressions.push(format!("sizeof({})", structure.name));
-        ours.push(structure.size);
+        declared.push(structure.size);
         for (member, offset) in structure.members {
             expressions.push(format!("offsetof({}, {})", structure.name, member.trim_start_matches("r#")));
-            ours.push(*offset);
+            declared.push(*offset);
         }
     }
-    let theirs = evaluate(&header, &expressions);
-    for ((expression, ours), theirs) in expressions.iter().zip(ours).zip(theirs) {
-        assert_eq!(ours as u64, theirs, "{expression}");
+    let expected = evaluate(&header, &expressions);
+    for ((expression, declared), expected) in expressions.iter().zip(declared).zip(expected) {
+        assert_eq!(declared as u64, expected, "{expression}");
     }
 }
 
@@ -122,25 +126,29 @@ fn structures_match_the_header() {
 fn tables_match_the_header() {
     let Some(header) = header("tables_match_the_header") else { return };
     let known: Vec<_> = layout::tables().filter(|table| header.names.contains(table.name)).collect();
-    let ours = layout::tables().count();
-    assert!(header.lacks_nothing(known.len(), ours), "{} of {ours} tables are in the header", known.len());
+    let declared = layout::tables().count();
+    assert!(
+        header.is_complete(known.len(), declared),
+        "{} of {declared} tables are in the header",
+        known.len()
+    );
     let mut expressions = Vec::new();
-    let mut ours = Vec::new();
+    let mut declared = Vec::new();
     for table in known {
         assert!(header.names.contains(table.get.to_str().unwrap()), "{:?}", table.get);
         let members: Vec<_> =
             table.members.iter().filter(|member| member.since <= header.version).copied().collect();
         expressions.push(format!("sizeof({})", table.name));
-        ours.push(members.len() * size_of::<usize>());
+        declared.push(members.len() * size_of::<usize>());
         for (index, member) in members.iter().enumerate() {
             assert!(header.names.contains(member.function.to_str().unwrap()), "{:?}", member.function);
             expressions.push(format!("offsetof({}, {})", table.name, member.name));
-            ours.push(index * size_of::<usize>());
+            declared.push(index * size_of::<usize>());
         }
     }
-    let theirs = evaluate(&header, &expressions);
-    for ((expression, ours), theirs) in expressions.iter().zip(ours).zip(theirs) {
-        assert_eq!(ours as u64, theirs, "{expression}");
+    let expected = evaluate(&header, &expressions);
+    for ((expression, declared), expected) in expressions.iter().zip(declared).zip(expected) {
+        assert_eq!(declared as u64, expected, "{expression}");
     }
 }
 

@@ -6,7 +6,7 @@ use level_zero_sys::*;
 
 #[test]
 fn invalid_loader_is_named_in_the_error() {
-    // SAFETY: no such file, and the C library.
+    // SAFETY: the file does not exist, or is the C library.
     let (missing, other, driver) = unsafe {
         (
             Api::load_from("/nonexistent/libze_loader.so.1"),
@@ -59,7 +59,7 @@ fn table_is_filled_up_to_a_version() {
     }
     let full = ze_global_dditable_t { pfnInit: Some(init), pfnInitDrivers: Some(init_drivers) };
     let mut old = ze_global_dditable_t::default();
-    // SAFETY: the table has room.
+    // SAFETY: the table has enough members.
     unsafe { full.fill(&raw mut old, ZE_API_VERSION_1_9) };
     assert!(old.pfnInit.is_some() && old.pfnInitDrivers.is_none());
     // SAFETY: as above.

@@ -104,8 +104,8 @@ impl Api {
     pub fn text_of(&self, result: CUresult) -> String {
         let ask = |function: Option<unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult>| {
             let mut text = core::ptr::null();
-            // SAFETY: the place is valid for a write; what is written is null or a text of the
-            // library's, which stays open.
+            // SAFETY: the pointer is valid for a write. The driver writes null or a pointer to a
+            // text of the library, which is never unloaded.
             unsafe {
                 function?(result, &raw mut text);
                 (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())

@@ -16,7 +16,7 @@
 //!     Err(error) => return println!("{error}"), // There is no driver here.
 //! };
 //! let mut devices = 0;
-//! // SAFETY: the arguments are what the interface says.
+//! // SAFETY: the arguments are valid for these functions.
 //! match unsafe { api.cuInit(0).and_then(|()| api.cuDeviceGetCount(&raw mut devices)) } {
 //!     Ok(()) => println!("{devices} devices"),
 //!     Err(error) => println!("{error}"),

@@ -4,11 +4,11 @@
 //! The states of the blocks of one granule (64 KiB, the unit of the tracker) are in one record,
 //! found from an address in constant time. A granule has a byte for every 16 bytes, for small
 //! blocks, and a word for every page, for large ones: at most one large block begins in a page.
-//! Byte or word name the size class of the block that begins there. A free clears it, once.
+//! The byte or word holds the size class of the block that begins there. A free clears it, once.
 //!
 //! Records are not unmapped while the pool lives. A thread that looks up an address while another
-//! thread frees it may read the record of another granule. It notices, since a record names its
-//! granule.
+//! thread frees it may read the record of another granule. It detects that, since a record holds
+//! the address of its granule.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -68,7 +68,7 @@ enum StateRef<'a> {
     Large(&'a AtomicU16),
 }
 
-/// A block that an address led to.
+/// A block that was found from an address.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     pub(crate) address: Address,
@@ -228,7 +228,7 @@ impl Blocks {
         &self.granules
     }
 
-    /// Adds a record for the granule that holds `address`, and returns its number.
+    /// Adds a record for the granule that contains `address`, and returns its number.
     pub(crate) fn add(&self, address: Address, region: u32, is_shadowed: bool) -> Result<u32> {
         let (number, granule) = self.granules.allocate()?;
         if let Err(error) = self.starts.get_or_grow(number) {
@@ -261,7 +261,7 @@ impl Blocks {
         self.granule_among_others(owner, address)
     }
 
-    /// Does the same if several regions share the granule, or none has it.
+    /// Does the same if several regions, or none, are in the granule.
     #[cold]
     fn granule_among_others(&self, owner: OwnerId, address: Address) -> Option<(u32, &Granule)> {
         let found = tracker::find(address).filter(|found| found.owner == owner)?;
@@ -269,7 +269,7 @@ impl Blocks {
         granule.is_of(address).then_some((found.span, granule))
     }
 
-    /// Marks a block that jemalloc allocated as live; `None` if the granule has no states.
+    /// Marks a block that jemalloc allocated as live. Returns `None` if the granule has no states.
     #[inline]
     pub(crate) fn publish(
         &self,
@@ -340,7 +340,7 @@ impl Blocks {
         self.at(number, granule, address).filter(Block::is_deferred)
     }
 
-    /// Returns the live block that holds an address.
+    /// Returns the live block that contains an address.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
@@ -353,7 +353,7 @@ impl Blocks {
         block.filter(|block| !block.is_deferred()).ok_or(Error::NotAllocated { address })
     }
 
-    fn holds(&self, block: &Block<'_>, address: Address) -> bool {
+    fn contains(&self, block: &Block<'_>, address: Address) -> bool {
         address
             .offset_from(block.address)
             .is_some_and(|offset| offset < self.classes.size(block.class) as u64)
@@ -367,7 +367,7 @@ impl Blocks {
             .then_some((number, before))
     }
 
-    /// Returns the small block that holds an address.
+    /// Returns the small block that contains an address.
     fn small_around(&self, owner: OwnerId, at: (u32, &Granule), address: Address) -> Option<Block<'_>> {
         let reach = self.classes.largest_small().div_ceil(QUANTUM);
         let mut bits = address.to_bits() / QUANTUM as u64 * QUANTUM as u64;
@@ -378,7 +378,7 @@ impl Blocks {
             if let Some(class) = (byte.load(Ordering::Acquire) & SMALL_CLASS).checked_sub(1) {
                 let block =
                     Block { address: place, class: Class::new(class), granule, state: StateRef::Small(byte) };
-                return Some(block).filter(|block| self.holds(block, address));
+                return Some(block).filter(|block| self.contains(block, address));
             }
             if offset_of(place) == 0 {
                 (number, granule) = self.before(owner, granule, place)?;
@@ -388,7 +388,7 @@ impl Blocks {
         None
     }
 
-    /// Returns the large block that holds an address.
+    /// Returns the large block that contains an address.
     fn large_around(&self, owner: OwnerId, at: (u32, &Granule), address: Address) -> Option<Block<'_>> {
         let mut granule = self.granules.get(at.0)?;
         let mut begin = begin_of(address);
@@ -405,7 +405,7 @@ impl Blocks {
                 }
                 let class = Class::new(class as u8);
                 let block = Block { address: place, class, granule, state: StateRef::Large(word) };
-                return Some(block).filter(|block| self.holds(block, address));
+                return Some(block).filter(|block| self.contains(block, address));
             }
             granule = self.before(owner, granule, Address::from_bits(begin))?.1;
             begin -= GRANULE as u64;
@@ -413,8 +413,8 @@ impl Blocks {
         }
     }
 
-    /// Passes each block of a granule that is live or deferred to `look`.
-    pub(crate) fn each_in(&self, number: u32, mut look: impl FnMut(Block<'_>)) {
+    /// Passes each live or deferred block of a granule to `visit`.
+    pub(crate) fn each_in(&self, number: u32, mut visit: impl FnMut(Block<'_>)) {
         let (Some(granule), Some(starts)) = (self.granules.get(number), self.starts.get(number)) else {
             return;
         };
@@ -424,7 +424,7 @@ impl Blocks {
             if let Some(class) = (found & LARGE_CLASS).checked_sub(1) {
                 let line = u64::from(found & !(LARGE_DEFERRED | LARGE_EXPORTED)) >> LARGE_LINE;
                 let address = Address::from_bits(begin + page * PAGE as u64 + line * LINE);
-                look(Block {
+                visit(Block {
                     address,
                     class: Class::new(class as u8),
                     granule,
@@ -435,7 +435,7 @@ impl Blocks {
         for (byte, place) in starts.0.iter().zip(0_u64..) {
             if let Some(class) = (byte.load(Ordering::Acquire) & SMALL_CLASS).checked_sub(1) {
                 let address = Address::from_bits(begin + place * QUANTUM as u64);
-                look(Block { address, class: Class::new(class), granule, state: StateRef::Small(byte) });
+                visit(Block { address, class: Class::new(class), granule, state: StateRef::Small(byte) });
             }
         }
     }

@@ -9,8 +9,8 @@ use crate::je;
 /// The most size classes that this module supports.
 const MAX_CLASSES: usize = 255;
 
-/// The smallest size that this pool uses, and the alignment of all blocks. jemalloc also has a
-/// class of 8 bytes.
+/// The smallest block size of the pool, and the alignment of all blocks. jemalloc also has a class
+/// of 8 bytes, which the pool does not use.
 pub(crate) const QUANTUM: usize = 16;
 
 /// A size class, by its number.
@@ -47,7 +47,7 @@ impl Classes {
         static KNOWN: OnceLock<Option<Classes>> = OnceLock::new();
         let other = Error::NotSupported {
             what: "jemalloc built with other size classes",
-            owner: "this pool",
+            owner: "this jemalloc pool; build jemalloc without changes to its size classes",
             native: 0,
         };
         KNOWN.get_or_init(|| Self::read().ok().filter(Self::is_as_computed)).as_ref().ok_or(other)
@@ -57,7 +57,7 @@ impl Classes {
         let (small, large) = (je::read::<u32>(c"arenas.nbins")?, je::read::<u32>(c"arenas.nlextents")?);
         let other = Error::NotSupported {
             what: "jemalloc with more than 254 size classes",
-            owner: "this pool",
+            owner: "this jemalloc pool; build jemalloc without changes to its size classes",
             native: 0,
         };
         let count = u8::try_from(small + large)

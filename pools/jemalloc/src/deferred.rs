@@ -1,5 +1,5 @@
 //! Deferred frees: blocks that other processes have open, or whose completion is not ready; and
-//! reports of blocks that are live.
+//! reports of live blocks.
 //!
 //! A deferred block counts as freed. It stays allocated in jemalloc, so its extent is not freed
 //! either.
@@ -27,15 +27,15 @@ impl JemallocPool {
         let (address, size) = (block.address, self.classes.size(block.class));
         // Before the upstream holds the block: from then on another thread may reclaim it.
         block.set_deferred();
-        let held = match (completion, leases) {
+        let is_held = match (completion, leases) {
             (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
             (None, Some(leases)) => self.upstream.defer(address, size, leases),
             (None, None) => false,
         };
-        if !held {
+        if !is_held {
             block.clear_deferred();
         }
-        held
+        is_held
     }
 
     /// Frees a block or counts a region that the upstream held.
@@ -72,20 +72,18 @@ impl JemallocPool {
         });
     }
 
-    /// Passes each block that is live or deferred to `look`.
-    pub(crate) fn each_block(&self, mut look: impl FnMut(&Block<'_>)) {
+    /// Passes each live or deferred block to `visit`.
+    pub(crate) fn each_block(&self, mut visit: impl FnMut(&Block<'_>)) {
         let records = (1..self.regions.end()).filter_map(|number| self.regions.get(number));
         for record in records.filter(|record| record.is_entered()) {
             for granule in self.granules(record) {
-                self.blocks.each_in(granule, |block| look(&block));
+                self.blocks.each_in(granule, |block| visit(&block));
             }
         }
     }
-}
 
-impl JemallocPool {
-    /// Reports the live blocks by size.
-    pub(crate) fn report_leaks(&self, time: LeakTime, look: &mut dyn FnMut(&LeakReport<'_>)) {
+    /// Passes a report of the live blocks, by size, to `visit`.
+    pub(crate) fn report_leaks(&self, time: LeakTime, visit: &mut dyn FnMut(&LeakReport<'_>)) {
         let mut blocks = [0_u64; 256];
         self.each_block(|block| {
             if !block.is_deferred() {
@@ -99,7 +97,7 @@ impl JemallocPool {
             count += 1;
         }
         let sizes = &sizes[..count];
-        look(&LeakReport {
+        visit(&LeakReport {
             pool: umf_core::Pool::name(self),
             time,
             blocks: sizes.iter().map(|size| size.blocks).sum(),
@@ -111,7 +109,7 @@ impl JemallocPool {
         });
     }
 
-    /// Logs the blocks that are live when the pool is dropped, at level debug.
+    /// Logs the live blocks at level debug, when the pool is dropped.
     pub(crate) fn log_leaks(&self) {
         output::event(|| {
             if !tracing::enabled!(tracing::Level::DEBUG) || self.caches.counts().live_blocks() == 0 {

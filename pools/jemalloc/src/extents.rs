@@ -3,16 +3,15 @@
 //! jemalloc allocates extents of a few pages and frees them in other pieces. Providers hand out
 //! regions of a few MiB and take them back whole. This allocator is between the two.
 //!
-//! It works with positions: the number of a region in the high bits, and the offset of the address
-//! that jemalloc knows in the low bits. So two regions are never adjacent, and a position is
-//! aligned as its address is.
+//! A position identifies a byte: the high bits are the number of its region, the low bits come from
+//! its address. So two regions are never adjacent, and a position has the alignment of its address.
 
 use umf_core::Result;
 use umf_suballoc::FreeRanges;
 
 /// Bits of a position below the region's number.
 const BITS: u32 = 44;
-/// Half the span of positions. A region begins below it and is at most as long.
+/// Half of the positions of a region. A region begins in the first half and is at most this long.
 const HALF: u64 = 1 << (BITS - 1);
 
 /// The largest size of a region.
@@ -39,7 +38,7 @@ pub(crate) const fn offset_of(position: u64, begin: u64) -> u64 {
 pub(crate) struct FreeExtents {
     /// Free ranges. Dirty ranges count as taken here.
     ranges: FreeRanges,
-    /// Free ranges that are purged first, unless an allocation needs them before.
+    /// Free ranges that wait to be purged. An allocation may use them before.
     dirty: FreeRanges,
     /// Bytes in both.
     pub(crate) free_bytes: u64,
@@ -64,7 +63,7 @@ impl FreeExtents {
         is_free
     }
 
-    /// Allocates a range, from the dirty ranges if need be.
+    /// Allocates a range: from the free ranges, or from dirty ones if these do not suffice.
     pub(crate) fn allocate(&mut self, size: u64, align: u64) -> Option<u64> {
         self.reserve().ok()?;
         let position = match self.ranges.take(size, align).ok()? {
@@ -106,7 +105,7 @@ impl FreeExtents {
     /// Frees a range that is to be purged. Allocates no memory.
     pub(crate) fn free_dirty(&mut self, position: u64, size: u64) {
         for _ in 0..self.dirty.put(position, size) {
-            // The dirty range merged with another one, and both are taken as one range.
+            // The dirty range merged with another one, so both count as one taken range.
             self.ranges.merge_taken();
         }
         self.free_bytes += size;

@@ -144,7 +144,7 @@ unsafe extern "C" fn alloc(
     // SAFETY: jemalloc passes the table of the arena, and valid pointers.
     let (owner, zero, commit) = unsafe { (owner(table), zero.as_mut(), commit.as_mut()) };
     let (Some((pool, arena)), Some(zero), Some(commit)) = (owner, zero, commit) else { return null_mut() };
-    // An extent at an address of jemalloc's choice is not available. jemalloc requests uncommitted
+    // The pool does not allocate at an address of jemalloc's choice. jemalloc requests uncommitted
     // memory as a reserve, and would keep it until the arena is retired.
     if !new_address.is_null() || !*commit {
         return null_mut();
@@ -231,8 +231,8 @@ unsafe extern "C" fn merge(
 }
 
 impl JemallocPool {
-    /// Allocates an extent for jemalloc; `None` if there is none, or if jemalloc is going to write
-    /// to it (`to_touch`) and must not.
+    /// Allocates an extent for jemalloc. Returns `None` if no free extent fits, or if jemalloc
+    /// would write into memory (`to_touch`) that the CPU must not access.
     fn allocate_extent(
         &self,
         arena: &Arena,
@@ -265,8 +265,7 @@ impl JemallocPool {
         let position =
             crate::extents::position(number, record.je_base.load(Ordering::Relaxed), begin.to_bits());
         let is_idle = record.used.fetch_sub(size as u64, Ordering::Relaxed) == size as u64;
-        // A region that is wholly free is returned as it is, so that purging its pages is not worth
-        // while.
+        // A wholly free region is returned to the provider, so its pages need not be purged.
         if keeps_pages || is_idle {
             extents.free(position, size as u64);
         } else {

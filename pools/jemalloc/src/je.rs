@@ -21,8 +21,8 @@ thread_local! {
     static IS_READY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the calling thread ready to allocate, to free and to run commands. Must be called before
-/// those.
+/// Prepares the calling thread for jemalloc. Must be called before the thread allocates, frees or
+/// runs commands.
 pub(crate) fn ensure_ready() {
     #[cold]
     fn first_call() {
@@ -88,17 +88,17 @@ fn named<'a>(buffer: &'a mut [u8; 64], before: &str, number: u32, after: &str) -
     CStr::from_bytes_until_nul(buffer).ok()
 }
 
-/// Returns whether jemalloc writes into blocks, as the options `junk` and `zero` of `MALLOC_CONF`
-/// have it.
+/// Returns whether the options `junk` or `zero` of `MALLOC_CONF` have jemalloc write into blocks.
 pub(crate) fn fills_blocks() -> bool {
     let is_on = |name| read::<bool>(name).unwrap_or(false);
-    let junk = read::<*const c_char>(c"opt.junk").ok().and_then(NonNullText::new);
+    let junk = read::<*const c_char>(c"opt.junk").ok().and_then(OptionText::new);
     is_on(c"opt.zero") || junk.is_some_and(|junk| junk.0 != c"false")
 }
 
-struct NonNullText(&'static CStr);
+/// The value of a string option of jemalloc.
+struct OptionText(&'static CStr);
 
-impl NonNullText {
+impl OptionText {
     fn new(text: *const c_char) -> Option<Self> {
         // SAFETY: options are C strings that are never freed.
         (!text.is_null()).then(|| Self(unsafe { CStr::from_ptr(text) }))
@@ -180,7 +180,7 @@ fn take_spare() -> Option<u32> {
 /// Makes an arena spare: the next [`create_arena`] may return it.
 ///
 /// # Errors
-/// [`Error::Native`] if jemalloc refuses; the arena is as it was.
+/// [`Error::Native`] if jemalloc refuses; the arena is unchanged.
 ///
 /// # Safety
 /// The arena has no extents ([`empty_arena`]), and nothing uses it any more.

@@ -1,8 +1,8 @@
 //! The jemalloc pool of umf: [jemalloc](https://jemalloc.net) as the allocator, over any provider.
 //!
-//! A pool has arenas of its own. Their extents come from the pool's regions, through jemalloc's
-//! extent hooks. Each thread has a cache (`tcache`) for each pool that it uses. jemalloc keeps its
-//! metadata elsewhere, so the memory may be that of a device.
+//! A pool has its own arenas. Their extents are in the pool's regions: jemalloc allocates them
+//! through its extent hooks. Each thread has a cache (`tcache`) for each pool that it uses.
+//! jemalloc does not store metadata in the regions, so they may be memory of a device.
 //!
 //! ```text
 //!   allocate / free                pool
@@ -20,16 +20,15 @@
 //!
 //! | module | part |
 //! |---|---|
-//! | `pool` | [`JemallocPool`]: allocating and freeing blocks |
+//! | `pool` | [`JemallocPool`]: allocating and freeing blocks; [`JemallocSettings`] |
 //! | `blocks` | block states: jemalloc does not check the addresses that it frees |
 //! | `classes` | the size classes of jemalloc |
 //! | `threads` | a cache of jemalloc and counters per thread; ends of threads; forks |
 //! | `hooks`, `extents` | the extent hooks of an arena; its free extents |
-//! | `regions` | regions from the provider, and what goes back to it |
-//! | `shadow` | address ranges that stand for memory whose addresses jemalloc cannot use |
-//! | `deferred` | blocks whose free waits; blocks that are live |
+//! | `regions` | regions from the provider; returning free ones |
+//! | `shadow` | the addresses that jemalloc uses; shadows of memory at other addresses |
+//! | `deferred` | deferred frees; reports of live blocks |
 //! | `je` | the calls of jemalloc |
-//! | `settings` | [`JemallocSettings`] |
 
 mod blocks;
 mod classes;
@@ -39,9 +38,7 @@ mod hooks;
 mod je;
 mod pool;
 mod regions;
-mod settings;
 mod shadow;
 mod threads;
 
-pub use pool::JemallocPool;
-pub use settings::JemallocSettings;
+pub use pool::{JemallocPool, JemallocSettings};

@@ -1,4 +1,4 @@
-//! [`JemallocPool`]: allocating and freeing blocks, and the traits of a pool.
+//! [`JemallocPool`]: allocating and freeing blocks, the traits of a pool, and [`JemallocSettings`].
 
 use core::ffi::c_int;
 use core::fmt;
@@ -14,15 +14,14 @@ use umf_core::limit::SharedLimit;
 use umf_core::out_of_memory::OnOutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{
-    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
-    Result, ShareLimit,
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, FactoryError, Inspect, Layout, Pool,
+    PoolFactory, PoolRequest, ProviderRef, Result, ShareLimit,
 };
 use umf_runtime::Upstream;
 use umf_runtime::limit::Reserved;
 use umf_runtime::observer::before_free;
 use umf_sync::table::Table;
 
-use crate::JemallocSettings;
 use crate::blocks::{Block, Blocks, LiveState};
 use crate::classes::{Class, Classes, QUANTUM};
 use crate::extents::REGIONS;
@@ -33,18 +32,30 @@ use crate::threads::{CurrentThread, ThreadCaches};
 
 pub(crate) const OWNER: &str = "this jemalloc pool";
 
-/// The error for `junk` or `zero` in the environment, over memory that the CPU must not touch.
+/// The error for `junk` or `zero` in the environment, over memory that the CPU must not access.
 pub(crate) const FILLS_BLOCKS: Error = Error::NotSupported {
-    what: "jemalloc's filling of blocks (junk, zero) over memory that the CPU must not touch",
+    what: "writing into blocks (junk or zero in _RJEM_MALLOC_CONF) over memory that the CPU must not access",
     owner: OWNER,
     native: 0,
 };
 
 /// The most arenas of a pool without settings.
 const ARENAS: usize = 4;
-/// How often an allocation is tried again after other threads took the extent that was supplied for
-/// it.
+/// How often an allocation is tried again after other threads allocated the extent that was
+/// supplied for it.
 const ATTEMPTS: u32 = 64;
+
+umf_core::pool_settings! {
+    /// Settings of a [`JemallocPool`].
+    #[non_exhaustive]
+    pub struct JemallocSettings {
+        /// The number of arenas that threads are spread over. All pools of a process share about
+        /// 4,090 arenas. 0 selects one per processor, at most four, and fewer if jemalloc has no
+        /// more.
+        pub arenas: u32 = 0;
+    }
+    name: String = "jemalloc"
+}
 
 /// A pool whose allocator is jemalloc.
 ///
@@ -55,7 +66,7 @@ const ATTEMPTS: u32 = 64;
 /// does so at once. Each thread caches up to a few hundred blocks of each size class up to 32 KiB,
 /// until it ends or, after a trim, uses the pool again.
 pub struct JemallocPool {
-    // First, so that it is dropped, and guards waited for, before what they could still reach.
+    // First, so that it is dropped, and its guards waited for, before the data that they use.
     pub(crate) upstream: Upstream,
     settings: JemallocSettings,
     /// The source of addresses for memory whose own addresses jemalloc cannot use.
@@ -71,13 +82,13 @@ pub struct JemallocPool {
     pub(crate) has_idle: AtomicBool,
     /// Whether there is an idle region or a dirty extent.
     pub(crate) has_pending_work: AtomicBool,
-    /// Whether the CPU may touch the memory.
+    /// Whether the CPU may access the memory.
     pub(crate) is_touchable: bool,
     pub(crate) regions: Table<RegionRecord>,
     /// Whether some region lies within another one: see [`JemallocPool::excludes_edge_pages`].
     pub(crate) excludes_edge_pages: AtomicBool,
     pub(crate) reserved: Reserved,
-    /// The bytes of leased memory at which the pool hands out no more; 0 for any number.
+    /// The bytes of leased memory at which the pool allocates no more; 0 for any number.
     max_held: AtomicU64,
 }
 
@@ -102,7 +113,7 @@ impl JemallocPool {
     /// # Errors
     /// [`Error::TooMany`] beyond 16,383 pools in one process, and if jemalloc has no more arenas
     /// ([`JemallocSettings::arenas`]). [`Error::NotSupported`] over memory that the CPU must not
-    /// touch, if the environment has jemalloc fill blocks (`_RJEM_MALLOC_CONF=junk:true`).
+    /// access, if the environment has jemalloc write into blocks (`_RJEM_MALLOC_CONF=junk:true`).
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: JemallocSettings) -> Result<Arc<Self>> {
         je::ensure_ready();
         let upstream = Upstream::new(provider)?;
@@ -198,7 +209,7 @@ impl JemallocPool {
         hooks::keeping_pages(|| unsafe { je::destroy_arena(number) })
     }
 
-    /// Has jemalloc free all unused extents of the pool.
+    /// Makes jemalloc free all unused extents of the pool.
     pub(crate) fn purge_arenas(&self) {
         je::ensure_ready();
         for arena in self.arenas().iter().filter_map(Arena::number) {
@@ -212,12 +223,13 @@ impl JemallocPool {
         self.max_held.store(max_held, Ordering::Relaxed);
     }
 
-    /// Returns whether the limit of leased memory is reached: then jemalloc gets no more extents.
+    /// Returns whether the limit of leased memory is reached. Then the pool allocates no more
+    /// extents.
     pub(crate) fn is_held_limit_reached(&self) -> bool {
-        let most = self.max_held.load(Ordering::Relaxed);
-        most != 0 && {
-            let held = self.upstream.deferred();
-            held.bytes.saturating_sub(held.pending_bytes) >= most
+        let max = self.max_held.load(Ordering::Relaxed);
+        max != 0 && {
+            let deferred = self.upstream.deferred();
+            deferred.bytes.saturating_sub(deferred.pending_bytes) >= max
         }
     }
 
@@ -229,7 +241,7 @@ impl JemallocPool {
             let class = self.classes.of(size).ok_or(overflow)?;
             return Ok(Request { size, align: 1, class });
         }
-        // An aligned block may be larger.
+        // jemalloc may round up the size of an aligned block.
         let usable = je::usable(size, je::align_flags(align));
         let class = self.classes.of(usable).filter(|_| usable >= size).ok_or(overflow)?;
         Ok(Request { size, align, class })
@@ -240,7 +252,7 @@ impl JemallocPool {
             return Err(Error::Frozen { what: "shared memory" });
         }
         let request = self.request(layout)?;
-        let (own, index) = self.caches.current();
+        let (thread, index) = self.caches.current();
         let none = Error::OutOfMemory { size: layout.size(), owner: "jemalloc", native: 0 };
         let arena = match self.arenas() {
             [] => return Err(none),
@@ -249,14 +261,14 @@ impl JemallocPool {
         };
         let (mut attempt, mut was_reclaimed) = (0, false);
         loop {
-            if let Some(block) = Self::allocate_from(arena, &request, own) {
-                return self.publish_block(block, &request, own);
+            if let Some(block) = Self::allocate_from(arena, &request, thread) {
+                return self.publish_block(block, &request, thread);
             }
             let missing = hooks::take_missing().filter(|_| attempt < ATTEMPTS).ok_or(none)?;
             if let Err(error) = self.supply_extent(arena, missing, attempt == 0, &mut was_reclaimed) {
                 let lacks_memory = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. });
                 return if lacks_memory {
-                    self.allocate_elsewhere(arena, &request, own, error)
+                    self.allocate_elsewhere(arena, &request, thread, error)
                 } else {
                     Err(error)
                 };
@@ -271,36 +283,41 @@ impl JemallocPool {
         &self,
         arena: &Arena,
         request: &Request,
-        own: CurrentThread<'_>,
+        thread: CurrentThread<'_>,
         error: Error,
     ) -> Result<Address> {
         let others = self.arenas().iter().filter(|other| other.index() != arena.index());
-        let block = others.into_iter().find_map(|other| Self::allocate_from(other, request, own));
+        let block = others.into_iter().find_map(|other| Self::allocate_from(other, request, thread));
         hooks::take_missing();
-        block.map_or(Err(error), |block| self.publish_block(block, request, own))
+        block.map_or(Err(error), |block| self.publish_block(block, request, thread))
     }
 
     #[inline]
-    fn allocate_from(arena: &Arena, request: &Request, own: CurrentThread<'_>) -> Option<usize> {
+    fn allocate_from(arena: &Arena, request: &Request, thread: CurrentThread<'_>) -> Option<usize> {
         let aligned = if request.align > 1 { je::align_flags(request.align) } else { 0 };
-        let flags = je::arena_flags(arena.number()?) | aligned | own.flags();
+        let flags = je::arena_flags(arena.number()?) | aligned | thread.flags();
         // SAFETY: the arena is the pool's, and the cache is the calling thread's.
         unsafe { je::allocate(request.size, flags) }.map(|block| block.addr().get())
     }
 
     /// Makes a block of jemalloc live, and returns its address.
     #[inline]
-    fn publish_block(&self, je_address: usize, request: &Request, own: CurrentThread<'_>) -> Result<Address> {
+    fn publish_block(
+        &self,
+        je_address: usize,
+        request: &Request,
+        thread: CurrentThread<'_>,
+    ) -> Result<Address> {
         let je_address = Address::from_bits(je_address as u64);
         let size = self.classes.size(request.class);
         if let Some((number, granule)) = self.blocks.granule_at(self.upstream.id(), je_address)
             && self.blocks.publish(number, granule, je_address, request.class).is_some()
         {
-            own.count_allocation(size);
+            thread.count_allocation(size);
             self.run_pending_work();
             return Ok(je_address);
         }
-        self.publish_shadowed(je_address, request, own)
+        self.publish_shadowed(je_address, request, thread)
     }
 
     /// Does the same for a block in a region with a shadow.
@@ -309,31 +326,31 @@ impl JemallocPool {
         &self,
         je_address: Address,
         request: &Request,
-        own: CurrentThread<'_>,
+        thread: CurrentThread<'_>,
     ) -> Result<Address> {
         let size = self.classes.size(request.class);
-        let refused = if let Some(real) = self.real_address(je_address) {
+        let error = if let Some(real) = self.real_address(je_address) {
             if real.is_aligned_to(request.align)
                 && let Some((number, granule)) = self.blocks.granule_at(self.upstream.id(), real)
                 && self.blocks.publish(number, granule, real, request.class).is_some()
             {
-                own.count_allocation(size);
+                thread.count_allocation(size);
                 self.run_pending_work();
                 return Ok(real);
             }
             // Memory and its shadow are aligned alike up to `SHADOW_ALIGNMENT` only.
             Error::BadAlignment { align: request.align }
         } else {
-            // The block is not of this pool: jemalloc uses an arena of its own for a thread that is
-            // inside a hook, where threads never allocate, or has lost its thread-local data.
+            // The block is not in this pool: jemalloc has used its own arena. It does so inside a
+            // hook, where threads never allocate, and after it destroyed its data of the thread.
             Error::NotSupported {
-                what: "allocating from jemalloc in a destructor of a pthread key, as the thread ends,",
+                what: "allocating in a pthread key destructor, after jemalloc destroyed its data of the thread,",
                 owner: OWNER,
                 native: 0,
             }
         };
         self.sdallocx(je_address, size, je::cache_flags(None));
-        Err(refused)
+        Err(error)
     }
 
     /// Frees a block by the address that jemalloc knows.
@@ -371,7 +388,7 @@ impl JemallocPool {
         self.has_pending_work.swap(false, Ordering::AcqRel);
         self.purge_dirty();
         if self.has_idle.load(Ordering::Acquire) {
-            // If the provider refuses a region, it stays.
+            // A region that the provider refuses stays in the pool.
             let _ = self.release_idle(0);
         }
     }
@@ -383,18 +400,18 @@ impl JemallocPool {
         }
         let block = self.blocks.find_start(self.upstream.id(), address)?;
         let live_state = block.clear_live().ok_or(Error::NotAllocated { address })?;
-        let (own, _) = self.caches.current();
+        let (thread, _) = self.caches.current();
         if live_state == LiveState::Exported || completion.is_some() {
             let leases =
                 if live_state == LiveState::Exported { before_free(Freed::Block { address }) } else { None };
             if self.defer(&block, completion, leases) {
-                own.count_free(self.classes.size(block.class));
+                thread.count_free(self.classes.size(block.class));
                 self.upstream.poll_some();
                 return Ok(());
             }
         }
-        own.count_free(self.classes.size(block.class));
-        self.free_to_jemalloc(&block, own.flags());
+        thread.count_free(self.classes.size(block.class));
+        self.free_to_jemalloc(&block, thread.flags());
         Ok(())
     }
 
@@ -514,8 +531,8 @@ impl ShareLimit for JemallocPool {
 }
 
 impl Inspect for JemallocPool {
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.report_leaks(LeakTime::Asked, look);
+    fn leaks(&self, visit: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        self.report_leaks(LeakTime::Asked, visit);
         true
     }
 }
@@ -538,7 +555,7 @@ impl Drop for JemallocPool {
                 // it.
                 let arena = arena.number().unwrap_or_default();
                 umf_os::output::event(|| {
-                    tracing::error!(pool = self.settings.name, arena, %error, "cannot destroy an arena of jemalloc");
+                    tracing::error!(pool = self.settings.name, arena, %error, "jemalloc cannot destroy an arena of the pool; its metadata stays mapped");
                 });
             }
         }
@@ -547,6 +564,16 @@ impl Drop for JemallocPool {
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
         // Waits for threads that use the pool through the tracker.
         self.upstream.close();
+    }
+}
+
+impl PoolFactory for JemallocPool {
+    const KIND: &'static str = "jemalloc";
+    type Settings = JemallocSettings;
+
+    fn build(request: PoolRequest<'_>, settings: JemallocSettings) -> Result<Arc<dyn Pool>, FactoryError> {
+        let settings = settings.requested(&request);
+        Ok(Self::with_settings(request.provider, settings)?)
     }
 }
 

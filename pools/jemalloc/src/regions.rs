@@ -1,13 +1,11 @@
-//! Regions: a few MiB from the provider at a time, returned when jemalloc has freed all their
-//! extents.
+//! Regions: the pool allocates a few MiB from the provider at a time, and returns a region when
+//! jemalloc has freed all its extents. Purging, trimming, and the supply of missing extents.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::Arc;
 
-use umf_core::{Address, AddressSpace, Error, Layout, Region, Result};
-use umf_runtime::Upstream;
+use umf_core::{Address, Error, Layout, Region, Result};
 use umf_runtime::deferred::FreeOutcome;
 use umf_runtime::tracker::{self, GRANULE, RegionNumber};
 use umf_sync::{LockGuard, chunks::Zeroable, fork::Leaf};
@@ -15,15 +13,15 @@ use umf_sync::{LockGuard, chunks::Zeroable, fork::Leaf};
 use crate::JemallocPool;
 use crate::extents::{FreeExtents, LARGEST as LARGEST_REGION, offset_of, position, region_of};
 use crate::hooks::{Arena, MissingExtent, keeping_pages};
-use crate::je::{self, PAGE};
-use crate::pool::{FILLS_BLOCKS, OWNER};
-use crate::shadow::{JEMALLOC_ADDRESSES, REMAINDER, SHADOW_ALIGNMENT, Shadow};
+use crate::je::PAGE;
+use crate::pool::OWNER;
+use crate::shadow::is_known_to_jemalloc;
 
-/// The pool begins with regions of the smallest size, and grows by a part of what it has, up to the
-/// largest.
+/// The sizes of regions. The size grows with the bytes of the pool.
 const SMALLEST: usize = 1 << 20;
 const LARGEST: usize = 64 << 20;
-const PART: u64 = 16;
+/// A new region has at least the bytes of the pool divided by this.
+const GROWTH: u64 = 16;
 /// If an extent of at most this size fills a large part of a region, the region gets room for
 /// [`SHARERS`] of them.
 const SHARED: usize = 4 << 20;
@@ -35,7 +33,7 @@ pub(crate) struct RegionRecord {
     /// The base for jemalloc: that of the shadow, if there is one. A multiple of a page.
     pub(crate) je_base: AtomicU64,
     /// The base in memory.
-    real_base: AtomicU64,
+    pub(crate) real_base: AtomicU64,
     size: AtomicU64,
     /// Bytes in extents of jemalloc. Written under the lock of the free extents.
     pub(crate) used: AtomicU64,
@@ -59,12 +57,13 @@ impl RegionRecord {
         self.is_entered.load(Ordering::Acquire) != 0
     }
 
+    /// Returns the position and the size of the region.
     fn position(&self, number: u32) -> (u64, u64) {
         let je_address = self.je_base.load(Ordering::Relaxed);
         (position(number, je_address, je_address), self.size.load(Ordering::Relaxed))
     }
 
-    /// Returns the address that jemalloc knows for a position in the region.
+    /// Returns the address that jemalloc uses for a position in the region.
     pub(crate) fn je_address_at(&self, position: u64) -> u64 {
         let begin = self.je_base.load(Ordering::Relaxed);
         begin + offset_of(position, begin)
@@ -93,44 +92,16 @@ fn pages(region: Region) -> Option<(Address, usize)> {
     (size > 0).then_some((begin, size))
 }
 
-/// Returns whether jemalloc can use the addresses of these pages.
-fn is_known_to_jemalloc(begin: Address, size: usize) -> bool {
-    begin.space() == AddressSpace::PROCESS && begin.value() + size as u64 <= JEMALLOC_ADDRESSES
-}
-
 /// The kinds of providers whose regions are never blocks of an allocator.
 const MAPPING_PROVIDERS: [&str; 6] = ["cuda", "devdax", "dma-buf", "file", "host", "level-zero"];
 
 impl JemallocPool {
-    /// Returns the number of the region that an address of jemalloc lies in.
-    pub(crate) fn region_at(&self, je_address: Address) -> Option<u32> {
-        if let Some((_, granule)) = self.blocks.granule_at(self.upstream.id(), je_address) {
-            return Some(granule.region().0);
-        }
-        let shadow = self.shadow.get()?.id();
-        tracker::find(je_address).filter(|found| found.owner == shadow).map(|found| found.span)
-    }
-
-    /// Translates an address of jemalloc to the address in memory.
-    pub(crate) fn real_address(&self, je_address: Address) -> Option<Address> {
-        let record = self.regions.get(self.region_at(je_address)?)?;
-        let offset = je_address.to_bits().checked_sub(record.je_base.load(Ordering::Relaxed))?;
-        Some(Address::from_bits(record.real_base.load(Ordering::Relaxed) + offset))
-    }
-
-    /// Translates an address in memory of a region to that of jemalloc.
-    pub(crate) fn je_address(&self, number: u32, real: Address) -> Option<Address> {
-        let record = self.regions.get(number)?;
-        let offset = real.to_bits().checked_sub(record.real_base.load(Ordering::Relaxed))?;
-        Some(Address::from_bits(record.je_base.load(Ordering::Relaxed) + offset))
-    }
-
     /// Purges the whole pages of the provider in a range, if the provider can.
     ///
     /// # Safety
     /// The contents of the range are not needed any more.
     unsafe fn purge(&self, je_address: Address, size: usize) {
-        let Some(ability) = self.upstream.provider().purge().filter(|_| !self.upstream.is_frozen()) else {
+        let Some(purge) = self.upstream.provider().purge().filter(|_| !self.upstream.is_frozen()) else {
             return;
         };
         let page = self.upstream.provider().page_size().max(PAGE);
@@ -142,13 +113,13 @@ impl JemallocPool {
         };
         if let Some((first, pages)) = whole().filter(|&(_, pages)| pages > 0) {
             // SAFETY: passed on to the caller. Pages that are not purged stay usable.
-            let _ = unsafe { ability.purge_forced(first, pages) };
+            let _ = unsafe { purge.purge_forced(first, pages) };
         }
     }
 
     /// Purges the dirty extents in regions that jemalloc still uses.
     ///
-    /// If the process forks meanwhile, the extent that another thread purges is lost to the child.
+    /// If the process forks meanwhile, the child loses the extent that another thread purges.
     pub(crate) fn purge_dirty(&self) {
         for arena in self.arenas() {
             loop {
@@ -157,14 +128,13 @@ impl JemallocPool {
                 let Some((position, size)) = dirty else { break };
                 let Some(record) = self.regions.get(region_of(position)) else { break };
                 if record.used.load(Ordering::Relaxed) != 0 {
-                    // SAFETY: jemalloc has freed the extent, and it is not allocated before it is
+                    // SAFETY: jemalloc has freed the extent, and no thread allocates it until it is
                     // freed below.
                     unsafe { self.purge(Address::from_bits(record.je_address_at(position)), size as usize) };
                 }
                 let mut extents = arena.free_extents.lock();
                 extents.free(position, size);
-                // While the extent was taken, other threads found that the region is not wholly
-                // free.
+                // Until now, other threads saw that the region is not wholly free.
                 if record.used.load(Ordering::Relaxed) == 0 {
                     self.note_idle();
                 }
@@ -179,8 +149,8 @@ impl JemallocPool {
     }
 
     /// Supplies an extent that jemalloc lacked, for the next attempt: from extents that jemalloc
-    /// keeps unused, or from a new region. If there is no region, reclaims all free memory of the
-    /// pool, once per allocation (`was_reclaimed`).
+    /// caches, or from a new region. If the provider has no memory for a region, reclaims all free
+    /// memory of the pool, once per allocation (`was_reclaimed`).
     pub(crate) fn supply_extent(
         &self,
         arena: &Arena,
@@ -207,8 +177,8 @@ impl JemallocPool {
         }
     }
 
-    /// Has jemalloc free its unused extents if it keeps many, so that neighbours merge; returns
-    /// whether that made at least half of them free.
+    /// Makes jemalloc free its cached extents if it has many, so that neighbours merge. Returns
+    /// whether at least half of them were freed.
     fn recover_cached(&self) -> bool {
         let reserved = self.reserved.bytes();
         let free = self.free_in_extents();
@@ -224,7 +194,7 @@ impl JemallocPool {
         self.arenas().iter().map(|arena| arena.free_extents.lock().free_bytes).sum()
     }
 
-    /// Reclaims all free memory of the pool, without asking the provider for more; returns whether
+    /// Reclaims all free memory of the pool without allocating from the provider. Returns whether
     /// there was any.
     fn reclaim_all(&self) -> bool {
         let polled = self.upstream.poll();
@@ -232,16 +202,16 @@ impl JemallocPool {
         self.caches.flush();
         keeping_pages(|| self.purge_arenas());
         // The provider may need the memory of these regions for the next one.
-        let went = self.release_idle(0).is_ok_and(|went| went > 0);
-        polled > 0 || went || self.free_in_extents() > free
+        let has_released = self.release_idle(0).is_ok_and(|released| released > 0);
+        polled > 0 || has_released || self.free_in_extents() > free
     }
 
-    /// Returns whether jemalloc does not get the first and the last page of a region.
+    /// Returns whether the pool excludes the first and the last page of a region from jemalloc's
+    /// extents.
     ///
-    /// jemalloc has one map of extents for all arenas, in which a large extent has entries for
-    /// these two pages. If the region is itself a block of jemalloc, they have entries already.
-    /// That is so if the provider is a jemalloc pool, or a program whose global allocator is
-    /// jemalloc.
+    /// jemalloc has one map of extents for all arenas, with entries for the first and the last page
+    /// of a large extent. If the region is itself a block of jemalloc, these pages have entries
+    /// already: the provider is a jemalloc pool, or uses a global allocator that is jemalloc.
     fn excludes_edge_pages(&self) -> bool {
         self.excludes_edge_pages.load(Ordering::Relaxed)
             || !MAPPING_PROVIDERS.contains(&self.upstream.provider().kind().as_str())
@@ -269,39 +239,43 @@ impl JemallocPool {
         let overflow = Error::SizeOverflow { size, align };
         let all = size.checked_add(edges).ok_or(overflow)?;
         let least = all.checked_next_multiple_of(unit).ok_or(overflow)?;
-        let part = usize::try_from(self.reserved.bytes() / PART).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
+        let part =
+            usize::try_from(self.reserved.bytes() / GROWTH).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
         let part = (part + 1).next_power_of_two() / 2;
-        let several = if all <= part / SHARERS {
+        let wanted = if all <= part / SHARERS {
             part
         } else if size <= SHARED || least - size > size / 8 {
-            size.checked_mul(SHARERS).and_then(|several| several.checked_add(edges)).ok_or(overflow)?
+            size.checked_mul(SHARERS).and_then(|sum| sum.checked_add(edges)).ok_or(overflow)?
         } else {
             all
         };
-        let rounded = several.checked_next_multiple_of(unit.max(GRANULE));
-        let mut ask = rounded.ok_or(overflow)?.max(least);
+        let rounded = wanted.checked_next_multiple_of(unit.max(GRANULE));
+        let mut request = rounded.ok_or(overflow)?.max(least);
         loop {
-            match self.enter_region(arena, ask, size, align) {
-                Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if ask > least => {
-                    ask = (ask / 2).checked_next_multiple_of(unit).map_or(least, |half| half.max(least));
+            match self.enter_region(arena, request, size, align) {
+                Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if request > least => {
+                    request =
+                        (request / 2).checked_next_multiple_of(unit).map_or(least, |half| half.max(least));
                 }
                 result => return result,
             }
         }
     }
 
-    fn enter_region(&self, arena: &Arena, ask: usize, need: usize, align: usize) -> Result<()> {
+    /// Allocates a region of `request` bytes and enters it. `need` bytes at `align` fit in it.
+    fn enter_region(&self, arena: &Arena, request: usize, need: usize, align: usize) -> Result<()> {
         let (least, align) = (align, align.max(GRANULE));
-        let taken = match self.reserved.allocate_region(&self.upstream, Layout::new(ask, align)?) {
+        let allocated = match self.reserved.allocate_region(&self.upstream, Layout::new(request, align)?) {
             Err(Error::BadAlignment { .. }) => {
-                // Aligned by taking more.
-                let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
+                // The provider cannot align that much: allocate more, and align within.
+                let padded =
+                    request.checked_add(align).ok_or(Error::SizeOverflow { size: request, align })?;
                 let page = self.upstream.provider().page_size();
                 self.reserved.allocate_region(&self.upstream, Layout::new(padded, page.min(GRANULE))?)
             }
-            taken => taken,
+            result => result,
         };
-        let (region, number) = taken?;
+        let (region, number) = allocated?;
         self.make_region(arena, (region, number), need, least).inspect_err(|_| {
             if self.return_region(region).is_err()
                 && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
@@ -384,29 +358,6 @@ impl JemallocPool {
         Some(arena.free_extents.lock())
     }
 
-    /// Reserves a shadow for memory whose own addresses jemalloc cannot use.
-    fn reserve_shadow(&self, real: Address, size: usize) -> Result<(Region, RegionNumber)> {
-        if je::fills_blocks() {
-            return Err(FILLS_BLOCKS);
-        }
-        let shadow = match self.shadow.get() {
-            Some(shadow) => shadow,
-            None => {
-                let made = Upstream::new(Arc::new(Shadow))?;
-                self.shadow.get_or_init(|| made)
-            }
-        };
-        REMAINDER.set((real.value() % SHADOW_ALIGNMENT as u64) as usize);
-        shadow.allocate(Layout::new(size, PAGE)?)
-    }
-
-    fn free_shadow(&self, region: Option<Region>) {
-        if let (Some(shadow), Some(region)) = (self.shadow.get(), region) {
-            // SAFETY: the range is never accessed, and jemalloc has freed all its extents.
-            let _ = unsafe { shadow.free(region) };
-        }
-    }
-
     /// Adds records for the granules of a region, and sets them in the tracker.
     fn add_granules(
         &self,
@@ -468,8 +419,8 @@ impl JemallocPool {
         Ok(())
     }
 
-    /// Returns idle regions to the provider until at most `keep` bytes are free; returns the bytes
-    /// that went.
+    /// Returns idle regions to the provider until at most `keep` bytes are free. Returns the bytes
+    /// released.
     ///
     /// # Errors
     /// The last error of the provider. Regions that it refuses stay in the pool.
@@ -477,7 +428,7 @@ impl JemallocPool {
         self.purge_dirty();
         // An exchange, not a store: regions that are noted from here on stay noted.
         self.has_idle.swap(false, Ordering::AcqRel);
-        let (mut went, mut result) = (0_usize, Ok(()));
+        let (mut released, mut result) = (0_usize, Ok(()));
         for number in 1..self.regions.end() {
             let Some(record) = self.regions.get(number) else { continue };
             if !record.is_entered() || record.used.load(Ordering::Relaxed) != 0 {
@@ -486,15 +437,14 @@ impl JemallocPool {
             if keep > 0 && self.free_bytes() <= keep {
                 break;
             }
-            let is_out = self.remove_from_free_extents(number, record);
-            if is_out {
+            if self.remove_from_free_extents(number, record) {
                 match self.return_idle_region(number, record) {
-                    Ok(size) => went += size,
+                    Ok(size) => released += size,
                     Err(error) => result = Err(error),
                 }
             }
         }
-        result.map(|()| went)
+        result.map(|()| released)
     }
 
     /// Removes an idle region from the free extents; returns `false` if it is not idle, or another
@@ -512,11 +462,11 @@ impl JemallocPool {
             return false;
         }
         let (position, size) = record.position(number);
-        let is_out = extents.remove(position, size);
-        if is_out {
+        let is_removed = extents.remove(position, size);
+        if is_removed {
             record.is_entered.store(0, Ordering::Release);
         }
-        is_out
+        is_removed
     }
 
     /// Returns a region that the caller has removed from the free extents.
@@ -551,22 +501,20 @@ impl JemallocPool {
             // SAFETY: the record is entered, and no other thread uses the pool.
             let (region, shadow) = unsafe { record.regions() };
             record.is_entered.store(0, Ordering::Relaxed);
-            // A provider that refuses keeps the region.
+            // A region that the provider refuses is leaked.
             let _ = self.return_region(region);
             self.free_shadow(shadow);
         }
     }
 
-    /// Returns the bytes that are neither live nor held.
+    /// Returns the bytes that are neither live nor deferred.
     pub(crate) fn free_bytes(&self) -> u64 {
         let used = self.caches.counts().live_bytes() + self.upstream.deferred().bytes;
         self.reserved.bytes().saturating_sub(used)
     }
-}
 
-impl JemallocPool {
-    /// Returns free memory to the provider until at most `keep` bytes are free; returns the bytes
-    /// that went.
+    /// Returns free memory to the provider until at most `keep` bytes are free. Returns the bytes
+    /// released.
     pub(crate) fn trim_to(&self, keep: usize) -> Result<usize> {
         if self.upstream.is_frozen() {
             return Ok(0);
@@ -582,14 +530,14 @@ impl JemallocPool {
         self.release_idle(keep)
     }
 
-    /// Returns up to `bytes` free bytes for another pool that shares the limit; returns the bytes
-    /// that went.
+    /// Releases up to `bytes` free bytes for another pool that shares the limit. Returns the bytes
+    /// released.
     pub(crate) fn release_for_others(&self, bytes: u64) -> u64 {
         if self.upstream.is_frozen() {
             return 0;
         }
         let free = self.free_bytes();
         let keep = usize::try_from(free.saturating_sub(bytes)).unwrap_or(usize::MAX);
-        self.trim_to(keep).map_or(0, |went| went as u64)
+        self.trim_to(keep).map_or(0, |released| released as u64)
     }
 }

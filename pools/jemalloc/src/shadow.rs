@@ -1,33 +1,41 @@
-//! [`Shadow`]: reserved address ranges that stand for memory whose own addresses jemalloc cannot
-//! use.
+//! The addresses that jemalloc uses, and [`Shadow`]: reserved address ranges for memory whose own
+//! addresses jemalloc cannot use.
 //!
-//! jemalloc knows blocks by process addresses of 47 bits. For memory in another address space, or
-//! beyond these bits, the pool reserves a range of addresses without access. jemalloc allocates
-//! from this range, and the pool translates between its addresses (`je_address`) and those of the
-//! memory (`real_address`).
+//! jemalloc identifies blocks by process addresses of 47 bits. For memory in another address space,
+//! or beyond these bits, the pool reserves a range of addresses without access: the shadow.
+//! jemalloc allocates from this range. The pool translates between an address in it (`je_address`)
+//! and the address in memory (`real_address`).
 
 use core::cell::Cell;
 use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use umf_core::{Address, Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
+use umf_core::{
+    Address, AddressSpace, Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility,
+};
+use umf_runtime::Upstream;
+use umf_runtime::tracker::{self, RegionNumber};
 
-use crate::je::PAGE;
+use crate::JemallocPool;
+use crate::je::{self, PAGE};
+use crate::pool::FILLS_BLOCKS;
 
 /// The end of the addresses that jemalloc can use.
-pub(crate) const JEMALLOC_ADDRESSES: u64 = 1 << 47;
+const JEMALLOC_ADDRESSES: u64 = 1 << 47;
 
 /// The distance between memory and its shadow is a multiple of this, so that both are aligned
 /// alike.
-pub(crate) const SHADOW_ALIGNMENT: usize = 1 << 30;
+const SHADOW_ALIGNMENT: usize = 1 << 30;
 
 thread_local! {
     /// The remainder by [`SHADOW_ALIGNMENT`] that the next range of this thread gets.
-    pub(crate) static REMAINDER: Cell<usize> = const { Cell::new(0) };
+    static REMAINDER: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A provider of address ranges without memory.
-pub(crate) struct Shadow;
+struct Shadow;
 
 fn overflow(layout: Layout) -> Error {
     Error::SizeOverflow { size: layout.size(), align: layout.align() }
@@ -89,5 +97,59 @@ unsafe impl Provider for Shadow {
         // SAFETY: `allocate` mapped the range, and the caller does not use it any more.
         unsafe { munmap(begin.cast(), region.size()) }
             .map_err(|error| Error::native("munmap", error.raw_os_error()))
+    }
+}
+
+/// Returns whether jemalloc can use the addresses of these pages.
+pub(crate) fn is_known_to_jemalloc(begin: Address, size: usize) -> bool {
+    begin.space() == AddressSpace::PROCESS && begin.value() + size as u64 <= JEMALLOC_ADDRESSES
+}
+
+impl JemallocPool {
+    /// Returns the number of the region that an address of jemalloc lies in.
+    pub(crate) fn region_at(&self, je_address: Address) -> Option<u32> {
+        if let Some((_, granule)) = self.blocks.granule_at(self.upstream.id(), je_address) {
+            return Some(granule.region().0);
+        }
+        let shadow = self.shadow.get()?.id();
+        tracker::find(je_address).filter(|found| found.owner == shadow).map(|found| found.span)
+    }
+
+    /// Translates an address of jemalloc to the address in memory.
+    pub(crate) fn real_address(&self, je_address: Address) -> Option<Address> {
+        let record = self.regions.get(self.region_at(je_address)?)?;
+        let offset = je_address.to_bits().checked_sub(record.je_base.load(Ordering::Relaxed))?;
+        Some(Address::from_bits(record.real_base.load(Ordering::Relaxed) + offset))
+    }
+
+    /// Translates an address in memory of a region to that of jemalloc.
+    pub(crate) fn je_address(&self, number: u32, real: Address) -> Option<Address> {
+        let record = self.regions.get(number)?;
+        let offset = real.to_bits().checked_sub(record.real_base.load(Ordering::Relaxed))?;
+        Some(Address::from_bits(record.je_base.load(Ordering::Relaxed) + offset))
+    }
+
+    /// Reserves a shadow for memory whose own addresses jemalloc cannot use.
+    pub(crate) fn reserve_shadow(&self, real: Address, size: usize) -> Result<(Region, RegionNumber)> {
+        if je::fills_blocks() {
+            return Err(FILLS_BLOCKS);
+        }
+        let shadow = match self.shadow.get() {
+            Some(shadow) => shadow,
+            None => {
+                let made = Upstream::new(Arc::new(Shadow))?;
+                self.shadow.get_or_init(|| made)
+            }
+        };
+        REMAINDER.set((real.value() % SHADOW_ALIGNMENT as u64) as usize);
+        shadow.allocate(Layout::new(size, PAGE)?)
+    }
+
+    /// Unmaps the shadow of a region, if there is one.
+    pub(crate) fn free_shadow(&self, region: Option<Region>) {
+        if let (Some(shadow), Some(region)) = (self.shadow.get(), region) {
+            // SAFETY: the range is never accessed, and jemalloc has freed all its extents.
+            let _ = unsafe { shadow.free(region) };
+        }
     }
 }

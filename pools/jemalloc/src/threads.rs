@@ -1,5 +1,5 @@
-//! Threads of a pool: [`ThreadCaches`], a cache of jemalloc and counters per thread; ends of
-//! threads; forks.
+//! The threads of a pool: [`ThreadCaches`] with a cache of jemalloc and counters per thread; ends
+//! of threads; forks.
 //!
 //! A cache belongs to a thread index ([`umf_sync::thread`]). It is destroyed when the thread ends,
 //! when the pool is dropped, and by the next operation of the thread after a trim.
@@ -24,7 +24,7 @@ use crate::{JemallocPool, je};
 
 /// The thread has requested no cache yet.
 const UNREQUESTED: u32 = 0;
-/// jemalloc had no cache for the thread.
+/// jemalloc has no more caches.
 const NONE: u32 = 1;
 /// From here on: the number of jemalloc's cache, plus this.
 const FIRST: u32 = 2;
@@ -116,12 +116,12 @@ impl CurrentThread<'_> {
     /// Returns jemalloc's flags for the cache of the thread, which is requested if need be.
     #[inline]
     pub(crate) fn flags(self) -> c_int {
-        let Some(own) = self.cache else {
+        let Some(thread) = self.cache else {
             je::ensure_ready();
             return je::cache_flags(None);
         };
         let (cache, flush_epoch) =
-            (own.cache.load(Ordering::Relaxed), own.flush_epoch.load(Ordering::Relaxed));
+            (thread.cache.load(Ordering::Relaxed), thread.flush_epoch.load(Ordering::Relaxed));
         if flush_epoch == self.caches.flush_epoch.load(Ordering::Relaxed) {
             if let Some(cache) = cache.checked_sub(FIRST) {
                 return je::cache_flags(Some(cache));
@@ -130,15 +130,15 @@ impl CurrentThread<'_> {
                 return je::cache_flags(None);
             }
         }
-        self.caches.renew(own)
+        self.caches.renew(thread)
     }
 
     #[inline]
     pub(crate) fn count_allocation(self, size: usize) {
         match self.cache {
-            Some(own) => {
-                add(&own.allocations, 1);
-                add(&own.allocated, size as u64);
+            Some(thread) => {
+                add(&thread.allocations, 1);
+                add(&thread.allocated, size as u64);
             }
             None => {
                 self.caches.unindexed.allocations.fetch_add(1, Ordering::Relaxed);
@@ -150,9 +150,9 @@ impl CurrentThread<'_> {
     #[inline]
     pub(crate) fn count_free(self, size: usize) {
         match self.cache {
-            Some(own) => {
-                add(&own.frees, 1);
-                add(&own.freed, size as u64);
+            Some(thread) => {
+                add(&thread.frees, 1);
+                add(&thread.freed, size as u64);
             }
             None => {
                 self.caches.unindexed.frees.fetch_add(1, Ordering::Relaxed);
@@ -186,13 +186,13 @@ impl ThreadCaches {
 
     /// Replaces the cache of the calling thread; returns jemalloc's flags for the new one.
     #[cold]
-    fn renew(&self, own: &ThreadCache) -> c_int {
+    fn renew(&self, thread: &ThreadCache) -> c_int {
         je::ensure_ready();
         // SAFETY: the cache is the calling thread's.
-        unsafe { own.destroy() };
-        own.flush_epoch.store(self.flush_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
+        unsafe { thread.destroy() };
+        thread.flush_epoch.store(self.flush_epoch.load(Ordering::Relaxed), Ordering::Relaxed);
         let cache = je::create_cache();
-        own.cache.store(cache.map_or(NONE, |cache| cache + FIRST), Ordering::Relaxed);
+        thread.cache.store(cache.map_or(NONE, |cache| cache + FIRST), Ordering::Relaxed);
         je::cache_flags(cache)
     }
 
@@ -205,9 +205,9 @@ impl ThreadCaches {
 
     /// Flushes the cache of the calling thread.
     pub(crate) fn flush_current(&self) {
-        if let Some(own) = self.current().0.cache {
+        if let Some(thread) = self.current().0.cache {
             // SAFETY: the cache is the calling thread's.
-            unsafe { own.destroy() };
+            unsafe { thread.destroy() };
         }
     }
 
@@ -234,8 +234,9 @@ impl ThreadCaches {
     /// Forgets the caches of the parent's other threads, in a forked child: these threads may have
     /// been changing them.
     pub(crate) fn forget_other_threads(&self) {
-        let own = self.current().0.cache;
-        for cache in self.all().filter(|&cache| !own.is_some_and(|own| core::ptr::eq(own, cache))) {
+        let current = self.current().0.cache;
+        for cache in self.all().filter(|&cache| !current.is_some_and(|current| core::ptr::eq(current, cache)))
+        {
             cache.cache.store(UNREQUESTED, Ordering::Relaxed);
         }
     }

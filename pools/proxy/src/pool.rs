@@ -1,5 +1,4 @@
-//! [`ProxyPool`]: each block is a region. Its record has a state word, which tells whether it is
-//! live.
+//! [`ProxyPool`]: each block is a region, with a record whose state word says whether it is live.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -27,7 +26,7 @@ const OWNER: &str = "this proxy pool";
 /// Dropping the pool returns every region, those of live blocks included, after it has retired the
 /// exports of these blocks.
 pub struct ProxyPool {
-    // First, so that it is dropped, and guards waited for, before what they could still reach.
+    // First, so that it is dropped, and its guards waited for, before the data that they use.
     upstream: Upstream,
     settings: ProxySettings,
     /// One record per region. The tracker has its number as the span of the region.
@@ -123,12 +122,12 @@ impl ProxyPool {
         if leases.is_some() || completion.is_some() {
             // Before the upstream holds the block: from then on another thread may reclaim it.
             block.set_deferred(&found.region);
-            let held = match (completion, leases) {
+            let is_held = match (completion, leases) {
                 (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
                 (None, Some(leases)) => self.upstream.defer(address, size, leases),
                 (None, None) => false,
             };
-            if held {
+            if is_held {
                 self.live.remove(size);
                 self.upstream.poll_some();
                 return Ok(());
@@ -144,9 +143,10 @@ impl ProxyPool {
     /// tracker has the region as before.
     fn return_region(&self, freed: &TrackedRegion) -> Result<()> {
         // SAFETY: the block is the whole region, and only the caller has cleared its live state.
-        let fate = unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.restore_span(freed))?;
+        let outcome =
+            unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.restore_span(freed))?;
         self.blocks.release(freed.span);
-        if fate == FreeOutcome::Freed {
+        if outcome == FreeOutcome::Freed {
             self.reserved.remove_region(freed.region.size());
         }
         Ok(())
@@ -209,8 +209,7 @@ unsafe impl Pool for ProxyPool {
         if self.upstream.is_frozen() {
             return Ok(0);
         }
-        let went = usize::try_from(self.upstream.poll());
-        Ok(went.unwrap_or(usize::MAX))
+        Ok(usize::try_from(self.upstream.poll()).unwrap_or(usize::MAX))
     }
 
     fn statistics(&self) -> PoolStatistics {
@@ -284,7 +283,7 @@ impl Drop for ProxyPool {
                 // The upstream then holds the region until the leases of the block end.
                 let _ = self.upstream.defer(address, found.region.size(), leases);
             }
-            // A provider that refuses the region keeps it.
+            // A region that the provider refuses is leaked.
             // SAFETY: by the contract of `allocate`, no thread uses a block of a dropped pool.
             let _ = unsafe { self.upstream.free(found.region) };
         }
@@ -301,7 +300,7 @@ impl fmt::Debug for ProxyPool {
     }
 }
 
-// BlockState states.
+// Flags of a state word.
 
 const LIVE: u64 = 1;
 /// With [`LIVE`]: an export names the block. Alone: the free of the block is deferred.

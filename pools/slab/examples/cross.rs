@@ -1,10 +1,10 @@
-//! Nanoseconds per block that one thread allocates and another one frees, and of threads that come
-//! and go: on the wall, and of the threads' processor time without the time in which they wait for
-//! each other.
+//! Nanoseconds per block: of wall time, and of processor time of the threads without the time in
+//! which they wait for each other. With `xfree`, one thread allocates the blocks and another one
+//! frees them. With `larson`, new threads replace random blocks of earlier threads.
 //!
 //! `cargo run --release -p umf-pool-slab --example cross -- [xfree|larson] [small|large] [THREADS]
-//! [TIMES] [LENGTH]`: what new threads do each time is `LENGTH` portions of blocks, or for larson
-//! so many blocks.
+//! [TIMES] [LENGTH]`: starts new threads `TIMES` times. Each handles `LENGTH` batches of blocks, or
+//! `LENGTH` blocks with `larson`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +14,10 @@ use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::MmapProvider;
 
-/// Blocks that go from one thread to the other at a time, and how many such portions are on the
-/// way.
-const PORTION: usize = 25;
-const PORTIONS: usize = 8;
+/// Blocks that one thread passes to the other at a time.
+const BATCH: usize = 25;
+/// The capacity of a [`Channel`] in batches.
+const BATCHES: usize = 8;
 /// Blocks that each thread replaces at random.
 const LIVE: usize = 200;
 const LARSON: usize = 16 << 10;
@@ -47,10 +47,10 @@ fn free(pool: &dyn Pool, address: Address) {
     unsafe { umf_core::pool::free(pool, address) }.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Processor time that all threads took for what is measured.
+/// Processor time of the measured work of all threads, in nanoseconds.
 static WORKED: AtomicU64 = AtomicU64::new(0);
 
-/// Nanoseconds of processor time, by the clock.
+/// Returns the nanoseconds of a clock.
 fn processor_time(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes to the variable above.
@@ -58,74 +58,75 @@ fn processor_time(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn working<T>(clock: libc::clockid_t, work: impl FnOnce() -> T) -> T {
+/// Runs `work`, and adds its processor time to [`WORKED`].
+fn timed<T>(clock: libc::clockid_t, work: impl FnOnce() -> T) -> T {
     let start = processor_time(clock);
     let result = work();
     WORKED.fetch_add(processor_time(clock) - start, Ordering::Relaxed);
     result
 }
 
-/// Portions on the way, and how many were filled and emptied.
-struct Belt {
-    portions: [Mutex<Vec<Address>>; PORTIONS],
+/// A bounded channel of batches between two threads.
+struct Channel {
+    batches: [Mutex<Vec<Address>>; BATCHES],
     filled: AtomicUsize,
     emptied: AtomicUsize,
 }
 
-impl Belt {
+impl Channel {
     fn new() -> Self {
-        let portions = std::array::from_fn(|_| Mutex::new(Vec::with_capacity(PORTION)));
-        Self { portions, filled: AtomicUsize::new(0), emptied: AtomicUsize::new(0) }
+        let batches = std::array::from_fn(|_| Mutex::new(Vec::with_capacity(BATCH)));
+        Self { batches, filled: AtomicUsize::new(0), emptied: AtomicUsize::new(0) }
     }
 
-    fn wait(is_it: impl Fn() -> bool) {
+    fn wait_until(condition: impl Fn() -> bool) {
         let mut spins = 0_u32;
-        while !is_it() {
+        while !condition() {
             spins += 1;
             if spins < 100 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
 
-    fn portion(&self, number: usize) -> MutexGuard<'_, Vec<Address>> {
-        self.portions[number % PORTIONS].lock().unwrap_or_else(PoisonError::into_inner)
+    fn batch(&self, number: usize) -> MutexGuard<'_, Vec<Address>> {
+        self.batches[number % BATCHES].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fill(&self, pool: &dyn Pool, sizes: (usize, usize), length: usize) {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         for number in 0..length {
-            Self::wait(|| number < self.emptied.load(Ordering::Acquire) + PORTIONS);
-            let mut portion = self.portion(number);
-            working(THREAD, || (0..PORTION).for_each(|_| portion.push(allocate(pool, &mut random, sizes))));
-            drop(portion);
+            Self::wait_until(|| number < self.emptied.load(Ordering::Acquire) + BATCHES);
+            let mut batch = self.batch(number);
+            timed(THREAD, || (0..BATCH).for_each(|_| batch.push(allocate(pool, &mut random, sizes))));
+            drop(batch);
             self.filled.store(number + 1, Ordering::Release);
         }
     }
 
     fn empty(&self, pool: &dyn Pool, length: usize) {
         for number in 0..length {
-            Self::wait(|| number < self.filled.load(Ordering::Acquire));
-            let mut portion = self.portion(number);
-            working(THREAD, || portion.drain(..).for_each(|address| free(pool, address)));
-            drop(portion);
+            Self::wait_until(|| number < self.filled.load(Ordering::Acquire));
+            let mut batch = self.batch(number);
+            timed(THREAD, || batch.drain(..).for_each(|address| free(pool, address)));
+            drop(batch);
             self.emptied.store(number + 1, Ordering::Release);
         }
     }
 }
 
-/// On the wall, per block.
+/// Returns the wall time per block.
 fn xfree(pool: &dyn Pool, sizes: (usize, usize), pairs: usize, length: usize) -> f64 {
-    let belts: Vec<Belt> = (0..pairs).map(|_| Belt::new()).collect();
+    let channels: Vec<Channel> = (0..pairs).map(|_| Channel::new()).collect();
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for belt in &belts {
-            scope.spawn(|| belt.fill(pool, sizes, length));
-            scope.spawn(|| belt.empty(pool, length));
+        for channel in &channels {
+            scope.spawn(|| channel.fill(pool, sizes, length));
+            scope.spawn(|| channel.empty(pool, length));
         }
     });
-    start.elapsed().as_nanos() as f64 / (length * PORTION * pairs) as f64
+    start.elapsed().as_nanos() as f64 / (length * BATCH * pairs) as f64
 }
 
-/// On the wall, per block and thread.
+/// Returns the wall time per block and thread.
 fn larson(pool: &dyn Pool, sizes: (usize, usize), sets: &mut [Vec<Address>], length: usize) -> f64 {
     let (start, count) = (Instant::now(), sets.len());
     std::thread::scope(|scope| {
@@ -161,15 +162,15 @@ fn main() {
     let mut set = || (0..live).map(|_| allocate(pool, &mut random, sizes)).collect::<Vec<_>>();
     let mut sets: Vec<_> = if order == "larson" { (0..threads).map(|_| set()).collect() } else { Vec::new() };
     let run = |sets: &mut [Vec<Address>]| match order.as_str() {
-        // With the threads' ends.
-        "larson" => working(libc::CLOCK_PROCESS_CPUTIME_ID, || larson(pool, sizes, sets, length)),
+        // Includes the ends of the threads.
+        "larson" => timed(libc::CLOCK_PROCESS_CPUTIME_ID, || larson(pool, sizes, sets, length)),
         _ => xfree(pool, sizes, threads, length),
     };
-    let blocks = threads * length * if order == "larson" { 1 } else { PORTION };
+    let blocks = threads * length * if order == "larson" { 1 } else { BATCH };
     let mut values: Vec<(f64, f64)> = (0..times)
         .map(|_| (run(&mut sets), WORKED.swap(0, Ordering::Relaxed) as f64 / blocks as f64))
         .collect();
-    let mut told = |what: &str, of: fn(&(f64, f64)) -> f64| {
+    let mut report = |what: &str, of: fn(&(f64, f64)) -> f64| {
         values.sort_by(|one, other| of(one).total_cmp(&of(other)));
         println!(
             "{order} {size} {threads} {what}: {:.1} ns, least {:.1}",
@@ -177,7 +178,7 @@ fn main() {
             of(&values[0])
         );
     };
-    told("wall", |value| value.0);
-    told("work", |value| value.1);
+    report("wall", |value| value.0);
+    report("work", |value| value.1);
     println!("reserved {} MiB", pool.statistics().reserved_bytes >> 20);
 }

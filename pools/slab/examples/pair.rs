@@ -1,4 +1,4 @@
-//! Nanoseconds per allocation and free, of the thread's own processor time.
+//! Nanoseconds per allocation and free, of the processor time of the thread.
 //!
 //! `cargo run --release -p umf-pool-slab --example pair`
 
@@ -18,7 +18,7 @@ fn thread_time() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// The best of five runs, per cycle.
+/// Returns the nanoseconds per cycle of the best of five runs.
 fn measure(cycles: u32, mut run: impl FnMut(u32)) -> f64 {
     run(cycles / 10);
     let time = |run: &mut dyn FnMut(u32)| {
@@ -52,7 +52,7 @@ fn pairs(pool: &SlabPool, layout: Layout) -> f64 {
     })
 }
 
-/// A live set of 1,000 blocks, of which a random one is replaced by one of another size each time.
+/// Replaces random blocks of 1,000 live ones by blocks of random sizes.
 fn churn(pool: &SlabPool, sizes: (usize, usize)) -> f64 {
     let mut seed = 1_u64;
     let mut next = move || {

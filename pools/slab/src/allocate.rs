@@ -9,9 +9,9 @@
 //! | `refill_small`, `refill_large` | central slabs; the stock of large blocks |
 //! | `add_slab`, `cut_block` | extents, and regions from the provider |
 //!
-//! A large request takes a block of its class or of the next two, so that more kept blocks can
-//! serve it. Before the pool takes more memory from its provider than it should need, kept large
-//! blocks are merged (`merge_kept`).
+//! A large request takes a block of its class or of the next two, so that more cached blocks can
+//! serve it. If the caches hold much memory, the pool merges cached large blocks into the extents
+//! before it takes another region from its provider: `merge_cached`.
 
 use core::sync::atomic::Ordering;
 
@@ -26,22 +26,21 @@ use crate::regions::OWNER;
 use crate::section::{CLOSING, FENCED, SHARED, Section, TRACED};
 use crate::types::{BinOffset, Entry, Heap, Span, UNOWNED, thread_word};
 
-/// The most small blocks in one refill. With more, a thread that frees blocks of other threads
-/// would touch more addresses in rotation.
+/// The most small blocks in one refill. With more, threads that free each other's blocks would
+/// touch more memory.
 const REFILL: u32 = 32;
-/// The number of batches of large blocks that a request looks through before it turns to the stock.
+/// The most batches of large blocks that a request takes before it tries the stock.
 const BATCHES: u32 = 2;
 
-/// The most threads that may each keep as much as they are allowed to, before the pool merges
-/// blocks rather than grow.
-const KEEPERS: usize = 8;
-/// How often a few kept blocks are merged before all are.
-const TRIES: u32 = 8;
+/// The most threads whose caches raise the allowance of [`SlabPool::merge_cached`].
+const MAX_CACHING_THREADS: usize = 8;
+/// How often a few cached blocks are merged before all of them are.
+const PARTIAL_MERGES: u32 = 8;
 
-/// A new region is at least this part of what the pool has; the smaller part after all blocks were
-/// merged.
-const PART: u64 = 32;
-const PART_AFTER_MERGE: u64 = 8 * PART;
+/// A new region has at least the bytes of the pool divided by this.
+const GROWTH: u64 = 32;
+/// The same after all cached blocks were merged.
+const GROWTH_AFTER_MERGE: u64 = 8 * GROWTH;
 
 /// The span of a slab's extent: extents know the spans of large blocks only.
 const NO_SPAN: u32 = 0;
@@ -50,20 +49,20 @@ const NO_SPAN: u32 = 0;
 enum Route {
     /// By a block of this class.
     Class(usize),
-    /// By a large block of this class, at an alignment that its class does not give by itself.
+    /// By a large block of this class, at an alignment that its class does not guarantee.
     Aligned(usize),
     /// By a region.
     Direct,
 }
 
-/// What merging kept blocks achieved.
+/// The result of [`SlabPool::merge_cached`].
 enum MergeOutcome {
-    /// There is little to merge: the pool should grow.
-    Little,
-    /// Some blocks were merged: try again.
-    Some,
-    /// All are merged: the pool has to grow, by no more than it must.
-    All,
+    /// Little memory is free: the pool takes a region.
+    NotNeeded,
+    /// Blocks were merged: the caller tries again.
+    Merged,
+    /// All cached blocks are merged: the pool takes a region, as small as possible.
+    AllMerged,
 }
 
 impl SlabPool {
@@ -78,7 +77,7 @@ impl SlabPool {
                 let (heap, bin) = (section.heap(), section.heap().bin_at(BinOffset::of(class)));
                 match bin.pop() {
                     Some(entry) => {
-                        // Of a small class it is 0.
+                        // The weight of a small class is 0.
                         heap.set_large_bytes(heap.large_bytes() - bin.weight());
                         entry
                     }
@@ -86,8 +85,8 @@ impl SlabPool {
                 }
             }
         };
-        // SAFETY: entries of this pool's heaps point into its metadata, and only this thread has a
-        // popped one.
+        // SAFETY: entries of this pool's heaps point into its metadata, and a popped entry is this
+        // thread's alone.
         Some(unsafe { entry.hand_out() })
     }
 
@@ -119,14 +118,14 @@ impl SlabPool {
         self.allocate_uncached(layout)
     }
 
-    /// Returns an error if the pool may not take memory.
+    /// Returns an error if the pool must not allocate: in a forked child, or while it is dropped.
     pub(crate) fn check_usable(&self) -> Result<()> {
         let flags = self.heaps.flags.get();
         if flags & SHARED != 0 && self.back.upstream.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
         }
         if flags & CLOSING != 0 {
-            let what = "allocating while it is dropped";
+            let what = "allocating while the pool is being dropped";
             return Err(Error::NotSupported { what, owner: OWNER, native: 0 });
         }
         Ok(())
@@ -134,7 +133,8 @@ impl SlabPool {
 
     #[inline]
     fn route(&self, layout: Layout) -> Route {
-        // Up to a page the class system aligns; above, a large block is placed.
+        // Classes guarantee alignment up to a page. Beyond, a large block is cut at an aligned
+        // place.
         const LARGEST_ALIGNMENT: usize = 64 << 20;
         let (classes, align) = (&self.heaps.classes, layout.align());
         let class = classes.of_layout(layout);
@@ -150,9 +150,9 @@ impl SlabPool {
         }
     }
 
-    /// Allocates a block from the layers behind the bins, unless too much is held. Out of memory,
-    /// it returns all free memory to the provider and tries again, then calls the callback that was
-    /// set.
+    /// Allocates a block from the layers behind the bins, unless the limit of deferred memory is
+    /// reached. If memory runs out, returns all free memory to the provider and tries again, then
+    /// calls the `on_out_of_memory` callback.
     #[cold]
     fn allocate_uncached(&self, layout: Layout) -> Result<Address> {
         let allocate = || {
@@ -161,8 +161,8 @@ impl SlabPool {
                 Route::Aligned(class) => self.allocate_aligned(class, layout.align())?,
                 Route::Direct => return self.back.allocate_direct(layout),
             };
-            // SAFETY: the entry was taken out of a heap or a shared list, so it is ours alone, and
-            // names our metadata.
+            // SAFETY: the entry points into the pool's metadata. It was removed from a heap or a
+            // shared list, so it is this thread's alone.
             Ok(unsafe { entry.hand_out() })
         };
         let upstream = &self.back.upstream;
@@ -174,7 +174,7 @@ impl SlabPool {
             if !matches!(result, Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })) {
                 return result;
             }
-            // If the provider refuses a region, it stays.
+            // A region that the provider refuses stays in the pool.
             let _ = self.release_free(0);
             allocate().or_else(|error| if self.back.limits.reclaim(&error) { allocate() } else { Err(error) })
         });
@@ -187,7 +187,7 @@ impl SlabPool {
         address
     }
 
-    /// Takes a block of the class, or of one a little larger, and counts it as allocated.
+    /// Allocates a block of the class or of one of the next two, and counts it.
     fn allocate_class(&self, class: usize) -> Result<Entry> {
         let Some((index, heap)) = self.heaps.current_with_bin(class, &self.back.meta.runs) else {
             return self.allocate_without_heap(class);
@@ -217,10 +217,10 @@ impl SlabPool {
         }
     }
 
-    /// Takes a block of a small class: one that other threads have freed for this one, one of a
-    /// slab, one that waits for another thread, or one of a new slab.
+    /// Allocates a block of a small class: from the inbox, from a slab, from the inbox of another
+    /// thread, or from a new slab.
     fn allocate_small(&self, index: u32, heap: &Heap, class: usize) -> Result<Entry> {
-        let mut may_reach = true;
+        let mut may_drain_others = true;
         loop {
             self.drain_own(index, heap);
             let found = {
@@ -233,7 +233,7 @@ impl SlabPool {
             if self.collect_unowned(heap) || self.back.upstream.poll_many_pending() {
                 continue;
             }
-            if core::mem::take(&mut may_reach) {
+            if core::mem::take(&mut may_drain_others) {
                 self.send_open(heap);
                 self.drain_idle_owner(index, class);
                 continue;
@@ -242,23 +242,23 @@ impl SlabPool {
         }
     }
 
-    /// Puts the blocks of a waiting batch, or of the thread's own one, into its bins; `false` if
-    /// there is none.
+    /// Moves the blocks of a batch into the thread's bins: of a waiting batch, or of the thread's
+    /// outgoing one. Returns `false` if there is no block.
     fn receive_batch(&self, index: u32, heap: &Heap) -> bool {
-        let own = || {
+        let take_outgoing = || {
             let _section = self.heaps.enter(heap);
             heap.outgoing.take()
         };
-        let Some(mut batch) = self.transfer.take().or_else(own) else { return false };
-        let is_full = !batch.is_empty();
+        let Some(mut batch) = self.transfer.take().or_else(take_outgoing) else { return false };
+        let has_blocks = !batch.is_empty();
         {
             let _section = self.heaps.enter(heap);
             batch.offer(|class, entry| self.heaps.receive(index, heap, class, entry));
         }
-        // Blocks without room go to the shared lists.
+        // Blocks that do not fit go to the shared lists.
         batch.drain(|class, entries| self.return_blocks(class, entries));
         self.transfer.recycle(batch);
-        is_full
+        has_blocks
     }
 
     /// Pops a block of a small class; fills the bin from the slabs if it is empty. Inside the
@@ -312,7 +312,7 @@ impl SlabPool {
         None
     }
 
-    /// Takes a block for a thread that has to go without a heap, and counts it.
+    /// Allocates a block for a thread without a heap, and counts it.
     fn allocate_without_heap(&self, class: usize) -> Result<Entry> {
         let size = self.heaps.classes.size(class);
         loop {
@@ -340,7 +340,7 @@ impl SlabPool {
         }
     }
 
-    /// Takes a large block at an alignment that its class does not give by itself, and counts it.
+    /// Allocates a large block at an alignment that its class does not guarantee, and counts it.
     fn allocate_aligned(&self, class: usize, align: usize) -> Result<Entry> {
         if let Some((_, heap)) = self.heaps.current_with_bin(class, &self.back.meta.runs)
             && let _section = self.heaps.enter(heap)
@@ -384,7 +384,7 @@ impl SlabPool {
         made
     }
 
-    /// Allocates units, if need be of a new region.
+    /// Allocates units: from free extents, after merging cached blocks, or from a new region.
     fn allocate_units(&self, units: u32, align: u32, span: u32) -> Result<Range> {
         let mut attempt = 0;
         loop {
@@ -392,34 +392,37 @@ impl SlabPool {
                 return Ok(range);
             }
             let (size, align) = (units as usize * UNIT, align as usize * UNIT);
-            match self.merge_kept(attempt) {
-                MergeOutcome::Some => {}
-                MergeOutcome::Little => self.back.add_region(size, align, PART)?,
-                MergeOutcome::All => self.back.add_region(size, align, PART_AFTER_MERGE)?,
+            match self.merge_cached(attempt) {
+                MergeOutcome::Merged => {}
+                MergeOutcome::NotNeeded => self.back.add_region(size, align, GROWTH)?,
+                MergeOutcome::AllMerged => self.back.add_region(size, align, GROWTH_AFTER_MERGE)?,
             }
             attempt += 1;
         }
     }
 
-    /// Merges kept large blocks, more with each attempt, if more memory is free than should be
-    /// although no extent is long enough.
-    fn merge_kept(&self, attempt: u32) -> MergeOutcome {
-        let in_heaps = || self.heaps.iter().map(|(_, heap)| heap.large_bytes());
-        let kept = in_heaps().sum::<usize>() as u64 + self.transfer.bytes();
-        let keepers = in_heaps().filter(|&bytes| bytes > 0).count().clamp(1, KEEPERS);
+    /// Merges cached large blocks into the extents if too much memory is free, although no free
+    /// extent is long enough for the request. The first attempts merge a few blocks, a later one
+    /// all.
+    ///
+    /// Free memory is allowed up to 5/4 of `thread_cache_size` for each thread that caches large
+    /// blocks, less a quarter of the pool, but at least a 32nd of the pool.
+    fn merge_cached(&self, attempt: u32) -> MergeOutcome {
+        let cached_by_thread = || self.heaps.iter().map(|(_, heap)| heap.large_bytes());
+        let cached = cached_by_thread().sum::<usize>() as u64 + self.transfer.bytes();
+        let threads = cached_by_thread().filter(|&bytes| bytes > 0).count().clamp(1, MAX_CACHING_THREADS);
         let reserved = self.back.limits.bytes();
-        let max = (self.settings.thread_cache_size as u64 / 4).saturating_mul(5 * keepers as u64);
+        let max = (self.settings.thread_cache_size as u64 / 4).saturating_mul(5 * threads as u64);
         let allowed = max.saturating_sub(reserved / 4).max(reserved / 32);
-        let free = self.back.extents.lock().free_units() * UNIT as u64 + kept;
+        let free = self.back.extents.lock().free_units() * UNIT as u64 + cached;
         if free <= allowed {
-            return MergeOutcome::Little;
+            return MergeOutcome::NotNeeded;
         }
-        let own = self.heaps.current();
+        let current = self.heaps.current();
         match attempt {
-            // A few at a time, from each class in turn, so that blocks that were freed long ago go
-            // first.
-            0..TRIES => {
-                let Some((_, heap)) = own else { return MergeOutcome::Some };
+            // The oldest blocks of a few classes, in rotation.
+            0..PARTIAL_MERGES => {
+                let Some((_, heap)) = current else { return MergeOutcome::Merged };
                 for _ in 0..2 {
                     let evicted = {
                         let _section = self.heaps.enter(heap);
@@ -428,19 +431,19 @@ impl SlabPool {
                     };
                     self.merge(evicted.entries(), false);
                 }
-                MergeOutcome::Some
+                MergeOutcome::Merged
             }
-            TRIES => {
+            PARTIAL_MERGES => {
                 self.merge_transfer(false);
-                if let Some((_, heap)) = own {
+                if let Some((_, heap)) = current {
                     self.merge_own_large(heap);
                 }
                 if max < reserved / 16 * 5 {
                     self.heaps.begin_merging();
                 }
-                MergeOutcome::Some
+                MergeOutcome::Merged
             }
-            _ => MergeOutcome::All,
+            _ => MergeOutcome::AllMerged,
         }
     }
 }

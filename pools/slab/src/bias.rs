@@ -1,13 +1,13 @@
 //! Ownership bias of large blocks: blocks whose live bits one thread clears without an atomic
 //! exchange.
 //!
-//! A large block that one thread took and freed may be biased towards it. As long as only that
+//! A large block that one thread allocated and freed may be biased towards it. As long as only that
 //! thread frees it, clearing the live bit is a load and a store inside its section, and the
 //! lookaside cache finds the block. The first other thread that frees it revokes the bias,
 //! [`Heaps::revoke_bias`], and with it the section, once. That costs a hundred times what a biased
 //! free saves. So after a revocation a thread gets no bias for a while: [`LargeBias`].
 //!
-//! Everything of the bias is here, besides [`Span::owner`] and the fast path in `free`. Slabs have
+//! All code of the bias is here, except [`Span::owner`] and the fast path in `free`. Slabs have
 //! owners instead: see `remote`.
 
 #[cfg(test)]
@@ -19,8 +19,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use umf_core::Address;
 use umf_sync::thread;
 
+use crate::heap::granule_of;
 use crate::heaps::Heaps;
-use crate::lookaside::granule_of;
 use crate::metadata::Metadata;
 use crate::section::{BiasedLock, await_exit, restore, revoke};
 use crate::types::{Entry, Heap, Span, UNOWNED, thread_word};
@@ -28,14 +28,14 @@ use crate::types::{Entry, Heap, Span, UNOWNED, thread_word};
 /// The bias of a span while a thread revokes it.
 const REVOKING: u32 = u32::MAX;
 
-/// Takes the bias of a span away from the owner of `lock`. `forget` clears what the owner remembers
-/// of it.
-fn take_bias<L: BiasedLock>(
+/// Revokes the bias of a span towards the owner of `lock`. `forget` clears the owner's cached
+/// entries of the span.
+fn revoke_span_bias<L: BiasedLock>(
     lock: &L,
     set_bias: impl Fn(u32),
     (forbid_fast, forget, allow_fast): (impl FnOnce(), impl FnOnce(), impl FnOnce()),
 ) {
-    // A thread that comes meanwhile sees neither a biased span nor an unbiased one, and waits.
+    // Until the end, other threads see the span as neither biased nor unbiased, and wait.
     set_bias(REVOKING);
     revoke(core::iter::once(lock), forbid_fast);
     await_exit(lock);
@@ -46,17 +46,17 @@ fn take_bias<L: BiasedLock>(
 }
 
 impl Heaps {
-    /// Takes the bias of a span away, unless it is unbiased or biased towards the calling thread.
-    /// From here on the calling thread may clear live bits in the span by atomic exchange. It is
-    /// outside of its section.
+    /// Revokes the bias of a span, unless it is unbiased or biased towards the calling thread. Then
+    /// the calling thread may clear live bits in the span by atomic exchange. It is outside of its
+    /// section.
     pub(crate) fn ensure_exchange(&self, span: &Span) {
         let bias = span.owner.load(Ordering::Acquire);
-        if bias != UNOWNED && thread::current().is_none_or(|own| thread_word(own.get()) != bias) {
+        if bias != UNOWNED && thread::current().is_none_or(|current| thread_word(current.get()) != bias) {
             self.revoke_bias(span);
         }
     }
 
-    /// Takes the bias of a span away, from the calling thread too. It is outside of its section.
+    /// Revokes the bias of a span, even towards the calling thread. It is outside of its section.
     #[cold]
     pub(crate) fn revoke_bias(&self, span: &Span) {
         if span.owner.load(Ordering::Acquire) == UNOWNED {
@@ -68,7 +68,7 @@ impl Heaps {
             return;
         }
         let Some(heap) = self.get(bias - 1) else { return };
-        if thread::current().is_some_and(|own| thread_word(own.get()) == bias) {
+        if thread::current().is_some_and(|current| thread_word(current.get()) == bias) {
             return heap.unbias(span);
         }
         let forget = || {
@@ -77,7 +77,7 @@ impl Heaps {
         };
         let set_bias = |bias| span.owner.store(bias, Ordering::Release);
         let flags = &self.flags;
-        take_bias(heap, set_bias, (|| flags.forbid_fast(), forget, || flags.allow_fast()));
+        revoke_span_bias(heap, set_bias, (|| flags.forbid_fast(), forget, || flags.allow_fast()));
     }
 }
 
@@ -93,7 +93,7 @@ impl Heap {
     /// revoked.
     pub(crate) fn unbias_large(&self, entries: &[Entry]) {
         for &entry in entries {
-            // SAFETY: they are large blocks of the pool, as all callers say.
+            // SAFETY: all callers pass large blocks of the pool.
             let span = unsafe { Span::of_own_state(entry) };
             if span.owner.load(Ordering::Relaxed) != UNOWNED {
                 self.unbias(span);
@@ -133,18 +133,20 @@ impl Heap {
     }
 }
 
-/// For each revocation, a thread frees this many large blocks by atomic exchange before one becomes
+/// After a revocation, a thread frees this many large blocks by atomic exchange before one becomes
 /// biased.
 const BACKOFF: u32 = 256;
-/// The most blocks that it frees so.
+/// The most blocks that it frees by atomic exchange after several revocations.
 const MAX_BACKOFF: u32 = 1 << 16;
 
-/// Whether a large block that a thread has taken and freed becomes biased towards it.
+/// Decides whether a large block that a thread has allocated and freed becomes biased towards it.
 #[derive(Default)]
 pub(crate) struct LargeBias {
-    /// Revocations. Written by other threads.
+    /// The number of revocations. Written by other threads.
     revoked: AtomicU32,
-    seen: Cell<u32>,
+    /// The number of revocations that `backoff` includes.
+    counted: Cell<u32>,
+    /// The number of blocks until the next one becomes biased.
     backoff: Cell<u32>,
 }
 
@@ -159,11 +161,11 @@ impl LargeBias {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// Decides for a block that the thread frees. Inside the section.
+    /// Returns whether the block that the thread frees becomes biased. Inside the section.
     #[inline]
     fn grants(&self) -> bool {
         let revoked = self.revoked.load(Ordering::Relaxed);
-        let new = revoked.wrapping_sub(self.seen.replace(revoked));
+        let new = revoked.wrapping_sub(self.counted.replace(revoked));
         let backoff = self.backoff.get().saturating_add(new.saturating_mul(BACKOFF)).min(MAX_BACKOFF);
         self.backoff.set(backoff.saturating_sub(1));
         backoff == 0

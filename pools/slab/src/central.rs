@@ -3,8 +3,8 @@
 //! The middle of the pool, together with `transfer`. A slab is an extent of equal blocks, with a
 //! bitmap of free blocks. Only the owner thread takes blocks from it: so one processor writes the
 //! states of neighbouring blocks, by plain stores. A thread that needs blocks becomes the owner of
-//! an unowned slab. If a class has no free block, a thread makes a slab out of an extent. Empty
-//! slabs become extents again.
+//! an unowned slab. If a class has no free block, the thread creates a slab in a new extent. The
+//! extents of surplus empty slabs are freed.
 //!
 //! **Owners change** under the lock of the class. A slab leaves its owner when it becomes empty, or
 //! when it is abandoned: by the owner thread inside its section, or by a thread that has revoked
@@ -33,11 +33,11 @@ use crate::types::{Cold, Entry, Span, UNOWNED};
 pub(crate) struct ListId(u32);
 
 impl ListId {
-    /// None.
+    /// The slab is in no list.
     pub(crate) const NONE: Self = Self(0);
     /// Slabs whose blocks are all free.
     const EMPTY: Self = Self(1);
-    /// Slabs with some blocks free that have no owner.
+    /// Unowned slabs with some free blocks.
     pub(crate) const UNOWNED: Self = Self(2);
 
     /// Slabs of thread number `index` with some blocks in the bitmap.
@@ -71,8 +71,9 @@ impl ListId {
 struct SlabLists {
     unowned: u32,
     empty: u32,
-    /// The number of empty slabs, and its minimum since the last decay.
+    /// The number of empty slabs.
     empties: u32,
+    /// The minimum of `empties` since the last decay.
     min_empties: u32,
 }
 
@@ -113,9 +114,9 @@ pub(crate) struct Slabs<'a> {
 
 impl<'a> Slabs<'a> {
     fn cold(&self, number: u32) -> Option<&'a mut Cold> {
-        // SAFETY: this value is the lock of the class; the spans in its lists, and those of the
-        // blocks that it is given, are slabs of the class. Each reference is used before the next
-        // is made.
+        // SAFETY: this value holds the lock of the class. All spans in its lists, and those of the
+        // blocks that callers pass, are slabs of the class. Each reference is used before the next
+        // is created.
         self.meta.span(number).filter(|_| number != 0).map(|span| unsafe { span.cold() })
     }
 
@@ -183,8 +184,8 @@ impl<'a> Slabs<'a> {
         }
     }
 
-    /// Moves up to `want` blocks from slabs to `out`, and returns how many. The slabs are `owner`'s
-    /// then: the calling thread inside its section, or [`UNOWNED`].
+    /// Moves up to `want` blocks from slabs to `out`, and returns their number. `owner` becomes the
+    /// owner of these slabs: the calling thread, which is inside its section, or [`UNOWNED`].
     ///
     /// # Safety
     /// `out` has room for `want` entries.
@@ -218,17 +219,17 @@ impl<'a> Slabs<'a> {
         n
     }
 
-    /// Returns a slab with free blocks, which is `owner`'s then; 0 if there is none.
+    /// Returns a slab with free blocks, and makes `owner` its owner; 0 if there is none.
     fn pick(&mut self, owner: u32) -> u32 {
-        let own = ListId::of_owner(owner);
-        for list in [own, ListId::UNOWNED, ListId::EMPTY] {
+        let owned = ListId::of_owner(owner);
+        for list in [owned, ListId::UNOWNED, ListId::EMPTY] {
             let number = self.head(list);
             if number == 0 {
                 continue;
             }
-            if list != own {
+            if list != owned {
                 self.unlink(number);
-                self.push(own, number);
+                self.push(owned, number);
                 if let Some(span) = self.meta.span(number) {
                     span.owner.store(owner, Ordering::Release);
                 }
@@ -243,7 +244,7 @@ impl<'a> Slabs<'a> {
         self.push(ListId::EMPTY, number);
     }
 
-    /// Puts blocks back into their slabs, as [`Slabs::put_block`] does.
+    /// Returns blocks to their slabs, as [`Slabs::put_block`] does.
     pub(crate) fn put(&mut self, entries: &[Entry], owner: u32) {
         for entry in entries {
             if let Some(place) = self.meta.locate_start(Address::from_bits(entry.address)) {
@@ -252,8 +253,9 @@ impl<'a> Slabs<'a> {
         }
     }
 
-    /// Puts a block, which the caller alone has, back into its slab. The slab is unowned or
-    /// `owner`'s, whose thread is the calling one inside its section, or has its section revoked.
+    /// Returns a block, which the caller alone has, to its slab. The slab is unowned, or `owner` is
+    /// its owner: either the calling thread inside its section, or a thread whose section is
+    /// revoked.
     pub(crate) fn put_block(&mut self, place: &BlockRef<'_>, owner: u32) {
         let Some((span, cold)) = self.slab(place.number) else { return };
         // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
@@ -331,7 +333,7 @@ impl<'a> Slabs<'a> {
     }
 }
 
-/// Makes a slab of blocks of `block` bytes out of an extent of `size` bytes, and returns its span.
+/// Creates a slab of blocks of `block` bytes in an extent of `size` bytes. Returns its span.
 pub(crate) fn make_slab(
     back: &Backend,
     class: usize,
@@ -390,9 +392,9 @@ pub(crate) fn make_slab(
     Ok(number)
 }
 
-/// Takes the first slab of a chain from [`Slabs::trim`] apart, and returns the bytes that became
-/// free; `None` at the end of the chain. `sizes_of` returns the bytes of a block of a class, and of
-/// a slab.
+/// Removes the first slab of a chain from [`Slabs::trim`], and frees its extent. Returns the freed
+/// bytes; `None` at the end of the chain. `sizes_of` returns the bytes of a block and of a slab of
+/// a class.
 pub(crate) fn remove_slab(
     back: &Backend,
     chain: &mut u32,
@@ -401,7 +403,7 @@ pub(crate) fn remove_slab(
     let meta = &back.meta;
     let span = meta.span(*chain).filter(|_| *chain != 0)?;
     let (block, size) = sizes_of(span.class());
-    // SAFETY: the slab is in no list any more but this chain, which is the caller's.
+    // SAFETY: the slab is in no list but this chain, which is the caller's.
     let cold = unsafe { *span.cold() };
     let number = core::mem::replace(chain, cold.next);
     let range = Range { region: span.region(), first: cold.unit };

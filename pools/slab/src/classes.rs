@@ -1,4 +1,4 @@
-//! Size classes, and the way from an offset to a block.
+//! Size classes, and the computation of a block's number from its offset.
 //!
 //! There are eight classes per doubling, so that rounding up wastes at most 12.5 %. Classes of less
 //! than a granule of the tracker are served from slabs, the others are large.
@@ -99,7 +99,7 @@ impl Classes {
         self.of_last(size - 1)
     }
 
-    /// Returns the class of a size whose last byte has this number. Below `linear` the steps are
+    /// Returns the class of a size, given the number of its last byte. Below `linear` the steps are
     /// those of the first doubling, so the bit of `linear` is set first.
     #[inline(always)]
     const fn of_last(&self, last: usize) -> usize {
@@ -175,7 +175,7 @@ impl Divisor {
     pub(crate) const fn of(size: u64) -> Self {
         let shift = size.trailing_zeros();
         let odd = size >> shift;
-        // Right in the lowest 3 bits; each step of Newton's doubles that.
+        // Correct in the lowest 3 bits; each step of Newton's method doubles their number.
         let mut inverse = odd;
         let mut bits = 3;
         while bits < 64 {

@@ -30,13 +30,13 @@ use crate::types::{Entry, Heap, REMOTE, Span, UNOWNED, thread_word};
 pub(crate) struct FollowUp {
     /// Batches to be sent, by their owners.
     pub(crate) batches: Chain,
-    /// Slabs that are to be taken apart: see [`Slabs::trim`].
+    /// The chain of empty slabs whose extents are to be freed: see [`Slabs::trim`].
     pub(crate) emptied: u32,
-    /// Bytes that came back to the shared lists, or wait for owners.
+    /// Bytes that were returned to the shared lists, or wait for owners.
     pub(crate) bytes: usize,
-    /// The classes of blocks that came back to their slabs.
+    /// The classes of the blocks that were returned to slabs, a bit each.
     classes: [u64; MAX_CLASSES / 64],
-    /// A block that was freed twice.
+    /// A block whose second free was dropped.
     late: Option<Address>,
 }
 
@@ -83,7 +83,7 @@ impl SlabPool {
                 let _section = self.heaps.enter(heap);
                 heap.open.set(owner, batch)
             };
-            // A provider that frees blocks of this very pool was called meanwhile.
+            // The thread called a provider meanwhile, which freed blocks of this pool.
             other.into_iter().for_each(|batch| self.send(batch));
         }
     }
@@ -99,14 +99,14 @@ impl SlabPool {
         }
     }
 
-    /// Sends a batch to its owner. As [`SlabPool::finish`].
+    /// Sends a batch to its owner. The conditions are those of [`SlabPool::finish`].
     pub(crate) fn send(&self, batch: RemoteBatch) {
         let mut work = FollowUp::new();
         work.batches.push(batch);
         self.finish(work);
     }
 
-    /// Does what remains. The calling thread is outside of its section, and holds no lock.
+    /// Does the follow-up work. The calling thread is outside of its section, and holds no lock.
     pub(crate) fn finish(&self, mut work: FollowUp) {
         while let Some(batch) = work.batches.pop() {
             match batch.owner() {
@@ -134,8 +134,8 @@ impl SlabPool {
         }
     }
 
-    /// Puts batches into the inboxes of their owners, which the caller drains. Others are left in
-    /// `work`.
+    /// Pushes batches to the inboxes of their owners, which the caller drains. Leaves batches
+    /// without an owner in `work`.
     pub(crate) fn deliver(&self, mut batches: Chain, work: &mut FollowUp) {
         while let Some(batch) = batches.pop() {
             match batch.owner().checked_sub(1).and_then(|index| self.heaps.get(index)) {
@@ -153,7 +153,7 @@ impl SlabPool {
         place.span.is_slab().then_some(place)
     }
 
-    /// Makes a batch for the owner of the first block, and one of the rest.
+    /// Sorts a mixed batch into one for the owner of the first block, and one with all others.
     fn sort(&self, mut batch: RemoteBatch, work: &mut FollowUp) {
         let (mut first, mut rest) = (None, None);
         batch.retain(|address, class| {
@@ -178,15 +178,15 @@ impl SlabPool {
         rest.into_iter().for_each(|rest| work.batches.push(rest));
     }
 
-    // Settling.
+    // Collecting.
 
-    /// Puts the blocks of a batch into the bitmaps of slabs that are unowned or `owner`'s, as
-    /// [`Slabs::put_block`] says. Others are left in `work`.
+    /// Puts the blocks of a batch into the bitmaps of slabs that are unowned or `owner`'s. Leaves
+    /// all others in `work`. The conditions are those of [`Slabs::put_block`].
     pub(crate) fn collect_batch(&self, mut batch: RemoteBatch, owner: u32, work: &mut FollowUp) {
         let mut locked: Option<(usize, Slabs<'_>)> = None;
         let mut left = false;
         batch.retain(|address, class| {
-            // The block that was freed is of that class.
+            // The class of the freed block is in the batch.
             let Some(place) = self.locate_small(address).filter(|place| place.span.class() == class) else {
                 self.note_late(address, class, work);
                 return false;
@@ -219,14 +219,14 @@ impl SlabPool {
         }
     }
 
-    /// Unlocks the slabs of a class. Empty ones beyond those that are kept are left in `work`.
+    /// Unlocks the slabs of a class. Leaves in `work` the empty slabs above the capacity.
     fn unlock(&self, locked: Option<(usize, Slabs<'_>)>, work: &mut FollowUp) {
         if let Some((_, mut slabs)) = locked {
             slabs.trim(self.settings.capacity, &mut work.emptied);
         }
     }
 
-    /// Puts one block into its slab's bitmap, whatever the owner of the slab.
+    /// Puts one block into its slab's bitmap, whichever thread owns the slab.
     #[cold]
     fn collect_one(&self, class: usize, address: Address) {
         let mut work = FollowUp::new();
@@ -249,8 +249,9 @@ impl SlabPool {
         self.finish(work);
     }
 
-    /// Puts one block into the bitmap of the calling thread's slab, or of that of the owner that it
-    /// has by now. The calling thread is outside of its section, and holds no lock.
+    /// Puts one block into the bitmap of its slab, which the calling thread owned. If the slab has
+    /// a new owner, sends the block there. The calling thread is outside of its section, and holds
+    /// no lock.
     pub(crate) fn collect_own(&self, index: u32, heap: &Heap, class: usize, address: Address) {
         let Some(mut batch) = self.batches.empty(&self.back.meta.runs, MIXED) else {
             return self.collect_one(class, address);
@@ -264,9 +265,9 @@ impl SlabPool {
         self.finish(work);
     }
 
-    /// Runs `change` while no thread changes states of the slab by plain stores, with the lock of
-    /// the class, and with the owner whose thread stays outside of its section. The calling thread
-    /// is outside of its own, and holds no lock. The slab may have been taken apart.
+    /// Runs `change` while no thread changes states of the slab by plain stores. Passes it the
+    /// locked slabs of the class and the owner, whose section is revoked. The calling thread is
+    /// outside of its own section, and holds no lock. The slab may no longer exist.
     pub(crate) fn exclusively<R>(
         &self,
         place: &BlockRef<'_>,
@@ -293,8 +294,8 @@ impl SlabPool {
 
     // Draining.
 
-    /// Drains the calling thread's inbox into its bins, and what has no room there into bitmaps.
-    /// The calling thread is outside of its section, and holds no lock.
+    /// Drains the calling thread's inbox into its bins, and into bitmaps if a bin is full. The
+    /// calling thread is outside of its section, and holds no lock.
     pub(crate) fn drain_own(&self, index: u32, heap: &Heap) {
         if heap.inbox.is_empty() {
             return;
@@ -323,12 +324,12 @@ impl SlabPool {
             }
             !collected
         });
-        // Once: a bin that cannot grow would take the room of all other classes.
+        // Once: a bin that cannot grow would lower the limits of all other classes.
         let mut may_widen = true;
         batch.retain(|address, class| {
             let Some(place) = self.locate_small(address) else { return true };
-            let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
-            if !is_own || place.span.class() != class {
+            let is_owner = place.span.owner.load(Ordering::Acquire) == thread_word(index);
+            if !is_owner || place.span.class() != class {
                 return true;
             }
             let bin = heap.bin(class);
@@ -349,8 +350,7 @@ impl SlabPool {
         }
     }
 
-    /// Drains the inbox of a heap into bitmaps, while its section is revoked, or in its thread,
-    /// inside.
+    /// Drains the inbox of a heap into bitmaps. Inside the section, or while it is revoked.
     pub(crate) fn drain_to_bitmaps(&self, index: u32, heap: &Heap, work: &mut FollowUp) {
         let mut batches = heap.inbox.take_all();
         while let Some(batch) = batches.pop() {
@@ -358,16 +358,16 @@ impl SlabPool {
         }
     }
 
-    /// Drains the inbox of thread number `index`, while that stays outside of its section, and
-    /// takes its slabs with free blocks from it, of the classes of what was drained and of `class`.
-    /// The calling thread is outside of its section, and holds no lock.
+    /// Revokes the section of thread number `index` and drains its inbox. Abandons its slabs with
+    /// free blocks, of the drained classes and of `class`. The calling thread is outside of its
+    /// section, and holds no lock.
     #[cold]
     fn drain_revoked(&self, index: u32, class: Option<usize>, work: &mut FollowUp) {
         let Some(heap) = self.heaps.get(index) else { return };
         self.heaps.with_revoked(index, heap, || {
             work.classes = [0; MAX_CLASSES / 64];
             self.drain_to_bitmaps(index, heap, work);
-            // What the bins of a thread of the parent hold is lost, in a forked child.
+            // In a forked child, blocks in the bins of the parent's threads are lost.
             if heap.of_parent.load(Ordering::Relaxed) {
                 return;
             }
@@ -382,14 +382,15 @@ impl SlabPool {
         });
     }
 
-    /// Reaches into the heap of another thread than number `own` for which much waits, and takes
-    /// its slabs of a class with free blocks from it; `false` if there is none.
-    pub(crate) fn drain_idle_owner(&self, own: u32, class: usize) -> bool {
+    /// Drains the inbox of a thread other than number `current` in which many bytes wait, and
+    /// abandons its slabs of `class` with free blocks. Returns `false` if no inbox holds that much.
+    pub(crate) fn drain_idle_owner(&self, current: u32, class: usize) -> bool {
         let waits = |heap: &Heap| {
             let many = if heap.inbox.has_ended() { 1 } else { self.heaps.many_pending() };
             !heap.inbox.is_empty() && heap.inbox.pending() >= many
         };
-        let Some((index, _)) = self.heaps.iter().find(|&(index, heap)| index != own && waits(heap)) else {
+        let Some((index, _)) = self.heaps.iter().find(|&(index, heap)| index != current && waits(heap))
+        else {
             return false;
         };
         let mut work = FollowUp::new();
@@ -398,7 +399,7 @@ impl SlabPool {
         true
     }
 
-    /// Sends what the calling thread has freed of other owners.
+    /// Sends the open batches of the calling thread to their owners.
     pub(crate) fn send_open(&self, heap: &Heap) {
         let mut work = FollowUp::new();
         work.batches = {
@@ -408,7 +409,8 @@ impl SlabPool {
         self.finish(work);
     }
 
-    /// Settles what the calling thread has freed in unowned slabs; `false` if that is nothing.
+    /// Collects the blocks in unowned slabs that the calling thread has freed. Returns `false` if
+    /// there are none.
     pub(crate) fn collect_unowned(&self, heap: &Heap) -> bool {
         let batch = {
             let _section = self.heaps.enter(heap);
@@ -429,8 +431,8 @@ impl SlabPool {
         }
     }
 
-    /// Puts the oldest blocks of a small class into the bitmaps of their slabs, up to `n`. Inside,
-    /// or while revoked.
+    /// Puts the oldest blocks of a small class into the bitmaps of their slabs, up to `n`. Inside
+    /// the section, or while it is revoked.
     pub(crate) fn empty_bin(&self, index: u32, heap: &Heap, class: usize, n: usize, work: &mut FollowUp) {
         let mut left = n;
         while left > 0 {
@@ -447,25 +449,25 @@ impl SlabPool {
         }
     }
 
-    // Late requests.
+    // Double frees.
 
-    /// Counts a request whose block was not [`REMOTE`]: another thread freed it in the same
-    /// instant.
+    /// Counts a remote free whose block was not [`REMOTE`]: another thread freed the block at the
+    /// same time.
     #[cold]
     fn note_late(&self, address: u64, class: usize, work: &mut FollowUp) {
         self.heaps.count_late(class);
         work.late = Some(Address::from_bits(address));
     }
 
-    /// Reports a block that was freed twice, at most once in [`REPORTS`] milliseconds.
+    /// Reports a double free, at most once in [`REPORT_INTERVAL`] milliseconds.
     #[cold]
     fn report_late(&self, address: Address) {
         /// Milliseconds.
-        const REPORTS: u64 = 1000;
+        const REPORT_INTERVAL: u64 = 1000;
         let now = u64::try_from(clock::coarse().as_millis()).unwrap_or(u64::MAX);
         let due = self.late_report_due.load(Ordering::Relaxed);
         if now >= due && !is_thread_ending() {
-            self.late_report_due.store(now.saturating_add(REPORTS), Ordering::Relaxed);
+            self.late_report_due.store(now.saturating_add(REPORT_INTERVAL), Ordering::Relaxed);
             self.back.trace.late_double_free(address, self.heaps.late());
         }
     }

@@ -1,8 +1,8 @@
 //! Deferred frees: blocks that are freed while other processes have them open, or while a device
 //! may still use them.
 //!
-//! Such a block counts as freed and is not reused. Its state byte is [`DEFERRED`], and no bin,
-//! bitmap or free extent has it, so its region is not returned either. The upstream holds it until
+//! A deferred block counts as freed and is not reused. Its state byte is [`DEFERRED`]. It is in no
+//! bin, bitmap or free extent, so its region is not returned either. The upstream holds it until
 //! its importers have closed it, or until its completion is ready. Then
 //! [`SlabPool::reclaim_deferred`] frees it.
 
@@ -32,7 +32,7 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Frees a block that is to be handed out again when `completion` is ready.
+    /// Frees a block that may be reused once `completion` is ready.
     pub(crate) fn free_when_ready(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
         let flags = self.heaps.flags.get();
         if flags & SHARED != 0 && self.back.upstream.is_frozen() {
@@ -56,16 +56,16 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Marks a block as deferred, and has `hold` hold it; `false` if that does not. Counts the
-    /// free.
+    /// Marks a block as deferred, and passes it to the upstream with `hold`. Returns `false` if the
+    /// upstream does not hold it. Counts the free.
     fn defer(&self, place: BlockRef<'_>, hold: impl FnOnce(usize) -> bool) -> bool {
-        // Before other threads can reclaim the block: then the span may be another one's.
+        // Read before other threads can reclaim the block and reuse its span.
         let (class, size) = (place.class(), place.span.block() as usize);
         if class.is_some_and(|class| self.heaps.classes.is_large(class)) {
             // Other threads reclaim it.
             self.heaps.revoke_bias(place.span);
         }
-        // Before it is held: from then on other threads may reclaim it.
+        // Before `hold`: from then on other threads may reclaim the block.
         place.state.store(DEFERRED, Ordering::Release);
         if !hold(size) {
             place.state.store(0, Ordering::Release);
@@ -101,7 +101,7 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Announces all live exported blocks of a span that is about to go.
+    /// Announces the free of all live exported blocks of a span, when the pool is dropped.
     pub(crate) fn announce_exported(&self, span: &Span) {
         let blocks = span.bytes().checked_div(span.block()).unwrap_or(0);
         let size = span.block() as usize;
@@ -113,7 +113,7 @@ impl SlabPool {
             }
             let address = Address::from_bits(span.base().to_bits() + index * span.block());
             if let Some(leases) = before_free(Freed::Block { address }) {
-                // Its region is held when it is freed, as long as this block is.
+                // The upstream then holds the region until the leases of the block end.
                 let _ = self.back.upstream.defer(address, size, leases);
             }
         }

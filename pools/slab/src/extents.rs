@@ -1,10 +1,14 @@
 //! [`Extents`]: a two-level segregated fit over units of 4 KiB, with boundary tags out of band.
 //!
-//! The lowest allocator of the pool: it cuts the extents of slabs and of large blocks out of
+//! The lowest allocator of the pool: it allocates the extents of slabs and of large blocks from
 //! regions. Every region has a table with a record per unit. The record of an extent's first unit
-//! says how long the extent is and how long the one before it, so that free neighbours are merged
-//! at once. The record of each granule's first unit says where the extent around it begins, so that
-//! an address inside an extent finds its start within 16 steps.
+//! holds the length of the extent and of the one before it, so that a free extent is merged with
+//! its neighbours in constant time. The record of each granule's first unit holds where the extent
+//! around it begins, so that the start of an extent is found within 16 steps from any address in
+//! it.
+//!
+//! Free extents are in lists by length: one level per power of two, with 16 steps each. Bitmaps of
+//! levels and steps find the first list that is not empty.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,29 +21,38 @@ pub(crate) const UNIT: usize = 4096;
 /// Units per granule of the tracker.
 pub(crate) const GRANULE_UNITS: u32 = (GRANULE / UNIT) as u32;
 
+/// Lists per level.
 const STEPS: usize = 16;
+/// Levels of lists: enough for extents of 2^32 units.
 const LEVELS: usize = 29;
-/// The number of extents that are compared for a better fit, before one that surely fits is taken.
+/// The most extents that are compared for the best fit, before one from a longer list is used.
 const MAX_COMPARED: u32 = 24;
 
+// Values of `Unit::kind`.
+
+/// Not the first unit of an extent.
 const INSIDE: u32 = 0;
+/// The first unit of a free extent.
 const FREE: u32 = 1;
+/// The first unit of a used extent.
 const USED: u32 = 2;
 
-/// The record of one unit. All words are written under the lock of the extents. The owner of an
-/// extent reads those of its extent without the lock.
+/// The record of one unit. All words are written under the lock of the extents. The owner of a used
+/// extent reads the records of its units without the lock.
 #[repr(C, align(32))]
 pub(crate) struct Unit {
     kind: AtomicU32,
-    /// First unit: units of this extent, and of the one before it in the region (0: none).
+    /// First unit: the length of this extent in units.
     size: AtomicU32,
+    /// First unit: the length of the extent before it in the region; 0 if it is the first.
     before: AtomicU32,
-    /// Free: neighbours in the list, as unit ids plus one. Used: the span of the extent.
+    /// Free: the next extent in the list, as a unit id plus one. Used: the span of the extent.
     next: AtomicU32,
+    /// Free: the previous extent in the list.
     prev: AtomicU32,
     /// First unit: the span of the region.
     region: AtomicU32,
-    /// First unit of a granule, inside a used extent: where in the region the extent begins.
+    /// First unit of a granule, inside a used extent: the first unit of that extent.
     head: AtomicU32,
 }
 
@@ -66,8 +79,8 @@ pub(crate) struct Range {
 /// returns.
 fn unit_at(meta: &Metadata, id: u32) -> Option<&Unit> {
     let line = meta.runs.line(id / UNITS_PER_LINE)?;
-    // SAFETY: unit ids lie in runs that a region owns, which hold units only and stay mapped; a
-    // line holds UNITS_PER_LINE of them, all of whose words are atomics.
+    // SAFETY: unit ids lie in the table run of a region, which holds only units and stays mapped. A
+    // line holds UNITS_PER_LINE units, and all words of a unit are atomics.
     Some(unsafe { line.cast::<Unit>().add((id % UNITS_PER_LINE) as usize).as_ref() })
 }
 
@@ -81,13 +94,13 @@ fn units_of(meta: &Metadata, region: u32) -> Option<(u32, u32)> {
     }
 }
 
-/// Returns the bytes of table for `units` units.
+/// Returns the bytes of the table of a region of `units` units.
 pub(crate) const fn table_bytes(units: u32) -> usize {
     units as usize * size_of::<Unit>()
 }
 
-/// Returns the used extent around unit `unit` of `region`: its first unit, its length and its span
-/// (0: a slab).
+/// Returns the used extent that contains unit `unit` of `region`: its first unit, its length and
+/// its span, which is 0 for a slab.
 pub(crate) fn extent_around(meta: &Metadata, region: u32, unit: u32) -> Option<(u32, u32, u32)> {
     let (id, units) = units_of(meta, region)?;
     let granule = unit / GRANULE_UNITS * GRANULE_UNITS;
@@ -97,16 +110,19 @@ pub(crate) fn extent_around(meta: &Metadata, region: u32, unit: u32) -> Option<(
         .or_else(|| unit_at(meta, id + granule).map(|unit| get(&unit.head)))?;
     let head = unit_at(meta, id + first)?;
     let size = get(&head.size);
-    let holds = get(&head.kind) == USED && first <= unit && unit - first < size && first + size <= units;
-    holds.then(|| (first, size, get(&head.next)))
+    let contains = get(&head.kind) == USED && first <= unit && unit - first < size && first + size <= units;
+    contains.then(|| (first, size, get(&head.next)))
 }
 
-/// The free lists. The backend guards them with a lock.
+/// The lists of free extents. The backend guards them with a lock.
 pub(crate) struct Extents {
+    /// The levels that have a list which is not empty, a bit each.
     levels: u32,
+    /// Of each level, the lists that are not empty, a bit each.
     steps: [u16; LEVELS],
-    /// Unit ids plus one; 0 for an empty list.
+    /// The first extent of each list, as a unit id plus one; 0 for an empty list.
     heads: [[u32; STEPS]; LEVELS],
+    /// Free units.
     free: u64,
     /// Units in all regions.
     all: u64,
@@ -117,6 +133,7 @@ pub(crate) struct Extents {
     least_idle: u64,
 }
 
+/// Returns level and step of the list for extents of `size` units.
 const fn list_of(size: u32) -> (usize, usize) {
     if size < STEPS as u32 {
         return (0, size as usize);
@@ -153,7 +170,7 @@ impl Extents {
     pub(crate) fn longest(&self, meta: &Metadata) -> u32 {
         let Some(level) = self.levels.checked_ilog2() else { return 0 };
         let Some(step) = self.steps[level as usize].checked_ilog2() else { return 0 };
-        // It is in the last list that is not empty: lists are by length.
+        // It is in the last list that is not empty, since lists are ordered by length.
         let mut next = self.heads[level as usize][step as usize];
         let mut longest = 0;
         while let Some(unit) = next.checked_sub(1).and_then(|id| unit_at(meta, id)) {
@@ -178,14 +195,14 @@ impl Extents {
         self.least_idle = self.idle;
     }
 
-    /// Counts that a region of so many units is not wholly free any more.
-    fn idle_less(&mut self, units: u64) {
+    /// Counts that a region of `units` units is no longer wholly free.
+    fn remove_idle(&mut self, units: u64) {
         self.idle -= units;
         self.idle_regions -= 1;
         self.least_idle = self.least_idle.min(self.idle);
     }
 
-    /// Enters a region, all of it free. Its span and unit table exist.
+    /// Adds a region, all of it free. Its span and its unit table exist.
     pub(crate) fn add_region(&mut self, meta: &Metadata, region: u32) {
         let Some((id, units)) = units_of(meta, region) else { return };
         if let Some(span) = meta.span(region) {
@@ -204,9 +221,9 @@ impl Extents {
         self.idle_regions += 1;
     }
 
-    /// Removes a wholly free region. Returns `false` if it is not wholly free, if fewer than
-    /// `floor` units would be left in others, or if it is not entered: a caller that looked its
-    /// number up without the lock may find the table of another region in its place.
+    /// Removes a wholly free region. Returns `false` if it is not wholly free, or if fewer than
+    /// `floor` units would be left in other regions. Also returns `false` if it is not entered: a
+    /// caller that read its number without the lock may find the table of another region there.
     pub(crate) fn remove_region(&mut self, meta: &Metadata, region: u32, floor: u64) -> bool {
         let Some(span) = meta.span(region).filter(|span| span.is_entered()) else { return false };
         let Some((id, units)) = units_of(meta, region) else { return false };
@@ -217,19 +234,19 @@ impl Extents {
             self.unlink(meta, id);
             self.all -= u64::from(units);
             self.free -= u64::from(units);
-            self.idle_less(u64::from(units));
+            self.remove_idle(u64::from(units));
         }
         whole
     }
 
-    /// Allocates `size` units at a multiple of `align` units (of the address), for span `holder`.
+    /// Allocates `size` units for span `holder`. The address is a multiple of `align` units.
     pub(crate) fn allocate(&mut self, meta: &Metadata, size: u32, align: u32, holder: u32) -> Option<Range> {
         let (id, front) = self.find(meta, size, align)?;
         let block = unit_at(meta, id)?;
         let (whole, before, region) = (get(&block.size), get(&block.before), get(&block.region));
         let (first, units) = units_of(meta, region)?;
         if whole == units {
-            self.idle_less(u64::from(units));
+            self.remove_idle(u64::from(units));
         }
         self.unlink(meta, id);
         let used = id + front;
@@ -297,10 +314,10 @@ impl Extents {
         Some((freed, whole))
     }
 
-    /// Returns a free extent that holds `size` units at the alignment, and how many units lie
+    /// Returns a free extent in which `size` aligned units fit, and how many of its units lie
     /// before them.
     fn find(&self, meta: &Metadata, size: u32, align: u32) -> Option<(u32, u32)> {
-        // Lists that may hold a fit: a short search, since it leaves the larger extents whole.
+        // Lists whose extents may fit: a short best-fit search, which keeps longer extents whole.
         let mut compared = 0;
         let sure = size.checked_add(align - 1)?;
         let mut list = self.next_list(list_of(size));
@@ -313,8 +330,8 @@ impl Extents {
             while let Some(id) = next.checked_sub(1) {
                 let Some(unit) = unit_at(meta, id) else { break };
                 if let Some(front) = fit(meta, id, size, align) {
-                    // The shortest; of equal ones the first in memory, so that used extents keep
-                    // together.
+                    // The shortest extent; of equal ones the lowest in memory, which keeps used
+                    // extents together.
                     let found = (get(&unit.size), id, front);
                     if best.is_none_or(|best| found < best) {
                         best = Some(found);
@@ -331,7 +348,7 @@ impl Extents {
             }
             list = self.next_list((level, step + 1));
         }
-        // Every extent of a list above that of the padded size fits.
+        // Every extent of a longer list than that of the padded size fits.
         let (level, step) = list_of(sure);
         let mut list = self.next_list((level, step + 1));
         while let Some((level, step)) = list {
@@ -344,7 +361,7 @@ impl Extents {
         None
     }
 
-    /// Returns the first list that is not empty, from this one on.
+    /// Returns the first list that is not empty, beginning with this one.
     fn next_list(&self, (mut level, mut step): (usize, usize)) -> Option<(usize, usize)> {
         if step == STEPS {
             (level, step) = (level + 1, 0);
@@ -358,6 +375,7 @@ impl Extents {
         Some((level, self.steps.get(level)?.trailing_zeros() as usize))
     }
 
+    /// Makes the `size` units from unit `id` on a free extent, and adds it to its list.
     fn insert(&mut self, meta: &Metadata, id: u32, size: u32, before: u32, region: u32) {
         let Some(unit) = unit_at(meta, id) else { return };
         let (level, step) = list_of(size);
@@ -376,6 +394,7 @@ impl Extents {
         self.levels |= 1 << level;
     }
 
+    /// Removes the free extent that begins at unit `id` from its list.
     fn unlink(&mut self, meta: &Metadata, id: u32) {
         let Some(unit) = unit_at(meta, id) else { return };
         let (next, prev) = (get(&unit.next), get(&unit.prev));
@@ -399,8 +418,8 @@ impl Extents {
     }
 }
 
-/// Returns how many units of free extent `id` lie before `size` units at a multiple of `align`;
-/// `None` if they do not fit.
+/// Returns how many units of the free extent at `id` lie before `size` units at a multiple of
+/// `align`; `None` if these do not fit.
 fn fit(meta: &Metadata, id: u32, size: u32, align: u32) -> Option<u32> {
     let unit = unit_at(meta, id)?;
     let region = get(&unit.region);

@@ -28,13 +28,13 @@ use crate::state;
 use crate::transfer::LargeBatch;
 use crate::types::{Bin, EXPORTED, Entry, Heap, LIVE, REMOTE, Span, UNOWNED, thread_word};
 
-/// The span of an address that another thread owns, as the fast path located it. The section is
-/// still entered.
+/// The span of an address, located on the fast path, that the calling thread does not own. The
+/// section is still entered.
 pub(crate) struct LocatedSpan<'a> {
     pub(crate) section: Section<'a>,
     pub(crate) span: &'a Span,
     pub(crate) number: u32,
-    /// The calling thread's number. A thread without a number never gets here.
+    /// The calling thread's number.
     pub(crate) index: u32,
 }
 
@@ -57,16 +57,17 @@ impl SlabPool {
             let index = (word as u32).wrapping_sub(1);
             return Err((word != 0).then_some(LocatedSpan { section, span, number, index }));
         }
-        // SAFETY: a span that this thread owns does not change while the thread is inside. (A
-        // thread without a number comes here with an unowned span, and finds no room in its bin.)
+        // SAFETY: a span that this thread owns does not change while the thread is inside. A thread
+        // without a number gets here with an unowned span, and its bins are always full.
         unsafe {
             let state = span.state_of(address).ok_or(None)?;
             self.push_owned(heap, heap.bin_at(span.bin()), state, address).ok_or(None)
         }
     }
 
-    /// Frees a block into its bin, if it is live and there is room; `None` if not, and nothing has
-    /// changed. Inside. Inlined twice: the bin is known before the state is.
+    /// Frees a block into its bin if the block is live and the bin has room. Returns `None` and
+    /// changes nothing otherwise. Inside the section. Inlined twice: the bin is known before the
+    /// state is.
     ///
     /// # Safety
     /// The state is that of the block that begins at `address`, of a span that this thread owns.
@@ -106,10 +107,9 @@ impl SlabPool {
         self.free_to_cache(section, self.back.meta.span(number)?, number, index, address)
     }
 
-    /// Frees a block of a span that was found into the bin of thread number `index`, or into a
-    /// batch if another thread is to have it; `None` if there is no room or the block is not of the
-    /// common kind, and nothing has changed. A tail call of the fast path: the arguments are in
-    /// registers.
+    /// Frees a block of a located span into the bin of thread number `index`, or into a batch for
+    /// another owner. Returns `None` and changes nothing if there is no room, or if the block is
+    /// exported or a region. A tail call of the fast path: the arguments are in registers.
     #[inline(never)]
     pub(crate) fn free_to_cache(
         &self,
@@ -125,7 +125,7 @@ impl SlabPool {
         if span.is_slab() {
             let owner = span.owner.load(Ordering::Acquire);
             if owner != thread_word(index) {
-                let mark = || state::mark_remote(place.state) && Self::is_still(&place);
+                let mark = || state::mark_remote(place.state) && Self::confirm_mark(&place);
                 let block = (address.to_bits(), span.class(), span.block() as usize);
                 let added = heap.open.add(owner, block, self.heaps.max_remote_batch(), mark);
                 return added.then(|| bin.count_free());
@@ -168,13 +168,13 @@ impl SlabPool {
         Some(())
     }
 
-    /// Returns whether a block that was marked as [`REMOTE`] is still that of the
-    /// address; undoes the mark if not.
+    /// Returns whether the span of a block that was just marked as [`REMOTE`] is still current.
+    /// Undoes the mark if it is not.
     #[inline(always)]
-    fn is_still(place: &BlockRef<'_>) -> bool {
+    fn confirm_mark(place: &BlockRef<'_>) -> bool {
         let is_current = place.is_current();
         if !is_current {
-            // A second free met a span that was filled anew; the block is another thread's.
+            // A double free: the span was reused meanwhile, and the block is another thread's.
             state::unmark_remote(place.state);
         }
         is_current
@@ -188,7 +188,8 @@ impl SlabPool {
         if place.is_current() {
             return Some(());
         }
-        // A second free met a span that was filled anew; the bit is that of another thread's block.
+        // A double free: the span was reused meanwhile, and the bit is that of another thread's
+        // block.
         place.state.fetch_or(LIVE, Ordering::AcqRel);
         None
     }
@@ -219,10 +220,10 @@ impl SlabPool {
         self.put(place, address)
     }
 
-    /// Frees a block of a slab, exported or not, with or without room for it.
+    /// Frees a block of a slab: exported or not, with or without room in the bin.
     fn free_small(&self, place: BlockRef<'_>, address: Address) -> Result<()> {
         let (span, state) = (place.span, place.state);
-        let own = self.heaps.current();
+        let current = self.heaps.current();
         loop {
             if state.load(Ordering::Acquire) & EXPORTED != 0 {
                 // Exact: no thread changes such a state by a plain store.
@@ -231,24 +232,24 @@ impl SlabPool {
                 if place.is_current() {
                     return self.free_exported(place, address);
                 }
-                // A second free met a span that was filled anew.
+                // A double free: the span was reused meanwhile.
                 state.fetch_or(old, Ordering::AcqRel);
                 break;
             }
-            if let Some((index, heap)) = own {
+            if let Some((index, heap)) = current {
                 let freed = {
                     let _section = self.heaps.enter(heap);
-                    let is_own = span.owner.load(Ordering::Acquire) == thread_word(index);
-                    (is_own && place.is_current()).then(|| state::free_by_owner(state))
+                    let is_owner = span.owner.load(Ordering::Acquire) == thread_word(index);
+                    (is_owner && place.is_current()).then(|| state::free_by_owner(state))
                 };
                 if freed == Some(true) {
                     return self.put(place, address);
                 }
             }
             let owner = span.owner.load(Ordering::Acquire);
-            let is_own = own.is_some_and(|(index, _)| thread_word(index) == owner);
-            if !is_own && state::mark_remote(state) {
-                if !Self::is_still(&place) {
+            let is_owner = current.is_some_and(|(index, _)| thread_word(index) == owner);
+            if !is_owner && state::mark_remote(state) {
+                if !Self::confirm_mark(&place) {
                     break;
                 }
                 self.add_remote(span.class(), owner, address, false);
@@ -258,13 +259,13 @@ impl SlabPool {
             if now & LIVE == 0 || !place.is_current() {
                 break;
             }
-            // It was exported meanwhile, or its slab has a new owner.
+            // The block was exported meanwhile, or its slab has a new owner: try again.
         }
         Err(self.why_not_live(address))
     }
 
-    /// Clears the state of the live block at `address`, whatever its span. Returns its place, and
-    /// its state before.
+    /// Clears the state of the live block at `address`, in a span of any kind. Returns the block
+    /// and its state before.
     #[cold]
     #[inline(never)]
     pub(crate) fn clear_state(&self, address: Address) -> Result<(BlockRef<'_>, u8)> {
@@ -285,7 +286,7 @@ impl SlabPool {
         match state::clear(place.state) {
             Some(old) if place.is_current() => Ok((place, old)),
             Some(old) => {
-                // A second free met a span that was filled anew; the bits are those of another
+                // A double free: the span was reused meanwhile, and the bits are those of another
                 // thread's block.
                 place.state.fetch_or(old, Ordering::AcqRel);
                 Err(Error::NotAllocated { address })
@@ -294,8 +295,8 @@ impl SlabPool {
         }
     }
 
-    /// Keeps a block whose live bit the caller has cleared, wherever there is room for it. The
-    /// caller is outside of its section.
+    /// Puts a block whose live bit the caller has cleared into the first layer with room for it.
+    /// The caller is outside of its section.
     #[cold]
     #[inline(never)]
     pub(crate) fn put(&self, place: BlockRef<'_>, address: Address) -> Result<()> {
@@ -319,17 +320,17 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Keeps a block of a slab, whose state is 0 and which the caller alone has, and counts the
-    /// free. If another thread owns the slab, the block goes to that.
+    /// Puts a block of a slab into the bin of the calling thread, or sends it to the owner of the
+    /// slab. Counts the free. The state of the block is 0, and the caller alone has it.
     fn put_small(&self, place: &BlockRef<'_>, address: Address) {
         let class = place.span.class();
         if let Some((index, heap)) = self.heaps.current_with_bin(class, &self.back.meta.runs) {
             let bin = heap.bin(class);
             let mut work = FollowUp::new();
-            let is_own = {
+            let is_owner = {
                 let _section = self.heaps.enter(heap);
-                let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
-                if is_own {
+                let is_owner = place.span.owner.load(Ordering::Acquire) == thread_word(index);
+                if is_owner {
                     if bin.is_full() {
                         self.heaps.widen(heap, class);
                     }
@@ -340,18 +341,18 @@ impl SlabPool {
                     // SAFETY: it is not full: a limit is at least 1.
                     unsafe { bin.push_at(bin.top(), place.entry(address)) };
                 }
-                is_own
+                is_owner
             };
             self.finish(work);
-            if is_own {
+            if is_owner {
                 return;
             }
         }
         self.put_remote(place, address, false);
     }
 
-    /// Gives a block of a slab, whose state is 0 and which the caller alone has, to the slab's
-    /// owner, or back to a slab without one. Counts the free unless `is_counted`.
+    /// Sends a block of a slab to the owner of the slab, or returns it to an unowned slab. Counts
+    /// the free unless `is_counted`. The state of the block is 0, and the caller alone has it.
     pub(crate) fn put_remote(&self, place: &BlockRef<'_>, address: Address, is_counted: bool) {
         let (span, class) = (place.span, place.span.class());
         place.state.store(REMOTE, Ordering::Release);
@@ -388,7 +389,7 @@ impl SlabPool {
                     continue;
                 }
             }
-            // The block alone is more than a batch may hold, or there is no memory for one.
+            // The block is larger than a batch may be, or there is no memory for a batch.
             return self.put_large(index, heap, class, entry);
         }
     }
@@ -398,7 +399,7 @@ impl SlabPool {
         let surplus = {
             let _section = self.heaps.enter(heap);
             match heap.outgoing.take() {
-                // A provider that allocates from this very pool was called meanwhile.
+                // The thread called a provider meanwhile, which used this pool.
                 Some(other) => {
                     heap.outgoing.set(Some(other));
                     Some(batch)
@@ -425,8 +426,8 @@ impl SlabPool {
         }
     }
 
-    /// Puts a freed block into the bin of a large class. If that is too much, returns others to the
-    /// stock.
+    /// Puts a freed block into the bin of a large class. If the thread then caches too much, moves
+    /// other blocks to the stock.
     fn put_large(&self, index: u32, heap: &Heap, class: usize, entry: Entry) {
         // SAFETY: it is a large block of this pool, and the caller's alone.
         let span = unsafe { Span::of_own_state(entry) };
@@ -450,14 +451,14 @@ impl SlabPool {
                     // SAFETY: it is not full.
                     return unsafe { bin.push_at(bin.top(), entry) };
                 }
-                // Room for some more, once there was too much.
+                // Makes room for several blocks at a time.
                 target = max - max / 8;
                 let in_turn = || heap.next_in_turn(self.heaps.classes.large()).unwrap_or(class);
                 let from = if bin.is_full() { class } else { in_turn() };
                 (from, heap.evict(from, heap.bin(from).len().div_ceil(4)))
             };
             if evicted.entries().is_empty() && heap.large_bytes() == 0 {
-                // The block alone is more than a thread may keep.
+                // The block alone is larger than a thread may cache.
                 self.heaps.revoke_bias(span);
                 self.heaps.count_free(class, &self.back.meta.runs);
                 return self.return_blocks(class, &[entry]);
@@ -466,7 +467,7 @@ impl SlabPool {
         }
     }
 
-    // What threads do not keep.
+    // Blocks that threads do not cache.
 
     /// Returns blocks of a large class to the stock and the extents. The caller is outside of its
     /// section, and holds no lock.
@@ -477,12 +478,12 @@ impl SlabPool {
         self.apply_policy(entries.len() * self.heaps.classes.size(class));
     }
 
-    /// Marks the place where blocks have come back to the shared lists.
+    /// Runs the failpoint after blocks were returned to the shared lists.
     pub(crate) fn after_return(&self) {
         failpoint!("pool.blocks_given");
     }
 
-    /// Puts blocks of a large class into stock, and returns for how many there was room.
+    /// Puts blocks of a large class into stock, and returns how many of them fit.
     pub(crate) fn put_stock(&self, class: usize, entries: &[Entry]) -> usize {
         let size = self.heaps.classes.size(class);
         self.transfer.put_stock(class, size, entries, self.back.limits.bytes(), &self.back.meta.runs)
@@ -499,7 +500,7 @@ impl SlabPool {
         }
     }
 
-    /// Takes a chain of empty slabs apart.
+    /// Frees the extents of a chain of empty slabs.
     pub(crate) fn remove_slabs(&self, mut chain: u32) {
         let sizes = |class| (self.heaps.classes.size(class), self.slab_size(class));
         while let Some(bytes) = remove_slab(&self.back, &mut chain, sizes) {

@@ -1,17 +1,30 @@
-//! [`Heap`]: the free blocks that one thread keeps, in a bin per class.
+//! [`Heap`]: the free blocks that one thread caches, in a bin per class; and [`Lookaside`], its cache
+//! from addresses to state bytes.
 //!
 //! The front of the pool. A heap belongs to a thread number ([`umf_sync::thread`]) and lies in a
 //! table of the pool, [`crate::heaps`]. Its thread accesses it inside the critical section only,
 //! and other threads only while they have revoked the section: see `section`. So a heap has no
 //! lock. Other threads read its counters at any time.
+//!
+//! **Lookaside cache.** Without it, three dependent loads lead from an address to its state byte:
+//! the two levels of the tracker, and the span. The processor cannot run the next allocation ahead
+//! of them, since that may read what this free writes. The lookaside cache of a heap needs one
+//! load. It has an entry per granule, for slabs that the thread owns and for large blocks that are
+//! biased towards it. When a span leaves its owner, the entries of the span are cleared: by the
+//! owner thread inside its section, or by a thread that has revoked it. See `central` and `bias`.
 
 use core::mem::MaybeUninit;
 use core::ops::Range;
-use core::ptr;
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 
-use crate::classes::MAX_CLASSES;
-use crate::types::{Bin, BinLimits, BinOffset, Entry, Heap};
+use umf_core::Address;
+use umf_runtime::tracker::GRANULE;
+
+use crate::classes::{Divisor, MAX_CLASSES};
+use crate::types::{
+    Bin, BinLimits, BinOffset, Entry, Heap, Kind, LOOKASIDE_ENTRIES, Lookaside, LookasideEntry, Span,
+};
 
 impl BinLimits {
     /// Returns whether the bin has memory.
@@ -30,10 +43,10 @@ impl BinLimits {
 }
 
 impl Heap {
-    /// Returns the bin at a place.
+    /// Returns the bin at an offset.
     #[inline(always)]
     pub(crate) fn bin_at(&self, place: BinOffset) -> &Bin {
-        // SAFETY: a bin is there: that is how places are made.
+        // SAFETY: a `BinOffset` is the offset of a bin.
         unsafe { &*ptr::from_ref(self).byte_add(usize::from(place.offset())).cast() }
     }
 
@@ -52,7 +65,7 @@ impl Heap {
         &self.partial_slabs[class % MAX_CLASSES]
     }
 
-    /// Returns the head of the list of the others.
+    /// Returns the head of the list of this thread's slabs of a class without blocks in the bitmap.
     pub(crate) fn full_slabs(&self, class: usize) -> &AtomicU32 {
         &self.full_slabs[class % MAX_CLASSES]
     }
@@ -125,7 +138,7 @@ impl Heap {
         let (bin, limits) = (self.bin(class), self.limits(class));
         let limit = limit.min(limits.capacity());
         let before = limits.limit.replace(limit);
-        // SAFETY: there is room for as many entries.
+        // SAFETY: the bin has memory for `capacity` entries, and the limit is no more.
         bin.end.set(unsafe { bin.base.load(Ordering::Relaxed).add(limit as usize) });
         if bin.weight.get() == 0 {
             bin.small_end.set(bin.end.get());
@@ -134,8 +147,8 @@ impl Heap {
         }
     }
 
-    /// Takes the oldest blocks of a class out, up to `n`. Large ones are unbiased then. Inside, or
-    /// while revoked.
+    /// Removes the oldest blocks of a class, up to `n`, and makes large ones unbiased. Inside the
+    /// section, or while it is revoked.
     pub(crate) fn evict(&self, class: usize, n: usize) -> Evicted {
         let bin = self.bin(class);
         let evicted = bin.take_oldest(n);
@@ -166,20 +179,20 @@ impl Bin {
         self.is_full_at(self.top())
     }
 
-    /// Returns whether the bin, whose top is there, is full.
+    /// Returns whether the bin with this top is full.
     #[inline(always)]
     pub(crate) fn is_full_at(&self, top: *mut Entry) -> bool {
         top >= self.end.get()
     }
 
-    /// Returns whether the bin, whose top is there, is full or of a large class.
+    /// Returns whether the bin with this top is full or of a large class.
     #[inline(always)]
     pub(crate) fn is_full_or_large(&self, top: *mut Entry) -> bool {
         top >= self.small_end.get()
     }
 
     pub(crate) fn len(&self) -> usize {
-        // Another thread may read in the middle of a move; it reads again then.
+        // A thread that reads during a move reads again: see `counts`.
         self.top().addr().saturating_sub(self.base.load(Ordering::Relaxed).addr()) / size_of::<Entry>()
     }
 
@@ -187,12 +200,12 @@ impl Bin {
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<Entry> {
         let top = self.top();
-        // SAFETY: only this thread ever writes it.
+        // SAFETY: only this thread writes `base`.
         if top == unsafe { *self.base.as_ptr() } {
             return None;
         }
         self.allocations.store(self.allocations.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        // SAFETY: the entries below the top were written by `push` or `fill`, and there is one.
+        // SAFETY: the entries below the top were written, and the bin is not empty.
         unsafe {
             let top = top.sub(1);
             self.top.store(top, Ordering::Relaxed);
@@ -214,7 +227,7 @@ impl Bin {
         }
     }
 
-    /// Runs what changes words that do not belong together meanwhile.
+    /// Runs `change`, which changes length and transfers, as the write side of a sequence lock.
     fn moving(&self, change: impl FnOnce()) {
         let moves = self.moves.load(Ordering::Relaxed);
         self.moves.store(moves.wrapping_add(1), Ordering::Relaxed);
@@ -249,21 +262,21 @@ impl Bin {
         took
     }
 
-    /// Returns the blocks that came last, up to `n`. Inside the section.
+    /// Returns the newest blocks, up to `n`. Inside the section.
     pub(crate) fn newest(&self, n: usize) -> &[Entry] {
         let n = n.min(self.len());
-        // SAFETY: so many entries below the top are written.
+        // SAFETY: the `n` entries below the top were written.
         unsafe { core::slice::from_raw_parts(self.top().sub(n), n) }
     }
 
-    /// Takes the oldest blocks out, up to `n`.
+    /// Removes the oldest blocks, up to `n`.
     fn take_oldest(&self, n: usize) -> Evicted {
         let (base, len) = (self.base.load(Ordering::Relaxed), self.len());
-        // SAFETY: the entries below `len` are written, and no more are asked for.
+        // SAFETY: the first `len` entries were written.
         let evicted = unsafe { Evicted::copied(base, n.min(len)) };
         let n = evicted.entries().len();
         if n > 0 {
-            // SAFETY: there are `len` entries, of which `n` went.
+            // SAFETY: the bin has `len` entries, and `n` of them were removed.
             unsafe {
                 ptr::copy(base.add(n), base, len - n);
                 self.change(base.add(len - n), n as i64);
@@ -281,7 +294,7 @@ impl Bin {
         self.pop()
     }
 
-    /// Puts a block in that another thread freed and counted.
+    /// Adds a block that another thread freed and counted.
     ///
     /// # Safety
     /// The bin is not full.
@@ -294,21 +307,21 @@ impl Bin {
         }
     }
 
-    /// Counts an allocation of a block that was never here.
+    /// Counts an allocation of a block that was not in this bin.
     pub(crate) fn count_allocation(&self) {
         self.allocations.store(self.allocations.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.change(self.top(), -1);
     }
 
-    /// Counts a free of a block that does not come here.
+    /// Counts a free of a block that does not enter this bin.
     pub(crate) fn count_free(&self) {
         self.change(self.top(), 1);
     }
 
-    /// Returns allocations and frees of this class in this thread, and in those that had its number
-    /// before.
+    /// Returns the allocations and frees of this class by this thread and by earlier threads with
+    /// its number.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        /// A thread that has no processor in the middle of a move is not waited for.
+        /// The caller does not wait for a thread that is preempted during a move.
         const TRIES: u32 = 1000;
         let mut tries = 0;
         loop {
@@ -336,13 +349,13 @@ pub(crate) struct Evicted {
 }
 
 impl Evicted {
-    /// Copies up to `n` entries from `first` on, as far as there is room.
+    /// Copies up to `n` entries from `first` on, at most [`EVICTED`].
     ///
     /// # Safety
-    /// So many are written there.
+    /// `n` entries from `first` on were written.
     pub(crate) unsafe fn copied(first: *const Entry, n: usize) -> Self {
         let mut evicted = Self { entries: [const { MaybeUninit::uninit() }; EVICTED], len: n.min(EVICTED) };
-        // SAFETY: the caller has written so many, and there is room for them.
+        // SAFETY: `len` is no more than `n`, nor than the room here.
         unsafe {
             ptr::copy_nonoverlapping(first, evicted.entries.as_mut_ptr().cast(), evicted.len);
         }
@@ -362,5 +375,71 @@ impl Evicted {
     pub(crate) fn entries(&self) -> &[Entry] {
         // SAFETY: the first `len` were written.
         unsafe { core::slice::from_raw_parts(self.entries.as_ptr().cast(), self.len) }
+    }
+}
+
+// The lookaside cache.
+
+/// Returns the number of the granule that holds `address`.
+pub(crate) const fn granule_of(address: Address) -> u64 {
+    address.to_bits() / GRANULE as u64
+}
+
+impl Lookaside {
+    #[inline(always)]
+    fn entry(&self, address: Address) -> &LookasideEntry {
+        // Computes the byte offset of the entry without the granule's number: two instructions
+        // less.
+        const SHIFT: u32 = GRANULE.ilog2() - size_of::<LookasideEntry>().ilog2();
+        let offset =
+            (address.to_bits() >> SHIFT) as usize & ((LOOKASIDE_ENTRIES - 1) * size_of::<LookasideEntry>());
+        // SAFETY: `offset` is that of an entry.
+        unsafe { &*self.0.as_ptr().byte_add(offset) }
+    }
+
+    /// Returns the state byte of the block that begins at `address` and the bin of its class;
+    /// `None` without an entry for its span.
+    #[inline(always)]
+    pub(crate) fn find(&self, address: Address) -> Option<(NonNull<AtomicU8>, BinOffset)> {
+        let known = self.entry(address);
+        let divisor = Divisor { inverse: known.inverse.get(), shift: known.shift.get() };
+        let index = divisor.number(address.to_bits().wrapping_sub(known.base.get()));
+        if index >= u64::from(known.count.get()) {
+            return None;
+        }
+        // SAFETY: the words are those of one span in use, which has that many blocks.
+        let state = unsafe { NonNull::new_unchecked(known.states.get().add(index as usize)) };
+        Some((state, known.bin.get()))
+    }
+
+    /// Enters the span of the block at `address`.
+    ///
+    /// # Safety
+    /// The thread of this heap owns the span, as [`Span::owner`] says, and the span is in use.
+    #[inline(always)]
+    pub(crate) unsafe fn remember(&self, address: Address, span: &Span) {
+        // SAFETY: the calling thread owns the span, so the span does not change meanwhile.
+        let ((base, divisor, count, states), bin) = unsafe { (span.parts(), span.bin()) };
+        let known = self.entry(address);
+        known.base.set(base);
+        known.inverse.set(divisor.inverse);
+        known.shift.set(divisor.shift);
+        known.count.set(u32::try_from(count).unwrap_or(0));
+        known.states.set(states);
+        known.bin.set(bin);
+    }
+
+    /// Clears the entries of a span.
+    pub(crate) fn forget(&self, span: &Span) {
+        // A large block has its entry where it begins.
+        let bytes = if span.kind() == Kind::Slab { span.bytes() } else { 0 };
+        let last = span.base().to_bits() + bytes.saturating_sub(1);
+        let granules = granule_of(span.base())..=granule_of(Address::from_bits(last));
+        for granule in granules.take(LOOKASIDE_ENTRIES) {
+            let known = self.entry(Address::from_bits(granule * GRANULE as u64));
+            if ptr::eq(known.states.get(), span.states()) {
+                known.count.set(0);
+            }
+        }
     }
 }

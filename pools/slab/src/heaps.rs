@@ -19,13 +19,14 @@ use crate::registry::is_thread_ending;
 use crate::section::{FENCED, LockingSection, Section, SlowPathFlags, await_exit, restore, revoke};
 use crate::types::{Entry, Heap, Span, UNOWNED, thread_word};
 
-/// Heaps that the fast paths know: that of threads without a number, and those of small numbers.
+/// The number of heaps that the fast paths reach without a table lookup: that of threads without a
+/// number, and those of the smallest numbers.
 const FIRST: usize = 64;
 
-/// The most blocks of a bin of a small class: this many, or the fewer that this many bytes hold,
-/// but not below the least.
+/// The capacity of a bin of a small class, as [`bounded`] computes it: the most blocks, the most
+/// bytes, the fewest blocks.
 const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
-/// The least blocks of a bin of a large class.
+/// The smallest capacity of a bin of a large class.
 const LEAST_LARGE: usize = 4;
 /// The first limit of the bin of a small class, as in [`SMALL`].
 const FIRST_LIMIT: (usize, usize, usize) = (16, 8 << 10, 4);
@@ -35,16 +36,17 @@ const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 const PER_LINE: usize = 64 / size_of::<Entry>();
 /// A request takes a block of its class or of this many classes above: at most a quarter larger.
 const ABOVE: usize = 2;
-/// A batch holds at most this part of the bytes that a thread may keep.
+/// A batch holds at most the bytes that a thread may cache, divided by this.
 const BATCH_PART: usize = 8;
-/// A thread that needs a new slab first drains an inbox with this part of the small bytes that a
-/// thread may keep.
+/// A thread that needs a new slab first drains an inbox with at least the small bytes that a thread
+/// may cache, divided by this.
 const MANY_PART: u64 = 4;
 
-/// After all kept large blocks had to be merged, so many are merged as they are freed: kept blocks
+/// After all cached large blocks were merged, this many are merged as they are freed: cached blocks
 /// would prevent longer free extents.
 const MERGING: u32 = 8192;
 
+/// Returns how many blocks of `size` bytes `bytes` hold, at most `most` and at least `least`.
 const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> usize {
     let n = bytes / size;
     if n > most {
@@ -64,10 +66,10 @@ pub(crate) struct Heaps {
     /// not check whether the thread has a number. Element `n` belongs to thread number `n - 1`.
     heaps: Chunks<Heap, FIRST>,
     first: [NonNull<Heap>; FIRST],
-    /// The most bytes of large blocks that a thread keeps: `thread_cache_size`, or 0 while
+    /// The most bytes of large blocks that a thread caches: `thread_cache_size`, or 0 while
     /// `merging`.
     max_large: AtomicUsize,
-    /// The number of large blocks that are merged as they are freed before threads keep any again.
+    /// The number of large blocks that are merged as they are freed before threads cache any again.
     merging: AtomicU32,
     thread_cache_size: usize,
     small_cache_size: usize,
@@ -76,7 +78,7 @@ pub(crate) struct Heaps {
     pub(crate) revoker: Lock<()>,
     /// Allocations and frees of each class by threads without a heap.
     without_heap: [[AtomicU64; 2]; MAX_CLASSES],
-    /// Frees of each class that were dropped as the second of their block: see `remote`.
+    /// Dropped frees of each class: the block was already free. See `remote`.
     late: [AtomicU64; MAX_CLASSES],
 }
 
@@ -181,29 +183,31 @@ impl Heaps {
         }
     }
 
-    /// Runs `look` with the section of thread number `index`, the owner of `heap`, revoked.
-    /// The calling thread is outside of its own, and holds no lock. `look` calls no provider.
-    pub(crate) fn with_revoked<R>(&self, index: u32, heap: &Heap, look: impl FnOnce() -> R) -> R {
+    /// Runs `run` while the section of thread number `index`, the owner of `heap`, is revoked. The
+    /// calling thread is outside of its own section, and holds no lock. `run` calls no provider.
+    pub(crate) fn with_revoked<R>(&self, index: u32, heap: &Heap, run: impl FnOnce() -> R) -> R {
         let _revoker = self.revoker.lock();
-        if thread::current().is_some_and(|own| own.get() == index) {
-            return look();
+        if thread::current().is_some_and(|current| current.get() == index) {
+            return run();
         }
         revoke(core::iter::once(heap), || self.flags.forbid_fast());
         await_exit(heap);
-        let result = look();
+        let result = run();
         restore(heap);
         self.flags.allow_fast();
         result
     }
 
-    /// Passes the heaps of all other threads to `look`, with their sections revoked. `look` calls
+    /// Passes the heaps of all other threads to `visit`, with their sections revoked. `visit` calls
     /// no provider.
-    pub(crate) fn revoke_all(&self, mut look: impl FnMut(u32, &Heap)) {
+    pub(crate) fn revoke_all(&self, mut visit: impl FnMut(u32, &Heap)) {
         let _revoker = self.revoker.lock();
-        let own = thread::current().map(thread::ThreadIndex::get);
+        let current = thread::current().map(thread::ThreadIndex::get);
         let others = || {
             self.iter().filter(|&(index, heap)| {
-                own != Some(index) && !heap.of_parent.load(Ordering::Relaxed) && heap.used().next().is_some()
+                current != Some(index)
+                    && !heap.of_parent.load(Ordering::Relaxed)
+                    && heap.used().next().is_some()
             })
         };
         // A thread that gets a number meanwhile is left out.
@@ -212,16 +216,16 @@ impl Heaps {
         revoke(others().map(|(_, heap)| heap), || self.flags.forbid_fast());
         for (index, heap) in others().filter(|(_, heap)| heap.revoked.load(Ordering::Relaxed)) {
             await_exit(heap);
-            look(index, heap);
+            visit(index, heap);
             restore(heap);
         }
         self.flags.allow_fast();
     }
 
-    // What a thread keeps.
+    // Blocks that a thread caches.
 
-    /// Pops a block of the class. If it is a large class and the thread keeps much, also one of the
-    /// classes above. Inside the section.
+    /// Pops a block of the class. If the class is large and the thread caches much, pops a block of
+    /// the classes above instead of none. Inside the section.
     #[inline]
     pub(crate) fn pop(&self, heap: &Heap, class: usize) -> Option<Entry> {
         match heap.bin(class).pop() {
@@ -233,7 +237,7 @@ impl Heaps {
         }
     }
 
-    /// If it is a large class and the thread keeps much, pops a block of one of the classes above.
+    /// Pops a block of one of the classes above, if the class is large and the thread caches much.
     /// Inside the section.
     #[inline]
     pub(crate) fn pop_above(&self, heap: &Heap, class: usize) -> Option<Entry> {
@@ -259,15 +263,15 @@ impl Heaps {
         bounded(EXCHANGE, size).min(room + 1)
     }
 
-    /// Raises the limit of the bin of a small class, if need be at the cost of another class.
-    /// Inside the section.
+    /// Raises the limit of the bin of a small class. If the thread caches too much, lowers the
+    /// limit of another class. Inside the section.
     pub(crate) fn widen(&self, heap: &Heap, class: usize) {
         let (limits, size) = (heap.limits(class), self.classes.size(class));
         let more = (limits.limit() / 2).max(4).min(limits.capacity().saturating_sub(limits.limit()));
         let bytes = more as usize * size;
         let max = self.small_cache_size;
         if heap.small_limit() + bytes > max {
-            // One at a time: a class that misses the room afterwards takes it back from others.
+            // One class at a time; it raises its limit again when it needs to.
             if let Some(other) =
                 heap.next_in_turn(0..self.classes.slab_count()).filter(|&other| other != class)
             {
@@ -279,7 +283,7 @@ impl Heaps {
         }
     }
 
-    /// Returns the bytes of large blocks that a thread may keep now.
+    /// Returns the most bytes of large blocks that a thread may cache now.
     #[inline(always)]
     pub(crate) fn max_large(&self) -> usize {
         self.max_large.load(Ordering::Relaxed)
@@ -291,7 +295,7 @@ impl Heaps {
         self.max_large.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether the large block that is freed now is to be merged.
+    /// Returns whether the large block that the caller frees is to be merged, and counts it.
     pub(crate) fn merges_next(&self) -> bool {
         if self.merging.load(Ordering::Relaxed) == 0 {
             return false;
@@ -303,7 +307,7 @@ impl Heaps {
         true
     }
 
-    /// Takes blocks out of the bin of the calling thread's heap.
+    /// Evicts blocks from a bin of the calling thread's heap.
     pub(crate) fn evict(&self, heap: &Heap, class: usize) -> Evicted {
         let _section = self.enter(heap);
         heap.evict(class, usize::MAX)
@@ -311,8 +315,8 @@ impl Heaps {
 
     // Batches.
 
-    /// Returns whether a large block was taken by another thread than number `index`. A block that
-    /// is a region is taken by none.
+    /// Returns whether a thread other than number `index` allocated a large block. Returns `false`
+    /// for a block that is a region.
     #[inline(always)]
     pub(crate) fn is_foreign(span: &Span, index: u32) -> bool {
         let last_user = span.last_user.load(Ordering::Relaxed);
@@ -379,7 +383,7 @@ impl Heaps {
 
     // Counters.
 
-    /// Counts an allocation, with `frees` a free, of a block that is in no bin.
+    /// Counts an allocation or a free of a block that is in no bin.
     fn count(&self, class: usize, runs: &Arena, is_free: bool) {
         match self.current_with_bin(class, runs) {
             Some((_, heap)) => {
@@ -411,7 +415,7 @@ impl Heaps {
             }
             let [allocations, frees] = &self.without_heap[class];
             let late = self.late[class].load(Ordering::Relaxed);
-            // Only the sum of all frees is not below 0.
+            // May be negative; the sum over all threads is not.
             each(
                 class,
                 allocations.load(Ordering::Relaxed),
@@ -420,12 +424,12 @@ impl Heaps {
         }
     }
 
-    /// Counts that a free, which was counted, was the second one of a block.
+    /// Counts that a counted free was dropped, since the block was already free.
     pub(crate) fn count_late(&self, class: usize) {
         self.late[class].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how many of those there were.
+    /// Returns the number of dropped frees.
     pub(crate) fn late(&self) -> u64 {
         self.late.iter().map(|late| late.load(Ordering::Relaxed)).sum()
     }

@@ -1,11 +1,11 @@
-//! What can be read of a pool: statistics, live blocks, the map of its regions, traces, and which
-//! block an address lies in.
+//! Inspection of a pool: statistics, live blocks, the map of its regions, traces, and the block
+//! that contains an address.
 //!
-//! Nothing here is on a fast path, and nothing is counted for it there.
+//! Nothing here is on a fast path, and fast paths count nothing for it.
 //!
-//! **Requested sizes.** A pool does not keep what each request asked for. But some requests take a
-//! slower path (each time a thread's bin is filled, for instance), and those tell how much of a
-//! block of their class is used: [`Requested`].
+//! **Requested sizes.** A pool does not store the size of each request. [`Requested`] samples the
+//! requests on slow paths, such as those that fill a bin, and estimates the requested part of all
+//! live blocks of a class.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ use crate::{SlabPool, SlabSettings, registry};
 /// The class under which blocks that are regions are counted.
 const DIRECT: usize = MAX_CLASSES;
 
-/// Events about a pool.
+/// Emits `tracing` events about a pool.
 pub(crate) struct Trace {
     pool: Name,
     level: u32,
@@ -101,22 +101,26 @@ impl Trace {
     }
 }
 
-/// The requested sizes of some requests of each class, and the sizes of their blocks.
-pub(crate) struct Requested([Sampled; MAX_CLASSES + 1]);
+/// A sample of requests of each class: requested bytes, and bytes of the blocks.
+pub(crate) struct Requested([Sample; MAX_CLASSES + 1]);
 
-/// Bytes that some requests of one class asked for, and got.
+/// Bytes that the sampled requests of one class asked for, and bytes of their blocks.
 #[derive(Default)]
-struct Sampled {
+struct Sample {
     requested: AtomicU64,
-    got: AtomicU64,
+    allocated: AtomicU64,
 }
 
 impl Requested {
     pub(crate) const fn new() -> Self {
-        Self([const { Sampled { requested: AtomicU64::new(0), got: AtomicU64::new(0) } }; MAX_CLASSES + 1])
+        Self(
+            [const { Sample { requested: AtomicU64::new(0), allocated: AtomicU64::new(0) } };
+                MAX_CLASSES + 1],
+        )
     }
 
-    /// Notes that a request of `requested` bytes got the block at `address`. Called on slow paths.
+    /// Adds a request of `requested` bytes and its block at `address` to the sample. Called on slow
+    /// paths.
     pub(crate) fn note(&self, meta: &Metadata, requested: usize, address: Address) {
         let Some(place) = meta.locate(address) else { return };
         let class = place.class().unwrap_or(DIRECT);
@@ -124,32 +128,33 @@ impl Requested {
     }
 
     /// Estimates how much of `live` bytes of a class was requested.
-    fn of(&self, class: usize, live: u64) -> u64 {
-        self.0.get(class).map_or(live, |sampled| sampled.of(live))
+    fn estimate(&self, class: usize, live: u64) -> u64 {
+        self.0.get(class).map_or(live, |sample| sample.estimate(live))
     }
 }
 
-impl Sampled {
-    /// After this many blocks, older ones count half.
-    const MEMORY: u64 = 4096;
+impl Sample {
+    /// After this many blocks, the older ones count half.
+    const WINDOW: u64 = 4096;
 
-    fn note(&self, requested: usize, got: usize) {
-        let (requested, got) = (requested.min(got) as u64, got as u64);
-        // Two threads that do this at once lose a few of thousands.
-        let before = self.got.load(Ordering::Relaxed);
-        if before / Self::MEMORY > got || before.checked_add(got).is_none() {
+    fn note(&self, requested: usize, allocated: usize) {
+        let (requested, allocated) = (requested.min(allocated) as u64, allocated as u64);
+        // Two threads that halve the sample at the same time lose a few of thousands of blocks.
+        let before = self.allocated.load(Ordering::Relaxed);
+        if before / Self::WINDOW > allocated || before.checked_add(allocated).is_none() {
             self.requested.store(self.requested.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
-            self.got.store(before / 2, Ordering::Relaxed);
+            self.allocated.store(before / 2, Ordering::Relaxed);
         }
         self.requested.fetch_add(requested, Ordering::Relaxed);
-        self.got.fetch_add(got, Ordering::Relaxed);
+        self.allocated.fetch_add(allocated, Ordering::Relaxed);
     }
 
-    /// Estimates how much of `live` bytes was requested, if requests are like those that were
-    /// noted.
-    fn of(&self, live: u64) -> u64 {
-        let (requested, got) = (self.requested.load(Ordering::Relaxed), self.got.load(Ordering::Relaxed));
-        let part = (u128::from(live) * u128::from(requested)).checked_div(u128::from(got));
+    /// Estimates how much of `live` bytes was requested, as if all requests were like the sampled
+    /// ones.
+    fn estimate(&self, live: u64) -> u64 {
+        let requested = self.requested.load(Ordering::Relaxed);
+        let allocated = self.allocated.load(Ordering::Relaxed);
+        let part = (u128::from(live) * u128::from(requested)).checked_div(u128::from(allocated));
         part.map_or(live, |part| u64::try_from(part).unwrap_or(live).min(live))
     }
 }
@@ -157,8 +162,8 @@ impl Sampled {
 impl SlabPool {
     // Statistics.
 
-    /// Returns the number of live blocks of each class. One thread may have freed what another
-    /// allocated, so only the sum over all threads is not below 0.
+    /// Returns the number of live blocks of each class. A thread may free blocks that another one
+    /// allocated, so the difference of one thread may be negative; the sum over all threads is not.
     fn live_blocks(&self) -> [u64; MAX_CLASSES] {
         let mut blocks = [0_i64; MAX_CLASSES];
         self.heaps.counts(|class, allocations, frees| {
@@ -170,11 +175,11 @@ impl SlabPool {
     /// Returns the bytes in live blocks, and an estimate of the requested bytes among them.
     fn live_and_requested(&self) -> (u64, u64) {
         let direct = self.back.direct.bytes();
-        let (mut live, mut requested) = (direct, self.requested.of(DIRECT, direct));
+        let (mut live, mut requested) = (direct, self.requested.estimate(DIRECT, direct));
         for (class, &blocks) in self.live_blocks().iter().enumerate().filter(|&(_, &blocks)| blocks > 0) {
             let bytes = blocks * self.heaps.classes.size(class) as u64;
             live += bytes;
-            requested += self.requested.of(class, bytes);
+            requested += self.requested.estimate(class, bytes);
         }
         (live, requested)
     }
@@ -214,10 +219,10 @@ impl SlabPool {
 
     // Live blocks.
 
-    /// Shows which blocks are live. Takes no memory from the global allocator.
-    pub(crate) fn report_leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) {
+    /// Passes a report of the live blocks to `visit`. Does not call the global allocator.
+    pub(crate) fn report_leaks(&self, visit: &mut dyn FnMut(&LeakReport<'_>)) {
         let sizes = self.live_sizes();
-        look(&LeakReport {
+        visit(&LeakReport {
             pool: self.name(),
             time: LeakTime::Asked,
             blocks: sizes.iter().map(|size| size.blocks).sum(),
@@ -229,7 +234,7 @@ impl SlabPool {
         });
     }
 
-    /// Returns live blocks by size. Sizes for which there is no memory are left out.
+    /// Returns the numbers of live blocks by size. Omits the sizes for which there is no memory.
     fn live_sizes(&self) -> MappedVec<LeakSize, Mapped> {
         let mut sizes = MappedVec::new_in(Mapped);
         let mut add = |block_size: u64, blocks: u64| {
@@ -269,7 +274,7 @@ impl SlabPool {
         }
     }
 
-    /// Returns the live block that holds `address`, and its place.
+    /// Returns the live block that contains `address`, and its record.
     pub(crate) fn find_block(&self, address: Address) -> Result<(BlockSpan, BlockRef<'_>)> {
         if let Some(place) = self.back.meta.locate(address).or_else(|| self.locate_around(address)) {
             let size = place.span.block() as usize;
@@ -278,14 +283,14 @@ impl SlabPool {
                 .then(|| (BlockSpan { address: place.start(), size }, place))
                 .ok_or(Error::NotAllocated { address });
         }
-        // No block, but perhaps memory of this pool: free units, or the tail of a slab.
+        // Not a block. It may be other memory of this pool: free units, or the tail of a slab.
         match tracker::find(address) {
             Some(found) if found.owner == self.back.upstream.id() => Err(Error::NotAllocated { address }),
             _ => Err(Error::ForeignAddress { address, owner: OWNER }),
         }
     }
 
-    /// Returns the large block that `address` lies in, and that begins in another granule.
+    /// Returns the large block that contains `address` and begins in another granule.
     fn locate_around(&self, address: Address) -> Option<BlockRef<'_>> {
         let meta = &self.back.meta;
         let number = meta.span_number(address)?;
@@ -299,9 +304,9 @@ impl SlabPool {
 
     // The map.
 
-    /// Reads every record, without a lock. A record that changes meanwhile is missing or stale.
+    /// Reads every record without a lock. A record that changes meanwhile is missing or stale.
     pub(crate) fn read_map(&self) -> PoolMap {
-        let (mut regions, mut taken) = (Vec::new(), Vec::new());
+        let (mut regions, mut extents) = (Vec::new(), Vec::new());
         let mut sizes = BTreeMap::<u64, SizeTotals>::new();
         for (_, span) in self.back.meta.spans() {
             let Some((span, runs)) = span.snapshot(|states| runs_of(states)) else { continue };
@@ -332,21 +337,21 @@ impl SlabPool {
             let live: u64 = runs.iter().filter(is_live).map(|&(_, count)| count * span.block).sum();
             let class = if span.kind == Kind::Direct { DIRECT } else { span.class };
             *of_size.live.entry(class).or_default() += live;
-            taken.push(UsedExtent { base, end, runs, block: span.block });
+            extents.push(UsedExtent { base, end, runs, block: span.block });
         }
         regions.sort_unstable();
-        taken.sort_unstable_by_key(|taken| taken.base);
-        let mut rest = taken.as_slice();
-        let regions = regions.into_iter().map(|whole| {
-            rest = &rest[rest.partition_point(|taken| taken.base < whole.begin)..];
-            let (within, behind) = rest.split_at(rest.partition_point(|taken| taken.base < whole.end));
-            rest = behind;
-            let base = Address::from_bits(whole.base);
-            RegionMap { base, size: whole.size, pieces: pieces(within, whole) }
+        extents.sort_unstable_by_key(|extent| extent.base);
+        let mut rest = extents.as_slice();
+        let regions = regions.into_iter().map(|region| {
+            rest = &rest[rest.partition_point(|extent| extent.base < region.begin)..];
+            let (within, after) = rest.split_at(rest.partition_point(|extent| extent.base < region.end));
+            rest = after;
+            let base = Address::from_bits(region.base);
+            RegionMap { base, size: region.size, pieces: pieces(within, region) }
         });
         let regions = regions.collect();
         let classes = sizes.into_iter().map(|(block_size, of_size)| {
-            let requested = |(&class, &live): (&usize, &u64)| self.requested.of(class, live);
+            let requested = |(&class, &live): (&usize, &u64)| self.requested.estimate(class, live);
             let requested = of_size.live.iter().map(requested).sum();
             ClassMap { block_size, slabs: of_size.slabs, waste: of_size.waste, requested }
         });
@@ -358,7 +363,7 @@ impl SlabPool {
         }
     }
 
-    /// Returns the bytes of its region that the slab or block at an address takes.
+    /// Returns the bytes of the extent of the slab or block that begins at `base`.
     fn extent_bytes(&self, region: u32, base: u64) -> Option<u64> {
         let region_base = self.back.meta.span(region)?.base().to_bits();
         let unit = u32::try_from(base.checked_sub(region_base)? / UNIT as u64).ok()?;
@@ -367,7 +372,7 @@ impl SlabPool {
     }
 }
 
-/// A slab or block with all that it takes of its region.
+/// The extent of a slab or block.
 struct UsedExtent {
     base: u64,
     end: u64,
@@ -376,7 +381,8 @@ struct UsedExtent {
     block: u64,
 }
 
-/// A region as its provider gave it, and the range of it that is cut up.
+/// A region of the provider (`base`, `size`), and the part of it that is divided into extents
+/// (`begin`, `end`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct RegionBounds {
     base: u64,
@@ -385,7 +391,7 @@ struct RegionBounds {
     end: u64,
 }
 
-/// Of one block size: slabs, bytes wasted in them, and bytes of live blocks by class.
+/// Totals of one block size: slabs, bytes wasted in them, and bytes of live blocks by class.
 #[derive(Default)]
 struct SizeTotals {
     slabs: u64,
@@ -393,7 +399,7 @@ struct SizeTotals {
     live: BTreeMap<usize, u64>,
 }
 
-/// Returns how many consecutive blocks have which state.
+/// Returns the runs of consecutive blocks of one state, with their lengths.
 fn runs_of(states: &mut dyn Iterator<Item = u8>) -> Vec<(PieceState, u64)> {
     let mut runs: Vec<(PieceState, u64)> = Vec::new();
     for state in states {
@@ -410,27 +416,27 @@ fn runs_of(states: &mut dyn Iterator<Item = u8>) -> Vec<(PieceState, u64)> {
     runs
 }
 
-/// Returns the used extents of a region and the free ranges between them.
-fn pieces(taken: &[UsedExtent], RegionBounds { base, begin, end, .. }: RegionBounds) -> Vec<Piece> {
+/// Returns the blocks in the used extents of a region, and the free ranges between the extents.
+fn pieces(extents: &[UsedExtent], RegionBounds { base, begin, end, .. }: RegionBounds) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = begin;
     let free = |at: u64, until: u64| {
         let piece = Piece { offset: at - base, block_size: until - at, count: 1, state: PieceState::Free };
         (until > at).then_some(piece)
     };
-    for one in taken {
-        // A record that overlaps the one before it, or reaches past its region, has changed
+    for extent in extents {
+        // An extent that overlaps the one before it, or extends beyond its region, was changed
         // meanwhile.
-        if one.base < at || one.end > end {
+        if extent.base < at || extent.end > end {
             continue;
         }
-        pieces.extend(free(at, one.base));
-        let mut offset = one.base - base;
-        for &(state, count) in &one.runs {
-            pieces.push(Piece { offset, block_size: one.block, count, state });
-            offset += one.block * count;
+        pieces.extend(free(at, extent.base));
+        let mut offset = extent.base - base;
+        for &(state, count) in &extent.runs {
+            pieces.push(Piece { offset, block_size: extent.block, count, state });
+            offset += extent.block * count;
         }
-        at = one.end;
+        at = extent.end;
     }
     pieces.extend(free(at, end));
     pieces
@@ -547,14 +553,14 @@ mod tests {
 
     #[test]
     fn requested_bytes_follow_recent_requests() {
-        let sampled = Sampled::default();
-        assert_eq!(sampled.of(1000), 1000);
-        (0..100).for_each(|_| sampled.note(50, 100));
-        assert_eq!(sampled.of(1000), 500);
-        (0..20 * Sampled::MEMORY).for_each(|_| sampled.note(90, 100));
-        assert!((890..=900).contains(&sampled.of(1000)), "{}", sampled.of(1000));
-        // Sizes that no sum can hold.
-        (0..1000).for_each(|_| sampled.note(usize::MAX / 4, usize::MAX / 2));
-        assert!(sampled.of(u64::MAX) <= u64::MAX / 2 + u64::MAX / 8);
+        let sample = Sample::default();
+        assert_eq!(sample.estimate(1000), 1000);
+        (0..100).for_each(|_| sample.note(50, 100));
+        assert_eq!(sample.estimate(1000), 500);
+        (0..20 * Sample::WINDOW).for_each(|_| sample.note(90, 100));
+        assert!((890..=900).contains(&sample.estimate(1000)), "{}", sample.estimate(1000));
+        // Sizes whose sum overflows.
+        (0..1000).for_each(|_| sample.note(usize::MAX / 4, usize::MAX / 2));
+        assert!(sample.estimate(u64::MAX) <= u64::MAX / 2 + u64::MAX / 8);
     }
 }

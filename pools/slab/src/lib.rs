@@ -1,8 +1,8 @@
 //! The slab pool of umf: blocks of any size out of regions of a provider, with all metadata out of
 //! band.
 //!
-//! Nothing is ever written into the memory, which may belong to a device. The global allocator is
-//! not used, which the pool may be.
+//! The pool writes nothing into the memory, which may belong to a device. It does not use the
+//! global allocator, so it may be the global allocator.
 //!
 //! # How it is built
 //!
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! **Classes.** A block below 64 KiB comes from a slab of its size class (eight classes per
-//! doubling). A larger one is an extent of its own, kept by class too. A request above
+//! doubling). A larger one is an extent of its own, cached by class too. A request above
 //! [`SlabSettings::max_poolable_size`] is a region of its own.
 //!
 //! **Front.** Each thread has a heap with a bin of free blocks per class, so that the fast paths
@@ -38,9 +38,9 @@
 //! Another thread marks a block as freed and sends its address to the owner, in a batch: see
 //! `remote`.
 //!
-//! **Large blocks** are treated alike. Freed ones are kept whole, by class. They are merged with
-//! the free extents around them when a thread keeps too much, when no extent is long enough, and
-//! when the pool is trimmed. How much is kept shrinks as the pool grows.
+//! **Large blocks** are cached in the same way, whole and by class. They are merged with the free
+//! extents around them when a thread caches too much, when no extent is long enough, and when the
+//! pool is trimmed. The larger the pool, the smaller the part of it that is cached.
 //!
 //! # The fast paths
 //!
@@ -58,7 +58,7 @@
 //! | `types` | the data types on one page: read this first |
 //! | `pool` | [`SlabPool`]: the layers, put together |
 //! | `allocate`, `free` | the two paths through the layers |
-//! | `heaps`, `heap`, `lookaside` | front: the heaps of all threads |
+//! | `heaps`, `heap` | front: the heaps of all threads, with their bins and lookaside caches |
 //! | `section`, `bias` | the critical section of a heap, ownership bias, and how threads revoke them |
 //! | `remote`, `collect` | remote frees: small blocks freed by another thread than their owner |
 //! | `central`, `transfer` | middle: slabs; large blocks between threads |
@@ -87,7 +87,6 @@ mod free;
 mod heap;
 mod heaps;
 mod inspect;
-mod lookaside;
 mod metadata;
 mod pool;
 mod purge;

@@ -31,9 +31,9 @@ const MAX_SPANS: u32 = (1 << 24) - 1;
 pub(crate) struct Metadata {
     spans: Table<Span, FIRST_SPANS>,
     first_spans: NonNull<Span>,
-    /// State bytes only. A second free that races with the end of a slab may exchange a byte in a
-    /// run that another slab uses by then. It notices that and restores the byte, which is a state
-    /// byte too.
+    /// State bytes only. A double free that races with the removal of a slab may exchange a byte in
+    /// a run that another slab uses by then. It detects that and restores the byte, which is a
+    /// state byte too.
     pub(crate) states: Arena,
     /// All other runs.
     pub(crate) runs: Arena,
@@ -90,7 +90,7 @@ impl Metadata {
     /// Returns the block around `address`, live or not. Finds a large block only in the granule in
     /// which it begins.
     pub(crate) fn locate(&self, address: Address) -> Option<BlockRef<'_>> {
-        // If another pool set the number, the span does not hold the address.
+        // If another pool set the number, the span with it does not contain the address.
         let number = self.span_number(address)?;
         self.span(number)?.locate(number, address)
     }
@@ -137,7 +137,7 @@ impl Run {
 struct ArenaState {
     /// The first line that was never handed out.
     next: u32,
-    /// Per order: the first line of a free run, plus one; 0 for none.
+    /// Per order: the first line of the first free run, plus one; 0 for none.
     free: [u32; ORDERS],
 }
 
@@ -145,8 +145,8 @@ struct ArenaState {
 /// its length.
 pub(crate) struct Arena {
     lines: Chunks<Line, FIRST_LINES>,
-    /// For the first line of a free run: the next run of its order, as in `ArenaState::free`. It is
-    /// not in the run itself, which late readers may still read.
+    /// For the first line of a free run: the next run of its order, as in `ArenaState::free`. The
+    /// link is not in the run itself, which threads with stale addresses may still read.
     links: Chunks<AtomicU32, FIRST_LINES>,
     state: Lock<ArenaState>,
 }
@@ -160,7 +160,7 @@ impl Arena {
         }
     }
 
-    /// Returns a run of at least `bytes` bytes, with the contents that its last owner left.
+    /// Allocates a run of at least `bytes` bytes. Its contents are unspecified.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<(Run, NonNull<u8>)> {
         let lines = bytes.div_ceil(LINE).next_power_of_two();
         let order = lines.ilog2();
@@ -179,10 +179,10 @@ impl Arena {
         let end = u32::try_from(position - FIRST_LINES + lines).map_err(|_| too_large)?;
         let first = end - lines as u32;
         self.lines.get_or_grow(first)?;
-        // So that taking the run back cannot fail.
+        // So that `release` cannot fail.
         self.links.get_or_grow(first)?;
         let place = self.line(first).ok_or(too_large)?;
-        // What alignment skips is cut into runs.
+        // The lines that the alignment skips become free runs.
         while state.next < first {
             let gap = state.next as usize + FIRST_LINES;
             let order = gap.trailing_zeros().min((first - state.next).ilog2());
@@ -199,7 +199,7 @@ impl Arena {
         Ok((Run { first, order }, place))
     }
 
-    /// Takes a run back, which is not in use any more.
+    /// Releases a run that is no longer in use.
     pub(crate) fn release(&self, run: Run) {
         self.push(&mut self.state.lock(), run);
     }
@@ -211,7 +211,7 @@ impl Arena {
         }
     }
 
-    /// Returns where line `number` lies; `None` if it was never handed out.
+    /// Returns the pointer to line `number`; `None` if it was never allocated.
     #[inline]
     pub(crate) fn line(&self, number: u32) -> Option<NonNull<u8>> {
         self.lines.get(number).and_then(|line| NonNull::new(line.0.get().cast()))

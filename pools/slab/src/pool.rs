@@ -30,8 +30,8 @@ use crate::{SlabSettings, registry};
 
 /// A pool of slabs and large blocks with per-thread caches and all metadata out of band.
 ///
-/// See the [crate's text](crate) for how it is built. Dropping the pool gives every region back,
-/// those with live blocks included: [`Pool::statistics`] says before how many there are.
+/// See the [crate documentation](crate) for its structure. Dropping the pool returns every region
+/// to the provider, those with live blocks included. [`Pool::statistics`] counts live blocks.
 ///
 /// ```no_run
 /// use umf_core::{Layout, Pool, ProviderRef};
@@ -102,18 +102,18 @@ impl SlabPool {
     /// The pool is not moved until it is dropped.
     pub(crate) unsafe fn register(&self) -> Result<()> {
         let pool: &dyn Pool = self;
-        // SAFETY: only the lifetime of the trait object changes. The upstream, a field, goes before
-        // the pool does.
+        // SAFETY: only the lifetime of the trait object changes. The upstream is a field, so it is
+        // dropped with the pool.
         unsafe {
             self.back
                 .upstream
                 .set_pool(core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)))
         };
-        // SAFETY: passed on to the caller; `drop` leaves.
+        // SAFETY: passed on to the caller; `drop` removes the pool from the registry.
         unsafe { registry::enter(NonNull::from(self)) }
     }
 
-    /// Starts the background purger, and takes the reserve, as the settings say.
+    /// Starts the background purger and allocates the reserve, as the settings require.
     pub(crate) fn begin(&self) -> Result<()> {
         self.policy.begin_background(self.settings.background);
         match usize::try_from(self.settings.reserve) {
@@ -123,8 +123,8 @@ impl SlabPool {
     }
 
     /// Frees a block of a span that the calling thread owns, if a few instructions suffice. Returns
-    /// `false` if it has done nothing. It takes no lock and calls no function, so that a thread may
-    /// call it in the middle of another call of this pool.
+    /// `false` and changes nothing otherwise. It takes no lock and calls no function, so a thread
+    /// may call it inside another call of this pool.
     ///
     /// # Safety
     /// As [`Pool::free`].
@@ -138,7 +138,7 @@ impl SlabPool {
         self.central.lock(&self.back.meta, &self.heaps, class)
     }
 
-    /// Locks the slabs of a small class, unless they are locked.
+    /// Locks the slabs of a small class; `None` if they are locked.
     pub(crate) fn try_central(&self, class: usize) -> Option<Slabs<'_>> {
         self.central.try_lock(&self.back.meta, &self.heaps, class)
     }
@@ -148,7 +148,7 @@ impl SlabPool {
         self.heaps.classes.slab_size(class, self.settings.slab_min_size)
     }
 
-    /// Returns whether this is a forked child over shared memory, which must not use it.
+    /// Returns whether this process is a forked child, which must not use the shared memory.
     pub(crate) fn is_frozen(&self) -> bool {
         self.heaps.flags.is_set(SHARED) && self.back.upstream.is_frozen()
     }
@@ -186,7 +186,7 @@ unsafe impl Pool for SlabPool {
             Err(Some(LocatedSpan { section, span, number, index })) => {
                 self.free_to_cache(section, span, number, index, address).is_some()
             }
-            // If a flag is set, the block is for `free`.
+            // If a flag is set, `free` handles the block.
             Err(None) => self.heaps.flags.get() == 0 && self.locate_and_free_to_cache(address).is_some(),
         }
     }
@@ -239,8 +239,8 @@ unsafe impl Pool for SlabPool {
     }
 }
 
-// SAFETY: `free` announces exported blocks before they can be handed out again; what the upstream
-// holds stays out of reach until `reclaim`.
+// SAFETY: `free` announces exported blocks before they can be handed out again. Blocks that the
+// upstream holds are not handed out until `reclaim`.
 unsafe impl DeferredFree for SlabPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         let (block, place) = self.find_block(address)?;
@@ -271,7 +271,7 @@ impl Reserve for SlabPool {
     fn reserve(&self, bytes: usize) -> Result<usize> {
         self.check_usable()?;
         if self.heaps.classes.count() == 0 && bytes > 0 {
-            let what = "reserving where nothing is pooled (max_poolable_size is 0)";
+            let what = "reserving with max_poolable_size = 0, which pools no blocks";
             return Err(Error::NotSupported { what, owner: OWNER, native: 0 });
         }
         self.back.reserve(bytes)
@@ -296,8 +296,8 @@ impl Inspect for SlabPool {
         Some(self.read_map())
     }
 
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.report_leaks(look);
+    fn leaks(&self, visit: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        self.report_leaks(visit);
         true
     }
 }
@@ -324,8 +324,8 @@ impl Drop for SlabPool {
                 // SAFETY: regions and direct spans have it, and no other thread uses the pool.
                 let (region, _) = unsafe { span.cold().upstream.assume_init() };
                 span.retract();
-                // The upstream holds regions that are leased, or have held blocks in them. A
-                // provider that refuses keeps the region: no caller is left that could try again.
+                // The upstream holds regions with leases or deferred blocks. A region that the
+                // provider refuses is leaked, since no caller is left to try again.
                 let _ = self.back.return_region(region);
             } else {
                 span.retract();

@@ -1,16 +1,16 @@
 //! Purging: automatic release of free memory to the provider, and trimming.
 //!
-//! - **By bytes** (`max_cached`): the bytes that are free beyond a bound. A thread looks at them
-//!   when threads have returned a part of the bound to the shared lists.
-//! - **By age** (`release_after`): what lay unused since the last decay, at most once per period.
-//!   That is the minimum in between of idle regions, of empty slabs, of blocks in the transfer
-//!   cache. The bins of threads, whose fast path counts nothing for this, are emptied if nothing
-//!   was taken out in between. Otherwise half of a bin goes to the stock, where a thread that needs
-//!   it finds it, and decays there.
-//! - **Trim**: everything that is free, in all layers.
+//! - **By bytes** (`max_cached`): free bytes above a limit are released. A thread checks the limit
+//!   after threads have returned a fraction of it to the shared lists.
+//! - **By age** (`release_after`): memory that was unused since the last decay is released. A decay
+//!   runs at most once per period. Regions, empty slabs and blocks in the transfer cache are unused
+//!   as far as the minimum of their number since the last decay goes. The fast path counts nothing
+//!   for this in the bins of threads. A bin from which no block was allocated since the last decay
+//!   is emptied. Of another bin, half of the blocks move to the stock and decay there.
+//! - **Trim**: all free memory, in all layers, is released.
 //!
-//! Threads look on slow paths only. If the settings ask for it, a background purger looks too: one
-//! thread for all pools of the process, as long as one pool asks for it.
+//! Threads apply the policy on slow paths only. With `release_thread`, the background purger
+//! applies it too: one thread for all pools of the process that ask for it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -31,44 +31,45 @@ use crate::transfer::LargeBatch;
 use crate::types::Heap;
 use crate::{SlabPool, SlabSettings, registry};
 
-/// The least bytes that come back before a thread looks.
+/// The fewest bytes that threads return before one of them checks the limit.
 const MIN_SLACK: u64 = 64 << 10;
 
 /// The purge policy of a pool, and its state.
 pub(crate) struct Policy {
-    is_on: bool,
+    is_active: bool,
     /// The most bytes that may be free; 0: any number.
     max_free: u64,
-    /// How long memory may lie unused, in ms; 0: for ever.
+    /// How long memory may be unused, in ms; 0: for ever.
     age: u64,
-    /// Bytes that came back since a thread looked.
+    /// Bytes that threads returned since the last check of the limit.
     returned: AtomicU64,
-    /// Bytes that were free beyond the bound, and could not be returned.
+    /// Free bytes when the last check could not release enough of them; 0 if it could.
     stuck: AtomicU64,
-    /// When the next decay is due.
+    /// When the next decay is due, in ms.
     due: AtomicU64,
-    /// A thread is returning memory.
+    /// Whether a thread is releasing memory.
     is_purging: AtomicBool,
-    /// The background purger counts this pool.
+    /// Whether the background purger counts this pool.
     in_background: AtomicBool,
-    /// The use of each thread's bins at the last decay.
-    seen: Chunks<Seen>,
+    /// The counters of each thread's bins at the last decay.
+    at_decay: Chunks<AllocationCounts>,
 }
 
-/// The allocations from each bin of a thread at the last decay.
-struct Seen([AtomicU64; MAX_CLASSES]);
+/// The number of allocations from each bin of a thread.
+struct AllocationCounts([AtomicU64; MAX_CLASSES]);
 
 // SAFETY: zeros are valid integers.
-unsafe impl Zeroable for Seen {}
+unsafe impl Zeroable for AllocationCounts {}
 
-/// The calling thread returns memory until this is dropped, and looks again then
-/// ([`SlabPool::purge_again`]): a thread that found it at work returned blocks and left.
+/// The calling thread releases memory until this is dropped. Then it calls
+/// [`SlabPool::purge_again`], since other threads may have returned blocks meanwhile and left the
+/// purge to it.
 struct PurgeInProgress<'a>(&'a AtomicBool);
 
 impl Drop for PurgeInProgress<'_> {
     fn drop(&mut self) {
-        // An exchange, not a store: it sees what threads that found this one at work have counted
-        // before.
+        // An exchange, not a store: it acquires the counts of threads that found this purge in
+        // progress.
         self.0.swap(false, Ordering::AcqRel);
     }
 }
@@ -78,7 +79,7 @@ impl Policy {
         let age = u64::try_from(settings.release_after.as_millis()).unwrap_or(u64::MAX);
         let age = if settings.release_after.is_zero() { 0 } else { age.max(1) };
         Self {
-            is_on: settings.max_cached != 0 || age != 0,
+            is_active: settings.max_cached != 0 || age != 0,
             max_free: settings.max_cached,
             age,
             returned: AtomicU64::new(0),
@@ -86,30 +87,30 @@ impl Policy {
             due: AtomicU64::new(0),
             is_purging: AtomicBool::new(false),
             in_background: AtomicBool::new(false),
-            seen: Chunks::new(),
+            at_decay: Chunks::new(),
         }
     }
 
-    /// Forgets, in a forked child, the thread of the parent that was at work.
+    /// Ends a purge in progress in a forked child: its thread exists in the parent only.
     pub(crate) fn forked(&self) {
         self.is_purging.store(false, Ordering::Relaxed);
     }
 
-    /// Has the background purger look after this pool, if `background`.
+    /// Counts the pool in the background purger, if `background`.
     pub(crate) fn begin_background(&self, background: bool) {
         if background && !self.in_background.swap(true, Ordering::Relaxed) {
             purger::add_pool();
         }
     }
 
-    /// Ends that.
+    /// Removes the pool from the background purger.
     pub(crate) fn end_background(&self) {
         if self.in_background.swap(false, Ordering::Relaxed) {
             purger::remove_pool();
         }
     }
 
-    /// Returns how often the background purger has to look.
+    /// Returns how long the background purger may sleep between two checks.
     fn period(&self) -> Duration {
         const LONGEST: u64 = 1000;
         Duration::from_millis(if self.age == 0 { 100 } else { (self.age / 2).clamp(1, LONGEST) })
@@ -119,9 +120,9 @@ impl Policy {
         (!self.is_purging.swap(true, Ordering::AcqRel)).then(|| PurgeInProgress(&self.is_purging))
     }
 
-    /// Returns whether so many bytes came back since a thread looked that it is time to look.
-    fn is_much(&self, returned: u64) -> bool {
-        // If bytes beyond the bound could not be returned, a 32nd of those has to come first.
+    /// Returns whether `returned` bytes since the last check make the next one due.
+    fn is_check_due(&self, returned: u64) -> bool {
+        // If the last check could not release enough, the next one waits for a 32nd of the rest.
         let slack = (self.max_free / 8).max(self.stuck.load(Ordering::Relaxed) / 32);
         self.max_free != 0 && returned >= slack.max(MIN_SLACK)
     }
@@ -134,11 +135,11 @@ fn now() -> u64 {
 impl SlabPool {
     // The policy.
 
-    /// Counts bytes that came back to the shared lists, and purges if the policy says so. The
-    /// calling thread is on a slow path, outside of its section, and holds no lock.
+    /// Counts `bytes` that were returned to the shared lists, and purges if the policy requires it.
+    /// The calling thread is on a slow path, outside of its section, and holds no lock.
     #[inline]
     pub(crate) fn apply_policy(&self, bytes: usize) {
-        if self.policy.is_on {
+        if self.policy.is_active {
             self.apply_active_policy(bytes);
         }
     }
@@ -148,8 +149,8 @@ impl SlabPool {
         let policy = &self.policy;
         if policy.max_free != 0 && bytes != 0 {
             let returned = policy.returned.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
-            if policy.is_much(returned) {
-                self.return_excess();
+            if policy.is_check_due(returned) {
+                self.release_excess();
             }
         }
         if policy.age != 0 {
@@ -160,41 +161,42 @@ impl SlabPool {
         }
     }
 
-    /// Applies the policy now, without reclaiming what is held: for threads that must not drop what
-    /// others own.
+    /// Applies the policy now, without polling deferred frees: reclaiming one may drop an object
+    /// that the caller must not drop.
     pub(crate) fn purge_unpolled(&self) {
         if self.policy.max_free != 0 {
-            self.return_excess();
+            self.release_excess();
         }
         if self.policy.age != 0 {
             self.decay_if_due(now());
         }
     }
 
-    /// Returns what is free beyond the bound, unless another thread is purging: that one looks
-    /// again.
-    fn return_excess(&self) {
-        if let Some(is_purging) = self.policy.begin() {
-            self.return_excess_alone();
-            drop(is_purging);
+    /// Releases free memory above the limit. If another thread is purging, leaves it to that
+    /// thread, which checks again.
+    fn release_excess(&self) {
+        if let Some(purge) = self.policy.begin() {
+            self.release_excess_exclusively();
+            drop(purge);
             self.purge_again();
         }
     }
 
     /// Purges again for threads that returned blocks while this one was purging.
     fn purge_again(&self) {
-        while self.policy.is_much(self.policy.returned.load(Ordering::Acquire))
-            && let Some(is_purging) = self.policy.begin()
+        while self.policy.is_check_due(self.policy.returned.load(Ordering::Acquire))
+            && let Some(purge) = self.policy.begin()
         {
-            self.return_excess_alone();
-            drop(is_purging);
+            self.release_excess_exclusively();
+            drop(purge);
         }
     }
 
-    fn return_excess_alone(&self) {
+    /// Releases free memory above the limit. No other thread purges meanwhile.
+    fn release_excess_exclusively(&self) {
         let policy = &self.policy;
-        // Bytes that come back from here on count again. Those that came before are in the sums
-        // below.
+        // Bytes returned from here on count towards the next check. The statistics below include
+        // all earlier ones.
         policy.returned.swap(0, Ordering::AcqRel);
         if self.back.limits.bytes() <= policy.max_free || self.is_frozen() {
             return;
@@ -204,7 +206,7 @@ impl SlabPool {
         }
         let keep = usize::try_from(policy.max_free - policy.max_free / 8).unwrap_or(usize::MAX);
         let floor = self.back.reserve_floor();
-        // If the provider refuses a region, it stays.
+        // A region that the provider refuses stays in the pool.
         let _ = self.release_shared(keep, floor);
         if self.compute_statistics().cached_bytes > policy.max_free {
             let _ = self.release_above(keep, floor);
@@ -221,24 +223,24 @@ impl SlabPool {
         if now < policy.due.load(Ordering::Relaxed) {
             return;
         }
-        // One of the threads that come here at one time works.
-        let Some(is_purging) = policy.begin() else { return };
+        // Of threads that arrive at the same time, one runs the decay.
+        let Some(purge) = policy.begin() else { return };
         if now >= policy.due.load(Ordering::Relaxed) {
             policy.due.store(now.saturating_add(policy.age), Ordering::Relaxed);
             self.decay();
         }
-        drop(is_purging);
+        drop(purge);
         self.purge_again();
     }
 
-    /// Returns memory that was not used since the last decay.
+    /// Releases memory that was not used since the last decay.
     pub(crate) fn decay(&self) {
         if self.is_frozen() {
             return;
         }
         let classes = &self.heaps.classes;
-        // What stays of the lower layers is read before the higher ones decay, so that all of it
-        // goes at one time.
+        // Read before the upper layers decay, so that memory which they return to the lower layers
+        // is released in this period.
         let used_idle = self.back.extents.lock().used_idle();
         let mut used_slabs = [0_u32; MAX_CLASSES];
         for class in classes.small() {
@@ -272,19 +274,19 @@ impl SlabPool {
         for class in classes.large() {
             self.transfer.begin_period(class);
         }
-        // If the provider refuses a region, it stays.
+        // A region that the provider refuses stays in the pool.
         let _ = self.back.return_idle(self.back.reserve_floor(), |extents| extents.idle().0 <= used_idle);
         self.back.extents.lock().begin_period();
     }
 
-    /// Drains the inbox of a heap, empties bins that nothing was taken from, and halves the others.
-    /// Inside the section, or while it is revoked.
+    /// Drains the inbox of a heap. Empties the bins from which no block was allocated since the
+    /// last decay, and halves the others. Inside the section, or while it is revoked.
     fn decay_heap(&self, index: u32, heap: &Heap, work: &mut FollowUp) {
         self.drain_to_bitmaps(index, heap, work);
-        let Ok(seen) = self.policy.seen.get_or_grow(index) else { return };
+        let Ok(at_decay) = self.policy.at_decay.get_or_grow(index) else { return };
         for class in heap.used() {
             let (allocations, _) = heap.bin(class).counts();
-            let is_used = seen.0[class].swap(allocations, Ordering::Relaxed) != allocations;
+            let is_used = at_decay.0[class].swap(allocations, Ordering::Relaxed) != allocations;
             let len = heap.bin(class).len();
             let mut left = if is_used { len / 2 } else { len };
             if !self.heaps.classes.is_large(class) {
@@ -298,16 +300,16 @@ impl SlabPool {
                     break;
                 }
                 left -= entries.len();
-                let kept = if is_used { self.put_stock(class, entries) } else { 0 };
-                self.merge(&entries[kept..], false);
+                let stocked = if is_used { self.put_stock(class, entries) } else { 0 };
+                self.merge(&entries[stocked..], false);
             }
         }
     }
 
     // Trimming.
 
-    /// Returns free regions until at most `keep` bytes are free, and returns the bytes that went.
-    /// Blocks whose deferral has ended are free by then.
+    /// Polls deferred frees, then releases free regions until at most `keep` bytes are free.
+    /// Returns the bytes released.
     pub(crate) fn release_free(&self, keep: usize) -> Result<usize> {
         if self.is_frozen() {
             return Ok(0);
@@ -318,7 +320,8 @@ impl SlabPool {
         Ok(usize::try_from(before.saturating_sub(self.back.limits.bytes())).unwrap_or(usize::MAX))
     }
 
-    /// Returns up to `bytes` free bytes for another pool that shares the limit.
+    /// Releases up to `bytes` free bytes for another pool that shares the limit. Returns the bytes
+    /// released.
     pub(crate) fn release_for_others(&self, limit: &SharedLimit, bytes: u64) -> u64 {
         if !self.back.limits.shares(limit) {
             return 0;
@@ -332,8 +335,8 @@ impl SlabPool {
         released as u64
     }
 
-    /// Returns free regions until at most `keep` bytes are free, or only `floor` bytes of regions
-    /// are left.
+    /// Releases free regions until at most `keep` bytes are free, or only `floor` bytes of regions
+    /// are left. Returns the bytes released.
     fn release_above(&self, keep: usize, floor: u64) -> Result<usize> {
         if self.is_frozen() {
             return Ok(0);
@@ -354,7 +357,7 @@ impl SlabPool {
         result.map(|()| before.saturating_sub(self.back.limits.bytes()) as usize)
     }
 
-    /// The same without the heaps.
+    /// Does the same, but leaves the blocks in the heaps there.
     fn release_shared(&self, keep: usize, floor: u64) -> Result<()> {
         self.merge_batches(true);
         for class in self.heaps.classes.small() {
@@ -370,8 +373,8 @@ impl SlabPool {
 
     // Emptying a layer.
 
-    /// Puts the open batches of all threads into the inboxes of their owners. The rest is left in
-    /// `work`.
+    /// Delivers the open batches of all threads to the inboxes of their owners. Leaves in `work`
+    /// what no inbox accepts.
     fn deliver_open(&self, work: &mut FollowUp) {
         if let Some((_, heap)) = self.heaps.current() {
             let open = {
@@ -383,7 +386,7 @@ impl SlabPool {
         self.heaps.revoke_all(|_, heap| self.deliver(heap.open.take_all(), work));
     }
 
-    /// Empties a heap whose section is revoked, without returning anything to the provider.
+    /// Empties a heap whose section is revoked. Returns no region to the provider.
     fn empty_revoked(&self, index: u32, heap: &Heap, work: &mut FollowUp) {
         self.drain_to_bitmaps(index, heap, work);
         for class in heap.used() {
@@ -417,7 +420,7 @@ impl SlabPool {
                 self.empty_bin(index, heap, class, usize::MAX, &mut work);
                 self.central(class).abandon(index, ends);
             }
-            // After the slabs were abandoned: what comes in later is drained by its sender.
+            // After the slabs were abandoned: a batch that arrives later is drained by its sender.
             self.drain_to_bitmaps(index, heap, &mut work);
             heap.open.take_all()
         };
@@ -425,7 +428,7 @@ impl SlabPool {
         self.finish(work);
     }
 
-    /// Merges the large blocks that the calling thread keeps.
+    /// Merges the large blocks in the heap of the calling thread.
     pub(crate) fn merge_own_large(&self, heap: &Heap) {
         self.empty_batch(self.take_outgoing(heap), false);
         for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {
@@ -465,7 +468,7 @@ impl SlabPool {
         }
     }
 
-    /// Merges large blocks that `take` takes out, until it takes none.
+    /// Merges the large blocks that `take` returns, until it returns none.
     fn merge_all(&self, class: usize, release: bool, take: impl Fn() -> Evicted) {
         debug_assert!(self.heaps.classes.is_large(class), "slabs are not merged");
         loop {
@@ -483,24 +486,24 @@ mod purger {
     use super::*;
 
     struct PurgerState {
-        /// Pools that ask for it.
+        /// The number of pools that use the purger.
         pools: u32,
-        /// The thread, once it runs, and the process that it is of.
+        /// The thread, once it runs, and the fork generation of its process.
         thread: Option<(Option<Thread>, u32)>,
     }
 
     static STATE: Lock<PurgerState> = Lock::new(PurgerState { pools: 0, thread: None });
-    /// The process in which there is, or cannot be, a thread.
+    /// The fork generation of the process in which the thread was started, or failed to start.
     static ENSURED: AtomicU32 = AtomicU32::new(0);
 
-    /// Counts a pool that asks for the thread.
+    /// Counts a pool that uses the purger.
     pub(super) fn add_pool() {
         STATE.lock().pools += 1;
         ENSURED.store(0, Ordering::Relaxed);
         ensure_thread();
     }
 
-    /// Counts that a pool asks no more.
+    /// Removes a pool. The purger ends after the last one.
     pub(super) fn remove_pool() {
         let mut state = STATE.lock();
         state.pools = state.pools.saturating_sub(1);
@@ -509,7 +512,7 @@ mod purger {
         }
     }
 
-    /// Starts the thread, if there is none: after a fork for instance, which it does not survive.
+    /// Starts the thread unless it runs in this process. It does not run in a forked child.
     pub(super) fn ensure_thread() {
         let generation = fork::generation();
         if ENSURED.load(Ordering::Relaxed) == generation {
@@ -525,7 +528,7 @@ mod purger {
         match background::spawn(c"umf-purger", 256 << 10, run) {
             Ok(_) => state.thread = Some((None, generation)),
             Err(error) => {
-                tracing::warn!(%error, "no thread to release memory in the background; pools do it on their slow paths");
+                tracing::warn!(%error, "cannot start the thread umf-purger; pools release memory on their slow paths instead");
             }
         }
     }
@@ -543,8 +546,8 @@ mod purger {
                     pause = pause.min(pool.policy.period());
                 }
             });
-            // Not while a pool is kept from being dropped: dropping what holds a block may drop its
-            // pool.
+            // After the loop, which keeps pools from being dropped: a deferred free may drop the
+            // last reference to its pool.
             deferred::poll();
             {
                 let mut state = STATE.lock();

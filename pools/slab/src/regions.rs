@@ -1,17 +1,17 @@
 //! [`Backend`]: regions from the provider, and the extents in them.
 //!
-//! The back of the pool. It takes regions of a few MiB from the provider, within the limits, and
-//! cuts extents out of them for slabs and for large blocks. A free extent is merged with its
-//! neighbours. A region that is wholly free goes back to the provider, unless it is the only such
-//! region or part of the reserve. A block above `max_poolable_size` is a region of its own.
+//! The back of the pool. It allocates regions of a few MiB from the provider, within the limits,
+//! and extents in them for slabs and for large blocks. A free extent is merged with its neighbours.
+//! A region that is wholly free is returned to the provider, unless it is the only such region or
+//! part of the reserve. A block above `max_poolable_size` is a region of its own.
 //!
-//! The backend does not know the layers above. Functions that free memory return the bytes that
-//! became free, so that the pool asks its purge policy. No lock is held while the provider is
-//! called.
+//! The backend does not know the layers above. Functions that free memory return the number of
+//! bytes, which the pool passes to its purge policy. No lock is held while the provider is called.
 //!
-//! **Reserve.** Regions that are taken before they are needed, and stay. Its size is a floor below
-//! the bytes of regions: automatic release stops there. An explicit trim does not, and lowers the
-//! floor to what it leaves; nor does an allocation that would fail otherwise.
+//! **Reserve.** Regions that the pool allocates in advance and keeps. The size of the reserve is a
+//! floor: automatic release leaves at least that many bytes of regions. An explicit trim ignores
+//! the floor, and lowers it to the bytes that remain. An allocation that would fail otherwise
+//! ignores it too.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -34,8 +34,7 @@ use crate::types::{Cold, Entry, Kind, LIVE, UNOWNED};
 /// The name of the pool in errors.
 pub(crate) const OWNER: &str = "this slab pool";
 
-/// A pool begins with regions of the smallest size, and grows by a part of what it has, up to the
-/// largest.
+/// The sizes of regions. The size grows with the bytes of the pool.
 const SMALLEST: usize = 1 << 20;
 const LARGEST: usize = 64 << 20;
 
@@ -44,21 +43,22 @@ const SMALLEST_RESERVE: usize = 1 << 20;
 
 /// Regions and extents of a pool.
 pub(crate) struct Backend {
-    // First, so that it is dropped, and its guards waited for, before what they could still reach.
+    // First, so that it is dropped, and its guards waited for, before the data that they use.
     pub(crate) upstream: Upstream,
     pub(crate) meta: Metadata,
     /// The bytes of regions, against the limits.
     pub(crate) limits: Reserved,
     pub(crate) extents: Lock<Extents>,
-    /// Live blocks that are regions, and how many there ever were.
+    /// Live blocks that are regions.
     pub(crate) direct: Gauge,
+    /// All allocations of such blocks.
     pub(crate) direct_allocations: AtomicU64,
     pub(crate) trace: Trace,
     /// The most bytes of wholly free regions under `max_cached`; 0: any number.
     max_idle: u64,
     reserve_floor: AtomicU64,
-    /// Held while the reserve grows, and while its floor changes. Taken before
-    /// all other locks but `Heaps::revoker`.
+    /// Held while the reserve grows, and while its floor changes. Taken before all other locks
+    /// except `Heaps::revoker`.
     reserving: Lock<()>,
 }
 
@@ -83,20 +83,20 @@ impl Backend {
 
     // Extents.
 
-    /// Allocates units for a span, if a region has them.
+    /// Allocates units for a span, if a free extent has enough.
     pub(crate) fn allocate(&self, units: u32, align: u32, span: u32) -> Option<Range> {
         self.extents.lock().allocate(&self.meta, units, align, span)
     }
 
-    /// Frees an extent, and returns its bytes. If its region is idle then and there is another one,
-    /// the region goes to the provider.
+    /// Frees an extent, and returns its bytes. If its region is then idle and the pool has enough
+    /// idle memory, returns the region to the provider.
     pub(crate) fn free(&self, range: Range) -> usize {
         let (units, removed) = {
             let mut extents = self.extents.lock();
             let (units, whole) = extents.free(&self.meta, range).unwrap_or_default();
             let (idle, regions) = extents.idle();
-            // One idle region, or an eighth of all, is kept within `max_cached`, so that the pool
-            // does not return a region and take one again at once.
+            // The pool keeps one idle region, or an eighth of all memory, within `max_cached`. So
+            // it does not return a region and allocate one again at once.
             let idle = idle * UNIT as u64;
             let is_beyond = self.max_idle != 0 && idle > self.max_idle;
             let enough = regions > 1 && idle > self.limits.bytes() / 8 || is_beyond;
@@ -104,7 +104,7 @@ impl Backend {
             (units, whole && enough && extents.remove_region(&self.meta, range.region, floor))
         };
         if removed {
-            // If the provider refuses it, the region stays.
+            // A region that the provider refuses stays in the pool.
             let _ = self.return_removed(range.region);
         }
         units as usize * UNIT
@@ -157,8 +157,8 @@ impl Backend {
 
     // Regions.
 
-    /// Adds a region in which `size` bytes at `align` fit, and which is at least this part of what
-    /// the pool has.
+    /// Adds a region in which `size` bytes at `align` fit. If memory allows, it has at least the
+    /// bytes of the pool divided by `part`.
     pub(crate) fn add_region(&self, size: usize, align: usize, part: u64) -> Result<()> {
         let page = self.upstream.provider().page_size().max(UNIT);
         let align = align.max(GRANULE);
@@ -177,7 +177,7 @@ impl Backend {
         }
     }
 
-    /// Takes a region of `request` bytes within the limits, prepares it, and enters it.
+    /// Allocates a region of `request` bytes within the limits, prepares it, and enters it.
     fn take_region(
         &self,
         request: usize,
@@ -188,7 +188,7 @@ impl Backend {
         let (region, number) = match self.limits.allocate_region(&self.upstream, Layout::new(request, align)?)
         {
             Err(Error::BadAlignment { .. }) => {
-                // Aligned by taking more.
+                // The provider cannot align that much: allocate more, and align within.
                 let overflow = Error::SizeOverflow { size: request, align };
                 let padded = request.checked_add(align).ok_or(overflow)?;
                 let align = self.upstream.provider().page_size().min(GRANULE);
@@ -208,7 +208,7 @@ impl Backend {
     fn enter_region(&self, region: Region, number: RegionNumber, need: usize, align: usize) -> Result<()> {
         let too_small = Error::OutOfMemory { size: need, owner: OWNER, native: 0 };
         let base = region.base().align_up(GRANULE).ok_or(too_small)?;
-        // Less than a granule.
+        // Is less than a granule.
         let front = base.offset_from(region.base()).ok_or(too_small)? as usize;
         let units = region.size().saturating_sub(front) / UNIT;
         let aligned =
@@ -242,7 +242,7 @@ impl Backend {
     }
 
     /// Returns a region that could not be entered. If the provider refuses it, enters it with any
-    /// alignment: it goes when it is idle, at the next trim for instance.
+    /// alignment, so that a later trim can return it.
     fn return_unused(&self, region: Region) {
         if self.return_region(region).is_err()
             && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
@@ -252,8 +252,8 @@ impl Backend {
         }
     }
 
-    /// Returns a region that [`Extents::remove_region`] removed, and the bytes that went. If the
-    /// provider refuses it, enters it again.
+    /// Returns a region that [`Extents::remove_region`] removed to the provider. If the provider
+    /// refuses it, enters it again. Returns the bytes released.
     fn return_removed(&self, number: u32) -> Result<usize> {
         let Some(span) = self.meta.span(number) else { return Ok(0) };
         // SAFETY: the region was removed, so no other thread uses its record.
@@ -279,7 +279,7 @@ impl Backend {
         if let Some(span) = self.meta.span(number)
             && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
         {
-            // SAFETY: the caller has taken the region out of reach of all other threads.
+            // SAFETY: the caller alone has the span.
             unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
             let _ = tracker::set_span(found.number, region.base(), region.size(), number);
         }
@@ -288,8 +288,8 @@ impl Backend {
     /// Returns a region to the provider and counts that. If other processes have it open, the
     /// upstream defers that, and [`Backend::region_returned`] counts it later.
     pub(crate) fn return_region(&self, region: Region) -> Result<()> {
-        // SAFETY: no block of the region is live, or the pool is dropped; the caller took it out of
-        // reach of all other threads.
+        // SAFETY: no block of the region is live, or the pool is dropped; the caller removed it
+        // from the extents.
         match unsafe { self.upstream.free(region)? } {
             FreeOutcome::Freed => self.region_returned(region),
             FreeOutcome::Deferred => self.trace.region("holds", region),
@@ -297,15 +297,15 @@ impl Backend {
         Ok(())
     }
 
-    /// Counts that the provider has a region again.
+    /// Counts that a region was returned to the provider.
     pub(crate) fn region_returned(&self, region: Region) {
         self.limits.remove_region(region.size());
         self.trace.region("gave back", region);
     }
 
     /// Returns idle regions to the provider until `is_enough`, or until only `floor` bytes of
-    /// regions are left. Goes on after a region that the provider refuses, and returns the first
-    /// such error.
+    /// regions are left. If the provider refuses a region, continues with the next one, and returns
+    /// the first such error at the end.
     pub(crate) fn return_idle(&self, floor: u64, mut is_enough: impl FnMut(&Extents) -> bool) -> Result<()> {
         let floor = floor.div_ceil(UNIT as u64);
         let mut result = Ok(());
@@ -324,7 +324,7 @@ impl Backend {
         result
     }
 
-    /// Returns the bytes of regions that are cut up.
+    /// Returns the bytes of regions that are divided into extents.
     fn region_bytes(&self) -> u64 {
         self.extents.lock().units() * UNIT as u64
     }
@@ -336,11 +336,11 @@ impl Backend {
         self.reserve_floor.load(Ordering::Relaxed)
     }
 
-    /// Takes regions until there are `bytes` of them, and returns how many bytes it took.
+    /// Adds regions until they have `bytes` bytes. Returns the bytes added.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<usize> {
         let _reserving = self.reserving.lock();
         let (before, floor) = (self.region_bytes(), self.reserve_floor());
-        // Before the first region comes, so that none of them goes meanwhile.
+        // Before the first region is added, so that automatic release does not return it meanwhile.
         self.reserve_floor.store(floor.max(bytes as u64), Ordering::Relaxed);
         let mut part = usize::MAX;
         loop {
@@ -352,8 +352,8 @@ impl Backend {
             part = part.min(missing);
             match self.add_populated(part) {
                 Ok(()) => {}
-                // Perhaps in more than one piece. Not if there are more regions now: then the
-                // provider refused one back that lacks its pages.
+                // Smaller regions may fit. Not if a region was added: then the provider refused to
+                // take back a region that it could not populate.
                 Err(Error::OutOfMemory { .. })
                     if part > SMALLEST_RESERVE && self.region_bytes() <= present =>
                 {
@@ -361,7 +361,7 @@ impl Backend {
                 }
                 Err(error) => {
                     self.reserve_floor.store(floor, Ordering::Relaxed);
-                    // The regions that came go again; those that are in use by now stay.
+                    // Returns the added regions, except those that are in use by now.
                     let _ = self.return_idle(before.max(floor), |_| false);
                     return Err(error);
                 }
@@ -375,16 +375,16 @@ impl Backend {
         let size =
             size.checked_next_multiple_of(page.max(UNIT)).ok_or(Error::SizeOverflow { size, align: page })?;
         self.take_region(size, size, GRANULE, |region| {
-            let Some(ability) = self.upstream.provider().populate() else { return Ok(()) };
-            match ability.populate(region.base(), region.size()) {
-                // The pages come when they are used.
+            let Some(populate) = self.upstream.provider().populate() else { return Ok(()) };
+            match populate.populate(region.base(), region.size()) {
+                // The kernel adds the pages when they are accessed.
                 Err(Error::NotSupported { .. }) => Ok(()),
                 result => result,
             }
         })
     }
 
-    /// Lowers the floor to what an explicit trim left.
+    /// Lowers the floor to the bytes that an explicit trim left.
     pub(crate) fn lower_reserve(&self) {
         if self.reserve_floor() == 0 {
             return;

@@ -53,7 +53,7 @@ fn end_thread(index: ThreadIndex) {
     IS_THREAD_ENDING.set(true);
     POOLS.for_each(|pool| {
         if let Some(heap) = pool.heaps.get(index.get()) {
-            // First: a batch that comes in after `empty_own` is drained by its sender.
+            // First: a batch that arrives after `empty_own` is drained by its sender.
             heap.inbox.end();
             pool.send_large(heap);
             pool.empty_own(index.get(), heap, true);
@@ -92,16 +92,16 @@ impl SlabPool {
     }
 
     /// Abandons the slabs of the parent's other threads, in a forked child. Blocks in their heaps
-    /// are lost, and so are a slab or region that was between two lists. Nothing that the child
-    /// reaches refers to them.
+    /// are lost, and so is a slab or region that a thread was moving between two lists. No list in
+    /// the child refers to them.
     fn abandon_other_threads(&self) {
         if self.heaps.flags.is_set(CLOSING) {
             // A thread of the parent was dropping the pool: nothing allocates from it here.
             return;
         }
         self.policy.forked();
-        let own = thread::current().map(ThreadIndex::get);
-        for (index, heap) in self.heaps.iter().filter(|&(index, _)| own != Some(index)) {
+        let current = thread::current().map(ThreadIndex::get);
+        for (index, heap) in self.heaps.iter().filter(|&(index, _)| current != Some(index)) {
             heap.of_parent.store(true, Ordering::Relaxed);
             heap.inside.store(false, Ordering::Relaxed);
             heap.revoked.store(false, Ordering::Relaxed);
@@ -130,14 +130,14 @@ impl SlabPool {
         let mut settings = settings.trace(0).background(false);
         settings.reports = false;
         let pool = Self::unregistered(ProviderRef::Static(provider), settings)?;
-        // SAFETY: the place is this call's own; it is never written again, and never unmapped.
+        // SAFETY: only this call has the place. It is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };
-        // SAFETY: the pool stays there for ever.
+        // SAFETY: the pool is never moved.
         match unsafe { pool.register() }.and_then(|()| pool.begin()) {
             Ok(()) => Ok(pool),
             Err(error) => {
-                // SAFETY: no caller has seen the pool; this removes it from wherever it was
-                // entered.
+                // SAFETY: no caller has a reference to the pool, and dropping it removes it from
+                // the registry.
                 unsafe { core::ptr::drop_in_place(pool) };
                 Err(error)
             }
@@ -145,13 +145,13 @@ impl SlabPool {
     }
 }
 
-/// Where pools that live for ever lie.
+/// The memory of static pools, which are never dropped.
 static STATIC_POOLS: Chunks<StaticPool, 1> = Chunks::new();
 static STATIC_COUNT: AtomicU32 = AtomicU32::new(0);
 
 struct StaticPool(UnsafeCell<MaybeUninit<SlabPool>>);
 
-// SAFETY: a place is written once, by the thread that took its number, before a reference to it
+// SAFETY: a place is written once, by the thread that got its number, before a reference to it
 // exists.
 unsafe impl Sync for StaticPool {}
 // SAFETY: anything is a valid `MaybeUninit`.

@@ -7,17 +7,17 @@
 //!    From there on the block is not live: a second free is an error.
 //! 2. The address goes into the thread's open [`RemoteBatch`] for that owner: [`OpenBatches`].
 //! 3. A full batch goes into the owner's [`Inbox`], a stack: threads push by compare-exchange, and
-//!    all that it holds is taken out at once.
-//! 4. The owner drains its inbox before it looks for blocks elsewhere: see `collect`. It finds each
-//!    block again by its address, which is all that a batch holds.
+//!    a drain takes all batches at once.
+//! 4. The owner drains its inbox before it takes blocks from elsewhere: see `collect`. A batch
+//!    holds addresses, from which the owner locates each block again.
 //!
 //! **Two frees of one block at the same time.** If the owner and another thread free a block
 //! concurrently, the plain store of the owner may overwrite [`REMOTE`]. Then both calls succeed,
 //! but only one bin gets the block: the request finds another state than [`REMOTE`] and is dropped.
 //!
-//! A mark without a request exists only while a thread undoes it (`state::unmark_remote`), after a
-//! second free of a block whose slab is gone. Unless the program makes two such errors at once, no
-//! block is lost, and none is handed out twice.
+//! A thread may mark a block of a slab that was reused meanwhile, in a double free. It then undoes
+//! the mark (`state::unmark_remote`). Until then the mark has no request. Unless two such double
+//! frees coincide, no block is lost, and none is handed out twice.
 //!
 //! The functions that change words, here and in `state`, are generic, so that loom explores them:
 //! see `model`.
@@ -40,11 +40,10 @@ use crate::types::{LIVE, REMOTE};
 
 /// The most addresses in a batch, which takes 512 bytes.
 const CAPACITY: usize = 54;
-/// What an address counts at least, in bytes, among what waits for an owner: the batch is memory,
-/// too.
+/// The least weight of an address in an inbox, in bytes: the batch takes memory too.
 const LEAST_WEIGHT: u64 = 512;
 
-/// The owner that is written in a batch whose blocks have several.
+/// The owner of a batch whose blocks have several owners.
 pub(crate) const MIXED: u32 = u32::MAX;
 
 /// The data of a batch, in a run of the pool's metadata.
@@ -82,7 +81,7 @@ impl RemoteBatch {
         unsafe { self.0.as_mut() }
     }
 
-    /// Returns the owner for which it is.
+    /// Returns the owner to which the batch goes.
     #[inline(always)]
     pub(crate) fn owner(&self) -> u32 {
         self.data().owner
@@ -92,8 +91,8 @@ impl RemoteBatch {
         self.data_mut().owner = owner;
     }
 
-    /// Returns whether there is room for one more block, with at most `max` bytes then or one
-    /// block.
+    /// Returns whether one more block of `size` bytes fits into `max` bytes. A single block always
+    /// fits.
     #[inline(always)]
     pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
         let data = self.data();
@@ -105,7 +104,7 @@ impl RemoteBatch {
         self.data().bytes
     }
 
-    /// Returns what it counts among what waits for an owner, in bytes.
+    /// Returns the weight of the batch in an inbox, in bytes.
     fn weight(&self) -> u64 {
         self.bytes().max(u64::from(self.data().len) * LEAST_WEIGHT)
     }
@@ -114,7 +113,7 @@ impl RemoteBatch {
         self.data().len == 0
     }
 
-    /// Puts the address of a block of `size` bytes in, if it [`RemoteBatch::fits`].
+    /// Adds the address of a block of `size` bytes, if it [`RemoteBatch::fits`].
     #[inline(always)]
     pub(crate) fn push(&mut self, address: u64, class: usize, size: usize) {
         let data = self.data_mut();
@@ -133,8 +132,8 @@ impl RemoteBatch {
         unsafe { core::slice::from_raw_parts(data.addresses.as_ptr().cast(), data.len as usize) }
     }
 
-    /// Keeps the addresses for which `keep`, which is told the class, returns `true`. The bytes
-    /// stay.
+    /// Keeps the addresses for which `keep` returns `true`, given address and class. Does not
+    /// change the bytes.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, usize) -> bool) {
         let mut left = 0;
         for place in 0..self.addresses().len() {
@@ -215,11 +214,11 @@ impl FreeBatches {
     }
 }
 
-/// Owners for which a thread fills batches at one time.
+/// The number of batches that a thread fills at the same time.
 const OPEN: usize = 64;
 
-/// The batches that a thread fills, by owner. Owners that share a place share a batch, which is
-/// [`MIXED`] then. Touched inside the section of the heap.
+/// The batches that a thread fills, by owner. Owners that share a slot share a batch, which is then
+/// [`MIXED`]. Accessed inside the section of the heap.
 pub(crate) struct OpenBatches([Cell<Option<RemoteBatch>>; OPEN]);
 
 impl OpenBatches {
@@ -228,8 +227,9 @@ impl OpenBatches {
         &self.0[owner as usize % OPEN]
     }
 
-    /// Puts the address of a block, of a class and size, into the batch for an owner, if there is
-    /// one with room, at most `max` bytes, and `mark` marks the block.
+    /// Adds the address of a block, with class and size, to the batch for an owner. Returns `false`
+    /// if there is no batch, if the block does not fit into `max` bytes, or if `mark` does not mark
+    /// the block.
     #[inline(always)]
     pub(crate) fn add(
         &self,
@@ -251,17 +251,17 @@ impl OpenBatches {
         is_added
     }
 
-    /// Sets the batch that is filled for an owner, and returns what was in its place.
+    /// Sets the batch that is filled for an owner, and returns the one before.
     pub(crate) fn set(&self, owner: u32, batch: RemoteBatch) -> Option<RemoteBatch> {
         self.slot(owner).replace(Some(batch))
     }
 
-    /// Takes the batch out that is in the place of an owner.
+    /// Takes the batch for an owner.
     pub(crate) fn take(&self, owner: u32) -> Option<RemoteBatch> {
         self.slot(owner).take()
     }
 
-    /// Takes all batches out.
+    /// Takes all batches.
     pub(crate) fn take_all(&self) -> Chain {
         let mut all = Chain::EMPTY;
         self.0.iter().filter_map(Cell::take).for_each(|batch| all.push(batch));
@@ -278,22 +278,22 @@ pub(crate) trait InboxWords {
     fn set_next(&self, batch: Self::Batch, next: Self::Batch);
     /// Replaces the head, by an exchange that acquires and releases.
     fn exchange_head(&self, head: Self::Batch, new: Self::Batch) -> bool;
-    /// Leaves no batch, by an exchange that acquires and releases, and returns the head.
+    /// Empties the inbox by an exchange that acquires and releases, and returns the head before.
     fn take_head(&self) -> Self::Batch;
     /// Returns whether the thread of the inbox has ended.
     fn is_abandoned(&self) -> bool;
     fn abandon(&self);
 }
 
-/// Puts a batch into an inbox. Returns whether its thread has ended: then the calling thread drains
+/// Pushes a batch to an inbox. Returns whether its thread has ended: then the calling thread drains
 /// it.
 pub(crate) fn push<S: InboxWords>(inbox: &S, batch: S::Batch) -> bool {
     loop {
         let head = inbox.head();
         inbox.set_next(batch, head);
         if inbox.exchange_head(head, batch) {
-            // If the ending thread has taken the head before, the exchange has read what that
-            // wrote, and this reads that the inbox is abandoned.
+            // If the ending thread took the head before, the exchange has synchronised with it, so
+            // this load sees the inbox as abandoned.
             return inbox.is_abandoned();
         }
     }
@@ -307,9 +307,9 @@ pub(crate) fn abandon(inbox: &impl InboxWords) {
 /// The batches that other threads have sent to the owner of a heap.
 pub(crate) struct Inbox {
     head: AtomicPtr<RemoteBatchData>,
-    /// The weight of the batches, or more.
+    /// An upper bound of the weight of the batches.
     pending: AtomicU64,
-    /// 1: the thread ended, and no thread has its number now.
+    /// 1 if the thread has ended and no other thread has its number yet.
     abandoned: AtomicU32,
 }
 
@@ -321,7 +321,7 @@ impl InboxWords for Inbox {
     }
 
     fn set_next(&self, batch: *mut RemoteBatchData, next: *mut RemoteBatchData) {
-        // SAFETY: the caller of `Inbox::push` has the batch.
+        // SAFETY: the caller of `Inbox::push` owns the batch.
         unsafe { (*batch).next.set(next) };
     }
 
@@ -343,15 +343,15 @@ impl InboxWords for Inbox {
 }
 
 impl Inbox {
-    /// Puts a batch in. Returns whether the calling thread is to drain the inbox: its thread has
-    /// ended, or batches of `max` bytes wait, so that it does not seem to do so.
+    /// Pushes a batch. Returns whether the calling thread must drain the inbox: its thread has
+    /// ended, or has left batches of `max` bytes in it.
     pub(crate) fn push(&self, batch: RemoteBatch, max: u64) -> bool {
         let weight = batch.weight();
         let before = self.pending.fetch_add(weight, Ordering::Relaxed);
         push(self, batch.0.as_ptr()) || before + weight >= max
     }
 
-    /// Takes all batches out.
+    /// Takes all batches.
     pub(crate) fn take_all(&self) -> Chain {
         let head = self.take_head();
         let (mut weight, mut batch) = (0, head);
@@ -369,7 +369,7 @@ impl Inbox {
         self.head().is_null()
     }
 
-    /// Returns the weight of the batches, roughly.
+    /// Returns the approximate weight of the batches.
     pub(crate) fn pending(&self) -> u64 {
         self.pending.load(Ordering::Relaxed)
     }
@@ -384,7 +384,7 @@ impl Inbox {
         abandon(self);
     }
 
-    /// A new thread has the number of one that ended.
+    /// Clears the mark of [`Inbox::end`] for a new thread with the same number.
     pub(crate) fn reopen(&self) {
         if self.is_abandoned() {
             self.abandoned.store(0, Ordering::Relaxed);

@@ -39,14 +39,15 @@ pub(crate) const CLOSING: u8 = 4;
 /// enters.
 pub(crate) const FENCED: u8 = 8;
 
-/// Whether the fast path is forbidden, allowed, or allowed as long as this process is the one that
-/// made the pool.
+// Values of `SlowPathFlags::fast`.
+
 const FORBIDDEN: u32 = 0;
 const ALLOWED: u32 = 1;
-const ALLOWED_HERE: u32 = 2;
+/// Allowed in the process that created the pool, not in a forked child.
+const ALLOWED_IN_CREATOR: u32 = 2;
 
-/// What keeps threads from the fast paths: properties of the pool, and threads that revoke. The
-/// fast path reads one word for all of them.
+/// The conditions that keep threads from the fast paths: properties of the pool, and revocations.
+/// The fast path reads one word for all of them.
 pub(crate) struct SlowPathFlags {
     fast: AtomicU32,
     flags: AtomicU8,
@@ -72,16 +73,16 @@ impl SlowPathFlags {
         self.get() & flag != 0
     }
 
-    /// Sets a flag for good.
+    /// Sets a flag permanently.
     pub(crate) fn set(&self, flag: u8) {
         self.flags.fetch_or(flag, Ordering::Relaxed);
         self.forbid_fast();
     }
 
-    /// Lets threads take the fast paths, unless a flag is set that these do not heed.
+    /// Allows the fast paths, unless a flag is set that requires the slow ones.
     pub(crate) fn allow_fast(&self) {
         let fast = match (self.get(), &self.wiped) {
-            (SHARED, Some(_)) => ALLOWED_HERE,
+            (SHARED, Some(_)) => ALLOWED_IN_CREATOR,
             (0, _) => ALLOWED,
             _ => FORBIDDEN,
         };
@@ -97,7 +98,7 @@ impl SlowPathFlags {
     /// Returns whether threads may take the fast paths.
     #[inline(always)]
     pub(crate) fn is_fast_allowed(&self) -> bool {
-        /// Tells the compiler that this branch is the less common one.
+        /// Marks a branch as unlikely for the compiler.
         #[cold]
         const fn unlikely() {}
         let fast = self.fast.load(Ordering::Acquire);
@@ -105,7 +106,7 @@ impl SlowPathFlags {
             return true;
         }
         unlikely();
-        fast == ALLOWED_HERE
+        fast == ALLOWED_IN_CREATOR
             && self.wiped.as_ref().is_some_and(|wiped| wiped.word().load(Ordering::Relaxed) != 0)
     }
 }
@@ -117,17 +118,17 @@ pub(crate) trait BiasedLock {
     fn set_inside(&self, inside: bool, order: Ordering);
     fn set_revoked(&self, revoked: bool, order: Ordering);
     /// Orders the owner's store before its loads, together with [`BiasedLock::heavy`] of the
-    /// revoking thread. `fenced`: the other side does nothing for it.
+    /// revoking thread. With `fenced`, it is a full fence by itself.
     fn light(fenced: bool);
-    /// Of a store before this fence and a store of the owner before its `light`, at least one is
-    /// read by the other thread behind its fence.
+    /// A fence of the revoking thread. Either its loads after this fence see the owner's store
+    /// before `light`, or the owner's loads after `light` see the stores before this fence.
     fn heavy();
-    /// Waits a little, for the time number `turn`.
+    /// Waits a little. `turn` counts the calls of one wait.
     fn pause(turn: u32);
 }
 
 /// Enters the section, and returns whether the owner may stay; if not, it must exit at once. `may`
-/// reads what revoking threads write before they wait, with [`Ordering::Acquire`].
+/// loads, with [`Ordering::Acquire`], a word that a revoking thread writes before it waits.
 #[inline(always)]
 pub(crate) fn try_enter<L: BiasedLock>(lock: &L, fenced: bool, may: impl FnOnce() -> bool) -> bool {
     lock.set_inside(true, Ordering::Relaxed);
@@ -141,8 +142,8 @@ pub(crate) fn exit(lock: &impl BiasedLock) {
     lock.set_inside(false, Ordering::Release);
 }
 
-/// Keeps the owners from entering. Those inside their sections are waited for with [`await_exit`].
-/// `forbid_fast` writes what the fast paths read.
+/// Forbids the owners to enter. The caller then waits with [`await_exit`] for those inside.
+/// `forbid_fast` forbids the fast paths.
 pub(crate) fn revoke<'a, L: BiasedLock + 'a>(locks: impl Iterator<Item = &'a L>, forbid_fast: impl FnOnce()) {
     locks.for_each(|lock| lock.set_revoked(true, Ordering::Relaxed));
     forbid_fast();
@@ -190,7 +191,7 @@ impl BiasedLock for Heap {
         match turn {
             0..100 => core::hint::spin_loop(),
             100..200 => std::thread::yield_now(),
-            // The owner may have no processor before this thread sleeps.
+            // The owner may be preempted until this thread sleeps.
             _ => std::thread::sleep(Duration::from_micros(50)),
         }
     }
@@ -213,8 +214,8 @@ impl Drop for Section<'_> {
     }
 }
 
-/// A [`Section`] in which locks are taken. The thread passes the gate of forks before it, since
-/// other threads wait for it while it is inside.
+/// A [`Section`] in which the thread takes locks. It passes the gate of forks first, since other
+/// threads wait for it while it is inside.
 pub(crate) struct LockingSection<'a> {
     // Dropped in this order.
     pub(crate) _section: Section<'a>,
@@ -230,8 +231,7 @@ impl Heap {
         self.enter_if(fenced, || !self.revoked.load(Ordering::Acquire))
     }
 
-    /// Enters the section if `may`, which reads, with [`Ordering::Acquire`], what revoking threads
-    /// write.
+    /// Enters the section, and exits at once if `may` returns `false`: see [`try_enter`].
     #[inline(always)]
     pub(crate) fn enter_if(&self, fenced: bool, may: impl FnOnce() -> bool) -> Option<Section<'_>> {
         let may = try_enter(self, fenced, may);

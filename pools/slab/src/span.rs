@@ -1,16 +1,16 @@
 //! The record of a [`Span`]: from an address to the state byte of a block.
 //!
-//! Each granule of a pool's memory carries the number of a span in the tracker's map. Slabs, large
-//! blocks and blocks that are regions are read in the same way: blocks of equal size from a base,
-//! with a state byte each. A slab has its granules for itself. A large block is named by the
-//! granule in which it begins; no two large blocks begin in one granule, since each is at least a
-//! granule long. All other granules carry the span of their region, in which no block is freed.
+//! Each granule of a pool's memory has the number of a span in the tracker's map. Slabs, large
+//! blocks and blocks that are regions have records of one form: blocks of equal size from a base,
+//! with a state byte each. The granules of a slab are its own. The granule in which a large block
+//! begins has the span of the block; no two large blocks begin in one granule, since each is at
+//! least a granule long. All other granules have the span of their region, which has no blocks.
 //!
 //! [`Span::owner`] says which thread may clear the live bit of a block without an atomic exchange:
 //! see `state`.
 //!
-//! **Records change while threads read them**, since a thread may free an address whose span is
-//! gone. So a record has a generation, as a sequence lock has: [`publish`] and [`retract`] write
+//! **Records change while threads read them**, since a thread may free an address whose span was
+//! removed. So a record has a generation, as a sequence lock has: [`publish`] and [`retract`] write
 //! it, [`read`] and [`is_current`] compare it.
 
 #[cfg(test)]
@@ -43,13 +43,13 @@ pub(crate) struct BlockRef<'a> {
 }
 
 impl BlockRef<'_> {
-    /// Returns whether the span is still what [`Span::locate`] read.
+    /// Returns whether the span is unchanged since [`Span::locate`] read it.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
         is_current(self.span, self.generation)
     }
 
-    /// Returns where the block begins.
+    /// Returns the address of the block.
     pub(crate) fn start(&self) -> Address {
         Address::from_bits(self.span.base().to_bits() + self.index * self.span.block())
     }
@@ -59,14 +59,14 @@ impl BlockRef<'_> {
         (!self.span.is_direct()).then(|| self.span.class())
     }
 
-    /// Returns the block as an entry. `address` is where it begins.
+    /// Returns the block, which begins at `address`, as an entry.
     #[inline(always)]
     pub(crate) fn entry(&self, address: Address) -> Entry {
         Entry::new(address.to_bits(), NonNull::from(self.state))
     }
 }
 
-/// What a record says at one moment.
+/// A consistent copy of a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) kind: Kind,
@@ -75,9 +75,10 @@ pub(crate) struct Snapshot {
     pub(crate) bytes: u64,
     /// Size of a block; region: its bytes.
     pub(crate) block: u64,
-    /// The span of the region around it; region: what the provider gave before the base.
+    /// The span of the region around it; region: the bytes of the provider's region before the
+    /// base.
     pub(crate) region: u32,
-    /// Region: what the provider gave in all.
+    /// Region: the bytes of the provider's region.
     pub(crate) whole: u64,
     pub(crate) class: usize,
 }
@@ -120,8 +121,8 @@ impl Span {
         unsafe { self.publish((DIRECT, 0), 0, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
-    /// Fills the record with a region that is cut up: `bytes` from `base`, of `whole` that the
-    /// provider gave, `front` of them before the base.
+    /// Fills the record with a region that is divided into extents: `bytes` from `base`. The
+    /// provider's region has `whole` bytes, `front` of them before the base.
     pub(crate) fn publish_region(&self, base: Address, bytes: u64, (front, whole): (u32, u64)) {
         let state = NonNull::from(&self.own_state);
         // SAFETY: a region has no blocks, so no block is located in it.
@@ -178,8 +179,8 @@ impl Span {
         self.place(number, address, divisor, |offset, divisor| Some(divisor.number(offset)))
     }
 
-    /// Returns the block whose number `find` makes of the offset and of what `read` reads of the
-    /// record.
+    /// Returns the block whose number `find` computes from the offset of `address` and from the
+    /// words that `read_words` reads.
     #[inline(always)]
     fn place<T>(
         &self,
@@ -200,8 +201,8 @@ impl Span {
         Some(BlockRef { span: self, number, index, state, generation })
     }
 
-    /// Returns what the record says, and what `read_states` makes of the states of its blocks;
-    /// `None` if the record changed meanwhile.
+    /// Returns a copy of the record, and the result of `read_states` for the states of its blocks.
+    /// Returns `None` if the record changed meanwhile.
     pub(crate) fn snapshot<T>(
         &self,
         read_states: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T,
@@ -216,20 +217,20 @@ impl Span {
         let bytes = count * block;
         // SAFETY: as in `place`.
         let state = |index: u64| unsafe { &*states.add(index as usize) }.load(Ordering::Relaxed);
-        let seen = read_states(&mut (0..count).map(state));
+        let result = read_states(&mut (0..count).map(state));
         fence(Ordering::Acquire);
         let is_same = self.generation.load(Ordering::Relaxed) == generation;
-        is_same.then_some((Snapshot { kind, base, bytes, block, region, whole, class }, seen))
+        is_same.then_some((Snapshot { kind, base, bytes, block, region, whole, class }, result))
     }
 
-    /// Returns where the bin of the class is in a heap.
+    /// Returns the offset of the bin of the class in a heap.
     ///
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn bin(&self) -> BinOffset {
-        // SAFETY: no thread writes it meanwhile, says the caller; `publish` wrote a place, or it is
-        // still 0.
+        // SAFETY: no thread writes the word meanwhile, as the caller says. It is an offset that
+        // `publish` wrote, or 0.
         unsafe { BinOffset::from_bytes(*self.bin.as_ptr()) }
     }
 
@@ -249,14 +250,14 @@ impl Span {
         Some(unsafe { self.state(index) })
     }
 
-    /// Returns base, divisor, number of blocks and where their states are.
+    /// Returns base, divisor, number of blocks, and the pointer to their states.
     ///
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn parts(&self) -> (u64, Divisor, u64, *mut AtomicU8) {
-        // SAFETY: no thread writes these words meanwhile, says the caller. A plain read can be part
-        // of another instruction, an atomic one not.
+        // SAFETY: no thread writes these words meanwhile, as the caller says. The compiler can fold
+        // a plain read into another instruction, but not an atomic one.
         unsafe {
             let divisor = Divisor { inverse: *self.inverse.as_ptr(), shift: *self.shift.as_ptr() };
             (*self.base.as_ptr(), divisor, *self.count.as_ptr(), *self.states.as_ptr())
@@ -285,8 +286,8 @@ impl Span {
         self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT == DIRECT
     }
 
-    /// Returns whether this is a region whose units are among the extents. Under their lock this is
-    /// final; a number may have been reused since it was looked up, for another region too.
+    /// Returns whether this is a region whose units are among the extents. The lock of the extents
+    /// guards this. A number that was read without the lock may name another region by now.
     pub(crate) fn is_entered(&self) -> bool {
         self.kind_class.load(Ordering::Relaxed) == ENTERED
     }
@@ -324,7 +325,7 @@ impl Span {
         self.block.load(Ordering::Relaxed)
     }
 
-    /// Returns where its states lie. No other span in use has states there.
+    /// Returns the pointer to its states. No other span in use has the same.
     pub(crate) fn states(&self) -> *const AtomicU8 {
         self.states.load(Ordering::Relaxed)
     }
@@ -336,7 +337,7 @@ impl Span {
     #[inline]
     pub(crate) unsafe fn state(&self, index: u64) -> NonNull<AtomicU8> {
         let first = self.states.load(Ordering::Relaxed);
-        // SAFETY: `publish` promised a byte for each block, none of them at null.
+        // SAFETY: `publish` promised a state byte for each block, and the pointer is not null.
         unsafe { NonNull::new_unchecked(first.add(index as usize)) }
     }
 
@@ -361,8 +362,7 @@ impl Span {
         Entry::new(address, unsafe { self.state(index) })
     }
 
-    /// Returns the guarded part, for words that are written before the span is published and not
-    /// while it is in use.
+    /// Returns the guarded part, to read words that do not change while the span is in use.
     ///
     /// # Safety
     /// The span is in use as long as the reference is.
@@ -384,7 +384,7 @@ impl Span {
     }
 }
 
-/// What orders the words of one record. The model in `model` has words of its own.
+/// The words that order the others of a record. The loom model implements it with its own atomics.
 trait VersionedRecord {
     fn generation(&self, order: Ordering) -> u32;
     fn advance(&self, order: Ordering);
@@ -393,17 +393,18 @@ trait VersionedRecord {
     fn fence(order: Ordering);
 }
 
-/// Fills a record that is not in use. `write` writes its words, relaxed; `count` is the number of
-/// blocks.
+/// Fills a record that is not in use. `write` writes its words with relaxed stores; `count` is the
+/// number of blocks.
 #[inline(always)]
 fn publish<R: VersionedRecord>(record: &R, count: u64, write: impl FnOnce()) {
-    // A reader that sees a word from below sees that the generation has advanced since `retract`.
+    // A reader that sees a word written below also sees the generation that `retract` advanced.
     R::fence(Ordering::Release);
     write();
     record.set_count(count, Ordering::Release);
 }
 
-/// Marks a record as not in use, before it is filled again. `clear` clears words, relaxed.
+/// Marks a record as not in use, before it is filled again. `clear` clears words with relaxed
+/// stores.
 #[inline(always)]
 fn retract<R: VersionedRecord>(record: &R, clear: impl FnOnce()) {
     record.set_count(0, Ordering::Relaxed);
@@ -411,8 +412,8 @@ fn retract<R: VersionedRecord>(record: &R, clear: impl FnOnce()) {
     record.advance(Ordering::Release);
 }
 
-/// Returns the generation, the count and what `words` reads, relaxed, all of one moment; `None` if
-/// the record is just being filled anew.
+/// Returns a consistent read of the generation, the count and the words that `words` reads with
+/// relaxed loads. Returns `None` if the record changed meanwhile.
 #[inline(always)]
 fn read<R: VersionedRecord, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64, T)> {
     let generation = record.generation(Ordering::Acquire);
@@ -422,8 +423,8 @@ fn read<R: VersionedRecord, T>(record: &R, words: impl FnOnce() -> T) -> Option<
     (record.generation(Ordering::Relaxed) == generation).then_some((generation, count, words))
 }
 
-/// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state
-/// that it named. If not, the caller restores the state.
+/// Returns whether the record is unchanged since a [`read`] returned `generation`. A caller that
+/// has cleared a live bit restores it if the record has changed.
 #[inline(always)]
 fn is_current<R: VersionedRecord>(record: &R, generation: u32) -> bool {
     record.generation(Ordering::Acquire) == generation

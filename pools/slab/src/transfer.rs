@@ -1,5 +1,5 @@
-//! [`TransferCache`]: free large blocks on their way from threads that free them to threads that
-//! allocate. Small blocks go to the owners of their slabs: see `remote`.
+//! [`TransferCache`]: moves free large blocks from threads that free to threads that allocate. Small
+//! blocks go to the owners of their slabs: see `remote`.
 //!
 //! The middle of the pool, in front of `central`. It has two parts.
 //!
@@ -14,8 +14,8 @@
 //! **Stock.** Per large class, a stack of blocks that did not fit into the bins of their threads.
 //! They keep their size until a thread takes them or they are merged into the extents.
 //!
-//! A block in here is free, and the thread that freed it has counted that. Its span is unbiased, so
-//! that no section is revoked when it changes hands: its next free is an atomic exchange.
+//! A block in here is free and counted as freed. Its span is unbiased, so that no section is
+//! revoked when another thread takes it: its next free is an atomic exchange.
 
 use core::cell::Cell;
 use core::mem::MaybeUninit;
@@ -32,13 +32,13 @@ use crate::types::Entry;
 
 /// The most blocks in a batch.
 const CAPACITY: usize = 64;
-/// The most batches that wait: this many, and one more for each [`BYTES_PER_BATCH`] of the pool, up
-/// to [`MAX_BATCHES`].
+/// The most waiting batches in a small pool. Each [`BYTES_PER_BATCH`] of the pool add one, up to
+/// [`MAX_BATCHES`].
 const MIN_BATCHES: u64 = 16;
 const BYTES_PER_BATCH: u64 = 8 << 20;
 const MAX_BATCHES: u64 = 1024;
 
-/// The contents of a batch, in a run of the pool's metadata.
+/// The data of a batch, in a run of the pool's metadata.
 #[repr(C, align(64))]
 struct LargeBatchData {
     next: Option<LargeBatch>,
@@ -49,7 +49,7 @@ struct LargeBatchData {
     entries: [MaybeUninit<Entry>; CAPACITY],
 }
 
-/// Free blocks of several large classes. The value owns its contents.
+/// Free blocks of several large classes. The value owns its data.
 pub(crate) struct LargeBatch(NonNull<LargeBatchData>);
 
 // SAFETY: only this value refers to the data, which lies in the metadata of the pool.
@@ -61,8 +61,8 @@ impl LargeBatch {
     /// Returns an empty batch.
     ///
     /// # Safety
-    /// `place` is aligned to a cache line, and has [`LargeBatch::BYTES`] that no other code uses as
-    /// long as the pool lives.
+    /// `place` is aligned to a cache line and points to [`LargeBatch::BYTES`] bytes that no other
+    /// code uses while the pool lives.
     unsafe fn new(place: NonNull<u8>) -> Self {
         let place = place.cast::<LargeBatchData>();
         // SAFETY: passed on to the caller. The classes and entries past `len` are not read.
@@ -94,13 +94,13 @@ impl LargeBatch {
         self.data().bytes as u64
     }
 
-    /// Returns whether there is room for one more block, with at most `max` bytes then.
+    /// Returns whether one more block of `size` bytes fits into `max` bytes.
     pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
         let data = self.data();
         data.len < CAPACITY && data.bytes + size <= max
     }
 
-    /// Puts a block in, if it [`LargeBatch::fits`].
+    /// Adds a block, if it [`LargeBatch::fits`].
     pub(crate) fn push(&mut self, class: usize, entry: Entry, size: usize) {
         let data = self.data_mut();
         let place = data.len;
@@ -112,7 +112,7 @@ impl LargeBatch {
         }
     }
 
-    /// Takes all blocks out, and shows runs of blocks of one class.
+    /// Removes all blocks, and passes runs of blocks of one class to `each`.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(usize, &[Entry])) {
         let data = self.data_mut();
         let len = core::mem::take(&mut data.len);
@@ -126,7 +126,7 @@ impl LargeBatch {
         }
     }
 
-    /// Takes the blocks out for which `take` returns their size.
+    /// Passes each block to `take`, and removes it if `take` returns its size.
     pub(crate) fn offer(&mut self, mut take: impl FnMut(usize, Entry) -> Option<usize>) {
         let data = self.data_mut();
         let mut left = 0;
@@ -146,15 +146,15 @@ impl LargeBatch {
     }
 }
 
-/// The batch that a thread fills with large blocks that other threads took. Touched inside the
-/// section of its heap.
+/// The batch that a thread fills with freed large blocks which other threads allocated. Accessed
+/// inside the section of its heap.
 pub(crate) type Outgoing = Cell<Option<LargeBatch>>;
 
-/// Batches that wait, and empty ones, as stacks.
+/// Waiting batches and empty batches, as stacks.
 struct Stacks {
     waiting: Option<LargeBatch>,
     empty: Option<LargeBatch>,
-    /// The minimum of the number that wait since the last decay.
+    /// The minimum number of waiting batches since the last decay.
     min_waiting: u32,
 }
 
@@ -162,7 +162,7 @@ struct Stacks {
 struct Stock {
     entries: *mut Entry,
     len: usize,
-    room: usize,
+    capacity: usize,
     /// The minimum of `len` since the last decay.
     min_len: usize,
 }
@@ -174,14 +174,17 @@ unsafe impl Send for Stock {}
 #[repr(align(64))]
 pub(crate) struct TransferCache {
     stacks: Lock<Stacks>,
-    /// How many batches wait, and their bytes. Written under the lock.
+    /// The number of waiting batches. Written under the lock.
     batches: AtomicU32,
+    /// Bytes in waiting batches. Written under the lock.
     batch_bytes: AtomicU64,
-    /// Which large classes have a stock, and the bytes of all.
+    /// The large classes that have a stock, a bit each.
     stocked: [AtomicU64; MAX_CLASSES / 64],
+    /// Bytes in all stocks.
     stock_bytes: AtomicU64,
-    /// The most bytes in here, at least, and whether that grows with the pool.
+    /// The most bytes in here.
     max_bytes: u64,
+    /// Whether the limit is a quarter of the pool, if that is more.
     grows: bool,
     max_stock: usize,
     stocks: [Lock<Stock>; MAX_CLASSES],
@@ -189,7 +192,8 @@ pub(crate) struct TransferCache {
 
 impl TransferCache {
     pub(crate) const fn new(settings: &SlabSettings) -> Self {
-        const NO_STOCK: Stock = Stock { entries: NonNull::dangling().as_ptr(), len: 0, room: 0, min_len: 0 };
+        const NO_STOCK: Stock =
+            Stock { entries: NonNull::dangling().as_ptr(), len: 0, capacity: 0, min_len: 0 };
         Self {
             stacks: Lock::new(Stacks { waiting: None, empty: None, min_waiting: 0 }),
             batches: AtomicU32::new(0),
@@ -223,8 +227,10 @@ impl TransferCache {
 
     // Batches.
 
-    /// Puts a batch in, and returns an empty one for it, if there is one. Returns the batch itself
-    /// if too many wait, for a pool of `reserved` bytes.
+    /// Adds a batch, and returns an empty one in exchange, if there is one.
+    ///
+    /// # Errors
+    /// The batch itself, if too many wait for a pool of `reserved` bytes.
     pub(crate) fn put(&self, batch: LargeBatch, reserved: u64) -> Result<Option<LargeBatch>, LargeBatch> {
         let bytes = batch.bytes();
         let max = self.max_bytes(reserved).saturating_sub(self.stock_bytes.load(Ordering::Relaxed));
@@ -239,7 +245,7 @@ impl TransferCache {
         Ok(pop(&mut stacks.empty))
     }
 
-    /// Takes the batch that came last.
+    /// Takes the newest batch.
     pub(crate) fn take(&self) -> Option<LargeBatch> {
         if self.batches() == 0 {
             return None;
@@ -263,12 +269,12 @@ impl TransferCache {
         let empty = pop(&mut self.stacks.lock().empty);
         empty.or_else(|| {
             let (_, place) = runs.allocate(LargeBatch::BYTES).ok()?;
-            // SAFETY: the run is of that size, aligned to a cache line, and stays the batch's.
+            // SAFETY: the run has that size, is aligned to a cache line, and is never released.
             Some(unsafe { LargeBatch::new(place) })
         })
     }
 
-    /// Takes an empty batch back.
+    /// Adds an empty batch to the stack of empty ones.
     pub(crate) fn recycle(&self, batch: LargeBatch) {
         push(&mut self.stacks.lock().empty, batch);
     }
@@ -289,7 +295,7 @@ impl TransferCache {
         }
     }
 
-    /// Moves up to `want` blocks of `size` bytes from stock to `out`, and returns how many.
+    /// Moves up to `want` blocks of `size` bytes from the stock to `out`. Returns their number.
     ///
     /// # Safety
     /// `out` has room for `want` entries.
@@ -307,10 +313,10 @@ impl TransferCache {
         n
     }
 
-    /// Takes blocks of `size` bytes from stock that were not used since the last decay.
+    /// Takes the blocks of `size` bytes from the stock that were unused since the last decay.
     pub(crate) fn take_unused_stock(&self, class: usize, size: usize) -> Evicted {
         let mut stock = self.stocks[class].lock();
-        // SAFETY: the stock holds as many entries.
+        // SAFETY: the stock holds at least `min_len` entries.
         let evicted = unsafe { Evicted::copied(stock.entries, stock.min_len) };
         let n = evicted.entries().len();
         if n > 0 {
@@ -324,8 +330,8 @@ impl TransferCache {
         evicted
     }
 
-    /// Puts as many blocks of `size` bytes into stock as there is room for in a pool of `reserved`
-    /// bytes, and returns how many.
+    /// Adds blocks of `size` bytes to the stock, as many as the limits allow in a pool of
+    /// `reserved` bytes. Returns their number.
     pub(crate) fn put_stock(
         &self,
         class: usize,
@@ -334,18 +340,18 @@ impl TransferCache {
         reserved: u64,
         runs: &Arena,
     ) -> usize {
-        let room = self.max_bytes(reserved).saturating_sub(self.bytes()) / size as u64;
-        let fit = entries.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let allowed = self.max_bytes(reserved).saturating_sub(self.bytes()) / size as u64;
+        let fit = entries.len().min(usize::try_from(allowed).unwrap_or(usize::MAX));
         if fit == 0 || self.max_stock == 0 {
             return 0;
         }
         let mut stock = self.stocks[class].lock();
-        if stock.room == 0
+        if stock.capacity == 0
             && let Ok((_, place)) = runs.allocate(self.max_stock * size_of::<Entry>())
         {
-            (stock.entries, stock.room) = (place.as_ptr().cast(), self.max_stock);
+            (stock.entries, stock.capacity) = (place.as_ptr().cast(), self.max_stock);
         }
-        let n = fit.min(stock.room - stock.len);
+        let n = fit.min(stock.capacity - stock.len);
         if n > 0 {
             // SAFETY: there is room for `n` entries from `len` on.
             unsafe { ptr::copy_nonoverlapping(entries.as_ptr(), stock.entries.add(stock.len), n) };

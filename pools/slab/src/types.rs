@@ -1,12 +1,12 @@
-//! The data types of the pool on one page: what a thread keeps, and what the records say.
+//! The data types of the pool on one page: the heap of a thread, and the records of spans.
 //!
 //! ```text
 //!   Heap (one per thread)                          SlabPool::heaps
 //!   |- Bin per class: a stack of Entry             allocate pops, free pushes
 //!   |- Lookaside: address -> state byte and bin    for spans that the thread owns
 //!   |- partial_slabs, full_slabs                   slabs that the thread owns
-//!   |- open: batches for other owners              remote frees on their way out
-//!   |- inbox: batches from other threads           remote frees on their way in
+//!   |- open: batches for other owners              outgoing remote frees
+//!   |- inbox: batches from other threads           incoming remote frees
 //!   `- outgoing: a batch of large blocks           to the transfer cache
 //!
 //!   Span (one per slab, large block or region)     SlabPool::back.meta
@@ -14,7 +14,7 @@
 //!   |- owner                                       the owner thread, or the bias
 //!   `- Cold: list, bitmap, extent                  guarded by the lock of the class or of the extents
 //!
-//!   Entry = address of a free block, and where its state byte lies
+//!   Entry = address of a free block, and pointer to its state byte
 //! ```
 //!
 //! | here | in mimalloc |
@@ -72,8 +72,8 @@ pub(crate) const REMOTE: u8 = 8;
 
 // Free blocks.
 
-/// A free block as caches keep it: its address, and a pointer to its state byte. So handing it out
-/// needs no lookup.
+/// A free block in a cache: its address, and a pointer to its state byte. So an allocation needs no
+/// lookup.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// [`umf_core::Address::to_bits`].
@@ -112,13 +112,13 @@ pub(crate) struct Bin {
     pub(crate) base: AtomicPtr<Entry>,
     /// The top of a full bin.
     pub(crate) end: Cell<*mut Entry>,
-    /// The same for a small class; null for a large one. So one comparison tells both.
+    /// The same for a small class; null for a large one. One comparison finds full and large bins.
     pub(crate) small_end: Cell<*mut Entry>,
     /// Bytes of a block of a large class; 0 for a small class.
     pub(crate) weight: Cell<usize>,
     pub(crate) allocations: AtomicU64,
-    /// Frees minus allocations minus length: the blocks that left the bin to other layers, minus
-    /// those that came from there. So the fast path of a free counts nothing.
+    /// Blocks that moved from the bin to other layers, minus blocks that moved from there into the
+    /// bin: frees minus allocations minus length. So the fast path of a free counts nothing.
     pub(crate) transfers: AtomicI64,
     /// A sequence number, odd while length and transfers change.
     pub(crate) moves: AtomicU32,
@@ -147,7 +147,7 @@ impl BinOffset {
         Self((class % MAX_CLASSES * size_of::<Bin>()) as u16)
     }
 
-    /// Returns the offset of so many bytes.
+    /// Returns an offset of `offset` bytes.
     ///
     /// # Safety
     /// [`BinOffset::offset`] returned the offset, or it is 0.
@@ -163,9 +163,9 @@ impl BinOffset {
     }
 }
 
-// What a thread keeps.
+// Heaps.
 
-/// The heap of one thread: its bins, the slabs that it owns, and remote frees on both ways.
+/// The heap of one thread: its bins, the slabs that it owns, and its remote frees.
 #[repr(C, align(64))]
 pub(crate) struct Heap {
     /// First, so that a [`BinOffset`] depends on the class alone.
@@ -249,7 +249,7 @@ pub(crate) enum Kind {
     Block,
     /// One block that is a region.
     Direct,
-    /// A region, cut up into extents.
+    /// A region that is divided into extents.
     Region,
 }
 
@@ -259,7 +259,7 @@ pub(crate) enum Kind {
 #[repr(C, align(64))]
 pub(crate) struct Span {
     pub(crate) base: AtomicU64,
-    /// The inverse of the block size: see [`Divisor`]. Region: the bytes that the provider gave.
+    /// The inverse of the block size: see [`Divisor`]. Region: the bytes of the provider's region.
     pub(crate) inverse: AtomicU64,
     pub(crate) states: AtomicPtr<AtomicU8>,
     /// The number of blocks; 0 while the record is not in use, and for a region.
@@ -275,33 +275,35 @@ pub(crate) struct Span {
     /// [`UNOWNED`] for none. Slab: its owner, written under the lock of the class; see `central`.
     /// Large block: the thread that it is biased towards; see `bias`.
     pub(crate) owner: AtomicU32,
-    /// Large block: the thread that allocated it last; 0 for none. It is a hint: with a stale
-    /// value, a freed block takes a longer way to the next thread.
+    /// Large block: the thread that allocated it last; 0 for none. It is a hint: a stale value only
+    /// delays the reuse of a freed block.
     pub(crate) last_user: AtomicU32,
     /// The [`BinOffset`] of the class.
     pub(crate) bin: AtomicU16,
     /// Size of a block. Region: its bytes.
     pub(crate) block: AtomicU64,
     pub(crate) cold: UnsafeCell<Cold>,
-    /// The span of the region around a slab or large block. Region: what the provider gave before
-    /// the base, in bytes.
+    /// The span of the region around a slab or large block. Region: the bytes of the provider's
+    /// region before the base.
     pub(crate) region: AtomicU32,
 }
 
 /// The guarded part of a span.
 #[derive(Clone, Copy)]
 pub(crate) struct Cold {
-    /// Neighbours in the list that the span is in, 0 for none.
+    /// The next slab in the list; 0 for none.
     pub(crate) next: u32,
+    /// The previous slab in the list; 0 for none.
     pub(crate) prev: u32,
     /// Slab: the list that it is in.
     pub(crate) list: ListId,
-    /// Slab: blocks in its bitmap, blocks in all, and the word of the bitmap where the search
-    /// begins.
+    /// Slab: free blocks in its bitmap.
     pub(crate) free: u32,
+    /// Slab: all blocks.
     pub(crate) total: u32,
+    /// Slab: the word of the bitmap where the search begins.
     pub(crate) hint: u32,
-    /// Slab, large block: its first unit in the region. Region: its units in all.
+    /// Slab, large block: its first unit in the region. Region: its number of units.
     pub(crate) unit: u32,
     /// Slab: its bitmap (1: free). Otherwise null.
     pub(crate) bitmap: *mut u64,
@@ -309,7 +311,7 @@ pub(crate) struct Cold {
     pub(crate) state_run: MaybeUninit<Run>,
     /// Slab: the run of its bitmap. Region: the run of its unit table.
     pub(crate) table_run: MaybeUninit<Run>,
-    /// Region and direct: what the provider gave.
+    /// Region and direct: the region of the provider, and its number in the tracker.
     pub(crate) upstream: MaybeUninit<(Region, RegionNumber)>,
 }
 
@@ -329,11 +331,9 @@ impl Cold {
     };
 }
 
-// SAFETY: the hot part is atomics; the cold part is reached through `cold`, whose contract is a
-// lock.
+// SAFETY: the hot part is atomic; `Span::cold` requires the lock that guards the cold part.
 unsafe impl Sync for Span {}
-// SAFETY: sending a span moves plain words; what they point to belongs to the pool, which goes
-// along.
+// SAFETY: the words of a span point to memory of the pool, which moves along with it.
 unsafe impl Send for Span {}
 // SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is
 // free.

@@ -20,7 +20,7 @@ use umf_testkit::pool::{AddressOnlyProvider, MmapProvider};
 use umf_testkit::{LeaseHolder, race};
 
 fn slab(provider: impl Into<ProviderRef>, settings: CheckSettings) -> Arc<Checked> {
-    Checked::new(SlabPool::new(provider, SlabSettings::new().name("told")).unwrap(), settings).unwrap()
+    Checked::new(SlabPool::new(provider, SlabSettings::new().name("checked")).unwrap(), settings).unwrap()
 }
 
 fn proxy(provider: impl Into<ProviderRef>, settings: CheckSettings) -> Arc<Checked> {
@@ -67,7 +67,7 @@ fn history_names_operations_and_threads() {
     pool.trim(0).unwrap();
     use EventKind::{Allocate, AllocateRefused, Free, FreeRefused, Trim};
     let history = pool.history().unwrap();
-    assert_eq!((history.pool.as_str(), history.forgotten), ("told", 0));
+    assert_eq!((history.pool.as_str(), history.forgotten), ("checked", 0));
     let expected = [Allocate, Free, FreeRefused, Allocate, Free, AllocateRefused, Trim];
     assert_eq!(kinds(&pool)[..], expected);
     let [allocated, freed, refused, ..] = history.events[..] else { panic!("seven") };
@@ -79,9 +79,9 @@ fn history_names_operations_and_threads() {
     assert!(history.to_string().contains("100 bytes in 104"), "{history}");
 }
 
-/// The pool alone lets both frees of a small block succeed, if they are at the same instant.
+/// Without checks, both of two concurrent frees of a small block may succeed.
 #[test]
-fn one_of_two_frees_at_the_same_instant_is_refused() {
+fn one_of_two_concurrent_frees_is_an_error() {
     const ROUNDS: usize = 500;
     let pool = slab(AddressOnlyProvider::new(4096), CheckSettings::new().history(100));
     for round in 0..ROUNDS {
@@ -95,9 +95,9 @@ fn one_of_two_frees_at_the_same_instant_is_refused() {
     assert_eq!(pool.statistics().live_blocks, 0);
 }
 
-/// A block may be handed out again before the thread that frees it is done.
+/// Another thread may allocate a block before the thread that frees it returns.
 #[test]
-fn legal_frees_are_not_refused() {
+fn valid_concurrent_frees_succeed() {
     let settings = SlabSettings::new().max_cached(256 << 10);
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), settings).unwrap();
     let pool = Checked::new(pool, CheckSettings::new().history(100)).unwrap();
@@ -172,10 +172,10 @@ fn history_is_read_while_threads_write_it() {
     });
 }
 
-/// Reports as text, with what the tests ask for.
+/// Recorded leak reports: time, blocks, bytes, and blocks and bytes of each site.
 type Reports = Arc<Mutex<Vec<(LeakTime, u64, u64, Vec<(u64, u64)>)>>>;
 
-fn keeping(reports: &Reports, settings: CheckSettings) -> CheckSettings {
+fn recording(reports: &Reports, settings: CheckSettings) -> CheckSettings {
     let reports = Arc::clone(reports);
     settings.on_leaks(move |report| {
         let sites = report.sites.iter().map(|site| (site.blocks, site.bytes)).collect();
@@ -184,32 +184,33 @@ fn keeping(reports: &Reports, settings: CheckSettings) -> CheckSettings {
 }
 
 #[inline(never)]
-fn one_place(pool: &Checked) -> Address {
+fn allocate_at_one_site(pool: &Checked) -> Address {
     std::hint::black_box(allocate(pool, 1000))
 }
 
 #[inline(never)]
-fn another_place(pool: &Checked) -> Address {
+fn allocate_at_another_site(pool: &Checked) -> Address {
     std::hint::black_box(allocate(pool, 70_000))
 }
 
 #[test]
 fn leaks_are_reported_with_sites_when_the_pool_is_dropped() {
     if umf_os::stack::capture().frames().next().is_none() {
-        println!("umf-skip: this C library does not tell where something is called");
+        println!("umf-skip: this C library has no call stacks");
         return;
     }
     let reports = Reports::default();
     let settings = CheckSettings::new().leaks(Leaks::Sites);
-    let pool = slab(MmapProvider::private(), keeping(&reports, settings));
-    let blocks: Vec<_> =
-        (0..10).map(|n| if n < 7 { one_place(&pool) } else { another_place(&pool) }).collect();
-    // Freed ones are no leaks, in whatever thread they are freed.
+    let pool = slab(MmapProvider::private(), recording(&reports, settings));
+    let blocks: Vec<_> = (0..10)
+        .map(|n| if n < 7 { allocate_at_one_site(&pool) } else { allocate_at_another_site(&pool) })
+        .collect();
+    // A block that any thread has freed is not a leak.
     free(&pool, blocks[0]).unwrap();
     std::thread::scope(|scope| scope.spawn(|| free(&pool, blocks[9]).unwrap()).join().unwrap());
-    let mut asked = 0;
-    assert!(pool.leaks(&mut |report| asked = report.sites.len()));
-    assert_eq!(asked, 2);
+    let mut sites = 0;
+    assert!(pool.leaks(&mut |report| sites = report.sites.len()));
+    assert_eq!(sites, 2);
     drop(pool);
     let reports = reports.lock().unwrap();
     let [(LeakTime::PoolEnd, 8, bytes, sites)] = &reports[..] else { panic!("{reports:?}") };
@@ -220,7 +221,7 @@ fn leaks_are_reported_with_sites_when_the_pool_is_dropped() {
 fn leaks_are_reported_only_if_there_are_some() {
     for (make, small) in [(slab as Make, 104), (proxy, 4096)] {
         let reports = Reports::default();
-        let counting = || keeping(&reports, CheckSettings::new().leaks(Leaks::Count));
+        let counting = || recording(&reports, CheckSettings::new().leaks(Leaks::Count));
         let clean = make(MmapProvider::private().into(), counting());
         free(&clean, allocate(&clean, 10)).unwrap();
         drop(clean);
@@ -234,7 +235,7 @@ fn leaks_are_reported_only_if_there_are_some() {
             assert_eq!((report.sampled, report.time), (0, LeakTime::Asked));
         }));
         drop(pool);
-        let quiet = make(MmapProvider::private().into(), keeping(&reports, CheckSettings::new()));
+        let quiet = make(MmapProvider::private().into(), recording(&reports, CheckSettings::new()));
         allocate(&quiet, 100);
         drop(quiet);
         assert_eq!(reports.lock().unwrap()[..], [(LeakTime::PoolEnd, 2, small + (20 << 20), Vec::new())]);
@@ -242,15 +243,15 @@ fn leaks_are_reported_only_if_there_are_some() {
 }
 
 #[test]
-fn sampling_remembers_few_of_many_allocations() {
+fn sampling_records_one_of_many_allocations() {
     if umf_os::stack::capture().frames().next().is_none() {
-        println!("umf-skip: this C library does not tell where something is called");
+        println!("umf-skip: this C library has no call stacks");
         return;
     }
     let settings = CheckSettings::new().leaks(Leaks::Sites).leak_sample(10);
     let pool = slab(MmapProvider::private(), settings);
-    let blocks: Vec<_> = (0..1000).map(|_| one_place(&pool)).collect();
-    let remembered = || {
+    let blocks: Vec<_> = (0..1000).map(|_| allocate_at_one_site(&pool)).collect();
+    let recorded = || {
         let mut sum = 0;
         pool.leaks(&mut |report| {
             assert_eq!(report.sampled, 10);
@@ -258,21 +259,21 @@ fn sampling_remembers_few_of_many_allocations() {
         });
         sum
     };
-    assert_eq!(remembered(), 100);
+    assert_eq!(recorded(), 100);
     blocks.into_iter().for_each(|block| free(&pool, block).unwrap());
-    assert_eq!(remembered(), 0);
+    assert_eq!(recorded(), 0);
 }
 
-/// Faults that a pool has told of.
-type Told = Arc<Mutex<Vec<Error>>>;
+/// Recorded faults of a pool.
+type Faults = Arc<Mutex<Vec<Error>>>;
 
-fn keep(told: &Told) -> impl Fn(&Error) + Send + Sync + 'static {
-    let told = Arc::clone(told);
-    move |fault| told.lock().unwrap().push(*fault)
+fn record(faults: &Faults) -> impl Fn(&Error) + Send + Sync + 'static {
+    let faults = Arc::clone(faults);
+    move |fault| faults.lock().unwrap().push(*fault)
 }
 
-fn poisoned(told: &Told, make: Make, settings: CheckSettings) -> Arc<Checked> {
-    let settings = settings.on_fault(keep(told));
+fn poisoned(faults: &Faults, make: Make, settings: CheckSettings) -> Arc<Checked> {
+    let settings = settings.on_fault(record(faults));
     make(MmapProvider::private().into(), settings)
 }
 
@@ -281,39 +282,40 @@ fn write_after_free_is_reported_when_the_quarantine_ends() {
     for make in KINDS {
         for size in [8, 100, 5000, 100_000] {
             for ends in [0, 1, 2] {
-                let told = Told::default();
-                let pool = poisoned(&told, make, CheckSettings::new().poison(Poison::All).history(100));
+                let faults = Faults::default();
+                let pool = poisoned(&faults, make, CheckSettings::new().poison(Poison::All).history(100));
                 let (block, other) = (allocate(&pool, size), allocate(&pool, size));
-                // SAFETY: ours.
+                // SAFETY: the test's own block.
                 assert_eq!(unsafe { byte_at(block, size - 1).read() }, CheckSettings::NEW_BYTE);
                 free(&pool, block).unwrap();
                 free(&pool, other).unwrap();
-                // SAFETY: what is freed waits in the pool: the mistake that is looked for.
+                // SAFETY: a write after free, on purpose: the block is in the quarantine, so its
+                // memory is mapped.
                 unsafe {
                     assert_eq!(byte_at(block, 0).read(), CheckSettings::FREED_BYTE);
                     byte_at(block, size / 2).write(7);
                 }
-                assert!(told.lock().unwrap().is_empty());
+                assert!(faults.lock().unwrap().is_empty());
                 match ends {
                     0 => {
                         pool.trim(0).unwrap();
                         assert!(kinds(&pool).contains(&EventKind::WrittenAfterFree));
                         assert_eq!(pool.statistics().reserved_bytes, 0);
-                        // It is as good as any other.
+                        // The block can be allocated again.
                         free(&pool, allocate(&pool, size)).unwrap();
                         drop(pool);
                     }
                     1 => {
-                        // Newer blocks push it out.
+                        // Newer blocks evict it from the quarantine.
                         for _ in 0..3 * (1 << 20) / pool.block_at(allocate(&pool, size)).unwrap().size {
                             free(&pool, allocate(&pool, size)).unwrap();
                         }
                     }
                     _ => drop(pool),
                 }
-                let told = told.lock().unwrap();
-                let [Error::WrittenAfterFree { address, offset, by: _, size: whole }] = told[..] else {
-                    panic!("{size}, {ends}: {told:?}")
+                let faults = faults.lock().unwrap();
+                let [Error::WrittenAfterFree { address, offset, by: _, size: whole }] = faults[..] else {
+                    panic!("{size}, {ends}: {faults:?}")
                 };
                 assert_eq!((address, offset), (block, size / 2));
                 assert!(whole >= size);
@@ -325,9 +327,9 @@ fn write_after_free_is_reported_when_the_quarantine_ends() {
 #[test]
 fn free_in_a_quarantine_is_a_double_free_and_exports_end_at_once() {
     for make in KINDS {
-        let told = Told::default();
+        let faults = Faults::default();
         let settings = CheckSettings::new().quarantine(64 << 10).history(10).poison(Poison::Freed);
-        let pool = make(MmapProvider::shared().into(), settings.on_fault(keep(&told)));
+        let pool = make(MmapProvider::shared().into(), settings.on_fault(record(&faults)));
         let (exported, leased, block) = (allocate(&pool, 100), allocate(&pool, 100), allocate(&pool, 100));
         let borrower = LeaseHolder::new();
         for shared in [exported, leased] {
@@ -336,17 +338,17 @@ fn free_in_a_quarantine_is_a_double_free_and_exports_end_at_once() {
         }
         borrower.close(exported);
         for one in [exported, leased, block] {
-            // SAFETY: ours.
+            // SAFETY: the test's own block.
             unsafe { byte_at(one, 5).write(5) };
-            // Through the tracker, as a caller that knows the address alone.
-            // SAFETY: ours, and not used any more.
+            // Through the tracker, as a caller that knows only the address.
+            // SAFETY: the test's own block, which is not used any more.
             unsafe { tracker::free(one) }.unwrap();
             let Err(Error::FreedTwice { address, by }) = free(&pool, one) else { panic!("freed twice") };
             assert_eq!((address, by.thread), (one, umf_os::process::thread_id()));
             assert!(pool.block_at(one).is_err() && pool.mark_exported(one).is_err());
         }
-        // What other processes read is left as it is, and waits for them alone.
-        // SAFETY: held.
+        // A leased block is not overwritten, and is not in the quarantine.
+        // SAFETY: the blocks are held, so their memory is mapped.
         let bytes = [exported, leased, block].map(|one| unsafe { byte_at(one, 5).read() });
         assert_eq!(bytes, [CheckSettings::FREED_BYTE, 5, CheckSettings::FREED_BYTE]);
         let statistics = pool.statistics();
@@ -355,14 +357,14 @@ fn free_in_a_quarantine_is_a_double_free_and_exports_end_at_once() {
         borrower.close_all();
         assert!(pool.controls().unwrap().drain(Duration::from_secs(20)).is_empty());
         assert_eq!((pool.statistics().held_bytes, pool.statistics().quarantined_bytes), (0, 0));
-        assert!(told.lock().unwrap().is_empty());
+        assert!(faults.lock().unwrap().is_empty());
     }
 }
 
 #[test]
 fn quarantine_delays_reuse_of_the_newest_blocks() {
-    let told = Told::default();
-    let pool = poisoned(&told, slab, CheckSettings::new().quarantine(10 * 1024).poison(Poison::Freed));
+    let faults = Faults::default();
+    let pool = poisoned(&faults, slab, CheckSettings::new().quarantine(10 * 1024).poison(Poison::Freed));
     let blocks: Vec<_> = (0..20).map(|_| allocate(&pool, 1000)).collect();
     blocks.iter().for_each(|&block| free(&pool, block).unwrap());
     let statistics = pool.statistics();
@@ -372,11 +374,11 @@ fn quarantine_delays_reuse_of_the_newest_blocks() {
     assert_eq!(map.totals().quarantined, statistics.quarantined_bytes);
     let pieces = || map.regions.iter().flat_map(|region| &region.pieces);
     assert!(pieces().any(|piece| piece.state == PieceState::Quarantined));
-    // None of the last ten comes back yet, while the older ones do.
+    // None of the last ten blocks is reused yet, while older ones are.
     let again: Vec<_> = (0..200).map(|_| allocate(&pool, 1000)).collect();
     assert!(blocks[..10].iter().any(|block| again.contains(block)));
     assert!(blocks[10..].iter().all(|block| !again.contains(block)));
-    // What is too large does not wait, and trimming ends it all.
+    // Too large a block is not quarantined, and a trim empties the quarantine.
     let (large, before) = (allocate(&pool, 20_000), pool.statistics().quarantined_bytes);
     free(&pool, large).unwrap();
     assert_eq!(pool.statistics().quarantined_bytes, before);
@@ -384,7 +386,7 @@ fn quarantine_delays_reuse_of_the_newest_blocks() {
     pool.trim(0).unwrap();
     let statistics = pool.statistics();
     assert_eq!((statistics.quarantined_bytes, statistics.reserved_bytes), (0, 0));
-    assert!(told.lock().unwrap().is_empty());
+    assert!(faults.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -396,7 +398,7 @@ fn quarantine_does_not_make_an_allocation_fail() {
     for pool in [slab as Arc<dyn Pool>, proxy] {
         let pool = Checked::new(pool, CheckSettings::new().quarantine(1 << 30)).unwrap();
         for _ in 0..100 {
-            // Of regions too.
+            // Blocks that are regions too.
             for size in [1 << 20, 10 << 20] {
                 let block = allocate(&pool, size);
                 free(&pool, block).unwrap();
@@ -411,9 +413,9 @@ fn quarantine_does_not_make_an_allocation_fail() {
 #[test]
 fn memory_without_cpu_access_is_not_poisoned() {
     let pool = SlabPool::new(MmapProvider::untouchable(), SlabSettings::new()).unwrap();
-    let made = Checked::new(pool, CheckSettings::new().poison(Poison::Freed));
-    assert!(matches!(made, Err(Error::InvalidArgument { what: "poison", .. })), "{made:?}");
-    // A quarantine touches nothing.
+    let result = Checked::new(pool, CheckSettings::new().poison(Poison::Freed));
+    assert!(matches!(result, Err(Error::InvalidArgument { what: "poison", .. })), "{result:?}");
+    // A quarantine alone does not access the memory.
     let settings = CheckSettings::new().quarantine(1 << 20).history(10).leaks(Leaks::Sites);
     let pool = slab(MmapProvider::untouchable(), settings);
     for size in [8, 1000, 100_000, 10 << 20] {
@@ -425,39 +427,40 @@ fn memory_without_cpu_access_is_not_poisoned() {
 
 #[test]
 fn child_leaves_shared_memory_to_its_parent() {
-    let told = Told::default();
-    let hook = Arc::clone(&told);
+    let faults = Faults::default();
+    let hook = Arc::clone(&faults);
     let settings = CheckSettings::new().poison(Poison::Freed).quarantine(1 << 20).leaks(Leaks::Count);
     let settings = settings.on_fault(move |fault| hook.lock().unwrap().push(*fault));
     let reports = Reports::default();
-    let pool = slab(MmapProvider::shared(), keeping(&reports, settings));
+    let pool = slab(MmapProvider::shared(), recording(&reports, settings));
     let (block, _left) = (allocate(&pool, 100), allocate(&pool, 100));
     free(&pool, block).unwrap();
-    // SAFETY: it waits in the pool's quarantine: the mistake that is looked for.
+    // SAFETY: a write after free, on purpose: the block is in the quarantine, so its memory is
+    // mapped.
     unsafe { byte_at(block, 3).write(3) };
     // SAFETY: the child drops its copy of the pool, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(pool);
-        let found = told.lock().unwrap().len() + reports.lock().unwrap().len();
+        let found = faults.lock().unwrap().len() + reports.lock().unwrap().len();
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::try_from(found).unwrap()) };
     }
     let mut status = 1;
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child told of what is its parent's");
+    assert_eq!(status, 0, "the child reported faults of its parent");
     // SAFETY: as above.
     assert_eq!(unsafe { byte_at(block, 3).read() }, 3);
     drop(pool);
-    assert_eq!((told.lock().unwrap().len(), reports.lock().unwrap().len()), (1, 1));
+    assert_eq!((faults.lock().unwrap().len(), reports.lock().unwrap().len()), (1, 1));
 }
 
 #[test]
 fn threads_are_checked_concurrently() {
-    let told = Told::default();
+    let faults = Faults::default();
     let settings = CheckSettings::new().history(50).leaks(Leaks::Sites).leak_sample(7);
-    let pool = poisoned(&told, slab, settings.poison(Poison::All).quarantine(100_000));
+    let pool = poisoned(&faults, slab, settings.poison(Poison::All).quarantine(100_000));
     let handed_over = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for seed in 0..4_usize {
@@ -467,7 +470,7 @@ fn threads_are_checked_concurrently() {
                 for round in 0..3000 {
                     size = size * 13 % 150_001 + 1;
                     let block = allocate(pool, size);
-                    // SAFETY: ours.
+                    // SAFETY: the test's own block.
                     unsafe { block.as_ptr().unwrap().write_bytes(seed as u8, size) };
                     handed_over.lock().unwrap().push(block);
                     let other = handed_over.lock().unwrap().swap_remove(0);
@@ -479,7 +482,7 @@ fn threads_are_checked_concurrently() {
             });
         }
     });
-    assert_eq!(told.lock().unwrap()[..], []);
+    assert_eq!(faults.lock().unwrap()[..], []);
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.allocations), (0, 12_000));
     assert!(pool.leaks(&mut |report| assert_eq!((report.blocks, report.sites.len()), (0, 0))));
@@ -489,8 +492,8 @@ fn threads_are_checked_concurrently() {
     assert!(pool.history().unwrap().events.iter().filter(frees).count() > 50);
 }
 
-/// A panic in a function that is called at the end of a pool leaves nothing of the pool: a fork
-/// after it finds no dangling entry.
+/// A panic in a leak callback does not leave the dropped pool registered: a later fork would visit
+/// it.
 #[test]
 fn panic_in_a_report_is_caught() {
     for _ in 0..50 {
@@ -511,35 +514,32 @@ fn panic_in_a_report_is_caught() {
     }
 }
 
-/// A pool that is asked for more memory sees its application's own pool, so that what that frees is
-/// checked.
+/// The out-of-memory callback gets the checked pool, so its frees are checked.
 #[test]
 fn out_of_memory_callback_gets_the_checked_pool() {
     for make in KINDS {
         let provider = AddressOnlyProvider::new(4096);
         let pool = make(provider.clone().into(), CheckSettings::new().history(100));
         let first = allocate(&pool, 5000);
-        let asked = Arc::new(Mutex::new(0));
-        let count = Arc::clone(&asked);
-        pool.controls().unwrap().set_on_out_of_memory(Some(Arc::new(
-            move |shortage: &OutOfMemoryEvent<'_>| {
-                *count.lock().unwrap() += 1;
-                match shortage.attempt {
-                    // SAFETY: the test's own block.
-                    1 => unsafe { shortage.pool.free(first) }.unwrap(),
-                    _ => return OutOfMemoryAction::GiveUp,
-                }
-                OutOfMemoryAction::Retry
-            },
-        )));
+        let calls = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&calls);
+        pool.controls().unwrap().set_on_out_of_memory(Some(Arc::new(move |event: &OutOfMemoryEvent<'_>| {
+            *count.lock().unwrap() += 1;
+            match event.attempt {
+                // SAFETY: the test's own block.
+                1 => unsafe { event.pool.free(first) }.unwrap(),
+                _ => return OutOfMemoryAction::GiveUp,
+            }
+            OutOfMemoryAction::Retry
+        })));
         provider.fail_after(Some(0));
         assert!(pool.allocate(Layout::new(1 << 30, 1).unwrap()).is_err());
-        assert_eq!(*asked.lock().unwrap(), 2);
+        assert_eq!(*calls.lock().unwrap(), 2);
         assert!(kinds(&pool).contains(&EventKind::Free));
     }
 }
 
-/// A guard of a parent's thread never ends in a child: checking does not wait for it.
+/// A guard of a parent's thread is never dropped in a child. `Checked::new` does not wait for it.
 #[test]
 fn inherited_pool_can_be_checked_in_a_child() {
     let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
@@ -550,7 +550,7 @@ fn inherited_pool_can_be_checked_in_a_child() {
     // SAFETY: the child uses the pool, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: ends the child if it waits for ever.
+        // SAFETY: sets a timer that ends a child that hangs.
         unsafe { libc::alarm(60) };
         let checked = Checked::new(pool, CheckSettings::new().history(10));
         let code = i32::from(!checked.is_ok_and(|checked| free(&checked, allocate(&checked, 100)).is_ok()));
@@ -560,6 +560,6 @@ fn inherited_pool_can_be_checked_in_a_child() {
     let mut status = 0;
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child checks the pool");
+    assert_eq!(status, 0, "the child cannot use a checked pool");
     drop(guard);
 }

@@ -1,11 +1,11 @@
-//! Threads that use one pool, and a checker that claims every byte of every block, from before
-//! another thread can get the block until after no thread can use it.
+//! Threads use one pool, and claim every byte of each block between its allocation and its free.
 //!
-//! The memory itself holds the claims: each word names the allocation that it belongs to, 0 is
-//! none. The thread that gets a block claims all its words, and the thread that frees it clears
-//! them; both by atomic exchange, so that of two owners each finds the other. A pool writes nothing
-//! into its memory, and a provider gives zeros: so a word with a foreign claim was handed out
-//! twice.
+//! The claims are in the memory: each word holds the number of the allocation that it belongs to,
+//! or
+//! 0. The thread that allocates a block claims all its words, and the thread that frees it clears
+//!    them, both by atomic exchange. So each of two owners detects the other. A pool writes nothing
+//!    into its memory, and the provider returns zeroed memory. So a word with another claim was
+//!    allocated twice.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -19,7 +19,7 @@ use umf_testkit::pool::{MmapProvider, Random};
 
 const WORD: usize = 8;
 
-/// Bytes that only their owner may use: all of a block, as the pool rounded it up.
+/// A claimed block. Includes the bytes by which the pool rounded the size up.
 struct Claim {
     address: Address,
     words: usize,
@@ -27,8 +27,7 @@ struct Claim {
 }
 
 fn words(address: Address, words: usize) -> &'static [AtomicU64] {
-    // SAFETY: the block is claimed, or about to be: live host memory of that size, aligned to 8,
-    // used as atomics alone.
+    // SAFETY: the block is live host memory of that size, aligned to 8, and used only as atomics.
     unsafe { core::slice::from_raw_parts(address.as_ptr().unwrap().cast(), words) }
 }
 
@@ -41,7 +40,7 @@ impl Claim {
         let claim = Self { address, words: block.size / WORD, owner };
         for (number, word) in words(claim.address, claim.words).iter().enumerate() {
             let before = word.swap(owner, Ordering::AcqRel);
-            assert_eq!(before, 0, "word {number} of {block:?}, which {owner:#x} got, is another's");
+            assert_eq!(before, 0, "word {number} of {block:?}, allocated by {owner:#x}, has another owner");
         }
         claim
     }
@@ -51,16 +50,16 @@ impl Claim {
             let before = word.swap(0, Ordering::AcqRel);
             assert_eq!(
                 before, self.owner,
-                "word {number} of the block of {:#x} at {}",
+                "word {number} of the block of {:#x} at {} has another owner",
                 self.owner, self.address
             );
         }
-        // SAFETY: the block is ours, and no thread uses it any more.
+        // SAFETY: the block is this claim's, and no thread uses it any more.
         unsafe { pool.free(self.address) }.unwrap();
     }
 }
 
-/// Mostly small; of all magnitudes up to 4 MiB.
+/// Returns a random layout: mostly small, of all magnitudes up to 4 MiB.
 fn layout(random: &mut Random) -> Layout {
     let magnitudes = [6, 6, 6, 6, 9, 9, 9, 13, 13, 19][random.below(10)];
     let size = 8_usize << random.below(magnitudes);
@@ -71,7 +70,7 @@ const THREADS: usize = 4;
 
 struct World {
     pool: Arc<SlabPool>,
-    /// Blocks on their way to each of the threads, which frees them.
+    /// Blocks that other threads pass to each thread, which frees them.
     inboxes: [Mutex<Vec<Claim>>; THREADS],
 }
 
@@ -80,27 +79,27 @@ impl World {
         self.inboxes[thread].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One thread's life: it allocates, frees its own blocks and those that others send, and ends
-    /// with some left.
-    fn live(&self, thread: usize, generation: u64, steps: usize) {
+    /// Runs one thread: it allocates, frees its own blocks and those from its inbox, and passes the
+    /// rest on at its end.
+    fn run_thread(&self, thread: usize, generation: u64, steps: usize) {
         let mut random = Random((generation << 8 | thread as u64) + 1);
-        let mut own: Vec<Claim> = Vec::new();
+        let mut live: Vec<Claim> = Vec::new();
         for step in 0..steps {
             let owner = (generation << 40) | ((thread as u64) << 32) | (step as u64 + 1);
             match random.below(16) {
-                0..=7 => own.push(Claim::new(&self.pool, layout(&mut random), owner)),
-                8..=10 if !own.is_empty() => own.swap_remove(random.below(own.len())).free(&self.pool),
-                11..=13 if !own.is_empty() => {
-                    let claim = own.swap_remove(random.below(own.len()));
+                0..=7 => live.push(Claim::new(&self.pool, layout(&mut random), owner)),
+                8..=10 if !live.is_empty() => live.swap_remove(random.below(live.len())).free(&self.pool),
+                11..=13 if !live.is_empty() => {
+                    let claim = live.swap_remove(random.below(live.len()));
                     self.inbox(random.below(THREADS)).push(claim);
                 }
                 14 => {
-                    let came = core::mem::take(&mut *self.inbox(thread));
-                    came.into_iter().for_each(|claim| claim.free(&self.pool));
+                    let received = core::mem::take(&mut *self.inbox(thread));
+                    received.into_iter().for_each(|claim| claim.free(&self.pool));
                 }
-                _ if !own.is_empty() => {
-                    // Inside of one's own block nothing is freed.
-                    let claim = &own[random.below(own.len())];
+                _ if !live.is_empty() => {
+                    // A free of an address inside a block is an error.
+                    let claim = &live[random.below(live.len())];
                     let inside = claim.address.checked_add((claim.words * WORD - 1) as u64).unwrap();
                     // SAFETY: no block begins there: an error is expected.
                     let result = unsafe { self.pool.free(inside) };
@@ -108,12 +107,12 @@ impl World {
                 }
                 _ => {}
             }
-            while own.len() > 150 {
-                own.swap_remove(random.below(own.len())).free(&self.pool);
+            while live.len() > 150 {
+                live.swap_remove(random.below(live.len())).free(&self.pool);
             }
         }
-        // Others free them, when this thread is gone.
-        self.inbox((thread + 1) % THREADS).extend(own);
+        // Another thread frees them after this one has ended.
+        self.inbox((thread + 1) % THREADS).extend(live);
     }
 }
 
@@ -135,10 +134,10 @@ fn run(settings: SlabSettings, generations: u64, steps: usize) {
             let threads: Vec<_> = (0..THREADS)
                 .map(|thread| {
                     let world = &world;
-                    scope.spawn(move || world.live(thread, generation, steps))
+                    scope.spawn(move || world.run_thread(thread, generation, steps))
                 })
                 .collect();
-            // All are waited for, so that none goes on when this test has failed.
+            // Joins all threads, so that none runs after the test has failed.
             threads.into_iter().filter_map(|thread| thread.join().err()).count() > 0
         });
         stop.store(true, Ordering::Relaxed);
@@ -154,7 +153,8 @@ fn run(settings: SlabSettings, generations: u64, steps: usize) {
     assert_eq!((pool.statistics().reserved_bytes, provider.live_regions()), (0, 0));
 }
 
-/// `UMF_TESTS_LONG=1` (`tests/run --long`) has them live a hundred times as long.
+/// Returns the number of generations: a hundred times as many with `UMF_TESTS_LONG=1` (`tests/run
+/// --long`).
 fn generations(normally: u64) -> u64 {
     if std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1") {
         100 * normally

@@ -1,6 +1,7 @@
-//! A process that is forked while another thread makes its first pool: the child makes one too.
+//! A process forks while another thread creates the first pool of the process. The child creates a
+//! pool too.
 //!
-//! A program of its own, with one test: nothing has used umf before.
+//! A separate program with one test, so that no other code has used umf before.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -10,25 +11,24 @@ use umf_core::{Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::AddressOnlyProvider;
 
-/// 0 if a pool could be made and used; a process that hangs is ended by its alarm, which its parent
-/// sees.
+/// Creates and uses a pool. Returns 0 on success. If it hangs, the alarm ends the process, which
+/// its parent detects.
 fn use_a_pool() -> i32 {
     let made = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::default());
     let Ok(pool) = made else { return 1 };
     let Ok(layout) = Layout::new(64, 8) else { return 2 };
     let Ok(block) = pool.allocate(layout) else { return 3 };
-    // SAFETY: the block is ours, and is numbers only.
+    // SAFETY: the block is this function's, and its provider has no memory.
     i32::from(unsafe { pool.free(block) }.is_err()) * 4
 }
 
-/// Runs `body` in a forked child that ends within 20 seconds, and returns what `waitpid` says of
-/// it.
+/// Runs `body` in a forked child, which ends within 20 seconds. Returns its wait status.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child runs `body` alone, and ends without going back to the test.
+    // SAFETY: the child runs only `body`, and exits without returning to the test.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
     if pid == 0 {
-        // SAFETY: an alarm without a handler ends the process.
+        // SAFETY: sets a timer that ends a child that hangs.
         unsafe { libc::alarm(20) };
         let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
         // SAFETY: ends the child at once.
@@ -59,6 +59,6 @@ fn child_forked_during_the_first_pool_makes_its_own() {
                 if status == 0 { code } else { 50 }
             })
         });
-        assert_eq!(status, 0, "round {round}: 0x3200 stands for a child of the child that hung or failed");
+        assert_eq!(status, 0, "round {round}: 0x3200 means that the child of the child hung or failed");
     }
 }

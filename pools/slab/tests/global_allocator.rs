@@ -1,4 +1,4 @@
-//! A slab pool as the global allocator of this very test.
+//! A slab pool as the global allocator of this test program.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use umf_core::{Address, Error, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Visibility};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
-/// Anonymous memory, without any bookkeeping on the heap.
+/// A provider of anonymous memory that does not use the heap.
 struct Anonymous;
 
 // SAFETY: each region is a mapping of its own.
@@ -44,7 +44,7 @@ unsafe impl Provider for Anonymous {
     }
     unsafe fn free(&self, region: Region) -> Result<()> {
         if let Some(base) = region.base().as_ptr() {
-            // SAFETY: a mapping that `allocate` made.
+            // SAFETY: `allocate` created the mapping.
             unsafe { libc::munmap(base.cast(), region.size()) };
         }
         Ok(())
@@ -58,7 +58,8 @@ fn pool() -> Option<&'static SlabPool> {
     *POOL.get_or_init(|| SlabPool::new_static(&Anonymous, SlabSettings::new().name("global")).ok())
 }
 
-// SAFETY: a pool's blocks are what `GlobalAlloc` asks for, in memory that the host may touch.
+// SAFETY: blocks of the pool have the size and alignment that `GlobalAlloc` requires, and are host
+// memory.
 unsafe impl GlobalAlloc for Global {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let block = pool().zip(layout.try_into().ok()).and_then(|(pool, layout)| pool.allocate(layout).ok());
@@ -105,6 +106,6 @@ fn program_runs_on_a_slab_pool() {
     assert!(pool.block_at(Address::from_ptr(big.as_ptr())).is_ok());
     drop(big);
     assert!(pool.trim(0).is_ok());
-    // Objects of the global allocator survive a trim, of course.
+    // Live objects survive a trim.
     assert!(pool.statistics().live_blocks > 0);
 }

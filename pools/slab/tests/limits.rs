@@ -1,4 +1,4 @@
-//! Limits of one pool and of several, reserves below them, and the callback when they are reached.
+//! Limits of one pool and of several pools, reserves within them, and the out-of-memory callback.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -37,13 +37,13 @@ fn shared_limit_takes_free_memory_of_other_pools_first() {
         let limit = Arc::new(SharedLimit::new(most as u64));
         let (one, two) = (sharing(&limit), sharing(&limit));
         for _ in 0..3 {
-            for (mine, others) in [(&one, &two), (&two, &one)] {
-                // In the caches of a thread that goes on living, too.
+            for (first, second) in [(&one, &two), (&two, &one)] {
+                // The freed blocks stay in the caches of a live thread.
                 let (freed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
                 std::thread::scope(|scope| {
                     let _ends = umf_testkit::SetOnDrop(&stop);
                     let other = scope.spawn(|| {
-                        fill(mine, most / 4 * 3, size).into_iter().for_each(|address| free(mine, address));
+                        fill(first, most / 4 * 3, size).into_iter().for_each(|address| free(first, address));
                         freed.store(true, Ordering::SeqCst);
                         while !stop.load(Ordering::SeqCst) {
                             std::thread::yield_now();
@@ -52,13 +52,13 @@ fn shared_limit_takes_free_memory_of_other_pools_first() {
                     while !freed.load(Ordering::SeqCst) && !other.is_finished() {
                         std::thread::yield_now();
                     }
-                    let blocks = fill(others, most / 4 * 3, size);
+                    let blocks = fill(second, most / 4 * 3, size);
                     assert!(limit.used() <= most as u64);
                     assert_eq!(
                         limit.used(),
                         one.statistics().reserved_bytes + two.statistics().reserved_bytes
                     );
-                    blocks.into_iter().for_each(|address| free(others, address));
+                    blocks.into_iter().for_each(|address| free(second, address));
                 });
             }
         }
@@ -84,14 +84,14 @@ fn reserve_of_a_pool_is_not_released_for_others() {
     assert!(matches!(refused, Error::LimitReached { what: "shared memory", .. }), "{refused:?}");
     assert!(blocks.len() >= 38 && blocks.len() <= 40, "{}", blocks.len());
     assert_eq!(fill(&one, 23 * MIB, MIB).len(), 23);
-    // What is live with one is never the other's; trimmed explicitly, what is free is.
+    // A pool gets no live memory of another pool.
     assert!(two.allocate(layout(4 * MIB)).is_err());
     let limit = SharedLimit::new(1);
-    assert_eq!(one.yield_free(&limit, u64::MAX), 0, "that limit is another's");
+    assert_eq!(one.yield_free(&limit, u64::MAX), 0, "the pool does not share that limit");
 }
 
 #[test]
-fn pools_are_dropped_while_others_take_free_memory() {
+fn pools_are_dropped_while_others_reclaim_memory() {
     let limit = Arc::new(SharedLimit::new(24 << 20));
     let stop = AtomicBool::new(false);
     let served = AtomicU64::new(0);
@@ -136,11 +136,11 @@ fn reserve_stops_at_the_limits() {
     assert!(matches!(refused, Err(Error::LimitReached { what: "shared memory", .. })), "{refused:?}");
     assert_eq!((provider.live_regions(), shared.used(), pool.statistics().reserved_bytes), (0, 0, 0));
     assert_eq!(pool.reserve(32 * MIB), Ok(32 * MIB));
-    // All of it can be used, and an allocation that would fail otherwise takes it from there.
+    // An allocation that would fail otherwise uses memory of the reserve.
     free(&pool, pool.allocate(layout(8 * MIB)).unwrap());
     free(&pool, pool.allocate(layout(30 * MIB)).unwrap());
     drop(pool);
-    // From the settings: the pool is not made if it cannot be had.
+    // With the reserve in the settings, building the pool fails if the limit does not allow it.
     let refused = SlabPool::new(provider.clone(), settings.clone().reserve(40 << 20));
     assert!(matches!(refused, Err(Error::LimitReached { .. })), "{:?}", refused.err());
     assert_eq!((provider.live_regions(), shared.used()), (0, 0));
@@ -149,7 +149,7 @@ fn reserve_stops_at_the_limits() {
     assert_eq!(provider.populated_bytes(), (32 + 20) << 20);
 }
 
-/// Half of what is reserved stays when an explicit trimming keeps half.
+/// An explicit trim that keeps half of the reserve leaves half of it.
 #[test]
 fn trim_lowers_the_reserve() {
     let provider = AddressOnlyProvider::new(4096);
@@ -174,21 +174,18 @@ fn out_of_memory_callback_may_free_and_wait() {
         let shelf = Arc::new(Mutex::new(Vec::new()));
         let (from, ready) = (shelf.clone(), token.clone());
         let settings = SlabSettings::new().memory_limit(limit).out_of_memory(
-            move |shortage: &umf_core::out_of_memory::OutOfMemoryEvent<'_>| {
-                assert!(
-                    matches!(shortage.error, Error::LimitReached { what: "pool memory", .. }),
-                    "{shortage:?}"
-                );
-                assert!(shortage.statistics.reserved_bytes <= limit);
+            move |event: &umf_core::out_of_memory::OutOfMemoryEvent<'_>| {
+                assert!(matches!(event.error, Error::LimitReached { what: "pool memory", .. }), "{event:?}");
+                assert!(event.statistics.reserved_bytes <= limit);
                 if let Some(address) = from.lock().unwrap().pop() {
                     // SAFETY: no thread uses the block.
-                    unsafe { shortage.pool.free(address) }.unwrap();
+                    unsafe { event.pool.free(address) }.unwrap();
                     return OutOfMemoryAction::Retry;
                 }
-                // A device that comes to its end.
+                // The device completes its work.
                 ready.set_ready();
-                match shortage.pool.controls().unwrap().drain(std::time::Duration::from_secs(20)).is_empty()
-                    && shortage.attempt < 3
+                match event.pool.controls().unwrap().drain(std::time::Duration::from_secs(20)).is_empty()
+                    && event.attempt < 3
                 {
                     true => OutOfMemoryAction::Retry,
                     false => OutOfMemoryAction::GiveUp,
@@ -198,7 +195,8 @@ fn out_of_memory_callback_may_free_and_wait() {
         let pool = SlabPool::new(AddressOnlyProvider::new(4096), settings).unwrap();
         let first = pool.allocate(layout(size)).unwrap();
         let whole = pool.block_at(first).unwrap().size;
-        // Until nothing is left: one of four is put on the shelf, all others wait for the device.
+        // Allocates until memory runs out. One of four blocks is put on the shelf; the frees of the
+        // others wait for the device.
         // SAFETY: no thread uses the block.
         unsafe { pool.free_after(first, token.clone()) }.unwrap();
         let most = limit as usize / whole;
@@ -215,8 +213,7 @@ fn out_of_memory_callback_may_free_and_wait() {
     }
 }
 
-/// Blocks at an alignment that their class does not give by itself are kept like others, and used
-/// again.
+/// Blocks with a greater alignment than that of their class are cached and reused.
 #[test]
 fn aligned_blocks_are_reused() {
     for (size, align) in [(100 << 10, 64 << 10), (8 << 10, 8 << 10), (MIB, MIB), (5000, 2 * MIB)] {
@@ -224,7 +221,7 @@ fn aligned_blocks_are_reused() {
         let aligned = Layout::new(size, align).unwrap();
         let mut reserved = 0;
         for round in 0..300 {
-            // (Others of the same class, which are not aligned like that, lie in the same bin.)
+            // Blocks of the same class without that alignment are in the same bin.
             let others: Vec<Address> =
                 (0..3).map(|_| pool.allocate(layout(size.max(70_000))).unwrap()).collect();
             let blocks: Vec<Address> = (0..5).map(|_| pool.allocate(aligned).unwrap()).collect();
@@ -242,7 +239,7 @@ fn aligned_blocks_are_reused() {
     }
 }
 
-/// The largest cache there can be is one without a bound.
+/// The largest number means an unbounded cache.
 #[test]
 fn thread_cache_size_may_be_any_number() {
     let pool =

@@ -21,24 +21,24 @@ enum Step {
         align: usize,
     },
     Free(usize),
-    /// Free in another thread, which then ends.
+    /// Frees in another thread, which then ends.
     FreeElsewhere(usize),
-    /// Allocate in another thread, which goes on: it owns the slab.
-    AllocateBeside(usize),
-    /// Free some blocks in another thread, which goes on.
-    FreeBeside {
+    /// Allocates in the worker thread, which owns the slab.
+    AllocateInWorker(usize),
+    /// Frees some blocks in the worker thread.
+    FreeInWorker {
         index: usize,
         count: usize,
     },
-    /// Ask what lies at an address in a live block.
-    Ask {
+    /// Looks up an address in a live block.
+    LookUp {
         index: usize,
         offset: u64,
     },
-    /// Free what another process has open; it closes the block when [`Step::Close`] says so.
+    /// Frees a block that another process has open, until a [`Step::Close`].
     FreeLeased(usize),
     Close(usize),
-    /// Free with a completion, alone or shared with the one before; [`Step::Complete`] makes it
+    /// Frees with a new completion, or with that of the free before. [`Step::Complete`] makes it
     /// ready.
     FreeAfter {
         index: usize,
@@ -46,12 +46,12 @@ enum Step {
         shares: bool,
     },
     Complete(usize),
-    /// A completion is lost; it may be ready later.
+    /// Loses a completion, which may become ready later.
     Lose(usize),
     Poll,
     Reserve(usize),
-    Tidy,
-    FreeWrong {
+    Purge,
+    FreeInvalid {
         index: usize,
         offset: u64,
     },
@@ -66,9 +66,9 @@ fn step() -> impl Strategy<Value = Step> {
         20 => (size, 0_u32..22).prop_map(|(size, bits)| Step::Allocate { size, align: 1 << bits }),
         14 => any::<usize>().prop_map(Step::Free),
         1 => any::<usize>().prop_map(Step::FreeElsewhere),
-        4 => (1_usize..5000).prop_map(Step::AllocateBeside),
-        4 => (any::<usize>(), 1_usize..70).prop_map(|(index, count)| Step::FreeBeside { index, count }),
-        2 => (any::<usize>(), any::<u64>()).prop_map(|(index, offset)| Step::Ask { index, offset }),
+        4 => (1_usize..5000).prop_map(Step::AllocateInWorker),
+        4 => (any::<usize>(), 1_usize..70).prop_map(|(index, count)| Step::FreeInWorker { index, count }),
+        2 => (any::<usize>(), any::<u64>()).prop_map(|(index, offset)| Step::LookUp { index, offset }),
         4 => any::<usize>().prop_map(Step::FreeLeased),
         3 => any::<usize>().prop_map(Step::Close),
         4 => (any::<usize>(), any::<bool>(), any::<bool>())
@@ -77,8 +77,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Lose),
         1 => Just(Step::Poll),
         1 => (0_usize..80 << 20).prop_map(Step::Reserve),
-        1 => Just(Step::Tidy),
-        4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeWrong { index, offset }),
+        1 => Just(Step::Purge),
+        4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeInvalid { index, offset }),
         1 => prop_oneof![Just(0_usize), 0_usize..32 << 20].prop_map(Step::Trim),
         1 => (0_u64..4).prop_map(Step::FailAfter),
         1 => Just(Step::Recover),
@@ -88,11 +88,11 @@ fn step() -> impl Strategy<Value = Step> {
 fn settings() -> impl Strategy<Value = SlabSettings> {
     let sizes = prop_oneof![Just(0_usize), Just(20_000), Just(2 << 20), Just(16 << 20)];
     let slabs = prop_oneof![Just(64_usize << 10), Just(1 << 20)];
-    let kept = prop_oneof![Just(0_usize), Just(300_000), Just(8 << 20)];
+    let cached = prop_oneof![Just(0_usize), Just(300_000), Just(8 << 20)];
     let most = prop_oneof![3 => Just(0_u64), 1 => Just(1), 1 => Just(3 << 20)];
     let age = prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(1))];
-    let values = (3_u32..13, sizes, 0_u32..5, slabs, kept, most, age);
-    values.prop_map(|(bits, poolable, capacity, slab, kept, most, age)| {
+    let values = (3_u32..13, sizes, 0_u32..5, slabs, cached, most, age);
+    values.prop_map(|(bits, poolable, capacity, slab, cached, most, age)| {
         SlabSettings::new()
             .max_cached(most)
             .release_after(age)
@@ -102,42 +102,42 @@ fn settings() -> impl Strategy<Value = SlabSettings> {
             .max_poolable_size(poolable)
             .capacity(capacity)
             .slab_min_size(slab)
-            .thread_cache_size(kept)
+            .thread_cache_size(cached)
     })
 }
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// A thread that goes on until this is dropped.
-struct Beside {
+/// A thread that runs until this is dropped.
+struct Worker {
     tasks: Option<mpsc::Sender<Task>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Beside {
+impl Worker {
     fn new() -> Self {
         let (tasks, todo) = mpsc::channel::<Task>();
         let thread = std::thread::spawn(move || todo.into_iter().for_each(|task| task()));
         Self { tasks: Some(tasks), thread: Some(thread) }
     }
 
-    /// Runs `run` there, and waits for it.
+    /// Runs `run` in the thread, and waits for it.
     fn run<R: Send + 'static>(&self, run: impl FnOnce() -> R + Send + 'static) -> R {
         let (done, result) = mpsc::channel();
-        let task = Box::new(move || done.send(run()).expect("the other waits"));
-        self.tasks.as_ref().expect("it goes on").send(task).expect("it goes on");
-        result.recv().expect("it does not panic")
+        let task = Box::new(move || done.send(run()).expect("the caller waits"));
+        self.tasks.as_ref().expect("the thread runs").send(task).expect("the thread runs");
+        result.recv().expect("the task does not panic")
     }
 }
 
-impl Drop for Beside {
+impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.tasks.take());
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Blocks by their start, with their end.
+/// Ends of blocks by their starts.
 type Blocks = BTreeMap<u64, u64>;
 
 fn bytes(blocks: &Blocks) -> u64 {
@@ -148,16 +148,15 @@ fn nth(blocks: &Blocks, index: usize) -> Option<(u64, u64)> {
     blocks.iter().nth(index % blocks.len().max(1)).map(|(&start, &end)| (start, end))
 }
 
-fn touches(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
+fn overlaps(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
     blocks.range(..end).next_back().is_some_and(|(_, &other)| other > start)
 }
 
-/// What the pool tells of itself is true to the byte: its map, its statistics and the reference
-/// agree.
+/// Checks that the pool's map, its statistics and the model agree.
 fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
     let (map, statistics) = (pool.map().expect("a map"), pool.statistics());
     let totals = map.totals();
-    let mut shown = Blocks::new();
+    let mut mapped = Blocks::new();
     for region in &map.regions {
         let mut end = 0;
         for piece in &region.pieces {
@@ -165,12 +164,12 @@ fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
             end = piece.offset + piece.size();
             for block in (0..piece.count).filter(|_| piece.state == PieceState::Live) {
                 let start = region.base.to_bits() + piece.offset + block * piece.block_size;
-                shown.insert(start, start + piece.block_size);
+                mapped.insert(start, start + piece.block_size);
             }
         }
         prop_assert!(end <= region.size);
     }
-    prop_assert_eq!(&shown, live);
+    prop_assert_eq!(&mapped, live);
     for size in &totals.sizes {
         let alike = live.iter().filter(|&(start, end)| end - start == size.block_size).count();
         prop_assert_eq!(size.live, alike as u64);
@@ -178,7 +177,7 @@ fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
     }
     let Some(unusable) = totals.reserved.checked_sub(totals.live + totals.held + totals.cached + totals.free)
     else {
-        return Err(TestCaseError::fail("more is in use than there is"));
+        return Err(TestCaseError::fail("more bytes are in use than reserved"));
     };
     prop_assert_eq!(totals.unusable, unusable);
     prop_assert!(totals.sizes.iter().map(|size| size.waste).sum::<u64>() <= unusable);
@@ -186,7 +185,7 @@ fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
     prop_assert_eq!(map.regions.len() as u64, statistics.regions);
     prop_assert_eq!(map.peak_reserved, statistics.peak_reserved_bytes);
     prop_assert_eq!((totals.live, totals.held), (statistics.live_bytes, statistics.held_bytes));
-    // (An estimate, and rounded down for each size.)
+    // The estimate is rounded down for each size.
     let rounded = statistics.requested_bytes.checked_sub(totals.requested);
     prop_assert!(rounded.is_some_and(|bytes| bytes <= totals.sizes.len() as u64));
     prop_assert_eq!(
@@ -199,19 +198,19 @@ fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
 
 const LIMIT: u64 = 64 << 20;
 
-/// Ten million operations in all with `UMF_TESTS_LONG=1` (`tests/run --long`), otherwise a few ten
-/// thousand.
+/// Returns the number of cases: ten million operations in all with `UMF_TESTS_LONG=1` (`tests/run
+/// --long`), otherwise some ten thousand.
 fn cases() -> ProptestConfig {
     let long = std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1");
     ProptestConfig::with_cases(if long { LONG } else { 150 })
 }
 
-/// How many lists of half of [`STEPS`] steps on average come to ten million.
+/// The number of cases, with half of [`STEPS`] steps on average, for ten million steps.
 const LONG: u32 = 10_000_000 / (STEPS as u32 / 2);
 const STEPS: usize = 600;
 
-/// One test at a time: a poll reclaims what any pool of the process holds, and at the end of one
-/// step another test would still be at that.
+/// Serializes the tests: a poll reclaims deferred frees of all pools of the process, so it would
+/// affect the statistics of another test.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -221,7 +220,7 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn agrees_with_a_plain_reference(
+    fn pool_agrees_with_a_model(
         settings in settings(),
         page in prop_oneof![Just(256_usize), Just(4096), Just(64 << 10), Just(2 << 20)],
         steps in prop::collection::vec(step(), 1..=STEPS),
@@ -234,11 +233,11 @@ proptest! {
         let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
         let borrower = LeaseHolder::new();
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
-        let beside = Beside::new();
+        let worker = Worker::new();
         let mut tokens: Vec<Arc<ManualCompletion>> = Vec::new();
         let mut delayed: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
-        // Live ones, freed ones that are open elsewhere or wait for a completion, and those that
-        // are free since and may have been let go.
+        // Live blocks; freed blocks that another process has open; and closed blocks, which the
+        // pool may have reclaimed or not.
         let (mut live, mut open, mut closed) = (Blocks::new(), Blocks::new(), Blocks::new());
         for step in steps {
             match step {
@@ -249,7 +248,7 @@ proptest! {
                         prop_assert!(block.address == address && block.size >= size);
                         prop_assert!(provider.contains(address, block.size));
                         let (start, end) = (address.to_bits(), address.to_bits() + block.size as u64);
-                        prop_assert!(!touches(&live, (start, end)) && !touches(&open, (start, end)));
+                        prop_assert!(!overlaps(&live, (start, end)) && !overlaps(&open, (start, end)));
                         prop_assert!(delayed.iter().all(|(&other, &(other_end, _))| other_end <= start || end <= other));
                         closed.retain(|&other, &mut other_end| other_end <= start || end <= other);
                         live.insert(start, end);
@@ -281,32 +280,32 @@ proptest! {
                     prop_assert_eq!(freed, Ok(()));
                     live.remove(&start);
                 },
-                Step::AllocateBeside(size) => {
-                    let there = Arc::clone(&pool);
-                    let taken = beside.run(move || there.allocate(Layout::new(size, 8).unwrap()));
-                    if let Ok(address) = taken {
+                Step::AllocateInWorker(size) => {
+                    let worker_pool = Arc::clone(&pool);
+                    let allocated = worker.run(move || worker_pool.allocate(Layout::new(size, 8).unwrap()));
+                    if let Ok(address) = allocated {
                         let block = pool.block_at(address).unwrap();
                         let (start, end) = (address.to_bits(), address.to_bits() + block.size as u64);
-                        prop_assert!(!touches(&live, (start, end)) && !touches(&open, (start, end)));
+                        prop_assert!(!overlaps(&live, (start, end)) && !overlaps(&open, (start, end)));
                         prop_assert!(delayed.iter().all(|(&other, &(other_end, _))| other_end <= start || end <= other));
                         closed.retain(|&other, &mut other_end| other_end <= start || end <= other);
                         live.insert(start, end);
-                    } else if matches!(taken, Err(Error::HeldLimit { .. })) {
+                    } else if matches!(allocated, Err(Error::HeldLimit { .. })) {
                         closed.clear();
                     }
                 }
-                Step::FreeBeside { index, count } => {
+                Step::FreeInWorker { index, count } => {
                     for step in 0..count {
                         let Some((start, _)) = nth(&live, index.wrapping_add(step)) else { break };
-                        let (there, address) = (Arc::clone(&pool), Address::from_bits(start));
+                        let (worker_pool, address) = (Arc::clone(&pool), Address::from_bits(start));
                         // SAFETY: no thread uses the block, and freeing it twice is an error.
-                        let freed = beside.run(move || unsafe { (there.free(address), there.free(address)) });
+                        let freed = worker.run(move || unsafe { (worker_pool.free(address), worker_pool.free(address)) });
                         let expected = matches!(freed, (Ok(()), Err(Error::NotAllocated { .. } | Error::ForeignAddress { .. })));
                         prop_assert!(expected, "{:?}", freed);
                         live.remove(&start);
                     }
                 }
-                Step::Ask { index, offset } => if let Some((start, end)) = nth(&live, index) {
+                Step::LookUp { index, offset } => if let Some((start, end)) = nth(&live, index) {
                     let block = BlockSpan { address: Address::from_bits(start), size: (end - start) as usize };
                     let inside = Address::from_bits(start + offset % (end - start));
                     prop_assert_eq!(pool.block_at(inside), Ok(block));
@@ -371,9 +370,9 @@ proptest! {
                 Step::Reserve(bytes) => {
                     let before = pool.statistics().reserved_bytes;
                     match pool.reserve(bytes) {
-                        Ok(came) => {
+                        Ok(added) => {
                             let now = pool.statistics().reserved_bytes;
-                            prop_assert!(now >= bytes as u64 && now >= before + came as u64);
+                            prop_assert!(now >= bytes as u64 && now >= before + added as u64);
                         }
                         Err(error) => {
                             let expected = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. } | Error::HeldLimit { .. } | Error::NotSupported { .. });
@@ -382,29 +381,29 @@ proptest! {
                         }
                     }
                 }
-                Step::Tidy => {
+                Step::Purge => {
                     let before = pool.statistics().reserved_bytes;
-                    let went = pool.purge().unwrap();
+                    let released = pool.purge().unwrap();
                     closed.clear();
-                    prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
+                    prop_assert_eq!(pool.statistics().reserved_bytes, before - released as u64);
                 }
-                Step::FreeWrong { index, offset } => if let Some((start, _)) = nth(&live, index) {
-                    let wrong = start + offset;
-                    if live.contains_key(&wrong) {
+                Step::FreeInvalid { index, offset } => if let Some((start, _)) = nth(&live, index) {
+                    let invalid = start + offset;
+                    if live.contains_key(&invalid) {
                         continue;
                     }
                     // SAFETY: no live block begins there: an error is expected.
-                    let result = unsafe { pool.free(Address::from_bits(wrong)) };
-                    let inside = live.range(..wrong).next_back().is_some_and(|(_, &end)| wrong < end);
+                    let result = unsafe { pool.free(Address::from_bits(invalid)) };
+                    let inside = live.range(..invalid).next_back().is_some_and(|(_, &end)| invalid < end);
                     let interior = matches!(result, Err(Error::InteriorAddress { .. }));
                     prop_assert_eq!(interior, inside, "{:?}", result);
                     prop_assert!(result.is_err());
                 },
                 Step::Trim(keep) => {
                     let before = pool.statistics().reserved_bytes;
-                    let went = pool.trim(keep).unwrap();
+                    let released = pool.trim(keep).unwrap();
                     closed.clear();
-                    prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
+                    prop_assert_eq!(pool.statistics().reserved_bytes, before - released as u64);
                     if keep == 0 && live.is_empty() && open.is_empty() && delayed.is_empty() {
                         prop_assert_eq!(provider.live_regions(), 0);
                     }
@@ -430,7 +429,7 @@ proptest! {
             // SAFETY: no thread uses the block.
             prop_assert_eq!(unsafe { pool.free(Address::from_bits(start)) }, Ok(()));
         }
-        drop(beside);
+        drop(worker);
         if ends_leased {
             drop(pool);
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
@@ -462,7 +461,7 @@ fn dropped_pool_returns_its_part_of_the_shared_limit() {
         while one.allocate(block).is_ok() {
             n += 1;
         }
-        assert_eq!(n, 8, "a limit serves to its last byte");
+        assert_eq!(n, 8, "the limit can be used to the last byte");
         assert!(matches!(two.allocate(block), Err(Error::LimitReached { what: "shared memory", .. })));
         drop(one);
         assert!(two.allocate(block).is_ok());

@@ -1,4 +1,4 @@
-//! The background purger, in a program of its own, since the test counts threads.
+//! The background purger. A separate program, since the test counts threads.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,8 +9,8 @@ use umf_core::{Address, DeferredFree, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::{AddressOnlyProvider, ManualCompletion, MmapProvider};
 
-/// What nothing here takes as long as.
-const LONG: Duration = Duration::from_secs(30);
+/// The timeout of each wait.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn purgers() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
@@ -22,7 +22,7 @@ fn purgers() -> usize {
 fn wait_for(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < LONG, "{what}");
+        assert!(begin.elapsed() < TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -41,10 +41,10 @@ fn free(pool: &SlabPool, address: Address) {
     unsafe { pool.free(address) }.unwrap();
 }
 
-/// One test, so that nothing else begins threads meanwhile.
+/// One test, so that no other test starts threads meanwhile.
 #[test]
 fn background_purger_releases_unused_memory() {
-    // A pool that does not ask for it has no background purger.
+    // Without the setting, a pool does not start the purger.
     let plain = SlabPool::new(AddressOnlyProvider::new(4096), settings().background(false)).unwrap();
     fill(&plain).into_iter().for_each(|address| free(&plain, address));
     assert_eq!(purgers(), 0);
@@ -55,50 +55,50 @@ fn background_purger_releases_unused_memory() {
 
     let providers = [AddressOnlyProvider::new(4096), AddressOnlyProvider::new(4096)];
     let pools = providers.clone().map(|provider| SlabPool::new(provider, settings()).unwrap());
-    let kept = pools[0].allocate(Layout::new(64, 8).unwrap()).unwrap();
+    let live = pools[0].allocate(Layout::new(64, 8).unwrap()).unwrap();
     for pool in &pools {
         fill(pool).into_iter().for_each(|address| free(pool, address));
     }
-    wait_for("an idle pool keeps memory", || providers[1].live_regions() == 0);
-    wait_for("a pool keeps more than the region of the live block", || providers[0].live_regions() == 1);
-    assert!(pools[0].block_at(kept).is_ok());
-    assert_eq!(purgers(), 1, "one for all");
-    // A block whose completion becomes ready is released too, also if the pool is dropped
+    wait_for("an idle pool still has memory", || providers[1].live_regions() == 0);
+    wait_for("a pool has more than the region of its live block", || providers[0].live_regions() == 1);
+    assert!(pools[0].block_at(live).is_ok());
+    assert_eq!(purgers(), 1, "one purger for all pools");
+    // A block whose completion becomes ready is released too, even if the pool is dropped
     // meanwhile.
     let token = ManualCompletion::new();
     // SAFETY: no thread uses the block.
-    unsafe { pools[0].free_after(kept, token.clone()) }.unwrap();
+    unsafe { pools[0].free_after(live, token.clone()) }.unwrap();
     token.set_ready();
-    wait_for("what has become ready stays", || providers[0].live_regions() == 0);
+    wait_for("a block whose completion is ready was not released", || providers[0].live_regions() == 0);
     drop(pools);
-    wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
+    wait_for("the purger runs without a pool", || purgers() == 0);
 
-    // Bytes alone.
+    // With `max_cached` only.
     let provider = AddressOnlyProvider::new(4096);
     let bounded = SlabSettings::new().max_cached(1 << 20).background(true);
     let pool = SlabPool::new(provider.clone(), bounded).unwrap();
     fill(&pool).into_iter().for_each(|address| free(&pool, address));
-    wait_for("more is free than max_cached", || pool.statistics().cached_bytes <= 1 << 20);
+    wait_for("more bytes are free than max_cached", || pool.statistics().cached_bytes <= 1 << 20);
     drop(pool);
 
-    // Pools are made and dropped while the purger runs.
+    // Pools are created and dropped while the purger runs.
     for _ in 0..300 {
         let pool =
             SlabPool::new(AddressOnlyProvider::new(4096), settings().release_after(Duration::from_millis(1)))
                 .unwrap();
         fill(&pool).into_iter().take(300).for_each(|address| free(&pool, address));
     }
-    wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
+    wait_for("the purger runs without a pool", || purgers() == 0);
     in_a_forked_child();
     drop(plain);
 }
 
-/// A forked child gets a purger of its own.
+/// A forked child starts its own purger.
 fn in_a_forked_child() {
     let provider = MmapProvider::private();
     let pool = SlabPool::new(provider.clone(), settings()).unwrap();
     let inherited = fill(&pool);
-    wait_for("there is no thread", || purgers() == 1);
+    wait_for("the purger does not run", || purgers() == 1);
     for _ in 0..20 {
         // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
         // unwinding.
@@ -113,7 +113,7 @@ fn in_a_forked_child() {
             let begin = Instant::now();
             while (provider.live_regions() > 0 || purgers() != 1) && begin.elapsed() < Duration::from_secs(20)
             {
-                // A slow path starts the purger anew.
+                // A slow path starts the purger again.
                 fill(&pool).into_iter().for_each(|address| free(&pool, address));
                 std::thread::sleep(Duration::from_millis(200));
             }
@@ -130,6 +130,6 @@ fn in_a_forked_child() {
         free(&pool, address);
     }
     drop(pool);
-    wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
+    wait_for("the purger runs without a pool", || purgers() == 0);
     assert_eq!(Arc::strong_count(&provider), 1);
 }

@@ -1,4 +1,5 @@
-//! Critical sections: data of one thread until another thread revokes its section.
+//! Critical sections: a heap belongs to one thread until another thread revokes its section.
+//! Threads free each other's blocks, trim and end at the same time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -19,9 +20,9 @@ fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
     unsafe { pool.free(address) }
 }
 
-/// The thread that allocated a block, which owns its slab, frees it against another thread. One of
-/// the two frees succeeds. In the same instant both frees of a small block may: then the block is
-/// not handed out twice, and the second free is counted as such.
+/// The owner of a slab and another thread free the same block at the same time. One of the two
+/// frees succeeds. Both frees of a small block may succeed: then the block is still not handed out
+/// twice, and the second free is counted as a late double free.
 #[test]
 fn one_of_owner_and_other_thread_frees_a_block() {
     const POOLS: usize = 150;
@@ -39,7 +40,7 @@ fn one_of_owner_and_other_thread_frees_a_block() {
             Err(Error::NotAllocated { .. } | Error::ForeignAddress { .. }) => {}
             Err(error) => panic!("{error}"),
         });
-        // A free that was one too many is found when it reaches the owner.
+        // The second free is detected when it reaches the owner.
         pool.trim(0).unwrap();
         let statistics = pool.statistics();
         let large = sizes.iter().filter(|&&size| size >= 64 << 10).count();
@@ -60,8 +61,8 @@ fn one_of_owner_and_other_thread_frees_a_block() {
     }
 }
 
-/// Large blocks that are biased towards a thread, and that are deferred when they are freed: they
-/// are reclaimed for all threads, and the lookaside cache does not find what is made of them.
+/// Large blocks that are biased towards a thread, and whose free is deferred: they are reclaimed
+/// for all threads, and the lookaside cache no longer finds their spans.
 #[test]
 fn deferred_free_ends_the_bias() {
     type Free<'a> = &'a dyn Fn(&SlabPool, Address, usize);
@@ -103,7 +104,7 @@ fn deferred_free_ends_the_bias() {
     }
 }
 
-/// A trim takes what other threads keep, while those do nothing.
+/// A trim empties the heaps of other threads while these are idle.
 #[test]
 fn trim_empties_heaps_of_idle_threads() {
     let provider = AddressOnlyProvider::new(4096);
@@ -117,21 +118,21 @@ fn trim_empties_heaps_of_idle_threads() {
                 let blocks: Vec<_> = (0..20).map(|_| allocate(pool, size)).collect();
                 blocks.into_iter().for_each(|address| free(pool, address).expect("it is live"));
             }
-            done.send(()).expect("the other waits");
-            stop.recv().expect("the other sends");
-            // The thread does not hand out what was taken from its heap.
+            done.send(()).expect("the other thread waits");
+            stop.recv().expect("the other thread sends");
+            // The thread does not hand out a block that the trim took from its heap.
             let address = allocate(pool, 64);
             free(pool, address).expect("it is live");
         });
         wait.recv().unwrap();
         assert!(provider.live_bytes() > 0);
         pool.trim(0).unwrap();
-        assert_eq!(provider.live_regions(), 0, "the other thread did nothing, and nothing is left");
+        assert_eq!(provider.live_regions(), 0, "the trim left blocks in the heap of the idle thread");
         go.send(()).unwrap();
     });
 }
 
-/// At a limit, the blocks of an idle thread serve others.
+/// At the memory limit, an allocation uses the cached blocks of an idle thread.
 #[test]
 fn allocation_at_a_limit_takes_from_idle_threads() {
     let pool =
@@ -139,12 +140,12 @@ fn allocation_at_a_limit_takes_from_idle_threads() {
     let (done, wait) = mpsc::channel::<()>();
     let (go, stop) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let keeper = &*pool;
+        let idle = &*pool;
         scope.spawn(move || {
-            let blocks: Vec<_> = (0..7).map(|_| allocate(keeper, 1 << 20)).collect();
-            blocks.into_iter().for_each(|address| free(keeper, address).expect("it is live"));
-            done.send(()).expect("the other waits");
-            stop.recv().expect("the other sends");
+            let blocks: Vec<_> = (0..7).map(|_| allocate(idle, 1 << 20)).collect();
+            blocks.into_iter().for_each(|address| free(idle, address).expect("it is live"));
+            done.send(()).expect("the other thread waits");
+            stop.recv().expect("the other thread sends");
         });
         wait.recv().unwrap();
         let large: Vec<_> = (0..8).map(|_| allocate(&pool, 1 << 20)).collect();
@@ -173,7 +174,7 @@ fn blocks_have_one_owner_during_trims() {
         let workers: Vec<_> = (0..3_u8)
             .map(|thread| {
                 scope.spawn(move || {
-                    let mut own: Vec<(Address, usize, u8)> = Vec::new();
+                    let mut live: Vec<(Address, usize, u8)> = Vec::new();
                     let mut random = u64::from(thread) + 7;
                     for round in 0..6_000_usize {
                         random ^= random << 13;
@@ -184,14 +185,13 @@ fn blocks_have_one_owner_during_trims() {
                         let address = allocate(pool, size);
                         // SAFETY: the block is ours, host memory of at least that size.
                         unsafe { address.as_ptr().expect("host memory").write_bytes(mark, size) };
-                        own.push((address, size, mark));
-                        // Half of the time what another thread allocated is freed, half of the time
-                        // one's own.
+                        live.push((address, size, mark));
+                        // Half of the frees are of blocks that another thread allocated.
                         if random & 1 << 40 == 0 {
-                            std::mem::swap(&mut own, &mut shelf.lock().unwrap());
+                            std::mem::swap(&mut live, &mut shelf.lock().unwrap());
                         }
-                        if own.len() > 40 {
-                            let (address, size, mark) = own.swap_remove(random as usize >> 20 & 31);
+                        if live.len() > 40 {
+                            let (address, size, mark) = live.swap_remove(random as usize >> 20 & 31);
                             let pointer = address.as_ptr().expect("host memory");
                             // SAFETY: the block is ours, and was written in full.
                             let bytes = unsafe { core::slice::from_raw_parts(pointer, size) };
@@ -199,7 +199,7 @@ fn blocks_have_one_owner_during_trims() {
                             free(pool, address).expect("it is live");
                         }
                     }
-                    own.into_iter().for_each(|(address, ..)| free(pool, address).expect("it is live"));
+                    live.into_iter().for_each(|(address, ..)| free(pool, address).expect("it is live"));
                 })
             })
             .collect();
@@ -211,6 +211,87 @@ fn blocks_have_one_owner_during_trims() {
         free(&pool, address).unwrap();
     }
     assert_eq!(pool.statistics().live_blocks, 0);
+    pool.trim(0).unwrap();
+    assert_eq!(provider.live_regions(), 0);
+    drop(pool);
+    assert_eq!(Arc::strong_count(&provider), 1);
+}
+
+/// A block whose bytes all have one value.
+struct Owned {
+    address: Address,
+    size: usize,
+    mark: u8,
+}
+
+impl Owned {
+    fn new(pool: &SlabPool, size: usize, mark: u8) -> Self {
+        let address =
+            Layout::new(size, 1 << (size % 7)).and_then(|layout| pool.allocate(layout)).expect("memory");
+        assert!(address.is_aligned_to(1 << (size % 7)));
+        // SAFETY: the block is ours, host memory of at least that size.
+        unsafe { address.as_ptr().expect("host memory").write_bytes(mark, size) };
+        Self { address, size, mark }
+    }
+
+    fn free(self, pool: &SlabPool) {
+        // SAFETY: the block is ours, and was written in full.
+        let bytes =
+            unsafe { core::slice::from_raw_parts(self.address.as_ptr().expect("host memory"), self.size) };
+        assert!(bytes.iter().all(|&byte| byte == self.mark), "{} has two owners", self.address);
+        // SAFETY: no thread uses the block any more.
+        unsafe { pool.free(self.address) }.expect("the block is live");
+    }
+}
+
+#[test]
+fn blocks_have_one_owner_while_threads_start_trim_and_end() {
+    let provider = MmapProvider::private();
+    let settings = SlabSettings::new().capacity(1).thread_cache_size(1 << 20);
+    let pool = SlabPool::new(provider.clone(), settings).unwrap();
+    let shelf: Mutex<Vec<Owned>> = Mutex::new(Vec::new());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = umf_testkit::SetOnDrop(&stop);
+        let trimming = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                pool.trim(1 << 20).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        for generation in 0..30_u64 {
+            let work = |seed: u64| {
+                let (pool, shelf) = (&pool, &shelf);
+                move || {
+                    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+                    for _ in 0..1_500 {
+                        random = random
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
+                        let size = (random >> 40) as usize % (16 << ((random >> 33) % 14)) + 1;
+                        let block = Owned::new(pool, size, (random >> 24) as u8);
+                        let mut shelf = shelf.lock().unwrap();
+                        shelf.push(block);
+                        if shelf.len() > 150 {
+                            let place = (random >> 30) as usize % shelf.len();
+                            let other = shelf.swap_remove(place);
+                            drop(shelf);
+                            other.free(pool);
+                        }
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|n| scope.spawn(work(generation * 4 + n))).collect();
+            let failed = threads.into_iter().filter_map(|thread| thread.join().err()).count();
+            assert_eq!(failed, 0, "threads failed");
+        }
+        stop.store(true, Ordering::Relaxed);
+        trimming.join().unwrap();
+    });
+    for block in shelf.into_inner().unwrap() {
+        block.free(&pool);
+    }
+    assert_eq!((pool.statistics().live_blocks, pool.statistics().live_bytes), (0, 0));
     pool.trim(0).unwrap();
     assert_eq!(provider.live_regions(), 0);
     drop(pool);

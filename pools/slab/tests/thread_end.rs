@@ -13,7 +13,7 @@ use umf_runtime::checked::{CheckSettings, Checked, Leaks};
 use umf_testkit::pool::MmapProvider;
 
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
-/// Events in threads whose storage is gone.
+/// Events in threads whose thread-local storage was destroyed.
 static LATE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -31,8 +31,8 @@ impl Subscriber for Buffering {
         EVENTS.fetch_add(1, Ordering::Relaxed);
         if BUFFER.try_with(|buffer| buffer.borrow_mut().push(0)).is_err() {
             LATE.fetch_add(1, Ordering::Relaxed);
-            // Without the hook's message.
-            std::panic::resume_unwind(Box::new("storage that is gone"));
+            // Does not call the panic hook, which would print a message.
+            std::panic::resume_unwind(Box::new("thread-local storage was destroyed"));
         }
     }
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -61,9 +61,9 @@ fn thread_ends_although_the_subscriber_panics() {
     };
     std::thread::scope(|scope| scope.spawn(work).join().unwrap());
     let (events, late) = (EVENTS.load(Ordering::Relaxed), LATE.load(Ordering::Relaxed));
-    assert!(events > 0, "this test notices nothing any more");
+    assert!(events > 0, "the pool sends no events, so the test checks nothing");
     assert_eq!(late, 0, "a thread that ends sends no events");
-    // The last of a pool goes with a thread's storage.
+    // The last reference to a pool is dropped with a thread's storage.
     let last = move || {
         let pool = make();
         pool.allocate(Layout::new(100, 1).unwrap()).unwrap();

@@ -1,5 +1,4 @@
-//! Pools over memory that no thread may read or write, as a device's may be: a process that touches
-//! it is killed.
+//! Pools over memory without CPU access, such as that of a device: an access kills the process.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,18 +10,18 @@ use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::LeaseHolder;
 use umf_testkit::pool::{MmapProvider, Random};
 
-/// Of all magnitudes from 8 bytes to 8 MiB.
+/// Returns a random layout, of all magnitudes from 8 bytes to 8 MiB.
 fn layout(random: &mut Random) -> Layout {
     let size = 8_usize << random.below(20);
     Layout::new(size + random.below(size), 1 << random.below(14)).unwrap()
 }
 
 fn free(pool: &SlabPool, address: Address) {
-    // SAFETY: the block is the caller's, and no thread can use it anyway.
+    // SAFETY: the block is the caller's, and no thread can access it.
     unsafe { pool.free(address) }.unwrap();
 }
 
-/// Everything that a pool does, in one thread.
+/// Runs all operations of a pool in one thread.
 fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
     let mut random = Random(seed);
     let borrower = LeaseHolder::new();
@@ -31,17 +30,17 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
         match random.below(100) {
             0..=49 => live.push(pool.allocate(layout(&mut random)).unwrap()),
             50..=69 if !live.is_empty() => free(pool, live.swap_remove(random.below(live.len()))),
-            // What another thread allocated.
+            // Frees a block that another thread allocated.
             70..=84 if !live.is_empty() => {
-                let mine = live.swap_remove(random.below(live.len()));
+                let block = live.swap_remove(random.below(live.len()));
                 let mut others = others.lock().unwrap_or_else(PoisonError::into_inner);
-                others.push(mine);
+                others.push(block);
                 let place = random.below(others.len());
                 let other = others.swap_remove(place);
                 drop(others);
                 free(pool, other);
             }
-            // Misuse.
+            // Looks up and frees an address inside a block.
             85..=92 if !live.is_empty() => {
                 let address = live[random.below(live.len())];
                 let block = pool.block_at(address).unwrap();
@@ -53,7 +52,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
                     assert_eq!(result, Err(Error::InteriorAddress { address: inside }));
                 }
             }
-            // Freed while another process has it open.
+            // Frees a block that another process has open.
             93..=97 if !live.is_empty() => {
                 let address = live.swap_remove(random.below(live.len()));
                 let size = pool.block_at(address).unwrap().size;
@@ -78,8 +77,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
     live.into_iter().for_each(|address| free(pool, address));
 }
 
-/// Access rights and bytes in memory of each of the process's mappings, by where it begins and
-/// ends.
+/// Returns the mappings of the process by start: end, access rights, and resident kB.
 fn mappings() -> BTreeMap<u64, (u64, String, u64)> {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut mappings = BTreeMap::new();
@@ -118,7 +116,7 @@ fn run(settings: SlabSettings) {
             scope.spawn(move || use_everything(pool, seed, others))
         };
         let threads: Vec<_> = (1..=3).map(begin).collect();
-        // A scope by itself does not wait for what a thread does at its end.
+        // Joined: a scope does not wait for the thread-exit handlers of its threads.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     let mut random = Random(9);
@@ -130,7 +128,7 @@ fn run(settings: SlabSettings) {
     assert_eq!(pool.statistics().live_blocks, 0);
     pool.trim(0).unwrap();
     assert_eq!((pool.statistics().reserved_bytes, provider.live_regions()), (0, 0));
-    // A pool that goes with live blocks in it.
+    // The pool is dropped with live blocks.
     for _ in 0..100 {
         pool.allocate(layout(&mut random)).unwrap();
     }
@@ -139,30 +137,30 @@ fn run(settings: SlabSettings) {
 }
 
 #[test]
-fn memory_is_not_touched() {
+fn pool_does_not_access_its_memory() {
     run(SlabSettings::new());
 }
 
 #[test]
-fn memory_is_not_touched_with_coarse_slabs_and_without_large_caches() {
+fn pool_with_coarse_slabs_and_no_large_caches_does_not_access_its_memory() {
     run(SlabSettings::new().min_block_size(256).slab_min_size(1 << 20).capacity(0).thread_cache_size(0));
 }
 
 #[test]
-fn memory_is_not_touched_with_most_blocks_from_the_provider() {
+fn pool_with_most_blocks_from_the_provider_does_not_access_its_memory() {
     run(SlabSettings::new().max_poolable_size(20_000));
 }
 
-/// What the tests above rest on.
+/// The tests above require this.
 #[test]
-fn touching_the_memory_kills() {
+fn cpu_access_to_untouchable_memory_is_a_segmentation_fault() {
     let pool = SlabPool::new(MmapProvider::untouchable(), SlabSettings::new()).unwrap();
     let block = pool.allocate(Layout::new(64, 8).unwrap()).unwrap();
     let pointer = block.as_ptr().unwrap();
-    // SAFETY: the child does nothing but what ends it: write to the block, or else end.
+    // SAFETY: the child only writes to the block, which kills it, or exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: it is not: that is the test.
+        // SAFETY: unsound on purpose: the write must kill the child.
         unsafe {
             pointer.write_volatile(1);
             libc::_exit(0);
@@ -170,7 +168,7 @@ fn touching_the_memory_kills() {
     }
     assert!(child > 0, "no child");
     let mut status = 0;
-    // SAFETY: the child is ours, and the status a live local.
+    // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
     free(&pool, block);

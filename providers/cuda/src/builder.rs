@@ -1,11 +1,13 @@
-//! [`CudaBuilder`]: the options of a [`CudaProvider`], checked against the driver.
+//! [`CudaBuilder`]: the options of a [`CudaProvider`], checked against the driver; and the provider
+//! kind `cuda` of `umf.toml`: [`CudaSettings`] and its [`ProviderFactory`].
 
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use cuda_sys::{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUcontext};
-use umf_core::{Error, MemoryKind, Result};
+use umf_core::settings::{Auto, Code, Numbers};
+use umf_core::{Error, FactoryError, Import, MemoryKind, Provider, ProviderFactory, Result};
 
 use crate::context::Context;
 use crate::driver::{Driver, driver_error};
@@ -164,7 +166,7 @@ impl CudaBuilder {
             }
             check_peer(&context, peer)?;
             if self.memory == CudaMemory::Device {
-                retained.push(give_access(&context, peer)?);
+                retained.push(enable_peer_access(&context, peer)?);
             }
         }
         let is_virtual = self.memory == CudaMemory::Virtual;
@@ -204,8 +206,8 @@ fn check_peer(context: &Context, peer: i32) -> Result<()> {
     Ok(())
 }
 
-/// Gives a peer's primary context access to the allocations of a context.
-fn give_access(context: &Context, peer: i32) -> Result<Context> {
+/// Enables access to the allocations of a context for a peer's primary context. Returns the latter.
+fn enable_peer_access(context: &Context, peer: i32) -> Result<Context> {
     let peer = Context::primary(context.driver(), peer)?;
     {
         let current = peer.enter()?;
@@ -218,4 +220,77 @@ fn give_access(context: &Context, peer: i32) -> Result<Context> {
         }
     }
     Ok(peer)
+}
+
+// Settings.
+
+umf_core::words! {
+    /// The format in which memory of kind `virtual` is exported.
+    #[derive(Default)]
+    pub enum CudaHandles {
+        /// File descriptors.
+        #[default]
+        Auto = "auto",
+        /// File descriptors.
+        Fd = "fd",
+        /// Fabric handles.
+        Opaque = "opaque",
+    }
+}
+
+umf_core::settings! {
+    /// The keys of the kind `cuda`.
+    pub struct CudaSettings {
+        /// Which memory: "device" (which the CPU must not access), "host", "managed", or "virtual":
+        /// device memory that is mapped into a reserved range. "auto" is "virtual" if the device
+        /// supports it, else "device". Only "virtual" and "device" can be opened in other
+        /// processes.
+        pub memory: Option<CudaMemory> as Auto<CudaMemory> = None;
+        /// Which of the devices that the process sees, counted from 0.
+        pub device: u32 = 0;
+        /// Other devices that may use the memory ([1, 2] or "1-2").
+        pub resident: Vec<u32> as Numbers = Vec::new();
+        /// The format of exported handles of "virtual" memory: "auto" and "fd" (descriptors) or
+        /// "opaque" (fabric handles).
+        pub handles: CudaHandles = CudaHandles::Auto;
+        /// Absolute path of the driver's library, if it is not the system's. Refused in ./umf.toml
+        /// and from a variable, because it is code.
+        pub path: Option<PathBuf> as Option<Code<PathBuf>> = None,
+            "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
+    }
+}
+
+fn ordinal(device: u32) -> i32 {
+    i32::try_from(device).unwrap_or(i32::MAX)
+}
+
+/// Returns the memory kind of `memory = "auto"`: `virtual` if the device can export it as fds.
+fn auto_memory(settings: &CudaSettings) -> Result<CudaMemory, Error> {
+    let device = Driver::open(settings.path.as_deref())?.device_info(ordinal(settings.device))?;
+    Ok(if device.has_virtual && device.has_fds { CudaMemory::Virtual } else { CudaMemory::Device })
+}
+
+impl ProviderFactory for CudaProvider {
+    const KIND: &'static str = "cuda";
+    type Settings = CudaSettings;
+
+    fn build(name: &str, settings: CudaSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        let memory = settings.memory.map_or_else(|| auto_memory(&settings), Ok)?;
+        let mut builder = Self::builder()
+            .name(name.to_owned())
+            .memory(memory)
+            .device(ordinal(settings.device))
+            .peers(settings.resident.iter().map(|device| ordinal(*device)))
+            // Without fabric handles, virtual memory is exported as fds.
+            .fabric(memory == CudaMemory::Virtual && settings.handles == CudaHandles::Opaque);
+        if let Some(library) = settings.path {
+            builder = builder.library(library);
+        }
+        Ok(builder.build()?)
+    }
+
+    /// Returns an importer. The driver is initialized by the first import.
+    fn import(settings: &CudaSettings) -> Option<Arc<dyn Import>> {
+        Some(Arc::new(CudaImport::new(settings.path.clone())))
+    }
 }

@@ -182,7 +182,7 @@ impl CudaImport {
         let handle = <[u8; 64]>::try_from(native);
         let handle = handle.map_err(|_| untrusted("the native bytes are not those of the driver"))?;
         if request.fd.is_some() || request.size == 0 {
-            return Err(untrusted("a 64-byte handle has no file descriptor and at least one byte"));
+            return Err(untrusted("a 64-byte handle must have at least one byte, and no file descriptor"));
         }
         let context = self.context_for(fingerprint)?;
         let current = context.enter()?;
@@ -261,7 +261,7 @@ unsafe impl Import for CudaImport {
     }
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
-        let unknown = Error::Untrusted { why: "the handle is not a handle of CUDA memory" };
+        let unknown = Error::Untrusted { why: "the handle is not that of CUDA memory" };
         match handles::parse_allocation_id(request.allocation_id).ok_or(unknown)? {
             (HandleFormat::Fd, _) if request.fd.is_none() => {
                 Err(Error::Untrusted { why: "the handle needs a file descriptor, and none was received" })

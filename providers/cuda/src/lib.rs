@@ -41,13 +41,9 @@ mod context;
 mod driver;
 mod event;
 
-// Settings.
-mod factory;
-
-pub use builder::{CudaBuilder, CudaMemory};
+pub use builder::{CudaBuilder, CudaHandles, CudaMemory, CudaSettings};
 pub use driver::{DeviceInfo, Driver, DriverInfo, survey};
 pub use event::StreamEvent;
-pub use factory::{CudaHandles, CudaSettings};
 pub use import::CudaImport;
 pub use provider::CudaProvider;
 

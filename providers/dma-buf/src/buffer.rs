@@ -86,7 +86,7 @@ impl DmaBuf {
             Errno::ACCESS | Errno::PERM => Error::Native {
                 call: "mmap of a dma-buf",
                 native: errno.raw_os_error(),
-                hint: "it was exported read-only: import it read-only, or export it with DRM_RDWR or O_RDWR",
+                hint: "it was exported read-only; import it read-only, or export it with DRM_RDWR or O_RDWR",
             },
             Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP => Error::NotSupported {
                 what: "mapping this dma-buf",
@@ -130,7 +130,7 @@ impl DmaBuf {
     pub fn import_sync_file(&self, file: BorrowedFd<'_>, access: Access) -> Result<()> {
         dma_buf::import_sync_file(self.as_fd(), flags(access), file).map_err(|errno| match errno {
             Errno::INVAL | Errno::BADF => {
-                Error::InvalidArgument { what: "sync file", why: "the descriptor is not a sync file" }
+                Error::InvalidArgument { what: "sync file", why: "must be the descriptor of a sync file" }
             }
             errno => {
                 error("sync files of a dma-buf (Linux 6.0)", "ioctl(DMA_BUF_IOCTL_IMPORT_SYNC_FILE)", errno)

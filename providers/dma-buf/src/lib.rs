@@ -9,7 +9,7 @@
 //! | a single buffer: name, fences | [`DmaBuf`] |
 //! | a buffer over existing memfds | [`Udmabuf`] |
 //! | memory that another process exported | [`DmaBufImport`], which needs no provider |
-//! | availability on this machine | [`survey`] |
+//! | availability on this machine | [`Udmabuf::report`], [`Heap::reports`] |
 //!
 //! ```
 //! use umf_core::{Access, Layout, Provider};
@@ -31,22 +31,17 @@
 
 mod buffer;
 mod builder;
-mod factory;
-mod import;
 mod mappings;
 mod provider;
 mod regions;
 mod source;
-pub mod survey;
 mod sys;
 
 pub use buffer::DmaBuf;
-pub use builder::DmaBufBuilder;
-pub use factory::{DmaBufExporter, DmaBufPages, DmaBufSettings};
-pub use import::DmaBufImport;
-pub use mappings::cpu_access;
+pub use builder::{DmaBufBuilder, DmaBufExporter, DmaBufPages, DmaBufSettings};
+pub use mappings::{DmaBufImport, cpu_access};
 pub use provider::DmaBufProvider;
-pub use source::{FilePart, Heap, Udmabuf};
+pub use source::{FilePart, Heap, HeapReport, Udmabuf, UdmabufReport};
 
 /// The example in the README compiles.
 #[cfg(doctest)]

@@ -13,8 +13,7 @@ use umf_os::page_size;
 use umf_sync::fork;
 
 use crate::builder::DmaBufBuilder;
-use crate::import::{DmaBufImport, KIND};
-use crate::mappings::CpuSync;
+use crate::mappings::{CpuSync, DmaBufImport, KIND};
 use crate::regions::{BufferPerRegion, Suballocated};
 
 /// A provider of memory in dma-bufs, which devices can import.
@@ -116,7 +115,7 @@ unsafe impl Provider for DmaBufProvider {
 
     fn page_size(&self) -> usize {
         match &*self.regions {
-            Regions::PerBuffer(each) => each.source().page_size(),
+            Regions::PerBuffer(buffers) => buffers.source().page_size(),
             Regions::Suballocated(_) => page_size(),
         }
     }
@@ -124,8 +123,8 @@ unsafe impl Provider for DmaBufProvider {
     fn allocate(&self, layout: Layout) -> Result<Region> {
         self.check_not_inherited()?;
         let region = match &*self.regions {
-            Regions::PerBuffer(each) => each.allocate(layout),
-            Regions::Suballocated(carved) => carved.allocate(layout),
+            Regions::PerBuffer(buffers) => buffers.allocate(layout),
+            Regions::Suballocated(buffer) => buffer.allocate(layout),
         }?;
         self.gauge.add(region.size());
         Ok(region)
@@ -137,8 +136,8 @@ unsafe impl Provider for DmaBufProvider {
         }
         match &*self.regions {
             // SAFETY: the caller's contract.
-            Regions::PerBuffer(each) => unsafe { each.free(&region) },
-            Regions::Suballocated(carved) => carved.free(&region),
+            Regions::PerBuffer(buffers) => unsafe { buffers.free(&region) },
+            Regions::Suballocated(buffer) => buffer.free(&region),
         }?;
         self.gauge.remove(region.size());
         Ok(())
@@ -169,8 +168,8 @@ impl Export for DmaBufProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_inherited()?;
         match &*self.regions {
-            Regions::PerBuffer(each) => each.export(region),
-            Regions::Suballocated(carved) => carved.export(region),
+            Regions::PerBuffer(buffers) => buffers.export(region),
+            Regions::Suballocated(buffer) => buffer.export(region),
         }
     }
 
@@ -189,8 +188,8 @@ impl Properties for DmaBufProvider {
     fn property(&self, region: &Region, property: Property) -> Result<PropertyValue> {
         self.check_not_inherited()?;
         match &*self.regions {
-            Regions::PerBuffer(each) => each.check(region),
-            Regions::Suballocated(carved) => carved.check(region),
+            Regions::PerBuffer(buffers) => buffers.check(region),
+            Regions::Suballocated(buffer) => buffer.check(region),
         }?;
         match property {
             Property::AllocationId => Ok(PropertyValue::Number(region.id().get())),

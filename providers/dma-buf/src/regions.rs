@@ -12,7 +12,7 @@ use crate::buffer::DmaBuf;
 use crate::mappings;
 use crate::source::BufferSource;
 
-/// RegionTable that are each a dma-buf of their own.
+/// Regions that each are a whole dma-buf.
 pub(crate) struct BufferPerRegion {
     source: BufferSource,
     /// The available memory. Some exporters allocate pages until the OOM killer runs.

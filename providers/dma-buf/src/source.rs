@@ -1,5 +1,5 @@
 //! [`BufferSource`]: the devices that create dma-bufs, [`Udmabuf`] over memfds and [`Heap`] of
-//! `/dev/dma_heap/<name>`.
+//! `/dev/dma_heap/<name>`; and reports of their availability on this machine.
 
 use core::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -105,6 +105,18 @@ pub struct FilePart<'file> {
     pub range: Range<u64>,
 }
 
+/// Availability of `/dev/udmabuf`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct UdmabufReport {
+    /// The result of creating a buffer; an error says what to do.
+    pub works: Result<(), Error>,
+    /// Limit of the bytes of a buffer.
+    pub size_limit: Option<u64>,
+    /// Limit of the parts of a buffer.
+    pub parts_limit: Option<u64>,
+}
+
 /// The device that creates dma-bufs over memfds. Thread-safe.
 #[derive(Debug)]
 pub struct Udmabuf {
@@ -151,7 +163,7 @@ impl Udmabuf {
     pub fn over(&self, parts: &[FilePart<'_>]) -> Result<DmaBuf> {
         let invalid = |why| Error::InvalidArgument { what: "parts of a udmabuf", why };
         if parts.is_empty() {
-            return Err(invalid("must be at least one"));
+            return Err(invalid("must have at least one element"));
         }
         let mut items = Vec::with_capacity(parts.len());
         let mut total = 0_u64;
@@ -175,9 +187,10 @@ impl Udmabuf {
                 Ok(_) => {}
                 Err(_) => return Err(invalid("must lie in memory files (memfd_create)")),
             }
-            let memfd = u32::try_from(part.file.as_raw_fd()).map_err(|_| invalid("need a descriptor"))?;
+            let memfd =
+                u32::try_from(part.file.as_raw_fd()).map_err(|_| invalid("must have a valid descriptor"))?;
             items.push(udmabuf::Item { memfd, padding: 0, offset: part.range.start, size });
-            total = total.checked_add(size).ok_or(invalid("are too large together"))?;
+            total = total.checked_add(size).ok_or(invalid("must have fewer than 2^64 bytes in all"))?;
         }
         let size = usize::try_from(total).unwrap_or(usize::MAX);
         let buffer = udmabuf::create(self.device.as_fd(), &items).map_err(|errno| match errno {
@@ -188,6 +201,16 @@ impl Udmabuf {
             }
         })?;
         DmaBuf::from_new_fd(buffer)
+    }
+
+    /// Tests the device by creating a buffer of one page.
+    #[must_use]
+    pub fn report() -> UdmabufReport {
+        UdmabufReport {
+            works: Self::open().and_then(|device| device.create(page_size())).map(drop),
+            size_limit: Self::size_limit(),
+            parts_limit: Self::parts_limit(),
+        }
     }
 
     /// Sets that new buffers have huge pages of this many bytes.
@@ -263,9 +286,19 @@ fn parameter(name: &str) -> Option<u64> {
 const HEAP: OpenHints = OpenHints {
     what: "this dma-buf heap",
     call: "open of a dma-buf heap",
-    absent: "this system: look in /dev/dma_heap for those that there are (a kernel with CONFIG_DMABUF_HEAPS_SYSTEM has \"system\")",
+    absent: "this system: /dev/dma_heap lists the heaps (a kernel with CONFIG_DMABUF_HEAPS_SYSTEM has \"system\")",
     refused: "heaps belong to root: change the mode of /dev/dma_heap/* by a udev rule, or allow the device in the container",
 };
+
+/// Availability of a heap.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HeapReport {
+    /// The name of the heap.
+    pub name: String,
+    /// The result of creating a buffer; an error says what to do.
+    pub works: Result<(), Error>,
+}
 
 /// A dma-buf heap: a part of the machine's memory that some devices can access. Thread-safe.
 #[derive(Debug)]
@@ -303,6 +336,16 @@ impl Heap {
             entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
         names
+    }
+
+    /// Tests each heap of this machine by creating a buffer of one page.
+    #[must_use]
+    pub fn reports() -> Vec<HeapReport> {
+        let report = |name: String| {
+            let works = Self::open(&name).and_then(|heap| heap.create(page_size())).map(drop);
+            HeapReport { name, works }
+        };
+        Self::names().into_iter().map(report).collect()
     }
 
     /// Creates a buffer.

@@ -10,9 +10,7 @@ use std::sync::Arc;
 use machine::{lacks, lacks_huge_pages, skip};
 use rustix::fs::{MemfdFlags, SealFlags};
 use umf_core::{Access, Address, CpuAccess, Error, Import, ImportRequest, Layout, Provider, Region};
-use umf_provider_dma_buf::{
-    DmaBuf, DmaBufImport, DmaBufProvider, FilePart, Heap, Udmabuf, cpu_access, survey,
-};
+use umf_provider_dma_buf::{DmaBuf, DmaBufImport, DmaBufProvider, FilePart, Heap, Udmabuf, cpu_access};
 
 const PAGE: usize = 4096;
 
@@ -83,7 +81,7 @@ fn missing_device_is_an_error_with_hint() {
         assert!(text.contains("/dev/udmabuf"), "{text}");
         assert!(!matches!(error, Error::NotSupported { .. }) || text.contains("modprobe udmabuf"), "{text}");
     }
-    assert_eq!(survey::udmabuf().works.is_ok(), Udmabuf::open().is_ok());
+    assert_eq!(Udmabuf::report().works.is_ok(), Udmabuf::open().is_ok());
 }
 
 #[test]

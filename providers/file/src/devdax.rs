@@ -9,17 +9,18 @@ use core::mem::ManuallyDrop;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use umf_core::settings::{ByteSize, Trusted};
 use umf_core::{
-    Access, Error, Export, Import, ImportRequest, Imported, Layout, MemoryKind, Provider, ProviderKind,
-    Region, Result, Visibility,
+    Access, Error, Export, FactoryError, Import, ImportRequest, Imported, Layout, MemoryKind, Provider,
+    ProviderFactory, ProviderKind, Region, Result, Visibility,
 };
 use umf_os::{CheckedFile, FileRange, Mapping};
 use umf_suballoc::Suballocator;
 
-use crate::backing::{self, HUGE, SYNCHRONOUS, SuballocatedFile};
+use crate::file::{HUGE, NO_PATH, SYNCHRONOUS, SuballocatedFile, map_file, release_mapping};
 
 const KIND: ProviderKind = match ProviderKind::new("devdax") {
     Some(kind) => kind,
@@ -66,10 +67,10 @@ impl DevDaxProvider {
 
 /// Maps whole pages of a device. Fails if the device is not a DAX device.
 fn map(device: BorrowedFd<'_>, offset: u64, size: usize, access: Access) -> Result<Mapping> {
-    backing::map(device, offset, size, HUGE, SYNCHRONOUS, access).map_err(|errno| Error::Native {
+    map_file(device, offset, size, HUGE, SYNCHRONOUS, access).map_err(|errno| Error::Native {
         call: "mmap",
         native: errno.raw_os_error(),
-        hint: "use a DAX device such as /dev/dax0.0, and no more bytes than it has",
+        hint: "use a DAX device such as /dev/dax0.0, and no more bytes than the device has",
     })
 }
 
@@ -149,9 +150,13 @@ unsafe impl Import for DevDaxImport {
 
     fn import(&self, mut request: ImportRequest) -> Result<Imported> {
         let refuse = |why| Error::Untrusted { why };
-        let device = request.fd.take().map(File::from).ok_or(refuse("no file descriptor came along"))?;
+        let device = request
+            .fd
+            .take()
+            .map(File::from)
+            .ok_or(refuse("the handle needs a file descriptor, and none was received"))?;
         if !device.metadata().is_ok_and(|about| about.file_type().is_char_device()) {
-            return Err(refuse("the descriptor is not that of a device"));
+            return Err(refuse("the descriptor is not a character device"));
         }
         // The size of the device is unknown here; the kernel rejects ranges beyond it.
         let FileRange { offset, size } = FileRange::of(&request, HUGE, i64::MAX as u64)?;
@@ -161,7 +166,34 @@ unsafe impl Import for DevDaxImport {
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { backing::release(&imported) }
+        unsafe { release_mapping(&imported) }
+    }
+}
+
+// Settings.
+
+umf_core::settings! {
+    /// The keys of the kind `devdax`.
+    pub struct DevDaxSettings {
+        /// Absolute path of the device, such as /dev/dax0.0. Refused in ./umf.toml.
+        pub path: Option<PathBuf> as Option<Trusted<PathBuf>> = None,
+            "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
+        /// How many bytes of the device are used, from its start, in pages of 2 MiB.
+        pub size: usize as ByteSize = 0;
+    }
+}
+
+impl ProviderFactory for DevDaxProvider {
+    const KIND: &'static str = "devdax";
+    type Settings = DevDaxSettings;
+
+    fn build(name: &str, settings: DevDaxSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        Ok(Self::open(&settings.path.ok_or(NO_PATH)?, settings.size, name)?)
+    }
+
+    fn import(settings: &DevDaxSettings) -> Option<Arc<dyn Import>> {
+        settings.path.as_ref()?;
+        Some(Arc::new(DevDaxImport))
     }
 }
 

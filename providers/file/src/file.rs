@@ -4,25 +4,28 @@
 //! A region is a range of the file with a mapping of its own, so that the offset does not depend on
 //! the alignment. Freeing punches the range out of the file, if the file system supports it, and
 //! the range is reused. The previous content of the file is not preserved.
+//!
+//! [`SuballocatedFile`] is the common part of this provider and of that of a DAX device.
 
 use core::fmt;
+use core::ptr::NonNull;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::mm::MapFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use umf_core::settings::Trusted;
 use umf_core::{
-    Access, Address, Error, Export, Import, ImportRequest, Imported, Layout, MemoryKind, Provider,
-    ProviderKind, Purge, Region, Result, Visibility,
+    Access, Address, Error, Export, FactoryError, Import, ImportRequest, Imported, Layout, MemoryKind,
+    NativeExport, Provider, ProviderFactory, ProviderKind, Purge, Region, Result, Visibility,
 };
 use umf_os::{CheckedFile, FileRange, Mapping, page_size};
 use umf_suballoc::Suballocator;
-
-use crate::backing::{self, HUGE, SYNCHRONOUS, SuballocatedFile};
+use umf_sync::fork;
 
 const KIND: ProviderKind = match ProviderKind::new("file") {
     Some(kind) => kind,
@@ -106,10 +109,10 @@ fn is_fsdax(file: &File) -> Result<bool> {
     if file.metadata().map_err(native)?.len() < HUGE as u64 {
         file.set_len(HUGE as u64).map_err(native)?;
     }
-    Ok(backing::map(file.as_fd(), 0, HUGE, HUGE, SYNCHRONOUS, Access::ReadWrite).is_ok())
+    Ok(map_file(file.as_fd(), 0, HUGE, HUGE, SYNCHRONOUS, Access::ReadWrite).is_ok())
 }
 
-/// Maps a range of a file as [`backing::map`] does, and converts the error.
+/// Maps a range of a file as [`map_file`] does, and converts the error.
 fn map(
     file: BorrowedFd<'_>,
     offset: u64,
@@ -118,12 +121,12 @@ fn map(
     flags: MapFlags,
     access: Access,
 ) -> Result<Mapping> {
-    backing::map(file, offset, size, align, flags, access).map_err(|errno| match errno {
-        Errno::NOMEM => Error::OutOfMemory { size, owner: "file", native: errno.raw_os_error() },
+    map_file(file, offset, size, align, flags, access).map_err(|errno| match errno {
+        Errno::NOMEM => Error::OutOfMemory { size, owner: "the file system", native: errno.raw_os_error() },
         errno => Error::Native {
             call: "mmap",
             native: errno.raw_os_error(),
-            hint: "this file system may not support such mappings: use a file on another",
+            hint: "this file system may not support such mappings; use a file on another one",
         },
     })
 }
@@ -135,7 +138,7 @@ fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
         retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64));
     allocated.map_err(|errno| match errno {
         Errno::NOSPC | Errno::FBIG | Errno::DQUOT => {
-            Error::OutOfMemory { size, owner: "file", native: errno.raw_os_error() }
+            Error::OutOfMemory { size, owner: "the file system", native: errno.raw_os_error() }
         }
         errno => Error::native("fallocate", errno.raw_os_error()),
     })
@@ -245,7 +248,7 @@ impl fmt::Debug for FileProvider {
 /// state.
 ///
 /// A file of a file system on a medium cannot be sealed: any process that may write to it may
-/// truncate it, and then the next touch of a lost page is SIGBUS here. Import only if all these
+/// truncate it, and then an access to a lost page raises SIGBUS here. Import only if all these
 /// processes are trusted. The importer checks that the file is a regular file that contains the
 /// whole range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -269,13 +272,20 @@ unsafe impl Import for FileImport {
 
     fn import(&self, mut request: ImportRequest) -> Result<Imported> {
         let refuse = |why| Error::Untrusted { why };
-        let file = request.fd.take().map(File::from).ok_or(refuse("no file descriptor came along"))?;
-        let about = file.metadata().map_err(|_| refuse("the descriptor is no file"))?;
+        let file = request
+            .fd
+            .take()
+            .map(File::from)
+            .ok_or(refuse("the handle needs a file descriptor, and none was received"))?;
+        let about =
+            file.metadata().map_err(|_| refuse("the descriptor is not a file that fstat supports"))?;
         if !about.is_file() {
-            return Err(refuse("the descriptor is not that of a regular file"));
+            return Err(refuse("the descriptor is not a regular file"));
         }
         if is_unsealed_memory(file.as_fd()) {
-            return Err(refuse("the descriptor is an unsealed memfd, which any process may truncate"));
+            return Err(refuse(
+                "the descriptor is an unsealed memfd, which any process may truncate; open it with the host provider",
+            ));
         }
         let page = page_size();
         let FileRange { offset, size } = FileRange::of(&request, page, about.len())?;
@@ -285,7 +295,7 @@ unsafe impl Import for FileImport {
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { backing::release(&imported) }
+        unsafe { release_mapping(&imported) }
     }
 }
 
@@ -294,4 +304,111 @@ unsafe impl Import for FileImport {
 fn is_unsealed_memory(file: BorrowedFd<'_>) -> bool {
     let sealed = SealFlags::SHRINK | SealFlags::SEAL;
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| !seals.intersects(sealed))
+}
+
+// The file or device behind a provider.
+
+/// Flags of a mapping that bypasses the page cache (persistent memory).
+pub(crate) const SYNCHRONOUS: MapFlags = MapFlags::SHARED_VALIDATE.union(MapFlags::SYNC);
+/// The page size of persistent memory in bytes.
+pub(crate) const HUGE: usize = 2 << 20;
+
+/// A file or device, and the suballocator of its regions.
+pub(crate) struct SuballocatedFile {
+    pub(crate) file: CheckedFile,
+    /// The offset of a region in the file is its place in the suballocator minus this.
+    pub(crate) origin: u64,
+    pub(crate) suballocator: Suballocator,
+    pub(crate) name: String,
+    /// The fork generation in which the file was opened.
+    generation: u32,
+}
+
+impl SuballocatedFile {
+    pub(crate) fn new(file: CheckedFile, origin: u64, suballocator: Suballocator, name: String) -> Self {
+        Self { file, origin, suballocator, name, generation: fork::generation() }
+    }
+
+    /// Returns whether this process is a child of the one that opened the file.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
+    }
+}
+
+impl Export for SuballocatedFile {
+    fn export(&self, region: &Region) -> Result<NativeExport> {
+        let place = self.suballocator.place_of(region)?;
+        Ok(NativeExport::from_fd(Arc::clone(self.file.fd()?), place - self.origin))
+    }
+
+    fn uses_fd_per_export(&self) -> bool {
+        false
+    }
+}
+
+/// Maps `size` bytes at `offset` of a file, at a multiple of `align`. All three are multiples of
+/// the page size, and `align` is a power of two.
+pub(crate) fn map_file(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    size: usize,
+    align: usize,
+    flags: MapFlags,
+    access: Access,
+) -> Result<Mapping, Errno> {
+    let protection = match access {
+        Access::ReadOnly => ProtFlags::READ,
+        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+    };
+    // SAFETY: the closure creates a mapping of `size` bytes, replaces no other, and passes it on.
+    unsafe {
+        Mapping::placed(size, align, |place| {
+            let (hint, fixed) = place.hint();
+            let mapped = rustix::mm::mmap(hint, size, protection, flags | fixed, file, offset)?;
+            NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+        })
+    }
+}
+
+/// Unmaps the memory of an importer of this crate.
+///
+/// # Safety
+/// As `Import::release`.
+pub(crate) unsafe fn release_mapping(imported: &Imported) -> Result<()> {
+    let region = Region::new(imported.base, imported.size);
+    // SAFETY: the caller's contract.
+    unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_leak)
+}
+
+// Settings.
+
+umf_core::settings! {
+    /// The keys of the kind `file`.
+    pub struct FileSettings {
+        /// Absolute path of the file, which is created if it does not exist. Its content is not
+        /// preserved. Refused in ./umf.toml.
+        pub path: Option<PathBuf> as Option<Trusted<PathBuf>> = None,
+            "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
+        /// "shared" (other processes can open the memory, and stores reach the file) or "private"
+        /// (stores are visible to this process only).
+        pub visibility | "mapped": Visibility = Visibility::Shared;
+    }
+}
+
+/// The error for settings without a path.
+pub(crate) const NO_PATH: Error = Error::InvalidArgument { what: "path", why: "must be set for this kind" };
+
+impl ProviderFactory for FileProvider {
+    const KIND: &'static str = "file";
+    type Settings = FileSettings;
+
+    fn build(name: &str, settings: FileSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        Ok(Self::open(&settings.path.ok_or(NO_PATH)?, settings.visibility, name)?)
+    }
+
+    /// A process whose settings name a file trusts the processes that can write to it.
+    fn import(settings: &FileSettings) -> Option<Arc<dyn Import>> {
+        settings.path.as_ref()?;
+        Some(Arc::new(FileImport::trust_writers()))
+    }
 }

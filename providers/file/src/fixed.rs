@@ -3,8 +3,11 @@
 use core::fmt;
 use std::sync::Arc;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use umf_core::settings::ByteSize;
 use umf_core::{
-    Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, Visibility,
+    Address, Error, FactoryError, Layout, MemoryKind, Provider, ProviderFactory, ProviderKind, Purge, Region,
+    Result, Visibility,
 };
 use umf_os::page_size;
 use umf_suballoc::Suballocator;
@@ -127,5 +130,35 @@ impl Purge for FixedProvider {
 impl fmt::Debug for FixedProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fixed provider {:?}: {:?}", self.name, self.suballocator)
+    }
+}
+
+// Settings.
+
+umf_core::settings! {
+    /// The keys of the kind `fixed`.
+    pub struct FixedSettings {
+        /// How many bytes of private host memory are mapped when the provider is built. This is the
+        /// limit of the provider. The memory stays mapped until the process exits.
+        pub size: usize as ByteSize = 0;
+    }
+}
+
+impl ProviderFactory for FixedProvider {
+    const KIND: &'static str = "fixed";
+    type Settings = FixedSettings;
+
+    fn build(name: &str, settings: FixedSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        if settings.size == 0 {
+            return Err(Error::InvalidArgument { what: "size", why: "must be set for this kind" }.into());
+        }
+        let none = core::ptr::null_mut();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let memory = unsafe { mmap_anonymous(none, settings.size, access, MapFlags::PRIVATE) };
+        let memory = memory.map_err(|errno| Error::native("mmap", errno.raw_os_error()))?;
+        // Regions may outlive the provider, so the memory is never unmapped.
+        // SAFETY: the memory is anonymous, private, used only by this provider, and never unmapped.
+        Ok(unsafe { Self::new(memory.cast(), settings.size, name) }?)
     }
 }

@@ -25,16 +25,13 @@
 //! # }
 //! ```
 
-mod backing;
 mod devdax;
-mod factory;
 mod file;
 mod fixed;
 
-pub use devdax::{DevDaxImport, DevDaxProvider};
-pub use factory::{DevDaxSettings, FileSettings, FixedSettings};
-pub use file::{FileImport, FileProvider};
-pub use fixed::FixedProvider;
+pub use devdax::{DevDaxImport, DevDaxProvider, DevDaxSettings};
+pub use file::{FileImport, FileProvider, FileSettings};
+pub use fixed::{FixedProvider, FixedSettings};
 
 /// The example in the README compiles.
 #[cfg(doctest)]

@@ -1,5 +1,5 @@
-//! The conformance suite over a file, and over memory of the program's; and a file that the program
-//! opens under the number of a provider's descriptor.
+//! The conformance suite over a file and over memory of the program; and a file that the program
+//! opens under the fd number of a provider.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -12,7 +12,7 @@ use umf_core::{Error, Layout, Provider, Visibility};
 use umf_provider_file::{FileProvider, FixedProvider};
 use umf_testkit::provider_conformance;
 
-/// The file has no name any more when it is used.
+/// Returns a provider of a file that is already unlinked.
 fn file(visibility: Visibility) -> Arc<FileProvider> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("umf-file-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -25,7 +25,7 @@ fn file(visibility: Visibility) -> Arc<FileProvider> {
 fn fixed() -> Arc<FixedProvider> {
     const SIZE: usize = 256 << 20;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, which nothing else uses and which stays.
+    // SAFETY: a new mapping, which only the provider uses and which is never unmapped.
     unsafe {
         let memory = libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
         assert_ne!(memory, libc::MAP_FAILED);
@@ -39,39 +39,40 @@ provider_conformance!(fixed_memory, fixed);
 
 #[test]
 fn file_under_a_reused_fd_number_is_left_alone() {
-    static OWN: [u8; 1 << 18] = [0x5a; 1 << 18];
+    static CONTENT: [u8; 1 << 18] = [0x5a; 1 << 18];
     let provider = file(Visibility::Shared);
     let layout = Layout::new(1 << 16, 4096).unwrap();
     let regions = [(); 2].map(|()| provider.allocate(layout).unwrap());
     let first = regions[0].base().as_ptr().unwrap();
     // SAFETY: the first byte of a live region of host memory.
     unsafe { first.write_volatile(7) };
-    let ability = provider.export().unwrap();
-    let number = ability.export(&regions[0]).unwrap().fd.unwrap().as_raw_fd();
-    let own = rustix::fs::memfd_create(c"own", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    assert_eq!(rustix::io::pwrite(&own, &OWN, 0), Ok(OWN.len()));
-    // SAFETY: closes the provider's file, as a program may, and puts the test's under its number.
-    assert_eq!(unsafe { libc::dup2(own.as_raw_fd(), number) }, number);
+    let export = provider.export().unwrap();
+    let number = export.export(&regions[0]).unwrap().fd.unwrap().as_raw_fd();
+    let other = rustix::fs::memfd_create(c"other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert_eq!(rustix::io::pwrite(&other, &CONTENT, 0), Ok(CONTENT.len()));
+    // SAFETY: closes the provider's file and opens the test's file under its number. No other code
+    // uses the fd.
+    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
 
     let is_lost = |error: &Error| matches!(error, Error::Native { native: libc::EBADF, .. });
-    let exported = ability.export(&regions[0]);
+    let exported = export.export(&regions[0]);
     assert!(exported.as_ref().is_err_and(is_lost), "{exported:?}");
     let allocated = provider.allocate(layout);
     assert!(allocated.as_ref().is_err_and(is_lost), "{allocated:?}");
-    // SAFETY: the content is not needed.
+    // SAFETY: an error is expected, and the content is not needed.
     let purged = unsafe { provider.purge().unwrap().purge_forced(regions[0].base(), 1 << 16) };
     assert!(purged.as_ref().is_err_and(is_lost), "{purged:?}");
     // SAFETY: as above.
     assert_eq!(unsafe { first.read_volatile() }, 7);
     for region in regions {
-        // SAFETY: the test's own region, which nothing uses any more.
+        // SAFETY: a live region of the test, which is no longer used.
         unsafe { provider.free(region) }.unwrap();
     }
     drop(provider);
 
-    // SAFETY: open since `dup2`, and closed by nothing else.
+    // SAFETY: opened by `dup2`, and no other code owns it.
     let number = unsafe { OwnedFd::from_raw_fd(number) };
-    let mut content = vec![0; OWN.len()];
-    assert_eq!(rustix::io::pread(&number, &mut content[..], 0), Ok(OWN.len()));
-    assert!(content == OWN, "the program's file has changed");
+    let mut content = vec![0; CONTENT.len()];
+    assert_eq!(rustix::io::pread(&number, &mut content[..], 0), Ok(CONTENT.len()));
+    assert!(content == CONTENT, "the provider changed the file of the program");
 }

@@ -60,8 +60,8 @@ impl HostImport {
         })?;
         if !seals.shrink && !self.allow_unsealed {
             return Err(Error::Untrusted {
-                why: "the file is not sealed against shrinking, so a touch of it could be SIGBUS; named shared \
-                      memory is never sealed: allow it by the setting for unsealed imports",
+                why: "the file is not sealed against shrinking, so an access could raise SIGBUS; named shared \
+                      memory is never sealed: allow unsealed imports if its owner is trusted",
             });
         }
         if seals.write && request.access == Access::ReadWrite {
@@ -84,7 +84,7 @@ impl HostImport {
             Errno::ACCESS | Errno::PERM => Error::Native {
                 call: "mmap",
                 native: errno.raw_os_error(),
-                hint: "the exporter opened the file read-only: import it read-only",
+                hint: "the exporter opened the file read-only; import it read-only",
             },
             _ => map_error(size, "host", errno),
         })?;
@@ -109,7 +109,10 @@ unsafe impl Import for HostImport {
     }
 
     fn import(&self, mut request: ImportRequest) -> Result<Imported> {
-        let file = request.fd.take().ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
+        let file = request
+            .fd
+            .take()
+            .ok_or(Error::Untrusted { why: "the handle needs a file descriptor, and none was received" })?;
         self.map(&request, &ReceivedFd::from(file))
     }
 

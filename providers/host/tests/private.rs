@@ -1,4 +1,4 @@
-//! Private memory: what a pool that is the global allocator relies on.
+//! Private memory: the guarantees that a pool needs to be the global allocator.
 
 #[path = "host/machine.rs"]
 mod machine;
@@ -37,8 +37,8 @@ unsafe impl GlobalAlloc for Counting {
 static GLOBAL: Counting = Counting;
 
 #[test]
-fn a_static_provider_never_uses_the_global_allocator() {
-    // Other tests have a provider of their own: how much is allocated is looked at.
+fn static_provider_does_not_use_the_global_allocator() {
+    // Used by this test only, which compares the allocated bytes.
     static ALONE: HostProvider = HostProvider::private_static();
     let before = ALLOCATIONS.get();
     let mut regions = [None; 300];
@@ -49,7 +49,7 @@ fn a_static_provider_never_uses_the_global_allocator() {
     }
     let count = regions.iter().flatten().count();
     for region in regions.into_iter().flatten() {
-        // SAFETY: allocated above, not used.
+        // SAFETY: allocated above, and not used.
         let _ = unsafe { ALONE.free(region) };
     }
     let used = ALLOCATIONS.get() - before;
@@ -61,15 +61,14 @@ fn a_static_provider_never_uses_the_global_allocator() {
 fn regions_of_other_private_providers_are_foreign() {
     let (one, two) = (HostProvider::builder().build().unwrap(), HostProvider::builder().build().unwrap());
     let region = one.allocate(layout(4096)).unwrap();
-    // SAFETY: refused.
+    // SAFETY: an error is expected.
     let result = unsafe { two.free(region) };
     assert!(matches!(result, Err(Error::ForeignAddress { .. })), "{result:?}");
     touch(&region, 1);
     free(&one, region);
 }
 
-/// Unmapping the middle of a large mapping needs one more mapping than before, of which there is a
-/// highest number.
+/// Unmapping the middle of a mapping adds a mapping, which fails at `vm.max_map_count`.
 #[test]
 fn region_stays_live_if_unmapping_fails() {
     in_child(|| {
@@ -81,11 +80,11 @@ fn region_stays_live_if_unmapping_fails() {
         }
         let provider = HostProvider::builder().build().unwrap();
         let regions: Vec<_> = (0..3 * limit).map_while(|_| provider.allocate(layout(4096)).ok()).collect();
-        let mut kept = Vec::new();
+        let mut live = Vec::new();
         let mut failed = None;
         for (number, region) in regions.into_iter().enumerate() {
             if number % 2 == 1 || failed.is_some() {
-                kept.push(region);
+                live.push(region);
                 continue;
             }
             // SAFETY: allocated above, and not used after it is freed.
@@ -94,16 +93,15 @@ fn region_stays_live_if_unmapping_fails() {
             }
         }
         let Some((region, error)) = failed else {
-            println!("umf-skip: host provider: the kernel did not join the mappings");
+            println!("umf-skip: host provider: the kernel did not merge the mappings");
             return;
         };
         assert!(error.to_string().contains("max_map_count"), "{error}");
         touch(&region, 3);
-        // No more can be mapped now, which is an error as well; and all is well when there is room
-        // again.
-        kept.drain(..1000).for_each(|region| free(&provider, region));
+        // The free succeeds after others have reduced the number of mappings.
+        live.drain(..1000).for_each(|region| free(&provider, region));
         free(&provider, region);
-        kept.into_iter().for_each(|region| {
+        live.into_iter().for_each(|region| {
             // SAFETY: allocated above.
             let _ = unsafe { provider.free(region) };
         });
@@ -121,14 +119,14 @@ fn exhausted_mappings_leave_shared_memory_consistent() {
                 Err(error) => break error,
             }
             if regions.len() == 200_000 {
-                println!("umf-skip: host provider: there is no end to mappings here");
+                println!("umf-skip: host provider: no limit of mappings was reached");
                 return;
             }
         };
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
         regions.drain(..).for_each(|region| free(&provider, region));
         let region = provider.allocate(layout(1 << 30)).unwrap();
-        assert_eq!(machine::export(&provider, &region).offset, 0, "all of the file is free again");
+        assert_eq!(machine::export(&provider, &region).offset, 0, "the whole file is free again");
         free(&provider, region);
     });
 }
@@ -150,9 +148,9 @@ fn child_of_a_threaded_process_can_allocate() {
             in_child(|| {
                 touch(&region, 1);
                 free(&HOST, region);
-                let own = HOST.allocate(layout(1 << 20)).unwrap();
-                touch(&own, 2);
-                free(&HOST, own);
+                let other = HOST.allocate(layout(1 << 20)).unwrap();
+                touch(&other, 2);
+                free(&HOST, other);
             });
         }
         touch(&region, 2);

@@ -1,6 +1,8 @@
-//! [`LevelZeroBuilder`]: the options of a [`LevelZeroProvider`], checked against the driver.
+//! [`LevelZeroBuilder`]: the options of a [`LevelZeroProvider`], checked against the driver; and the
+//! provider kind `level-zero` of `umf.toml`: [`LevelZeroSettings`] and its [`ProviderFactory`].
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use level_zero_sys::{
@@ -9,14 +11,14 @@ use level_zero_sys::{
     ZE_MEMORY_TYPE_SHARED, ze_context_handle_t, ze_device_handle_t, ze_driver_memory_free_policy_ext_flags_t,
     ze_memory_type_t,
 };
-use umf_core::{Error, Result};
+use umf_core::settings::{Code, Numbers};
+use umf_core::{Error, FactoryError, Import, Provider, ProviderFactory, Result};
 
 use crate::context::{Context, DeviceSelector};
 use crate::copy_engine::{CopyEngine, Device, page_size_of};
-
-use crate::failure::driver_error;
 use crate::handles::HandleFormat;
-use crate::native;
+use crate::import::LevelZeroImport;
+use crate::native::{self, driver_error};
 use crate::provider::{Config, FdFormat, LevelZeroProvider};
 
 umf_core::words! {
@@ -217,4 +219,80 @@ fn check_policy(context: &Context, policy: FreePolicy) -> Result<()> {
         owner: "this Level Zero driver; use free_policy = \"default\"",
         native: 0,
     })
+}
+
+// Settings.
+
+umf_core::words! {
+    /// Which memory to allocate.
+    #[derive(Default)]
+    pub enum LevelZeroMemory {
+        /// Device memory.
+        #[default]
+        Auto = "auto",
+        /// Device memory, which the CPU must not access.
+        Device = "device",
+        /// Host memory that devices can access.
+        Host = "host",
+        /// Memory that migrates between host and device.
+        Managed = "managed" | "shared",
+    }
+}
+
+umf_core::settings! {
+    /// The keys of the kind `level-zero`.
+    pub struct LevelZeroSettings {
+        /// Which memory: "device" (which the CPU must not access; the same as "auto"), "host", or
+        /// "managed". Only memory of the device can be opened in other processes.
+        pub memory: LevelZeroMemory = LevelZeroMemory::Auto;
+        /// Which of the drivers, counted from 0.
+        pub device_driver: u32 = 0;
+        /// Which of the driver's devices.
+        pub device: u32 = 0;
+        /// Which of the device's memories.
+        pub ordinal: u32 = 0;
+        /// Other devices of the driver on which the memory is made resident ([1, 2] or "1-2").
+        pub resident: Vec<u32> as Numbers = Vec::new();
+        /// When the driver releases freed memory: "default" (at once), "blocking" (freeing waits
+        /// for the device) or "deferred" (the driver waits for the device).
+        pub free_policy: FreePolicy = FreePolicy::Default;
+        /// The format of exported handles: "auto", "fd-functions" (descriptors, by the driver's
+        /// functions for them), "fd" (descriptors whose numbers are in the driver's handles) or
+        /// "opaque" (the driver's handles unchanged; the driver transfers what they need).
+        pub handles: HandleFormat = HandleFormat::Auto;
+        /// Absolute path of the loader, if it is not the system's libze_loader.so.1. Refused in
+        /// ./umf.toml and from a variable, because it is code.
+        pub path: Option<PathBuf> as Option<Code<PathBuf>> = None,
+            "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
+    }
+}
+
+/// Returns the device that the settings select.
+fn selector(settings: &LevelZeroSettings) -> DeviceSelector {
+    let device = DeviceSelector::device(settings.device).driver(settings.device_driver);
+    match &settings.path {
+        Some(loader) => device.loader(loader),
+        None => device,
+    }
+}
+
+impl ProviderFactory for LevelZeroProvider {
+    const KIND: &'static str = "level-zero";
+    type Settings = LevelZeroSettings;
+
+    fn build(name: &str, settings: LevelZeroSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        let device = selector(&settings);
+        let builder = match settings.memory {
+            LevelZeroMemory::Auto | LevelZeroMemory::Device => Self::device(device),
+            LevelZeroMemory::Host => Self::host(device),
+            LevelZeroMemory::Managed => Self::managed(device),
+        };
+        let builder = builder.name(name.to_owned()).ordinal(settings.ordinal).resident(settings.resident);
+        Ok(builder.free_policy(settings.free_policy).handles(settings.handles).build()?)
+    }
+
+    /// Returns an importer. The driver is initialized by the first import.
+    fn import(settings: &LevelZeroSettings) -> Option<Arc<dyn Import>> {
+        Some(Arc::new(LevelZeroImport::new(selector(settings))))
+    }
 }

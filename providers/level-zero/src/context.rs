@@ -1,5 +1,6 @@
 //! [`Context`]: a driver context with the state that this process keeps for it, shared by all
 //! providers and importers over it. [`AddressMap`]: the memory of a context, by address.
+//! [`survey`]: the drivers and devices of this machine.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,13 +9,12 @@ use std::sync::{Arc, Weak};
 
 use level_zero_sys::{
     Api, LOADER, OpenError, ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME, ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME,
-    make_version, ze_context_handle_t, ze_device_handle_t, ze_driver_handle_t,
+    make_version, ze_api_version_t, ze_context_handle_t, ze_device_handle_t, ze_driver_handle_t,
 };
 use umf_core::{Address, Error, Result};
 use umf_sync::{Lock, fork};
 
-use crate::failure::{NO_DRIVER, driver_error, open_error};
-use crate::native;
+use crate::native::{self, NO_DRIVER, driver_error, open_error};
 
 /// Selects a device by loader, driver number and device number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -244,6 +244,58 @@ fn driver_of(api: &Api, device: ze_device_handle_t) -> ze_driver_handle_t {
         [only] => only,
         _ => drivers.iter().copied().find(has).unwrap_or(ze_driver_handle_t::NULL),
     }
+}
+
+/// A driver and its devices.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DriverInfo {
+    /// The version of the specification that it implements; `None` if the driver does not report
+    /// it.
+    pub version: Option<(u32, u32)>,
+    /// Its root devices.
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// A root device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// The driver's name for it.
+    pub name: String,
+    /// Size of all of its memories, in bytes.
+    pub memory: u64,
+    /// Number of sub-devices.
+    pub sub_devices: usize,
+}
+
+/// Initializes the drivers that the system's loader finds, and returns them in the loader's order.
+///
+/// # Errors
+/// [`umf_core::Error::NotSupported`] if there is no loader or no driver;
+/// [`umf_core::Error::Driver`].
+pub fn survey() -> Result<Vec<DriverInfo>> {
+    let api = open(Path::new(LOADER))?;
+    let version = |version: ze_api_version_t| (version.0 >> 16, version.0 & 0xffff);
+    let device = |device: &ze_device_handle_t| {
+        let properties = native::properties(&api, *device).map_err(driver_error)?;
+        let memories = native::memories(&api, *device).unwrap_or_default();
+        Ok(DeviceInfo {
+            name: native::text(&properties.name),
+            memory: memories.iter().map(|memory| memory.totalSize).sum(),
+            sub_devices: native::sub_devices(&api, *device).unwrap_or_default().len(),
+        })
+    };
+    drivers(&api)?
+        .into_iter()
+        .map(|driver| {
+            let devices = native::devices(&api, driver).map_err(driver_error)?;
+            Ok(DriverInfo {
+                version: native::version(&api, driver).ok().map(version),
+                devices: devices.iter().map(device).collect::<Result<_>>()?,
+            })
+        })
+        .collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

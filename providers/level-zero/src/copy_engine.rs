@@ -12,9 +12,7 @@ use umf_os::page_size;
 use umf_sync::Lock;
 
 use crate::context::{Context, DeviceSelector};
-use crate::failure::driver_error;
-use crate::native;
-use crate::native::{AllocationDesc, CopyEnd, DriverResult};
+use crate::native::{self, AllocationDesc, CopyEnd, DriverResult, allocation_error, driver_error};
 
 /// A device and its properties.
 #[derive(Clone, Copy, Debug)]
@@ -71,8 +69,8 @@ pub(crate) fn page_size_of(
         return Ok(page.max(page_size()));
     }
     let layout = Layout::new(1, 1)?;
-    let probe = native::allocate(context, layout, desc)
-        .map_err(|failure| crate::failure::allocation_error(failure, layout))?;
+    let probe =
+        native::allocate(context, layout, desc).map_err(|failure| allocation_error(failure, layout))?;
     let Some(base) = probe else { return Ok(page_size()) };
     let info = native::allocation_info(context, base);
     native::free(context, base, None).map_err(driver_error)?;
@@ -135,10 +133,10 @@ impl CopyEngine {
                 Ok(())
             }
             Err(failure) => {
-                let failed = driver_error(failure);
+                let error = driver_error(failure);
                 // The first error is the one to report.
                 let _ = native::destroy_list(&self.context, list);
-                Err(failed)
+                Err(error)
             }
         }
     }

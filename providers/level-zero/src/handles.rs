@@ -21,8 +21,7 @@ use umf_core::{Error, Export, NativeBytes, NativeExport, Region, Result};
 use umf_os::is_dma_buf;
 
 use crate::context::Context;
-use crate::failure::driver_error;
-use crate::native::{self, IpcHandleBytes};
+use crate::native::{self, IpcHandleBytes, driver_error};
 use crate::provider::LevelZeroProvider;
 
 umf_core::words! {
@@ -151,7 +150,7 @@ fn export_handle(
         HandleFormat::Opaque => {
             if fd_in_handle(&bytes)?.is_some() && !has_own_pid(&bytes) {
                 return Err(Error::NotSupported {
-                    what: "a handle that travels as it is (handles = \"opaque\")",
+                    what: "sending the driver's handle unchanged (handles = \"opaque\")",
                     owner: "this Level Zero driver: its handles are an fd of this process; use auto or fd",
                     native: 0,
                 });

@@ -9,9 +9,8 @@ use umf_sync::Lock;
 
 use crate::context::DeviceSelector;
 use crate::copy_engine::{CopyEngine, NO_DEVICE};
-use crate::failure::driver_error;
 use crate::handles;
-use crate::native;
+use crate::native::{self, driver_error};
 
 /// The kind of provider.
 pub(crate) const KIND: ProviderKind = match ProviderKind::new("level-zero") {
@@ -86,7 +85,7 @@ impl LevelZeroImport {
     /// Returns the engine that copies imported memory. Without an engine there are no imports.
     fn engine_for_copy(&self, address: Address) -> Result<Arc<CopyEngine>> {
         let foreign =
-            Error::ForeignAddress { address, owner: "the Level Zero importer, which has opened nothing" };
+            Error::ForeignAddress { address, owner: "the Level Zero importer, which has no open imports" };
         self.existing_engine().ok_or(foreign)
     }
 }
@@ -141,12 +140,12 @@ fn check(engine: &CopyEngine, base: Address, wanted: usize) -> Result<usize> {
     let before = base.offset_from(start).and_then(|before| usize::try_from(before).ok());
     match before.and_then(|before| size.checked_sub(before)) {
         Some(size) if size >= wanted => Ok(size),
-        _ => Err(Error::Untrusted { why: "the opened memory is smaller than the handle says" }),
+        _ => Err(Error::Untrusted { why: "the opened memory is smaller than the size in the handle" }),
     }
 }
 
 // SAFETY: the driver keeps imported memory mapped until `release`, even if the exporter frees it or
-// exits. `Imported::device` declares that the CPU must not touch it.
+// exits. `Imported::device` declares that the CPU must not access it.
 unsafe impl Import for LevelZeroImport {
     fn kind(&self) -> ProviderKind {
         KIND

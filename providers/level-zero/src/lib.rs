@@ -5,7 +5,7 @@
 //! | allocate memory of a device that settings name | [`LevelZeroProvider::device`], [`LevelZeroProvider::host`], [`LevelZeroProvider::managed`] |
 //! | allocate in a context of the application | [`LevelZeroProvider::from_context`] |
 //! | open memory of another process | [`LevelZeroImport`], which needs no provider |
-//! | copy and fill, since the CPU must not touch device memory | [`umf_core::Transfer`] |
+//! | copy and fill, since the CPU must not access device memory | [`umf_core::Transfer`] |
 //! | choose the format of exported handles | [`HandleFormat`] |
 //! | make memory resident on other devices | [`LevelZeroBuilder::resident`], [`LevelZeroProvider::set_resident`] |
 //! | exchange fds of memory with other interfaces | [`LevelZeroProvider::export_fd`], [`LevelZeroProvider::import_fd`] |
@@ -49,20 +49,14 @@ mod provider;
 // The driver's objects.
 mod context;
 mod copy_engine;
-mod failure;
 mod native;
 
-// Settings, and what a machine has.
-mod factory;
-pub mod survey;
-
-pub use builder::{FreePolicy, LevelZeroBuilder};
-pub use context::DeviceSelector;
-pub use factory::{LevelZeroMemory, LevelZeroSettings};
-pub use failure::last_failure;
+pub use builder::{FreePolicy, LevelZeroBuilder, LevelZeroMemory, LevelZeroSettings};
+pub use context::{DeviceInfo, DeviceSelector, DriverInfo, survey};
 pub use handles::HandleFormat;
 pub use import::LevelZeroImport;
 pub use level_zero_sys as sys;
+pub use native::last_failure;
 pub use provider::{FdFormat, LevelZeroProvider};
 
 /// The example in the README compiles.

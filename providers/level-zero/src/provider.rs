@@ -22,19 +22,17 @@ use umf_sync::{Lock, LockGuard};
 use crate::builder::LevelZeroBuilder;
 use crate::context::{Context, DeviceSelector, RelaxedLimits};
 use crate::copy_engine::CopyEngine;
-use crate::failure::{allocation_error, driver_error};
 use crate::handles::{self, HandleFormat, IssuedHandle, ProbedFormat};
 use crate::import::{KIND, LevelZeroImport};
-use crate::native;
-use crate::native::AllocationDesc;
+use crate::native::{self, AllocationDesc, allocation_error, driver_error};
 
 /// A provider of Level Zero memory: of a device, of the host for devices, or shared between both.
 ///
 /// Made with [`LevelZeroProvider::device`], [`LevelZeroProvider::host`],
 /// [`LevelZeroProvider::managed`] or [`LevelZeroProvider::from_context`]. Thread-safe.
 ///
-/// Each region is one allocation of the driver: allocate through a pool. The CPU must not touch
-/// device memory. It is copied by the device's command lists ([`Transfer`]). Device memory can be
+/// Each region is one allocation of the driver: allocate through a pool. The CPU must not access
+/// device memory; command lists of the device copy it ([`Transfer`]). Device memory can be
 /// exported to other processes.
 ///
 /// Drivers do not survive a fork. In a forked child, allocating fails with [`Error::Frozen`], and
@@ -292,13 +290,13 @@ unsafe impl Provider for LevelZeroProvider {
         }
         evict(context, &region, &residents);
         if let Err(failure) = native::free(context, region.base(), self.config.free_policy) {
-            let failed = driver_error(failure);
+            let error = driver_error(failure);
             let mut regions = self.regions();
             let _ = make_resident(context, &region, &regions.residents);
             context.address_map.lock().add(region.base(), region.size());
             // Uses the node that `remove` released, unless another thread took it.
             let _ = regions.live.insert(region, RegionRecord { issued: Vec::new(), ..record });
-            return Err(failed);
+            return Err(error);
         }
         self.gauge.remove(region.size());
         Ok(())
@@ -453,9 +451,9 @@ fn range_of(region: &Region) -> (Address, usize) {
 fn make_resident(context: &Context, region: &Region, devices: &[ze_device_handle_t]) -> Result<()> {
     for (number, device) in devices.iter().enumerate() {
         if let Err(failure) = native::set_resident(context, *device, range_of(region), true) {
-            let failed = driver_error(failure);
+            let error = driver_error(failure);
             evict(context, region, &devices[..number]);
-            return Err(failed);
+            return Err(error);
         }
     }
     Ok(())
@@ -494,12 +492,12 @@ impl LevelZeroProvider {
         let mut changed: Vec<Region> = Vec::new();
         for (region, _) in regions.live.iter() {
             if let Err(failure) = native::set_resident(context, device, range_of(&region), is_resident) {
-                let failed = driver_error(failure);
+                let error = driver_error(failure);
                 for region in &changed {
                     let _ = native::set_resident(context, device, range_of(region), !is_resident)
                         .map_err(driver_error);
                 }
-                return Err(failed);
+                return Err(error);
             }
             changed.push(region);
         }

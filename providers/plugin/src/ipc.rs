@@ -80,7 +80,7 @@ fn memfd_with(bytes: &[u8]) -> Result<OwnedFd> {
 }
 
 const WRONG_LENGTH: Error =
-    Error::Untrusted { why: "the IPC handle is not as long as those of this provider" };
+    Error::Untrusted { why: "the length of the IPC handle is not that of this provider's handles" };
 
 /// Reads a handle of exactly `len` bytes from the native bytes or the file of an export.
 fn read_handle(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<HandleBytes> {
@@ -227,7 +227,7 @@ unsafe impl Import for PluginImport {
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
         if request.offset != 0 || request.size == 0 {
-            let why = "the export has an offset or no size, unlike exports of plugins";
+            let why = "the handle has an offset or no size, unlike handles of plugins";
             return Err(Error::Untrusted { why });
         }
         let native = request.native.get(..request.native_len).unwrap_or_default();

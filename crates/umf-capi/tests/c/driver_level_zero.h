@@ -37,7 +37,7 @@ static void driver_put(void *to, const void *from, size_t size) {
 
 static void driver_get(void *to, const void *from, size_t size) { driver_put(to, from, size); }
 
-/* How much there is of something; -1 if the driver is not the one in software. */
+/* Returns a counter of the software driver; -1 with another driver. */
 static long driver_count(const char *what) {
     ze_result_t (*query)(const char *, uint64_t *) = NULL;
     uint64_t value = 0;

@@ -5,8 +5,7 @@ use std::ffi::CStr;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use umf::dma_buf::survey::{self, HeapReport};
-use umf::dma_buf::{Heap, Udmabuf};
+use umf::dma_buf::{Heap, HeapReport, Udmabuf};
 
 use super::finding::{Finding, Group, Question, ask};
 use super::procfs;
@@ -29,7 +28,7 @@ const LOADER: &CStr = c"libze_loader.so.1";
 
 fn udmabuf() -> Finding {
     let question = ask("udmabuf", "Makes dma-bufs, which devices can import, of shared memory.");
-    let found = survey::udmabuf();
+    let found = Udmabuf::report();
     let value = json!({
         "size_limit_mb": found.size_limit.map(|bytes| bytes >> 20),
         "list_limit": found.parts_limit,
@@ -52,7 +51,7 @@ fn udmabuf() -> Finding {
 
 fn heaps() -> Vec<Finding> {
     let why = "Gives dma-bufs that any device of its kind can reach.";
-    let heaps = survey::heaps();
+    let heaps = Heap::reports();
     if heaps.is_empty() {
         let remedy = "A kernel with CONFIG_DMABUF_HEAPS_SYSTEM.";
         return vec![ask("dma_heap", why).missing("none", remedy).value(Value::Null)];
@@ -115,8 +114,8 @@ fn load(name: &CStr) -> Option<String> {
 /// Queries the drivers that the Level Zero loader finds. Runs in a child.
 pub(super) fn query_level_zero() -> DriverReply {
     let library = load(LOADER);
-    let drivers = umf::level_zero::survey::survey().map_err(|error| error.to_string());
-    let driver = |found: umf::level_zero::survey::DriverInfo| Driver {
+    let drivers = umf::level_zero::survey().map_err(|error| error.to_string());
+    let driver = |found: umf::level_zero::DriverInfo| Driver {
         version: found.version.map(|(major, minor)| format!("{major}.{minor}")),
         devices: found
             .devices

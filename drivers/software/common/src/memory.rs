@@ -108,11 +108,11 @@ impl Mapping {
         Ok(Self { start: sys::reserve(Some(address), size)?, size })
     }
 
-    /// Maps a file of the same size over the reservation.
+    /// Maps a file of the same size over the reservation, for reading and writing.
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn show(&self, file: BorrowedFd<'_>) -> Result<()> {
+    pub fn map_file(&self, file: BorrowedFd<'_>) -> Result<()> {
         // SAFETY: the mapping owns the addresses. The program accesses them as shared memory.
         Ok(unsafe { sys::replace(self.start.as_ptr(), self.size, file) }?)
     }
@@ -135,12 +135,13 @@ impl Drop for Mapping {
     }
 }
 
-/// Where pages come from: what [`Backing::opened`] finds out about an fd.
+/// The origin of pages, which [`Backing::from_fd`] determines from an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryOrigin {
-    /// Memory of the device with this number, made here or by such a driver in another process.
+    /// Memory of the device with this number, allocated by a software driver of this or another
+    /// process.
     Device(u32),
-    /// Memory that the host may touch too, made so.
+    /// Host memory of a software driver.
     Host,
     /// A memfd of another program.
     Foreign,
@@ -148,8 +149,9 @@ pub enum MemoryOrigin {
     DmaBuf,
 }
 
-/// With the device's number behind it.
+/// The prefix of the names of memfds of device memory; the device's number follows.
 const DEVICE_NAME: &str = "soft-device-";
+/// The name of memfds of host memory.
 const HOST_NAME: &str = "soft-host";
 
 /// The pages of an allocation, and the mapping through which the device's threads access them.
@@ -158,7 +160,7 @@ pub struct Backing {
     /// The memfd. `None` for an import: it cannot be exported again, and holds no fd.
     file: Option<OwnedFd>,
     /// The identity of an import's file.
-    opened: Option<(u64, u64)>,
+    identity: Option<(u64, u64)>,
     work: Mapping,
     _charges: Vec<Charge>,
 }
@@ -175,10 +177,10 @@ impl Backing {
         };
         let file = sys::sealed_memfd(&name, size as u64)?;
         let work = Mapping::of(file.as_fd(), size)?;
-        Ok(Self { file: Some(file), opened: None, work, _charges: charges })
+        Ok(Self { file: Some(file), identity: None, work, _charges: charges })
     }
 
-    /// Imports the pages of an fd, which is not kept.
+    /// Imports the pages of an fd. Does not keep the fd.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it is neither a sealed memfd nor a dma-buf; [`Error::System`].
@@ -198,8 +200,8 @@ impl Backing {
             },
         };
         let size = usize::try_from(size).ok().filter(|size| *size > 0).ok_or(Error::Invalid)?;
-        let (work, opened) = (Mapping::of(file, size)?, Some(Self::file_identity(file)?));
-        Ok((Self { file: None, opened, work, _charges: Vec::new() }, origin))
+        let (work, identity) = (Mapping::of(file, size)?, Some(Self::file_identity(file)?));
+        Ok((Self { file: None, identity, work, _charges: Vec::new() }, origin))
     }
 
     /// Returns device and inode of a file.
@@ -213,7 +215,7 @@ impl Backing {
 
     /// Returns whether it was imported from the file with this identity.
     pub fn is_backed_by(&self, identity: (u64, u64)) -> bool {
-        self.opened == Some(identity)
+        self.identity == Some(identity)
     }
 
     /// Returns its size in bytes.
@@ -364,7 +366,7 @@ impl<T> AddressMap<T> {
                 if span.size() > 0 {
                     return Err(Error::Invalid.into());
                 }
-                return Ok(self.of_application(address, size)?);
+                return Ok(self.application_span(address, size)?);
             };
             check(&range)?;
             let within = at - range.start;
@@ -384,7 +386,8 @@ impl<T> AddressMap<T> {
             .is_some_and(|(start, range)| address - start < range.mapped_size())
     }
 
-    fn of_application(&self, address: usize, size: usize) -> Result<Span> {
+    /// Returns the span of a range of the application's memory.
+    fn application_span(&self, address: usize, size: usize) -> Result<Span> {
         let end = address.checked_add(size).ok_or(Error::Invalid)?;
         if !self.within(address, end).is_empty() || self.is_past_the_end(address) {
             return Err(Error::Invalid);

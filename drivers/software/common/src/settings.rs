@@ -174,7 +174,7 @@ impl Faults {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             faults.push(parse(part, &answer).ok_or_else(|| {
                 format!(
-                    "{part}: a fault is function:which=answer, with `which` 3, 3+ or *, and an answer may be `lose`"
+                    "{part}: not a fault; write function:which=answer, with `which` 3, 3+ or *, and the answer a result or `lose`"
                 )
             })?);
         }

@@ -118,7 +118,7 @@ impl Event {
 
 /// The operation of a command.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are sufficient")]
 pub enum Work {
     /// No operation and no delay: the command only waits and signals.
     Nothing,

@@ -78,15 +78,15 @@ pub(crate) fn reserve(wanted: Option<usize>, size: usize) -> Result<NonNull<u8>>
         Some(address) => {
             let start = ptr::without_provenance_mut(address);
             // SAFETY: a new mapping, which replaces nothing.
-            let there = unsafe {
+            let mapped = unsafe {
                 rustix::mm::mmap_anonymous(start, size, ProtFlags::empty(), flags | MapFlags::FIXED_NOREPLACE)
             };
-            match there {
+            match mapped {
                 // Kernels before 4.17 ignore the flag, and take the address as a hint.
-                Ok(got) if got == start => got,
-                Ok(got) => {
+                Ok(found) if found == start => found,
+                Ok(found) => {
                     // SAFETY: mapped above, and not used.
-                    unsafe { rustix::mm::munmap(got, size)? };
+                    unsafe { rustix::mm::munmap(found, size)? };
                     return Err(Errno::EXIST);
                 }
                 Err(errno) => return Err(errno),

@@ -99,11 +99,11 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> CUresult {
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice) -> CUresult {
     entry("cuDeviceGetName", |state| {
         let text = format!("umf software device {}", state.device(device)?.number);
-        let room = usize::try_from(length).unwrap_or(0);
-        if name.is_null() || room == 0 {
+        let capacity = usize::try_from(length).unwrap_or(0);
+        if name.is_null() || capacity == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        for (place, byte) in text.bytes().take(room - 1).chain([0]).enumerate() {
+        for (place, byte) in text.bytes().take(capacity - 1).chain([0]).enumerate() {
             // SAFETY: the application's buffer has `length` bytes.
             unsafe { name.cast::<u8>().add(place).write(byte) };
         }

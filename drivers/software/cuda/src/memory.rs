@@ -81,7 +81,7 @@ impl DriverState {
         let backing = Backing::new(rounded, origin, charges)?;
         let window = Mapping::reserve(rounded, page)?;
         if kind != AllocationKind::Device {
-            window.show(backing.file().ok_or(CUDA_ERROR_UNKNOWN)?)?;
+            window.map_file(backing.file().ok_or(CUDA_ERROR_UNKNOWN)?)?;
         }
         let owner = Allocation {
             kind,
@@ -331,7 +331,7 @@ pub(crate) const FABRIC: [u8; 8] = *b"cudafabr";
 /// The content of an IPC handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IpcBytes {
-    /// The process, at 8, and the fd there, at 12.
+    /// The exporting process, at 8, and its fd, at 12.
     pub(crate) pid: u32,
     pub(crate) fd: i32,
     /// Device and inode of the file, at 16 and 24.
@@ -412,7 +412,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
 ) -> CUresult {
     entry("cuIpcOpenMemHandle", |state| {
         // SAFETY: the application passes a valid or null pointer, as the interface requires. It is
-        // written to before anything is made.
+        // written before a resource is created.
         unsafe { write_result(address, 0) }?;
         let current = state.current()?;
         let bytes = IpcBytes::decode(&handle.reserved, LEGACY)?;
@@ -438,11 +438,11 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
             return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
         }
         let size = usize::try_from(bytes.size).unwrap_or(usize::MAX);
-        let room = backing.size();
-        if size == 0 || size > room {
+        let available = backing.size();
+        if size == 0 || size > available {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let window = Mapping::reserve(room, DEVICE_PAGE)?;
+        let window = Mapping::reserve(available, DEVICE_PAGE)?;
         let owner = Allocation {
             kind: AllocationKind::Opened,
             context: current.number,

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     })
 }
 
-/// Takes addresses where nothing is.
+/// Reserves free addresses.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
 ) -> CUresult {
     entry("cuMemImportFromShareableHandle", |state| {
         // SAFETY: the application passes a valid or null pointer, as the interface requires. It is
-        // written to before anything is made.
+        // written before a resource is created.
         unsafe { write_result(handle, 0) }?;
         let file = match kind {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.settings.has("fds") => {

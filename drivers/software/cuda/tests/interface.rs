@@ -79,7 +79,7 @@ fn invalid_arguments_are_errors() {
 fn copies_fills_and_events_work() {
     let (api, context) = started();
     let (mut one, mut other, mut stream, mut event) = (0, 0, CUstream::NULL, CUevent::NULL);
-    let (source, mut seen) = ([7_u8; 5000], [0_u8; 5000]);
+    let (source, mut target) = ([7_u8; 5000], [0_u8; 5000]);
     // SAFETY: arguments as the driver interface requires.
     unsafe {
         api.cuMemAlloc(&raw mut one, 5000).unwrap();
@@ -93,7 +93,7 @@ fn copies_fills_and_events_work() {
         api.cuEventRecord(event, stream).unwrap();
         api.cuEventSynchronize(event).unwrap();
         api.cuEventQuery(event).unwrap();
-        api.cuMemcpyDtoH(seen.as_mut_ptr().cast(), other, 5000).unwrap();
+        api.cuMemcpyDtoH(target.as_mut_ptr().cast(), other, 5000).unwrap();
         // A copy beyond an allocation fails.
         assert!(api.cuMemcpyDtoD(other, one, 3 << 20).is_err());
         api.cuStreamDestroy(stream).unwrap();
@@ -107,7 +107,7 @@ fn copies_fills_and_events_work() {
     }
     let mut expected = [7_u8; 5000];
     expected[100..150].fill(9);
-    assert_eq!(seen, expected);
+    assert_eq!(target, expected);
 }
 
 #[test]

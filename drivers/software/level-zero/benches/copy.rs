@@ -38,11 +38,11 @@ fn main() {
     let sizes: &[usize] = if is_bench { &[64 << 10, 1 << 20, 16 << 20] } else { &[64 << 10] };
     let mut is_enough = true;
     for &size in sizes {
-        let there = user.allocate(size).unwrap();
+        let device_memory = user.allocate(size).unwrap();
         let (from, mut to) = (vec![1_u8; size], vec![2_u8; size]);
-        user.write(there, &from).unwrap();
+        user.write(device_memory, &from).unwrap();
         let memcpy = median(|| black_box(&mut to[..]).copy_from_slice(black_box(&from)));
-        let upload = median(|| user.write(there, black_box(&from)).unwrap());
+        let upload = median(|| user.write(device_memory, black_box(&from)).unwrap());
         let rate = |time: f64| size as f64 / time / 1e9;
         println!(
             "{:<28} {:>8.2}GB/s {:>6.2}GB/s {:>7.2}",
@@ -52,7 +52,7 @@ fn main() {
             memcpy / upload
         );
         is_enough &= size < 16 << 20 || memcpy / upload >= LEAST;
-        user.free(there).unwrap();
+        user.free(device_memory).unwrap();
     }
     user.finish();
     assert!(is_enough || !is_check, "a copy of 16 MiB is slower than {LEAST} of memcpy");

@@ -29,12 +29,12 @@ pub(crate) unsafe extern "C" fn get_devices(
 pub(crate) unsafe extern "C" fn get_sub_devices(
     device: ze_device_handle_t,
     count: *mut u32,
-    parts: *mut ze_device_handle_t,
+    sub_devices: *mut ze_device_handle_t,
 ) -> ze_result_t {
     entry("zeDeviceGetSubDevices", |state| {
         let device = state.device(device)?;
         // SAFETY: the application passes valid or null pointers, as the interface requires.
-        unsafe { counted(count, parts, device.parts.iter().copied()) }
+        unsafe { counted(count, sub_devices, device.sub_devices.iter().copied()) }
     })
 }
 
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn get_root_device(
 ) -> ze_result_t {
     entry("zeDeviceGetRootDevice", |state| {
         let device = state.device(device)?;
-        let found = device.part.map_or(ze_device_handle_t::NULL, |(_, root)| root);
+        let found = device.sub_device.map_or(ze_device_handle_t::NULL, |(_, root)| root);
         // SAFETY: the application passes a valid or null pointer, as the interface requires.
         Ok(unsafe { write_result(root, found) }?)
     })
@@ -58,34 +58,40 @@ pub(crate) unsafe extern "C" fn get_properties(
         let device = state.device(device)?;
         // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let told = read_argument(properties)?;
-            Ok(write_result(properties, describe(state, &device, told))?)
+            let requested = read_argument(properties)?;
+            Ok(write_result(properties, describe(state, &device, requested))?)
         }
     })
 }
 
-fn describe(state: &DriverState, device: &Device, asked: ze_device_properties_t) -> ze_device_properties_t {
-    let part = device.part.map(|(part, _)| part);
+/// Returns the properties of a device, with the type and the chain of the `requested` structure.
+fn describe(
+    state: &DriverState,
+    device: &Device,
+    requested: ze_device_properties_t,
+) -> ze_device_properties_t {
+    let sub_device = device.sub_device.map(|(index, _)| index);
     // Structure version 1.2 expects ticks per second, the older one nanoseconds per tick.
-    let timer_resolution = if asked.stype == ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES_1_2 { TICKS } else { 1 };
+    let timer_resolution = if requested.stype == ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES_1_2 { TICKS } else { 1 };
     let mut uuid = *b"umf soft 0000 00";
     uuid[9..13].copy_from_slice(&device.index.to_be_bytes());
-    uuid[14..]
-        .copy_from_slice(&u16::try_from(part.map_or(0, |part| part + 1)).unwrap_or(u16::MAX).to_be_bytes());
-    let name = match part {
+    uuid[14..].copy_from_slice(
+        &u16::try_from(sub_device.map_or(0, |index| index + 1)).unwrap_or(u16::MAX).to_be_bytes(),
+    );
+    let name = match sub_device {
         None => format!("software device {} (memory of the host, for tests)", device.index),
-        Some(part) => {
-            format!("software device {}, part {part} (memory of the host, for tests)", device.index)
+        Some(index) => {
+            format!("software device {}, part {index} (memory of the host, for tests)", device.index)
         }
     };
     ze_device_properties_t {
-        stype: asked.stype,
-        pNext: asked.pNext,
+        stype: requested.stype,
+        pNext: requested.pNext,
         r#type: ZE_DEVICE_TYPE_GPU,
         vendorId: VENDOR,
         deviceId: device.index,
-        flags: if part.is_some() { ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE } else { 0 },
-        subdeviceId: part.unwrap_or(0),
+        flags: if sub_device.is_some() { ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE } else { 0 },
+        subdeviceId: sub_device.unwrap_or(0),
         coreClockRate: 1000,
         maxMemAllocSize: state.settings.largest,
         maxHardwareContexts: u32::MAX,
@@ -107,7 +113,7 @@ fn describe(state: &DriverState, device: &Device, asked: ze_device_properties_t)
 ///
 /// # Safety
 /// The pointer is null or leads to an initialized structure.
-unsafe fn answer<T: Copy>(
+unsafe fn fill<T: Copy>(
     function: &'static str,
     device: ze_device_handle_t,
     to: *mut T,
@@ -117,9 +123,9 @@ unsafe fn answer<T: Copy>(
         let device = state.device(device)?;
         // SAFETY: the caller upholds the contract.
         unsafe {
-            let mut told = read_argument(to)?;
-            change(state, &device, &mut told)?;
-            Ok(write_result(to, told)?)
+            let mut filled = read_argument(to)?;
+            change(state, &device, &mut filled)?;
+            Ok(write_result(to, filled)?)
         }
     })
 }
@@ -130,10 +136,10 @@ pub(crate) unsafe extern "C" fn get_compute_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
-        answer("zeDeviceGetComputeProperties", device, to, |_, _, told| {
+        fill("zeDeviceGetComputeProperties", device, to, |_, _, filled| {
             // The device does not compute. The values are 1, since callers may divide by them.
-            let ze_device_compute_properties_t { stype, pNext, .. } = *told;
-            *told = ze_device_compute_properties_t {
+            let ze_device_compute_properties_t { stype, pNext, .. } = *filled;
+            *filled = ze_device_compute_properties_t {
                 stype,
                 pNext,
                 maxTotalGroupSize: 1,
@@ -146,7 +152,7 @@ pub(crate) unsafe extern "C" fn get_compute_properties(
                 numSubGroupSizes: 1,
                 ..Default::default()
             };
-            told.subGroupSizes[0] = 1;
+            filled.subGroupSizes[0] = 1;
             Ok(())
         })
     }
@@ -158,9 +164,9 @@ pub(crate) unsafe extern "C" fn get_module_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
-        answer("zeDeviceGetModuleProperties", device, to, |_, _, told| {
-            let ze_device_module_properties_t { stype, pNext, .. } = *told;
-            *told = ze_device_module_properties_t { stype, pNext, ..Default::default() };
+        fill("zeDeviceGetModuleProperties", device, to, |_, _, filled| {
+            let ze_device_module_properties_t { stype, pNext, .. } = *filled;
+            *filled = ze_device_module_properties_t { stype, pNext, ..Default::default() };
             Ok(())
         })
     }
@@ -172,9 +178,9 @@ pub(crate) unsafe extern "C" fn get_image_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
-        answer("zeDeviceGetImageProperties", device, to, |_, _, told| {
-            let ze_device_image_properties_t { stype, pNext, .. } = *told;
-            *told = ze_device_image_properties_t { stype, pNext, ..Default::default() };
+        fill("zeDeviceGetImageProperties", device, to, |_, _, filled| {
+            let ze_device_image_properties_t { stype, pNext, .. } = *filled;
+            *filled = ze_device_image_properties_t { stype, pNext, ..Default::default() };
             Ok(())
         })
     }
@@ -184,7 +190,7 @@ pub(crate) unsafe extern "C" fn get_image_properties(
 ///
 /// # Safety
 /// As for [`counted`], with initialized structures in the array.
-unsafe fn answer_all<T: Copy>(
+unsafe fn fill_all<T: Copy>(
     function: &'static str,
     device: ze_device_handle_t,
     count: *mut u32,
@@ -196,12 +202,12 @@ unsafe fn answer_all<T: Copy>(
         let items = items(state, &device);
         // SAFETY: the caller upholds the contract.
         unsafe {
-            let room = read_argument(count)?;
-            for (index, item) in items.iter().take(room as usize).enumerate() {
+            let capacity = read_argument(count)?;
+            for (index, item) in items.iter().take(capacity as usize).enumerate() {
                 if !array.is_null() {
-                    let mut told = read_argument(array.add(index))?;
-                    item(&mut told);
-                    write_result(array.add(index), told)?;
+                    let mut filled = read_argument(array.add(index))?;
+                    item(&mut filled);
+                    write_result(array.add(index), filled)?;
                 }
             }
             counted(count, std::ptr::null_mut(), items.iter())
@@ -216,15 +222,16 @@ pub(crate) unsafe extern "C" fn get_command_queue_group_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
-        answer_all("zeDeviceGetCommandQueueGroupProperties", device, count, groups, |_, _| {
-            let tell = |told: &mut ze_command_queue_group_properties_t, group: &crate::queue::Group| {
-                told.flags = group.flags;
-                told.maxMemoryFillPatternSize = group.pattern;
-                told.numQueues = group.queues;
+        fill_all("zeDeviceGetCommandQueueGroupProperties", device, count, groups, |_, _| {
+            let fill_group = |filled: &mut ze_command_queue_group_properties_t,
+                              group: &crate::queue::Group| {
+                filled.flags = group.flags;
+                filled.maxMemoryFillPatternSize = group.pattern;
+                filled.numQueues = group.queues;
             };
             GROUPS
                 .iter()
-                .map(|group| Box::new(move |told: &mut _| tell(told, group)) as Box<dyn Fn(&mut _)>)
+                .map(|group| Box::new(move |filled: &mut _| fill_group(filled, group)) as Box<dyn Fn(&mut _)>)
                 .collect()
         })
     }
@@ -237,19 +244,19 @@ pub(crate) unsafe extern "C" fn get_memory_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
-        answer_all("zeDeviceGetMemoryProperties", device, count, memories, |_, device| {
+        fill_all("zeDeviceGetMemoryProperties", device, count, memories, |_, device| {
             let size = device.memory[0].limit();
-            vec![Box::new(move |told: &mut ze_device_memory_properties_t| {
-                (told.flags, told.maxClockRate, told.maxBusWidth) = (0, 1000, 64);
-                told.totalSize = size;
-                told.name = field("memfd");
-                let more = chain::find_mut::<ze_device_memory_ext_properties_t>(told.pNext);
-                if let Ok(mut told) = read_argument(more) {
-                    told.r#type = ZE_DEVICE_MEMORY_EXT_TYPE_DDR;
-                    told.physicalSize = size;
-                    (told.readBandwidth, told.writeBandwidth) = (0, 0);
-                    told.bandwidthUnit = ZE_BANDWIDTH_UNIT_UNKNOWN;
-                    let _ = write_result(more, told);
+            vec![Box::new(move |filled: &mut ze_device_memory_properties_t| {
+                (filled.flags, filled.maxClockRate, filled.maxBusWidth) = (0, 1000, 64);
+                filled.totalSize = size;
+                filled.name = field("memfd");
+                let more = chain::find_mut::<ze_device_memory_ext_properties_t>(filled.pNext);
+                if let Ok(mut filled) = read_argument(more) {
+                    filled.r#type = ZE_DEVICE_MEMORY_EXT_TYPE_DDR;
+                    filled.physicalSize = size;
+                    (filled.readBandwidth, filled.writeBandwidth) = (0, 0);
+                    filled.bandwidthUnit = ZE_BANDWIDTH_UNIT_UNKNOWN;
+                    let _ = write_result(more, filled);
                 }
             })]
         })
@@ -263,13 +270,13 @@ pub(crate) unsafe extern "C" fn get_cache_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
-        answer_all("zeDeviceGetCacheProperties", device, count, caches, |_, _| {
-            vec![Box::new(|told: &mut ze_device_cache_properties_t| {
-                (told.flags, told.cacheSize) = (0, 1 << 20);
-                let line = chain::find_mut::<ze_device_cache_line_size_ext_t>(told.pNext);
-                if let Ok(mut told) = read_argument(line) {
-                    told.cacheLineSize = CACHE_LINE;
-                    let _ = write_result(line, told);
+        fill_all("zeDeviceGetCacheProperties", device, count, caches, |_, _| {
+            vec![Box::new(|filled: &mut ze_device_cache_properties_t| {
+                (filled.flags, filled.cacheSize) = (0, 1 << 20);
+                let line = chain::find_mut::<ze_device_cache_line_size_ext_t>(filled.pNext);
+                if let Ok(mut filled) = read_argument(line) {
+                    filled.cacheLineSize = CACHE_LINE;
+                    let _ = write_result(line, filled);
                 }
             })]
         })
@@ -282,14 +289,14 @@ pub(crate) unsafe extern "C" fn get_memory_access_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
-        answer("zeDeviceGetMemoryAccessProperties", device, to, |_, _, told| {
+        fill("zeDeviceGetMemoryAccessProperties", device, to, |_, _, filled| {
             let plain = ZE_MEMORY_ACCESS_CAP_FLAG_RW;
             let shared = plain | ZE_MEMORY_ACCESS_CAP_FLAG_CONCURRENT;
-            told.hostAllocCapabilities = shared;
-            told.deviceAllocCapabilities = plain;
-            told.sharedSingleDeviceAllocCapabilities = shared;
-            told.sharedCrossDeviceAllocCapabilities = shared;
-            told.sharedSystemAllocCapabilities = plain;
+            filled.hostAllocCapabilities = shared;
+            filled.deviceAllocCapabilities = plain;
+            filled.sharedSingleDeviceAllocCapabilities = shared;
+            filled.sharedCrossDeviceAllocCapabilities = shared;
+            filled.sharedSystemAllocCapabilities = plain;
             Ok(())
         })
     }
@@ -301,11 +308,11 @@ pub(crate) unsafe extern "C" fn get_external_memory_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
-        answer("zeDeviceGetExternalMemoryProperties", device, to, |_, _, told| {
+        fill("zeDeviceGetExternalMemoryProperties", device, to, |_, _, filled| {
             let fd = ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD;
-            told.memoryAllocationImportTypes = fd | ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF;
-            told.memoryAllocationExportTypes = fd;
-            (told.imageImportTypes, told.imageExportTypes) = (0, 0);
+            filled.memoryAllocationImportTypes = fd | ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF;
+            filled.memoryAllocationExportTypes = fd;
+            (filled.imageImportTypes, filled.imageExportTypes) = (0, 0);
             Ok(())
         })
     }
@@ -322,10 +329,10 @@ pub(crate) unsafe extern "C" fn get_p2p_properties(
 ) -> ze_result_t {
     // SAFETY: the application passes a valid or null pointer, as the interface requires.
     unsafe {
-        answer("zeDeviceGetP2PProperties", device, to, |state, device, told| {
+        fill("zeDeviceGetP2PProperties", device, to, |state, device, filled| {
             let peer = state.device(peer)?;
             let reach = are_peers(state, device, &peer);
-            told.flags = if reach { ZE_DEVICE_P2P_PROPERTY_FLAG_ACCESS } else { 0 };
+            filled.flags = if reach { ZE_DEVICE_P2P_PROPERTY_FLAG_ACCESS } else { 0 };
             Ok(())
         })
     }

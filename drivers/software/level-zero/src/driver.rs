@@ -71,16 +71,16 @@ pub(crate) unsafe extern "C" fn get_properties(
         state.driver(driver)?;
         // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let mut told = read_argument(properties)?;
-            told.uuid.id = *b"umf soft driver\0";
-            told.driverVersion = 1;
-            let policies = chain::find_mut::<ze_driver_memory_free_ext_properties_t>(told.pNext);
-            if let Ok(mut told) = read_argument(policies) {
-                told.freePolicies = ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE
+            let mut filled = read_argument(properties)?;
+            filled.uuid.id = *b"umf soft driver\0";
+            filled.driverVersion = 1;
+            let policies = chain::find_mut::<ze_driver_memory_free_ext_properties_t>(filled.pNext);
+            if let Ok(mut filled) = read_argument(policies) {
+                filled.freePolicies = ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE
                     | ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE;
-                write_result(policies, told)?;
+                write_result(policies, filled)?;
             }
-            Ok(write_result(properties, told)?)
+            Ok(write_result(properties, filled)?)
         }
     })
 }

@@ -151,7 +151,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Whatever is out for something that goes.
+    /// Removes all handles of an allocation.
     pub(crate) fn remove_all_of(&self, id: u64) {
         lock(&self.0).retain(|_, export| export.id != id);
     }
@@ -221,7 +221,7 @@ unsafe fn hand_out(
     pointer: *const c_void,
     ipc: *mut ze_ipc_mem_handle_t,
 ) -> ZeResult {
-    // SAFETY: the caller upholds the contract. It is written to before anything is given away.
+    // SAFETY: the caller upholds the contract. The pointer is written before a handle is created.
     unsafe {
         write_result(ipc, ze_ipc_mem_handle_t::default())?;
         let bytes = handle_of(state, context, pointer.addr())?;

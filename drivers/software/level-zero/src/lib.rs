@@ -1,8 +1,9 @@
 //! `libze_soft.so`: a software driver for Level Zero. **A testing device, not a GPU.**
 //!
 //! The loader loads it with `ZE_ENABLE_ALT_DRIVERS=/path/to/libze_soft.so`. Memory, queues, events
-//! and IPC handles are real; nothing computes. Touching device memory with the CPU is SIGSEGV.
-//! Faults can be injected. Functions that it lacks return `ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`.
+//! and IPC handles are real; nothing computes. An access of the CPU to device memory raises
+//! SIGSEGV. Tests can inject faults. Missing functions return
+//! `ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`.
 //!
 //! `docs/level-zero-soft.md` describes its settings and its differences from hardware drivers.
 //!

@@ -8,7 +8,7 @@ use std::time::Duration;
 use level_zero_sys::*;
 use soft_device::{Backing, Mapping, MemoryOrigin, MemoryRange, lock, read_argument, write_result};
 
-use crate::state::{Context, Device, DriverState, ZeResult, entry, handle, number, put_if_wanted};
+use crate::state::{Context, Device, DriverState, ZeResult, entry, handle, number, write_optional};
 
 /// Page size of device memory in bytes.
 pub(crate) const DEVICE_PAGE: usize = 64 << 10;
@@ -99,7 +99,7 @@ pub(crate) fn map_window(
 ) -> ZeResult<Mapping> {
     if kind != ZE_MEMORY_TYPE_DEVICE {
         let window = Mapping::reserve(size, alignment)?;
-        window.show(file)?;
+        window.map_file(file)?;
         return Ok(window);
     }
     let Some((begin, end)) = state.settings.addresses else {
@@ -354,15 +354,15 @@ pub(crate) unsafe extern "C" fn get_alloc_properties(
         let found = state.core.addresses.find(pointer.addr()).filter(|range| range.owner.context == context);
         // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            let mut told = read_argument(properties)?;
+            let mut filled = read_argument(properties)?;
             let Some(range) = found else {
-                (told.r#type, told.id, told.pageSize) = (ZE_MEMORY_TYPE_UNKNOWN, 0, 0);
-                put_if_wanted(device, ze_device_handle_t::NULL);
-                return Ok(write_result(properties, told)?);
+                (filled.r#type, filled.id, filled.pageSize) = (ZE_MEMORY_TYPE_UNKNOWN, 0, 0);
+                write_optional(device, ze_device_handle_t::NULL);
+                return Ok(write_result(properties, filled)?);
             };
             let owner = &range.owner;
-            (told.r#type, told.id, told.pageSize) = (owner.kind, range.id, page_of(owner.kind) as u64);
-            let wanted = chain::find_mut::<ze_external_memory_export_fd_t>(told.pNext);
+            (filled.r#type, filled.id, filled.pageSize) = (owner.kind, range.id, page_of(owner.kind) as u64);
+            let wanted = chain::find_mut::<ze_external_memory_export_fd_t>(filled.pNext);
             if let Ok(mut export) = read_argument(wanted) {
                 if export.flags & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
                     return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into());
@@ -374,8 +374,8 @@ pub(crate) unsafe extern "C" fn get_alloc_properties(
                 export.fd = range.backing.export()?.into_raw_fd();
                 write_result(wanted, export)?;
             }
-            put_if_wanted(device, owner.device);
-            Ok(write_result(properties, told)?)
+            write_optional(device, owner.device);
+            Ok(write_result(properties, filled)?)
         }
     })
 }
@@ -395,8 +395,8 @@ pub(crate) unsafe extern "C" fn get_address_range(
         let range = found.ok_or(ZE_RESULT_ERROR_ADDRESS_NOT_FOUND)?;
         // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
-            put_if_wanted(base, handle(range.start));
-            put_if_wanted(size, range.size);
+            write_optional(base, handle(range.start));
+            write_optional(size, range.size);
         }
         Ok(())
     })

@@ -71,7 +71,7 @@ pub(crate) fn entry(
 ///
 /// # Safety
 /// The pointer is null or valid for a write.
-pub(crate) unsafe fn put_if_wanted<T>(pointer: *mut T, value: T) {
+pub(crate) unsafe fn write_optional<T>(pointer: *mut T, value: T) {
     if !pointer.is_null() {
         // SAFETY: the caller upholds the contract.
         unsafe { pointer.write_unaligned(value) };
@@ -108,15 +108,15 @@ pub(crate) unsafe fn counted<T>(
     items: impl ExactSizeIterator<Item = T>,
 ) -> ZeResult {
     // SAFETY: the caller upholds the contract.
-    let room = unsafe { read_argument(count) }?;
-    let there = u32::try_from(items.len()).unwrap_or(u32::MAX);
-    if room == 0 || room > there {
+    let capacity = unsafe { read_argument(count) }?;
+    let available = u32::try_from(items.len()).unwrap_or(u32::MAX);
+    if capacity == 0 || capacity > available {
         // SAFETY: as above.
-        unsafe { write_result(count, there) }?;
+        unsafe { write_result(count, available) }?;
     }
-    if room > 0 && !array.is_null() {
-        for (index, item) in items.take(room as usize).enumerate() {
-            // SAFETY: as above, and below the room that there is.
+    if capacity > 0 && !array.is_null() {
+        for (index, item) in items.take(capacity as usize).enumerate() {
+            // SAFETY: as above, and the index is below the capacity of the array.
             unsafe { array.add(index).write_unaligned(item) };
         }
     }
@@ -139,8 +139,8 @@ pub(crate) struct Device {
     pub(crate) handle: ze_device_handle_t,
     pub(crate) index: u32,
     /// For a sub-device: its index and its root device.
-    pub(crate) part: Option<(u32, ze_device_handle_t)>,
-    pub(crate) parts: Vec<ze_device_handle_t>,
+    pub(crate) sub_device: Option<(u32, ze_device_handle_t)>,
+    pub(crate) sub_devices: Vec<ze_device_handle_t>,
     /// Its memory; for a sub-device also the root device's.
     pub(crate) memory: Vec<Arc<Budget>>,
     pub(crate) health: Arc<Health>,
@@ -149,7 +149,7 @@ pub(crate) struct Device {
 impl Device {
     /// Returns its root device, which may be itself.
     pub(crate) fn root(&self) -> ze_device_handle_t {
-        self.part.map_or(self.handle, |(_, root)| root)
+        self.sub_device.map_or(self.handle, |(_, root)| root)
     }
 }
 
@@ -196,19 +196,20 @@ impl DriverState {
             DriverCore::new(common, crate::driver::answer).map_err(|why| format!("ZE_SOFT_FAULTS: {why}"))?;
         let devices = HandleTable::<Device>::default();
         let next = || ze_device_handle_t(handle(HandleTable::<Device>::next()));
-        let add = |handle: ze_device_handle_t, index, part, parts, memory| {
+        let add = |handle: ze_device_handle_t, index, sub_device, sub_devices, memory| {
             let health = Arc::clone(&core.health);
-            devices.insert_as(number(handle.0), Device { handle, index, part, parts, memory, health });
+            let device = Device { handle, index, sub_device, sub_devices, memory, health };
+            devices.insert_as(number(handle.0), device);
         };
         let mut roots = Vec::new();
         for index in 0..core.settings.devices {
             let (root, memory) = (next(), Budget::new(core.settings.memory));
-            let parts: Vec<_> = (0..settings.sub_devices).map(|_| next()).collect();
-            for (place, part) in (0..).zip(&parts) {
+            let sub_devices: Vec<_> = (0..settings.sub_devices).map(|_| next()).collect();
+            for (number, sub_device) in (0..).zip(&sub_devices) {
                 let share = Budget::new(core.settings.memory / u64::from(settings.sub_devices));
-                add(*part, index, Some((place, root)), Vec::new(), vec![share, Arc::clone(&memory)]);
+                add(*sub_device, index, Some((number, root)), Vec::new(), vec![share, Arc::clone(&memory)]);
             }
-            add(root, index, None, parts, vec![memory]);
+            add(root, index, None, sub_devices, vec![memory]);
             roots.push(root);
         }
         Ok(Self {
@@ -291,9 +292,9 @@ pub(crate) struct DriverSettings {
     /// The address range of device memory; anywhere if `None`.
     pub(crate) addresses: Option<(usize, usize)>,
     pub(crate) ipc: IpcMode,
-    /// Opening one handle twice gives one address.
+    /// Whether opening one handle twice returns one address.
     pub(crate) opens_once: bool,
-    /// Memory of a peer has to be made resident before it is accessed.
+    /// Whether memory of a peer must be resident before it is accessed.
     pub(crate) strict_residency: bool,
     pub(crate) api: ze_api_version_t,
 }

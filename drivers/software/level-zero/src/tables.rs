@@ -17,7 +17,7 @@ unsafe extern "C" fn unsupported() -> ze_result_t {
 ///
 /// # Safety
 /// `table` is null or valid for writes of the members of that version.
-unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) -> ze_result_t {
+unsafe fn fill_table<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) -> ze_result_t {
     guarded(|| {
         if table.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
@@ -47,7 +47,7 @@ macro_rules! exports {
                 #[allow(clippy::needless_update, reason = "some tables have nothing else")]
                 let full = $table { $($member: Some($function),)* ..Default::default() };
                 // SAFETY: the caller upholds the contract.
-                unsafe { give(version, table, full) }
+                unsafe { fill_table(version, table, full) }
             }
         )*
 

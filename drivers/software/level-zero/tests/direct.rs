@@ -230,28 +230,28 @@ fn sub_devices_share_memory_of_their_device() {
         for user in users("sub_devices_share_memory_of_their_device") {
             assert_eq!(user.devices.len(), 3);
             let mut count = 2;
-            let mut parts = [ze_device_handle_t::NULL; 2];
+            let mut sub_devices = [ze_device_handle_t::NULL; 2];
             let mut uuids = std::collections::HashSet::new();
             // SAFETY: arguments as the specification requires.
             unsafe {
                 let api = &user.api;
-                api.zeDeviceGetSubDevices(user.devices[1], &raw mut count, parts.as_mut_ptr()).unwrap();
+                api.zeDeviceGetSubDevices(user.devices[1], &raw mut count, sub_devices.as_mut_ptr()).unwrap();
                 assert_eq!(count, 2);
-                for device in user.devices.iter().chain(&parts) {
+                for device in user.devices.iter().chain(&sub_devices) {
                     let mut properties = ze_device_properties_t::default();
                     api.zeDeviceGetProperties(*device, &raw mut properties).unwrap();
-                    let is_part = parts.contains(device);
-                    assert_eq!(properties.flags & ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE != 0, is_part);
+                    let is_sub_device = sub_devices.contains(device);
+                    assert_eq!(properties.flags & ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE != 0, is_sub_device);
                     assert!(properties.timerResolution > 0 && properties.maxMemAllocSize > 0);
                     assert!(uuids.insert(properties.uuid.id));
                     assert_eq!(properties.name.last(), Some(&0));
                 }
             }
             // Memory of a sub-device is also charged to its root device.
-            let half = user.allocate_on(parts[0], 512 << 10).unwrap();
-            assert_eq!(error_code(user.allocate_on(parts[0], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+            let half = user.allocate_on(sub_devices[0], 512 << 10).unwrap();
+            assert_eq!(error_code(user.allocate_on(sub_devices[0], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
             let rest = user.allocate_on(user.devices[1], 512 << 10).unwrap();
-            assert_eq!(error_code(user.allocate_on(parts[1], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
+            assert_eq!(error_code(user.allocate_on(sub_devices[1], 1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
             user.free(half).unwrap();
             user.free(rest).unwrap();
             user.finish();
@@ -323,7 +323,7 @@ fn reused_address_has_another_allocation_id() {
         assert_eq!(again, first);
         assert_ne!(user.properties(again).id, id);
         assert_eq!(user.read(again, 16).unwrap(), [0; 16]);
-        // Four pages of 64 KiB are all there is.
+        // Four pages of 64 KiB are all memory of the device.
         let others: Vec<_> = (0..3).map(|_| user.allocate(1).unwrap()).collect();
         assert_eq!(error_code(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
         for address in others.into_iter().chain([again]) {
@@ -374,31 +374,31 @@ fn tables_are_filled_up_to_their_version() {
     // SAFETY: the driver of this project; its functions fill tables of pointers.
     unsafe {
         let driver = libloading::Library::new(library()).unwrap();
-        let mut seen = 0;
+        let mut tables = 0;
         for table in layout::tables() {
             let Ok(get) = driver.get::<Get>(table.get) else { continue };
-            seen += 1;
+            tables += 1;
             for minor in 0..=30 {
-                let mut room = [UNTOUCHED; 128];
+                let mut members = [UNTOUCHED; 128];
                 let version = make_version(1, minor);
-                assert_eq!(get(ze_api_version_t(version), room.as_mut_ptr()), ZE_RESULT_SUCCESS);
+                assert_eq!(get(ze_api_version_t(version), members.as_mut_ptr()), ZE_RESULT_SUCCESS);
                 let known = table.members.iter().filter(|member| member.since <= version).count();
-                assert!(room[..known].iter().all(|member| *member != UNTOUCHED && *member != 0));
+                assert!(members[..known].iter().all(|member| *member != UNTOUCHED && *member != 0));
                 assert!(
-                    room[known..].iter().all(|member| *member == UNTOUCHED),
+                    members[known..].iter().all(|member| *member == UNTOUCHED),
                     "{} at 1.{minor}",
                     table.name
                 );
             }
-            let mut room = [UNTOUCHED; 128];
+            let mut members = [UNTOUCHED; 128];
             assert_eq!(
-                get(ze_api_version_t(make_version(2, 0)), room.as_mut_ptr()),
+                get(ze_api_version_t(make_version(2, 0)), members.as_mut_ptr()),
                 ZE_RESULT_ERROR_UNSUPPORTED_VERSION
             );
             let nowhere = get(ZE_API_VERSION_CURRENT, std::ptr::null_mut());
             assert_eq!(nowhere, ZE_RESULT_ERROR_INVALID_NULL_POINTER);
         }
-        assert!(seen > 20, "{seen} tables");
+        assert!(tables > 20, "{tables} tables");
     }
 }
 

@@ -1,5 +1,5 @@
-//! C programs that know nothing of this project, over the real loader: as written, and watched by
-//! its validation layer.
+//! C programs that are independent of this project, over the system's loader: with and without its
+//! validation layer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -13,7 +13,8 @@ use std::process::{Command, Output, Stdio};
 use driver::{clean, describe, library, skip};
 use level_zero_sys::Api;
 
-/// A program, built; or one line that says why there is none.
+/// Builds a program and returns its path. Returns `None`, after it has reported why, if the machine
+/// cannot build or run it.
 fn program(test: &str, name: &str, folder: &Path) -> Option<PathBuf> {
     let include = std::env::var_os("TESTS_ZE_INCLUDE").map_or("/usr/include".into(), PathBuf::from);
     if !include.join("level_zero/ze_api.h").exists() {
@@ -34,7 +35,7 @@ fn program(test: &str, name: &str, folder: &Path) -> Option<PathBuf> {
     let mut compile = Command::new("cc");
     compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"]).arg(include);
     compile.arg(source).arg("-o").arg(&binary).args(["-l:libze_loader.so.1", "-ldl"]);
-    assert!(compile.status().unwrap().success(), "{name} is built");
+    assert!(compile.status().unwrap().success(), "cannot build {name}");
     Some(binary)
 }
 
@@ -42,20 +43,21 @@ fn run(program: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output 
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "60"]).arg(program).args(arguments).stdin(Stdio::null());
     clean(&mut command).env("ZE_ENABLE_ALT_DRIVERS", library()).envs(settings.iter().copied());
-    // Where the programs count mappings.
+    // The address range in which the programs count mappings.
     command.env("ZE_SOFT_ADDRESSES", "0x100000000000-0x110000000000");
     command.output().unwrap()
 }
 
-const WATCHED: [(&str, &str); 2] =
+const VALIDATED: [(&str, &str); 2] =
     [("ZE_ENABLE_VALIDATION_LAYER", "1"), ("ZE_ENABLE_PARAMETER_VALIDATION", "1")];
 
-/// Runs a program as it is and watched: it ends well and writes no errors.
+/// Runs a program with and without the validation layer. Requires that it succeeds and writes no
+/// errors.
 fn passes(test: &str, name: &str, arguments: &[&str], settings: &[(&str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
     let Some(binary) = program(test, name, folder.path()) else { return };
-    for watched in [&[][..], &WATCHED] {
-        let settings = [settings, watched].concat();
+    for layers in [&[][..], &VALIDATED] {
+        let settings = [settings, layers].concat();
         let output = run(&binary, arguments, &settings);
         let text = describe(&output);
         assert!(output.status.success(), "{name} {arguments:?} {settings:?}: {text}");
@@ -81,8 +83,8 @@ fn events_order_commands_of_two_queues() {
     passes("events_order_commands_of_two_queues", "events", &[], &[]);
 }
 
-/// Classic handles, with the fd brought over by the client; opaque ones, left alone, and treated as
-/// if they were classic.
+/// The client transfers the fd of a classic handle. It passes an opaque handle on unchanged
+/// (`raw`), or transfers an fd as for a classic one (`local`).
 #[test]
 fn processes_share_memory() {
     for (ipc, client) in [
@@ -98,8 +100,8 @@ fn processes_share_memory() {
     }
 }
 
-/// Nothing is left of many handles on either side; the program counts. Ten thousand in the long
-/// form.
+/// Many handles leave no fds and no mappings in either process, which the program counts. With
+/// `UMF_TESTS_LONG`, ten thousand handles.
 #[test]
 fn many_handles_leak_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -112,8 +114,8 @@ fn many_handles_leak_nothing() {
     }
 }
 
-/// A classic handle that is not made local names some other fd: an error, and no memory of another
-/// process.
+/// A classic handle without a transferred fd contains the number of an unrelated fd: opening it is
+/// an error.
 #[test]
 fn classic_handle_of_another_process_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -123,7 +125,7 @@ fn classic_handle_of_another_process_is_an_error() {
     assert!(!output.status.success(), "{}", describe(&output));
 }
 
-/// The CPU cannot touch memory of a device.
+/// The CPU cannot access memory of a device.
 #[test]
 fn cpu_access_to_device_memory_is_a_segmentation_fault() {
     let folder = tempfile::tempdir().unwrap();
@@ -140,7 +142,7 @@ fn cpu_access_to_device_memory_is_a_segmentation_fault() {
     }
 }
 
-/// A setting that is wrong is named, and the loader has no driver.
+/// An invalid setting is named on standard error, and the loader has no driver.
 #[test]
 fn invalid_setting_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -6,14 +6,14 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use loom::thread;
 
-use super::take_bias;
+use super::revoke_span_bias;
 use crate::section::model::{Flag, ModelLock, Reached, explore};
 use crate::section::{exit, try_enter};
 use crate::types::{LIVE, UNOWNED};
 
 const OWNER: u32 = 1;
 
-/// A span of one block, and what the lookaside cache of its owner remembers of it.
+/// A span of one block, and whether the lookaside cache of its owner has it.
 struct Span {
     lock: ModelLock,
     fast: Flag,
@@ -33,14 +33,15 @@ impl Span {
         }
     }
 
-    /// A free by the owner, as in `free_biased`, or by exchange where that is not possible.
+    /// A free by the owner: by plain stores as in `free_owned` if the span is biased, or by
+    /// exchange.
     fn free_by_owner(&self) -> bool {
         let may = try_enter(&self.lock, false, || self.fast.load(Ordering::Acquire));
-        // SAFETY: here and below, loom checks that no other thread has it.
-        let is_own = may
+        // SAFETY: here and below, loom checks that no other thread accesses the cell.
+        let is_owner = may
             && (self.remembered.with(|remembered| unsafe { *remembered })
                 || self.bias.load(Ordering::Acquire) == OWNER);
-        let freed = is_own.then(|| {
+        let freed = is_owner.then(|| {
             // SAFETY: as above.
             self.remembered.with_mut(|remembered| unsafe { *remembered = true });
             let live = self.state.load(Ordering::Relaxed) == LIVE;
@@ -56,7 +57,7 @@ impl Span {
     /// A free by another thread.
     fn free_other(&self) -> bool {
         if self.bias.load(Ordering::Acquire) != UNOWNED {
-            take_bias(
+            revoke_span_bias(
                 &self.lock,
                 |bias| self.bias.store(bias, Ordering::Release),
                 (

@@ -1,4 +1,4 @@
-//! Remote frees: blocks that another thread than the owner of their slab frees.
+//! Remote frees: blocks freed by another thread than the owner of their slab.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests, and one reads the environment")]
 
@@ -35,18 +35,18 @@ fn free_all(pool: &SlabPool, blocks: impl IntoIterator<Item = Address>) {
     blocks.into_iter().for_each(|address| free(pool, address).unwrap());
 }
 
-/// Runs `run` beside a thread that owns what `take` takes, and that is idle meanwhile.
-fn beside_owner<R: Send>(take: impl FnOnce() -> R + Send, run: impl FnOnce(R)) {
-    let (taken, take_over) = mpsc::channel();
+/// Runs `allocate` in a new thread, and `run` with the result while that thread is idle.
+fn beside_owner<R: Send>(allocate: impl FnOnce() -> R + Send, run: impl FnOnce(R)) {
+    let (allocated, receive) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let owner = scope.spawn(move || {
-            taken.send(take()).unwrap();
+            allocated.send(allocate()).unwrap();
             let _ = ended.recv();
         });
-        run(take_over.recv().unwrap());
+        run(receive.recv().unwrap());
         drop(end);
-        // Joined, so that its heap is empty when this ends.
+        // Joined, so that its heap is emptied before this returns.
         owner.join().unwrap();
     });
 }
@@ -59,8 +59,8 @@ fn assert_unused(pool: &SlabPool) {
     assert_eq!(pool.statistics().reserved_bytes, 0);
 }
 
-/// The owner and another thread free one block in the same instant. Both may succeed; the block is
-/// handed out once, and each free that is one too many is counted.
+/// The owner and another thread free one block at the same time. Both may succeed; the block is
+/// handed out once, and each second free is counted.
 #[test]
 fn block_freed_by_owner_and_other_thread_is_handed_out_once() {
     const RACES: usize = 50_000;
@@ -70,31 +70,31 @@ fn block_freed_by_owner_and_other_thread_is_handed_out_once() {
     for round in 0..RACES / BLOCKS {
         let size = SIZES[round % 3];
         let blocks: Vec<Address> = (0..BLOCKS).map(|_| allocate(&pool, size)).collect();
-        let won = AtomicUsize::new(0);
+        let succeeded = AtomicUsize::new(0);
         race(&blocks, |&address| match free(&pool, address) {
             Ok(()) => {
-                won.fetch_add(1, Ordering::Relaxed);
+                succeeded.fetch_add(1, Ordering::Relaxed);
             }
             Err(Error::NotAllocated { .. }) => {}
             Err(error) => panic!("{error}"),
         });
-        let won = won.into_inner();
-        assert!((BLOCKS..=2 * BLOCKS).contains(&won));
-        both += won - BLOCKS;
+        let succeeded = succeeded.into_inner();
+        assert!((BLOCKS..=2 * BLOCKS).contains(&succeeded));
+        both += succeeded - BLOCKS;
         let mut again: Vec<Address> = (0..2 * BLOCKS).map(|_| allocate(&pool, size)).collect();
         assert_eq!(again.iter().collect::<BTreeSet<_>>().len(), again.len(), "handed out twice");
         free_all(&pool, again.drain(..));
-        // What the other thread has sent is drained here at the latest.
+        // Drains the remote frees of the other thread.
         let (index, heap) = pool.heaps.current().unwrap();
         pool.drain_own(index, heap);
         let statistics = pool.statistics();
         assert_eq!((statistics.late_double_frees, statistics.live_blocks), (both as u64, 0));
     }
-    println!("{both} of {RACES} races had two winners");
+    println!("{both} of {RACES} races had two successful frees");
     assert_unused(&pool);
 }
 
-/// Collects what warnings say.
+/// Records the texts of warnings.
 struct Warnings(Mutex<Vec<String>>);
 
 impl Subscriber for Warnings {
@@ -123,7 +123,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Late double frees are counted and logged. Several at one time are logged once, with their
+/// Late double frees are counted and logged. Several at the same time are logged once, with their
 /// number.
 #[test]
 fn late_double_frees_are_logged_and_counted() {
@@ -135,7 +135,7 @@ fn late_double_frees_are_logged_and_counted() {
     });
     for &address in &blocks {
         assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })));
-        // The owner's free, that has read the state before the other thread wrote it.
+        // As if the owner's free had read the state before the other thread wrote it.
         let place = pool.back.meta.locate_start(address).unwrap();
         place.state.store(LIVE, Ordering::Release);
         free(&pool, address).unwrap();
@@ -150,15 +150,15 @@ fn late_double_frees_are_logged_and_counted() {
     assert_eq!((statistics.late_double_frees, statistics.live_blocks), (MANY as u64, 0));
     let warnings = warnings.0.lock().unwrap();
     let [warning] = &warnings[..] else { panic!("{warnings:?}") };
-    let named = blocks.iter().any(|address| warning.contains(&format!("address={address} ")));
-    assert!(named && warning.contains("count=3 ") && warning.contains("pool=\"slab\""), "{warning}");
+    let names_block = blocks.iter().any(|address| warning.contains(&format!("address={address} ")));
+    assert!(names_block && warning.contains("count=3 ") && warning.contains("pool=\"slab\""), "{warning}");
     drop(warnings);
     assert_unused(&pool);
 }
 
-/// A late double free is counted although its slab is gone, and another one may lie there.
+/// A late double free is counted although its slab was removed, and another slab may be there.
 #[test]
-fn late_double_frees_in_slabs_that_are_gone_are_counted() {
+fn late_double_frees_in_removed_slabs_are_counted() {
     for other in [0, 200] {
         let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().capacity(0)).unwrap();
         let address = allocate(&pool, 100);
@@ -199,13 +199,13 @@ fn remote_free_of_a_block_that_is_not_live_is_an_error() {
     assert_unused(&pool);
 }
 
-/// A trim takes what waits in open batches and inboxes, of idle threads too.
+/// A trim collects open batches and inboxes, those of idle threads too.
 #[test]
 fn trim_collects_pending_batches() {
     for many in [1, 61, 62, 63, 2000, 20_000] {
         let pool = pool();
-        let take = || (0..many).map(|number| allocate(&pool, SIZES[number % 3])).collect::<Vec<_>>();
-        beside_owner(take, |blocks| {
+        let allocate_all = || (0..many).map(|number| allocate(&pool, SIZES[number % 3])).collect::<Vec<_>>();
+        beside_owner(allocate_all, |blocks| {
             beside_owner(
                 || free_all(&pool, blocks),
                 |()| {
@@ -217,16 +217,16 @@ fn trim_collects_pending_batches() {
     }
 }
 
-/// Blocks that wait for an idle thread serve others before the pool grows.
+/// Blocks in the inbox of an idle thread are reused by other threads before the pool grows.
 #[test]
 fn inbox_of_an_idle_owner_is_drained() {
     const MANY: usize = 30_000;
     let pool = pool();
-    let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<BTreeSet<_>>();
-    beside_owner(take, |blocks| {
+    let allocate_all = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<BTreeSet<_>>();
+    beside_owner(allocate_all, |blocks| {
         let reserved = pool.statistics().reserved_bytes;
         free_all(&pool, blocks.iter().copied());
-        let again = take();
+        let again = allocate_all();
         assert_eq!(pool.statistics().reserved_bytes, reserved);
         assert!(again.intersection(&blocks).count() > MANY * 9 / 10);
         free_all(&pool, again);
@@ -234,16 +234,16 @@ fn inbox_of_an_idle_owner_is_drained() {
     assert_unused(&pool);
 }
 
-/// Slabs of an idle owner that are free in part serve others, whether their batches still wait or
-/// not.
+/// Free blocks in slabs of an idle owner are reused by other threads, whether or not their batches
+/// still wait.
 #[test]
-fn free_blocks_of_an_idle_owner_serve_others() {
+fn free_blocks_of_an_idle_owner_are_reused_by_others() {
     for many in [4000, 16_000, 30_000] {
         let pool = pool();
-        let take = || (0..many).map(|_| allocate(&pool, 1000)).collect::<Vec<_>>();
-        beside_owner(take, |blocks| {
+        let allocate_all = || (0..many).map(|_| allocate(&pool, 1000)).collect::<Vec<_>>();
+        beside_owner(allocate_all, |blocks| {
             let reserved = pool.statistics().reserved_bytes;
-            let (kept, freed): (Vec<_>, Vec<_>) =
+            let (live, freed): (Vec<_>, Vec<_>) =
                 blocks.into_iter().enumerate().partition(|(number, _)| number % 10 == 0);
             let freed: BTreeSet<Address> = freed.into_iter().map(|(_, address)| address).collect();
             free_all(&pool, freed.iter().copied());
@@ -252,22 +252,21 @@ fn free_blocks_of_an_idle_owner_serve_others() {
             assert!(reused > many * 8 / 10, "{reused} of {}", freed.len());
             assert!(pool.statistics().reserved_bytes <= reserved + (1 << 20));
             free_all(&pool, again);
-            free_all(&pool, kept.into_iter().map(|(_, address)| address));
+            free_all(&pool, live.into_iter().map(|(_, address)| address));
         });
         assert_unused(&pool);
     }
 }
 
-/// What waits for an idle owner counts as free, and what threads hold for owners is bounded in
-/// bytes.
+/// Batches for an idle owner count as free memory, and the bytes in batches are bounded.
 #[test]
 fn pending_batches_count_against_max_cached() {
     const MOST: u64 = 8 << 20;
     for (size, many) in [(50_000, 900), (50_000, 3600), (1000, 3600)] {
         let pool =
             SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().max_cached(MOST)).unwrap();
-        let take = || (0..many).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
-        beside_owner(take, |blocks| {
+        let allocate_all = || (0..many).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
+        beside_owner(allocate_all, |blocks| {
             free_all(&pool, blocks);
             let cached = pool.statistics().cached_bytes;
             assert!(cached <= MOST + MOST / 2, "{cached}");
@@ -280,8 +279,8 @@ fn pending_batches_count_against_max_cached() {
 #[test]
 fn sender_drains_the_inbox_of_a_sleeping_owner() {
     let pool = pool();
-    let take = || (0..100_000).map(|_| allocate(&pool, 64)).collect::<Vec<_>>();
-    beside_owner(take, |blocks| {
+    let allocate_all = || (0..100_000).map(|_| allocate(&pool, 64)).collect::<Vec<_>>();
+    beside_owner(allocate_all, |blocks| {
         for address in blocks {
             free(&pool, address).unwrap();
             assert!(pool.heaps.iter().all(|(_, heap)| heap.inbox.pending() <= pool.heaps.max_pending()));
@@ -290,7 +289,7 @@ fn sender_drains_the_inbox_of_a_sleeping_owner() {
     });
 }
 
-/// Threads that start, end and free each other's blocks: nothing is lost.
+/// Threads start, end and free each other's blocks. No block is lost.
 #[test]
 fn blocks_of_short_lived_threads_are_reused() {
     let pool = pool();
@@ -319,7 +318,7 @@ fn blocks_of_short_lived_threads_are_reused() {
     assert_unused(&pool);
 }
 
-/// Very many threads, each of which frees what others took, and leaves blocks for others to free.
+/// Many threads, each of which frees blocks of others and leaves blocks for others to free.
 #[test]
 fn many_threads_leave_no_live_blocks() {
     let generations = if std::env::var_os("UMF_TESTS_LONG").is_some() { 120_000 } else { 3000 };
@@ -331,11 +330,11 @@ fn many_threads_leave_no_live_blocks() {
             let work = |thread: usize| {
                 let (pool, shelf) = (&pool, &shelf);
                 move || {
-                    let taken =
+                    let blocks =
                         (0..20).map(|number| allocate(pool, SIZES[(generation + thread + number) % 3]));
-                    let taken: Vec<Address> = taken.collect();
+                    let blocks: Vec<Address> = blocks.collect();
                     let mut shelf = shelf.lock().unwrap();
-                    shelf.extend(taken);
+                    shelf.extend(blocks);
                     let surplus = shelf.len().saturating_sub(300);
                     let old: Vec<Address> = shelf.drain(..surplus).collect();
                     drop(shelf);
@@ -357,27 +356,27 @@ fn many_threads_leave_no_live_blocks() {
     assert_unused(&pool);
 }
 
-/// More threads than a heap has places for open batches, and than the fast paths know.
+/// More threads than a heap has open batches, and than the fast paths have heaps.
 #[test]
 fn more_threads_than_open_batches_free_each_others_blocks() {
     const THREADS: usize = 90;
     const EACH: usize = 270;
     let pool = pool();
     let shelves: Vec<Mutex<Vec<Address>>> = (0..THREADS).map(|_| Mutex::default()).collect();
-    let met = Barrier::new(THREADS);
+    let barrier = Barrier::new(THREADS);
     std::thread::scope(|scope| {
         let work = |thread: usize| {
-            let (pool, shelves, met) = (&pool, &shelves, &met);
+            let (pool, shelves, barrier) = (&pool, &shelves, &barrier);
             move || {
                 for turn in 0..3 {
                     for number in 0..EACH {
                         let address = allocate(pool, SIZES[(thread + turn + number) % 3]);
                         shelves[(thread + number) % THREADS].lock().unwrap().push(address);
                     }
-                    met.wait();
-                    let own = core::mem::take(&mut *shelves[thread].lock().unwrap());
-                    free_all(pool, own);
-                    met.wait();
+                    barrier.wait();
+                    let blocks = core::mem::take(&mut *shelves[thread].lock().unwrap());
+                    free_all(pool, blocks);
+                    barrier.wait();
                 }
             }
         };
@@ -388,13 +387,13 @@ fn more_threads_than_open_batches_free_each_others_blocks() {
     assert_unused(&pool);
 }
 
-/// A child goes on with blocks of the parent's other threads, those that are under way included.
+/// A child frees blocks of the parent's other threads, those in batches included.
 #[test]
 fn child_collects_batches_for_threads_of_its_parent() {
     const MANY: usize = 4000;
     let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
-    let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<Vec<_>>();
-    beside_owner(take, |blocks| {
+    let allocate_all = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<Vec<_>>();
+    beside_owner(allocate_all, |blocks| {
         let (before, after) = blocks.split_at(MANY / 2 + 7);
         free_all(&pool, before.iter().copied());
         // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
@@ -410,7 +409,7 @@ fn child_collects_batches_for_threads_of_its_parent() {
                 (0..MANY).map(|_| allocate(&pool, 100)).filter(|address| known.contains(address)).count();
             let waits = pool.heaps.iter().any(|(_, heap)| !heap.inbox.is_empty());
             let status = i32::from(!freed) + 2 * i32::from(!trimmed) + 4 * i32::from(waits);
-            // Some slabs have become empty, and their memory serves as well.
+            // The memory of emptied slabs is reused too.
             let status = status + 8 * i32::from(again == 0);
             // SAFETY: ends the process at once.
             unsafe { libc::_exit(status) };
@@ -421,7 +420,7 @@ fn child_collects_batches_for_threads_of_its_parent() {
     });
 }
 
-/// Waits for a child that ends by itself, and returns its status.
+/// Waits for a child, and returns its wait status.
 fn wait_for(child: libc::pid_t) -> i32 {
     let mut status = 0;
     // SAFETY: waits for a child of this test.
@@ -429,7 +428,7 @@ fn wait_for(child: libc::pid_t) -> i32 {
     status
 }
 
-/// A thread of a child has the number of a thread of the parent that had ended: other threads wait
+/// A thread of a child has the number of an ended thread of the parent. A revoking thread waits
 /// while it is inside its section.
 #[test]
 fn revoking_waits_for_a_child_thread_with_a_reused_number() {
@@ -471,24 +470,24 @@ fn revoking_waits_for_a_child_thread_with_a_reused_number() {
         // SAFETY: ends the process at once.
         unsafe { libc::_exit(i32::from(state != 2)) };
     }
-    assert_eq!(wait_for(child), 0, "the thread was inside");
+    assert_eq!(wait_for(child), 0, "the revoking thread did not wait");
 }
 
-/// Forks at any step of threads that free each other's blocks. The child frees a block of each of
-/// them, and uses up what the pool has.
+/// Forks while threads free each other's blocks. The child frees their blocks, and allocates more
+/// than the pool has free.
 #[test]
-fn child_works_whatever_the_parents_threads_did() {
+fn child_forked_during_remote_frees_can_use_the_pool() {
     const CHILDREN: usize = 60;
     let pool = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     let stop = AtomicBool::new(false);
     let shelf: Mutex<VecDeque<Address>> = Mutex::default();
-    let mut kept = vec![allocate(&pool, 100)];
+    let mut live = vec![allocate(&pool, 100)];
     std::thread::scope(|scope| {
         let _ends = umf_testkit::SetOnDrop(&stop);
         let work = |thread: usize| {
             let (pool, shelf, stop) = (&pool, &shelf, &stop);
             move || {
-                let kept = allocate(pool, 100);
+                let block = allocate(pool, 100);
                 let mut turn = thread;
                 while !stop.load(Ordering::Relaxed) {
                     turn += 1;
@@ -499,12 +498,12 @@ fn child_works_whatever_the_parents_threads_did() {
                     drop(shelf);
                     free_all(pool, old);
                 }
-                kept
+                block
             }
         };
         let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
         for number in 0..CHILDREN {
-            // Held, so that the child may use the shelf.
+            // Locked, so that the shelf is consistent in the child.
             let shelf = shelf.lock().unwrap();
             // SAFETY: as above: the child runs pool code, and ends without unwinding.
             let child = unsafe { libc::fork() };
@@ -523,20 +522,20 @@ fn child_works_whatever_the_parents_threads_did() {
             assert_eq!(wait_for(child), 0, "child {number}");
         }
         stop.store(true, Ordering::Relaxed);
-        kept.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+        live.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
     });
-    free_all(&pool, kept);
+    free_all(&pool, live);
     free_all(&pool, shelf.into_inner().unwrap());
     assert_unused(&pool);
 }
 
-/// Exported, leased and deferred blocks that another thread than the owner frees.
+/// Another thread than the owner frees exported, leased and deferred blocks.
 #[test]
 fn other_threads_free_exported_and_deferred_blocks() {
     for size in SIZES {
         let pool = pool();
-        let take = || (0..30).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
-        beside_owner(take, |blocks| {
+        let allocate_all = || (0..30).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
+        beside_owner(allocate_all, |blocks| {
             let (borrower, token) = (LeaseHolder::new(), ManualCompletion::new());
             for (number, &address) in blocks.iter().enumerate() {
                 match number % 3 {

@@ -10,13 +10,14 @@ use super::*;
 
 use crate::types::Cold;
 
-struct Bed {
+/// Extents with their metadata and regions.
+struct Fixture {
     meta: Metadata,
     extents: Extents,
     regions: Vec<(u32, u32)>,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         Self { meta: Metadata::new().unwrap(), extents: Extents::new(), regions: Vec::new() }
     }
@@ -52,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Length of the longest free range of a region.
+/// Returns the length of the longest free range of a region.
 fn longest(used: &BTreeMap<(u32, u32), u32>, region: u32, units: u32) -> u32 {
     let (mut at, mut best) = (0, 0);
     for (&(_, first), &size) in used.range((region, 0)..(region + 1, 0)) {
@@ -67,25 +68,25 @@ proptest! {
 
     #[test]
     fn extents_agree_with_a_model(steps in prop::collection::vec(step(), 1..400)) {
-        let mut bed = Bed::new();
+        let mut fixture = Fixture::new();
         let mut used: BTreeMap<(u32, u32), u32> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Add(units) if bed.regions.len() < 20 => bed.add(units),
+                Step::Add(units) if fixture.regions.len() < 20 => fixture.add(units),
                 Step::Add(_) => {}
                 Step::Allocate { size, align } => {
-                    let meta = &bed.meta;
-                    let Some(range) = bed.extents.allocate(meta, size, align, 5) else {
-                        // It may miss a fit, but not one in a range that surely has room.
+                    let meta = &fixture.meta;
+                    let Some(range) = fixture.extents.allocate(meta, size, align, 5) else {
+                        // The search may miss a fit, but not in a range that is much longer.
                         let sure = (size + align - 1).next_power_of_two() * 2;
-                        for &(region, units) in &bed.regions {
+                        for &(region, units) in &fixture.regions {
                             prop_assert!(longest(&used, region, units) < sure);
                         }
                         continue;
                     };
-                    let units = bed.regions.iter().find(|&&(number, _)| number == range.region).unwrap().1;
+                    let units = fixture.regions.iter().find(|&&(number, _)| number == range.region).unwrap().1;
                     prop_assert!(range.first + size <= units);
-                    let base = bed.meta.span(range.region).unwrap().base().value() / 4096;
+                    let base = fixture.meta.span(range.region).unwrap().base().value() / 4096;
                     prop_assert_eq!((base + u64::from(range.first)) % u64::from(align), 0);
                     let place = (range.region, range.first);
                     if let Some((&(region, first), &length)) = used.range(..(place.0, place.1 + size)).next_back() {
@@ -94,59 +95,59 @@ proptest! {
                     used.insert(place, size);
                 }
                 Step::Free(index) => {
-                    let meta = &bed.meta;
+                    let meta = &fixture.meta;
                     let Some((&(region, first), &size)) = used.iter().nth(index % used.len().max(1)) else { continue };
                     for unit in [first, first + size / 2, first + size - 1] {
                         prop_assert_eq!(extent_around(meta, region, unit), Some((first, size, 5)));
                     }
                     used.remove(&(region, first));
-                    let (freed, whole) = bed.extents.free(meta, Range { region, first }).unwrap();
+                    let (freed, whole) = fixture.extents.free(meta, Range { region, first }).unwrap();
                     prop_assert_eq!(freed, size);
                     prop_assert_eq!(whole, used.range((region, 0)..(region + 1, 0)).next().is_none());
-                    prop_assert_eq!(bed.extents.free(meta, Range { region, first }), None);
+                    prop_assert_eq!(fixture.extents.free(meta, Range { region, first }), None);
                     prop_assert_eq!(extent_around(meta, region, first), None);
                 }
                 Step::Remove(index) => {
-                    let meta = &bed.meta;
-                    if bed.regions.is_empty() {
+                    let meta = &fixture.meta;
+                    if fixture.regions.is_empty() {
                         continue;
                     }
-                    let index = index % bed.regions.len();
-                    let (region, _) = bed.regions[index];
+                    let index = index % fixture.regions.len();
+                    let (region, _) = fixture.regions[index];
                     let idle = used.range((region, 0)..(region + 1, 0)).next().is_none();
-                    prop_assert_eq!(bed.extents.remove_region(meta, region, 0), idle);
+                    prop_assert_eq!(fixture.extents.remove_region(meta, region, 0), idle);
                     if idle {
-                        bed.regions.swap_remove(index);
+                        fixture.regions.swap_remove(index);
                     }
                 }
             }
-            let all: u64 = bed.regions.iter().map(|&(_, units)| u64::from(units)).sum();
+            let all: u64 = fixture.regions.iter().map(|&(_, units)| u64::from(units)).sum();
             let taken: u64 = used.values().map(|&size| u64::from(size)).sum();
-            prop_assert_eq!(bed.extents.free_units(), all - taken);
-            let idle = bed.regions.iter().filter(|&&(number, _)| used.range((number, 0)..(number + 1, 0)).next().is_none());
+            prop_assert_eq!(fixture.extents.free_units(), all - taken);
+            let idle = fixture.regions.iter().filter(|&&(number, _)| used.range((number, 0)..(number + 1, 0)).next().is_none());
             let idle: Vec<u64> = idle.map(|&(_, units)| u64::from(units)).collect();
-            prop_assert_eq!(bed.extents.idle(), (idle.iter().sum(), idle.len() as u32));
+            prop_assert_eq!(fixture.extents.idle(), (idle.iter().sum(), idle.len() as u32));
         }
     }
 }
 
-/// Two threads search for idle regions. One is late: the number of the region that it found was
-/// reused.
+/// Two threads search for idle regions. The number of the region that one of them found is reused
+/// before it removes the region.
 #[test]
 fn removed_region_is_not_removed_again() {
-    let mut bed = Bed::new();
-    bed.add(256);
-    let (gone, _) = bed.regions[0];
-    assert!(bed.extents.remove_region(&bed.meta, gone, 0));
-    let span = bed.meta.span(gone).unwrap();
+    let mut fixture = Fixture::new();
+    fixture.add(256);
+    let (removed, _) = fixture.regions[0];
+    assert!(fixture.extents.remove_region(&fixture.meta, removed, 0));
+    let span = fixture.meta.span(removed).unwrap();
     span.retract();
-    // SAFETY: the region was taken out above, and no other thread knows it.
-    bed.meta.runs.release(unsafe { span.cold().table_run.assume_init() });
-    bed.add(256);
-    let (there, _) = bed.regions[1];
-    let meta = &bed.meta;
-    assert!(!bed.extents.remove_region(meta, gone, 0));
-    assert_eq!(bed.extents.units(), 256);
-    let range = bed.extents.allocate(meta, 256, 1, 5).unwrap();
-    assert_eq!(range.region, there);
+    // SAFETY: the region was removed above, and no other thread uses it.
+    fixture.meta.runs.release(unsafe { span.cold().table_run.assume_init() });
+    fixture.add(256);
+    let (present, _) = fixture.regions[1];
+    let meta = &fixture.meta;
+    assert!(!fixture.extents.remove_region(meta, removed, 0));
+    assert_eq!(fixture.extents.units(), 256);
+    let range = fixture.extents.allocate(meta, 256, 1, 5).unwrap();
+    assert_eq!(range.region, present);
 }

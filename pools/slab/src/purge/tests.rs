@@ -1,4 +1,4 @@
-//! Automatic release, with a clock of the tests' own.
+//! Automatic release. The tests set the time.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -25,14 +25,14 @@ fn fill(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
     (0..bytes / size).map(|_| allocate(pool, size)).collect()
 }
 
-/// Blocks of which some go on living, in regions of their own.
-fn come_and_go(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
-    let kept = fill(pool, 2 * MIB, size);
+/// Allocates blocks, frees all but the first 2 MiB, and returns these.
+fn allocate_and_free(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
+    let live = fill(pool, 2 * MIB, size);
     fill(pool, bytes, size).into_iter().for_each(|address| free(pool, address));
-    kept
+    live
 }
 
-fn is_whole(pool: &SlabPool, blocks: &[Address]) -> bool {
+fn are_live(pool: &SlabPool, blocks: &[Address]) -> bool {
     blocks.iter().all(|&address| pool.block_at(address).is_ok_and(|block| block.address == address))
 }
 
@@ -46,61 +46,66 @@ fn bytes_beyond_max_cached_are_released() {
         let left = |settings: SlabSettings| {
             let provider = AddressOnlyProvider::new(4096);
             let pool = SlabPool::new(provider.clone(), settings).unwrap();
-            let kept = come_and_go(&pool, bytes, size);
+            let live = allocate_and_free(&pool, bytes, size);
             let statistics = pool.statistics();
             assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
-            assert_eq!(statistics.live_blocks, kept.len() as u64);
-            assert!(is_whole(&pool, &kept));
+            assert_eq!(statistics.live_blocks, live.len() as u64);
+            assert!(are_live(&pool, &live));
             statistics.cached_bytes
         };
-        // Of small blocks little stays anyhow: slabs are taken apart.
+        // Few small blocks stay cached in any case, since empty slabs are removed.
         let without = left(SlabSettings::new());
-        assert!(size < 64 << 10 || without > 2 * most, "blocks of {size} bytes: nothing would have to go");
-        // The thread's own heap is not looked at yet.
+        assert!(
+            size < 64 << 10 || without > 2 * most,
+            "blocks of {size} bytes: too few are cached without the limit"
+        );
+        // The thread's own heap is not emptied yet.
         let cached = left(SlabSettings::new().max_cached(most));
         assert!(cached <= most + most / 2, "blocks of {size} bytes: {cached}");
     }
 }
 
-/// If every region has a live block, the bound cannot be kept. That costs a bounded number of
-/// looks.
+/// If every region has a live block, the pool cannot keep the limit. The number of attempts is
+/// bounded.
 #[test]
-fn bytes_that_cannot_be_released_are_tried_seldom() {
+fn bytes_that_cannot_be_released_cause_few_attempts() {
     let provider = AddressOnlyProvider::new(4096);
     let pool = SlabPool::new(provider, SlabSettings::new().max_cached(MIB as u64)).unwrap();
     let blocks = fill(&pool, 64 * MIB, 5000);
-    let mut looks = 0;
+    let mut attempts = 0;
     let mut before = 0;
     for (n, &address) in blocks.iter().enumerate().filter(|(n, _)| n % 200 != 0) {
         free(&pool, address);
         let stuck = pool.policy.stuck.load(Ordering::Relaxed);
         if stuck > before {
-            looks += 1;
+            attempts += 1;
         }
         before = stuck;
         assert!(n < blocks.len());
     }
     assert!(before > 8 * MIB as u64, "{before}");
-    // From 4 MiB (whose 32nd is an eighth of the bound) to 64 by 32nds, and 24 before.
-    assert!((2..=120).contains(&looks), "{looks}");
+    // One attempt for each 32nd from 4 MiB, whose 32nd is an eighth of the limit, to 64 MiB, and 24
+    // before.
+    assert!((2..=120).contains(&attempts), "{attempts}");
 }
 
-/// Has blocks freed by other threads while it takes regions back.
-struct Amid {
+/// A provider in whose `free` other threads free blocks.
+struct FreeDuringRelease {
     inner: Arc<AddressOnlyProvider>,
     pool: OnceLock<Weak<SlabPool>>,
-    /// Blocks to free, the last first: when a region goes in which the one before them lay.
+    /// Blocks to free, the last batch first, when a region of the previous batch is released.
     batches: Mutex<Vec<Vec<Address>>>,
-    before: Mutex<Vec<Address>>,
+    /// The previous batch.
+    previous: Mutex<Vec<Address>>,
 }
 
 // SAFETY: passes everything on to another provider.
-unsafe impl Provider for Amid {
+unsafe impl Provider for FreeDuringRelease {
     fn kind(&self) -> ProviderKind {
         self.inner.kind()
     }
     fn name(&self) -> &str {
-        "amid"
+        "free during release"
     }
     fn memory_kind(&self) -> MemoryKind {
         self.inner.memory_kind()
@@ -117,11 +122,11 @@ unsafe impl Provider for Amid {
     unsafe fn free(&self, region: Region) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { self.inner.free(region) }?;
-        let mut before = self.before.lock().unwrap();
-        if before.iter().any(|&address| region.contains(address)) {
+        let mut previous = self.previous.lock().unwrap();
+        if previous.iter().any(|&address| region.contains(address)) {
             let next = self.batches.lock().unwrap().pop().unwrap_or_default();
-            before.clone_from(&next);
-            drop(before);
+            previous.clone_from(&next);
+            drop(previous);
             let Some(pool) = self.pool.get().and_then(Weak::upgrade) else { return Ok(()) };
             std::thread::scope(|scope| {
                 scope.spawn(|| next.into_iter().for_each(|address| free(&pool, address))).join().unwrap();
@@ -131,33 +136,34 @@ unsafe impl Provider for Amid {
     }
 }
 
-/// A thread that finds another one at work leaves. That one looks again.
+/// A thread that finds a purge in progress leaves the release to it. The purging thread checks
+/// again.
 #[test]
 fn blocks_freed_during_a_release_are_released_too() {
-    // More than looks that the frees of this test cause by themselves.
+    // More than the checks that the frees of this test cause by themselves.
     const BATCHES: usize = 16;
-    let provider = Arc::new(Amid {
+    let provider = Arc::new(FreeDuringRelease {
         inner: AddressOnlyProvider::new(4096),
         pool: OnceLock::new(),
         batches: Mutex::default(),
-        before: Mutex::default(),
+        previous: Mutex::default(),
     });
     let most = 2 * MIB as u64;
     let pool = SlabPool::new(provider.clone(), SlabSettings::new().max_cached(most)).unwrap();
     provider.pool.set(Arc::downgrade(&pool)).unwrap();
-    // The first to go lies behind all others, so that a release that is under way does not meet
-    // those.
+    // The first released region is after all others, so that the release in progress does not visit
+    // these.
     let batches: Vec<_> = (0..BATCHES).map(|_| fill(&pool, 24 * MIB, 3 * MIB)).collect();
     let first = fill(&pool, 6 * MIB, 3 * MIB);
-    provider.before.lock().unwrap().clone_from(&first);
+    provider.previous.lock().unwrap().clone_from(&first);
     *provider.batches.lock().unwrap() = batches;
     std::thread::scope(|scope| {
         scope.spawn(|| first.into_iter().for_each(|address| free(&pool, address))).join().unwrap();
     });
-    assert_eq!(provider.batches.lock().unwrap().len(), 0, "the blocks of a batch stay");
+    assert_eq!(provider.batches.lock().unwrap().len(), 0, "the blocks of a batch were not released");
     let statistics = pool.statistics();
     assert_eq!(statistics.live_blocks, 0);
-    assert!(statistics.cached_bytes <= most + most / 2, "{} bytes stay", statistics.cached_bytes);
+    assert!(statistics.cached_bytes <= most + most / 2, "{} bytes are cached", statistics.cached_bytes);
 }
 
 #[test]
@@ -173,12 +179,16 @@ fn concurrent_frees_stay_below_max_cached() {
                 blocks.into_iter().for_each(|address| free(&pool, address));
             };
             let threads: Vec<_> = (0..3).map(|seed| scope.spawn(move || work(seed))).collect();
-            // A scope alone does not wait for what threads do as they end.
+            // Joined: a scope does not wait for the thread-exit handlers of its threads.
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         let statistics = pool.statistics();
         assert_eq!(statistics.live_blocks, 0);
-        assert!(statistics.cached_bytes <= 8 * most, "round {round}: {} bytes stay", statistics.cached_bytes);
+        assert!(
+            statistics.cached_bytes <= 8 * most,
+            "round {round}: {} bytes are cached",
+            statistics.cached_bytes
+        );
     }
 }
 
@@ -189,10 +199,10 @@ fn unused_memory_is_released_after_its_age_only() {
         let settings =
             SlabSettings::new().release_after(Duration::from_millis(HOUR)).max_poolable_size(4 * MIB);
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
-        // A clock of its own, which other looks do not disturb.
+        // The test sets the time at which a decay is due.
         pool.policy.due.store(u64::MAX, Ordering::Relaxed);
-        let kept = come_and_go(&pool, bytes, size);
-        // In another thread, which keeps what it has freed.
+        let live = allocate_and_free(&pool, bytes, size);
+        // Another thread has freed blocks in its heap.
         let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let _ends = umf_testkit::SetOnDrop(&stop);
@@ -212,25 +222,25 @@ fn unused_memory_is_released_after_its_age_only() {
             let first = pool.statistics();
             for early in [begin, begin + 1, begin + HOUR - 1] {
                 pool.decay_if_due(early);
-                assert_eq!(pool.statistics(), first, "{size} bytes: it is not time yet");
+                assert_eq!(pool.statistics(), first, "{size} bytes: released before it was due");
             }
-            // The first look finds what was used by then, and puts half of it aside; two later ones
-            // find it unused.
+            // The first decay finds the blocks used, and moves half of them to the stock. The two
+            // later ones find them unused.
             pool.decay_if_due(begin + HOUR);
             pool.decay_if_due(begin + 2 * HOUR);
             let statistics = pool.statistics();
-            assert_eq!(statistics.live_blocks, kept.len() as u64);
+            assert_eq!(statistics.live_blocks, live.len() as u64);
             assert!(statistics.reserved_bytes < first.reserved_bytes || first.cached_bytes < 2 * MIB as u64);
-            // The memory that is left free lies in the regions of live blocks.
+            // The remaining free memory is in regions with live blocks.
             let most = statistics.live_bytes + 4 * MIB as u64;
             assert!(statistics.reserved_bytes <= most, "{size} bytes: {statistics:?}");
-            assert!(is_whole(&pool, &kept));
+            assert!(are_live(&pool, &live));
             pool.policy.due.store(u64::MAX, Ordering::Relaxed);
             stop.store(true, Ordering::SeqCst);
-            // A scope by itself does not wait for what a thread does at its end.
+            // Joined: a scope does not wait for the thread-exit handlers of its threads.
             other.join().unwrap();
         });
-        kept.into_iter().for_each(|address| free(&pool, address));
+        live.into_iter().for_each(|address| free(&pool, address));
         pool.policy.due.store(0, Ordering::Relaxed);
         for hour in 3..6 {
             pool.decay_if_due(5 + hour * HOUR);
@@ -239,7 +249,7 @@ fn unused_memory_is_released_after_its_age_only() {
     }
 }
 
-/// Memory that is used in every period stays.
+/// Memory that is used in every period is not released.
 #[test]
 fn used_memory_is_not_released() {
     for (size, bytes) in SIZES {
@@ -275,11 +285,11 @@ fn reserve_is_not_released_by_the_policy() {
         pool.policy.due.store(0, Ordering::Relaxed);
         pool.decay_if_due(hour * HOUR);
         pool.policy.due.store(u64::MAX, Ordering::Relaxed);
-        pool.return_excess();
+        pool.release_excess();
         let reserved = pool.statistics().reserved_bytes;
         assert!((32 << 20..=40 << 20).contains(&reserved), "{reserved}");
     }
-    // No thread uses it now.
+    // No thread uses the pool from here on.
     for hour in 6..10 {
         pool.policy.due.store(0, Ordering::Relaxed);
         pool.decay_if_due(hour * HOUR);
@@ -298,7 +308,7 @@ fn threads_allocate_during_decay_and_purge() {
     std::thread::scope(|scope| {
         let _ends = umf_testkit::SetOnDrop(&stop);
         let (pool, shelf) = (&pool, &shelf);
-        let looks = scope.spawn(|| {
+        let purging = scope.spawn(|| {
             let mut hour = 0;
             while !stop.load(Ordering::Relaxed) {
                 pool.policy.due.store(0, Ordering::Relaxed);
@@ -328,11 +338,11 @@ fn threads_allocate_during_decay_and_purge() {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         }
         stop.store(true, Ordering::Relaxed);
-        looks.join().unwrap();
+        purging.join().unwrap();
     });
     let live = core::mem::take(&mut *shelf.lock().unwrap());
     assert_eq!(pool.statistics().live_blocks, live.len() as u64);
-    assert!(is_whole(&pool, &live));
+    assert!(are_live(&pool, &live));
     live.into_iter().for_each(|address| free(&pool, address));
     pool.trim(0).unwrap();
     assert_eq!(provider.live_regions(), 0);

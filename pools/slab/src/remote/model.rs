@@ -17,8 +17,8 @@ impl StateByte for AtomicU8 {
         self.load(order)
     }
 
-    // A store comes after each exchange of the value that its thread has read, since nothing comes
-    // between what an exchange reads and what it writes. loom 0.7 does not know that of a store.
+    // A store comes after each exchange whose value its thread has read, since no other write comes
+    // between the read and the write of an exchange. loom 0.7 does not enforce that for a store.
     fn store(&self, state: u8, order: Ordering) {
         self.swap(state, order);
     }
@@ -30,8 +30,7 @@ impl StateByte for AtomicU8 {
 
 const BATCHES: usize = 2;
 
-/// An inbox of batches that are named by number, from 1; 0 is none. A batch says how many blocks it
-/// asks for.
+/// An inbox of batches, which have numbers from 1; 0 is none.
 struct Inbox {
     head: AtomicU32,
     abandoned: AtomicBool,
@@ -47,13 +46,13 @@ impl Inbox {
         }
     }
 
-    /// Takes all batches out, as `Inbox::take_all` does.
+    /// Takes all batches, as `Inbox::take_all` does.
     fn take_all(&self) -> Vec<u32> {
         let mut taken = Vec::new();
         let mut batch = self.take_head();
         while batch != 0 {
             taken.push(batch);
-            // SAFETY: here and below, loom checks that no other thread has it.
+            // SAFETY: here and below, loom checks that no other thread accesses the cell.
             batch = self.next[batch as usize - 1].with(|next| unsafe { *next });
         }
         taken
@@ -94,7 +93,7 @@ struct Slab {
     lock: ModelLock,
     fast: Flag,
     state: AtomicU8,
-    /// How often the block is in the owner's bin or in the bitmap.
+    /// The number of entries of the block in the owner's bin or in the bitmap.
     free: UnsafeCell<u32>,
     inbox: Inbox,
 }
@@ -115,7 +114,7 @@ impl Slab {
         self.free.with_mut(|free| unsafe { *free += 1 });
     }
 
-    /// Frees the block as the owner, inside; `false` if it is not live.
+    /// Frees the block as the owner, inside the section. Returns `false` if it is not live.
     fn free_by_owner(&self) -> bool {
         let freed = free_by_owner(&self.state);
         if freed {
@@ -124,7 +123,7 @@ impl Slab {
         freed
     }
 
-    /// Takes the block out of the bin and marks it as handed out; `false` if it is not there.
+    /// Allocates the block from the bin. Returns `false` if it is not there.
     fn hand_out(&self) -> bool {
         // SAFETY: as above.
         let is_free = self.free.with_mut(|free| unsafe { core::mem::take(&mut *free) });
@@ -135,7 +134,7 @@ impl Slab {
         is_free == 1
     }
 
-    /// Drains the inbox. Returns how many requests came late.
+    /// Drains the inbox. Returns the number of late double frees.
     fn drain(&self) -> u32 {
         let mut late = 0;
         for _ in self.inbox.take_all() {
@@ -148,7 +147,7 @@ impl Slab {
         late
     }
 
-    /// Runs what the owner does inside its section, if it may enter.
+    /// Runs `run` inside the owner's section, if the owner may enter.
     fn inside<R>(&self, run: impl FnOnce() -> R) -> Option<R> {
         let may = try_enter(&self.lock, false, || self.fast.load(Ordering::Acquire));
         let result = may.then(run);
@@ -156,8 +155,8 @@ impl Slab {
         result
     }
 
-    /// Runs what another thread does that keeps the owner out.
-    fn reached<R>(&self, run: impl FnOnce() -> R) -> R {
+    /// Runs `run` in another thread while the owner's section is revoked.
+    fn with_revoked<R>(&self, run: impl FnOnce() -> R) -> R {
         revoke(core::iter::once(&self.lock), || self.fast.store(false, Ordering::Relaxed));
         await_exit(&self.lock);
         let result = run();
@@ -175,15 +174,15 @@ impl Slab {
         marked
     }
 
-    /// Returns how often the block is free.
-    fn is_free(&self) -> u32 {
+    /// Returns the number of entries of the block.
+    fn free_count(&self) -> u32 {
         // SAFETY: loom checks that no other thread has it.
         self.free.with(|free| unsafe { *free })
     }
 }
 
 /// Starts a thread.
-fn beside<T: 'static, R: 'static>(
+fn spawn<T: 'static, R: 'static>(
     what: &Arc<T>,
     run: impl FnOnce(&T) -> R + 'static,
 ) -> thread::JoinHandle<R> {
@@ -197,14 +196,14 @@ fn loom_block_that_owner_and_other_thread_free_is_free_once() {
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let other = beside(&slab, |slab| slab.free_remote(1));
-        let own = slab.inside(|| slab.free_by_owner()) == Some(true);
+        let other = spawn(&slab, |slab| slab.free_remote(1));
+        let by_owner = slab.inside(|| slab.free_by_owner()) == Some(true);
         let remote = other.join().unwrap();
         let late = slab.drain();
-        assert_eq!(slab.is_free(), 1, "freed once");
-        assert!(own || remote);
-        assert_eq!(late, u32::from(own && remote), "each free that is one too many is noticed");
-        in_model.reach(match (own, remote) {
+        assert_eq!(slab.free_count(), 1, "freed once");
+        assert!(by_owner || remote);
+        assert_eq!(late, u32::from(by_owner && remote), "each second free is detected");
+        in_model.reach(match (by_owner, remote) {
             (true, true) => "both",
             (true, false) => "the owner's",
             _ => "the other's",
@@ -214,32 +213,32 @@ fn loom_block_that_owner_and_other_thread_free_is_free_once() {
 }
 
 #[test]
-fn loom_block_that_is_handed_out_again_has_one_owner() {
+fn loom_block_that_is_allocated_again_has_one_owner() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let other = beside(&slab, |slab| slab.free_remote(1));
+        let other = spawn(&slab, |slab| slab.free_remote(1));
         slab.free_by_owner();
         let again = slab.hand_out();
         let late = slab.drain();
         let remote = other.join().unwrap();
         let late = late + slab.drain();
         let live = slab.state.load(Ordering::Acquire) == LIVE;
-        assert_eq!(slab.is_free() + u32::from(live), 1, "the block is live, or free once");
+        assert_eq!(slab.free_count() + u32::from(live), 1, "the block is live, or free once");
         in_model.reach(match (again, remote, late, live) {
-            (true, true, 1, true) => "late request is dropped",
-            (true, true, 0, false) => "freed after it was handed out again",
-            (true, false, 0, true) => "second free is refused",
-            (false, true, 0, false) => "other alone",
+            (true, true, 1, true) => "late free is dropped",
+            (true, true, 0, false) => "freed after it was allocated again",
+            (true, false, 0, true) => "second free is an error",
+            (false, true, 0, false) => "remote free only",
             other => panic!("{other:?}"),
         });
     });
     reached.check([
-        "freed after it was handed out again",
-        "late request is dropped",
-        "second free is refused",
-        "other alone",
+        "freed after it was allocated again",
+        "late free is dropped",
+        "second free is an error",
+        "remote free only",
     ]);
 }
 
@@ -250,10 +249,10 @@ fn loom_each_batch_is_taken_once() {
     explore(move || {
         let inbox = Arc::new(Inbox::new());
         push(&*inbox, 1);
-        let sender = beside(&inbox, |inbox| push(inbox, 2));
+        let sender = spawn(&inbox, |inbox| push(inbox, 2));
         let mut taken = inbox.take_all();
         if taken.contains(&1) && !taken.contains(&2) {
-            // The batch is used again while the other thread may have read that it is the head.
+            // The batch is reused while the other thread may have read it as the head.
             taken.retain(|&batch| batch != 1);
             push(&*inbox, 1);
             in_model.reach("used again");
@@ -274,7 +273,7 @@ fn loom_batch_for_an_ending_thread_is_drained() {
     let in_model = reached.clone();
     explore(move || {
         let inbox = Arc::new(Inbox::new());
-        let sender = beside(&inbox, |inbox| if push(inbox, 1) { inbox.take_all().len() } else { 0 });
+        let sender = spawn(&inbox, |inbox| if push(inbox, 1) { inbox.take_all().len() } else { 0 });
         abandon(&*inbox);
         let by_owner = inbox.take_all().len();
         let by_sender = sender.join().unwrap();
@@ -285,38 +284,38 @@ fn loom_batch_for_an_ending_thread_is_drained() {
 }
 
 #[test]
-fn loom_reaching_thread_drains_beside_senders_and_owner() {
+fn loom_revoking_thread_drains_beside_sender_and_owner() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let owner = beside(&slab, |slab| slab.inside(|| slab.free_by_owner()) == Some(true));
-        let other = beside(&slab, |slab| slab.free_remote(1));
-        let late = slab.reached(|| {
+        let owner = spawn(&slab, |slab| slab.inside(|| slab.free_by_owner()) == Some(true));
+        let other = spawn(&slab, |slab| slab.free_remote(1));
+        let late = slab.with_revoked(|| {
             let late = slab.drain();
-            in_model.reach(if slab.is_free() == 1 { "drained" } else { "nothing yet" });
+            in_model.reach(if slab.free_count() == 1 { "drained" } else { "nothing yet" });
             late
         });
-        let (own, remote) = (owner.join().unwrap(), other.join().unwrap());
+        let (by_owner, remote) = (owner.join().unwrap(), other.join().unwrap());
         let late = late + slab.drain();
-        assert!(slab.is_free() == u32::from(own || remote), "free once");
-        assert_eq!(late, u32::from(own && remote));
+        assert!(slab.free_count() == u32::from(by_owner || remote), "free once");
+        assert_eq!(late, u32::from(by_owner && remote));
     });
     reached.check(["drained", "nothing yet"]);
 }
 
 #[test]
-fn loom_block_that_another_thread_exports_is_not_freed_as_if_it_were_not() {
+fn loom_free_sees_a_concurrent_export() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let owner = beside(&slab, |slab| {
+        let owner = spawn(&slab, |slab| {
             let freed = slab.inside(|| free_by_owner(&slab.state));
-            // Outside, an exchange: the slab is this thread's.
+            // If the section is revoked, an exchange: the thread owns the slab.
             if freed == Some(true) { Some(LIVE) } else { clear(&slab.state) }
         });
-        let exported = slab.reached(|| mark_exported(&slab.state));
+        let exported = slab.with_revoked(|| mark_exported(&slab.state));
         let freed = owner.join().unwrap();
         assert_eq!(freed.is_some_and(|old| old & EXPORTED != 0), exported);
         assert!(freed.is_some() && slab.state.load(Ordering::Acquire) == 0);

@@ -11,8 +11,8 @@ use loom::thread;
 
 use super::{BiasedLock, await_exit, exit, restore, revoke, try_enter};
 
-/// Runs a model with few preemptions, in which nearly all mistakes show; with `--cfg loom` in every
-/// interleaving.
+/// Runs a model with few preemptions, which find nearly all errors. With `--cfg loom`, explores
+/// every interleaving.
 pub(crate) fn explore(run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = if cfg!(loom) { None } else { Some(3) };
@@ -34,8 +34,7 @@ impl Reached {
     }
 }
 
-/// Each load comes with a store, so that loom tries loads in every order: it ignores the order of
-/// loads alone.
+/// A flag with a store for each load: loom explores the order of loads only if there are stores.
 pub(crate) struct Flag {
     value: AtomicBool,
     loads: AtomicBool,
@@ -80,7 +79,7 @@ impl BiasedLock for ModelLock {
         self.revoked.store(revoked, order);
     }
 
-    // The kernel's fence in the middle of a thread orders what this one would.
+    // The kernel's fence in another thread has the effect of this one.
     fn light(_fenced: bool) {
         fence(Ordering::SeqCst);
     }
@@ -109,7 +108,7 @@ impl Kept {
             false => !self.lock.revoked.load(Ordering::Acquire),
         });
         if may {
-            // SAFETY: loom checks that no other thread has it.
+            // SAFETY: loom checks that no other thread accesses the cell.
             self.content.with_mut(|content| unsafe { *content += 1 });
         }
         exit(&self.lock);
@@ -130,7 +129,7 @@ fn loom_revoked_owner_stays_outside() {
         };
         revoke([&kept.lock].into_iter(), || kept.fast.store(false, Ordering::Relaxed));
         await_exit(&kept.lock);
-        // SAFETY: loom checks that no other thread has it.
+        // SAFETY: loom checks that no other thread accesses the cell.
         let seen = kept.content.with_mut(|content| unsafe { core::mem::replace(&mut *content, 10) });
         restore(&kept.lock);
         kept.fast.store(true, Ordering::Release);

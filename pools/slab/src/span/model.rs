@@ -1,5 +1,4 @@
-//! Loom's model of a record that is filled anew under a free. `tests/run --loom` explores it in
-//! full.
+//! Loom's model of a record that is reused during a free. `tests/run --loom` explores it in full.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -10,7 +9,7 @@ use loom::thread;
 
 use super::{LIVE, VersionedRecord, is_current, publish, read, retract};
 
-/// A record of spans of one block, and the states that they may name.
+/// A record of spans of one block, and the states that its pointer may lead to.
 struct Model {
     generation: AtomicU32,
     count: AtomicU64,
@@ -45,7 +44,7 @@ const OLD: u64 = 1000;
 const NEW: u64 = 2000;
 
 impl Model {
-    /// In use for a block at `OLD`, which is free, with the first state.
+    /// Returns a record of a free block at `OLD`, with the first state.
     fn new() -> Self {
         Self {
             generation: AtomicU32::new(7),
@@ -56,9 +55,8 @@ impl Model {
         }
     }
 
-    /// Retracts the record, and publishes it for a block at `base` with state number `state`, which
-    /// is handed out.
-    fn renew(&self, base: u64, state: usize) {
+    /// Retracts the record, and publishes it for a live block at `base` with state number `state`.
+    fn reuse(&self, base: u64, state: usize) {
         retract(self, || {});
         self.states[state].store(0, Ordering::Relaxed);
         publish(self, 1, || {
@@ -68,10 +66,10 @@ impl Model {
         self.states[state].store(LIVE, Ordering::Release);
     }
 
-    /// Frees by atomic exchange, as in `free`. Returns what it met.
+    /// Frees by atomic exchange, as in `free`. Returns the outcome.
     fn free(&self, address: u64) -> &'static str {
         let words = || (self.base.load(Ordering::Relaxed), self.state.load(Ordering::Relaxed));
-        let Some((generation, count, (base, state))) = read(self, words) else { return "being made" };
+        let Some((generation, count, (base, state))) = read(self, words) else { return "changing" };
         assert!(count <= 1);
         if count == 0 || base != address {
             return "elsewhere";
@@ -84,48 +82,47 @@ impl Model {
             return "freed";
         }
         state.fetch_or(LIVE, Ordering::AcqRel);
-        "put back"
+        "restored"
     }
 }
 
-/// Runs a second free of the block at `OLD` beside a span that is filled anew, with this base and
-/// state. Returns what the free met.
+/// Runs a second free of the block at `OLD` while the record is reused with this base and state.
+/// Returns the possible outcomes of the free.
 fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
-    let met = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
-    let in_model = met.clone();
+    let outcomes = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+    let in_model = outcomes.clone();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = if cfg!(loom) { None } else { Some(3) };
     builder.check(move || {
         let model = Arc::new(Model::new());
-        let maker = {
+        let publisher = {
             let model = Arc::clone(&model);
-            thread::spawn(move || model.renew(base, state))
+            thread::spawn(move || model.reuse(base, state))
         };
-        let what = model.free(OLD);
-        maker.join().unwrap();
-        // The new block is live, unless the address is that of the new block: then it was freed
-        // once.
+        let outcome = model.free(OLD);
+        publisher.join().unwrap();
+        // The new block is live, unless it has the freed address: then the free freed it.
         let live = model.states[state].load(Ordering::Acquire) == LIVE;
-        assert_eq!(live, what != "freed", "{what}");
-        in_model.lock().unwrap().insert(what);
+        assert_eq!(live, outcome != "freed", "{outcome}");
+        in_model.lock().unwrap().insert(outcome);
     });
-    let met = met.lock().unwrap();
-    met.clone()
+    let outcomes = outcomes.lock().unwrap();
+    outcomes.clone()
 }
 
 #[test]
-fn loom_record_is_read_whole_while_it_is_filled_anew() {
-    // With a state of its own, at another address: the free meets none of it.
-    assert_eq!(second_free(NEW, 1), BTreeSet::from(["being made", "elsewhere", "not live"]));
+fn loom_read_of_a_reused_record_is_consistent() {
+    // The new block has another state and another address, so the free does not change it.
+    assert_eq!(second_free(NEW, 1), BTreeSet::from(["changing", "elsewhere", "not live"]));
 }
 
 #[test]
 fn loom_second_free_restores_the_state_of_another_block() {
-    // The byte serves the new span, too.
-    assert_eq!(second_free(NEW, 0), BTreeSet::from(["being made", "elsewhere", "not live", "put back"]));
+    // The new block has the same state byte.
+    assert_eq!(second_free(NEW, 0), BTreeSet::from(["changing", "elsewhere", "not live", "restored"]));
 }
 
 #[test]
 fn loom_block_at_the_same_address_is_freed_once() {
-    assert_eq!(second_free(OLD, 1), BTreeSet::from(["being made", "elsewhere", "freed", "not live"]));
+    assert_eq!(second_free(OLD, 1), BTreeSet::from(["changing", "elsewhere", "freed", "not live"]));
 }

@@ -1,4 +1,4 @@
-//! Compares batches with a model; blocks that one thread frees and another one allocates.
+//! Compares batches with a model. Tests blocks that one thread frees and another one allocates.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -34,7 +34,7 @@ enum Step {
         class: u8,
         size: usize,
     },
-    /// Takes out the blocks of classes below.
+    /// Removes the blocks of the classes below this.
     Offer(u8),
     Drain,
 }
@@ -48,9 +48,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A batch has the blocks that were put in and not taken out, in order, and their bytes.
+    /// A batch has the blocks that were added and not removed, in order, and their bytes.
     #[test]
-    fn batch_is_a_list(steps in prop::collection::vec(step(), 0..400), most in 1_usize..4000) {
+    fn batch_is_a_list(steps in prop::collection::vec(step(), 0..400), max in 1_usize..4000) {
         let arena = Arena::new();
         let (_, place) = arena.allocate(LargeBatch::BYTES).unwrap();
         // SAFETY: the run is the test's own, and long enough.
@@ -62,8 +62,8 @@ proptest! {
             match step {
                 Step::Push { class, size } => {
                     let class = usize::from(class);
-                    let fits = list.len() < CAPACITY && bytes(&list) + size <= most;
-                    prop_assert_eq!(batch.fits(size, most), fits);
+                    let fits = list.len() < CAPACITY && bytes(&list) + size <= max;
+                    prop_assert_eq!(batch.fits(size, max), fits);
                     if fits {
                         batch.push(class, Entry::new(number, NonNull::from(&state)), size);
                         list.push((class, number, size));
@@ -94,12 +94,12 @@ proptest! {
 
 /// One thread allocates and another one frees, in a loop: the pool does not grow.
 #[test]
-fn blocks_freed_by_one_thread_serve_another() {
+fn blocks_freed_by_one_thread_are_reused_by_another() {
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     let (to, from) = mpsc::sync_channel::<Vec<Address>>(1);
     let (met, done) = (Barrier::new(2), Barrier::new(2));
     let mut reserved = Vec::new();
-    let mut travelled = 0;
+    let mut reused = 0;
     std::thread::scope(|scope| {
         let (pool, met, done) = (&*pool, &met, &done);
         scope.spawn(move || {
@@ -114,7 +114,7 @@ fn blocks_freed_by_one_thread_serve_another() {
             let blocks: Vec<Address> =
                 (0..120).map(|number| allocate(pool, SIZES[number % SIZES.len()])).collect();
             if round >= 20 {
-                travelled += blocks.iter().filter(|address| known.contains(*address)).count();
+                reused += blocks.iter().filter(|address| known.contains(*address)).count();
             }
             known.extend(blocks.iter().copied());
             to.send(blocks).unwrap();
@@ -124,7 +124,7 @@ fn blocks_freed_by_one_thread_serve_another() {
         }
         drop(to);
     });
-    assert!(travelled > 40 * 120 * 9 / 10, "{travelled} blocks came back");
+    assert!(reused > 40 * 120 * 9 / 10, "{reused} blocks were reused");
     assert_eq!(reserved[30], reserved[59], "{reserved:?}");
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.live_bytes), (0, 0));
@@ -133,8 +133,8 @@ fn blocks_freed_by_one_thread_serve_another() {
     assert_eq!(pool.statistics().reserved_bytes, 0);
 }
 
-/// Freeing a block in a batch again is an error, in any thread. Small blocks are in batches of
-/// their own.
+/// A second free of a block in a batch is an error, in any thread. Small and large blocks are in
+/// separate batches.
 #[test]
 fn block_in_a_batch_is_not_live() {
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
@@ -161,9 +161,9 @@ fn block_in_a_batch_is_not_live() {
     }
 }
 
-/// Batches that wait hold at most as many bytes as the settings say.
+/// The bytes in waiting batches are limited by the settings.
 #[test]
-fn waiting_batches_stay_below_the_bound() {
+fn waiting_batches_stay_below_the_limit() {
     for shared in [0_usize, 1 << 20, 16 << 20] {
         let settings = SlabSettings::new().shared_cache_size(shared);
         let pool = SlabPool::new(AddressOnlyProvider::new(4096), settings).unwrap();
@@ -186,7 +186,7 @@ fn waiting_batches_stay_below_the_bound() {
     }
 }
 
-/// A thread that ends, or that is idle when the pool is trimmed, keeps no batch.
+/// The batch of a thread is emptied when the thread ends, and when the pool is trimmed.
 #[test]
 fn batches_of_ended_and_idle_threads_are_emptied() {
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
@@ -196,7 +196,7 @@ fn batches_of_ended_and_idle_threads_are_emptied() {
     }
     assert!(
         pool.heaps.iter().all(|(_, heap)| heap.outgoing.take().is_none()),
-        "the batches of the threads went as they ended"
+        "the batches of ended threads were not emptied"
     );
     let (go, wait) = mpsc::channel::<()>();
     let (done, ready) = mpsc::channel::<()>();
@@ -210,56 +210,56 @@ fn batches_of_ended_and_idle_threads_are_emptied() {
         });
         ready.recv().unwrap();
         pool.trim(0).unwrap();
-        assert_eq!(pool.statistics().reserved_bytes, 0, "the other thread is idle, and its batch is emptied");
+        assert_eq!(pool.statistics().reserved_bytes, 0, "the batch of the idle thread was not emptied");
         go.send(()).unwrap();
     });
 }
 
-/// Large blocks that one thread takes and another one frees are not biased towards the first. Of
-/// those that a thread has freed before, and only then passes on, few are.
+/// Large blocks that one thread allocates and another one frees are not biased towards the first.
+/// Of blocks that a thread frees once and later passes on, few are biased.
 #[test]
 fn large_blocks_that_are_passed_on_are_not_biased() {
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
-    let (own, _) = {
+    let (index, _) = {
         free(&pool, allocate(&pool, 24)).unwrap();
         pool.heaps.current().unwrap()
     };
-    let revoked = || pool.heaps.get(own).unwrap().bias.revoked();
-    let take = || (0..100).map(|number| allocate(&pool, SIZES[4 + number % 2])).collect::<Vec<_>>();
+    let revoked = || pool.heaps.get(index).unwrap().bias.revoked();
+    let allocate_all = || (0..100).map(|number| allocate(&pool, SIZES[4 + number % 2])).collect::<Vec<_>>();
     for _ in 0..20 {
-        let blocks = take();
+        let blocks = allocate_all();
         on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     }
     assert_eq!(revoked(), 0);
     for _ in 0..20 {
-        take().into_iter().for_each(|address| free(&pool, address).unwrap());
-        let blocks = take();
+        allocate_all().into_iter().for_each(|address| free(&pool, address).unwrap());
+        let blocks = allocate_all();
         on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     }
-    // Those of the first round, in which no thread could know.
+    // Only blocks of the first round are biased.
     assert!((1..=100).contains(&revoked()), "{}", revoked());
     assert_eq!(pool.statistics().live_blocks, 0);
 }
 
-/// Large blocks that a thread keeps when it ends serve the next one. A quarter of the pool's bytes
-/// may wait.
+/// Cached large blocks of an ended thread are reused by the next thread. A quarter of the pool's
+/// bytes may wait.
 #[test]
-fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
+fn large_blocks_of_an_ended_thread_are_reused_by_the_next() {
     const MANY: usize = 400;
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
     let live: Vec<Address> = (0..1100).map(|_| allocate(&pool, 1 << 20)).collect();
     let reserved = pool.statistics().reserved_bytes;
     assert_eq!(pool.transfer.max_bytes(reserved), reserved / 4);
-    let taken = || (0..MANY).map(|number| allocate(&pool, (1 + number % 2) << 18)).collect::<Vec<_>>();
+    let allocate_all = || (0..MANY).map(|number| allocate(&pool, (1 + number % 2) << 18)).collect::<Vec<_>>();
     let first = on_another_thread(|| {
-        let blocks = taken();
+        let blocks = allocate_all();
         blocks.iter().for_each(|&address| free(&pool, address).unwrap());
         blocks
     });
     assert!(pool.transfer.batches() > 0 && pool.transfer.batch_bytes() > 64 << 20);
     let reserved = pool.statistics().reserved_bytes;
     on_another_thread(|| {
-        let blocks = taken();
+        let blocks = allocate_all();
         let known = blocks.iter().filter(|address| first.contains(*address)).count();
         assert!(known > MANY * 9 / 10, "{known} of {MANY}");
         assert_eq!(pool.statistics().reserved_bytes, reserved);
@@ -270,8 +270,8 @@ fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
     assert_eq!((pool.statistics().reserved_bytes, pool.transfer.batches()), (0, 0));
 }
 
-/// Blocks that are too large for a batch go elsewhere when their thread ends, and no empty batch
-/// waits.
+/// When a thread ends, blocks that are too large for a batch go to the shared lists, and no empty
+/// batch is sent.
 #[test]
 fn waiting_batches_are_not_empty() {
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new().thread_cache_size(2 << 20))
@@ -285,10 +285,10 @@ fn waiting_batches_are_not_empty() {
         assert!(!batch.is_empty());
         waiting += 1;
     }
-    assert_eq!(waiting, 1, "the two smaller ones");
+    assert_eq!(waiting, 1, "one batch with the two smaller blocks");
 }
 
-/// Batches that no thread takes decay.
+/// Batches that no thread takes are merged by a decay.
 #[test]
 fn unused_batches_decay() {
     let pool = SlabPool::new(AddressOnlyProvider::new(4096), SlabSettings::new()).unwrap();
@@ -296,7 +296,7 @@ fn unused_batches_decay() {
     on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     assert!(pool.transfer.batches() > 0);
     pool.decay();
-    assert!(pool.transfer.batches() > 0, "it came since the last decay");
+    assert!(pool.transfer.batches() > 0, "the batch is newer than the last decay");
     pool.decay();
     assert_eq!(pool.transfer.batches(), 0);
 }

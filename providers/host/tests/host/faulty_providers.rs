@@ -1,5 +1,5 @@
-//! The conformance suite is worth something only if it fails: a provider with one fault at a time,
-//! each of which a system in use has or had, does not pass the case that is there for it.
+//! Tests of the conformance suite: a provider with one fault at a time fails the case for that
+//! fault. Systems in use have or had each of these faults.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -14,35 +14,36 @@ use umf_testkit::provider::{self as suite, MakeProvider};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// An export names the place one page before the region.
+    /// The offset of an export is one page before the region.
     WrongOffset,
     /// Purging succeeds and does nothing.
     PurgesNothing,
-    /// Freed memory comes back as it was, and is said to be zero.
+    /// Reused memory keeps its content, although the provider promises zeros.
     NotZero,
-    /// Freeing what is no region succeeds.
+    /// Freeing an address that is not a region succeeds.
     FreesAnything,
-    /// Each export leaves a descriptor behind.
+    /// Each export leaks a descriptor.
     LeaksDescriptors,
-    /// Each import stays mapped.
+    /// Each import leaks its mapping.
     LeaksMappings,
     /// Read-only imports can be written.
     Writable,
-    /// Maps files that can shrink.
+    /// Imports files that can shrink.
     Trusting,
-    /// The size asked for is what a region has.
+    /// A region has the requested size, which may be a part of a page.
     PartialPages,
-    /// Regions are aligned to pages, whatever is asked for.
+    /// Regions are aligned to pages only.
     Unaligned,
-    /// A region is handed out while it is live.
+    /// A live region is allocated again.
     HandsOutTwice,
 }
 
 struct Faulty {
-    sound: Arc<HostProvider>,
+    inner: Arc<HostProvider>,
     import: HostImport,
     fault: Fault,
-    kept: Mutex<Vec<Region>>,
+    /// Regions that are allocated again.
+    reusable: Mutex<Vec<Region>>,
 }
 
 impl Faulty {
@@ -51,39 +52,40 @@ impl Faulty {
     }
 }
 
-// SAFETY: none; it is faulty on purpose. The cases it is given to fail before it does harm.
+// SAFETY: none: it is faulty on purpose. The cases fail before the faults cause undefined
+// behaviour.
 unsafe impl Provider for Faulty {
     fn kind(&self) -> ProviderKind {
-        self.sound.kind()
+        self.inner.kind()
     }
     fn name(&self) -> &str {
         "faulty"
     }
     fn memory_kind(&self) -> MemoryKind {
-        self.sound.memory_kind()
+        self.inner.memory_kind()
     }
     fn visibility(&self) -> Visibility {
-        self.sound.visibility()
+        self.inner.visibility()
     }
     fn page_size(&self) -> usize {
-        self.sound.page_size()
+        self.inner.page_size()
     }
     fn allocate(&self, layout: Layout) -> Result<Region> {
         if self.is(Fault::NotZero) || self.is(Fault::HandsOutTwice) {
-            let mut kept = self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if let Some(place) = kept.iter().position(|region| region.size() >= layout.size()) {
-                let region = kept[place];
+            let mut reusable = self.reusable.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Some(place) = reusable.iter().position(|region| region.size() >= layout.size()) {
+                let region = reusable[place];
                 if self.is(Fault::NotZero) {
-                    kept.swap_remove(place);
+                    reusable.swap_remove(place);
                 }
                 return Ok(region);
             }
         }
         let layout = if self.is(Fault::Unaligned) { Layout::new(layout.size(), 1)? } else { layout };
-        let region = self.sound.allocate(layout)?;
+        let region = self.inner.allocate(layout)?;
         if self.is(Fault::HandsOutTwice) {
-            let mut kept = self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            kept.push(Region::new(region.base(), region.size()));
+            let mut reusable = self.reusable.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            reusable.push(Region::new(region.base(), region.size()));
         }
         if self.is(Fault::PartialPages) {
             return Ok(Region::new(region.base(), layout.size()));
@@ -92,14 +94,14 @@ unsafe impl Provider for Faulty {
     }
     unsafe fn free(&self, region: Region) -> Result<()> {
         if self.is(Fault::NotZero) {
-            self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(region);
+            self.reusable.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(region);
             return Ok(());
         }
         if self.is(Fault::HandsOutTwice) {
             return Ok(());
         }
         // SAFETY: passed on to the caller.
-        let result = unsafe { self.sound.free(region) };
+        let result = unsafe { self.inner.free(region) };
         if self.is(Fault::FreesAnything) { Ok(()) } else { result }
     }
     fn zeroed(&self) -> bool {
@@ -112,13 +114,13 @@ unsafe impl Provider for Faulty {
         Some(self)
     }
     fn purge(&self) -> Option<&dyn Purge> {
-        if self.is(Fault::PurgesNothing) { Some(self) } else { Provider::purge(&*self.sound) }
+        if self.is(Fault::PurgesNothing) { Some(self) } else { Provider::purge(&*self.inner) }
     }
 }
 
 impl Export for Faulty {
     fn export(&self, region: &Region) -> Result<NativeExport> {
-        let mut export = Export::export(&*self.sound, region)?;
+        let mut export = Export::export(&*self.inner, region)?;
         match self.fault {
             Fault::WrongOffset => export.offset = export.offset.saturating_sub(4096),
             Fault::LeaksDescriptors => std::mem::forget(export.fd.as_ref().map(|fd| fd.try_clone())),
@@ -162,10 +164,10 @@ impl Purge for Faulty {
 fn passes(fault: Fault, case: fn(MakeProvider<'_>)) -> bool {
     let make = move || -> Arc<dyn Provider> {
         Arc::new(Faulty {
-            sound: HostProvider::builder().visibility(Visibility::Shared).build().expect("a provider"),
+            inner: HostProvider::builder().visibility(Visibility::Shared).build().expect("a provider"),
             import: HostImport::new().allow_unsealed(fault == Fault::Trusting),
             fault,
-            kept: Mutex::default(),
+            reusable: Mutex::default(),
         })
     };
     catch_unwind(AssertUnwindSafe(|| case(&make))).is_ok()
@@ -187,7 +189,7 @@ fn suite_detects_each_fault() {
         (Fault::HandsOutTwice, suite::regions_do_not_overlap),
     ];
     for (fault, case) in faults {
-        assert!(passes(Fault::None, case), "{fault:?}: the sound provider does not pass");
-        assert!(!passes(fault, case), "{fault:?} was not noticed");
+        assert!(passes(Fault::None, case), "{fault:?}: the provider without a fault fails");
+        assert!(!passes(fault, case), "{fault:?} was not detected");
     }
 }

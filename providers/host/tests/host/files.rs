@@ -1,4 +1,4 @@
-//! Shared memory: the life of files, ranges, pages and names.
+//! Shared memory: the lifetime of files, ranges, pages and names.
 
 use crate::machine;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,8 +15,8 @@ use umf_provider_host::{HostImport, HostProvider};
 #[test]
 fn free_releases_pages_and_reuses_ranges() {
     let provider = shared().build().unwrap();
-    let keep = provider.allocate(layout(4096)).unwrap();
-    let file = fd(&export(&provider, &keep));
+    let first = provider.allocate(layout(4096)).unwrap();
+    let file = fd(&export(&provider, &first));
     let mut offsets = std::collections::BTreeSet::new();
     for _ in 0..16 {
         let region = provider.allocate(layout(16 << 20)).unwrap();
@@ -24,15 +24,15 @@ fn free_releases_pages_and_reuses_ranges() {
         touch(&region, 1);
         assert!(committed(&*file) >= 16 << 20);
         free(&provider, region);
-        assert!(committed(&*file) < 1 << 20, "{} bytes stay behind", committed(&*file));
+        assert!(committed(&*file) < 1 << 20, "{} bytes are still committed", committed(&*file));
     }
-    assert_eq!(offsets.len(), 1, "a freed range is not used again");
+    assert_eq!(offsets.len(), 1, "a freed range was not reused");
     assert_eq!((provider.statistics().count(), provider.statistics().peak()), (1, (16 << 20) + 4096));
 }
 
 /// UMF's OS provider reports success and leaves the bytes.
 #[test]
-fn purging_shows_zeros_in_every_mapping_and_gives_pages_back() {
+fn purging_zeroes_every_mapping_and_releases_pages() {
     let provider = shared().build().unwrap();
     let region = provider.allocate(layout(1 << 20)).unwrap();
     touch(&region, 9);
@@ -43,10 +43,10 @@ fn purging_shows_zeros_in_every_mapping_and_gives_pages_back() {
     // SAFETY: the content is not used again.
     unsafe { provider.purge().unwrap().purge_forced(region.base(), region.size()) }.unwrap();
     assert!(committed(&*fd(&exported)) + (1 << 20) <= before);
-    // SAFETY: an import is memory until released.
+    // SAFETY: the import is mapped until it is released.
     assert_eq!(unsafe { imported.base.as_ptr().unwrap().read_volatile() }, 0);
     assert_eq!(byte(&region, 4096), 0);
-    // SAFETY: a range of the region; nothing happens to it.
+    // SAFETY: an error is expected, and the content is not needed.
     let lazily = unsafe { provider.purge().unwrap().purge_lazy(region.base(), region.size()) };
     assert!(matches!(lazily, Err(Error::NotSupported { .. })));
     // SAFETY: released once.
@@ -87,13 +87,13 @@ fn isolated_region_has_its_own_file() {
         assert_eq!(stat.st_size, i64::try_from(region.size()).unwrap());
     }
     free(&provider, regions[1]);
-    // Importers of a whole one keep what they mapped, whatever the exporter does.
+    // An importer keeps the memory after the exporter has freed it.
     touch(&regions[0], 4);
     let imports = HostImport::new();
     let imported = imports.import(request(&exports[0], 4096, Access::ReadWrite)).unwrap();
     free(&provider, regions[0]);
     drop((provider, exports));
-    // SAFETY: an import is memory until released.
+    // SAFETY: the import is mapped until it is released.
     assert_eq!(unsafe { imported.base.as_ptr().unwrap().read_volatile() }, 4);
     // SAFETY: released once.
     unsafe { imports.release(imported) }.unwrap();
@@ -121,7 +121,7 @@ fn fresh_name(what: &str) -> String {
     format!("/umf-test-{what}-{}", std::process::id())
 }
 
-/// UMF's OS provider unlinks whatever has the name before it makes its own.
+/// UMF's OS provider unlinks an existing file of the name before it creates its own.
 #[test]
 fn existing_name_is_an_error_and_stays() {
     let name = fresh_name("taken");
@@ -137,7 +137,7 @@ fn existing_name_is_an_error_and_stays() {
     }
 }
 
-/// With UMF's OS provider the first opener takes the name away.
+/// With UMF's OS provider the first importer unlinks the name.
 #[test]
 fn dropping_the_provider_unlinks_its_name() {
     let name = fresh_name("lives");
@@ -160,16 +160,16 @@ fn dropping_the_provider_unlinks_its_name() {
         assert!(matches!(error, Error::Untrusted { why } if why.contains("not sealed")), "{error}");
         let trusting = HostImport::new().allow_unsealed(true);
         let imported = trusting.import(request(&exported, 4096, Access::ReadWrite)).unwrap();
-        // SAFETY: an import is memory until released, which it is once.
+        // SAFETY: the import is mapped until it is released, once.
         unsafe {
             assert_eq!(imported.base.as_ptr().unwrap().read_volatile(), seed);
             trusting.release(imported).unwrap();
         }
     }
     in_child(|| {
-        // The parent's name survives a child that drops what it inherited.
+        // A child that drops the inherited provider does not unlink the parent's name.
         drop(std::sync::Arc::try_unwrap(provider.clone()).map_err(|_| ()));
-        // SAFETY: the child's copy is never used again; its parent keeps its own count.
+        // SAFETY: the child does not use its copy again; the parent has its own reference count.
         unsafe {
             let raw = std::sync::Arc::into_raw(provider.clone());
             std::sync::Arc::decrement_strong_count(raw);
@@ -233,9 +233,9 @@ fn full_arena_or_large_region_adds_a_file() {
     }
 }
 
-/// What SIGXFSZ would end.
+/// A file beyond `RLIMIT_FSIZE` would raise SIGXFSZ.
 #[test]
-fn small_file_size_limits_make_small_files() {
+fn file_size_limit_reduces_the_size_of_files() {
     in_child(|| {
         set_limit(libc::RLIMIT_FSIZE, 1 << 20);
         let provider = shared().build().unwrap();
@@ -271,7 +271,7 @@ fn exhausted_descriptors_are_an_error_with_hint() {
     });
 }
 
-/// A full tmpfs is an error where regions are reserved, and SIGBUS where they are not.
+/// A full tmpfs is an error with `populate`. Without it, an access raises SIGBUS.
 #[test]
 fn full_tmpfs_is_an_error_with_populate() {
     if !machine::is_root() {
@@ -280,7 +280,7 @@ fn full_tmpfs_is_an_error_with_populate() {
     }
     in_child(|| {
         let mount = || {
-            // SAFETY: a mount namespace of this child alone.
+            // SAFETY: creates a mount namespace for this child.
             (unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0).then_some(())?;
             let none = c"none".as_ptr();
             // SAFETY: all strings are C strings.
@@ -293,14 +293,14 @@ fn full_tmpfs_is_an_error_with_populate() {
             }
         };
         if mount().is_none() {
-            println!("umf-skip: host provider: no mount namespaces here");
+            println!("umf-skip: host provider: mount namespaces are not permitted");
             return;
         }
         let provider = HostProvider::builder().named("/umf-test-small").populate(true).build().unwrap();
         let region = provider.allocate(layout(512 << 10)).unwrap();
         let error = provider.allocate(layout(4 << 20)).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { native: libc::ENOSPC, .. }), "{error}");
-        // What came before the failure went back.
+        // The failed allocation has released its pages.
         let second = provider.allocate(layout(256 << 10)).unwrap();
         touch(&second, 1);
         free(&provider, second);
@@ -329,16 +329,16 @@ fn shared_provider_is_frozen_in_a_child() {
             |result: Result<(), Error>| assert!(matches!(result, Err(Error::Frozen { .. })), "{result:?}");
         frozen(provider.allocate(layout(4096)).map(|_| ()));
         frozen(Provider::export(&*provider).unwrap().export(&region).map(|_| ()));
-        // SAFETY: refused or without effect, all of them.
+        // SAFETY: the calls return errors or have no effect.
         unsafe {
             frozen(provider.purge().unwrap().purge_forced(region.base(), region.size()));
             provider.free(region).unwrap();
         }
-        // What it makes itself works.
-        let own = shared().build().unwrap();
-        let mine = own.allocate(layout(4096)).unwrap();
-        touch(&mine, 8);
-        free(&own, mine);
+        // A provider that the child builds works.
+        let other = shared().build().unwrap();
+        let region = other.allocate(layout(4096)).unwrap();
+        touch(&region, 8);
+        free(&other, region);
     });
     assert_eq!(byte(&region, 0), 4);
     free(&provider, region);
@@ -348,22 +348,22 @@ fn shared_provider_is_frozen_in_a_child() {
 /// these numbers.
 fn files_under(numbers: &[i32]) -> Vec<OwnedFd> {
     for number in 3..1024 {
-        // SAFETY: under test is what becomes of objects whose descriptors are closed.
+        // SAFETY: the test closes the descriptors of live objects on purpose.
         unsafe { libc::close(number) };
     }
     let mut files: Vec<OwnedFd> = Vec::new();
     while !numbers.iter().all(|number| files.iter().any(|file| file.as_raw_fd() == *number)) {
-        let file = rustix::fs::memfd_create(c"own", MemfdFlags::CLOEXEC).expect("a memory file");
-        assert_eq!(rustix::io::pwrite(&file, &OWN, 0), Ok(OWN.len()));
+        let file = rustix::fs::memfd_create(c"other", MemfdFlags::CLOEXEC).expect("a memory file");
+        assert_eq!(rustix::io::pwrite(&file, &CONTENT, 0), Ok(CONTENT.len()));
         files.push(file);
         assert!(files.len() < 1024, "{numbers:?} are free");
     }
     files
 }
 
-static OWN: [u8; 1 << 20] = [0x5a; 1 << 20];
+static CONTENT: [u8; 1 << 20] = [0x5a; 1 << 20];
 
-/// A daemon closes all descriptors.
+/// As after a daemon has closed all descriptors and opened files.
 #[test]
 fn files_under_reused_fd_numbers_are_left_alone() {
     let name = fresh_name("closed");
@@ -380,12 +380,12 @@ fn files_under_reused_fd_numbers_are_left_alone() {
             regions.iter().for_each(|region| touch(region, 7));
             let exports = regions.map(|region| export(&provider, &region));
             let numbers = exports.each_ref().map(|export| fd(export).as_raw_fd());
-            let own = files_under(&numbers);
+            let files = files_under(&numbers);
             let is_lost = |error: &Error| error.native_code() == Some(libc::EBADF);
             let exported = Provider::export(&*provider).unwrap().export(&regions[1]);
             assert!(exported.as_ref().is_err_and(is_lost), "{exported:?}");
             match provider.allocate(layout(1 << 16)) {
-                // A file of its own.
+                // An isolated provider creates a new file.
                 Ok(region) => free(&provider, region),
                 Err(error) => assert!(is_lost(&error), "{error}"),
             }
@@ -400,10 +400,10 @@ fn files_under_reused_fd_numbers_are_left_alone() {
             }
             drop(provider);
             drop(exports);
-            for file in own {
-                let mut content = vec![0; OWN.len()];
-                assert_eq!(rustix::io::pread(&file, &mut content[..], 0), Ok(OWN.len()));
-                assert!(content == OWN, "the program's file has changed");
+            for file in files {
+                let mut content = vec![0; CONTENT.len()];
+                assert_eq!(rustix::io::pread(&file, &mut content[..], 0), Ok(CONTENT.len()));
+                assert!(content == CONTENT, "the provider changed the file of the program");
             }
         });
     }
@@ -415,10 +415,10 @@ fn import_checks_range_and_seals() {
     let file =
         rustix::fs::memfd_create(c"umf-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(file.as_fd(), 1 << 20).unwrap();
-    let ask = |offset, size, access| {
+    let import = |offset, size, access| {
         imports.import(umf_core::ImportRequest::new(file.try_clone().ok(), offset, size, access))
     };
-    assert!(matches!(ask(0, 4096, Access::ReadWrite), Err(Error::Untrusted { .. })));
+    assert!(matches!(import(0, 4096, Access::ReadWrite), Err(Error::Untrusted { .. })));
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
     for (offset, size) in [
         (0, (1 << 20) + 1),
@@ -431,15 +431,15 @@ fn import_checks_range_and_seals() {
         (0, 0),
     ] {
         assert!(
-            matches!(ask(offset, size, Access::ReadWrite), Err(Error::Untrusted { .. })),
+            matches!(import(offset, size, Access::ReadWrite), Err(Error::Untrusted { .. })),
             "{offset} {size}"
         );
     }
-    // SAFETY: released once, not used.
-    unsafe { imports.release(ask(4096, 1, Access::ReadWrite).unwrap()) }.unwrap();
+    // SAFETY: released once, and not used.
+    unsafe { imports.release(import(4096, 1, Access::ReadWrite).unwrap()) }.unwrap();
     // SAFETY: as above.
-    unsafe { imports.release(ask(0, 1 << 20, Access::ReadOnly).unwrap()) }.unwrap();
-    // A path descriptor, and files that only look harmless.
+    unsafe { imports.release(import(0, 1 << 20, Access::ReadOnly).unwrap()) }.unwrap();
+    // A descriptor of `O_PATH`.
     let path = rustix::fs::open("/dev/shm", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
     let error =
         imports.import(umf_core::ImportRequest::new(Some(path), 0, 4096, Access::ReadOnly)).unwrap_err();

@@ -1,5 +1,5 @@
-//! What the tests ask of the machine and the process, and how they run a part in a child.
-#![allow(dead_code)] // Not every test binary asks everything.
+//! Helpers of the tests: memory, exports, the machine, and running a part in a forked child.
+#![allow(dead_code)] // Each test program uses some of them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -31,10 +31,10 @@ pub fn pointer(region: &Region) -> *mut u8 {
     region.base().as_ptr().expect("host memory has pointers")
 }
 
-/// Writes to every page.
+/// Writes `value` to the first byte of every page.
 pub fn touch(region: &Region, value: u8) {
     for place in (0..region.size()).step_by(4096) {
-        // SAFETY: inside of a live region of host memory.
+        // SAFETY: the address lies in a live region of host memory.
         unsafe { pointer(region).add(place).write_volatile(value) };
     }
 }
@@ -46,11 +46,11 @@ pub fn byte(region: &Region, place: usize) -> u8 {
 }
 
 pub fn free(provider: &HostProvider, region: Region) {
-    // SAFETY: the tests free what they allocated and do not use any more.
+    // SAFETY: the tests do not use regions after freeing them.
     unsafe { provider.free(region) }.expect("freeing");
 }
 
-/// Bytes of memory behind a file.
+/// Returns the bytes of memory that a file has.
 pub fn committed(file: impl AsFd) -> u64 {
     u64::try_from(rustix::fs::fstat(file).expect("fstat").st_blocks).expect("blocks") * 512
 }
@@ -59,19 +59,18 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs `body` in a forked child and expects it to return; a panic or a hang there fails the test
-/// here.
+/// Runs `body` in a forked child. A panic or a hang in the child fails the test in this process.
 pub fn in_child(body: impl FnOnce()) {
-    // SAFETY: the child runs `body` and leaves by _exit. Under test are calls that must work after a fork;
-    // what the tests themselves need from the allocator works in a child with glibc.
+    // SAFETY: the child runs `body` and ends with `_exit`. `body` calls functions that must work
+    // after a fork; glibc's allocator works in a forked child.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork failed");
     if pid == 0 {
-        // SAFETY: a child that hangs is ended.
+        // SAFETY: sets a timer that ends a child that hangs.
         unsafe { libc::alarm(60) };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
         if let Err(panic) = &result {
-            // What the test harness captures in a child is lost.
+            // Output that the test harness captures in a child is lost.
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
             let _ = rustix::io::write(std::io::stderr(), format!("in a child: {text}\n").as_bytes());

@@ -1,4 +1,4 @@
-//! The host provider: the conformance suite, and what it promises beyond that.
+//! The host provider: the conformance suite, and the behaviour that is specific to this provider.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 

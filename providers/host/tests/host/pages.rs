@@ -1,4 +1,4 @@
-//! Huge pages, NUMA nodes, and memory that is made when it is allocated.
+//! Huge pages, NUMA nodes, and memory that is populated when it is allocated.
 
 use crate::machine;
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ fn both() -> [(&'static str, HostBuilder); 2] {
     [("private", HostProvider::builder()), ("shared", shared())]
 }
 
-/// The sum of a field of `/proc/self/smaps` over the mappings that begin inside of a region, in
+/// Returns the sum of a field of `/proc/self/smaps` over the mappings that begin in a region, in
 /// bytes.
 fn smaps(region: &Region, field: &str) -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
@@ -32,8 +32,8 @@ fn smaps(region: &Region, field: &str) -> usize {
     sum
 }
 
-/// Bytes of a private region that have pages (`mincore(2)`). `smaps` does not tell: private memory
-/// of others that lies beside the region becomes one mapping with it.
+/// Returns the populated bytes of a private region (`mincore(2)`). `smaps` cannot be used: the
+/// kernel merges the region's mapping with adjacent private mappings.
 fn resident(region: &Region, pages: &mut [u8; 256]) -> usize {
     let page = rustix::param::page_size();
     assert!(region.size() / page <= pages.len());
@@ -43,40 +43,41 @@ fn resident(region: &Region, pages: &mut [u8; 256]) -> usize {
     pages[..region.size() / page].iter().filter(|&&page| page & 1 == 1).count() * page
 }
 
-/// Whether this kernel makes pages on demand (Linux 5.14).
+/// Returns whether this kernel populates pages on request (Linux 5.14).
 fn can_populate() -> bool {
     let mut page = [0_u8; 8192];
     let place = page.as_mut_ptr().wrapping_add(page.as_ptr().align_offset(4096));
-    // SAFETY: a page of this function's own, whose content the call leaves alone.
+    // SAFETY: the page is a local variable, and the call does not change its content.
     unsafe { libc::madvise(place.cast(), 4096, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
 #[test]
-fn populate_makes_pages_on_allocate() {
+fn populate_adds_pages_on_allocate() {
     if !can_populate() {
-        println!("umf-skip: pages that are made at once: MADV_POPULATE_WRITE needs Linux 5.14");
+        println!("umf-skip: populate_adds_pages_on_allocate: MADV_POPULATE_WRITE needs Linux 5.14");
         return;
     }
-    // By itself: what other threads touch beside a region may get a huge page that reaches into it.
+    // In a child: memory that other threads touch beside a region may get a huge page that covers
+    // a part of the region.
     in_child(|| {
         let mut pages = [0; 256];
         for (what, builder) in both() {
             for (populate, expected) in [(false, 0), (true, 1 << 20)] {
                 let provider = builder.clone().populate(populate).build().unwrap();
                 let region = provider.allocate(layout(1 << 20)).unwrap();
-                let made = match what {
+                let populated = match what {
                     "shared" => usize::try_from(committed(&*fd(&export(&provider, &region)))).unwrap(),
                     _ => resident(&region, &mut pages),
                 };
-                assert_eq!(made, expected, "{what}, populate {populate}");
+                assert_eq!(populated, expected, "{what}, populate {populate}");
                 free(&provider, region);
             }
         }
     });
 }
 
-/// More than this machine has is refused before pages are made: making them would have the kernel
-/// end processes.
+/// Populating more memory than the machine has would trigger the OOM killer, so it is an error
+/// before any page is populated.
 #[test]
 fn populating_more_than_available_is_an_error() {
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
@@ -89,8 +90,8 @@ fn populating_more_than_available_is_an_error() {
     }
 }
 
-/// Of files of memory the kernel promises any amount. What this machine does not have is refused
-/// all the same, as private memory is.
+/// The kernel does not limit the size of a memory file. The provider returns the same error as for
+/// private memory if the machine does not have that much.
 #[test]
 fn allocating_more_than_any_machine_has_is_an_error() {
     if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
@@ -118,7 +119,7 @@ fn transparent_huge_pages_are_used() {
         touch(&region, 1);
         let (private, shared) = (smaps(&region, "AnonHugePages"), smaps(&region, "ShmemPmdMapped"));
         if private + shared == 0 {
-            println!("{what}: no transparent huge pages came; the system has them switched off or none left");
+            println!("{what}: no transparent huge pages: the system has disabled them, or has none left");
         }
         free(&provider, region);
         let small = provider.allocate(layout(4096)).unwrap();
@@ -127,25 +128,25 @@ fn transparent_huge_pages_are_used() {
     }
 }
 
-/// The only test that uses reserved huge pages, of those of this process and of others that run the
-/// same tests: how many are free is what they look at.
+/// Exclusive use of the reserved huge pages among the tests of this process and of other processes:
+/// the tests compare the number of free pages.
 struct Alone {
-    _here: std::sync::MutexGuard<'static, ()>,
-    _elsewhere: Option<std::fs::File>,
+    _in_process: std::sync::MutexGuard<'static, ()>,
+    _on_machine: Option<std::fs::File>,
 }
 
 fn alone() -> Alone {
-    static HERE: Mutex<()> = Mutex::new(());
-    let here = HERE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // The kernel's own file is what all of them can lock, and nothing is left behind.
+    static IN_PROCESS: Mutex<()> = Mutex::new(());
+    let in_process = IN_PROCESS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // All processes can lock a file of the kernel, and it need not be removed.
     let file = std::fs::File::open(Reserved::FILE).ok();
     if let Some(file) = &file {
         let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::LockExclusive);
     }
-    Alone { _here: here, _elsewhere: file }
+    Alone { _in_process: in_process, _on_machine: file }
 }
 
-/// Huge pages added to those that are reserved, and taken away again when dropped.
+/// Reserves more huge pages of the machine until it is dropped.
 struct Reserved {
     before: usize,
     _alone: Alone,
@@ -154,7 +155,7 @@ struct Reserved {
 impl Reserved {
     const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-    /// `None` with a word about it where that cannot be done.
+    /// Returns `None`, after it has reported why, if the machine cannot reserve them.
     fn add(pages: usize) -> Option<Self> {
         let alone = alone();
         let Some(before) = Self::number().filter(|_| is_root()) else {
@@ -184,7 +185,7 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // The number does not sink below what is in use, which a test that failed may still hold.
+        // The number does not fall below the pages in use, which a failed test may still have.
         let _ = std::fs::write(Self::FILE, self.before.to_string());
     }
 }
@@ -208,7 +209,7 @@ fn reserved_huge_pages_are_used_and_released() {
             assert_eq!(region.size(), 3 * HUGE);
             touch(&region, 6);
             assert_eq!(Reserved::free(), before - 3, "{what}");
-            // More than there are is an error, not a signal.
+            // An allocation beyond the free pages is an error, not a signal.
             let error = provider.allocate(layout((before + 1) * HUGE)).unwrap_err();
             assert!(
                 matches!(error, Error::OutOfMemory { .. }) && error.to_string().contains("nr_hugepages"),
@@ -226,10 +227,10 @@ fn reserved_huge_pages_are_used_and_released() {
     }
 }
 
-/// Pages of 1 GiB can hardly be had once a machine is in use: those that are set aside when it
-/// starts, as in `tests/vm/run numa`.
+/// Pages of 1 GiB can hardly be reserved after boot. The test uses those that were reserved at
+/// boot, as in `tests/vm/run numa`.
 #[test]
-fn pages_of_one_gibibyte() {
+fn gibibyte_pages_are_used_and_released() {
     const GIB: usize = 1 << 30;
     let free_pages = || {
         let text =
@@ -238,7 +239,7 @@ fn pages_of_one_gibibyte() {
     };
     let _alone = alone();
     let Some(before @ 1..) = free_pages() else {
-        println!("umf-skip: host provider: no huge pages of 1 GiB are set aside here");
+        println!("umf-skip: host provider: no huge pages of 1 GiB are reserved on this machine");
         return;
     };
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
@@ -254,7 +255,7 @@ fn pages_of_one_gibibyte() {
         }
         assert_eq!(smaps(&region, "KernelPageSize"), GIB, "{what}");
         assert_eq!(free_pages(), Some(before - 1), "{what}");
-        // More than there are is an error, not a signal.
+        // An allocation beyond the free pages is an error, not a signal.
         let error = provider.allocate(layout(before * GIB)).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { .. }), "{what}: {error}");
         assert!(error.to_string().contains("nr_hugepages"), "{what}: {error}");
@@ -263,7 +264,7 @@ fn pages_of_one_gibibyte() {
             let imports = provider.import().unwrap();
             let imported =
                 imports.import(machine::request(&exported, GIB, umf_core::Access::ReadWrite)).unwrap();
-            // SAFETY: an import is memory until released.
+            // SAFETY: the import is mapped until it is released.
             assert_eq!(unsafe { imported.base.as_ptr().unwrap().add(GIB - 1).read_volatile() }, 7, "{what}");
             // SAFETY: released once.
             unsafe { imports.release(imported) }.unwrap();
@@ -285,7 +286,7 @@ fn reserved_huge_pages_are_imported() {
     let imports = provider.import().unwrap();
     let imported =
         imports.import(machine::request(&exported, 2 * HUGE, umf_core::Access::ReadWrite)).unwrap();
-    // SAFETY: an import is memory until released.
+    // SAFETY: the import is mapped until it is released.
     assert_eq!(unsafe { imported.base.as_ptr().unwrap().add(HUGE).read_volatile() }, 77);
     // SAFETY: released once.
     unsafe { imports.release(imported) }.unwrap();
@@ -300,7 +301,7 @@ fn normal_pages_replace_exhausted_huge_pages() {
     let _alone = alone();
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
         let provider = builder.huge_pages(LENIENT).build().unwrap();
-        // More than anyone reserves on a test machine.
+        // More than the reserved pages of any test machine.
         let regions: Vec<_> = (0..4).map(|_| provider.allocate(layout(64 * HUGE)).unwrap()).collect();
         for region in regions {
             assert!(region.base().is_aligned_to(HUGE), "{what}");
@@ -323,14 +324,14 @@ fn unknown_huge_page_sizes_are_errors() {
     let huge = HugePages::Hugetlb { size: 1 << 23, or_normal: false };
     if !std::path::Path::new("/sys/kernel/mm/hugepages/hugepages-8192kB").exists() {
         for (_, builder) in both() {
-            let made = builder.huge_pages(huge).build().and_then(|provider| provider.allocate(layout(1)));
-            assert!(made.is_err(), "{made:?}");
+            let result = builder.huge_pages(huge).build().and_then(|provider| provider.allocate(layout(1)));
+            assert!(result.is_err(), "{result:?}");
         }
     }
 }
 
-/// Policy and nodes of the page at an address (`get_mempolicy(2)`); `None` on a kernel without
-/// NUMA.
+/// Returns policy and nodes of the page at an offset (`get_mempolicy(2)`); `None` on a kernel
+/// without NUMA.
 fn policy(region: &Region, place: usize) -> Option<(i32, u64)> {
     const ADDR: libc::c_ulong = 2;
     let mut mode = -1_i32;
@@ -384,7 +385,7 @@ fn memory_has_the_requested_policy() {
                 assert!(modes.contains(&mode), "{what} {numa:?}: mode {mode}");
                 assert!(mode == 0 || mode == 4 || nodes <= 1, "{what} {numa:?}: nodes {nodes:#x}");
             }
-            // Where the thread runs, unless a node was named.
+            // The node of the thread, unless the policy names a node.
             let found = provider.property(&region, Property::Node);
             if matches!(numa, Numa::Default | Numa::Local | Numa::Preferred(NodeSet::EMPTY)) {
                 assert!(matches!(found, Ok(PropertyValue::Number(_))), "{found:?}");
@@ -392,7 +393,7 @@ fn memory_has_the_requested_policy() {
                 assert_eq!(found, Ok(PropertyValue::Number(0)));
             }
             free(&provider, region);
-            // Again, at a range of the file that was bound before.
+            // Again, in a range of the file that had a policy before.
             let region = provider.allocate(layout(1 << 19)).unwrap();
             touch(&region, 1);
             free(&provider, region);
@@ -401,7 +402,7 @@ fn memory_has_the_requested_policy() {
 }
 
 #[test]
-fn missing_nodes_are_errors_when_building() {
+fn build_with_missing_nodes_is_an_error() {
     let missing = NodeSet::from_nodes([0, 1023]).unwrap();
     for numa in [
         Numa::Bind(missing),
@@ -424,7 +425,7 @@ fn regions_have_properties() {
         };
         assert!(line.is_power_of_two());
         let node = provider.property(&region, Property::Node).unwrap();
-        assert!(matches!(node, PropertyValue::Number(_)), "also where there is no page yet: {node:?}");
+        assert!(matches!(node, PropertyValue::Number(_)), "a region without pages has a node too: {node:?}");
         let id = PropertyValue::Number(region.id().get());
         assert_eq!(provider.property(&region, Property::AllocationId), Ok(id));
         assert!(provider.property(&region, Property::Context).is_err());

@@ -4,14 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
-mod broken_pool;
 mod conformance;
 #[path = "../../../../drivers/software/level-zero/tests/driver/mod.rs"]
 mod driver;
 mod faults;
 mod fds;
 mod handles;
-mod over_pools;
+mod pools;
 mod regions;
 mod residency;
 

@@ -1,10 +1,11 @@
-//! A pool that keeps its free list in the free blocks, as pools over host memory may. Over device
-//! memory its first access is a segmentation fault.
+//! Pools over device memory: the slab pool works. A pool that keeps its free list in the free blocks,
+//! as pools over host memory may, is killed by its first access to one.
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
 
-use umf_core::{Address, Layout, Region};
+use umf_core::{Address, Layout, Pool, Provider, Region};
+use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_level_zero::LevelZeroProvider;
 use umf_runtime::Upstream;
 
@@ -70,7 +71,7 @@ fn exercise(provider: std::sync::Arc<LevelZeroProvider>) {
 
 #[test]
 fn in_band_list_over_device_memory_is_killed() {
-    let test = "broken_pool::in_band_list_over_device_memory_is_killed";
+    let test = "pools::in_band_list_over_device_memory_is_killed";
     if std::env::var_os("TESTS_DRIVER_CHILD").is_some() {
         return exercise(built(device()));
     }
@@ -84,4 +85,46 @@ fn in_band_list_over_device_memory_is_killed() {
 fn in_band_list_over_host_memory_works() {
     // Shows that the access to device memory, and not the pool, kills the process.
     exercise(built(LevelZeroProvider::host(soft())));
+}
+
+#[test]
+fn slab_blocks_keep_their_content() {
+    let provider = built(device());
+    let pool = SlabPool::new(std::sync::Arc::clone(&provider), SlabSettings::new()).unwrap();
+    let transfer = provider.transfer().unwrap();
+    let mut live = Vec::new();
+    let content = |number: usize, size: usize| vec![(number * 31 % 251) as u8; size];
+    for round in 0..3 {
+        for number in 0..200 {
+            let size = [8, 64, 100, 4096, 70_000, 3 << 20][number % 6];
+            if number % 6 == 5 && number > 30 {
+                continue;
+            }
+            let address = pool.allocate(Layout::new(size, 8).unwrap()).unwrap();
+            // SAFETY: the block is live, and no reference into it exists; so below.
+            unsafe { transfer.write(address, &content(number + round, size)) }.unwrap();
+            live.push((address, number + round, size));
+        }
+        for (address, number, size) in &live {
+            let mut bytes = vec![0; *size];
+            // SAFETY: as above.
+            unsafe { transfer.read(*address, &mut bytes) }.unwrap();
+            assert!(bytes == content(*number, *size), "a block of {size} bytes");
+        }
+        let mut index = 0;
+        live.retain(|(address, _, _)| {
+            index += 1;
+            if index % 2 == 0 {
+                // SAFETY: not used any more.
+                unsafe { pool.free(*address) }.unwrap();
+            }
+            index % 2 != 0
+        });
+    }
+    for (address, _, _) in live {
+        // SAFETY: as above.
+        unsafe { pool.free(address) }.unwrap();
+    }
+    pool.trim(0).unwrap();
+    assert_eq!(provider.statistics().bytes(), 0);
 }

@@ -2,7 +2,7 @@
 //! pool calls it: in an arena of its own, without a cache, and with no checks.
 //!
 //! ```sh
-//! cargo run --release -p umf-pool-jemalloc --example pair
+//! cargo run --release -p umf-pool-jemalloc --example jemalloc_pair
 //! ```
 
 #![allow(clippy::unwrap_used, reason = "an example that cannot go on ends")]
@@ -17,16 +17,16 @@ use umf_testkit::pool::{MmapProvider, Random};
 const ROUNDS: usize = 200_000;
 const TURNS: usize = 9;
 
-/// Returns the processor time of the thread, since other processes may be busy.
+/// Returns the processor time of the thread, which other processes do not affect.
 fn nanoseconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the place is that of a time.
+    // SAFETY: `time` is valid for the write.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// Returns the nanoseconds of a pair: of blocks of one size, or of many sizes with `alive` live
-/// blocks.
+/// Returns the nanoseconds of a pair of `allocate` and `free`: of blocks of one size, or of many
+/// sizes while `alive` blocks are live.
 fn measure<B: Copy>(most: usize, alive: usize, allocate: impl Fn(usize) -> B, free: impl Fn(B)) -> f64 {
     let mut random = Random(1);
     let mut size = || if alive == 0 { most } else { random.below(most) + 1 };
@@ -48,7 +48,7 @@ fn main() {
     let pool = JemallocPool::new(MmapProvider::private()).unwrap();
     let mut arena = 0_u32;
     let mut size = size_of::<u32>();
-    // SAFETY: the place is as large as is said.
+    // SAFETY: `arena` has `size` bytes.
     let code = unsafe {
         je::mallctl(
             c"arenas.create".as_ptr(),
@@ -78,7 +78,7 @@ fn main() {
             let peer = measure(
                 most,
                 alive,
-                // SAFETY: the arena is there, and sizes are not 0.
+                // SAFETY: the arena exists, and sizes are not 0.
                 |size| unsafe { je::mallocx(size, flags) },
                 // SAFETY: allocated by the line above, and used by no thread.
                 |block| unsafe { je::dallocx(block, je::MALLOCX_TCACHE_NONE) },
