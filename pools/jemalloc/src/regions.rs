@@ -228,37 +228,47 @@ impl JemallocPool {
         result
     }
 
+    /// Adds a region in which the missing extent fits: one of the preferred size, or else a smaller
+    /// one.
     fn grow_by(&self, arena: &Arena, missing: MissingExtent, excludes_edge_pages: bool) -> Result<()> {
         let MissingExtent { size, align } = missing;
+        // Excluded pages, and those before a multiple of the alignment.
         let edges = match excludes_edge_pages {
             true if align > PAGE => align.saturating_add(2 * PAGE),
             true => 2 * PAGE,
             false => 0,
         };
-        let unit = self.upstream.provider().page_size().max(PAGE);
+        let page = self.upstream.provider().page_size().max(PAGE);
         let overflow = Error::SizeOverflow { size, align };
-        let all = size.checked_add(edges).ok_or(overflow)?;
-        let least = all.checked_next_multiple_of(unit).ok_or(overflow)?;
-        let part =
-            usize::try_from(self.reserved.bytes() / GROWTH).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
-        let part = (part + 1).next_power_of_two() / 2;
-        let wanted = if all <= part / SHARERS {
-            part
-        } else if size <= SHARED || least - size > size / 8 {
-            size.checked_mul(SHARERS).and_then(|sum| sum.checked_add(edges)).ok_or(overflow)?
-        } else {
-            all
-        };
-        let rounded = wanted.checked_next_multiple_of(unit.max(GRANULE));
+        let needed = size.checked_add(edges).ok_or(overflow)?;
+        let least = needed.checked_next_multiple_of(page).ok_or(overflow)?;
+        let preferred = self.preferred_size(size, edges, least - size);
+        let rounded = preferred.and_then(|bytes| bytes.checked_next_multiple_of(page.max(GRANULE)));
         let mut request = rounded.ok_or(overflow)?.max(least);
         loop {
             match self.enter_region(arena, request, size, align) {
                 Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if request > least => {
                     request =
-                        (request / 2).checked_next_multiple_of(unit).map_or(least, |half| half.max(least));
+                        (request / 2).checked_next_multiple_of(page).map_or(least, |half| half.max(least));
                 }
                 result => return result,
             }
+        }
+    }
+
+    /// Returns the preferred size of a region for an extent of `size` bytes, or `None` on overflow.
+    /// `edges` bytes of the region cannot be used. The smallest region for the extent has `rest`
+    /// bytes more than it.
+    fn preferred_size(&self, size: usize, edges: usize, rest: usize) -> Option<usize> {
+        let share = usize::try_from(self.reserved.bytes() / GROWTH).unwrap_or(LARGEST);
+        // The largest power of two up to it.
+        let growth = (share.clamp(SMALLEST, LARGEST) + 1).next_power_of_two() / 2;
+        if size.checked_add(edges)? <= growth / SHARERS {
+            Some(growth)
+        } else if size <= SHARED || rest > size / 8 {
+            size.checked_mul(SHARERS)?.checked_add(edges)
+        } else {
+            size.checked_add(edges)
         }
     }
 

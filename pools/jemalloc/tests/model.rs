@@ -134,9 +134,9 @@ fn run(source: &dyn Source, provider: ProviderRef, steps: &[Step]) -> Result<(),
             }
             Step::Trim(keep) => {
                 let before = pool.statistics();
-                let went = pool.trim(keep).unwrap() as u64;
+                let released = pool.trim(keep).unwrap() as u64;
                 let after = pool.statistics();
-                prop_assert_eq!(before.reserved_bytes - went, after.reserved_bytes);
+                prop_assert_eq!(before.reserved_bytes - released, after.reserved_bytes);
                 if keep == 0 && live.is_empty() {
                     prop_assert_eq!(after.reserved_bytes, 0);
                 }

@@ -14,7 +14,7 @@ use umf_testkit::pool::MmapProvider;
 
 struct Jemalloc;
 
-// SAFETY: blocks are jemalloc's, of the size and alignment that it was asked for.
+// SAFETY: blocks are jemalloc's, of the requested size and alignment.
 unsafe impl GlobalAlloc for Jemalloc {
     unsafe fn alloc(&self, layout: Sized) -> *mut u8 {
         // SAFETY: the size is not 0, as the caller says.
@@ -22,7 +22,7 @@ unsafe impl GlobalAlloc for Jemalloc {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Sized) {
-        // SAFETY: `alloc` gave it, as the caller says.
+        // SAFETY: `alloc` returned it, as the caller says.
         unsafe { je::sdallocx(block.cast(), layout.size(), je::MALLOCX_ALIGN(layout.align())) };
     }
 }

@@ -248,7 +248,7 @@ impl Bin {
     /// Lets `take` write up to `want` entries at the top, and counts as many as it returns.
     ///
     /// # Safety
-    /// `take` writes as many entries as it returns, and no more than it is asked for.
+    /// `take` writes as many entries as it returns, and no more than its count.
     pub(crate) unsafe fn fill(
         &self,
         limits: &BinLimits,
@@ -365,7 +365,7 @@ impl Evicted {
     /// Lets `take` write entries, and keeps as many as it returns.
     ///
     /// # Safety
-    /// `take` writes as many entries as it returns, and no more than it is asked for.
+    /// `take` writes as many entries as it returns, and no more than its count.
     pub(crate) unsafe fn filled(take: impl FnOnce(*mut Entry, usize) -> usize) -> Self {
         let mut evicted = Self { entries: [const { MaybeUninit::uninit() }; EVICTED], len: 0 };
         evicted.len = take(evicted.entries.as_mut_ptr().cast(), EVICTED);

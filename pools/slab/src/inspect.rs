@@ -104,7 +104,7 @@ impl Trace {
 /// A sample of requests of each class: requested bytes, and bytes of the blocks.
 pub(crate) struct Requested([Sample; MAX_CLASSES + 1]);
 
-/// Bytes that the sampled requests of one class asked for, and bytes of their blocks.
+/// Bytes of the sampled requests of one class, and bytes of their blocks.
 #[derive(Default)]
 struct Sample {
     requested: AtomicU64,

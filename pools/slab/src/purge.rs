@@ -3,14 +3,15 @@
 //! - **By bytes** (`max_cached`): free bytes above a limit are released. A thread checks the limit
 //!   after threads have returned a fraction of it to the shared lists.
 //! - **By age** (`release_after`): memory that was unused since the last decay is released. A decay
-//!   runs at most once per period. Regions, empty slabs and blocks in the transfer cache are unused
-//!   as far as the minimum of their number since the last decay goes. The fast path counts nothing
-//!   for this in the bins of threads. A bin from which no block was allocated since the last decay
-//!   is emptied. Of another bin, half of the blocks move to the stock and decay there.
+//!   runs at most once per period. Of the regions, of the empty slabs and of the blocks in the
+//!   transfer cache, as many were unused as their minimum number since the last decay. The fast
+//!   path counts nothing for this in the bins of threads. A bin from which no block was allocated
+//!   since the last decay is emptied. Of another bin, half of the blocks move to the stock and
+//!   decay there.
 //! - **Trim**: all free memory, in all layers, is released.
 //!
 //! Threads apply the policy on slow paths only. With `release_thread`, the background purger
-//! applies it too: one thread for all pools of the process that ask for it.
+//! applies it too: one thread for all pools of the process with this setting.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

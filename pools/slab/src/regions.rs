@@ -38,7 +38,7 @@ pub(crate) const OWNER: &str = "this slab pool";
 const SMALLEST: usize = 1 << 20;
 const LARGEST: usize = 64 << 20;
 
-/// The smallest region that [`Backend::reserve`] asks for, when it halves its request.
+/// The smallest region that [`Backend::reserve`] requests when it halves its size.
 const SMALLEST_RESERVE: usize = 1 << 20;
 
 /// Regions and extents of a pool.
@@ -300,7 +300,7 @@ impl Backend {
     /// Counts that a region was returned to the provider.
     pub(crate) fn region_returned(&self, region: Region) {
         self.limits.remove_region(region.size());
-        self.trace.region("gave back", region);
+        self.trace.region("released", region);
     }
 
     /// Returns idle regions to the provider until `is_enough`, or until only `floor` bytes of

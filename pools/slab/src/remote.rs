@@ -16,8 +16,8 @@
 //! but only one bin gets the block: the request finds another state than [`REMOTE`] and is dropped.
 //!
 //! A thread may mark a block of a slab that was reused meanwhile, in a double free. It then undoes
-//! the mark (`state::unmark_remote`). Until then the mark has no request. Unless two such double
-//! frees coincide, no block is lost, and none is handed out twice.
+//! the mark (`state::unmark_remote`). Until it does, no request belongs to the mark. Unless two
+//! such double frees coincide, no block is lost, and none is handed out twice.
 //!
 //! The functions that change words, here and in `state`, are generic, so that loom explores them:
 //! see `model`.

@@ -70,12 +70,12 @@ umf_core::pool_settings! {
         /// it. Each thread's cache for small and for large blocks, and the shared cache, are
         /// bounded at a quarter of it. The pool checks it when blocks leave the caches of threads.
         pub(crate) max_cached: u64 as ByteSize = 0;
-        /// How long memory may lie unused before it goes back to the provider automatically, by
-        /// whole regions, in milliseconds; 0 is for ever. It goes between once and twice that time
-        /// after its last use. Threads check it on slow paths, so an idle application purges now
-        /// and then, or sets release_thread.
+        /// How long memory may be unused before it goes back to the provider automatically, by
+        /// whole regions, in milliseconds; 0 is unlimited. It goes back after once to twice that
+        /// time. Threads check it on slow paths, so an idle application purges now and then, or
+        /// sets release_thread.
         pub(crate) release_after("release_after_ms"): Duration as Milliseconds = Duration::ZERO;
-        /// Whether a background thread, one for all pools of the process that ask for it, checks
+        /// Whether a background thread, one for all pools of the process with this setting, checks
         /// max_cached and release_after_ms too.
         pub(crate) background("release_thread"): bool = false;
         /// Most bytes that one thread keeps in free blocks of 64 KiB and above. The pool uses these

@@ -100,7 +100,7 @@ fn in_a_forked_child() {
     let inherited = fill(&pool);
     wait_for("the purger does not run", || purgers() == 1);
     for _ in 0..20 {
-        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
+        // SAFETY: the child runs pool code, whose locks support a fork, and ends without
         // unwinding.
         let pid = unsafe { libc::fork() };
         if pid == 0 {

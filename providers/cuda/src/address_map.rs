@@ -21,8 +21,8 @@ struct MapEntry {
     context: Arc<Context>,
 }
 
-/// How memory came into this process. Each origin has a map of its own: an import of the process's
-/// own memory is in both.
+/// The origin of memory in this process. Each origin has a map of its own: an import of the
+/// process's own memory is in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryOrigin {
     Allocated,

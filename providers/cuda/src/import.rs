@@ -321,14 +321,14 @@ fn take_import(base: u64) -> Option<OpenImport> {
 
 /// Returns the context of an import.
 fn context_of(opened: &OpenImport) -> Result<Arc<Context>> {
-    let gone = Error::Untrusted { why: "the import was released" };
+    let released = Error::Untrusted { why: "the import was released" };
     match opened {
         OpenImport::Mapped { context, .. } => Ok(Arc::clone(context)),
         OpenImport::Local { allocation } => Ok(Arc::clone(allocation.context())),
         OpenImport::Legacy { handle } => {
             let table = IMPORTS.lock();
             let known = table.as_ref().and_then(|table| table.legacy.get(handle));
-            known.map(|known| Arc::clone(&known.context)).ok_or(gone)
+            known.map(|known| Arc::clone(&known.context)).ok_or(released)
         }
     }
 }

@@ -4,8 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
-#[path = "behaviour/flags.rs"]
-mod flags;
 mod machine;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -239,7 +237,7 @@ fn destroyed_application_context_is_reported() {
         unsafe { driver().api().cuCtxDestroy(context) }.unwrap();
         let error = provider.allocate(layout(MIB)).unwrap_err().to_string();
         assert!(error.contains("CUDA_ERROR_CONTEXT_IS_DESTROYED"), "{memory}: {error}");
-        // Its memory is gone with it: freeing does nothing.
+        // Its memory is freed with it: freeing does nothing.
         free(&provider, region);
         drop(provider);
         assert_eq!(object_counts(), before, "{memory}");
@@ -485,4 +483,32 @@ fn cpu_access_to_device_memory_is_a_segmentation_fault() {
     let region = provider.allocate(layout(1)).unwrap();
     // SAFETY: unsound on purpose: the access has to end the process.
     unsafe { region.base().as_ptr().unwrap().write_volatile(1) };
+}
+
+/// The driver rejects unknown flags, which shows that it received them.
+#[test]
+fn alloc_flags_are_passed_to_the_driver() {
+    let _alone = alone();
+    for (memory, flags, is_known) in [
+        (CudaMemory::Host, 0, true),
+        (CudaMemory::Host, 4, true),
+        (CudaMemory::Host, 0x100, false),
+        (CudaMemory::Managed, 1, true),
+        (CudaMemory::Managed, 2, true),
+        (CudaMemory::Managed, 0, false),
+        // Ignored for this kind.
+        (CudaMemory::Device, 0x100, true),
+    ] {
+        let provider = builder(memory).alloc_flags(flags).build().unwrap();
+        match provider.allocate(layout(100)) {
+            Ok(region) => {
+                assert!(is_known, "{memory} {flags}");
+                free(&provider, region);
+            }
+            Err(Error::Driver { name, .. }) => {
+                assert_eq!((name, is_known), ("CUDA_ERROR_INVALID_VALUE", false), "{memory} {flags}");
+            }
+            Err(error) => panic!("{memory} {flags}: {error}"),
+        }
+    }
 }

@@ -14,7 +14,7 @@ use umf_provider_dma_buf::{DmaBuf, DmaBufImport, DmaBufProvider, FilePart, Heap,
 
 const PAGE: usize = 4096;
 
-/// Every provider that this machine has, with its name.
+/// Returns a provider over each source of this machine, with its name.
 fn providers() -> Vec<(&'static str, Arc<DmaBufProvider>)> {
     let made = [("udmabuf", DmaBufProvider::udmabuf()), ("system heap", DmaBufProvider::heap("system"))];
     let mut found = Vec::new();
@@ -32,7 +32,7 @@ fn allocate(provider: &DmaBufProvider, size: usize) -> Region {
 }
 
 fn free(provider: &DmaBufProvider, region: Region) {
-    // SAFETY: the tests free what they allocated and do not use any more.
+    // SAFETY: the tests do not use regions after freeing them.
     unsafe { provider.free(region) }.unwrap();
 }
 
@@ -87,7 +87,7 @@ fn missing_device_is_an_error_with_hint() {
 #[test]
 fn cpu_access_rejects_foreign_memory() {
     let here = 1_u8;
-    // SAFETY: refused before anything is touched.
+    // SAFETY: an error is expected.
     let refused = unsafe { cpu_access(Address::from_ptr(&raw const here), 1, Access::ReadOnly) };
     assert!(matches!(refused, Err(Error::ForeignAddress { .. })));
 }
@@ -108,7 +108,7 @@ fn cpu_access_is_bounded_by_its_range() {
         assert!(memory.write(0, b"a").is_err(), "an access for reading");
         assert!(memory.read(region.size(), &mut text).is_err());
         drop(memory);
-        // A part of a region, but not beyond it.
+        // An access to a part of a region; one beyond the region is an error.
         let inside = region.base().checked_add(PAGE as u64).unwrap();
         // SAFETY: as in `touch`.
         unsafe {
@@ -182,7 +182,7 @@ fn sync_files_are_exported_and_imported() {
         for access in [Access::ReadOnly, Access::ReadWrite] {
             match buffer.export_sync_file(access) {
                 Ok(file) => {
-                    // No device is at work: it is signalled.
+                    // No device uses the buffer, so the sync file is signalled.
                     let mut poll = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
                     assert_eq!(rustix::event::poll(&mut poll, None).unwrap(), 1, "{name}");
                     buffer.import_sync_file(file.as_fd(), access).unwrap();
@@ -218,7 +218,7 @@ fn udmabuf_joins_parts_of_sealed_files() {
     let parts = [part(two.as_fd(), 0..1), part(one.as_fd(), 2..4), part(one.as_fd(), 0..1)];
     let buffer = device.over(&parts).unwrap();
     assert_eq!(buffer.size(), 4 * page);
-    // The provider keeps the buffer when the files and the other descriptor are gone.
+    // The provider keeps the buffer after the files and the other descriptor were closed.
     let fd = buffer.as_fd().try_clone_to_owned().unwrap();
     drop((one, buffer));
     let provider = DmaBufProvider::over(fd).unwrap().build().unwrap();
@@ -229,13 +229,13 @@ fn udmabuf_joins_parts_of_sealed_files() {
         memory.read(offset, &mut text).unwrap();
         assert_eq!(&text, expected);
     }
-    // What is written is in the file.
+    // A write to the buffer changes the file.
     memory.write(0, b"FIRST").unwrap();
     memory.end().unwrap();
     let mut text = [0; 10];
     rustix::io::pread(&two, &mut text, 0).unwrap();
     assert_eq!(&text, b"FIRST page");
-    // All of it is taken.
+    // The whole buffer is allocated.
     let full = provider.allocate(Layout::new(1, 1).unwrap()).unwrap_err();
     assert!(matches!(full, Error::OutOfMemory { .. }), "{full}");
     free(&provider, whole);
@@ -306,7 +306,7 @@ fn huge_pages_are_used_or_an_error_with_hint() {
 #[test]
 fn allocating_more_than_available_is_an_error() {
     for (name, provider) in providers() {
-        // Some exporters would take every page there is.
+        // Some exporters would allocate pages until the OOM killer runs.
         let error = provider.allocate(Layout::new(1 << 40, 1).unwrap()).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. }), "{name}: {error}");
         assert_eq!(lacks(provider.allocate(Layout::new(1, 1).unwrap())), None, "{name}");

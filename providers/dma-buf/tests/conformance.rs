@@ -20,7 +20,8 @@ provider_conformance!(system_heap, || DmaBufProvider::heap("system").unwrap().bu
     lacks: || lacks(DmaBufProvider::heap("system")));
 provider_conformance!(over_one_buffer, over, lacks: || lacks(DmaBufProvider::udmabuf()));
 
-/// A provider over a buffer that no other has at the time. Buffers are large: they are used again.
+/// Returns a provider over a buffer that no live provider uses. The buffers are large, so they are
+/// reused.
 fn over() -> Arc<DmaBufProvider> {
     static BUFFERS: Mutex<Vec<(OwnedFd, Weak<DmaBufProvider>)>> = Mutex::new(Vec::new());
     let mut buffers = BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);

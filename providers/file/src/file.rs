@@ -131,8 +131,8 @@ fn map(
     })
 }
 
-/// Allocates blocks of the file system for a range, so that a store cannot be SIGBUS because the
-/// file system is full.
+/// Allocates blocks of the file system for a range, so that a full file system cannot cause SIGBUS
+/// on a store.
 fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     let allocated =
         retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64));

@@ -14,7 +14,7 @@ use crate::sys;
 
 /// A memory file from which regions are suballocated.
 ///
-/// The file is created with its final size, so that it can be sealed. FreeRanges that no region has
+/// The file is created with its final size, so that it can be sealed. Ranges that no region has
 /// used are holes, which take no memory.
 pub(crate) struct Arena {
     pub(crate) file: Arc<CheckedFile>,

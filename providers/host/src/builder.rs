@@ -79,7 +79,7 @@ impl HostBuilder {
     ///
     /// Without it, pages are populated on first touch, as with `malloc`. If the machine is out of
     /// memory then, the OOM killer ends a process. If a tmpfs is full, which concerns named memory,
-    /// the touch is SIGBUS. Reserved huge pages are always populated.
+    /// the access raises SIGBUS. Reserved huge pages are always populated.
     pub fn populate(mut self, populate: bool) -> Self {
         self.populate = populate;
         self

@@ -21,8 +21,8 @@ use crate::sys::{self, FileSystem};
 /// kill the importer.
 ///
 /// One case remains. If the exporter punches an imported page of hugetlbfs, as freeing a region of
-/// an arena does, and no reserved huge page is free, the next touch is SIGBUS. Exporters of such
-/// memory prevent this by leases, isolation or read-only exports.
+/// an arena does, and no reserved huge page is free, the next access raises SIGBUS. Exporters of
+/// such memory prevent this by leases, isolation or read-only exports.
 ///
 /// The mapping is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be
 /// used.
@@ -41,8 +41,8 @@ impl HostImport {
     }
 
     /// Sets whether files that are not sealed, such as named shared memory, are accepted. Any
-    /// process that may write to such a file may truncate it, and then the next touch is SIGBUS
-    /// here. Allow it only if all these processes are trusted. The other checks still apply.
+    /// process that may write to such a file may truncate it, and then the next access raises
+    /// SIGBUS here. Allow it only if all these processes are trusted. The other checks still apply.
     #[must_use]
     pub const fn allow_unsealed(mut self, allow: bool) -> Self {
         self.allow_unsealed = allow;

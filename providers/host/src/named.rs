@@ -3,13 +3,13 @@
 //! Disadvantages, compared to memory without a name:
 //!
 //! - It cannot be sealed. A process that may write to the object may also truncate it, and then the
-//!   next touch of a lost page is SIGBUS in every process that maps it. So importers refuse it by
-//!   default ([`crate::HostImport::allow_unsealed`]).
+//!   next access to a lost page raises SIGBUS in every process that maps it. So importers refuse it
+//!   by default ([`crate::HostImport::allow_unsealed`]).
 //! - A killed process leaves the name and its memory behind, until the name is unlinked or the
 //!   machine restarts. `umf gc` finds such names by the mark that the provider leaves on them
 //!   ([`crate::CreatorMark`]), and removes them.
 //! - It counts towards the size of `/dev/shm`, which is small in containers. If `/dev/shm` is full,
-//!   touching a new page is SIGBUS, unless regions are populated when allocated
+//!   an access to a new page raises SIGBUS, unless regions are populated when allocated
 //!   ([`crate::HostBuilder::populate`]).
 
 use std::ffi::CString;

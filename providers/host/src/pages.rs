@@ -25,8 +25,8 @@ pub enum HugePages {
     /// Reserved huge pages of `size` bytes (`/proc/sys/vm/nr_hugepages`,
     /// `/sys/kernel/mm/hugepages/`). They are the provider's granularity, and are populated when a
     /// region is allocated. If none is free, allocating fails with [`Error::OutOfMemory`]; a later
-    /// touch is never a signal. Such memory cannot be purged. A freed region must be isolated, or
-    /// held until importers have closed it: see [`crate::HostImport`].
+    /// access never raises SIGBUS. Such memory cannot be purged. A freed region must be isolated,
+    /// or held until importers have closed it: see [`crate::HostImport`].
     Hugetlb {
         /// Size of a page in bytes: a power of two that the system supports, such as 2 MiB.
         size: usize,

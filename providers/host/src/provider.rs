@@ -166,7 +166,7 @@ unsafe impl Provider for HostProvider {
     }
 
     fn purge(&self) -> Option<&dyn Purge> {
-        // After a purge of a reserved huge page, a touch could find none free, which is SIGBUS.
+        // After a purge of a reserved huge page, an access raises SIGBUS if no page is free.
         // A file that is sealed against writing cannot be punched.
         let possible = self.pages.huge.hugetlb().is_none() && !self.read_only_export;
         possible.then_some(self)
@@ -232,7 +232,7 @@ impl Populate for HostProvider {
         // SAFETY: the range lies in a live region, as checked above, and populating does not change
         // its content.
         unsafe { sys::advise(pointer, size, MemAdvice::Populate) }.map_err(|errno| match errno {
-            // The file system is full; a write would be SIGBUS.
+            // The file system is full; a write would raise SIGBUS.
             Errno::NOMEM | Errno::FAULT => {
                 Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }
             }

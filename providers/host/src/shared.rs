@@ -393,8 +393,8 @@ fn map(
         .map_err(|errno| map_error(size, "host", errno))?;
     // The placement applies only to pages that are populated later.
     pages.prepare(&mapping)?;
-    // Reserved huge pages are always populated now: a later touch could find none free, which is
-    // SIGBUS.
+    // Reserved huge pages are always populated now: a later access raises SIGBUS if no page is
+    // free.
     if pages.populates() || huge_page.is_some() {
         pages.check_available(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {

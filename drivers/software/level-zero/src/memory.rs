@@ -246,8 +246,16 @@ pub(crate) unsafe extern "C" fn alloc_shared(
         unsafe {
             let desc = read_argument(device_desc)?;
             read_argument(host_desc)?;
-            let asked = (size, alignment);
-            allocate_at(state, context, ZE_MEMORY_TYPE_SHARED, device.as_deref(), asked, desc.pNext, pointer)
+            let request = (size, alignment);
+            allocate_at(
+                state,
+                context,
+                ZE_MEMORY_TYPE_SHARED,
+                device.as_deref(),
+                request,
+                desc.pNext,
+                pointer,
+            )
         }
     })
 }
@@ -269,8 +277,8 @@ pub(crate) unsafe extern "C" fn alloc_device(
             if desc.ordinal != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
-            let asked = (size, alignment);
-            allocate_at(state, context, ZE_MEMORY_TYPE_DEVICE, Some(&device), asked, desc.pNext, pointer)
+            let request = (size, alignment);
+            allocate_at(state, context, ZE_MEMORY_TYPE_DEVICE, Some(&device), request, desc.pNext, pointer)
         }
     })
 }

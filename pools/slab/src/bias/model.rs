@@ -62,7 +62,7 @@ impl Span {
                 |bias| self.bias.store(bias, Ordering::Release),
                 (
                     || self.fast.store(false, Ordering::Relaxed),
-                    // SAFETY: loom checks that no other thread has it.
+                    // SAFETY: loom checks that no other thread accesses it.
                     || self.remembered.with_mut(|remembered| unsafe { *remembered = false }),
                     || self.fast.store(true, Ordering::Release),
                 ),

@@ -396,7 +396,7 @@ fn child_collects_batches_for_threads_of_its_parent() {
     beside_owner(allocate_all, |blocks| {
         let (before, after) = blocks.split_at(MANY / 2 + 7);
         free_all(&pool, before.iter().copied());
-        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
+        // SAFETY: the child runs pool code, whose locks support a fork, and ends without
         // unwinding.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -110,7 +110,7 @@ impl Slab {
     }
 
     fn add_free(&self) {
-        // SAFETY: loom checks that no other thread has it.
+        // SAFETY: loom checks that no other thread accesses it.
         self.free.with_mut(|free| unsafe { *free += 1 });
     }
 
@@ -176,7 +176,7 @@ impl Slab {
 
     /// Returns the number of entries of the block.
     fn free_count(&self) -> u32 {
-        // SAFETY: loom checks that no other thread has it.
+        // SAFETY: loom checks that no other thread accesses it.
         self.free.with(|free| unsafe { *free })
     }
 }

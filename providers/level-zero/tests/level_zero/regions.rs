@@ -96,7 +96,7 @@ fn application_context_is_used_and_not_destroyed() {
     run_in_child("regions::application_context_is_used_and_not_destroyed", &[], || {
         let user = User::direct();
         let before = (user.count(c"contexts"), user.count(c"allocations"));
-        // SAFETY: live handles of this driver, which stay until the provider is gone.
+        // SAFETY: live handles of this driver, which the provider keeps alive.
         let made = unsafe {
             LevelZeroProvider::from_context(
                 user.api.clone(),
@@ -126,7 +126,7 @@ fn host_memory_needs_no_device() {
         let user = User::direct();
         let build = |kind| {
             let none = level_zero_sys::ze_device_handle_t::NULL;
-            // SAFETY: a live context of this driver, which stays until the provider is gone.
+            // SAFETY: a live context of this driver, which the provider keeps alive.
             unsafe { LevelZeroProvider::from_context(user.api.clone(), user.context, none, kind) }.build()
         };
         let provider = build(level_zero_sys::ZE_MEMORY_TYPE_HOST).unwrap();
@@ -157,7 +157,7 @@ fn host_memory_needs_no_device_with_several_drivers() {
         let user = User::new(api);
         let none = level_zero_sys::ze_device_handle_t::NULL;
         let kind = level_zero_sys::ZE_MEMORY_TYPE_HOST;
-        // SAFETY: a live context of this loader, which stays until the provider is gone.
+        // SAFETY: a live context of this loader, which the provider keeps alive.
         let provider = unsafe { LevelZeroProvider::from_context(user.api.clone(), user.context, none, kind) };
         let provider = built(provider);
         let region = allocate(&provider, 100).unwrap();

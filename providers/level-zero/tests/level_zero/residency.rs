@@ -75,7 +75,7 @@ fn failed_change_leaves_residency_unchanged() {
 fn peer_can_access_resident_memory() {
     run_in_child("residency::peer_can_access_resident_memory", &[("ZE_SOFT_RESIDENCY", "strict")], || {
         let user = User::direct();
-        // SAFETY: live handles of this driver, which stay until the provider is gone.
+        // SAFETY: live handles of this driver, which the provider keeps alive.
         let made = unsafe {
             umf_provider_level_zero::LevelZeroProvider::from_context(
                 user.api.clone(),

@@ -85,7 +85,7 @@ static inline int fds(void) {
   return count;
 }
 
-/* Mappings that are memory of a device, or lie where devices have their addresses (as the driver was told). */
+/* Mappings that are memory of a device, or in the address range of devices (as configured in the driver). */
 static inline int mappings(void) {
   char line[1024];
   int count = 0;

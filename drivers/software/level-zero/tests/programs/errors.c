@@ -8,7 +8,7 @@ int main(void) {
   ze_context_handle_t stale = context, made_up = (ze_context_handle_t)(uintptr_t)0x1234;
   ze_context_desc_t context_desc = {.stype = ZE_STRUCTURE_TYPE_CONTEXT_DESC};
 
-  /* Handles that are null, made up, of another kind, or gone. */
+  /* Handles that are null, invented, of another kind, or destroyed. */
   ZE_IS(ZE_RESULT_ERROR_INVALID_NULL_HANDLE, zeMemAllocDevice(NULL, &desc, 1, 0, device, &none));
   ZE_IS(ZE_RESULT_ERROR_INVALID_NULL_HANDLE, zeMemAllocDevice(made_up, &desc, 1, 0, device, &none));
   ZE_IS(ZE_RESULT_ERROR_INVALID_NULL_HANDLE,

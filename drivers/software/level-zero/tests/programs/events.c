@@ -36,7 +36,7 @@ static void between_queues(void) {
   void *there = device_memory(SIZE);
   memset(from, 1, SIZE);
   memset(to, 0, SIZE);
-  /* The second queue is told first, and waits for the first, which waits for a third. */
+  /* The second queue is filled first, and waits for the first, which waits for a third. */
   ZE(zeCommandListAppendMemoryCopy(two, to, there, SIZE, done, 1, &half));
   ZE(zeCommandListAppendMemoryCopy(one, there, from, SIZE, half, 1, &go));
   ZE_IS(ZE_RESULT_NOT_READY, zeEventHostSynchronize(done, 20 * 1000 * 1000));

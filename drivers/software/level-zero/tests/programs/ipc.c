@@ -1,6 +1,6 @@
 /* Two processes share device memory by the bytes of a handle.
  *
- *   ipc raw ROUNDS    the bytes go to the driver as they came
+ *   ipc raw ROUNDS    the bytes go to the driver unchanged
  *   ipc local ROUNDS  the client brings the fd over itself and writes its own number over the first four bytes
  */
 #include "check.h"
@@ -55,7 +55,7 @@ static void open_use_close(struct message message, int by_itself) {
   }
   void *there = NULL, *again = NULL;
   ZE(zeMemOpenIpcHandle(context, device, message.handle, 0, &there));
-  /* Once more gives the same address, and is closed once. */
+  /* Opening it again returns the same address, which is closed once. */
   ZE(zeMemOpenIpcHandle(context, device, message.handle, 0, &again));
   CHECK(again == there);
   if (fd >= 0) close(fd);
@@ -116,7 +116,7 @@ int main(int count, char **arguments) {
     char answer;
     hear(sockets[0], &answer, 1);
     expect(there, message.seed + 1);
-    /* As often as it was asked for, and no more. */
+    /* As often as it was requested, and no more. */
     put(same, ZE_RESULT_SUCCESS);
     put(message.handle, ZE_RESULT_SUCCESS);
     put(message.handle, ZE_RESULT_ERROR_INVALID_ARGUMENT);
