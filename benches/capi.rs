@@ -1,4 +1,4 @@
-//! The C interface: this project's `libumf.so.1` beside the original's, in the same process.
+//! The C interface: this project's `libumf.so.1` and the original's, in the same process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,16 +8,16 @@ use std::process::{Command, ExitCode, Stdio};
 use umf_benches::Result;
 use umf_benches::allocators::{Allocator, Subject};
 use umf_benches::bench::{self, Bench};
-use umf_benches::libumf::{CAPACITY, FreeAny, Libumf, PEER, Refused, Settings, Visibility};
+use umf_benches::libumf::{CAPACITY, CallError, FreeAny, Libumf, PEER, Settings, Visibility};
 use umf_benches::measure::{batches, in_turns, threads};
 use umf_benches::process::{self, Memory, Producer};
 use umf_benches::workload::{MIDDLE, Order, Plan, SMALL};
 
-/// Blocks that are used in turn.
+/// Blocks of a set, used in turn.
 const SET: usize = 8;
-/// Bytes of such a block.
+/// Bytes of a block.
 const SIZE: usize = 64 << 10;
-/// How often the set is gone through in a batch.
+/// Passes over the set in a batch.
 const PASSES: usize = 128;
 
 fn main() -> ExitCode {
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 fn measure(bench: &mut Bench) -> Result<()> {
     let libraries = Libraries::find(bench)?;
     let default = Settings::new(Visibility::Private);
-    let keeping = Settings { capacity: Some(CAPACITY), ..default };
+    let capacity = Settings { capacity: Some(CAPACITY), ..default };
     let jemalloc = Settings { jemalloc: true, ..default };
     for (name, order, sizes, threads, settings) in [
         ("capi.small.pair.1t", Order::Pair, SMALL, 1, default),
@@ -41,8 +41,8 @@ fn measure(bench: &mut Bench) -> Result<()> {
         ("capi.small.random.2t", Order::Random, SMALL, 2, default),
         ("capi.1k_64k.random.1t", Order::Random, MIDDLE, 1, default),
         ("capi.1k_64k.random.2t", Order::Random, MIDDLE, 2, default),
-        ("capi.1k_64k.random.1t.capacity_64", Order::Random, MIDDLE, 1, keeping),
-        ("capi.1k_64k.random.2t.capacity_64", Order::Random, MIDDLE, 2, keeping),
+        ("capi.1k_64k.random.1t.capacity_64", Order::Random, MIDDLE, 1, capacity),
+        ("capi.1k_64k.random.2t.capacity_64", Order::Random, MIDDLE, 2, capacity),
         ("capi.small.xfree.1t", Order::CrossFree, SMALL, 1, default),
         ("capi.jemalloc.small.pair.1t", Order::Pair, SMALL, 1, jemalloc),
         ("capi.jemalloc.small.random.1t", Order::Random, SMALL, 1, jemalloc),
@@ -68,10 +68,10 @@ fn measure(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Ours, and the original if it is named.
+/// This project's library, and the original if `--peer-umf` names it.
 struct Libraries {
     paths: Vec<PathBuf>,
-    /// A pool of each, such that no library is unloaded between two rows.
+    /// A pool of each library, so that no library is unloaded between two rows.
     _loaded: Vec<Libumf>,
 }
 
@@ -93,8 +93,8 @@ impl Libraries {
         Ok(Libraries { paths, _loaded: loaded })
     }
 
-    /// Measures a row of a new pool of each library. A library that was built without jemalloc has
-    /// no rows of jemalloc pools.
+    /// Measures a row with a new pool of each library. Rows of jemalloc pools leave out a library
+    /// that was built without jemalloc.
     fn row(
         &self,
         bench: &mut Bench,
@@ -103,17 +103,17 @@ impl Libraries {
         values: impl Fn(&Bench, &Libumf) -> Result<Vec<f64>>,
     ) -> Result<()> {
         let mut pools = Vec::new();
-        for (path, whose) in self.paths.iter().zip(["umf", PEER]) {
+        for (path, library) in self.paths.iter().zip(["umf", PEER]) {
             match Libumf::open(path, settings) {
-                Ok(pool) => pools.push((whose, pool)),
-                Err(error) if settings.jemalloc => eprintln!("{name}: without {whose}: {error}"),
+                Ok(pool) => pools.push((library, pool)),
+                Err(error) if settings.jemalloc => eprintln!("{name}: without {library}: {error}"),
                 Err(error) => return Err(error),
             }
         }
-        if pools.first().is_none_or(|(whose, _)| *whose == PEER) {
+        if pools.first().is_none_or(|(library, _)| *library == PEER) {
             return Ok(());
         }
-        let subjects: Vec<_> = pools.iter().map(|(whose, pool)| (*whose, pool)).collect();
+        let subjects: Vec<_> = pools.iter().map(|(library, pool)| (*library, pool)).collect();
         bench.row(name, |bench| in_turns(bench, &subjects, |pool| values(bench, pool)))
     }
 }
@@ -127,11 +127,11 @@ fn install(quick: bool) -> Result<PathBuf> {
     if status.success() { Ok(prefix.join("lib/libumf.so.1")) } else { Err("libumf.so.1 is not built".into()) }
 }
 
-/// Nanoseconds of a call for each of a few blocks in turn.
+/// Measures a call on each block of a set in turn.
 fn over_blocks(
     bench: &Bench,
     library: &Libumf,
-    call: impl Fn(usize) -> std::result::Result<(), Refused>,
+    call: impl Fn(usize) -> std::result::Result<(), CallError>,
 ) -> Result<Vec<f64>> {
     let blocks = (0..SET).map(|_| Ok(library.allocate(SIZE)?)).collect::<Result<Vec<_>>>()?;
     batches(bench.turn(), PASSES * SET, || {
@@ -142,8 +142,7 @@ fn over_blocks(
     })
 }
 
-/// Nanoseconds of an open and its close of handles that were opened before, the same in all
-/// threads.
+/// Measures opens and closes of cached handles. All threads open the same handles.
 fn open_and_close(bench: &Bench, library: &Libumf, count: usize) -> Result<Vec<f64>> {
     let memory = Memory::Libumf(library.path.clone(), Settings::new(Visibility::Shared));
     let mut producer = Producer::start()?;

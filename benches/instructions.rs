@@ -1,5 +1,5 @@
-//! What the common paths of the slab pool cost, in instructions: they do not depend on the
-//! machine's mood, and a figure above the ceiling that is recorded here fails. Runs under
+//! Counts the instructions of the slab pool's common paths, and compares them with recorded
+//! ceilings. Unlike times, these counts do not depend on the load of the machine. Runs under
 //! valgrind's callgrind, in a release build:
 //! `cargo test --release --package umf-benches --test instructions -- --nocapture`.
 
@@ -15,8 +15,8 @@ use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::MmapProvider;
 
-/// Name of the workload, sizes, and the most instructions that an allocation and a free may take
-/// together. The loop around them is in that, with 25 to 60.
+/// The name of a workload, its sizes, and the ceiling: the most instructions of an allocation and
+/// a free together, including 25 to 60 of the loop around them.
 const CEILINGS: [(&str, (usize, usize), u64); 8] = [
     ("pair", (8, 4 << 10), 83),
     ("lifo", (8, 4 << 10), 107),
@@ -25,15 +25,17 @@ const CEILINGS: [(&str, (usize, usize), u64); 8] = [
     ("pair", (64 << 10, 4 << 20), 106),
     ("lifo", (64 << 10, 4 << 20), 133),
     ("fifo", (64 << 10, 4 << 20), 172),
-    // (183 with the gate of forks before locks, which pass it first.)
     ("random", (64 << 10, 4 << 20), 187),
 ];
 
-/// The task of a child process that runs this test again: the number of a workload, and its rounds.
+/// The environment variable with the task of a child process that runs this test again: the number
+/// of a workload, and its rounds.
 const TASK: &str = "TESTS_SLAB_INSTRUCTIONS";
+/// Allocations of a round.
 const SCRIPT: usize = 4096;
-/// Rounds before counting, and counted rounds.
+/// Rounds before counting.
 const WARM: u64 = 60;
+/// Counted rounds.
 const COUNTED: u64 = 40;
 
 fn allocate(pool: &dyn Pool, size: usize) -> Address {
@@ -41,12 +43,12 @@ fn allocate(pool: &dyn Pool, size: usize) -> Address {
 }
 
 fn free(pool: &dyn Pool, address: Address) {
-    // SAFETY: only this test has the block, and it is no longer used.
+    // SAFETY: the workload allocated the block, frees it once, and no longer uses it.
     unsafe { umf_core::pool::free(pool, address) }.expect("the block is live");
 }
 
 /// Runs `rounds` rounds of a workload.
-fn work(order: &str, (least, most): (usize, usize), rounds: u64) {
+fn run_workload(order: &str, (least, most): (usize, usize), rounds: u64) {
     let pool: Arc<dyn Pool> = SlabPool::new(MmapProvider::private(), SlabSettings::new()).unwrap();
     let pool = &*pool;
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -58,8 +60,8 @@ fn work(order: &str, (least, most): (usize, usize), rounds: u64) {
     };
     let script: Vec<usize> = (0..SCRIPT).map(|_| least + below(most - least)).collect();
     let live = if most > 64 << 10 { 200 } else { 1000 };
-    let places: Vec<usize> = (0..SCRIPT).map(|_| below(live)).collect();
-    let mut held: VecDeque<Address> = match order {
+    let indices: Vec<usize> = (0..SCRIPT).map(|_| below(live)).collect();
+    let mut blocks: VecDeque<Address> = match order {
         "fifo" | "random" => (0..live).map(|n| allocate(pool, script[n])).collect(),
         _ => VecDeque::new(),
     };
@@ -68,31 +70,31 @@ fn work(order: &str, (least, most): (usize, usize), rounds: u64) {
         match order {
             "pair" => script.iter().for_each(|&size| free(pool, black_box(allocate(pool, size)))),
             "lifo" => {
-                for part in script.chunks_exact(64) {
-                    part.iter().for_each(|&size| held.push_back(allocate(pool, size)));
-                    while let Some(address) = held.pop_back() {
+                for sizes in script.chunks_exact(64) {
+                    sizes.iter().for_each(|&size| blocks.push_back(allocate(pool, size)));
+                    while let Some(address) = blocks.pop_back() {
                         free(pool, address);
                     }
                 }
             }
             "fifo" => {
                 for n in 0..SCRIPT {
-                    held.pop_front().into_iter().for_each(|address| free(pool, address));
-                    held.push_back(allocate(pool, size(n)));
+                    blocks.pop_front().into_iter().for_each(|address| free(pool, address));
+                    blocks.push_back(allocate(pool, size(n)));
                 }
             }
             _ => {
-                for (n, &place) in places.iter().enumerate() {
-                    free(pool, held[place]);
-                    held[place] = allocate(pool, size(n));
+                for (n, &index) in indices.iter().enumerate() {
+                    free(pool, blocks[index]);
+                    blocks[index] = allocate(pool, size(n));
                 }
             }
         }
     }
-    held.into_iter().for_each(|address| free(pool, address));
+    blocks.into_iter().for_each(|address| free(pool, address));
 }
 
-/// Instructions of a run of this test in a process of its own.
+/// Runs a workload in a child process under callgrind. Returns the number of instructions.
 fn instructions(workload: usize, rounds: u64) -> u64 {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
@@ -101,13 +103,13 @@ fn instructions(workload: usize, rounds: u64) -> u64 {
         .env(TASK, format!("{workload} {rounds}"))
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let report = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{report}");
     let collected =
-        told.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, count)| count.trim());
+        report.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, count)| count.trim());
     collected
         .and_then(|count| count.parse().ok())
-        .unwrap_or_else(|| panic!("callgrind says no count: {told}"))
+        .unwrap_or_else(|| panic!("callgrind printed no count: {report}"))
 }
 
 #[test]
@@ -115,14 +117,14 @@ fn common_paths_stay_below_their_ceilings() {
     if let Ok(task) = std::env::var(TASK) {
         let (workload, rounds) = task.split_once(' ').unwrap();
         let (order, sizes, _) = CEILINGS[workload.parse::<usize>().unwrap()];
-        return work(order, sizes, rounds.parse().unwrap());
+        return run_workload(order, sizes, rounds.parse().unwrap());
     }
     if cfg!(debug_assertions) {
-        println!("umf-skip: instructions are counted in release builds only");
+        println!("umf-skip: instructions: counted in release builds only (cargo test --release)");
         return;
     }
     if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("umf-skip: no valgrind, with which instructions are counted");
+        println!("umf-skip: instructions: no valgrind here to count them with (apt-get install valgrind)");
         return;
     }
     let mut above = Vec::new();
@@ -134,5 +136,5 @@ fn common_paths_stay_below_their_ceilings() {
             above.push((order, least, each, ceiling));
         }
     }
-    assert!(above.is_empty(), "more instructions than there should be: {above:?}");
+    assert!(above.is_empty(), "more instructions than the ceilings allow: {above:?}");
 }

@@ -1,4 +1,4 @@
-//! Messages between two processes, by size and engine, beside the limits of the machine.
+//! Messages between two processes, by size and engine; the limits of the machine.
 //!
 //! The first process sends an [`Order`] for each round, which both execute.
 
@@ -17,7 +17,7 @@ use umf_benches::bench::{self, Bench};
 use umf_benches::measure::{Measured, nanoseconds, pin_to};
 use umf_benches::process::{self, Second};
 
-/// How long each side waits for the other one.
+/// The time that each process waits for the other one.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const SIZES: [(&str, usize); 3] = [("64k", 64 << 10), ("1m", 1 << 20), ("16m", 16 << 20)];
@@ -25,8 +25,9 @@ const SIZES: [(&str, usize); 3] = [("64k", 64 << 10), ("1m", 1 << 20), ("16m", 1
 /// The engines, and whether their rows use memory of a pool.
 const ENGINES: [(&str, bool); 4] = [("both", true), ("mapped", true), ("cma", false), ("bounce", false)];
 
-/// Bytes of a strided entry, and from one to the next.
+/// Bytes of an entry of strided memory.
 const ENTRY: usize = 2048;
+/// Bytes from the start of an entry to the start of the next one.
 const STRIDE: usize = 3072;
 
 fn main() -> ExitCode {
@@ -39,54 +40,76 @@ fn measure(bench: &mut Bench) -> Result<()> {
     let link = connect(&mut second, None)?;
     eprintln!("the link of this run:\n{}", link.engines());
     let mut pair = Pair { second, pool: Pool::shared()?, link };
-    pair.row(bench, "us", "link.line", |time| time / 1e3, |pair, count| pair.line(count))?;
+    messages(bench, &mut pair)?;
+    raw_copies(bench, &mut pair)?;
+    engines(bench, &mut pair)?;
+    strided_gets(bench, &mut pair)?;
+    all_reduces(bench, &mut pair)
+}
+
+/// Converts nanoseconds to microseconds.
+fn microseconds(time: f64) -> f64 {
+    time / 1e3
+}
+
+/// Returns a function that converts the nanoseconds for `size` bytes to GB/s.
+fn bandwidth(size: usize) -> impl Fn(f64) -> f64 {
+    move |time| size as f64 / time
+}
+
+/// Measures the marker, and messages over a link that chooses its engines.
+fn messages(bench: &mut Bench, pair: &mut Pair) -> Result<()> {
+    pair.row(bench, "us", "link.line", microseconds, |pair, count| pair.line(count))?;
     for (name, size) in [("8b", 8), ("1k", 1024), ("4k", 4096)] {
         let row = format!("link.latency.{name}");
-        pair.row(bench, "us", &row, |time| time / 1e3, |pair, count| pair.echoes(size, count, false, false))?;
+        pair.row(bench, "us", &row, microseconds, |pair, count| pair.echoes(size, count, false, false))?;
     }
     let rate = |time| 1e3 / time;
     pair.row(bench, "M/s", "link.rate.8b", rate, |pair, count| pair.stream(8, count.max(1000), false))?;
     for (name, size) in SIZES {
         let row = format!("link.exchange.{name}");
-        pair.row(
-            bench,
-            "GB/s",
-            &row,
-            |time| 2.0 * size as f64 / time,
-            |pair, count| pair.exchanges(size, count),
-        )?;
+        pair.row(bench, "GB/s", &row, bandwidth(2 * size), |pair, count| pair.exchanges(size, count))?;
     }
     for (name, size) in &SIZES[1..] {
         let row = format!("link.handover.{name}");
-        pair.row(bench, "us", &row, |time| time / 1e3, |pair, count| pair.handovers(*size, count))?;
+        pair.row(bench, "us", &row, microseconds, |pair, count| pair.handovers(*size, count))?;
     }
+    Ok(())
+}
+
+/// Measures the copies that the engines are made of, without a link.
+fn raw_copies(bench: &mut Bench, pair: &mut Pair) -> Result<()> {
     for (name, size) in SIZES {
-        let rate = |time| size as f64 / time;
         let row = format!("link.raw.{name}.copy_out");
-        pair.row(bench, "GB/s", &row, rate, |pair, count| pair.copies(size, count, false))?;
+        pair.row(bench, "GB/s", &row, bandwidth(size), |pair, count| pair.copies(size, count, false))?;
         if pair.link.engines().cma().is_ok() {
             let row = format!("link.raw.{name}.readv");
-            pair.row(bench, "GB/s", &row, rate, |pair, count| pair.copies(size, count, true))?;
+            pair.row(bench, "GB/s", &row, bandwidth(size), |pair, count| pair.copies(size, count, true))?;
         }
     }
+    Ok(())
+}
+
+/// Measures messages with each engine.
+fn engines(bench: &mut Bench, pair: &mut Pair) -> Result<()> {
     for (engine, is_pool) in ENGINES {
         if !pair.connect_with(engine)? {
             continue;
         }
         for (name, size) in SIZES {
             let row = format!("link.halfrtt.{name}.{engine}");
-            pair.row(
-                bench,
-                "us",
-                &row,
-                |time| time / 1e3,
-                |pair, count| pair.echoes(size, count, is_pool, true),
-            )?;
+            let echoes = |pair: &mut Pair, count| pair.echoes(size, count, is_pool, true);
+            pair.row(bench, "us", &row, microseconds, echoes)?;
             let row = format!("link.bandwidth.{name}.{engine}");
-            let rate = |time| size as f64 / time;
-            pair.row(bench, "GB/s", &row, rate, |pair, count| pair.stream(size, count, is_pool))?;
+            let stream = |pair: &mut Pair, count| pair.stream(size, count, is_pool);
+            pair.row(bench, "GB/s", &row, bandwidth(size), stream)?;
         }
     }
+    Ok(())
+}
+
+/// Measures fetches of strided memory, by two engines and without a link.
+fn strided_gets(bench: &mut Bench, pair: &mut Pair) -> Result<()> {
     for engine in ["mapped", "cma", "raw"] {
         let is_raw = engine == "raw";
         if !pair.connect_with(if is_raw { "cma" } else { engine })? {
@@ -94,28 +117,27 @@ fn measure(bench: &mut Bench) -> Result<()> {
         }
         for count in [16, 512] {
             let row = format!("link.strided.{count}.{engine}");
-            let rate = |time| (ENTRY * count) as f64 / time;
-            pair.row(bench, "GB/s", &row, rate, |pair, times| pair.gets(count, times, is_raw))?;
+            let gets = |pair: &mut Pair, times| pair.gets(count, times, is_raw);
+            pair.row(bench, "GB/s", &row, bandwidth(ENTRY * count), gets)?;
         }
     }
-    let mut job = 0;
+    Ok(())
+}
+
+/// Measures sums over two ranks, in memory of a pool and of the process.
+fn all_reduces(bench: &mut Bench, pair: &mut Pair) -> Result<()> {
+    let mut jobs = 0;
     for (name, size) in [("8b", 8), SIZES[1], SIZES[2]] {
         for (kind, is_pool) in [("2r", true), ("2r.private", false)] {
             let row = format!("link.allreduce.{name}.{kind}");
-            pair.row(
-                bench,
-                "us",
-                &row,
-                |time| time / 1e3,
-                |pair, count| {
-                    job += 1;
-                    let job = format!("bench-{}-{job}", std::process::id());
-                    pair.second.order(&Order::AllReduce { job: job.clone(), size, count, is_pool })?;
-                    let time = all_reduce(&pair.pool, &job, 0, size, count, is_pool)?;
-                    pair.second.answer::<f64>()?;
-                    Ok(time)
-                },
-            )?;
+            pair.row(bench, "us", &row, microseconds, |pair, count| {
+                jobs += 1;
+                let job = format!("bench-{}-{jobs}", std::process::id());
+                pair.second.order(&Order::AllReduce { job: job.clone(), size, count, is_pool })?;
+                let time = all_reduce(&pair.pool, &job, 0, size, count, is_pool)?;
+                pair.second.answer::<f64>()?;
+                Ok(time)
+            })?;
         }
     }
     Ok(())
@@ -124,15 +146,16 @@ fn measure(bench: &mut Bench) -> Result<()> {
 /// An order to the second process. Its answer is a time in nanoseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
-    /// Connects, with this engine.
+    /// Connects, with an engine if given.
     Connect { address: LinkAddress, engine: Option<String> },
-    /// Sends back each message, after writing it anew if `is_fresh`. Answers the time of writing.
+    /// Sends each message back. If `is_fresh`, writes the data before each send. Answers the time
+    /// of writing.
     Echo { size: usize, warm: u64, count: u64, is_pool: bool, is_fresh: bool },
     /// Receives messages.
     Sink { size: usize, count: u64, is_pool: bool },
     /// Receives and sends at the same time.
     Exchange { size: usize, count: u64 },
-    /// Opens memory that is handed over, and hands over its own.
+    /// Opens memory that the first process hands over, and hands over memory of its own.
     Views { size: usize, count: u64 },
     /// Copies out of a mapping. Answers the time of a copy.
     CopyOut { handle: Box<Handle>, size: usize, count: u64 },
@@ -162,7 +185,7 @@ fn connect(second: &mut Second, engine: Option<&str>) -> Result<Link> {
     Ok(link)
 }
 
-/// Memory of a row: a pool's, or the process's own.
+/// A buffer of a row: a block of a pool, or memory of the heap.
 enum Buffer<'b> {
     Pool(&'b Memory<'b>),
     Plain(Vec<u8>),
@@ -207,8 +230,8 @@ fn with_buffers<T>(
     for block in &blocks {
         block.view::<u8>()?.fill(1);
     }
-    let [one, other] = [blocks[0].link_memory()?, blocks[1].link_memory()?];
-    run([Buffer::Pool(&one), Buffer::Pool(&other)])
+    let [from, into] = [blocks[0].link_memory()?, blocks[1].link_memory()?];
+    run([Buffer::Pool(&from), Buffer::Pool(&into)])
 }
 
 /// Runs the second process.
@@ -222,7 +245,7 @@ fn serve() -> Result<()> {
             link = Some(builder.connect(address, Some(TIMEOUT))?);
             return Ok(0.0);
         }
-        execute(&pool, link.as_mut().ok_or("there is no link yet")?, order)
+        execute(&pool, link.as_mut().ok_or("the link is not connected")?, order)
     })
 }
 
@@ -230,15 +253,15 @@ fn execute(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
     match order {
         Order::Connect { .. } => Ok(0.0),
         Order::Echo { size, warm, count, is_pool, is_fresh } => {
-            with_buffers(pool, is_pool, size, |[mut one, mut other]| {
+            with_buffers(pool, is_pool, size, |[mut from, mut into]| {
                 let mut writing = 0.0;
                 for number in 0..warm + count {
-                    link.recv(TagMatch::ANY, other.destination())?;
+                    link.recv(TagMatch::ANY, into.destination())?;
                     if is_fresh {
-                        let time = one.write(number as u8);
+                        let time = from.write(number as u8);
                         writing += if number < warm { 0.0 } else { time };
                     }
-                    link.send(0, one.source())?;
+                    link.send(0, from.source())?;
                 }
                 Ok(writing)
             })
@@ -255,21 +278,23 @@ fn execute(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
             }
             Ok(0.0)
         }),
-        Order::Views { size, count } => with_buffers(pool, true, size, |[one, _]| {
+        Order::Views { size, count } => with_buffers(pool, true, size, |[from, _]| {
             let mut last = None;
             for _ in 0..count {
                 drop(link.recv_view(TagMatch::ANY)?);
-                last = Some(link.hand_over(0, one.source())?);
+                last = Some(link.hand_over(0, from.source())?);
             }
-            // The peer opens the last one before it is freed.
-            last.map_or(Ok(()), |lent| lent.wait(None))?;
+            // Waits until the peer has opened the last one, before the buffer is freed.
+            last.map_or(Ok(()), |handover| handover.wait(None))?;
             Ok(0.0)
         }),
         Order::CopyOut { handle, size, count } => {
             let mapping = umf::open(&handle)?;
-            let from = mapping.view::<u8>()?.range(..size).ok_or("the mapping is shorter")?;
+            let from = mapping.view::<u8>()?.range(..size).ok_or("the mapping is too short")?;
             with_buffers(pool, true, size, |[_, into]| {
-                let Buffer::Pool(into) = into else { return Err("no memory of a pool".into()) };
+                let Buffer::Pool(into) = into else {
+                    return Err("the buffer is not memory of a pool".into());
+                };
                 timed(link, count, || {
                     from.copy_to_view(into.slice());
                     Ok(())
@@ -293,18 +318,18 @@ fn execute(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
         Order::AllReduce { job, size, count, is_pool } => all_reduce(pool, &job, 1, size, count, is_pool),
         Order::Line { handle, count } => {
             let mapping = umf::open(&handle)?;
-            let [there, back] = words(mapping.view()?)?;
+            let [request, reply] = words(mapping.view()?)?;
             for number in 1..=count {
-                wait_for(there, number)?;
-                back.store(number, Ordering::Release);
+                wait_for(request, number)?;
+                reply.store(number, Ordering::Release);
             }
             Ok(0.0)
         }
     }
 }
 
-/// Copies once per message, and replies. Returns the nanoseconds of a copy, without the first one,
-/// which faults the pages in.
+/// Copies once per message, and replies. Returns the nanoseconds of a copy. The first copy is not
+/// counted, since it faults the pages in.
 fn timed(link: &mut Link, count: u64, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut all = 0.0;
     for number in 0..count + 1 {
@@ -317,7 +342,8 @@ fn timed(link: &mut Link, count: u64, mut copy: impl FnMut() -> Result<()>) -> R
     Ok(all / count as f64)
 }
 
-/// Reads a list of addresses and lengths of another process in one call (`process_vm_readv(2)`).
+/// Reads ranges of another process in one call (`process_vm_readv(2)`). The list has their
+/// addresses and lengths.
 fn read(pid: u32, list: &[(u64, usize)], into: &mut [u8]) -> Result<()> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let entry = |&(address, iov_len): &(u64, usize)| libc::iovec {
@@ -325,7 +351,7 @@ fn read(pid: u32, list: &[(u64, usize)], into: &mut [u8]) -> Result<()> {
         iov_len,
     };
     let remote: Vec<libc::iovec> = list.iter().map(entry).collect();
-    // SAFETY: `into` may be written; the kernel checks the other process's memory.
+    // SAFETY: `into` is writable; the kernel checks the addresses in the other process.
     let count = unsafe {
         let (pid, length) = (pid.cast_signed(), remote.len() as libc::c_ulong);
         libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), length, 0)
@@ -337,7 +363,7 @@ fn read(pid: u32, list: &[(u64, usize)], into: &mut [u8]) -> Result<()> {
     }
 }
 
-/// The two words of [`Order::Line`], on cache lines of their own.
+/// Returns the two words of [`Order::Line`], which are on separate cache lines.
 fn words(memory: View<'_, u64>) -> Result<[&AtomicU64; 2]> {
     let word = |index| memory.atomic(index).ok_or("the block has less than 136 bytes");
     Ok([word(0)?, word(16)?])
@@ -353,7 +379,7 @@ fn wait_for(word: &AtomicU64, value: u64) -> Result<()> {
             std::thread::yield_now();
         }
     }
-    Err("the other process does not send the line back".into())
+    Err("the other process did not write the cache line".into())
 }
 
 /// Runs one rank of sums over data that both ranks have just written. Returns the nanoseconds of
@@ -362,15 +388,15 @@ fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_p
     let mut ranks = umf::link::join(job, rank, 2)?;
     ranks.set_timeout(Some(TIMEOUT));
     let sum = Reduction::of::<f32>(Operation::Sum)?;
-    with_buffers(pool, is_pool, size, |[mut own, _]| {
+    with_buffers(pool, is_pool, size, |[mut data, _]| {
         let mut all = 0.0;
         for number in 0..count + 1 {
-            // The bits of small floats.
-            own.write(0x3c);
+            // Bytes of 0x3c are small floats.
+            data.write(0x3c);
             ranks.barrier()?;
-            let (time, reduced) = nanoseconds(|| ranks.allreduce(own.destination(), sum));
+            let (time, reduced) = nanoseconds(|| ranks.allreduce(data.destination(), sum));
             reduced?;
-            // The first one connects the ranks.
+            // The first sum also connects the ranks.
             all += if number == 0 { 0.0 } else { time };
         }
         ranks.barrier()?;
@@ -378,7 +404,7 @@ fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_p
     })
 }
 
-/// Both processes, and the link with the measured engine.
+/// The second process, and the link to it.
 struct Pair {
     second: Second,
     pool: Pool,
@@ -421,6 +447,7 @@ impl Pair {
         }
     }
 
+    /// Measures the transfer of a cache line between the processes, one way.
     fn line(&mut self, count: u64) -> Result<f64> {
         const WARM: u64 = 100;
         let block = self.pool.allocate(4096)?;
@@ -428,11 +455,11 @@ impl Pair {
         memory.fill(0);
         let count = count.max(100);
         self.second.order(&Order::Line { handle: Box::new(block.handle()?), count: WARM + count })?;
-        let [there, back] = words(memory)?;
+        let [request, reply] = words(memory)?;
         let mut start = Instant::now();
         for number in 1..=WARM + count {
-            there.store(number, Ordering::Release);
-            wait_for(back, number)?;
+            request.store(number, Ordering::Release);
+            wait_for(reply, number)?;
             if number == WARM {
                 start = Instant::now();
             }
@@ -448,23 +475,23 @@ impl Pair {
         let Self { second, pool, link } = self;
         let warm = 2;
         second.order(&Order::Echo { size, warm, count, is_pool, is_fresh })?;
-        with_buffers(pool, is_pool, size, |[mut one, mut other]| {
+        with_buffers(pool, is_pool, size, |[mut from, mut into]| {
             let mut echo = |count: u64| -> Result<f64> {
-                let (start, mut own_writing) = (Instant::now(), 0.0);
+                let (start, mut writing) = (Instant::now(), 0.0);
                 for number in 0..count {
                     if is_fresh {
-                        own_writing += one.write(number as u8);
+                        writing += from.write(number as u8);
                     }
-                    link.send(0, one.source())?;
-                    link.recv(TagMatch::ANY, other.destination())?;
+                    link.send(0, from.source())?;
+                    link.recv(TagMatch::ANY, into.destination())?;
                 }
-                Ok(start.elapsed().as_nanos() as f64 - own_writing)
+                Ok(start.elapsed().as_nanos() as f64 - writing)
             };
-            // Warms up with the same memory: the first use of a mapping faults its pages in.
+            // Warms up with the same memory, since the first use of a mapping faults its pages in.
             echo(warm)?;
             let all = echo(count)?;
-            let writing: f64 = second.answer()?;
-            Ok((all - writing) / (2 * count) as f64)
+            let peer_writing: f64 = second.answer()?;
+            Ok((all - peer_writing) / (2 * count) as f64)
         })
     }
 
@@ -473,14 +500,14 @@ impl Pair {
     fn stream(&mut self, size: usize, count: u64, is_pool: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         second.order(&Order::Sink { size, count: count + 1, is_pool })?;
-        with_buffers(pool, is_pool, size, |[mut one, _]| {
-            link.send(0, one.source())?;
+        with_buffers(pool, is_pool, size, |[mut from, _]| {
+            link.send(0, from.source())?;
             let (start, mut writing) = (Instant::now(), 0.0);
             for number in 0..count {
                 if size > 4096 {
-                    writing += one.write(number as u8);
+                    writing += from.write(number as u8);
                 }
-                link.send(0, one.source())?;
+                link.send(0, from.source())?;
             }
             let all = start.elapsed().as_nanos() as f64 - writing;
             second.answer::<f64>()?;
@@ -508,9 +535,9 @@ impl Pair {
         let Self { second, pool, link } = self;
         let warm = 70;
         second.order(&Order::Views { size, count: warm + count })?;
-        with_buffers(pool, true, size, |[one, _]| {
+        with_buffers(pool, true, size, |[from, _]| {
             let mut round = |_| -> Result<()> {
-                link.hand_over(0, one.source())?;
+                link.hand_over(0, from.source())?;
                 drop(link.recv_view(TagMatch::ANY)?);
                 Ok(())
             };
@@ -543,8 +570,7 @@ impl Pair {
         })
     }
 
-    /// Measures fetches of entries with gaps between them, by the link or with one
-    /// `process_vm_readv`.
+    /// Measures fetches of strided entries, over the link or with one `process_vm_readv`.
     fn gets(&mut self, count: usize, times: u64, is_raw: bool) -> Result<f64> {
         let Self { second, link, .. } = self;
         let pid = link.peer_pid();

@@ -1,4 +1,4 @@
-//! Allocation: a slab pool beside other allocators.
+//! Allocation: a slab pool and other allocators.
 
 use std::process::ExitCode;
 
@@ -30,12 +30,12 @@ fn measure(bench: &mut Bench) -> Result<()> {
             for &threads in counts {
                 let plan = Plan::new(bench.quick, order, sizes, threads);
                 bench.row(&format!("pool.{size}.{order_name}.{threads}t"), |bench| {
-                    // A new pool for each row, such that no row depends on those before.
+                    // A new pool for each row, so that rows do not depend on each other.
                     let ours = Slab::new()?;
-                    let taking_part =
+                    let able =
                         peers.iter().filter(|peer| plan.is_single_threaded() || !peer.is_single_threaded);
                     let mut subjects: Vec<(&str, &dyn Subject)> = vec![("umf", &ours)];
-                    subjects.extend(taking_part.map(|peer| (peer.name, &*peer.subject)));
+                    subjects.extend(able.map(|peer| (peer.name, &*peer.subject)));
                     in_turns(bench, &subjects, |subject| subject.run(&plan))
                 })?;
             }

@@ -31,9 +31,9 @@ enum Order {
     Echo { is_any: bool, batches: usize },
 }
 
-/// Times in nanoseconds, and resources of a rank afterwards.
+/// Times of a rank in nanoseconds, and its resources afterwards.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Took {
+struct Report {
     first_barrier: f64,
     all_pairs: f64,
     barrier: f64,
@@ -60,22 +60,22 @@ fn measure(bench: &mut Bench) -> Result<()> {
         }
         let before = shared_memory()?;
         let (mut job, start) = Job::start(size, false)?;
-        let took = job.all(&Order::Collectives { times })?;
-        let most = |of: fn(&Took) -> f64| took.iter().map(of).fold(0.0, f64::max);
+        let report = job.all(&Order::Collectives { times })?;
+        let most = |of: fn(&Report) -> f64| report.iter().map(of).fold(0.0, f64::max);
         row(bench, "ms", &format!("{prefix}start_to_all_pairs"), start / 1e6)?;
-        row(bench, "ms", &format!("{prefix}first_barrier"), most(|took| took.first_barrier) / 1e6)?;
-        row(bench, "ms", &format!("{prefix}all_pairs"), most(|took| took.all_pairs) / 1e6)?;
-        row(bench, "us", &format!("{prefix}barrier"), most(|took| took.barrier) / 1e3)?;
-        row(bench, "us", &format!("{prefix}allreduce.8b"), most(|took| took.allreduce) / 1e3)?;
+        row(bench, "ms", &format!("{prefix}first_barrier"), most(|report| report.first_barrier) / 1e6)?;
+        row(bench, "ms", &format!("{prefix}all_pairs"), most(|report| report.all_pairs) / 1e6)?;
+        row(bench, "us", &format!("{prefix}barrier"), most(|report| report.barrier) / 1e3)?;
+        row(bench, "us", &format!("{prefix}allreduce.8b"), most(|report| report.allreduce) / 1e3)?;
         let memory = (shared_memory()? - before) / f64::from(1 << 20);
         row(bench, "MiB", &format!("{prefix}shared_memory"), memory)?;
-        row(bench, "", &format!("{prefix}fds"), most(|took| took.fds as f64))?;
-        row(bench, "", &format!("{prefix}mappings"), most(|took| took.mappings as f64))?;
+        row(bench, "", &format!("{prefix}fds"), most(|report| report.fds as f64))?;
+        row(bench, "", &format!("{prefix}mappings"), most(|report| report.mappings as f64))?;
         // The other ranks are linked and asleep.
         let batches = if bench.quick { 3 } else { 60 };
         for (name, is_any) in [("latency.8b", false), ("any.8b", true)] {
-            let took = job.first(2, &Order::Echo { is_any, batches })?;
-            row(bench, "us", &format!("{prefix}{name}"), took[0].half_round_trip / 1e3)?;
+            let report = job.first(2, &Order::Echo { is_any, batches })?;
+            row(bench, "us", &format!("{prefix}{name}"), report[0].half_round_trip / 1e3)?;
         }
     }
     let prefix = format!("ranks.{SPARSE_RANKS}.sparse.");
@@ -83,12 +83,12 @@ fn measure(bench: &mut Bench) -> Result<()> {
         let before = shared_memory()?;
         let (mut job, start) = Job::start(SPARSE_RANKS, true)?;
         let memory = (shared_memory()? - before) / f64::from(1 << 20);
-        let took = job.all(&Order::Collectives { times: 0 })?;
-        let most = |of: fn(&Took) -> usize| took.iter().map(of).max().unwrap_or(0) as f64;
+        let report = job.all(&Order::Collectives { times: 0 })?;
+        let most = |of: fn(&Report) -> usize| report.iter().map(of).max().unwrap_or(0) as f64;
         row(bench, "ms", &format!("{prefix}start_to_end"), start / 1e6)?;
         row(bench, "MiB", &format!("{prefix}shared_memory"), memory)?;
-        row(bench, "", &format!("{prefix}fds"), most(|took| took.fds))?;
-        row(bench, "", &format!("{prefix}mappings"), most(|took| took.mappings))?;
+        row(bench, "", &format!("{prefix}fds"), most(|report| report.fds))?;
+        row(bench, "", &format!("{prefix}mappings"), most(|report| report.mappings))?;
     }
     Ok(())
 }
@@ -120,17 +120,17 @@ impl Job {
             second.order(&Order::Join { job: name.clone(), rank, size, is_sparse })?;
         }
         for second in &mut ranks {
-            second.answer::<Took>()?;
+            second.answer::<Report>()?;
         }
         Ok((Self { ranks }, nanoseconds(start)))
     }
 
-    fn all(&mut self, order: &Order) -> Result<Vec<Took>> {
+    fn all(&mut self, order: &Order) -> Result<Vec<Report>> {
         self.first(self.ranks.len(), order)
     }
 
     /// Sends an order to the first `count` ranks, and waits for their answers.
-    fn first(&mut self, count: usize, order: &Order) -> Result<Vec<Took>> {
+    fn first(&mut self, count: usize, order: &Order) -> Result<Vec<Report>> {
         let ranks = &mut self.ranks[..count];
         ranks.iter_mut().try_for_each(|rank| rank.order(order))?;
         ranks.iter_mut().map(Second::answer).collect()
@@ -153,15 +153,15 @@ fn median(times: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 /// Executes an order. `joined` keeps the communicator for the next one.
-fn rank(order: Order, joined: &mut Option<(Communicator, Took)>) -> Result<Took> {
+fn rank(order: Order, joined: &mut Option<(Communicator, Report)>) -> Result<Report> {
     if let Order::Join { job, rank, size, is_sparse } = order {
         let mut comm = Communicator::join(&job, rank, size)?;
         comm.set_timeout(Some(TIMEOUT));
-        let mut took = Took::default();
+        let mut report = Report::default();
         if !is_sparse {
             let start = Instant::now();
             comm.barrier()?;
-            took.first_barrier = nanoseconds(start);
+            report.first_barrier = nanoseconds(start);
         }
         let start = Instant::now();
         let all = 1..size;
@@ -170,27 +170,27 @@ fn rank(order: Order, joined: &mut Option<(Communicator, Took)>) -> Result<Took>
         for distance in distances {
             exchange(&mut comm, (rank + distance) % size, (rank + size - distance) % size)?;
         }
-        took.all_pairs = nanoseconds(start);
-        *joined = Some((comm, took));
-        return Ok(took);
+        report.all_pairs = nanoseconds(start);
+        *joined = Some((comm, report));
+        return Ok(report);
     }
-    let (comm, took) = joined.as_mut().ok_or("the rank has not joined")?;
+    let (comm, report) = joined.as_mut().ok_or("the rank has not joined")?;
     match order {
         Order::Join { .. } => {}
         Order::Collectives { times } => {
-            took.barrier = median(times, || Ok(comm.barrier()?))?;
+            report.barrier = median(times, || Ok(comm.barrier()?))?;
             let sum = Reduction::new(Operation::Sum, Element::F64)?;
             let mut value = [1.0_f64];
-            took.allreduce = median(times, || Ok(comm.allreduce(&mut value[..], sum)?))?;
-            took.fds = std::fs::read_dir("/proc/self/fd")?.count();
-            took.mappings = std::fs::read_to_string("/proc/self/maps")?.lines().count();
+            report.allreduce = median(times, || Ok(comm.allreduce(&mut value[..], sum)?))?;
+            report.fds = std::fs::read_dir("/proc/self/fd")?.count();
+            report.mappings = std::fs::read_to_string("/proc/self/maps")?.lines().count();
         }
         Order::Echo { is_any, batches } => {
             pin_to(comm.rank());
-            took.half_round_trip = median(batches, || echo(comm, is_any))? / (2 * BATCH) as f64;
+            report.half_round_trip = median(batches, || echo(comm, is_any))? / (2 * BATCH) as f64;
         }
     }
-    Ok(*took)
+    Ok(*report)
 }
 
 fn exchange(comm: &mut Communicator, to: usize, from: usize) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Locks that survive a fork, beside those of the standard library, and what a fork costs.
+//! Fork-safe locks and those of the standard library; the time of a fork.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
         let ours = Measured::of(batches(bench.time, COUNT, || repeat(lock))?)?;
         Ok(Figures::from(ours).beside(STD, Measured::of(batches(bench.time, COUNT, || repeat(lock_peer))?)?))
     })?;
-    // Inside of another lock, where the gate of forks is passed already.
+    // While the thread holds another lock, so that the check for a running fork is skipped.
     bench.row("sync.lock.nested", |bench| {
         let outer = inner.lock();
         let ours = Measured::of(batches(bench.time, COUNT, || repeat(lock))?)?;
@@ -40,21 +40,21 @@ fn measure(bench: &mut Bench) -> Result<()> {
     bench.row("sync.fork", |bench| Measured::of(singly(bench.time, fork)?))
 }
 
-fn repeat(mut act: impl FnMut()) -> Result<()> {
-    (0..COUNT).for_each(|_| act());
+fn repeat(mut run: impl FnMut()) -> Result<()> {
+    (0..COUNT).for_each(|_| run());
     Ok(())
 }
 
-/// Nanoseconds from a fork to the end of its child, with a pool and its locks.
+/// Measures the time from a fork to the exit of the child, with the fork handlers of umf.
 fn fork() -> Result<f64> {
     let (nanoseconds, done) = nanoseconds(|| {
-        // SAFETY: the child ends at once.
+        // SAFETY: the child exits at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends the child without handlers.
+            // SAFETY: exits without running handlers.
             unsafe { libc::_exit(0) };
         }
-        // SAFETY: waits for the child made above.
+        // SAFETY: waits for the child forked above.
         child > 0 && unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) } == child
     });
     if done { Ok(nanoseconds) } else { Err(Error::from("fork failed".to_owned())) }

@@ -1,4 +1,4 @@
-//! Typed views of shared memory beside plain slices of private memory: nanoseconds per KiB.
+//! Typed views of shared memory, and slices of private memory: nanoseconds per KiB.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use umf_benches::{Result, process};
 
 /// The peer.
 const SLICE: &str = "slice";
-/// Bytes of the memory: within a processor's first cache, within its second, beyond both.
+/// Bytes of the memory: fits the L1 cache, fits the L2 cache, fits neither.
 const SIZES: [(&str, usize); 3] = [("4K", 4 << 10), ("64K", 64 << 10), ("16M", 16 << 20)];
 
 fn main() -> ExitCode {
@@ -25,8 +25,8 @@ fn measure(bench: &mut Bench) -> Result<()> {
         let slice = &mut vec![1_u64; numbers.len()][..];
         let [local, other] = &mut [vec![1_u64; numbers.len()], vec![1_u64; numbers.len()]];
         numbers.copy_from(slice);
-        let mut row = |what: &str, ours: &mut dyn FnMut(), peer: &mut dyn FnMut()| {
-            bench.row(&format!("view.{what}.{name}"), |bench| {
+        let mut row = |operation: &str, ours: &mut dyn FnMut(), peer: &mut dyn FnMut()| {
+            bench.row(&format!("view.{operation}.{name}"), |bench| {
                 let time = |run: &mut dyn FnMut()| {
                     Measured::of(batches(bench.time, size >> 10, || {
                         run();
@@ -43,7 +43,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
             },
             &mut || {
                 let slice = black_box(&*slice);
-                black_box((0..slice.len()).fold(0_u64, |sum, at| sum.wrapping_add(slice[at])));
+                black_box((0..slice.len()).fold(0_u64, |sum, index| sum.wrapping_add(slice[index])));
             },
         )?;
         row(
@@ -112,7 +112,7 @@ fn get(view: View<'_, u64>) -> u64 {
 
 fn set(view: View<'_, u64>) {
     for (index, value) in (0..view.len()).zip(0..) {
-        // Inside.
+        // Succeeds: the index is within the view.
         let _ = view.set(index, value);
     }
 }

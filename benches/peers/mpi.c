@@ -1,5 +1,6 @@
-/* What two ranks of MPI take for what the bench `link` measures: prints `name value` with the bench's names, microseconds or GB/s.
- * Data is written anew before each message of 64 KiB and more, and the time for that is left out, as in the bench.
+/* Measures between two ranks of MPI what the bench `link` measures between two processes.
+ * Prints `name value` with the names of the bench, in microseconds or GB/s. As in the bench, data is
+ * written before each message of 64 KiB and more, and the time of writing is subtracted.
  *
  *     mpirun -n 2 mpi [seconds for each row]
  */
@@ -11,16 +12,16 @@
 static int rank;
 static double seconds = 0.3;
 
-static int by_value(const void *one, const void *other)
+static int compare_doubles(const void *left, const void *right)
 {
-    double a = *(const double *)one, b = *(const double *)other;
+    double a = *(const double *)left, b = *(const double *)right;
     return (a > b) - (a < b);
 }
 
-/* Half a round trip; seconds of one. */
+/* Returns the seconds of half a round trip. `fresh`: the data is written before each message. */
 static double round_trips(char *one, char *other, int size, int count, int fresh)
 {
-    double all = 0, writing = 0, theirs = 0;
+    double all = 0, writing = 0, peer_writing = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     for (int i = 0; i < count; i++) {
         double before = MPI_Wtime();
@@ -40,11 +41,11 @@ static double round_trips(char *one, char *other, int size, int count, int fresh
             MPI_Send(one, size, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
         }
     }
-    MPI_Allreduce(&writing, &theirs, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    return (all - (fresh ? theirs : 0)) / (2.0 * count);
+    MPI_Allreduce(&writing, &peer_writing, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    return (all - (fresh ? peer_writing : 0)) / (2.0 * count);
 }
 
-/* One message after the other; seconds of one. */
+/* Sends messages one after the other. Returns the seconds of one. */
 static double stream(char *one, char *other, int size, int count)
 {
     double all = 0;
@@ -70,7 +71,7 @@ static double stream(char *one, char *other, int size, int count)
     return all / count;
 }
 
-/* A sum of floats; seconds of one. */
+/* Sums floats over both ranks. Returns the seconds of one sum. */
 static double sums(float *one, float *other, int count, int times, int in_place)
 {
     double all = 0;
@@ -99,11 +100,11 @@ static double once(enum kind kind, char *one, char *other, int size, int count)
     }
 }
 
-/* The median of short batches. */
+/* Measures short batches. Returns the median, in seconds. */
 static double row(enum kind kind, int size)
 {
-    enum { MOST = 4000 };
-    static double values[MOST];
+    enum { MAX_BATCHES = 4000 };
+    static double values[MAX_BATCHES];
     char *one = malloc(size), *other = malloc(size);
     memset(one, 1, size);
     memset(other, 2, size);
@@ -117,10 +118,10 @@ static double row(enum kind kind, int size)
     double end = MPI_Wtime() + seconds;
     while (go) {
         values[number++] = once(kind, one, other, size, count);
-        go = number < 3 || (MPI_Wtime() < end && number < MOST);
+        go = number < 3 || (MPI_Wtime() < end && number < MAX_BATCHES);
         MPI_Bcast(&go, 1, MPI_INT, 0, MPI_COMM_WORLD);
     }
-    qsort(values, number, sizeof *values, by_value);
+    qsort(values, number, sizeof *values, compare_doubles);
     free(one);
     free(other);
     return values[number / 2];
@@ -151,10 +152,10 @@ int main(int argc, char **argv)
                    sizes[i].size / one / 1e9);
     }
     for (int i = 1; i < 3; i++) {
-        double apart = row(SUM, sizes[i].size), in_place = row(SUM_IN_PLACE, sizes[i].size);
-        /* The better one of both. Both ranks take part; the first one's time is printed. */
+        double copied = row(SUM, sizes[i].size), in_place = row(SUM_IN_PLACE, sizes[i].size);
+        /* The faster of both variants. */
         if (rank == 0)
-            printf("link.allreduce.%s %.2f\n", sizes[i].name, (apart < in_place ? apart : in_place) * 1e6);
+            printf("link.allreduce.%s %.2f\n", sizes[i].name, (copied < in_place ? copied : in_place) * 1e6);
     }
     MPI_Finalize();
     return 0;

@@ -1,8 +1,9 @@
-/* Measures for MPI what the bench `ranks` measures: rank 0 prints `name value`, the slowest rank's.
+/* Measures for MPI what the bench `ranks` measures. Rank 0 prints `name value` of the slowest rank.
  *
  *     mpirun -n RANKS ranks [times]
  *
- * Prints `pairs` when all pairs are done, and `done` at the end; the job then lives for a second.
+ * Rank 0 also prints `pairs` when all pairs have exchanged a message, and `done` at the end. The job
+ * exits a second later, so that its shared memory can be measured.
  */
 #include <dirent.h>
 #include <mpi.h>
@@ -10,16 +11,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static int by_value(const void *one, const void *other)
+static int compare_doubles(const void *left, const void *right)
 {
-    double a = *(const double *)one, b = *(const double *)other;
+    double a = *(const double *)left, b = *(const double *)right;
     return (a > b) - (a < b);
 }
 
 int main(int argc, char **argv)
 {
     int rank, size, times = argc > 1 ? atoi(argv[1]) : 100;
-    double took[5] = { 0 }, most[5];
+    double took[5] = { 0 }, slowest[5];
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -29,11 +30,11 @@ int main(int argc, char **argv)
     took[0] = (MPI_Wtime() - start) * 1e3;
     start = MPI_Wtime();
     for (int distance = 1; distance < size; distance++) {
-        long mine = rank, theirs = -1;
+        long sent = rank, received = -1;
         int to = (rank + distance) % size, from = (rank + size - distance) % size;
-        MPI_Send(&mine, 8, MPI_BYTE, to, 1, MPI_COMM_WORLD);
-        MPI_Recv(&theirs, 8, MPI_BYTE, from, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        if (theirs != from)
+        MPI_Send(&sent, 8, MPI_BYTE, to, 1, MPI_COMM_WORLD);
+        MPI_Recv(&received, 8, MPI_BYTE, from, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (received != from)
             MPI_Abort(MPI_COMM_WORLD, 1);
     }
     took[1] = (MPI_Wtime() - start) * 1e3;
@@ -51,17 +52,17 @@ int main(int argc, char **argv)
                 MPI_Allreduce(&value, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
             all[i] = (MPI_Wtime() - start) * 1e6;
         }
-        qsort(all, times, sizeof *all, by_value);
+        qsort(all, times, sizeof *all, compare_doubles);
         took[2 + kind] = all[times / 2];
     }
     DIR *folder = opendir("/proc/self/fd");
     while (folder && readdir(folder))
         took[4]++;
     took[4] -= 2; /* . and .. */
-    MPI_Reduce(took, most, 5, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    MPI_Reduce(took, slowest, 5, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     if (rank == 0) {
         printf("first_barrier %.3f\nall_pairs %.3f\nbarrier %.3f\nallreduce.8b %.3f\nfds %.0f\ndone\n",
-               most[0], most[1], most[2], most[3], most[4]);
+               slowest[0], slowest[1], slowest[2], slowest[3], slowest[4]);
         fflush(stdout);
     }
     sleep(1);

@@ -111,7 +111,7 @@ impl<A: GlobalAlloc + Sync> Allocator for Global<A> {
 struct TcMalloc {
     malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void),
-    /// Keeps the functions in memory.
+    /// Keeps the functions loaded.
     _library: Library,
 }
 

@@ -1,5 +1,5 @@
-//! `libumf.so.1` with a pool, opened at run time: the original of release 1.x, and this project's
-//! own.
+//! `libumf.so.1` with a pool, opened at run time: the original of release 1.x, or this project's
+//! library.
 //!
 //! The prototypes are those of the original's headers.
 
@@ -16,8 +16,8 @@ use crate::allocators::Allocator;
 /// The original's name in the rows.
 pub const PEER: &str = "umf (C)";
 
-/// Slabs kept per bucket that hold all blocks which the workloads free at a time. With its default,
-/// the original unmaps most large blocks.
+/// Free slabs per bucket that hold all blocks which the workloads free at a time. With its default
+/// capacity, the original unmaps most large blocks.
 pub const CAPACITY: usize = 64;
 
 type Status = c_int;
@@ -33,7 +33,7 @@ macro_rules! functions {
         #[allow(non_snake_case, reason = "the names of the library")]
         struct Functions {
             $($name: $function,)*
-            /// Keeps the functions in memory.
+            /// Keeps the functions loaded.
             _library: Library,
         }
 
@@ -103,13 +103,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the library's own settings.
+    /// Returns the library's default settings.
     #[must_use]
     pub const fn new(visibility: Visibility) -> Settings {
         Settings { jemalloc: false, visibility, largest_pooled: None, capacity: None }
     }
 
-    /// Returns settings that pool everything which the workloads of the bench `pool` free.
+    /// Returns settings with which the pool keeps all blocks that the workloads of the bench `pool`
+    /// free.
     #[must_use]
     pub const fn pooling(visibility: Visibility) -> Settings {
         Settings { largest_pooled: Some(4 << 20), capacity: Some(CAPACITY), ..Settings::new(visibility) }
@@ -119,18 +120,18 @@ impl Settings {
 /// An error of a call of the library. Small, so that a success costs nothing.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("libumf.so.1: {call} failed with status {status}")]
-pub struct Refused {
+pub struct CallError {
     call: &'static str,
     status: Status,
 }
 
 #[inline]
-fn check(call: &'static str, status: Status) -> std::result::Result<(), Refused> {
-    if status == 0 { Ok(()) } else { Err(Refused { call, status }) }
+fn check(call: &'static str, status: Status) -> std::result::Result<(), CallError> {
+    if status == 0 { Ok(()) } else { Err(CallError { call, status }) }
 }
 
-/// Returns the pointer of a block: blocks are addresses with their provenance exposed, since
-/// pointers are not `Send`.
+/// Returns the pointer of a block. Blocks are addresses with exposed provenance, since pointers are
+/// not `Send`.
 #[inline]
 fn pointer(block: usize) -> Opaque {
     ptr::with_exposed_provenance_mut(block)
@@ -138,7 +139,7 @@ fn pointer(block: usize) -> Opaque {
 
 /// The library with a pool.
 pub struct Libumf {
-    /// Where the library is.
+    /// Path of the library.
     pub path: PathBuf,
     pool: Opaque,
     handler: Opaque,
@@ -153,52 +154,55 @@ unsafe impl Send for Libumf {}
 unsafe impl Sync for Libumf {}
 
 impl Libumf {
-    /// Opens the library and makes a pool. Other libraries do not see its symbols.
+    /// Opens the library and creates a pool. The library's symbols are local, so that two libraries
+    /// do not collide.
     ///
     /// # Errors
-    /// The file cannot be loaded, or is no libumf.
+    /// The file cannot be loaded, or is not a libumf.
     pub fn open(path: &Path, settings: Settings) -> Result<Libumf> {
         // SAFETY: the user passed the path, and so trusts the library's code. Each type is the
         // prototype in the headers.
-        let functions = unsafe { Library::new(path).map_err(Into::into).and_then(|it| Functions::of(it)) };
-        let made = functions.and_then(|functions| Self::with(path, functions, settings));
-        made.map_err(|error| match error.source() {
-            Some(source) => {
-                format!("{}: {source} (its libraries are searched in LD_LIBRARY_PATH)", path.display())
-            }
-            None => format!("{}: {error}", path.display()),
-        })
-        .map_err(Into::into)
+        let functions =
+            unsafe { Library::new(path).map_err(Into::into).and_then(|library| Functions::of(library)) };
+        let created = functions.and_then(|functions| Self::with(path, functions, settings));
+        created
+            .map_err(|error| match error.source() {
+                Some(source) => {
+                    format!("{}: {source} (its libraries are searched in LD_LIBRARY_PATH)", path.display())
+                }
+                None => format!("{}: {error}", path.display()),
+            })
+            .map_err(Into::into)
     }
 
     fn with(path: &Path, functions: Functions, settings: Settings) -> Result<Libumf> {
-        let (none, it) = (ptr::null_mut(), &functions);
+        let (none, api) = (ptr::null_mut(), &functions);
         let (mut params, mut provider, mut pool, mut handler) = (none, none, none, none);
-        // SAFETY: the calls are in the order that the headers ask for, with pointers to live
+        // SAFETY: the calls are in the order that the headers require, with pointers to live
         // locals; jemalloc pools take no settings.
         unsafe {
-            check("provider settings", (it.umfOsMemoryProviderParamsCreate)(&raw mut params))?;
+            check("provider settings", (api.umfOsMemoryProviderParamsCreate)(&raw mut params))?;
             let visibility = settings.visibility as c_uint;
-            check("visibility", (it.umfOsMemoryProviderParamsSetVisibility)(params, visibility))?;
-            let ops = (it.umfOsMemoryProviderOps)();
-            check("provider", (it.umfMemoryProviderCreate)(ops, params, &raw mut provider))?;
-            (it.umfOsMemoryProviderParamsDestroy)(params);
+            check("visibility", (api.umfOsMemoryProviderParamsSetVisibility)(params, visibility))?;
+            let ops = (api.umfOsMemoryProviderOps)();
+            check("provider", (api.umfMemoryProviderCreate)(ops, params, &raw mut provider))?;
+            (api.umfOsMemoryProviderParamsDestroy)(params);
             if settings.jemalloc {
-                let ops = (it.umfJemallocPoolOps)();
-                check("jemalloc pool", (it.umfPoolCreate)(ops, provider, none, 0, &raw mut pool))?;
+                let ops = (api.umfJemallocPoolOps)();
+                check("jemalloc pool", (api.umfPoolCreate)(ops, provider, none, 0, &raw mut pool))?;
             } else {
-                check("pool settings", (it.umfDisjointPoolParamsCreate)(&raw mut params))?;
+                check("pool settings", (api.umfDisjointPoolParamsCreate)(&raw mut params))?;
                 if let Some(size) = settings.largest_pooled {
-                    check("largest pooled", (it.umfDisjointPoolParamsSetMaxPoolableSize)(params, size))?;
+                    check("largest pooled", (api.umfDisjointPoolParamsSetMaxPoolableSize)(params, size))?;
                 }
                 if let Some(slabs) = settings.capacity {
-                    check("capacity", (it.umfDisjointPoolParamsSetCapacity)(params, slabs))?;
+                    check("capacity", (api.umfDisjointPoolParamsSetCapacity)(params, slabs))?;
                 }
-                let ops = (it.umfDisjointPoolOps)();
-                check("pool", (it.umfPoolCreate)(ops, provider, params, 0, &raw mut pool))?;
-                (it.umfDisjointPoolParamsDestroy)(params);
+                let ops = (api.umfDisjointPoolOps)();
+                check("pool", (api.umfPoolCreate)(ops, provider, params, 0, &raw mut pool))?;
+                (api.umfDisjointPoolParamsDestroy)(params);
             }
-            check("handler", (it.umfPoolGetIPCHandler)(pool, &raw mut handler))?;
+            check("handler", (api.umfPoolGetIPCHandler)(pool, &raw mut handler))?;
         }
         Ok(Libumf { path: path.to_owned(), pool, handler, provider, functions })
     }
@@ -207,7 +211,7 @@ impl Libumf {
     ///
     /// # Errors
     /// The library finds a different pool, or none.
-    pub fn find_pool(&self, block: usize) -> std::result::Result<(), Refused> {
+    pub fn find_pool(&self, block: usize) -> std::result::Result<(), CallError> {
         let mut pool = ptr::null_mut();
         // SAFETY: the library looks the address up; the result goes to a live local.
         let status = unsafe { (self.functions.umfPoolByPtr)(pointer(block), &raw mut pool) };
@@ -218,9 +222,9 @@ impl Libumf {
     ///
     /// # Errors
     /// The library returns an error.
-    pub fn get_and_put(&self, block: usize) -> std::result::Result<(), Refused> {
+    pub fn get_and_put(&self, block: usize) -> std::result::Result<(), CallError> {
         let (mut handle, mut size) = (ptr::null_mut(), 0);
-        // SAFETY: the library looks the address up; the handle is given back once.
+        // SAFETY: the library looks the address up; the handle is released once.
         unsafe {
             check(
                 "umfGetIPCHandle",
@@ -234,7 +238,7 @@ impl Libumf {
     ///
     /// # Errors
     /// The library returns an error.
-    pub fn handle(&self, block: usize) -> std::result::Result<Vec<u8>, Refused> {
+    pub fn handle(&self, block: usize) -> std::result::Result<Vec<u8>, CallError> {
         let (mut handle, mut size) = (ptr::null_mut(), 0);
         // SAFETY: as in `get_and_put`; the handle has `size` bytes.
         unsafe {
@@ -250,7 +254,7 @@ impl Libumf {
     ///
     /// # Errors
     /// The library returns an error.
-    pub fn open_and_close(&self, handle: &[u8]) -> std::result::Result<(), Refused> {
+    pub fn open_and_close(&self, handle: &[u8]) -> std::result::Result<(), CallError> {
         let mut pointer = ptr::null_mut();
         let handle = handle.as_ptr().cast_mut().cast();
         // SAFETY: the bytes are a handle that `handle` made in another process; the library does
@@ -277,39 +281,39 @@ impl Drop for Libumf {
 
 impl Allocator for Libumf {
     type Block = usize;
-    type Error = Refused;
+    type Error = CallError;
 
     #[inline]
-    fn allocate(&self, size: usize) -> std::result::Result<usize, Refused> {
+    fn allocate(&self, size: usize) -> std::result::Result<usize, CallError> {
         // SAFETY: the pool is live.
         let pointer = unsafe { (self.functions.umfPoolMalloc)(self.pool, size) };
         if pointer.is_null() {
-            return Err(Refused { call: "umfPoolMalloc", status: 0 });
+            return Err(CallError { call: "umfPoolMalloc", status: 0 });
         }
         Ok(pointer.expose_provenance())
     }
 
     #[inline]
-    unsafe fn free(&self, block: usize, _: usize) -> std::result::Result<(), Refused> {
+    unsafe fn free(&self, block: usize, _: usize) -> std::result::Result<(), CallError> {
         // SAFETY: the caller's contract; the pool is live.
         check("umfPoolFree", unsafe { (self.functions.umfPoolFree)(self.pool, pointer(block)) })
     }
 }
 
-/// The library, where frees do not name the pool.
+/// The library with `umfFree`, which finds the pool of a block.
 pub struct FreeAny<'a>(pub &'a Libumf);
 
 impl Allocator for FreeAny<'_> {
     type Block = usize;
-    type Error = Refused;
+    type Error = CallError;
 
     #[inline]
-    fn allocate(&self, size: usize) -> std::result::Result<usize, Refused> {
+    fn allocate(&self, size: usize) -> std::result::Result<usize, CallError> {
         self.0.allocate(size)
     }
 
     #[inline]
-    unsafe fn free(&self, block: usize, _: usize) -> std::result::Result<(), Refused> {
+    unsafe fn free(&self, block: usize, _: usize) -> std::result::Result<(), CallError> {
         // SAFETY: the caller's contract.
         check("umfFree", unsafe { (self.0.functions.umfFree)(pointer(block)) })
     }

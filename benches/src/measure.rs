@@ -1,4 +1,4 @@
-//! Measuring: batches, threads, turns of subjects, and the markers of the machine's speed.
+//! Measurements: batches, threads, turns of subjects, and the markers of the machine's speed.
 
 use std::hint::black_box;
 use std::sync::Barrier;

@@ -1,4 +1,5 @@
-//! Bytes and text of handles. Decoding never panics, and what decodes encodes to the same bytes.
+//! Decodes handles from bytes and text. Decoding never panics. A decoded handle encodes to the same
+//! bytes.
 
 #![no_main]
 
@@ -11,7 +12,7 @@ fuzz_target!(|data: &[u8]| {
     {
         assert_eq!(handle.to_string(), text.trim_ascii());
     }
-    // Most inputs die at the checksum; with a fitting one the fields are reached.
+    // With a valid checksum, inputs reach the checks of the fields.
     let mut bytes = data.to_vec();
     bytes.resize(256, 0);
     bytes[..6].copy_from_slice(b"UMFH\x01\x00");
@@ -28,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// CRC-32 (IEEE), bit by bit: a second opinion on the one that the decoder uses.
+/// CRC-32 (IEEE), bit by bit, independent of the decoder's implementation.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))

@@ -1,5 +1,5 @@
-//! Packets of producers' sockets. Decoding never panics, and what decodes encodes to the same
-//! bytes.
+//! Decodes packets of producers' sockets. Decoding never panics. A decoded packet encodes to the
+//! same bytes.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Ledgers of other processes. Reading accepts or refuses any bytes, and stays within bounds.
+//! Reads ledgers of other processes. The reader accepts or rejects any bytes, and stays within
+//! their bounds.
 
 #![no_main]
 
@@ -7,16 +8,16 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use umf_ipc::inspect::Ledger;
 
-/// Where statistics begin in the ledger that inputs are put into, and its size. (`docs/ledger.md`
-/// has the tables.)
+/// Offset of the statistics in the valid ledger. `docs/ledger.md` has the layout.
 const STATISTICS: usize = 12288;
+/// Size of the valid ledger.
 const SIZE: usize = 28672;
-/// Its slots: all of them are used.
+/// Number of its slots, all of which are used.
 const SLOTS: u32 = 64;
-/// Rings of two records: where each begins, and the words of a record.
+/// Its rings of two records each: the offset of the ring, and the words of a record.
 const RINGS: [(usize, usize); 2] = [(STATISTICS + 8 * 8, 32), (STATISTICS + 88 * 8, 776)];
 
-/// A whole ledger, every record of which was written once, with nothing in it.
+/// Returns a valid ledger, in which every record was written once and is empty.
 fn ledger() -> Vec<u8> {
     let mut bytes = vec![0; SIZE];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -42,13 +43,13 @@ fn ledger() -> Vec<u8> {
 
 static LEDGER: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let bytes = ledger();
-    let whole = Ledger::from_bytes(&bytes).expect("a ledger");
-    assert!(whole.statistics().is_some() && whole.slots().all(|slot| slot.content.is_some()));
+    let ledger = Ledger::from_bytes(&bytes).expect("a valid ledger");
+    assert!(ledger.statistics().is_some() && ledger.slots().all(|slot| slot.content.is_some()));
     bytes
 });
 
 fuzz_target!(|data: &[u8]| {
-    // The input goes into it in pieces: an offset, and what lies there.
+    // The input overwrites pieces of the valid ledger. A piece is an offset and up to eight bytes.
     let mut bytes = LEDGER.clone();
     for piece in data.chunks(10) {
         let Some((at, value)) = piece.split_at_checked(2) else { break };

@@ -1,5 +1,5 @@
-//! Bytes and text of addresses of links. Decoding never panics, and what decodes encodes to the
-//! same bytes.
+//! Decodes link addresses from bytes and text. Decoding never panics. A decoded address encodes to
+//! the same bytes.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// CRC-32 (IEEE), bit by bit: a second opinion on the one that the decoder uses.
+/// CRC-32 (IEEE), bit by bit, independent of the decoder's implementation.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))

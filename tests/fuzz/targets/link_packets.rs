@@ -1,5 +1,5 @@
-//! The packets that make a link, and the records of offers and blocks. Decoding never panics, and
-//! what decodes encodes to the same bytes.
+//! Decodes the packets of a handshake, and the records of offers and blocks. Decoding never panics.
+//! A decoded packet or record encodes to the same bytes.
 
 #![no_main]
 

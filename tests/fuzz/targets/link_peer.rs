@@ -1,5 +1,5 @@
-//! A link whose peer writes any bytes into its lane. Calls end with a result or an error, and
-//! access no memory but their own.
+//! Uses a link whose peer writes arbitrary bytes into its lane. Every call returns a result or an
+//! error, and accesses only its own memory.
 
 #![no_main]
 
@@ -12,15 +12,13 @@ use umf_link::Memory;
 use umf_pool_proxy::ProxyPool;
 use umf_provider_host::{HostImport, HostProvider};
 
-/// Exported memory of this process, and memory that the peer announces as its own.
+/// Exported memory of this process, and memory that the peer claims as its own.
 static MEMORIES: LazyLock<[Memory<'static>; 2]> = LazyLock::new(|| [memory(), memory()]);
-static IMPORTER: LazyLock<Importer> = LazyLock::new(|| {
-    Importer::builder().import(Arc::new(HostImport::new())).build().expect("an importer")
-});
+static IMPORTER: LazyLock<Importer> =
+    LazyLock::new(|| Importer::builder().import(Arc::new(HostImport::new())).build().expect("an importer"));
 
-static EXPORTER: LazyLock<Exporter> = LazyLock::new(|| {
-    Exporter::new(ExporterSettings::default()).expect("an exporter")
-});
+static EXPORTER: LazyLock<Exporter> =
+    LazyLock::new(|| Exporter::new(ExporterSettings::default()).expect("an exporter"));
 static POOL: LazyLock<Arc<ProxyPool>> = LazyLock::new(|| {
     let provider = HostProvider::builder().visibility(Visibility::Shared).isolate(true).build();
     ProxyPool::new(provider.expect("a provider")).expect("a pool")
@@ -29,9 +27,9 @@ static POOL: LazyLock<Arc<ProxyPool>> = LazyLock::new(|| {
 fn memory() -> Memory<'static> {
     const SIZE: usize = 72_000;
     let address = POOL.allocate(Layout::new(SIZE, 16).expect("a layout")).expect("a block");
-    // SAFETY: the block stays, and nothing refers into it.
+    // SAFETY: the block is never freed, and no reference points into it.
     let handle = unsafe { EXPORTER.handle(address) }.expect("a handle");
-    // SAFETY: as above.
+    // SAFETY: the block has `SIZE` bytes and is never freed.
     let slice = unsafe { View::new(address.as_ptr().expect("host memory"), SIZE) };
     Memory::new(&handle, slice.expect("a view")).expect("the handle's memory")
 }

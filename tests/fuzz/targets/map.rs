@@ -1,5 +1,5 @@
-//! Text of pool maps. Parsing accepts or refuses any text; drawing and summing a map stay within
-//! bounds.
+//! Parses pool maps. The parser accepts or rejects any text. The totals and the drawing of a parsed
+//! map stay within bounds.
 
 #![no_main]
 
@@ -9,9 +9,9 @@ use umf::map::{from_json, to_json, to_svg};
 fuzz_target!(|text: &str| {
     let Ok(map) = from_json(text) else { return };
     let totals = map.totals();
-    for part in [totals.internal_fragmentation(), totals.external_fragmentation()] {
-        assert!((0.0..=1.0).contains(&part));
+    for fraction in [totals.internal_fragmentation(), totals.external_fragmentation()] {
+        assert!((0.0..=1.0).contains(&fraction));
     }
     assert!(to_svg(&map).len() < 64 << 20);
-    assert_eq!(from_json(&to_json(&map)).expect("what was written is read"), map);
+    assert_eq!(from_json(&to_json(&map)).expect("a written map is valid"), map);
 });

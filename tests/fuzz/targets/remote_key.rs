@@ -1,4 +1,5 @@
-//! Keys of registered ranges. Decoding never panics, and what decodes encodes to the same bytes.
+//! Decodes keys of registered ranges. Decoding never panics. A decoded key encodes to the same
+//! bytes.
 
 #![no_main]
 

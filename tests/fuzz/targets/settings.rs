@@ -1,4 +1,4 @@
-//! `umf.toml` and the environment: any text is settings or an error.
+//! Loads `umf.toml` and the environment. Any text gives settings or an error.
 
 #![no_main]
 #![allow(clippy::disallowed_methods, reason = "a fuzz target reads the environment as it is")]
@@ -9,14 +9,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use umf::settings::{Context, Loader};
 use umf::settings::Settings;
+use umf::settings::{Context, Loader};
 
-/// A file without a name, so that nothing is left of it.
+/// A file whose name is removed at once, so that the target leaves no file behind.
 static FILE: LazyLock<File> = LazyLock::new(|| {
     let path = std::env::temp_dir().join(format!("umf-fuzz-{}.toml", std::process::id()));
     let file = File::create_new(&path).expect("a file in the folder for temporary files");
-    std::fs::remove_file(&path).expect("its name can go");
+    std::fs::remove_file(&path).expect("the name can be removed");
     file
 });
 
@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
     let (file, variable) = text.split_once('\u{1}').unwrap_or((&text, "auto"));
     let written = FILE.set_len(0).and_then(|()| FILE.write_all_at(file.as_bytes(), 0));
-    written.expect("room in the folder for temporary files");
+    written.expect("free space in the folder for temporary files");
     let context = Context::empty()
         .with_variable("UMF_TOML", format!("/proc/self/fd/{}", FILE.as_raw_fd()))
         .with_variable("UMF_IPC_EXCHANGE", variable)

@@ -1,5 +1,5 @@
-//! Short texts that users and other processes write: parsing never panics, and what is printed is
-//! parsed to the same.
+//! Parses short texts of users and other processes. Parsing never panics. A printed value parses to
+//! the same value.
 
 #![no_main]
 
@@ -20,7 +20,7 @@ fuzz_target!(|text: &str| {
     parse::<umf_domain::ObjectId>(text);
     parse::<umf_ipc::Exchange>(text);
     parse::<umf_link::Engine>(text);
-    // (None at all is printed for people.)
+    // An empty list prints as a word that does not parse.
     if !text.parse::<umf_topology::IdList>().is_ok_and(|list| list.is_empty()) {
         parse::<umf_topology::IdList>(text);
     }

@@ -1,12 +1,12 @@
-//! A recorded machine: any text is a topology or an error, and whatever it is can be asked for its
-//! best nodes.
+//! Reads recorded machines. Any text gives a topology or an error, and every topology can be
+//! queried for its best nodes.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use umf_topology::{Initiator, Attribute, Recording, Source, Topology};
+use umf_topology::{Attribute, Initiator, Recording, Source, Topology};
 
-/// A machine that the input changes: files of it are replaced, and others added.
+/// The machine that the input changes. Lines of the input replace or add files.
 const MACHINE: &str = include_str!("../../../crates/umf-topology/tests/trees/hbm.txt");
 
 fuzz_target!(|data: &[u8]| {
@@ -22,9 +22,9 @@ fuzz_target!(|data: &[u8]| {
         Ok(topology) => topology,
         Err(error) => return drop(error.to_string()),
     };
-    // What is kept of it is all that is needed of it.
-    let kept = Recording::of(&source).expect("it was read just now").to_string();
-    assert_eq!(Topology::read(&Source::recording(Recording::new(&kept))), Ok(topology.clone()));
+    // A recording of the source has all that the topology needs.
+    let recorded = Recording::of(&source).expect("the source can be read").to_string();
+    assert_eq!(Topology::read(&Source::recording(Recording::new(&recorded))), Ok(topology.clone()));
     let all = topology.all();
     for attribute in [Attribute::Capacity, Attribute::Bandwidth, Attribute::Latency] {
         for from in [Initiator::Process, Initiator::Any, Initiator::Cpu(1), Initiator::Node(1)] {

@@ -1,5 +1,5 @@
-//! A program built without most features. It ignores settings that need other features, and an
-//! error names the missing feature of a requested provider or pool.
+//! A program built without most features. It ignores settings of missing features, unless a pool
+//! uses them. The error then names the feature.
 
 #![cfg(test)]
 

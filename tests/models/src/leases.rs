@@ -1,28 +1,29 @@
 //! The lease protocol at one ledger slot of one producer (`docs/leases.md`).
 //!
 //! The producer publishes blocks at the slot and frees them, in the same memory, without end. One
-//! or two importers open and close handles and are killed at any step. The kernel then drops the
-//! locks of the process, and a new process takes its place. A call of `exec` has the same effect.
+//! or two importers open and close handles, and can be killed at any step. The kernel then drops
+//! the locks of the process, and a new process takes its place. A call of `exec` has the same
+//! effect.
 //!
-//! The chapters: the rules, the invariants and the state are here, the steps in `producer` and
-//! `importer`, and the compact form of a state in `packing`.
+//! This file has the rules, the invariants and the state. The steps are in `producer` and
+//! `importer`, and the compact form of a state is in `packing`.
 //!
 //! # Abstractions
 //!
-//! - A handle is *current*, or *stale*: its generation was retired. The protocol compares
-//!   generations for equality only, and a retired one does not return. Numbers of generations are
-//!   therefore not part of a state, and an exploration covers any number of them.
+//! - A handle is *current*, or *stale* if its generation was retired. The protocol only compares
+//!   generations for equality, and a retired generation does not return. A state therefore has no
+//!   generation numbers, and an exploration covers any number of generations.
 //! - A thread has at most one mapping. A thread with two mappings is two threads here. Closing is
 //!   one step of the importer, so it stands for a close by any of its threads.
-//! - An opener chooses any ready row of its table. The implementation chooses by thread.
-//! - Any row that is free can be taken. The implementation starts its search at a counter.
-//! - The comparison of generations before the first write of an open is left out. It refuses an
-//!   open that the later comparison refuses too.
-//! - A note of a cached open is shared by the threads of an importer.
-//! - A new table can be set up while the rows of the last one are still being unlocked.
+//! - An opener chooses any ready row of its importer. The implementation chooses by thread.
+//! - An importer can take any free row. The implementation starts its search at a counter.
+//! - The comparison of generations before the first write of an open is left out. It rejects only
+//!   opens that the later comparison rejects too.
+//! - The threads of an importer share the memos of cached opens.
+//! - An importer can set up a new table while it still unlocks the rows of the last one.
 //!
 //! At the same sizes, every abstraction allows more interleavings than the implementation has. An
-//! invariant that holds here holds there.
+//! invariant that holds in the model holds in the implementation.
 
 mod importer;
 mod packing;
@@ -32,126 +33,129 @@ use std::fmt::Arguments;
 
 use crate::Model;
 
-/// The most rows of a model.
+/// The maximum number of rows.
 pub const MAX_ROWS: usize = 4;
 const IMPORTERS: usize = 2;
 const MAX_THREADS: usize = 2;
-/// A word beyond this, in either direction, is explored no further. Words stay far below if all
-/// rules hold.
+/// The bound of a word, in both directions. Steps beyond it are not explored. Words stay far below
+/// it if all rules hold.
 const MAX_WORD: i8 = 6;
 
-/// A rule of the protocol, or a fact about the kernel that it relies on.
+/// A rule of the protocol, or a property of the kernel that the protocol relies on.
 ///
-/// Two of them are not needed alone, and their tests say so: [`Rule::MarkBeforeAdd`] and
-/// [`Rule::RowsApart`].
+/// Two rules are not needed on their own, as their tests show: [`Rule::SetBitBeforeAdd`] and
+/// [`Rule::JudgeRowsSeparately`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// The producer retires the generation before it looks for leases.
     RetireBeforeScan,
-    /// The producer loads the height after it has retired the generation.
+    /// The producer loads the height after it has retired the generation. Rows from the height on
+    /// were never used.
     HeightAfterRetire,
-    /// The producer loads the marks after it has retired the generation.
-    MarksAfterRetire,
-    /// The scan looks at row `r` if bit `r % bits` of the marks is set. Left out: at rows below
-    /// the number of bits only.
-    ScanAllRowsOfMark,
-    /// The scan waits at a row with a nonzero word and an owner. Left out: it passes the row.
+    /// The producer loads the opened bitmap after it has retired the generation.
+    BitmapAfterRetire,
+    /// The scan visits row `r` if bit `r % bits` of the opened bitmap is set. Left out: it visits
+    /// only rows below the number of bits.
+    ScanAllRowsOfBit,
+    /// The scan waits at a row with a nonzero word and an owner. Left out: it skips the row.
     WaitForOwner,
     /// A deferred scan continues at the row that it waits for. Left out: at the row after it.
     CursorStays,
-    /// The scan judges each row. Left out: it judges the sum over the rows of an importer.
-    RowsApart,
+    /// The scan judges each row by its own word. Left out: it judges the sum over the rows of an
+    /// importer.
+    JudgeRowsSeparately,
     /// The producer locks a row before it clears the row.
     LockBeforeReap,
     /// A producer that fails to lock a row does not clear the row.
     NoReapWithoutLock,
     /// Threads of the producer clear rows one at a time. Their locks do not exclude each other,
-    /// because they share an open file description. Seen with [`Leases::other_scan`] only.
-    ReapInTurn,
-    /// The producer clears the marks before it publishes the slot again.
-    ClearMarksBeforePublish,
-    /// An importer clears a row that it has locked.
+    /// because they share an open file description. Matters only with [`Leases::other_scan`].
+    SerializeReaps,
+    /// The producer clears the opened bitmap before it publishes the slot again.
+    ClearBitmapBeforePublish,
+    /// An importer clears a row after it has locked the row.
     ClearTakenRow,
     /// An importer raises the height before it opens in a row.
     RaiseBeforeOpen,
-    /// An opener sets the mark of its row before it adds to the word.
-    MarkBeforeAdd,
-    /// An opener sets the mark of its row before it loads the generation.
-    MarkBeforeLoad,
+    /// An opener sets the bit of its row before it adds to the word.
+    SetBitBeforeAdd,
+    /// An opener sets the bit of its row before it loads the generation.
+    SetBitBeforeLoad,
     /// An opener adds to the word before it loads the generation.
     AddBeforeLoad,
     /// A close subtracts in the row of the mapping. Left out: in any row of the importer.
     CloseInRowOfMapping,
-    /// An importer gives rows back only if nothing is open or under way.
+    /// An importer gives rows back only while it has no mapping and no open in progress.
     KeepRowInUse,
-    /// A note of a cached open ends with the lease table.
-    NoteEndsWithTable,
-    /// A note of a cached open ends with the generation. Left out: it holds for any handle of the
-    /// slot.
-    NoteEndsWithGeneration,
-    /// An importer that gives a row back does not clear it after the unlock.
+    /// The memo of a cached open ends with the importer's lease table.
+    MemoEndsWithTable,
+    /// The memo of a cached open ends with the generation. Left out: it is valid for any handle of
+    /// the slot.
+    MemoEndsWithGeneration,
+    /// An importer that gives a row back clears it before the unlock. Left out: after the unlock.
     ClearBeforeUnlock,
     /// A lock lasts until its owner drops it or ends.
     LockLasts,
-    /// Importers lock rows through open file descriptions of their own.
+    /// Each importer locks rows through its own open file description.
     OwnDescriptions,
 }
 
 /// An invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A mapping is open in a living process, was current when it was opened, and its memory is
-    /// used again.
+    /// Memory is reused while a live process has a mapping of it that was opened as current.
     MemoryReused,
     /// A word is below zero.
     NegativeWord,
-    /// The word of a row is not zero, and its owner has nothing open or under way.
+    /// The word of a row is not zero, although its owner has no mapping and no open in progress.
     IdleRowCounts,
-    /// No importer has anything open or under way, and the producer alone cannot complete a free.
+    /// The producer alone cannot complete a free, although no importer has a mapping or an open in
+    /// progress.
     ///
-    /// A weaker promise than an end of every scan: a thread that opens a stale handle again and
-    /// again can be under way each time the scan looks.
+    /// The protocol does not promise that every scan ends: a thread that repeatedly opens a stale
+    /// handle can be in progress at every look of the scan.
     HeldForever,
 }
 
 /// The model and its sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Leases {
-    /// Rows of the lease table, at most [`MAX_ROWS`].
+    /// Number of rows of the lease table, at most [`MAX_ROWS`].
     pub rows: usize,
-    /// Bits of the word of marks. Rows that are equal modulo this number share a bit.
+    /// Number of bits of the opened bitmap. Rows that are equal modulo this number share a bit.
     pub bits: usize,
-    /// Threads of each importer, at most two. An importer with two threads takes up to two rows.
+    /// Number of threads of each importer, at most two. An importer takes up to one row per thread.
     pub threads: [usize; IMPORTERS],
-    /// The producer frees at another slot at the same time and clears rows without an owner.
+    /// Whether another thread of the producer frees at another slot, and clears rows without an
+    /// owner.
     pub other_scan: bool,
     /// The rules that are left out.
     pub left_out: &'static [Rule],
-    /// The only invariant to check, or all.
+    /// The only invariant to check, or `None` for all.
     pub only: Option<Fault>,
 }
 
-/// What a thread of an importer does next.
+/// The next step of a thread of an importer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     #[default]
     Idle,
-    Mark,
+    SetBit,
     Add,
     Load,
     Open,
-    TakeBack,
+    Subtract,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Thread {
     stage: Stage,
     row: u8,
-    /// The handle that the thread opens is stale.
+    /// Whether the handle that the thread opens is stale.
     stale: bool,
 }
 
-/// What an importer believes about a row. The kernel lock is a separate fact.
+/// The state of a row as its importer knows it. The lock in the kernel is separate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Row {
     #[default]
@@ -159,7 +163,7 @@ enum Row {
     Locked,
     Cleared,
     Ready,
-    /// The table is closed. The row is cleared, or not, and unlocked.
+    /// The importer closes its table. It may clear the row, and unlocks it.
     Closing,
     /// Unlocked and about to be cleared. Only without [`Rule::ClearBeforeUnlock`].
     Unlocked,
@@ -168,10 +172,10 @@ enum Row {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Importer {
     rows: [Row; MAX_ROWS],
-    /// Rows (as bits) with a note: a mapping of the current handle was opened in the row.
-    noted: u8,
-    /// Rows with a note of a stale handle.
-    noted_stale: u8,
+    /// Rows (as bits) with a memo: a mapping of the current handle was opened in the row.
+    memo: u8,
+    /// Rows (as bits) with a memo of a stale handle.
+    memo_stale: u8,
     threads: [Thread; MAX_THREADS],
 }
 
@@ -183,35 +187,35 @@ enum Lock {
     Producer,
 }
 
-/// What the freeing thread of the producer does next. It works on the lowest row
-/// of [`State::rows_left`].
+/// The next step of the producer's freeing thread. It works on the lowest row of
+/// [`State::rows_left`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Free {
+enum FreeStage {
     #[default]
     Live,
     LoadHeight,
-    LoadMarks,
-    /// Loads the word of a row. A deferred free stays here.
+    LoadBitmap,
+    /// Loads the word of a row. A deferred free stays at this step.
     Scan,
-    Ask,
+    QueryLock,
     Lock,
     Reap,
     Unlock,
     /// The scan is complete: the memory can be used again.
-    ClearMarks,
+    ClearBitmap,
     Publish,
     /// Retires after it has loaded the height. Only without [`Rule::HeightAfterRetire`].
     RetireLate,
-    /// Retires after it has loaded the marks. Only without [`Rule::MarksAfterRetire`].
-    RetireAfterMarks,
+    /// Retires after it has loaded the bitmap. Only without [`Rule::BitmapAfterRetire`].
+    RetireAfterBitmap,
     LoadHeightLate,
-    /// Clears the marks of a published slot. Only without [`Rule::ClearMarksBeforePublish`].
-    ClearMarksLate,
+    /// Clears the bitmap of a published slot. Only without [`Rule::ClearBitmapBeforePublish`].
+    ClearBitmapLate,
 }
 
-/// What a scan for another slot does next.
+/// The next step of a scan for another slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Other {
+enum OtherScan {
     #[default]
     Idle,
     Reap(u8),
@@ -221,31 +225,31 @@ enum Other {
 /// A state of the ledger slot, the lease table, and all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The generation in the ledger is live.
+    /// Whether the generation in the ledger is live.
     live: bool,
-    free: Free,
+    free: FreeStage,
     /// The height as the producer loaded it.
     loaded_height: u8,
-    /// The marks as the producer loaded them.
-    loaded_marks: u8,
-    /// Rows (as bits) that the scan has still to look at.
+    /// The opened bitmap as the producer loaded it.
+    loaded_bitmap: u8,
+    /// Rows (as bits) that the scan has not passed yet.
     rows_left: u8,
-    other: Other,
+    other: OtherScan,
     words: [i8; MAX_ROWS],
-    marks: u8,
+    opened_rows: u8,
     height: u8,
     locks: [Lock; MAX_ROWS],
     importers: [Importer; IMPORTERS],
 }
 
 impl State {
-    /// Makes the current handle stale, and the notes of it unless `keep_notes`.
-    fn retire(&mut self, keep_notes: bool) {
+    /// Makes the current handle stale, and its memos too unless `keep_memos`.
+    fn retire(&mut self, keep_memos: bool) {
         for importer in &mut self.importers {
-            importer.noted_stale |= importer.noted;
-            importer.noted &= u8::from(keep_notes).wrapping_neg();
+            importer.memo_stale |= importer.memo;
+            importer.memo &= u8::from(keep_memos).wrapping_neg();
             for thread in &mut importer.threads {
-                thread.stale |= matches!(thread.stage, Stage::Mark | Stage::Add | Stage::Load);
+                thread.stale |= matches!(thread.stage, Stage::SetBit | Stage::Add | Stage::Load);
             }
         }
     }
@@ -266,15 +270,15 @@ impl Importer {
         opening.count() + self.count(&[Row::Locked, Row::Cleared])
     }
 
-    /// Nothing is open and nothing is under way.
+    /// Returns whether no mapping is open and no open is in progress.
     fn is_idle(&self) -> bool {
         self.busy() == 0 && self.threads.iter().all(|thread| thread.stage == Stage::Idle)
     }
 }
 
 impl Leases {
-    /// Returns a model with all rules, two rows, a bit for each, and an importer for each number of
-    /// threads.
+    /// Returns a model with all rules and two rows with a bit each. `threads` has the number of
+    /// threads of each importer.
     pub fn new(threads: [usize; IMPORTERS]) -> Self {
         Self { rows: 2, bits: 2, threads, other_scan: false, left_out: &[], only: None }
     }
@@ -288,20 +292,23 @@ impl Leases {
     }
 
     fn violates(&self, state: &State, fault: Fault) -> bool {
-        // Without `Rule::RowsApart` the rows of an importer mean something only together.
+        // Without `Rule::JudgeRowsSeparately`, only the sum over the rows of an importer is
+        // meaningful.
         let sum_of = |at: usize| -> i8 {
             let owned = (0..self.rows).filter(|&row| state.locks[row] == Lock::Importer(at as u8));
             owned.map(|row| state.words[row]).sum()
         };
-        let apart = self.has(Rule::RowsApart);
+        let separate = self.has(Rule::JudgeRowsSeparately);
         match fault {
-            Fault::MemoryReused => matches!(state.free, Free::ClearMarks | Free::Publish) && state.any_open(),
-            Fault::NegativeWord if apart => state.words.iter().any(|&word| word < 0),
+            Fault::MemoryReused => {
+                matches!(state.free, FreeStage::ClearBitmap | FreeStage::Publish) && state.any_open()
+            }
+            Fault::NegativeWord if separate => state.words.iter().any(|&word| word < 0),
             Fault::NegativeWord => (0..IMPORTERS).any(|at| sum_of(at) < 0),
             Fault::IdleRowCounts => (0..IMPORTERS).any(|at| {
                 let importer = &state.importers[at];
                 let counts = |row: usize| importer.rows[row] == Row::Ready && state.words[row] != 0;
-                importer.is_idle() && if apart { (0..self.rows).any(counts) } else { sum_of(at) != 0 }
+                importer.is_idle() && if separate { (0..self.rows).any(counts) } else { sum_of(at) != 0 }
             }),
             Fault::HeldForever => state.importers.iter().all(Importer::is_idle) && !self.can_free(state),
         }

@@ -5,8 +5,7 @@
 //! the shortest trace that leads to it, in words.
 //!
 //! Every rule of a protocol has a switch that leaves the rule out. The tests show which invariant
-//! then fails. A rule that can be left out without a fault is a rule that the protocol does not
-//! need.
+//! then fails. If no invariant fails, the protocol does not need the rule.
 //!
 //! The models assume sequential consistency. They complement `loom`, which runs the real code at
 //! small sizes. Tickets (handles in transit) have no model yet.
@@ -24,7 +23,7 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// A protocol as states and atomic steps.
+/// A protocol, described by its states and atomic steps.
 pub trait Model {
     /// A state with all its fields.
     type State;
@@ -49,7 +48,7 @@ pub trait Model {
     fn unpack(&self, packed: Self::Packed) -> Self::State;
 }
 
-/// What an exploration has seen.
+/// The result of an exploration.
 #[derive(Debug)]
 pub struct Explored<F> {
     /// Number of distinct states, up to symmetry.
@@ -90,17 +89,17 @@ impl<F: fmt::Debug> fmt::Display for Explored<F> {
 /// Panics after 2^32 - 1 states.
 pub fn explore<M: Model>(model: &M) -> Explored<M::Fault> {
     let start = model.start();
-    let mut seen = Seen::new(model.pack(&start));
+    let mut states = States::new(model.pack(&start));
     let mut fault = model.fault(&start).map(|fault| (fault, 0));
     let (mut steps, mut depth, mut end_of_level, mut at) = (0, 0, 1, 0);
-    while fault.is_none() && at < seen.states.len() {
+    while fault.is_none() && at < states.packed.len() {
         if at == end_of_level {
-            (depth, end_of_level) = (depth + 1, seen.states.len());
+            (depth, end_of_level) = (depth + 1, states.packed.len());
         }
-        let state = model.unpack(seen.states[at].clone());
+        let state = model.unpack(states.packed[at].clone());
         model.steps(&state, &mut |after, _| {
             steps += 1;
-            if let Some(index) = seen.insert(model.pack(&after), at)
+            if let Some(index) = states.insert(model.pack(&after), at)
                 && fault.is_none()
             {
                 fault = model.fault(&after).map(|fault| (fault, index));
@@ -108,14 +107,14 @@ pub fn explore<M: Model>(model: &M) -> Explored<M::Fault> {
         });
         at += 1;
     }
-    let found = fault.map(|(fault, index)| Violation { fault, trace: trace(model, &seen.path(index)) });
-    Explored { states: seen.states.len(), steps, depth, found }
+    let found = fault.map(|(fault, index)| Violation { fault, trace: trace(model, &states.path(index)) });
+    Explored { states: states.packed.len(), steps, depth, found }
 }
 
 /// Returns the words of the steps along `path`.
 ///
-/// Packed states forget which of several symmetric processes is which. The path is therefore walked
-/// again from the initial state, with states that are not unpacked.
+/// A packed state does not tell symmetric processes apart. The path is therefore walked again from
+/// the initial state, with states that are not packed.
 fn trace<M: Model>(model: &M, path: &[M::Packed]) -> Vec<String> {
     let mut state = model.start();
     let mut words = Vec::new();
@@ -132,9 +131,9 @@ fn trace<M: Model>(model: &M, path: &[M::Packed]) -> Vec<String> {
     words
 }
 
-/// The states seen so far, in the order of discovery.
-struct Seen<P> {
-    states: Vec<P>,
+/// The states found so far, in the order of discovery.
+struct States<P> {
+    packed: Vec<P>,
     /// For each state, the index of the state from which it was first reached.
     parents: Vec<u32>,
     /// Indices of the states.
@@ -142,35 +141,35 @@ struct Seen<P> {
     hasher: DefaultHashBuilder,
 }
 
-impl<P: Clone + Eq + Hash> Seen<P> {
+impl<P: Clone + Eq + Hash> States<P> {
     fn new(start: P) -> Self {
         let (table, hasher) = (HashTable::new(), DefaultHashBuilder::default());
-        let mut seen = Self { states: Vec::new(), parents: Vec::new(), table, hasher };
-        seen.insert(start, 0);
-        seen
+        let mut states = Self { packed: Vec::new(), parents: Vec::new(), table, hasher };
+        states.insert(start, 0);
+        states
     }
 
     /// Adds a state that was reached from the state `parent`. Returns its index if it is new.
     fn insert(&mut self, state: P, parent: usize) -> Option<usize> {
-        let Self { states, parents, table, hasher } = self;
+        let Self { packed, parents, table, hasher } = self;
         let hash = hasher.hash_one(&state);
-        if table.find(hash, |&other| states[other as usize] == state).is_some() {
+        if table.find(hash, |&other| packed[other as usize] == state).is_some() {
             return None;
         }
-        let index = states.len();
+        let index = packed.len();
         let narrow = u32::try_from(index).expect("more than 2^32 states");
-        table.insert_unique(hash, narrow, |&other| hasher.hash_one(&states[other as usize]));
-        states.push(state);
+        table.insert_unique(hash, narrow, |&other| hasher.hash_one(&packed[other as usize]));
+        packed.push(state);
         parents.push(parent as u32);
         Some(index)
     }
 
     /// Returns the states from the initial one to `index`.
     fn path(&self, mut index: usize) -> Vec<P> {
-        let mut path = vec![self.states[index].clone()];
+        let mut path = vec![self.packed[index].clone()];
         while index != 0 {
             index = self.parents[index] as usize;
-            path.push(self.states[index].clone());
+            path.push(self.packed[index].clone());
         }
         path.reverse();
         path

@@ -1,4 +1,4 @@
-//! The lease protocol holds, and each of its rules is needed.
+//! The lease protocol keeps its invariants. Without a rule, an invariant fails.
 //!
 //! Run with `--nocapture` to read the traces. `UMF_MODELS_FULL=1` adds the longest exploration.
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 use umf_models::explore;
 use umf_models::leases::{Fault, Leases, Rule};
 
-/// Explores `model` whole.
+/// Explores all states of `model`, and asserts that no invariant fails.
 fn assert_holds(model: Leases) {
     let start = Instant::now();
     let explored = explore(&model);
@@ -18,19 +18,19 @@ fn assert_holds(model: Leases) {
     assert!(explored.found.is_none(), "{explored}");
 }
 
-/// Leaves rules out and looks for `fault`.
+/// Asserts that `model` without the rules `left_out` violates the invariant `fault`.
 fn assert_needed(model: Leases, left_out: &'static [Rule], fault: Fault) {
     let explored = explore(&Leases { left_out, only: Some(fault), ..model });
     println!("without {left_out:?}: {explored}");
     assert_eq!(explored.found.map(|violation| violation.fault), Some(fault), "{left_out:?}");
 }
 
-/// Two importers with one thread each, two rows.
+/// Returns a model with two importers of one thread each, and two rows.
 fn two_importers() -> Leases {
     Leases::new([1, 1])
 }
 
-/// One importer with two threads, two rows.
+/// Returns a model with one importer of two threads, and two rows.
 fn two_threads() -> Leases {
     Leases::new([2, 0])
 }
@@ -46,7 +46,7 @@ fn two_threads_keep_the_invariants() {
 }
 
 #[test]
-fn rows_that_share_a_mark_keep_the_invariants() {
+fn rows_that_share_a_bit_keep_the_invariants() {
     assert_holds(Leases { rows: 3, bits: 2, other_scan: true, ..two_importers() });
     assert_holds(Leases { bits: 1, ..two_importers() });
 }
@@ -64,7 +64,7 @@ fn three_threads_on_three_rows_keep_the_invariants() {
 #[test]
 fn four_threads_on_three_rows_keep_the_invariants() {
     if env::var_os("UMF_MODELS_FULL").is_none() {
-        println!("skipped: set UMF_MODELS_FULL=1 to explore");
+        println!("skipped: set UMF_MODELS_FULL=1 to run this exploration");
         return;
     }
     assert_holds(Leases { rows: 3, bits: 2, other_scan: true, ..Leases::new([2, 2]) });
@@ -82,18 +82,18 @@ fn height_loaded_before_retire_reuses_open_memory() {
 }
 
 #[test]
-fn marks_loaded_before_retire_reuse_open_memory() {
-    assert_needed(two_importers(), &[Rule::MarksAfterRetire], Fault::MemoryReused);
+fn bitmap_loaded_before_retire_reuses_open_memory() {
+    assert_needed(two_importers(), &[Rule::BitmapAfterRetire], Fault::MemoryReused);
 }
 
 #[test]
-fn scan_of_one_row_per_mark_reuses_open_memory() {
+fn scan_of_one_row_per_bit_reuses_open_memory() {
     let model = Leases { rows: 3, bits: 2, ..two_importers() };
-    assert_needed(model, &[Rule::ScanAllRowsOfMark], Fault::MemoryReused);
+    assert_needed(model, &[Rule::ScanAllRowsOfBit], Fault::MemoryReused);
 }
 
 #[test]
-fn scan_that_passes_owned_rows_reuses_open_memory() {
+fn scan_that_skips_owned_rows_reuses_open_memory() {
     assert_needed(two_importers(), &[Rule::WaitForOwner], Fault::MemoryReused);
 }
 
@@ -104,15 +104,15 @@ fn deferred_scan_that_skips_its_row_reuses_open_memory() {
 
 #[test]
 fn sum_over_rows_with_close_in_another_row_reuses_open_memory() {
-    let left_out = &[Rule::RowsApart, Rule::CloseInRowOfMapping];
+    let left_out = &[Rule::JudgeRowsSeparately, Rule::CloseInRowOfMapping];
     assert_needed(two_threads(), left_out, Fault::MemoryReused);
     assert_needed(two_threads(), left_out, Fault::HeldForever);
 }
 
 #[test]
 fn sum_over_rows_is_harmless_if_no_word_is_negative() {
-    assert_holds(Leases { left_out: &[Rule::RowsApart], ..two_threads() });
-    assert_holds(Leases { left_out: &[Rule::RowsApart], ..Leases::new([2, 2]) });
+    assert_holds(Leases { left_out: &[Rule::JudgeRowsSeparately], ..two_threads() });
+    assert_holds(Leases { left_out: &[Rule::JudgeRowsSeparately], ..Leases::new([2, 2]) });
 }
 
 #[test]
@@ -122,24 +122,24 @@ fn close_in_another_row_makes_words_negative_and_holds_memory_forever() {
 }
 
 #[test]
-fn reap_of_an_unlocked_row_reuses_open_memory() {
+fn reap_of_unlocked_row_reuses_open_memory() {
     assert_needed(two_importers(), &[Rule::LockBeforeReap], Fault::MemoryReused);
 }
 
 #[test]
-fn reap_after_a_failed_lock_reuses_open_memory() {
+fn reap_after_failed_lock_reuses_open_memory() {
     assert_needed(two_importers(), &[Rule::NoReapWithoutLock], Fault::MemoryReused);
 }
 
 #[test]
-fn two_reaps_of_a_row_at_once_reuse_open_memory() {
+fn concurrent_reaps_of_a_row_reuse_open_memory() {
     let model = Leases { other_scan: true, ..two_importers() };
-    assert_needed(model, &[Rule::ReapInTurn], Fault::MemoryReused);
+    assert_needed(model, &[Rule::SerializeReaps], Fault::MemoryReused);
 }
 
 #[test]
-fn marks_cleared_after_publish_reuse_open_memory() {
-    assert_needed(two_importers(), &[Rule::ClearMarksBeforePublish], Fault::MemoryReused);
+fn bitmap_cleared_after_publish_reuses_open_memory() {
+    assert_needed(two_importers(), &[Rule::ClearBitmapBeforePublish], Fault::MemoryReused);
 }
 
 #[test]
@@ -149,19 +149,19 @@ fn taken_row_that_is_not_cleared_holds_memory_forever() {
 }
 
 #[test]
-fn open_before_the_height_is_raised_reuses_open_memory() {
+fn open_before_height_is_raised_reuses_open_memory() {
     assert_needed(two_importers(), &[Rule::RaiseBeforeOpen], Fault::MemoryReused);
 }
 
 #[test]
-fn mark_after_load_reuses_open_memory() {
-    assert_needed(two_importers(), &[Rule::MarkBeforeLoad], Fault::MemoryReused);
+fn bit_set_after_load_reuses_open_memory() {
+    assert_needed(two_importers(), &[Rule::SetBitBeforeLoad], Fault::MemoryReused);
 }
 
-/// Only the load has to come after both.
+/// The load must come after both, but their order does not matter.
 #[test]
-fn mark_between_add_and_load_is_harmless() {
-    let left_out = &[Rule::MarkBeforeAdd];
+fn bit_set_between_add_and_load_is_harmless() {
+    let left_out = &[Rule::SetBitBeforeAdd];
     assert_holds(Leases { rows: 3, left_out, ..two_importers() });
     assert_holds(Leases { other_scan: true, left_out, ..Leases::new([2, 2]) });
 }
@@ -177,17 +177,17 @@ fn row_given_back_in_use_reuses_open_memory() {
 }
 
 #[test]
-fn note_that_outlives_its_table_reuses_open_memory() {
-    assert_needed(two_importers(), &[Rule::NoteEndsWithTable], Fault::MemoryReused);
+fn memo_that_outlives_its_table_reuses_open_memory() {
+    assert_needed(two_importers(), &[Rule::MemoEndsWithTable], Fault::MemoryReused);
 }
 
 #[test]
-fn note_that_outlives_its_generation_reuses_open_memory() {
-    assert_needed(two_importers(), &[Rule::NoteEndsWithGeneration], Fault::MemoryReused);
+fn memo_that_outlives_its_generation_reuses_open_memory() {
+    assert_needed(two_importers(), &[Rule::MemoEndsWithGeneration], Fault::MemoryReused);
 }
 
 #[test]
-fn row_cleared_after_its_unlock_reuses_open_memory() {
+fn row_cleared_after_unlock_reuses_open_memory() {
     assert_needed(two_importers(), &[Rule::ClearBeforeUnlock], Fault::MemoryReused);
 }
 

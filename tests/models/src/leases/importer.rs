@@ -1,4 +1,4 @@
-//! An importer: takes rows, opens and closes, gives its rows back, is killed.
+//! The steps of an importer: it takes rows, opens and closes, gives its rows back, and is killed.
 //!
 //! In traces, thread 0.1 is thread 1 of importer 0.
 
@@ -26,8 +26,8 @@ impl Leases {
                         Lock::Importer(_) => !self.has(Rule::OwnDescriptions),
                         Lock::Producer => false,
                     };
-                    let has = importer.count(&[Row::Locked, Row::Cleared, Row::Ready]);
-                    if can_lock && has < self.threads[at] && importer.busy() < self.threads[at] {
+                    let owned = importer.count(&[Row::Locked, Row::Cleared, Row::Ready]);
+                    if can_lock && owned < self.threads[at] && importer.busy() < self.threads[at] {
                         *stage = Row::Locked;
                         after.locks[row] = lock;
                         next(after, format_args!("importer {at}: locks row {row}"));
@@ -83,8 +83,8 @@ impl Leases {
             for row in closed.rows.iter_mut().filter(|row| **row == Row::Ready) {
                 *row = Row::Closing;
             }
-            if self.has(Rule::NoteEndsWithTable) {
-                (closed.noted, closed.noted_stale) = (0, 0);
+            if self.has(Rule::MemoEndsWithTable) {
+                (closed.memo, closed.memo_stale) = (0, 0);
             }
             next(after, format_args!("importer {at}: closes its lease table"));
         }
@@ -94,9 +94,9 @@ impl Leases {
         if *importer != Importer::default() || state.locks.contains(&lock) {
             let mut after = *state;
             after.importers[at] = Importer::default();
-            // The kernel drops the locks. The words stay.
-            for lock in after.locks.iter_mut().filter(|held| **held == lock) {
-                *lock = Lock::Free;
+            // The kernel drops the locks. The words keep their values.
+            for held in after.locks.iter_mut().filter(|held| **held == lock) {
+                *held = Lock::Free;
             }
             next(
                 after,
@@ -105,21 +105,25 @@ impl Leases {
         }
     }
 
-    /// Returns what a thread does after `done`, in the order that the rules demand.
+    /// Returns the step of a thread after `done`, in the order that the rules demand.
     ///
-    /// A thread sets no mark if it has a note.
-    fn after(&self, done: Stage, noted: bool) -> Stage {
+    /// With a memo, the thread does not set the bit again.
+    fn after(&self, done: Stage, has_memo: bool) -> Stage {
         let order = if !self.has(Rule::AddBeforeLoad) {
-            [Stage::Mark, Stage::Load, Stage::Add]
-        } else if !self.has(Rule::MarkBeforeLoad) {
-            [Stage::Add, Stage::Load, Stage::Mark]
-        } else if !self.has(Rule::MarkBeforeAdd) {
-            [Stage::Add, Stage::Mark, Stage::Load]
+            [Stage::SetBit, Stage::Load, Stage::Add]
+        } else if !self.has(Rule::SetBitBeforeLoad) {
+            [Stage::Add, Stage::Load, Stage::SetBit]
+        } else if !self.has(Rule::SetBitBeforeAdd) {
+            [Stage::Add, Stage::SetBit, Stage::Load]
         } else {
-            [Stage::Mark, Stage::Add, Stage::Load]
+            [Stage::SetBit, Stage::Add, Stage::Load]
         };
         let from = order.iter().position(|&stage| stage == done).map_or(0, |at| at + 1);
-        order[from..].iter().copied().find(|&stage| stage != Stage::Mark || !noted).unwrap_or(Stage::Open)
+        order[from..]
+            .iter()
+            .copied()
+            .find(|&stage| stage != Stage::SetBit || !has_memo)
+            .unwrap_or(Stage::Open)
     }
 
     fn thread_steps(
@@ -132,44 +136,45 @@ impl Leases {
         let importer = &state.importers[at];
         let thread = importer.threads[index];
         let row = usize::from(thread.row);
-        // The thread goes on with `stage` in its row and adds `change` to the word of `counted`.
-        let go = |stage, counted: usize, change: i8| {
+        // The state after the thread has added `change` to the word of row `counted`. The thread
+        // continues with `stage`.
+        let step = |stage, counted: usize, change: i8| {
             let mut after = *state;
             after.words[counted] += change;
             let importer = &mut after.importers[at];
             importer.threads[index] = match stage {
                 Stage::Idle => Thread::default(),
                 Stage::Open => {
-                    let notes = if thread.stale { &mut importer.noted_stale } else { &mut importer.noted };
-                    *notes |= 1 << row;
+                    let memos = if thread.stale { &mut importer.memo_stale } else { &mut importer.memo };
+                    *memos |= 1 << row;
                     Thread { stage, stale: false, ..thread }
                 }
-                Stage::TakeBack => Thread { stage, stale: false, ..thread },
+                Stage::Subtract => Thread { stage, stale: false, ..thread },
                 _ => Thread { stage, ..thread },
             };
             after
         };
-        let notes = if thread.stale { importer.noted_stale } else { importer.noted };
-        let following = self.after(thread.stage, notes >> row & 1 != 0);
+        let memos = if thread.stale { importer.memo_stale } else { importer.memo };
+        let following = self.after(thread.stage, memos >> row & 1 != 0);
         match thread.stage {
             Stage::Idle if importer.busy() >= self.threads[at] => {}
             Stage::Idle => {
                 for row in 0..self.rows {
-                    let mut begin = |noted, stale, words: Arguments<'_>| {
+                    let mut begin = |has_memo, stale, words: Arguments<'_>| {
                         let mut after = *state;
-                        let stage = self.after(Stage::Idle, noted);
+                        let stage = self.after(Stage::Idle, has_memo);
                         after.importers[at].threads[index] = Thread { stage, row: row as u8, stale };
                         next(after, words);
                     };
-                    let is_noted = |notes: u8| notes >> row & 1 != 0;
-                    if is_noted(importer.noted) && state.live {
+                    let has_memo = |memos: u8| memos >> row & 1 != 0;
+                    if has_memo(importer.memo) && state.live {
                         begin(
                             true,
                             false,
                             format_args!("thread {at}.{index}: opens the current handle again, in row {row}"),
                         );
                     }
-                    if is_noted(importer.noted_stale) {
+                    if has_memo(importer.memo_stale) {
                         begin(
                             true,
                             true,
@@ -192,26 +197,27 @@ impl Leases {
                     }
                 }
             }
-            Stage::Mark => {
-                let after = State { marks: state.marks | self.bit(row), ..go(following, row, 0) };
-                next(after, format_args!("thread {at}.{index}: sets the mark of row {row}"));
+            Stage::SetBit => {
+                let opened_rows = state.opened_rows | self.bit(row);
+                let after = State { opened_rows, ..step(following, row, 0) };
+                next(after, format_args!("thread {at}.{index}: sets the bit of row {row}"));
             }
             Stage::Add => {
                 if state.words[row] < MAX_WORD {
-                    next(go(following, row, 1), format_args!("thread {at}.{index}: adds one to row {row}"));
+                    next(step(following, row, 1), format_args!("thread {at}.{index}: adds one to row {row}"));
                 }
             }
             Stage::Load if !thread.stale => {
                 next(
-                    go(following, row, 0),
+                    step(following, row, 0),
                     format_args!("thread {at}.{index}: loads the generation, it is current"),
                 );
             }
             Stage::Load => {
                 let counted = self.has(Rule::AddBeforeLoad);
-                let stage = if counted { Stage::TakeBack } else { Stage::Idle };
+                let stage = if counted { Stage::Subtract } else { Stage::Idle };
                 next(
-                    go(stage, row, 0),
+                    step(stage, row, 0),
                     format_args!("thread {at}.{index}: loads the generation, the handle is stale"),
                 );
             }
@@ -221,7 +227,7 @@ impl Leases {
                     let is_allowed = counted == row || other && importer.rows[counted] == Row::Ready;
                     if is_allowed && state.words[counted] > -MAX_WORD {
                         next(
-                            go(Stage::Idle, counted, -1),
+                            step(Stage::Idle, counted, -1),
                             format_args!(
                                 "thread {at}.{index}: closes a mapping of row {row}, subtracts in {counted}"
                             ),
@@ -229,11 +235,11 @@ impl Leases {
                     }
                 }
             }
-            Stage::TakeBack => {
+            Stage::Subtract => {
                 if state.words[row] > -MAX_WORD {
                     next(
-                        go(Stage::Idle, row, -1),
-                        format_args!("thread {at}.{index}: takes its count back from row {row}"),
+                        step(Stage::Idle, row, -1),
+                        format_args!("thread {at}.{index}: subtracts its count from row {row} again"),
                     );
                 }
             }

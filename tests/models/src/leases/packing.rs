@@ -1,27 +1,28 @@
-//! States of the lease protocol in 128 bits, symmetric ones in the same bits.
+//! The compact form of states: 128 bits. Symmetric states have the same bits.
 
-use super::{Free, IMPORTERS, Importer, Lock, MAX_ROWS, MAX_THREADS, Other, Row, Stage, State};
+use super::{FreeStage, IMPORTERS, Importer, Lock, MAX_ROWS, MAX_THREADS, OtherScan, Row, Stage, State};
 
-const STAGES: [Stage; 6] = [Stage::Idle, Stage::Mark, Stage::Add, Stage::Load, Stage::Open, Stage::TakeBack];
+const STAGES: [Stage; 6] =
+    [Stage::Idle, Stage::SetBit, Stage::Add, Stage::Load, Stage::Open, Stage::Subtract];
 
 const ROW_STAGES: [Row; 6] =
     [Row::Foreign, Row::Locked, Row::Cleared, Row::Ready, Row::Closing, Row::Unlocked];
 
-const FREES: [Free; 14] = [
-    Free::Live,
-    Free::LoadHeight,
-    Free::LoadMarks,
-    Free::Scan,
-    Free::Ask,
-    Free::Lock,
-    Free::Reap,
-    Free::Unlock,
-    Free::ClearMarks,
-    Free::Publish,
-    Free::RetireLate,
-    Free::RetireAfterMarks,
-    Free::LoadHeightLate,
-    Free::ClearMarksLate,
+const FREES: [FreeStage; 14] = [
+    FreeStage::Live,
+    FreeStage::LoadHeight,
+    FreeStage::LoadBitmap,
+    FreeStage::Scan,
+    FreeStage::QueryLock,
+    FreeStage::Lock,
+    FreeStage::Reap,
+    FreeStage::Unlock,
+    FreeStage::ClearBitmap,
+    FreeStage::Publish,
+    FreeStage::RetireLate,
+    FreeStage::RetireAfterBitmap,
+    FreeStage::LoadHeightLate,
+    FreeStage::ClearBitmapLate,
 ];
 
 /// Bits of a packed importer.
@@ -46,7 +47,7 @@ impl Bits {
     }
 }
 
-/// Packs a state. The order of the importers does not matter if they are `symmetric`.
+/// Packs a state. If the importers are `symmetric`, both their orders give the same bits.
 pub(super) fn pack(state: &State, symmetric: bool) -> u128 {
     let importers = state.importers.each_ref().map(pack_importer);
     let packed = pack_in_order(state, &importers, [0, 1]);
@@ -69,26 +70,26 @@ pub(super) fn unpack(packed: u128) -> State {
         state.words[row] = bits.take(4) as i8 - 8;
     }
     state.height = bits.take(3);
-    state.marks = bits.take(MAX_ROWS);
+    state.opened_rows = bits.take(MAX_ROWS);
     let row = bits.take(2);
     state.other = match bits.take(2) {
-        0 => Other::Idle,
-        1 => Other::Reap(row),
-        _ => Other::Unlock(row),
+        0 => OtherScan::Idle,
+        1 => OtherScan::Reap(row),
+        _ => OtherScan::Unlock(row),
     };
     state.rows_left = bits.take(MAX_ROWS);
-    state.loaded_marks = bits.take(MAX_ROWS);
+    state.loaded_bitmap = bits.take(MAX_ROWS);
     state.loaded_height = bits.take(3);
     state.free = FREES[usize::from(bits.take(4))];
     state.live = bits.take(1) != 0;
     state
 }
 
-/// Packs an importer. The order of its threads does not matter.
+/// Packs an importer. Both orders of its threads give the same bits.
 fn pack_importer(importer: &Importer) -> Bits {
     let mut bits = Bits::default();
     let [first, second] = importer.threads;
-    // A thread that does not exist is idle, the least of the stages, and stays last.
+    // A thread that does not exist is idle, which is the lowest stage, so that it stays last.
     for thread in [first.max(second), first.min(second)] {
         bits.put(thread.stage as u8, 3);
         bits.put(thread.row, 2);
@@ -97,14 +98,14 @@ fn pack_importer(importer: &Importer) -> Bits {
     for row in importer.rows {
         bits.put(row as u8, 3);
     }
-    bits.put(importer.noted, MAX_ROWS);
-    bits.put(importer.noted_stale, MAX_ROWS);
+    bits.put(importer.memo, MAX_ROWS);
+    bits.put(importer.memo_stale, MAX_ROWS);
     bits
 }
 
 fn unpack_importer(bits: &mut Bits) -> Importer {
-    let mut importer = Importer { noted_stale: bits.take(MAX_ROWS), ..Importer::default() };
-    importer.noted = bits.take(MAX_ROWS);
+    let mut importer = Importer { memo_stale: bits.take(MAX_ROWS), ..Importer::default() };
+    importer.memo = bits.take(MAX_ROWS);
     for row in importer.rows.iter_mut().rev() {
         *row = ROW_STAGES[usize::from(bits.take(3))];
     }
@@ -116,22 +117,22 @@ fn unpack_importer(bits: &mut Bits) -> Importer {
     importer
 }
 
-/// Packs a state whose importers are in the order `order`.
+/// Packs a state with its importers in the order `order`.
 fn pack_in_order(state: &State, importers: &[Bits; IMPORTERS], order: [usize; IMPORTERS]) -> u128 {
     let mut bits = Bits::default();
     bits.put(state.live.into(), 1);
     bits.put(state.free as u8, 4);
     bits.put(state.loaded_height, 3);
-    bits.put(state.loaded_marks, MAX_ROWS);
+    bits.put(state.loaded_bitmap, MAX_ROWS);
     bits.put(state.rows_left, MAX_ROWS);
     let (other, row) = match state.other {
-        Other::Idle => (0, 0),
-        Other::Reap(row) => (1, row),
-        Other::Unlock(row) => (2, row),
+        OtherScan::Idle => (0, 0),
+        OtherScan::Reap(row) => (1, row),
+        OtherScan::Unlock(row) => (2, row),
     };
     bits.put(other, 2);
     bits.put(row, 2);
-    bits.put(state.marks, MAX_ROWS);
+    bits.put(state.opened_rows, MAX_ROWS);
     bits.put(state.height, 3);
     for row in 0..MAX_ROWS {
         bits.put((state.words[row] + 8) as u8, 4);

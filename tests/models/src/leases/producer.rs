@@ -1,67 +1,69 @@
-//! The producer: retires a generation, looks for leases, clears rows without an owner, publishes.
+//! The steps of the producer: it retires a generation, scans for leases, clears rows without an
+//! owner, and publishes.
 
 use std::fmt::Arguments;
 
-use super::{Free, Leases, Lock, Other, Rule, State};
+use super::{FreeStage, Leases, Lock, OtherScan, Rule, State};
 
 impl Leases {
-    /// Calls `next` for the step of the thread that frees and publishes at the slot. There is one.
+    /// Calls `next` for the step of the thread that frees and publishes at the slot. Each state has
+    /// one.
     pub(super) fn producer_steps(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
         let to = |free| State { free, ..*state };
-        // The scan leaves the rows in `mask` behind.
+        // The state after the scan has passed the rows in `mask`.
         let pass = |after: State, mask: u8| {
             let rows_left = after.rows_left & !mask;
             let free = match rows_left {
-                0 if self.has(Rule::ClearMarksBeforePublish) => Free::ClearMarks,
-                0 => Free::Publish,
-                _ => Free::Scan,
+                0 if self.has(Rule::ClearBitmapBeforePublish) => FreeStage::ClearBitmap,
+                0 => FreeStage::Publish,
+                _ => FreeStage::Scan,
             };
             State { free, rows_left, ..after }
         };
-        let scan = |after: State, height, marks| {
-            let rows_left = self.rows_to_scan(height, marks);
-            pass(State { rows_left, loaded_height: 0, loaded_marks: 0, ..after }, 0)
+        let scan = |after: State, height, bitmap| {
+            let rows_left = self.rows_to_scan(height, bitmap);
+            pass(State { rows_left, loaded_height: 0, loaded_bitmap: 0, ..after }, 0)
         };
         let retired = |free| {
             let mut after = State { free, live: false, ..*state };
-            after.retire(!self.has(Rule::NoteEndsWithGeneration));
+            after.retire(!self.has(Rule::MemoEndsWithGeneration));
             after
         };
         let row = state.rows_left.trailing_zeros() as usize;
         match state.free {
-            Free::Live if !self.has(Rule::RetireBeforeScan) => {
-                next(to(Free::LoadHeight), format_args!("producer: looks for leases without retiring"));
+            FreeStage::Live if !self.has(Rule::RetireBeforeScan) => {
+                next(to(FreeStage::LoadHeight), format_args!("producer: scans for leases without retiring"));
             }
-            Free::Live if !self.has(Rule::HeightAfterRetire) => next(
-                State { loaded_height: state.height, ..to(Free::RetireLate) },
+            FreeStage::Live if !self.has(Rule::HeightAfterRetire) => next(
+                State { loaded_height: state.height, ..to(FreeStage::RetireLate) },
                 format_args!("producer: loads the height {} before it retires", state.height),
             ),
-            Free::Live if !self.has(Rule::MarksAfterRetire) => next(
-                State { loaded_marks: state.marks, ..to(Free::RetireAfterMarks) },
-                format_args!("producer: loads the marks {:b} before it retires", state.marks),
+            FreeStage::Live if !self.has(Rule::BitmapAfterRetire) => next(
+                State { loaded_bitmap: state.opened_rows, ..to(FreeStage::RetireAfterBitmap) },
+                format_args!("producer: loads the bitmap {:b} before it retires", state.opened_rows),
             ),
-            Free::Live => {
-                next(retired(Free::LoadHeight), format_args!("producer: retires the generation"));
+            FreeStage::Live => {
+                next(retired(FreeStage::LoadHeight), format_args!("producer: retires the generation"));
             }
-            Free::RetireLate => {
-                next(retired(Free::LoadMarks), format_args!("producer: retires the generation"));
+            FreeStage::RetireLate => {
+                next(retired(FreeStage::LoadBitmap), format_args!("producer: retires the generation"));
             }
-            Free::RetireAfterMarks => {
-                next(retired(Free::LoadHeightLate), format_args!("producer: retires the generation"));
+            FreeStage::RetireAfterBitmap => {
+                next(retired(FreeStage::LoadHeightLate), format_args!("producer: retires the generation"));
             }
-            Free::LoadHeight => next(
-                State { loaded_height: state.height, ..to(Free::LoadMarks) },
+            FreeStage::LoadHeight => next(
+                State { loaded_height: state.height, ..to(FreeStage::LoadBitmap) },
                 format_args!("producer: loads the height {}", state.height),
             ),
-            Free::LoadHeightLate => next(
-                scan(*state, state.height, state.loaded_marks),
+            FreeStage::LoadHeightLate => next(
+                scan(*state, state.height, state.loaded_bitmap),
                 format_args!("producer: loads the height {}", state.height),
             ),
-            Free::LoadMarks => next(
-                scan(*state, state.loaded_height, state.marks),
-                format_args!("producer: loads the marks {:b}", state.marks),
+            FreeStage::LoadBitmap => next(
+                scan(*state, state.loaded_height, state.opened_rows),
+                format_args!("producer: loads the bitmap {:b}", state.opened_rows),
             ),
-            Free::Scan => {
+            FreeStage::Scan => {
                 let judged = self.judged_with(state, row);
                 let in_judged = (0..self.rows).filter(|&row| judged >> row & 1 != 0);
                 let sum: i8 = in_judged.map(|row| state.words[row]).sum();
@@ -73,67 +75,74 @@ impl Leases {
                         format_args!("producer: passes row {row}, which counts {sum}"),
                     );
                 } else {
-                    next(to(Free::Ask), format_args!("producer: row {row} counts {sum}"));
+                    next(to(FreeStage::QueryLock), format_args!("producer: row {row} counts {sum}"));
                 }
             }
-            Free::Ask => match state.locks[row] {
-                // The kernel does not report a lock of the same description. A mutex has to.
-                Lock::Producer if !self.has(Rule::ReapInTurn) => {
-                    next(to(Free::Lock), format_args!("producer: row {row} has no other owner"));
+            FreeStage::QueryLock => match state.locks[row] {
+                // The kernel does not report a lock of the same description, only a mutex excludes
+                // it.
+                Lock::Producer if !self.has(Rule::SerializeReaps) => {
+                    next(to(FreeStage::Lock), format_args!("producer: row {row} has no other owner"));
                 }
                 Lock::Free if !self.has(Rule::LockBeforeReap) => {
-                    next(to(Free::Reap), format_args!("producer: row {row} has no owner"));
+                    next(to(FreeStage::Reap), format_args!("producer: row {row} has no owner"));
                 }
-                Lock::Free => next(to(Free::Lock), format_args!("producer: row {row} has no owner")),
+                Lock::Free => next(to(FreeStage::Lock), format_args!("producer: row {row} has no owner")),
                 _ if !self.has(Rule::CursorStays) => next(
                     pass(*state, 1 << row),
                     format_args!("producer: row {row} has an owner, the free is deferred to the next row"),
                 ),
                 _ => next(
-                    to(Free::Scan),
+                    to(FreeStage::Scan),
                     format_args!("producer: row {row} has an owner, the free is deferred"),
                 ),
             },
-            Free::Lock => {
+            FreeStage::Lock => {
                 let is_free = match state.locks[row] {
                     Lock::Free => true,
-                    Lock::Producer => !self.has(Rule::ReapInTurn),
+                    Lock::Producer => !self.has(Rule::SerializeReaps),
                     Lock::Importer(_) => false,
                 };
-                let mut after = to(Free::Reap);
+                let mut after = to(FreeStage::Reap);
                 if is_free {
                     after.locks[row] = Lock::Producer;
                     next(after, format_args!("producer: locks row {row}"));
                 } else if !self.has(Rule::NoReapWithoutLock) {
                     next(after, format_args!("producer: fails to lock row {row} and goes on"));
                 } else {
-                    next(to(Free::Scan), format_args!("producer: fails to lock row {row}"));
+                    next(to(FreeStage::Scan), format_args!("producer: fails to lock row {row}"));
                 }
             }
-            Free::Reap => {
-                let mut after = to(Free::Unlock);
+            FreeStage::Reap => {
+                let mut after = to(FreeStage::Unlock);
                 after.words[row] = 0;
                 if !self.has(Rule::LockBeforeReap) {
                     after = pass(after, 1 << row);
                 }
                 next(after, format_args!("producer: clears row {row}"));
             }
-            Free::Unlock => {
+            FreeStage::Unlock => {
                 let mut after = pass(*state, 1 << row);
                 if after.locks[row] == Lock::Producer {
                     after.locks[row] = Lock::Free;
                 }
                 next(after, format_args!("producer: unlocks row {row}"));
             }
-            Free::ClearMarks => {
-                next(State { marks: 0, ..to(Free::Publish) }, format_args!("producer: clears the marks"));
+            FreeStage::ClearBitmap => {
+                next(
+                    State { opened_rows: 0, ..to(FreeStage::Publish) },
+                    format_args!("producer: clears the bitmap"),
+                );
             }
-            Free::ClearMarksLate => {
-                next(State { marks: 0, ..to(Free::Live) }, format_args!("producer: clears the marks late"));
+            FreeStage::ClearBitmapLate => {
+                next(
+                    State { opened_rows: 0, ..to(FreeStage::Live) },
+                    format_args!("producer: clears the bitmap late"),
+                );
             }
-            Free::Publish => {
-                let late = !self.has(Rule::ClearMarksBeforePublish);
-                let mut after = retired(if late { Free::ClearMarksLate } else { Free::Live });
+            FreeStage::Publish => {
+                let late = !self.has(Rule::ClearBitmapBeforePublish);
+                let mut after = retired(if late { FreeStage::ClearBitmapLate } else { FreeStage::Live });
                 after.live = true;
                 next(after, format_args!("producer: publishes a new block in the same memory"));
             }
@@ -142,50 +151,52 @@ impl Leases {
 
     /// Calls `next` for each step of a scan for another slot.
     ///
-    /// The words of that slot are not modelled. Any row without an owner can be found nonzero.
+    /// The words of the other slot are not modelled. The scan may find any row without an owner
+    /// nonzero.
     pub(super) fn other_scan_steps(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
         let mut after = *state;
         match state.other {
-            Other::Idle => {
+            OtherScan::Idle => {
                 for row in 0..self.rows {
                     let is_free = match state.locks[row] {
                         Lock::Free => true,
-                        Lock::Producer => !self.has(Rule::ReapInTurn),
+                        Lock::Producer => !self.has(Rule::SerializeReaps),
                         Lock::Importer(_) => false,
                     };
                     if is_free {
-                        let mut after = State { other: Other::Reap(row as u8), ..*state };
+                        let mut after = State { other: OtherScan::Reap(row as u8), ..*state };
                         after.locks[row] = Lock::Producer;
                         next(after, format_args!("another free of the producer: locks row {row}"));
                     }
                 }
             }
-            Other::Reap(row) => {
+            OtherScan::Reap(row) => {
                 after.words[usize::from(row)] = 0;
-                after.other = Other::Unlock(row);
+                after.other = OtherScan::Unlock(row);
                 next(after, format_args!("another free of the producer: clears row {row}"));
             }
-            Other::Unlock(row) => {
+            OtherScan::Unlock(row) => {
                 if after.locks[usize::from(row)] == Lock::Producer {
                     after.locks[usize::from(row)] = Lock::Free;
                 }
-                after.other = Other::Idle;
+                after.other = OtherScan::Idle;
                 next(after, format_args!("another free of the producer: unlocks row {row}"));
             }
         }
     }
 
-    /// Returns whether the producer alone completes its free, or the next one.
+    /// Returns whether the producer completes its free, or the next one, without steps of
+    /// importers.
     pub(super) fn can_free(&self, state: &State) -> bool {
         let mut state = *state;
-        while state.other != Other::Idle {
+        while state.other != OtherScan::Idle {
             let mut after = state;
             self.other_scan_steps(&state, &mut |following, _| after = following);
             state = after;
         }
         // A scan takes at most five steps for each row.
         for _ in 0..16 + 5 * self.rows {
-            if state.free == Free::Publish {
+            if state.free == FreeStage::Publish {
                 return true;
             }
             let mut after = state;
@@ -195,16 +206,16 @@ impl Leases {
         false
     }
 
-    /// Returns the rows that a scan has to look at.
-    fn rows_to_scan(&self, height: u8, marks: u8) -> u8 {
-        let all = if self.has(Rule::ScanAllRowsOfMark) { self.rows } else { self.bits };
-        (0..all.min(usize::from(height))).filter(|&row| marks & self.bit(row) != 0).map(|row| 1 << row).sum()
+    /// Returns the rows that a scan visits, as bits.
+    fn rows_to_scan(&self, height: u8, bitmap: u8) -> u8 {
+        let all = if self.has(Rule::ScanAllRowsOfBit) { self.rows } else { self.bits };
+        (0..all.min(usize::from(height))).filter(|&row| bitmap & self.bit(row) != 0).map(|row| 1 << row).sum()
     }
 
-    /// Returns the rows that the producer judges together with `row`.
+    /// Returns the rows that the producer judges together with `row`, as bits.
     fn judged_with(&self, state: &State, row: usize) -> u8 {
         let lock = state.locks[row];
-        if self.has(Rule::RowsApart) || !matches!(lock, Lock::Importer(_)) {
+        if self.has(Rule::JudgeRowsSeparately) || !matches!(lock, Lock::Importer(_)) {
             return 1 << row;
         }
         (0..self.rows)
