@@ -1,4 +1,5 @@
-//! The campaign: starts workers, stops and kills them, watches their progress, and sums up.
+//! [`Campaign`]: starts workers, stops and kills them, watches their progress, and prints the
+//! result.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use umf_tests::{ProcessSnapshot, Rng};
 
-use crate::checker::{Promise, broken};
-use crate::liveness::{self, Watch};
+use crate::checker::{Guarantee, violation};
+use crate::diagnosis::{self, Watch};
 use crate::pools::name_prefix;
 use crate::settings::Settings;
 use crate::shared::{self, Counter, INHERITED_FD, Identity, Shared, THREADS, activity_name, count};
@@ -16,16 +17,16 @@ use crate::worker::{Assignment, Role, run_tag};
 
 /// The user of some workers, if this process is root.
 const OTHER_USER: u32 = 65534;
-/// The longest time between two signals.
-const BETWEEN_SIGNALS: Duration = Duration::from_millis(150);
-/// The longest time that a worker is stopped.
-const STOPPED: Duration = Duration::from_millis(400);
-/// A pause of the campaign itself that is longer says that the machine is overloaded.
-const LONG_PAUSE: Duration = Duration::from_secs(2);
-/// How often the campaign looks for processes that are left at its end, and how long it waits each
-/// time.
-const LOOKS_AT_END: u32 = 200;
-const PAUSE_AT_END: Duration = Duration::from_millis(50);
+/// Maximum time between two signals.
+const MAX_SIGNAL_INTERVAL: Duration = Duration::from_millis(150);
+/// Maximum time for which a worker is stopped.
+const MAX_STOP: Duration = Duration::from_millis(400);
+/// If a turn of the campaign takes longer, the machine is is_overloaded.
+const OVERLOAD: Duration = Duration::from_secs(2);
+/// Number of searches for remaining processes at the end of a run.
+const FINAL_SEARCHES: u32 = 200;
+/// Pause between two of these searches.
+const FINAL_PAUSE: Duration = Duration::from_millis(50);
 
 /// A running worker.
 struct Running {
@@ -37,20 +38,19 @@ struct Running {
 }
 
 impl Running {
-    /// Sends a signal to the worker itself, which is a child of `process` if it has a pid namespace
-    /// of its own.
+    /// Sends a signal to the worker. If the worker has its own pid namespace, it is a child of
+    /// `process`.
     fn signal(&self, worker: u32, signal: i32) -> bool {
-        // SAFETY: the call has no conditions.
+        // SAFETY: numbers only.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, worker, 0) };
         if pidfd < 0 {
             return false;
         }
         let pidfd = pidfd as i32;
-        // The pidfd is that of the worker if the pid is still related to the process that was
-        // started.
+        // The pid may have been reused. If it still belongs to the started process, the pidfd
+        // refers to the worker.
         let is_worker = worker == self.process.id() || parent_of(worker) == Some(self.process.id());
-        // SAFETY: the fd is a pidfd, and there is no further information to send. It is closed
-        // once.
+        // SAFETY: the fd is a pidfd, which is closed once; a null `siginfo_t` is permitted.
         unsafe {
             let sent = is_worker
                 && libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, std::ptr::null::<()>(), 0) == 0;
@@ -65,7 +65,7 @@ fn parent_of(pid: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// A run.
+/// One run of the campaign.
 pub struct Campaign<'s> {
     settings: &'s Settings,
     shared: &'static Shared,
@@ -76,7 +76,7 @@ pub struct Campaign<'s> {
 }
 
 impl<'s> Campaign<'s> {
-    /// Makes the shared file.
+    /// Creates the shared file.
     pub fn new(settings: &'s Settings) -> Self {
         Self {
             settings,
@@ -88,36 +88,36 @@ impl<'s> Campaign<'s> {
         }
     }
 
-    /// Runs to the end. Returns whether all promises were kept.
+    /// Runs to the end. Returns whether no violation was found.
     pub fn run(mut self) -> bool {
         let before = ProcessSnapshot::of_pid(std::process::id());
         let end = Instant::now() + Duration::from_secs(self.settings.seconds);
         let mut next_signal = Instant::now();
         let mut last_turn = Instant::now();
         while Instant::now() < end {
-            let overloaded = last_turn.elapsed() > LONG_PAUSE;
+            let is_overloaded = last_turn.elapsed() > OVERLOAD;
             last_turn = Instant::now();
-            for place in 0..self.running.len() {
-                self.reap(place);
-                if self.running[place].is_none() {
-                    self.start(place, end);
+            for index in 0..self.running.len() {
+                self.reap(index);
+                if self.running[index].is_none() {
+                    self.start(index, end);
                 }
-                self.resume(place, false);
-                self.watch(place, overloaded);
+                self.resume(index, false);
+                self.watch(index, is_overloaded);
             }
             if self.settings.signals && Instant::now() >= next_signal {
-                let pause = self.random.below(BETWEEN_SIGNALS.as_micros() as u64);
+                let pause = self.random.below(MAX_SIGNAL_INTERVAL.as_micros() as u64);
                 next_signal = Instant::now() + Duration::from_micros(pause);
                 self.disturb();
             }
             std::thread::sleep(Duration::from_millis(2));
         }
         self.finish();
-        self.look_for_leftovers(&before);
-        self.sum_up()
+        self.find_leftovers(&before);
+        self.print_result()
     }
 
-    fn start(&mut self, place: usize, end: Instant) {
+    fn start(&mut self, index: usize, end: Instant) {
         self.incarnations += 1;
         let incarnation = self.incarnations;
         let left = end.saturating_duration_since(Instant::now()).as_secs().max(1);
@@ -130,14 +130,14 @@ impl<'s> Campaign<'s> {
         };
         let namespace = self.settings.namespaces && role == Role::Blocks && self.random.one_in(6);
         let user = self.settings.users && !namespace && self.random.one_in(4);
-        let identity = Identity { place, incarnation };
+        let identity = Identity { index, incarnation };
         let seed = self.random.next_u64();
         let assignment = Assignment { run: self.run, identity, seed, life, role, namespace };
         let mut arguments = assignment.arguments();
         if namespace {
             arguments.insert(0, "in-namespace".to_owned());
         }
-        self.shared.workers[place].begin(incarnation);
+        self.shared.workers[index].begin(incarnation);
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
         if user {
@@ -150,41 +150,41 @@ impl<'s> Campaign<'s> {
             Ok(process) => {
                 count(Counter::Starts);
                 let watches = std::array::from_fn(|_| Watch::new());
-                self.running[place] =
+                self.running[index] =
                     Some(Running { process, incarnation, role, stopped_until: None, watches });
             }
             Err(error) => {
-                self.shared.workers[place].incarnation.store(0, Ordering::SeqCst);
-                broken(Promise::Interface, format_args!("a worker cannot be started: {error}"));
+                self.shared.workers[index].incarnation.store(0, Ordering::SeqCst);
+                violation(Guarantee::Interface, format_args!("a worker cannot be started: {error}"));
                 std::thread::sleep(Duration::from_millis(200));
             }
         }
     }
 
-    /// Takes note of a worker that has ended.
-    fn reap(&mut self, place: usize) {
-        let Some(running) = &mut self.running[place] else { return };
+    /// Reaps a worker that has ended, and checks its exit status.
+    fn reap(&mut self, index: usize) {
+        let Some(running) = &mut self.running[index] else { return };
         let Ok(Some(status)) = running.process.try_wait() else { return };
-        let state = &self.shared.workers[place];
+        let state = &self.shared.workers[index];
         let expected = state.ending.load(Ordering::SeqCst) >= running.incarnation;
-        if !ended_well(status, expected) {
-            broken(
-                Promise::NoCrash,
+        if !is_expected_exit(status, expected) {
+            violation(
+                Guarantee::NoCrash,
                 format_args!(
-                    "worker {place} incarnation {} ({:?}) ended: {status}",
+                    "worker {index} incarnation {} ({:?}) ended: {status}",
                     running.incarnation, running.role
                 ),
             );
         }
         state.ending.store(running.incarnation, Ordering::SeqCst);
         state.incarnation.store(0, Ordering::SeqCst);
-        self.running[place] = None;
+        self.running[index] = None;
     }
 
-    /// Continues a stopped worker when its time is up, or at once.
-    fn resume(&mut self, place: usize, at_once: bool) {
-        let pid = self.shared.workers[place].pid.load(Ordering::SeqCst);
-        let Some(running) = &mut self.running[place] else { return };
+    /// Continues a stopped worker after its stop time, or now if `at_once`.
+    fn resume(&mut self, index: usize, at_once: bool) {
+        let pid = self.shared.workers[index].pid.load(Ordering::SeqCst);
+        let Some(running) = &mut self.running[index] else { return };
         if running.stopped_until.is_some_and(|until| at_once || Instant::now() >= until) {
             running.signal(pid, libc::SIGCONT);
             running.stopped_until = None;
@@ -192,13 +192,12 @@ impl<'s> Campaign<'s> {
         }
     }
 
-    /// Looks whether each thread of a worker progresses. A worker that hangs is reported and
-    /// killed.
-    fn watch(&mut self, place: usize, overloaded: bool) {
-        let state = &self.shared.workers[place];
+    /// Checks the progress of each thread of a worker. Reports and kills a worker that hangs.
+    fn watch(&mut self, index: usize, is_overloaded: bool) {
+        let state = &self.shared.workers[index];
         let pid = state.pid.load(Ordering::SeqCst);
-        let Some(running) = &mut self.running[place] else { return };
-        if overloaded || running.stopped_until.is_some() || pid == 0 {
+        let Some(running) = &mut self.running[index] else { return };
+        if is_overloaded || running.stopped_until.is_some() || pid == 0 {
             return running.watches.iter_mut().for_each(Watch::restart);
         }
         let mut hung = None;
@@ -208,22 +207,22 @@ impl<'s> Campaign<'s> {
                 continue;
             };
             if let Some(description) = watch.look(pid, progress) {
-                hung = Some(format!("thread {thread} of it ({}): {description}", activity_name(activity)));
+                hung = Some(format!("thread {thread} ({}): {description}", activity_name(activity)));
             }
         }
         if let Some(description) = hung {
-            broken(Promise::NoHang, format_args!("worker {place} pid {pid}, {description}"));
+            violation(Guarantee::NoHang, format_args!("worker {index} pid {pid}, {description}"));
             state.ending.store(running.incarnation, Ordering::SeqCst);
             running.signal(pid, libc::SIGKILL);
         }
     }
 
-    /// Kills or stops a worker, or leaves all alone.
+    /// Kills or stops a random worker, or does nothing.
     fn disturb(&mut self) {
-        let place = self.random.below(self.running.len() as u64) as usize;
-        let state = &self.shared.workers[place];
+        let index = self.random.below(self.running.len() as u64) as usize;
+        let state = &self.shared.workers[index];
         let pid = state.pid.load(Ordering::SeqCst);
-        let Some(running) = &mut self.running[place] else { return };
+        let Some(running) = &mut self.running[index] else { return };
         if pid == 0 {
             return;
         }
@@ -237,89 +236,91 @@ impl<'s> Campaign<'s> {
             }
             3..6 if running.stopped_until.is_none() && running.signal(pid, libc::SIGSTOP) => {
                 count(Counter::Stops);
-                let pause = Duration::from_micros(self.random.below(STOPPED.as_micros() as u64));
+                let pause = Duration::from_micros(self.random.below(MAX_STOP.as_micros() as u64));
                 running.stopped_until = Some(Instant::now() + pause);
             }
             _ => {}
         }
     }
 
-    /// Ends all workers. A worker that does not end is reported when it makes no progress.
+    /// Waits until all workers have ended. Reports a worker that makes no progress.
     fn finish(&mut self) {
-        for place in 0..self.running.len() {
-            self.resume(place, true);
+        for index in 0..self.running.len() {
+            self.resume(index, true);
         }
         self.shared.stop();
         let mut last_turn = Instant::now();
         while self.running.iter().any(Option::is_some) {
-            let overloaded = last_turn.elapsed() > LONG_PAUSE;
+            let is_overloaded = last_turn.elapsed() > OVERLOAD;
             last_turn = Instant::now();
-            for place in 0..self.running.len() {
-                self.reap(place);
-                self.watch(place, overloaded);
+            for index in 0..self.running.len() {
+                self.reap(index);
+                self.watch(index, is_overloaded);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Looks for processes, names, fds and children that are left of the run.
-    fn look_for_leftovers(&self, before: &ProcessSnapshot) {
+    /// Reports processes, fds and children that remain of the run, and removes its names.
+    fn find_leftovers(&self, before: &ProcessSnapshot) {
         let mut left = processes_of(self.run);
-        for _ in 0..LOOKS_AT_END {
+        for _ in 0..FINAL_SEARCHES {
             if left.is_empty() {
                 break;
             }
-            std::thread::sleep(PAUSE_AT_END);
+            std::thread::sleep(FINAL_PAUSE);
             left = processes_of(self.run);
         }
         for pid in left {
-            let what = liveness::describe(pid);
-            broken(Promise::NothingLeft, format_args!("process {pid} is left of the run\n{what}"));
-            // SAFETY: the process has this run's tag among its arguments, so it was started by this
-            // run.
+            let description = diagnosis::describe(pid);
+            violation(
+                Guarantee::NothingLeft,
+                format_args!("process {pid} of the run still exists\n{description}"),
+            );
+            // SAFETY: the arguments of the process contain this run's tag, so this run started it.
             unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
         }
-        // Names are left by workers that were killed, and by those that ended while others held
-        // their memory.
+        // Killed workers leave names, and so do workers that ended while others held their memory.
         let prefix = name_prefix(self.run);
         for folder in [std::path::Path::new("/dev/shm"), &std::env::temp_dir()] {
             for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
                 if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                    // Another look will not find it.
+                    // A failure does not matter: names are not checked.
                     let _ = std::fs::remove_file(entry.path());
                 }
             }
         }
         let now = ProcessSnapshot::of_pid(std::process::id());
         if now.fds != before.fds || now.children != before.children {
-            broken(
-                Promise::NothingLeft,
+            violation(
+                Guarantee::NothingLeft,
                 format_args!("the campaign began with {before:?} and ends with {now:?}"),
             );
         }
     }
 
-    fn sum_up(&self) -> bool {
+    /// Prints counters and violations. Returns whether there is no violation.
+    fn print_result(&self) -> bool {
         for (counter, name) in Counter::ALL {
             println!("hostile: {:>10} {name}", self.shared.value(*counter));
         }
-        let broken = |promise: Promise| self.shared.violations[promise as usize].load(Ordering::SeqCst);
-        let all: u64 = Promise::ALL.into_iter().map(broken).sum();
-        for promise in Promise::ALL.into_iter().filter(|promise| broken(*promise) > 0) {
-            println!("hostile: {:>10} violations of {promise}", broken(promise));
+        let violations =
+            |guarantee: Guarantee| self.shared.violations[guarantee as usize].load(Ordering::SeqCst);
+        let all: u64 = Guarantee::ALL.into_iter().map(violations).sum();
+        for guarantee in Guarantee::ALL.into_iter().filter(|guarantee| violations(*guarantee) > 0) {
+            println!("hostile: {:>10} violations of {guarantee}", violations(guarantee));
         }
-        let (crashes, hangs) = (broken(Promise::NoCrash), broken(Promise::NoHang));
+        let (crashes, hangs) = (violations(Guarantee::NoCrash), violations(Guarantee::NoHang));
         println!("hostile: {} violations, {crashes} crashes, {hangs} hangs", all - crashes - hangs);
         let opened = self.shared.value(Counter::Opens) > 0;
         if !opened {
-            println!("hostile: no block was opened, which tests nothing");
+            println!("hostile: no block was opened, so that the run tested nothing");
         }
         all == 0 && opened
     }
 }
 
-/// Runs in the child, before exec: the shared file is inherited, and the child does not outlive the
-/// campaign.
+/// Prepares a child between fork and exec: it inherits the shared file, and dies with the campaign.
 fn inherit_and_die_with(campaign: u32) -> std::io::Result<()> {
     // SAFETY: the calls affect this process only.
     unsafe {
@@ -334,14 +335,14 @@ fn inherit_and_die_with(campaign: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a worker ended by itself, or by SIGKILL of the campaign. A process that has a worker in
-/// a pid namespace ends with the worker's status, and 137 for SIGKILL.
-fn ended_well(status: ExitStatus, expected: bool) -> bool {
+/// Returns whether a worker exited with success, or was killed by the campaign (`expected`). The
+/// parent of a worker in a pid namespace exits with the worker's code, or 137 after SIGKILL.
+fn is_expected_exit(status: ExitStatus, expected: bool) -> bool {
     let killed = status.signal() == Some(libc::SIGKILL) || status.code() == Some(128 + libc::SIGKILL);
     status.success() || killed && expected
 }
 
-/// The processes that have the tag of a run among their arguments.
+/// Returns the processes whose arguments contain the tag of a run.
 fn processes_of(run: u32) -> Vec<u32> {
     let tag = run_tag(run);
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -353,12 +354,11 @@ fn processes_of(run: u32) -> Vec<u32> {
     .collect()
 }
 
-/// Runs a worker as the first process of a new pid namespace, and ends as it does. Returns the exit
-/// code.
+/// Runs a worker as the init process of a new pid namespace. Returns the exit code of the worker.
 pub fn in_namespace(arguments: &[String]) -> i32 {
     // SAFETY: affects the children of this process only.
     if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {
-        broken(Promise::Interface, format_args!("unshare: {}", std::io::Error::last_os_error()));
+        violation(Guarantee::Interface, format_args!("unshare: {}", std::io::Error::last_os_error()));
         return 1;
     }
     let mut command = Command::new("/proc/self/exe");
@@ -373,8 +373,8 @@ pub fn in_namespace(arguments: &[String]) -> i32 {
     match command.status() {
         Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(error) => {
-            broken(
-                Promise::Interface,
+            violation(
+                Guarantee::Interface,
                 format_args!("a worker in a pid namespace cannot be started: {error}"),
             );
             1

@@ -1,8 +1,8 @@
-//! Promises of the library, and reports of those that are broken.
+//! [`Guarantee`]: what the library guarantees; and reports of violations.
 //!
-//! A report says which promise, which process and thread, what the handle says, what the producer's
-//! ledger says now, and when and why the last export of the slot ended. `umf why` prints the same
-//! from the same source, `umf_ipc::inspect`.
+//! A report has the guarantee, the process and thread, the fields of the handle, the present state
+//! of the slot in the producer's ledger, and when and why the last export of the slot ended. `umf
+//! why` prints the same from the same source, `umf_ipc::inspect`.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,43 +12,42 @@ use umf::ipc::inspect::{self, FoundLedger};
 
 use crate::shared;
 
-/// What the library promises.
+/// A guarantee of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
-    /// The content of a block that was freed while it was open stays until it is closed, or reads
-    /// as zeros with `release`.
+pub enum Guarantee {
+    /// A block that is freed while it is open keeps its content until it is closed. With `release`,
+    /// its pages may read as zeros.
     HeldContent,
-    /// Opening a handle of a block that was freed fails as stale.
+    /// Opening a handle of a freed block fails as stale.
     StaleOpen,
-    /// Memory that is current has the content of its block.
+    /// A current mapping has the content of its block.
     CurrentContent,
     /// A live block of a live producer can be opened, and its mapping stays current.
     LiveBlock,
-    /// When the last importer has closed or died, memory comes back.
+    /// Deferred frees complete after the last importer has closed the block or died.
     LeaseEnd,
-    /// A process that has dropped everything has what it had at its start, and a run leaves nothing
-    /// behind.
+    /// A process that has dropped all objects holds what it held at its start, and no process
+    /// outlives the run.
     NothingLeft,
     /// No process crashes.
     NoCrash,
     /// No process hangs.
     NoHang,
-    /// A process of another user is refused.
+    /// A process of another user cannot open a handle.
     OtherUser,
-    /// A live block can be freed, a pool works in a forked child, an error is one of those that are
-    /// documented.
+    /// A live block can be freed, a private pool works in a forked child, and only documented
+    /// errors occur.
     Interface,
-    /// Objects of a domain keep their content when their creator is gone.
+    /// Objects of a domain keep their content after their creator has ended.
     Domain,
-    /// Messages, and views of memory that was handed over, have their content until they are
-    /// dropped.
+    /// Messages, and views of handed-over memory, keep their content until they are dropped.
     Link,
     /// Two copies of the library in one process open each other's blocks.
     SecondCopy,
 }
 
-impl Promise {
-    /// All of them.
+impl Guarantee {
+    /// All guarantees.
     pub const ALL: [Self; 13] = [
         Self::HeldContent,
         Self::StaleOpen,
@@ -66,7 +65,7 @@ impl Promise {
     ];
 }
 
-impl fmt::Display for Promise {
+impl fmt::Display for Guarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::HeldContent => "held-content",
@@ -86,29 +85,29 @@ impl fmt::Display for Promise {
     }
 }
 
-/// Reports of one process that look at the ledgers of all processes, which takes a while each.
+/// Number of reports of a process that search the ledgers of all processes, which is slow.
 const FULL_REPORTS: u32 = 8;
-/// Reports of one process that are printed.
+/// Maximum number of printed reports of a process.
 const REPORTS: u32 = 40;
 
-/// Reports that a promise is broken.
-pub fn broken(promise: Promise, what: impl fmt::Display) {
-    report(promise, &what, None);
+/// Reports a violation.
+pub fn violation(guarantee: Guarantee, what: impl fmt::Display) {
+    report(guarantee, &what, None);
 }
 
-/// Reports that a promise about a handle is broken.
-pub fn broken_for(promise: Promise, handle: Option<Handle>, what: impl fmt::Display) {
-    report(promise, &what, handle);
+/// Reports a violation that concerns a handle.
+pub fn violation_for_handle(guarantee: Guarantee, handle: Option<Handle>, what: impl fmt::Display) {
+    report(guarantee, &what, handle);
 }
 
-fn report(promise: Promise, what: &dyn fmt::Display, handle: Option<Handle>) {
+fn report(guarantee: Guarantee, what: &dyn fmt::Display, handle: Option<Handle>) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
-    shared::get().violations[promise as usize].fetch_add(1, Ordering::SeqCst);
+    shared::get().violations[guarantee as usize].fetch_add(1, Ordering::SeqCst);
     let reported = REPORTED.fetch_add(1, Ordering::Relaxed);
     if reported >= REPORTS {
         return;
     }
-    let mut text = format!("hostile: VIOLATION of {promise}: {what}\n  reported by {}\n", this_thread());
+    let mut text = format!("hostile: VIOLATION of {guarantee}: {what}\n  reported by {}\n", this_thread());
     if let Some(handle) = handle {
         text.push_str(&describe_handle(&handle));
         if reported < FULL_REPORTS {
@@ -119,14 +118,14 @@ fn report(promise: Promise, what: &dyn fmt::Display, handle: Option<Handle>) {
     print(&text);
 }
 
-/// Prints a text with one system call: a forked child may have inherited a locked standard error.
+/// Prints a text with one system call, since a forked child may inherit a locked standard error.
 pub fn print(text: &str) {
-    // SAFETY: the text has that many bytes. What is not printed is lost.
+    // SAFETY: the text has that many bytes.
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
 fn this_thread() -> String {
-    // SAFETY: the call has no conditions.
+    // SAFETY: returns a number.
     let thread = unsafe { libc::gettid() };
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     format!("pid {} thread {thread} ({})", std::process::id(), arguments.join(" "))
@@ -153,7 +152,7 @@ fn describe_handle(handle: &Handle) -> String {
     )
 }
 
-/// The slot of a handle in its producer's ledger.
+/// Describes the slot of a handle in its producer's ledger.
 fn describe_slot(handle: &Handle) -> String {
     let search = match inspect::find() {
         Ok(search) => search,
@@ -194,7 +193,7 @@ fn ago(now: u64, then: u64) -> String {
     format!("{} us ago", now.saturating_sub(then) / 1000)
 }
 
-/// The rows of the producer's lease table, with what they count of the handle's slot.
+/// Describes the rows of the producer's lease table, with their counts of the handle's slot.
 fn describe_rows(handle: &Handle) -> String {
     let Ok(search) = inspect::find() else { return "  rows: /proc cannot be read\n".to_owned() };
     let Some(found) = search.by_nonce(handle.nonce()) else {

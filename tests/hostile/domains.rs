@@ -1,7 +1,7 @@
-//! Domains: objects that outlive their creator keep their content.
+//! Workers with domains: objects keep their content after their creator has ended.
 //!
 //! A worker joins a domain and starts another process that creates objects in it. The worker
-//! registers them, kills the creator, and checks them as long as it has them.
+//! registers the objects, kills the creator, and checks their content until it drops them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -11,17 +11,17 @@ use std::time::Instant;
 use umf::domain::{Domain, DomainSettings, Object, ObjectId};
 use umf_tests::Rng;
 
-use crate::checker::{Promise, broken};
+use crate::checker::{Guarantee, violation};
 use crate::content;
 use crate::shared::{self, Activity, Counter, WorkerState, count};
 use crate::worker::{Assignment, run_tag};
 
 const KIND: u32 = 7;
-/// Objects that a creator makes before it is killed, at most.
+/// Number of objects that a creator makes, unless it is killed before.
 const OBJECTS: u64 = 12;
 
-/// Starts a peer of this program, which dies with its starter. It reads from a pipe and writes to
-/// another.
+/// Starts this program as a peer, with pipes for its input and output. The peer dies with the
+/// caller.
 pub fn start_peer(mode: &str, run: u32, arguments: &[String]) -> std::io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg(mode).arg(run_tag(run)).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -35,29 +35,29 @@ pub fn start_peer(mode: &str, run: u32, arguments: &[String]) -> std::io::Result
     command.spawn()
 }
 
-/// Kills a peer, and waits for its end.
+/// Kills and reaps a peer.
 pub fn kill(mut peer: Child) {
-    // It may have ended.
+    // The peer may have ended.
     let _ = peer.kill();
     let _ = peer.wait();
     count(Counter::Kills);
 }
 
-/// Works until the end of the worker's life.
+/// Runs the worker until `end`.
 pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     let shared = shared::get();
-    let state = &shared.workers[assignment.identity.place];
+    let state = &shared.workers[assignment.identity.index];
     let name = format!("hostile-{}-{}", assignment.run, assignment.identity.incarnation);
     state.tick(0, Activity::Domain);
     let domain = match Domain::join(&name, DomainSettings::default()) {
         Ok(domain) => domain,
-        Err(error) => return broken(Promise::Domain, format_args!("joining a domain: {error}")),
+        Err(error) => return violation(Guarantee::Domain, format_args!("joining a domain: {error}")),
     };
     let mut kept: Vec<(u64, Object)> = Vec::new();
     while !shared.has_stopped() && Instant::now() < end {
         count(Counter::Rounds);
         if let Err(error) = round(assignment, state, random, &domain, &mut kept) {
-            broken(Promise::Domain, error);
+            violation(Guarantee::Domain, error);
         }
         kept.iter().for_each(|(id, object)| check(*id, object, "after its creator ended"));
         kept.truncate(random.below(8) as usize);
@@ -65,12 +65,12 @@ pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     drop(kept);
     let left = domain.objects().map(|objects| objects.len());
     if !matches!(left, Ok(0)) {
-        broken(Promise::Domain, format_args!("all objects were dropped, and the domain has {left:?}"));
+        violation(Guarantee::Domain, format_args!("all objects were dropped, and the domain has {left:?}"));
     }
     state.tick(0, Activity::Ended);
 }
 
-/// One creator: its objects are registered here, and it is killed.
+/// Starts a creator, registers its objects, and kills it.
 fn round(
     assignment: &Assignment,
     state: &WorkerState,
@@ -90,7 +90,7 @@ fn round(
         let Some((id, number)) = line.ok().as_deref().and_then(parse) else { break };
         match domain.register(number, KIND) {
             Ok(object) => kept.push((id, object)),
-            Err(error) => outcome = Err(format!("registering a living creator's object: {error}")),
+            Err(error) => outcome = Err(format!("registering an object of a live creator: {error}")),
         }
         if random.one_in(2) {
             kept.iter().for_each(|(id, object)| check(*id, object, "while its creator lives"));
@@ -111,16 +111,16 @@ fn parse(line: &str) -> Option<(u64, ObjectId)> {
 fn check(id: u64, object: &Object, when: &str) {
     let mut copied = vec![0; object.len()];
     if let Err(error) = object.view().map(|view| view.copy_to(&mut copied)) {
-        return broken(Promise::Domain, format_args!("object {} {when}: {error}", object.id()));
+        return violation(Guarantee::Domain, format_args!("object {} {when}: {error}", object.id()));
     }
     count(Counter::DomainObjects);
-    if let Err(wrong) = content::compare_bytes(&copied, id, false) {
-        let what = content::describe(wrong, id + 1);
-        broken(Promise::Domain, format_args!("object {} {when}: {what}", object.id()));
+    if let Err(mismatch) = content::compare_bytes(&copied, id, false) {
+        let what = content::describe(mismatch, id + 1);
+        violation(Guarantee::Domain, format_args!("object {} {when}: {what}", object.id()));
     }
 }
 
-/// The creator: makes objects, fills them, prints their numbers, and waits to be killed.
+/// Runs the creator: creates and fills objects, prints their numbers, and waits to be killed.
 pub fn run_peer(arguments: &[String]) -> i32 {
     let [_, name, seed] = arguments else { return 2 };
     let mut random = Rng::new(seed.parse().unwrap_or(0));
@@ -136,7 +136,7 @@ pub fn run_peer(arguments: &[String]) -> i32 {
         }
         objects.push(object);
     }
-    // Until the worker kills this process, or its end of the pipe is closed.
+    // Waits until the worker kills this process or closes the pipe.
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
     0

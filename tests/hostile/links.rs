@@ -1,5 +1,5 @@
-//! Links: messages arrive as they were sent, and views of memory that was handed over keep their
-//! content until they are dropped, also when the peer is killed.
+//! Workers with links. Messages arrive as they were sent. Views of handed-over memory keep their
+//! content until they are dropped, also after the peer was killed.
 
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
@@ -8,42 +8,43 @@ use umf::Pool;
 use umf::link::{Error, Link, LinkAddress, TagMatch, View};
 use umf_tests::Rng;
 
-use crate::checker::{Promise, broken};
+use crate::checker::{Guarantee, violation};
 use crate::content;
 use crate::domains::{kill, start_peer};
 use crate::shared::{self, Activity, Counter, WorkerState, count};
 use crate::worker::Assignment;
 
-/// Views that are kept at one time.
+/// Maximum number of open views.
 const VIEWS: usize = 6;
-/// Blocks that a peer hands over before it waits for them to come back.
+/// Maximum number of blocks that a peer hands over before it waits until they are released.
 const BATCH: usize = 8;
-const LONGEST: u64 = 200_000;
+/// Maximum length of a message.
+const MAX_LENGTH: u64 = 200_000;
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// A message's tag says whether it is handed over. The rest is the number of its content.
+/// Bit of a tag: the message is handed-over memory. The other bits are the number of its content.
 const HANDED_OVER: u64 = 1;
 
-/// Works until the end of the worker's life.
+/// Runs the worker until `end`.
 pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     let shared = shared::get();
-    let state = &shared.workers[assignment.identity.place];
+    let state = &shared.workers[assignment.identity.index];
     while !shared.has_stopped() && Instant::now() < end {
         count(Counter::Rounds);
         state.tick(0, Activity::Link);
         if let Err(error) = round(assignment, state, random) {
-            broken(Promise::Link, error);
+            violation(Guarantee::Link, error);
         }
     }
     state.tick(0, Activity::Ended);
 }
 
-/// One link to one peer, which is killed at some message.
+/// Connects to one peer, which is killed during its messages.
 fn round(assignment: &Assignment, state: &WorkerState, random: &mut Rng) -> Result<(), String> {
     let endpoint = umf::link::bind().map_err(|error| format!("an endpoint: {error}"))?;
     let arguments = [endpoint.address().to_string(), random.next_u64().to_string()];
     let mut peer =
         start_peer("link-peer", assignment.run, &arguments).map_err(|error| format!("a peer: {error}"))?;
-    // The peer says that it is about to connect, however long it takes to start.
+    // The peer prints a line when it is about to connect, however long it takes to start.
     let mut line = String::new();
     let ready = peer.stdout.take().map(BufReader::new).map(|mut output| output.read_line(&mut line));
     if !matches!(ready, Some(Ok(1..))) {
@@ -70,7 +71,8 @@ fn round(assignment: &Assignment, state: &WorkerState, random: &mut Rng) -> Resu
     }
 }
 
-/// Receives some messages, has the peer killed, receives what arrived before, and drops the views.
+/// Receives messages, calls `kill_peer` meanwhile, receives the messages that arrived before, and
+/// checks the views.
 fn receive(
     mut link: Link,
     state: &WorkerState,
@@ -92,12 +94,11 @@ fn receive(
         match receive_one(&mut link, &mut views) {
             Ok(()) => {}
             Err(Error::TimedOut { .. }) => {
-                // The peer waits until views come back.
+                // The peer waits until views are released.
                 views.truncate(views.len() / 2);
             }
             Err(Error::PeerGone { .. } | Error::Closed { .. }) => break Ok(()),
-            // The peer frees some blocks without waiting until they were opened, and may be killed
-            // before a block is.
+            // The peer may free a block, or be killed, before the block is opened.
             Err(Error::Open { .. }) => {
                 count(Counter::OtherRefusals);
                 break Ok(());
@@ -108,8 +109,8 @@ fn receive(
             check_view(*id, view, "before it is dropped");
         }
         if views.len() > VIEWS {
-            let place = random.below(views.len() as u64) as usize;
-            views.swap_remove(place);
+            let index = random.below(views.len() as u64) as usize;
+            views.swap_remove(index);
         }
     };
     if let Some(kill_peer) = kill_peer.take() {
@@ -141,9 +142,9 @@ fn receive_one(link: &mut Link, views: &mut Vec<(u64, View)>) -> Result<(), Erro
     let mut message = vec![0; length];
     link.recv(TagMatch::tag(tag), &mut message)?;
     count(Counter::LinkViews);
-    if let Err(wrong) = content::compare_bytes(&message, id, false) {
-        let what = content::describe(wrong, id + 1);
-        broken(Promise::Link, format_args!("message {id} of {length} bytes: {what}"));
+    if let Err(mismatch) = content::compare_bytes(&message, id, false) {
+        let what = content::describe(mismatch, id + 1);
+        violation(Guarantee::Link, format_args!("message {id} of {length} bytes: {what}"));
     }
     Ok(())
 }
@@ -153,16 +154,16 @@ fn check_view(id: u64, view: &View, when: &str) {
     count(Counter::LinkViews);
     match view.read(0, &mut copied) {
         Ok(()) => {
-            if let Err(wrong) = content::compare_bytes(&copied, id, false) {
-                let what = content::describe(wrong, id + 1);
-                broken(Promise::Link, format_args!("view {id} of {} bytes {when}: {what}", view.len()));
+            if let Err(mismatch) = content::compare_bytes(&copied, id, false) {
+                let what = content::describe(mismatch, id + 1);
+                violation(Guarantee::Link, format_args!("view {id} of {} bytes {when}: {what}", view.len()));
             }
         }
-        Err(error) => broken(Promise::Link, format_args!("reading a view {when}: {error}")),
+        Err(error) => violation(Guarantee::Link, format_args!("reading a view {when}: {error}")),
     }
 }
 
-/// The peer: sends messages and hands memory over, until it is killed.
+/// Runs the peer: sends messages and hands memory over, until it is killed.
 pub fn run_peer(arguments: &[String]) -> i32 {
     let [_, address, seed] = arguments else { return 2 };
     let Ok(address) = address.parse::<LinkAddress>() else { return 2 };
@@ -174,7 +175,7 @@ pub fn run_peer(arguments: &[String]) -> i32 {
     loop {
         let sent = if random.one_in(2) {
             let id = random.next_u64() >> 24;
-            let message = content::bytes(id, 8 * (1 + random.below(LONGEST / 8)));
+            let message = content::bytes(id, 8 * (1 + random.below(MAX_LENGTH / 8)));
             link.send(id << 1, &message)
         } else {
             hand_over(&mut link, &pool, &mut random)
@@ -185,12 +186,12 @@ pub fn run_peer(arguments: &[String]) -> i32 {
     }
 }
 
-/// Hands over a few blocks, and frees them when they are back.
+/// Hands over a few blocks, and frees them after they were released.
 fn hand_over(link: &mut Link, pool: &Pool, random: &mut Rng) -> Result<(), Error> {
     let mut blocks = Vec::new();
     for _ in 0..=random.below(BATCH as u64) {
         let id = random.next_u64() >> 24;
-        let size = 8 * (1 + random.below(LONGEST / 8));
+        let size = 8 * (1 + random.below(MAX_LENGTH / 8));
         let Ok(block) = pool.allocate(size as usize) else { return Ok(()) };
         if block.write(0, &content::bytes(id, size)).is_err() {
             return Ok(());
@@ -202,17 +203,17 @@ fn hand_over(link: &mut Link, pool: &Pool, random: &mut Rng) -> Result<(), Error
         let Ok(memory) = block.link_memory() else { return Ok(()) };
         memories.push((*id, *size, memory));
     }
-    let mut lent = Vec::new();
+    let mut handovers = Vec::new();
     for (id, size, memory) in &memories {
-        lent.push(link.hand_over(id << 1 | HANDED_OVER, memory.part(0, *size as usize)?)?);
+        handovers.push(link.hand_over(id << 1 | HANDED_OVER, memory.part(0, *size as usize)?)?);
     }
-    // A block that is freed before the receiver has opened it is stale there. That happens now and
-    // then.
+    // Sometimes frees blocks without waiting. They are stale for a receiver that has not opened
+    // them.
     if !random.one_in(12) {
-        for one in &lent {
-            one.wait(None)?;
+        for handover in &handovers {
+            handover.wait(None)?;
         }
     }
-    drop(lent);
+    drop(handovers);
     Ok(())
 }

@@ -1,17 +1,20 @@
-//! The hostile campaign: processes that share memory do to each other what the library must
-//! withstand, and check what it promises. `tests/run --hostile [SECONDS] [SEED]` runs it;
-//! docs/testing.md describes it.
+//! The hostile campaign: processes share memory, disturb, stop and kill each other, and check the
+//! guarantees of the library. `tests/run --hostile [SECONDS] [SEED]` runs it; `docs/testing.md`
+//! describes it.
 //!
-//! - `campaign`: starts, stops and kills workers, watches their progress, sums up
-//! - `worker`: one process with its exporters, importers and threads
-//! - `producer`, `importer`, `child`: the threads of a worker, and its forked children
-//! - `domains`, `links`, `second_copy`: other parts of the library, each in a worker of its own
-//! - `pools`: pools of every kind; `content`: what blocks hold
-//! - `checker`: the promises, and reports of broken ones; `liveness`: hangs; `crash`: where a
-//!   worker crashed
-//! - `shared`: memory that all processes share past umf; `settings`: what the environment sets
+//! | module | content |
+//! |---|---|
+//! | [`campaign`] | starts, stops and kills workers, watches their progress, prints the result |
+//! | [`worker`] | a process with its exporters, importers and threads |
+//! | [`producer`], [`importer`], [`child`] | the threads of a worker, and its forked children |
+//! | [`domains`], [`links`], [`second_copy`] | workers that use other parts of the library |
+//! | [`pools`], [`content`] | pools of every kind, and the content of blocks |
+//! | [`checker`] | the guarantees, and reports of violations |
+//! | [`diagnosis`] | reports of hangs and crashes |
+//! | [`shared`] | memory that all processes share without umf |
+//! | [`settings`] | settings of a run, from the environment |
 //!
-//! The program is its own worker: it starts itself with other arguments.
+//! The program starts itself, with other arguments, as worker and as peer.
 
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
@@ -19,11 +22,10 @@ mod campaign;
 mod checker;
 mod child;
 mod content;
-mod crash;
+mod diagnosis;
 mod domains;
 mod importer;
 mod links;
-mod liveness;
 mod pools;
 mod producer;
 mod second_copy;
@@ -37,7 +39,7 @@ use umf_tests::machine;
 use worker::Assignment;
 
 /// The name of the test, for filters and summaries.
-const NAME: &str = "hostile_campaign_breaks_no_promise";
+const NAME: &str = "hostile_campaign_finds_no_violation";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -72,8 +74,8 @@ fn run_worker(arguments: &[String], settings: &Settings) -> i32 {
     }
 }
 
-/// Behaves as test programs do, as far as cargo and `tests/run` need: lists the test, obeys
-/// filters, prints a summary.
+/// Behaves as a test program for cargo and `tests/run`: lists the test, applies filters, and prints
+/// a result line.
 fn run_test(arguments: &[String], settings: &Settings) -> i32 {
     if arguments.iter().any(|argument| argument == "--list") {
         println!("{NAME}: test");
@@ -94,12 +96,12 @@ fn run_test(arguments: &[String], settings: &Settings) -> i32 {
     if settings.roles {
         second_copy::print_skip();
     }
-    let kept = Campaign::new(settings).run();
-    let (word, passed) = if kept { ("ok", 1) } else { ("FAILED", 0) };
+    let is_passed = Campaign::new(settings).run();
+    let (word, passed) = if is_passed { ("ok", 1) } else { ("FAILED", 0) };
     println!("test {NAME} ... {word}");
     println!(
         "\ntest result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; 0 filtered out",
         1 - passed
     );
-    i32::from(!kept)
+    i32::from(!is_passed)
 }

@@ -1,4 +1,4 @@
-//! Pools of every kind, with settings at random.
+//! Pools of every kind, with random settings.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,31 +20,31 @@ use umf_tests::{Rng, machine};
 
 use crate::settings::{Kind, OnFreeChoice, Settings};
 
-/// The beginning of all names in `/dev/shm` of a run.
+/// Returns the prefix of all names of a run in `/dev/shm`.
 pub fn name_prefix(run: u32) -> String {
     format!("umf-hostile-{run}-")
 }
 
-/// A pool, and what importers of its blocks may expect.
-pub struct MadePool {
+/// A pool, and the properties of its blocks that importers see.
+pub struct RandomPool {
     pub pool: Arc<dyn Pool>,
     pub kind: Kind,
-    /// Pages of a block may read as zeros after it is freed.
+    /// Whether pages of a block may read as zeros after the block is freed.
     pub release: bool,
-    /// Blocks can be opened for reading only.
+    /// Whether blocks can only be opened for reading.
     pub read_only: bool,
-    /// Each region has a file of its own.
+    /// Whether each region has its own file.
     pub isolated: bool,
 }
 
-impl MadePool {
-    /// Waits until the pool holds nothing any more, for at most `timeout`.
+impl RandomPool {
+    /// Waits up to `timeout` until the pool has no deferred frees.
     pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
         self.pool.controls().map_or_else(DeferredStatistics::default, |controls| controls.drain(timeout))
     }
 }
 
-/// Makes pools for one worker.
+/// Creates pools for one worker.
 pub struct PoolMaker<'s> {
     pub settings: &'s Settings,
     /// The process id of the campaign.
@@ -52,11 +52,11 @@ pub struct PoolMaker<'s> {
 }
 
 impl PoolMaker<'_> {
-    /// Makes a pool with settings at random.
+    /// Creates a pool with random settings.
     ///
     /// # Errors
-    /// Those of the provider and of the pool.
-    pub fn make(&self, random: &mut Rng) -> Result<MadePool, Error> {
+    /// The errors of the provider and of the pool.
+    pub fn make(&self, random: &mut Rng) -> Result<RandomPool, Error> {
         let kind = self.settings.kind.unwrap_or_else(|| *random.choose(&Kind::HOST));
         let isolated = kind.can_isolate() && self.settings.isolation && random.one_in(5);
         let read_only = isolated && random.one_in(3);
@@ -99,7 +99,7 @@ impl PoolMaker<'_> {
                 SlabPool::new(machine::dma_buf_provider(source)?.build()?, slab(random))?
             }
         };
-        Ok(MadePool { pool, kind, release, read_only, isolated })
+        Ok(RandomPool { pool, kind, release, read_only, isolated })
     }
 
     fn named(&self) -> Result<Arc<HostProvider>, Error> {
@@ -110,16 +110,16 @@ impl PoolMaker<'_> {
             .build()
     }
 
-    /// A file without a name: the name is removed as soon as the provider has the file open.
+    /// Creates a provider over a file whose name is removed once the file is open.
     fn file(&self) -> Result<Arc<FileProvider>, Error> {
         let path = std::env::temp_dir().join(self.unique());
         let provider = FileProvider::open(&path, Visibility::Shared, "hostile");
-        // If the provider could not make the file, there is none.
+        // Fails if the provider could not create the file.
         let _ = std::fs::remove_file(&path);
         provider
     }
 
-    /// A name that no other provider of this run has, in a pid namespace of its own or not.
+    /// Returns a name that no other provider of this run has, in any pid namespace.
     fn unique(&self) -> String {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl PoolMaker<'_> {
     }
 }
 
-/// The pid of this process, as the campaign sees it: that of the namespace in which `/proc` was
+/// Returns the pid of this process in the pid namespace of the campaign, in which `/proc` was
 /// mounted.
 pub fn own_pid() -> u32 {
     let link = std::fs::read_link("/proc/self").unwrap_or_default();
@@ -146,8 +146,8 @@ fn host(random: &mut Rng, isolated: bool, read_only: bool) -> Result<Arc<HostPro
     builder.build()
 }
 
-/// A slab pool's settings. One in a few makes a cache small, a limit close, or memory go back by
-/// itself.
+/// Returns random settings of a slab pool. Some have small caches, a low limit, or automatic
+/// release.
 fn slab_settings(random: &mut Rng) -> SlabSettings {
     let largest = *random.choose(&[0, 4096, 65536, 1 << 20, 8 << 20]);
     let mut settings = SlabSettings::new()
@@ -173,7 +173,7 @@ fn slab_settings(random: &mut Rng) -> SlabSettings {
     settings
 }
 
-/// A library that cargo built beside this program.
+/// Returns the path of a library that cargo built beside this program.
 fn beside(name: &str) -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name(name)
 }
@@ -182,7 +182,7 @@ fn level_zero() -> DeviceSelector {
     DeviceSelector::device(0).loader(beside("libze_soft.so"))
 }
 
-/// What opens memory of every kind that pools of the run have.
+/// Returns imports for all kinds of memory of the run.
 pub fn imports(settings: &Settings) -> Vec<Arc<dyn Import>> {
     let mut imports: Vec<Arc<dyn Import>> =
         vec![Arc::new(HostImport::new().allow_unsealed(true)), Arc::new(FileImport::trust_writers())];

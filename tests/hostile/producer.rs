@@ -1,5 +1,5 @@
-//! Producer threads: pools of every kind, blocks that are exported, freed, and destroyed with their
-//! pool.
+//! Producer threads. They create pools of every kind, export and free blocks, and drop pools with
+//! live blocks.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -9,25 +9,26 @@ use umf::{Address, Exporter, Handle};
 use umf_core::{Error, Layout, Pool, pool};
 use umf_runtime::deferred;
 
-use crate::checker::{Promise, broken};
+use crate::checker::{Guarantee, violation};
 use crate::content;
-use crate::pools::MadePool;
-use crate::shared::{Activity, BlockState, Counter, Flags, Notice, count};
+use crate::pools::RandomPool;
+use crate::shared::{Activity, BlockState, Counter, Flags, Publication, count};
 use crate::worker::Thread;
 
-/// Pools of one thread at one time.
+/// Maximum number of pools of a thread.
 const POOLS: usize = 4;
-/// Blocks of one pool at one time. Isolated blocks have a file each.
+/// Maximum number of live blocks of a pool.
 const BLOCKS: usize = 160;
+/// Maximum number of live blocks of an isolated pool, whose blocks have a file each.
 const ISOLATED_BLOCKS: usize = 24;
-/// How often a producer asks whether importers have closed its blocks, and how long it waits each
-/// time.
-const LEASE_END_LOOKS: u32 = 400;
+/// Number of times that a producer checks whether importers have closed its blocks.
+const LEASE_END_CHECKS: u32 = 400;
+/// Pause between two of these checks.
 const LEASE_END_PAUSE: Duration = Duration::from_millis(5);
-/// Polls after which memory that no process has open must be back.
+/// Polls after which the frees of blocks that no process has open must be complete.
 const POLLS: u32 = 200;
 
-/// A live block, and the exports that keep it from being evicted.
+/// A live block, and the guards that keep its exports from being evicted.
 struct Block<'w> {
     address: Address,
     id: u64,
@@ -35,26 +36,26 @@ struct Block<'w> {
     guards: Vec<Export<'w>>,
 }
 
-struct OwnPool<'w> {
-    made: MadePool,
+struct PoolWithBlocks<'w> {
+    made: RandomPool,
     blocks: Vec<Block<'w>>,
 }
 
-impl OwnPool<'_> {
-    const fn most_blocks(&self) -> usize {
+impl PoolWithBlocks<'_> {
+    const fn max_blocks(&self) -> usize {
         if self.made.isolated { ISOLATED_BLOCKS } else { BLOCKS }
     }
 }
 
-/// Works until the end of the worker's life.
+/// Runs a producer thread until `end`.
 pub fn run(mut thread: Thread<'_>, end: Instant) {
-    let mut pools: Vec<OwnPool<'_>> = Vec::new();
-    while thread.goes_on(end) {
+    let mut pools: Vec<PoolWithBlocks<'_>> = Vec::new();
+    while thread.is_running(end) {
         count(Counter::Rounds);
         if pools.is_empty() || pools.len() < POOLS && thread.random.one_in(200) {
             thread.tick(Activity::MakePool);
             match thread.worker.maker.make(&mut thread.random) {
-                Ok(made) => pools.push(OwnPool { made, blocks: Vec::new() }),
+                Ok(made) => pools.push(PoolWithBlocks { made, blocks: Vec::new() }),
                 Err(error) => {
                     count(Counter::Refused);
                     crate::checker::print(&format!("hostile: a pool cannot be made: {error}\n"));
@@ -66,7 +67,7 @@ pub fn run(mut thread: Thread<'_>, end: Instant) {
         let chosen = thread.random.below(pools.len() as u64) as usize;
         let own = &mut pools[chosen];
         match thread.random.below(1000) {
-            0..450 if own.blocks.len() < own.most_blocks() => add_block(&mut thread, own),
+            0..450 if own.blocks.len() < own.max_blocks() => add_block(&mut thread, own),
             0..850 if !own.blocks.is_empty() => {
                 let block = own.blocks.swap_remove(thread.random.below(own.blocks.len() as u64) as usize);
                 if thread.random.one_in(5) {
@@ -91,7 +92,7 @@ pub fn run(mut thread: Thread<'_>, end: Instant) {
                 thread.tick(Activity::Drain);
                 deferred::poll();
             }
-            970..980 => passing_exporter(&mut thread, own),
+            970..980 => short_lived_exporter(&mut thread, own),
             980..984 => await_lease_end(&mut thread),
             _ => {
                 thread.tick(Activity::Pause);
@@ -104,7 +105,7 @@ pub fn run(mut thread: Thread<'_>, end: Instant) {
     }
 }
 
-/// Mostly small, and a few that have a region of their own.
+/// Returns a random size. Most are small, and a few need a region each.
 fn random_size(thread: &mut Thread<'_>) -> u64 {
     let words = match thread.random.below(100) {
         0 => 600_000,
@@ -115,8 +116,13 @@ fn random_size(thread: &mut Thread<'_>) -> u64 {
     8 * (1 + thread.random.below(words))
 }
 
-/// Allocates and fills a block. `None` if a limit is reached or the system has no memory.
-fn allocate<'w>(thread: &mut Thread<'_>, made: &MadePool, size: u64, alignment: usize) -> Option<Block<'w>> {
+/// Allocates and fills a block. Returns `None` if a limit is reached or the system has no memory.
+fn allocate<'w>(
+    thread: &mut Thread<'_>,
+    made: &RandomPool,
+    size: u64,
+    alignment: usize,
+) -> Option<Block<'w>> {
     thread.tick(Activity::Allocate);
     let layout = Layout::new(size as usize, alignment).ok()?;
     let address = match pool::allocate(&*made.pool, layout) {
@@ -131,7 +137,7 @@ fn allocate<'w>(thread: &mut Thread<'_>, made: &MadePool, size: u64, alignment: 
             return None;
         }
         Err(error) => {
-            broken(Promise::Interface, format_args!("an allocation from a {} pool: {error}", made.kind));
+            violation(Guarantee::Interface, format_args!("an allocation from a {} pool: {error}", made.kind));
             return None;
         }
     };
@@ -139,14 +145,14 @@ fn allocate<'w>(thread: &mut Thread<'_>, made: &MadePool, size: u64, alignment: 
     let shared = thread.worker.shared;
     let id = shared.new_block();
     if let Err(error) = content::fill(&*made.pool, address, id, size) {
-        broken(Promise::Interface, format_args!("filling a block of a {} pool: {error}", made.kind));
+        violation(Guarantee::Interface, format_args!("filling a block of a {} pool: {error}", made.kind));
     }
     shared.set_state(id, BlockState::Live);
     Some(Block { address, id, size, guards: Vec::new() })
 }
 
 /// Allocates a block and exports it once or twice.
-fn add_block<'w>(thread: &mut Thread<'w>, own: &mut OwnPool<'w>) {
+fn add_block<'w>(thread: &mut Thread<'w>, own: &mut PoolWithBlocks<'w>) {
     let size = random_size(thread);
     let alignment = if thread.random.one_in(10) { 1 << thread.random.below(13) } else { 8 };
     let Some(mut block) = allocate(thread, &own.made, size, alignment.max(8)) else {
@@ -161,8 +167,8 @@ fn add_block<'w>(thread: &mut Thread<'w>, own: &mut OwnPool<'w>) {
     own.blocks.push(block);
 }
 
-/// Exports a block by one of the worker's exporters, and publishes the handle.
-fn export<'w>(thread: &mut Thread<'w>, made: &MadePool, block: &mut Block<'w>) {
+/// Exports a block with one of the worker's exporters, and publishes the handle.
+fn export<'w>(thread: &mut Thread<'w>, made: &RandomPool, block: &mut Block<'w>) {
     thread.tick(Activity::Export);
     let exporters = &thread.worker.exporters;
     let chosen = &exporters[thread.random.below(exporters.len() as u64) as usize];
@@ -171,7 +177,7 @@ fn export<'w>(thread: &mut Thread<'w>, made: &MadePool, block: &mut Block<'w>) {
         // SAFETY: this process holds no reference into the block.
         unsafe { chosen.exporter.handle(block.address) }
     } else {
-        // SAFETY: as above.
+        // SAFETY: this process holds no reference into the block.
         unsafe { chosen.exporter.get(block.address) }.map(|guard| {
             let handle = *guard.handle();
             if thread.random.one_in(8) {
@@ -189,13 +195,14 @@ fn export<'w>(thread: &mut Thread<'w>, made: &MadePool, block: &mut Block<'w>) {
             publish(thread, &handle, block, flags);
         }
         Err(ipc::Error::LimitReached { .. }) => count(Counter::Refused),
-        Err(error) => {
-            broken(Promise::Interface, format_args!("exporting a block of a {} pool: {error}", made.kind))
-        }
+        Err(error) => violation(
+            Guarantee::Interface,
+            format_args!("exporting a block of a {} pool: {error}", made.kind),
+        ),
     }
 }
 
-fn flags(thread: &Thread<'_>, made: &MadePool, served: bool, evictable: bool) -> Flags {
+fn flags(thread: &Thread<'_>, made: &RandomPool, served: bool, evictable: bool) -> Flags {
     Flags {
         release: made.release,
         served,
@@ -208,18 +215,18 @@ fn flags(thread: &Thread<'_>, made: &MadePool, served: bool, evictable: bool) ->
 }
 
 fn publish(thread: &mut Thread<'_>, handle: &Handle, block: &Block<'_>, flags: Flags) {
-    let notice = Notice {
+    let publication = Publication {
         id: block.id,
         size: block.size,
         flags,
         producer: thread.worker.identity,
         handle: *handle.as_bytes(),
     };
-    thread.worker.shared.publish(thread.random.next_u64(), &notice);
+    thread.worker.shared.publish(thread.random.next_u64(), &publication);
 }
 
 /// Allocates a block of the same size, then frees the old one, as a reallocation does.
-fn replace<'w>(thread: &mut Thread<'w>, own: &mut OwnPool<'w>, old: Block<'w>) {
+fn replace<'w>(thread: &mut Thread<'w>, own: &mut PoolWithBlocks<'w>, old: Block<'w>) {
     let new = allocate(thread, &own.made, old.size, 8);
     free(thread, &*own.made.pool, old);
     if let Some(mut new) = new {
@@ -228,7 +235,8 @@ fn replace<'w>(thread: &mut Thread<'w>, own: &mut OwnPool<'w>, old: Block<'w>) {
     }
 }
 
-fn note_freeing(thread: &Thread<'_>, id: u64) {
+/// Records that a block is about to be freed.
+fn record_freeing(thread: &Thread<'_>, id: u64) {
     let shared = thread.worker.shared;
     shared.set_state(id, BlockState::Freeing);
     if shared.holders(id) != 0 {
@@ -237,10 +245,10 @@ fn note_freeing(thread: &Thread<'_>, id: u64) {
     fence(Ordering::SeqCst);
 }
 
-/// Frees a block. The exports that keep it go before or after.
+/// Frees a block. Drops its guards before or after.
 fn free(thread: &mut Thread<'_>, own: &dyn Pool, block: Block<'_>) {
     thread.tick(Activity::Free);
-    note_freeing(thread, block.id);
+    record_freeing(thread, block.id);
     let Block { address, id, guards, .. } = block;
     let mut guards = Some(guards);
     if thread.random.one_in(2) {
@@ -248,7 +256,7 @@ fn free(thread: &mut Thread<'_>, own: &dyn Pool, block: Block<'_>) {
     }
     // SAFETY: the block is live, and this thread owns it.
     if let Err(error) = unsafe { pool::free(own, address) } {
-        broken(Promise::Interface, format_args!("freeing live block {id} at {address}: {error}"));
+        violation(Guarantee::Interface, format_args!("freeing live block {id} at {address}: {error}"));
     }
     drop(guards);
     thread.worker.shared.set_state(id, BlockState::Freed);
@@ -263,18 +271,18 @@ fn trim(thread: &mut Thread<'_>, own: &dyn Pool) {
         _ => own.trim(keep),
     };
     if let Err(error) = trimmed {
-        broken(Promise::Interface, format_args!("trimming a pool: {error}"));
+        violation(Guarantee::Interface, format_args!("trimming a pool: {error}"));
     }
     count(Counter::Trims);
 }
 
-/// Drops a pool with its live blocks. The exports that keep them go before or after.
-fn destroy(thread: &mut Thread<'_>, own: OwnPool<'_>) {
+/// Drops a pool with its live blocks. Drops their guards before or after.
+fn destroy(thread: &mut Thread<'_>, own: PoolWithBlocks<'_>) {
     thread.tick(Activity::DestroyPool);
-    let OwnPool { made, blocks } = own;
+    let PoolWithBlocks { made, blocks } = own;
     let ids: Vec<u64> = blocks.iter().map(|block| block.id).collect();
     for id in &ids {
-        note_freeing(thread, *id);
+        record_freeing(thread, *id);
     }
     if thread.random.one_in(2) {
         drop(blocks);
@@ -289,13 +297,13 @@ fn destroy(thread: &mut Thread<'_>, own: OwnPool<'_>) {
     count(Counter::Destroyed);
 }
 
-/// Exports a block by an exporter that is dropped soon, while importers may open the handle.
-fn passing_exporter(thread: &mut Thread<'_>, own: &OwnPool<'_>) {
+/// Exports a block with a new exporter, and drops the exporter while importers may open the handle.
+fn short_lived_exporter(thread: &mut Thread<'_>, own: &PoolWithBlocks<'_>) {
     thread.tick(Activity::DropExporter);
     let Some(block) = own.blocks.first() else { return };
     let exporter = match Exporter::new(ExporterSettings::default()) {
         Ok(exporter) => exporter,
-        Err(error) => return broken(Promise::Interface, format_args!("a second exporter: {error}")),
+        Err(error) => return violation(Guarantee::Interface, format_args!("a second exporter: {error}")),
     };
     // SAFETY: this process holds no reference into the block.
     if let Ok(handle) = unsafe { exporter.handle(block.address) } {
@@ -307,12 +315,12 @@ fn passing_exporter(thread: &mut Thread<'_>, own: &OwnPool<'_>) {
     count(Counter::ExportersDropped);
 }
 
-/// Frees all blocks of a pool, waits until no worker has one open, and looks whether the pool holds
-/// anything then.
+/// Frees all blocks of a new pool, waits until no worker has one open, and checks that all frees
+/// complete.
 fn await_lease_end(thread: &mut Thread<'_>) {
     thread.tick(Activity::AwaitLeaseEnd);
     let Ok(made) = thread.worker.maker.make(&mut thread.random) else { return };
-    let mut own = OwnPool { made, blocks: Vec::new() };
+    let mut own = PoolWithBlocks { made, blocks: Vec::new() };
     for _ in 0..=thread.random.below(6) {
         add_block(thread, &mut own);
     }
@@ -323,7 +331,7 @@ fn await_lease_end(thread: &mut Thread<'_>) {
     }
     let shared = thread.worker.shared;
     let busy = || ids.iter().any(|id| shared.holders(*id) != 0);
-    for _ in 0..LEASE_END_LOOKS {
+    for _ in 0..LEASE_END_CHECKS {
         thread.tick(Activity::AwaitLeaseEnd);
         if !busy() || shared.has_stopped() {
             break;
@@ -343,8 +351,8 @@ fn await_lease_end(thread: &mut Thread<'_>) {
         return count(Counter::LeaseEndsAbandoned);
     }
     let held = own.made.drain(Duration::ZERO);
-    broken(
-        Promise::LeaseEnd,
+    violation(
+        Guarantee::LeaseEnd,
         format_args!(
             "no worker has a block of a {} pool open, and after {POLLS} polls it holds {held:?}",
             own.made.kind

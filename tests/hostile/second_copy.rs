@@ -1,7 +1,8 @@
-//! Two copies of the library in one process: this program has it linked in, and opens `libumf.so.1`
-//! beside it. Blocks that one copy exports are opened by the other.
+//! Workers with two copies of the library in one process. The first copy is linked into this
+//! program, and the second one is `libumf.so.1`, loaded at run time. Each copy opens blocks that
+//! the other one exports.
 //!
-//! `UMF_HOSTILE_C_LIBRARY` names the shared library. Otherwise it is the one that the tests of the
+//! `UMF_HOSTILE_C_LIBRARY` names the shared library. By default it is the one that the tests of the
 //! C interface or `tests/run --hostile` have installed below the target folder.
 
 use std::ffi::{c_int, c_void};
@@ -18,8 +19,8 @@ use umf::{Exporter, Importer, Visibility};
 use umf_core::{Layout, pool};
 use umf_tests::{Rng, machine};
 
-use crate::checker::{Promise, broken};
-use crate::content::{self, Found};
+use crate::checker::{Guarantee, violation};
+use crate::content::{self, Comparison};
 use crate::shared::{self, Activity, Counter, WorkerState, count};
 use crate::worker::Assignment;
 
@@ -27,10 +28,10 @@ use crate::worker::Assignment;
 const SUCCESS: c_int = 0;
 /// `UMF_MEM_MAP_SHARED`.
 const SHARED: c_int = 2;
-/// Blocks that are allocated after a free, to find memory that was handed out again too early.
+/// Blocks that are allocated after a free, to detect memory that is reused too early.
 const BLOCKS_AFTER_FREE: usize = 24;
 
-/// The shared library, if there is one.
+/// Returns the path of the shared library, if it is installed.
 fn library() -> Option<PathBuf> {
     let named = std::env::var_os("UMF_HOSTILE_C_LIBRARY").map(PathBuf::from);
     let installed = || {
@@ -41,7 +42,7 @@ fn library() -> Option<PathBuf> {
     named.or_else(installed).filter(|path| path.exists())
 }
 
-/// Prints a line if there is no shared library.
+/// Prints the reason why workers with a second copy do nothing, if the library is not installed.
 pub fn print_skip() {
     if library().is_none() {
         machine::skip(
@@ -51,7 +52,7 @@ pub fn print_skip() {
     }
 }
 
-/// The functions of the C interface that are used here.
+/// The functions of the C interface that this test calls.
 struct Functions {
     get_handle: unsafe extern "C" fn(*const c_void, *mut *mut c_void, *mut usize) -> c_int,
     put_handle: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -68,13 +69,13 @@ struct SecondCopy {
     functions: Functions,
     provider: *mut c_void,
     pool: *mut c_void,
-    /// Unloading would run code that threads of the library may still need. It stays.
+    /// The library is never unloaded, since its threads may still run its code.
     _library: &'static Library,
 }
 
 impl SecondCopy {
     fn open(path: &PathBuf) -> Result<Self, String> {
-        // SAFETY: the library's initialisers have no conditions.
+        // SAFETY: loading the library only initializes it.
         let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
         let library: &'static Library = Box::leak(Box::new(library));
         macro_rules! function {
@@ -126,8 +127,7 @@ impl SecondCopy {
         );
         let (mut parameters, mut provider, mut pool_parameters, mut pool) =
             (null_mut(), null_mut(), null_mut(), null_mut());
-        // SAFETY: each call has the arguments that the headers ask for, and places for what it
-        // yields.
+        // SAFETY: each call has the arguments that the headers require; results go to live locals.
         let made = unsafe {
             new_parameters(&raw mut parameters) == SUCCESS
                 && set_visibility(parameters, SHARED) == SUCCESS
@@ -136,9 +136,9 @@ impl SecondCopy {
                 && new_pool(pool_ops(), provider, pool_parameters, 0, &raw mut pool) == SUCCESS
         };
         if !made {
-            return Err("a pool over shared memory cannot be made".to_owned());
+            return Err("the second copy cannot create a pool over shared memory".to_owned());
         }
-        // SAFETY: the parameters were made above, and are copied by what was made of them.
+        // SAFETY: the parameters were created above; the provider and the pool have copied them.
         unsafe {
             drop_parameters(parameters);
             drop_pool_parameters(pool_parameters);
@@ -156,10 +156,10 @@ impl SecondCopy {
         unsafe { (self.functions.free)(self.pool, block.as_ptr().cast()) == SUCCESS }
     }
 
-    /// The bytes of a block's handle, without the offset that the C interface adds.
+    /// Returns the bytes of a block's handle, without the offset that the C interface appends.
     fn handle(&self, block: NonNull<u64>) -> Option<[u8; HANDLE_SIZE]> {
         let (mut handle, mut size) = (null_mut(), 0);
-        // SAFETY: the block is live, and both results have a place.
+        // SAFETY: the block is live; results go to live locals.
         let got =
             unsafe { (self.functions.get_handle)(block.as_ptr().cast(), &raw mut handle, &raw mut size) };
         if got != SUCCESS || handle.is_null() || size < HANDLE_SIZE {
@@ -173,20 +173,20 @@ impl SecondCopy {
         }
     }
 
-    /// Opens a handle of the other copy. `None` if the library refuses.
+    /// Opens a handle of the first copy. Returns `None` if the library returns an error.
     fn open_handle(&self, handle: &[u8; HANDLE_SIZE]) -> Option<NonNull<u64>> {
-        // A handle of the C interface has a word more: an offset, here 0, and in the upper 16 bits
-        // what checks it.
-        let of_handle = u32::from_le_bytes([handle[252], handle[253], handle[254], handle[255]]);
-        let place = (u64::from(of_handle) << 32) >> 48 << 48;
+        // A handle of the C interface has one more word: an offset, which is 0 here, and in its
+        // upper 16 bits the upper half of the handle's checksum.
+        let checksum = u32::from_le_bytes([handle[252], handle[253], handle[254], handle[255]]);
+        let word = (u64::from(checksum) << 32) >> 48 << 48;
         let mut bytes = [0; HANDLE_SIZE + 8];
         bytes[..HANDLE_SIZE].copy_from_slice(handle);
-        bytes[HANDLE_SIZE..].copy_from_slice(&place.to_le_bytes());
+        bytes[HANDLE_SIZE..].copy_from_slice(&word.to_le_bytes());
         let mut opened = null_mut();
-        let at: *mut c_void = bytes.as_mut_ptr().cast();
-        // SAFETY: the provider lives as long as `self`; the handle has as many bytes as a
-        // provider's handle has.
-        let outcome = unsafe { (self.functions.open_provider_handle)(self.provider, at, &raw mut opened) };
+        let start: *mut c_void = bytes.as_mut_ptr().cast();
+        // SAFETY: the provider lives as long as `self`; the bytes have the size of a provider's
+        // handle.
+        let outcome = unsafe { (self.functions.open_provider_handle)(self.provider, start, &raw mut opened) };
         NonNull::new(opened.cast()).filter(|_| outcome == SUCCESS)
     }
 
@@ -201,48 +201,48 @@ impl SecondCopy {
 
 impl Drop for SecondCopy {
     fn drop(&mut self) {
-        // SAFETY: no block of the pool is used any more. The pool goes before its provider.
+        // SAFETY: no block of the pool is used any more; the pool is destroyed before its provider.
         let ended = unsafe {
             (self.functions.destroy_pool)(self.pool) == SUCCESS
                 && (self.functions.destroy_provider)(self.provider) == SUCCESS
         };
         if !ended {
-            broken(Promise::SecondCopy, "the second copy's pool and provider cannot be destroyed");
+            violation(Guarantee::SecondCopy, "the second copy's pool and provider cannot be destroyed");
         }
     }
 }
 
-/// The content at a pointer of the second copy.
-fn compare(start: NonNull<u64>, id: u64, size: u64) -> Found {
-    // SAFETY: the caller has the memory open, and it has that many bytes.
-    let word = |place: u64| unsafe { start.as_ptr().add(place as usize).read_volatile() };
+/// Compares memory that the second copy has opened with the content of a block.
+fn compare(start: NonNull<u64>, id: u64, size: u64) -> Comparison {
+    // SAFETY: the memory is open and has that many bytes.
+    let word = |index: u64| unsafe { start.as_ptr().add(index as usize).read_volatile() };
     content::compare((0..size / content::WORD).map(word), id, false)
 }
 
 fn fill(start: NonNull<u64>, id: u64, size: u64) {
-    for place in 0..size / content::WORD {
+    for index in 0..size / content::WORD {
         // SAFETY: the caller owns the block, which has that many bytes.
-        unsafe { start.as_ptr().add(place as usize).write_volatile(content::word(id, place)) };
+        unsafe { start.as_ptr().add(index as usize).write_volatile(content::word(id, index)) };
     }
 }
 
-/// The first copy: what this program has linked in.
+/// The first copy: the objects of the library that is linked into this program.
 struct FirstCopy {
     exporter: Exporter,
     importer: Importer,
     pool: Arc<SlabPool>,
 }
 
-/// Works until the end of the worker's life.
+/// Runs the worker until `end`.
 pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
     let shared = shared::get();
-    let state = &shared.workers[assignment.identity.place];
+    let state = &shared.workers[assignment.identity.index];
     state.tick(0, Activity::SecondCopy);
     let Some(path) = library() else { return };
     let copies = SecondCopy::open(&path).and_then(|second| Ok((second, first_copy()?)));
     let (second, first) = match copies {
         Ok(copies) => copies,
-        Err(error) => return broken(Promise::SecondCopy, format_args!("{}: {error}", path.display())),
+        Err(error) => return violation(Guarantee::SecondCopy, format_args!("{}: {error}", path.display())),
     };
     while !shared.has_stopped() && Instant::now() < end {
         count(Counter::Rounds);
@@ -254,17 +254,17 @@ pub fn run(assignment: &Assignment, random: &mut Rng, end: Instant) {
         };
         match outcome {
             Ok(()) => count(Counter::SecondCopy),
-            Err(error) => broken(Promise::SecondCopy, error),
+            Err(error) => violation(Guarantee::SecondCopy, error),
         }
         if random.one_in(8) {
             first.importer.evict_idle();
         }
-        wait_a_little(state, random);
+        pause_sometimes(state, random);
     }
     state.tick(0, Activity::Ended);
 }
 
-fn wait_a_little(state: &WorkerState, random: &mut Rng) {
+fn pause_sometimes(state: &WorkerState, random: &mut Rng) {
     if random.one_in(16) {
         state.tick(0, Activity::Pause);
         std::thread::sleep(Duration::from_micros(random.below(500)));
@@ -286,11 +286,12 @@ fn random_block(random: &mut Rng) -> (u64, u64) {
     (random.next_u64() >> 24, 8 * (1 + random.below(4096)))
 }
 
-fn wrong(what: &str, found: Found, id: u64) -> Result<(), String> {
-    found.map(drop).map_err(|wrong| format!("{what}: {}", content::describe(wrong, id + 1)))
+/// Converts a mismatch to a description.
+fn check_content(when: &str, found: Comparison, id: u64) -> Result<(), String> {
+    found.map(drop).map_err(|mismatch| format!("{when}: {}", content::describe(mismatch, id + 1)))
 }
 
-/// The second copy exports and frees a block that the first has open.
+/// The second copy exports a block, and frees it while the first copy has it open.
 fn exported_by_second(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) -> Result<(), String> {
     let (id, size) = random_block(random);
     let block = second.allocate(size).ok_or("the second copy cannot allocate")?;
@@ -298,7 +299,7 @@ fn exported_by_second(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) 
     let handle = second.handle(block).ok_or("the second copy cannot export its block")?;
     let access = umf::Access::ReadWrite;
     let mapping = first.importer.open_bytes(&handle, access).map_err(|error| format!("open: {error}"))?;
-    wrong("opened by the first copy", mapped(&mapping, id, size)?, id)?;
+    check_content("opened by the first copy", mapped(&mapping, id, size)?, id)?;
     if !second.free(block) {
         return Err("the second copy cannot free its block".to_owned());
     }
@@ -307,7 +308,8 @@ fn exported_by_second(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) 
     }
     let others: Vec<_> = (0..BLOCKS_AFTER_FREE).filter_map(|_| second.allocate(size)).collect();
     others.iter().for_each(|other| fill(*other, id + 1, size));
-    let kept = mapped(&mapping, id, size).and_then(|found| wrong("freed by the second copy", found, id));
+    let kept =
+        mapped(&mapping, id, size).and_then(|found| check_content("freed by the second copy", found, id));
     let freed = others.into_iter().all(|other| second.free(other));
     drop(mapping);
     match first.importer.open_bytes(&handle, access) {
@@ -316,20 +318,20 @@ fn exported_by_second(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) 
     }
 }
 
-fn mapped(mapping: &Mapping<'_>, id: u64, size: u64) -> Result<Found, String> {
+fn mapped(mapping: &Mapping<'_>, id: u64, size: u64) -> Result<Comparison, String> {
     let mut copied = vec![0; size as usize];
     mapping.read(0, &mut copied).map_err(|error| error.to_string())?;
     Ok(content::compare_bytes(&copied, id, false))
 }
 
-/// The first copy exports and frees a block that the second has open.
+/// The first copy exports a block, and frees it while the second copy has it open.
 fn exported_by_first(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) -> Result<(), String> {
     let (id, size) = random_block(random);
     let layout = Layout::new(size as usize, 8).map_err(|error| error.to_string())?;
     let allocate = || pool::allocate(&*first.pool, layout).map_err(|error| error.to_string());
     let fill =
         |address, id| content::fill(&*first.pool, address, id, size).map_err(|error| error.to_string());
-    // SAFETY: callers pass blocks of the pool that are live, once.
+    // SAFETY: callers pass live blocks of the pool, each once.
     let free = |address| unsafe { pool::free(&*first.pool, address) }.map_err(|error| error.to_string());
     let address = allocate()?;
     fill(address, id)?;
@@ -337,17 +339,17 @@ fn exported_by_first(second: &SecondCopy, first: &FirstCopy, random: &mut Rng) -
     let handle = unsafe { first.exporter.handle(address) }.map_err(|error| error.to_string())?;
     let length = handle.length();
     let opened = second.open_handle(handle.as_bytes()).ok_or("the second copy refuses a live block")?;
-    let seen = wrong("opened by the second copy", compare(opened, id, size), id);
+    let before = check_content("opened by the second copy", compare(opened, id, size), id);
     free(address)?;
     let others: Vec<_> = (0..BLOCKS_AFTER_FREE).map(|_| allocate()).collect::<Result<_, _>>()?;
     others.iter().try_for_each(|other| fill(*other, id + 1))?;
-    let kept = wrong("freed by the first copy", compare(opened, id, size), id);
+    let after = check_content("freed by the first copy", compare(opened, id, size), id);
     others.into_iter().try_for_each(free)?;
     if !second.close(opened, length) {
-        return Err("the second copy cannot close what it opened".to_owned());
+        return Err("the second copy cannot close the block".to_owned());
     }
     if second.open_handle(handle.as_bytes()).is_some() {
-        return Err("the second copy opened a block that was freed".to_owned());
+        return Err("the second copy opened a freed block".to_owned());
     }
-    seen.and(kept)
+    before.and(after)
 }

@@ -1,4 +1,4 @@
-//! Settings of a run, from the environment. Workers inherit the environment, so they read the same
+//! Settings of a run, from the environment. Workers inherit the environment, and so have the same
 //! settings.
 
 use std::fmt;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use umf_tests::machine;
 
-/// What pools of a run are made of.
+/// Kind of a pool and its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A slab pool over shared host memory.
@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Kinds that a run mixes if no kind is set. Every Linux machine has them.
+    /// Kinds that a run mixes by default. Every Linux machine supports them.
     pub const HOST: [Self; 5] = [Self::Slab, Self::Proxy, Self::Jemalloc, Self::Named, Self::File];
     const ALL: [(&'static str, Self); 8] = [
         ("slab", Self::Slab),
@@ -41,13 +41,13 @@ impl Kind {
         ("dma-buf", Self::DmaBuf),
     ];
 
-    /// Whether the memory is a device's or shared with devices. Only processes of one pid namespace
-    /// exchange it here.
+    /// Returns whether the memory belongs to a device or is shared with devices. Only processes of
+    /// one pid namespace exchange it in this test.
     pub const fn is_device(self) -> bool {
         matches!(self, Self::LevelZero | Self::Cuda | Self::DmaBuf)
     }
 
-    /// Whether pools of this kind can have a file for each region.
+    /// Returns whether pools of this kind can have a file for each region.
     pub const fn can_isolate(self) -> bool {
         matches!(self, Self::Slab | Self::Proxy | Self::Jemalloc)
     }
@@ -59,7 +59,7 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.iter().find(|(name, _)| *name == text);
         let names = || Self::ALL.map(|(name, _)| name).join(", ");
-        found.map(|(_, kind)| *kind).ok_or_else(|| format!("is none of {}", names()))
+        found.map(|(_, kind)| *kind).ok_or_else(|| format!("not a kind of pool; valid: {}", names()))
     }
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A choice of `on_free`, or `None` for both at random.
+/// A value of `on_free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFreeChoice {
     Hold,
@@ -84,7 +84,7 @@ impl FromStr for OnFreeChoice {
         match text {
             "hold" => Ok(Self::Hold),
             "release" => Ok(Self::Release),
-            _ => Err("is neither hold nor release".to_owned()),
+            _ => Err("not a value of on_free; valid: hold, release".to_owned()),
         }
     }
 }
@@ -92,15 +92,15 @@ impl FromStr for OnFreeChoice {
 /// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long workers are started and disturbed (`UMF_HOSTILE_SECONDS`).
+    /// Seconds for which workers are started and disturbed (`UMF_HOSTILE_SECONDS`).
     pub seconds: u64,
-    /// The seed of all choices (`UMF_HOSTILE_SEED`).
+    /// The seed of all random choices (`UMF_HOSTILE_SEED`).
     pub seed: u64,
-    /// The number of workers at one time, 2 to 16 (`UMF_HOSTILE_WORKERS`).
+    /// The number of concurrent workers, 2 to 16 (`UMF_HOSTILE_WORKERS`).
     pub workers: usize,
-    /// The only kind of pool (`UMF_HOSTILE_KIND`); otherwise all of [`Kind::HOST`].
+    /// The only kind of pool (`UMF_HOSTILE_KIND`), or `None` for all of [`Kind::HOST`].
     pub kind: Option<Kind>,
-    /// The only choice of `on_free` (`UMF_HOSTILE_ON_FREE`).
+    /// The only value of `on_free` (`UMF_HOSTILE_ON_FREE`), or `None` for both.
     pub on_free: Option<OnFreeChoice>,
     /// Whether pools may have a file for each region (`UMF_HOSTILE_ISOLATION=0` for no).
     pub isolation: bool,
@@ -108,16 +108,16 @@ pub struct Settings {
     pub forks: bool,
     /// Whether the campaign kills and stops workers (`UMF_HOSTILE_SIGNALS=0` for no).
     pub signals: bool,
-    /// Whether workers start in pid namespaces of their own (`UMF_HOSTILE_NAMESPACES=0` for no).
+    /// Whether some workers start in their own pid namespaces (`UMF_HOSTILE_NAMESPACES=0` for no).
     pub namespaces: bool,
-    /// Whether workers start as another user (`UMF_HOSTILE_USERS=0` for no).
+    /// Whether some workers start as another user (`UMF_HOSTILE_USERS=0` for no).
     pub users: bool,
-    /// Whether workers use domains, links and the C library (`UMF_HOSTILE_ROLES=0` for no).
+    /// Whether some workers use domains, links and the C library (`UMF_HOSTILE_ROLES=0` for no).
     pub roles: bool,
-    /// The period of an additional thread that evicts idle mappings (`UMF_HOSTILE_EVICT_MS`), 0 for
-    /// no such thread.
+    /// The period of an additional thread that evicts idle mappings, in milliseconds
+    /// (`UMF_HOSTILE_EVICT_MS`). 0: no additional thread.
     pub evict_ms: u64,
-    /// The longest life of a worker (`UMF_HOSTILE_LIFE_S`).
+    /// The maximum life of a worker, in seconds (`UMF_HOSTILE_LIFE_S`).
     pub life_s: u64,
 }
 
@@ -125,11 +125,12 @@ impl Settings {
     /// Reads the environment.
     ///
     /// # Errors
-    /// The name of a variable, its value, and what is wrong with it.
+    /// The name of a variable, its value, and the reason why the value is invalid.
     pub fn from_environment() -> Result<Self, String> {
         let random = || {
             let mut bytes = [0; 8];
-            // SAFETY: the buffer has that many bytes. If the call fails, the seed is 0.
+            // If the call fails, the seed is 0.
+            // SAFETY: the buffer has that many bytes.
             unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
             u64::from_le_bytes(bytes) >> 16
         };

@@ -1,8 +1,8 @@
-//! Memory that the campaign and all of its workers share without umf: counters, states of blocks,
-//! published handles, and the blocks that each worker has open.
+//! [`Shared`]: memory that the campaign and its workers share without umf. It has counters, states
+//! of blocks, published handles, and the blocks that each worker has open.
 //!
-//! Every word is an atomic. A worker may be killed between any two stores. Readers therefore check
-//! sums and incarnations.
+//! All words are atomics. A worker can be killed between any two stores, so that readers check
+//! checksums and incarnations.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -13,25 +13,26 @@ use umf::ipc::HANDLE_SIZE;
 
 use crate::content::word;
 
-/// Workers at one time.
+/// Maximum number of concurrent workers.
 pub const WORKERS: usize = 16;
-/// Threads of a worker that report progress.
+/// Maximum number of threads of a worker that report progress.
 pub const THREADS: usize = 16;
-/// The number under which workers inherit the shared file.
+/// The fd number of the shared file in workers.
 pub const INHERITED_FD: i32 = 213;
-/// Blocks whose state is known at one time. A later block takes the place of an earlier one.
+/// Number of blocks whose state is known. Later blocks overwrite earlier ones.
 const BLOCKS: usize = 1 << 18;
-const NOTICES: usize = 384;
+/// Number of published handles.
+const PUBLICATIONS: usize = 384;
 const HANDLE_WORDS: usize = HANDLE_SIZE / 8;
 
 macro_rules! counters {
     ($($name:ident = $text:literal,)*) => {
-        /// What a run counts.
+        /// A counter of a run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Counter { $($name,)* }
 
         impl Counter {
-            /// All of them, with the text that the statistics have.
+            /// All counters, with their names in the result.
             pub const ALL: &'static [(Self, &'static str)] = &[$((Self::$name, $text),)*];
         }
     };
@@ -72,7 +73,7 @@ counters! {
     SecondCopy = "blocks between two copies of the library",
 }
 
-/// What a worker's thread does. The campaign names it when the thread does not progress.
+/// Activity of a worker's thread. The campaign reports it if the thread makes no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Activity {
@@ -101,22 +102,22 @@ pub enum Activity {
     SecondCopy,
 }
 
-/// A worker, as the campaign and other workers see it.
+/// The shared state of a worker.
 #[repr(C)]
 pub struct WorkerState {
-    /// The number of the process that has this place. No other process has the number.
+    /// The unique number of the process, or 0 if no worker has this index.
     pub incarnation: AtomicU64,
     /// The last incarnation that was killed or is about to end.
     pub ending: AtomicU64,
-    /// Its pid, as the campaign sees it.
+    /// The pid of the worker in the campaign's pid namespace.
     pub pid: AtomicU32,
     progress: [AtomicU64; THREADS],
     activity: [AtomicU32; THREADS],
 }
 
 #[repr(C)]
-struct NoticeSlot {
-    /// Odd while it is written.
+struct PublicationSlot {
+    /// A seqlock: odd while a thread writes the slot.
     sequence: AtomicU64,
     sum: AtomicU64,
     id: AtomicU64,
@@ -132,17 +133,17 @@ pub struct Shared {
     next_block: AtomicU64,
     stop: AtomicU32,
     counts: [AtomicU64; 64],
-    /// Violations, by promise.
+    /// Numbers of violations, by guarantee.
     pub violations: [AtomicU64; 32],
-    /// Places of workers.
+    /// The workers, by index.
     pub workers: [WorkerState; WORKERS],
-    notices: [NoticeSlot; NOTICES],
+    publications: [PublicationSlot; PUBLICATIONS],
     states: [AtomicU64; BLOCKS],
-    /// For each worker and block: incarnation, high bits of the block's number, count of openings.
+    /// For each worker and block: incarnation, high bits of the block's number, number of opens.
     opens: [[AtomicU64; BLOCKS]; WORKERS],
 }
 
-/// What becomes of a block. `None` where a later block has taken its place.
+/// State of a block, as its producer records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
     Live = 1,
@@ -153,19 +154,19 @@ pub enum BlockState {
 /// Properties of a published handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// Pages may read as zeros after the block is freed.
+    /// Whether pages may read as zeros after the block is freed.
     pub release: bool,
-    /// The exporter answers on a socket.
+    /// Whether the exporter answers on a socket.
     pub served: bool,
-    /// The memory can be opened for reading only.
+    /// Whether the memory can only be opened for reading.
     pub read_only: bool,
-    /// The producer is in a pid namespace of its own.
+    /// Whether the producer has its own pid namespace.
     pub namespace: bool,
-    /// The handle may become stale before its block is freed.
+    /// Whether the handle may become stale before its block is freed.
     pub evictable: bool,
-    /// The producer runs as another user than root.
+    /// Whether the producer runs as another user than root.
     pub user: bool,
-    /// The memory is not opened across pid namespaces or users.
+    /// Whether the memory is not exchanged across pid namespaces and users.
     pub device: bool,
 }
 
@@ -194,26 +195,26 @@ impl Flags {
     }
 }
 
-/// A worker's place and incarnation.
+/// Index and incarnation of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    pub place: usize,
+    pub index: usize,
     pub incarnation: u64,
 }
 
-/// A published handle, and what its producer says about the block.
+/// A published handle, and the properties of its block.
 #[derive(Clone, Copy, Debug)]
-pub struct Notice {
+pub struct Publication {
     pub id: u64,
-    /// Bytes that have content.
+    /// Number of bytes with content.
     pub size: u64,
     pub flags: Flags,
     pub producer: Identity,
     pub handle: [u8; HANDLE_SIZE],
 }
 
-impl Notice {
-    /// The handle, decoded.
+impl Publication {
+    /// Decodes the handle.
     pub fn handle(&self) -> Option<Handle> {
         Handle::from_bytes(&self.handle).ok()
     }
@@ -229,25 +230,25 @@ impl Notice {
 }
 
 const fn pack(identity: Identity) -> u64 {
-    (identity.place as u64) << 48 | identity.incarnation
+    (identity.index as u64) << 48 | identity.incarnation
 }
 
 const fn unpack(word: u64) -> Identity {
-    Identity { place: (word >> 48) as usize, incarnation: word & ((1 << 48) - 1) }
+    Identity { index: (word >> 48) as usize, incarnation: word & ((1 << 48) - 1) }
 }
 
-/// Makes the shared file, under the number that workers inherit, and returns its words.
+/// Creates the shared file as [`INHERITED_FD`], and maps it.
 ///
 /// # Panics
-/// If the system has no memory or no fd for it.
+/// If the system has no memory or no free fd.
 pub fn create() -> &'static Shared {
     // SAFETY: the name is a C string.
     let fd = unsafe { libc::memfd_create(c"hostile-campaign".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0, "memfd_create: {}", std::io::Error::last_os_error());
     // SAFETY: the call returned a new fd.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: both are numbers of this process. The second number is not in use: the program has
-    // few fds so early.
+    // SAFETY: an fd of this process; the second number is not in use, since the program has just
+    // started.
     let made = unsafe {
         libc::ftruncate(fd.as_raw_fd(), size_of::<Shared>().cast_signed() as i64) == 0
             && libc::dup2(fd.as_raw_fd(), INHERITED_FD) == INHERITED_FD
@@ -258,10 +259,10 @@ pub fn create() -> &'static Shared {
     shared
 }
 
-/// The shared words.
+/// Returns the shared words, which the first call maps.
 ///
 /// # Panics
-/// If the file was not made or inherited.
+/// If the file was not created or inherited.
 pub fn get() -> &'static Shared {
     static SHARED: OnceLock<&Shared> = OnceLock::new();
     SHARED.get_or_init(|| {
@@ -271,8 +272,7 @@ pub fn get() -> &'static Shared {
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), size, access, libc::MAP_SHARED, INHERITED_FD, 0) };
         assert!(start != libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
-        // SAFETY: the mapping has that size, stays until the process ends, and all of it is
-        // atomics.
+        // SAFETY: the mapping has that size, is never unmapped, and consists of atomics.
         unsafe { &*start.cast::<Shared>() }
     })
 }
@@ -283,32 +283,32 @@ pub fn count(counter: Counter) {
 }
 
 impl Shared {
-    /// The value of a counter.
+    /// Returns the value of a counter.
     pub fn value(&self, counter: Counter) -> u64 {
         self.counts[counter as usize].load(Ordering::Relaxed)
     }
 
-    /// Asks all workers to end.
+    /// Requests all workers to end.
     pub fn stop(&self) {
         self.stop.store(1, Ordering::SeqCst);
     }
 
-    /// Whether the run is at its end.
+    /// Returns whether [`stop`](Self::stop) was called.
     pub fn has_stopped(&self) -> bool {
         self.stop.load(Ordering::SeqCst) != 0
     }
 
-    /// A number for a new block.
+    /// Returns the number of a new block.
     pub fn new_block(&self) -> u64 {
         self.next_block.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// One more than the number of the latest block.
+    /// Returns one more than the number of the latest block.
     pub fn blocks_end(&self) -> u64 {
         self.next_block.load(Ordering::SeqCst)
     }
 
-    /// What has become of a block.
+    /// Returns the recorded state of a block, or `None` if a later block has overwritten it.
     pub fn state(&self, id: u64) -> Option<BlockState> {
         let word = self.states[id as usize % BLOCKS].load(Ordering::SeqCst);
         if word >> 2 != id {
@@ -321,52 +321,52 @@ impl Shared {
         }
     }
 
-    /// Says what becomes of a block. Does nothing if a later block has its place.
+    /// Records the state of a block. Does nothing if a later block has overwritten it.
     pub fn set_state(&self, id: u64, state: BlockState) {
-        let place = &self.states[id as usize % BLOCKS];
-        if state == BlockState::Live || place.load(Ordering::SeqCst) >> 2 == id {
-            place.store(id << 2 | state as u64, Ordering::SeqCst);
+        let word = &self.states[id as usize % BLOCKS];
+        if state == BlockState::Live || word.load(Ordering::SeqCst) >> 2 == id {
+            word.store(id << 2 | state as u64, Ordering::SeqCst);
         }
     }
 
-    /// Whether a worker runs, and is neither about to end nor about to be killed.
+    /// Returns whether a worker runs, and is neither about to end nor about to be killed.
     pub fn is_alive(&self, worker: Identity) -> bool {
-        let state = &self.workers[worker.place % WORKERS];
+        let state = &self.workers[worker.index % WORKERS];
         state.incarnation.load(Ordering::SeqCst) == worker.incarnation
             && state.ending.load(Ordering::SeqCst) < worker.incarnation
     }
 
-    /// Publishes a handle. Does nothing if another thread writes the same place.
-    pub fn publish(&self, random: u64, notice: &Notice) {
-        let slot = &self.notices[random as usize % NOTICES];
+    /// Publishes a handle in a random slot. Does nothing if another thread writes the slot.
+    pub fn publish(&self, random: u64, publication: &Publication) {
+        let slot = &self.publications[random as usize % PUBLICATIONS];
         let sequence = slot.sequence.load(Ordering::Relaxed);
-        let turn =
+        let advance =
             |from, to| slot.sequence.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         if sequence & 1 != 0 {
             // A writer that was killed leaves an odd number.
             if (random >> 32).is_multiple_of(64) {
-                turn(sequence, sequence + 1);
+                advance(sequence, sequence + 1);
             }
             return;
         }
-        if !turn(sequence, sequence + 1) {
+        if !advance(sequence, sequence + 1) {
             return;
         }
         fence(Ordering::SeqCst);
-        slot.id.store(notice.id, Ordering::Relaxed);
-        slot.size.store(notice.size, Ordering::Relaxed);
-        slot.flags.store(notice.flags.bits(), Ordering::Relaxed);
-        slot.owner.store(pack(notice.producer), Ordering::Relaxed);
-        for (word, chunk) in slot.handle.iter().zip(notice.handle.chunks_exact(8)) {
+        slot.id.store(publication.id, Ordering::Relaxed);
+        slot.size.store(publication.size, Ordering::Relaxed);
+        slot.flags.store(publication.flags.bits(), Ordering::Relaxed);
+        slot.owner.store(pack(publication.producer), Ordering::Relaxed);
+        for (word, chunk) in slot.handle.iter().zip(publication.handle.chunks_exact(8)) {
             word.store(u64::from_le_bytes(chunk.try_into().unwrap_or_default()), Ordering::Relaxed);
         }
-        slot.sum.store(notice.sum(), Ordering::Relaxed);
-        turn(sequence + 1, sequence + 2);
+        slot.sum.store(publication.sum(), Ordering::Relaxed);
+        advance(sequence + 1, sequence + 2);
     }
 
-    /// A handle that was published.
-    pub fn notice(&self, random: u64) -> Option<Notice> {
-        let slot = &self.notices[random as usize % NOTICES];
+    /// Returns the published handle of a random slot, if it is complete.
+    pub fn publication(&self, random: u64) -> Option<Publication> {
+        let slot = &self.publications[random as usize % PUBLICATIONS];
         let sequence = slot.sequence.load(Ordering::SeqCst);
         if sequence == 0 || sequence & 1 != 0 {
             return None;
@@ -375,7 +375,7 @@ impl Shared {
         for (word, chunk) in slot.handle.iter().zip(handle.chunks_exact_mut(8)) {
             chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
         }
-        let notice = Notice {
+        let publication = Publication {
             id: slot.id.load(Ordering::Relaxed),
             size: slot.size.load(Ordering::Relaxed),
             flags: Flags::from_bits(slot.flags.load(Ordering::Relaxed)),
@@ -384,38 +384,38 @@ impl Shared {
         };
         let sum = slot.sum.load(Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        (slot.sequence.load(Ordering::SeqCst) == sequence && sum == notice.sum()).then_some(notice)
+        (slot.sequence.load(Ordering::SeqCst) == sequence && sum == publication.sum()).then_some(publication)
     }
 
     const fn tag(worker: Identity, id: u64) -> u64 {
         (worker.incarnation & 0xFFFF_FFFF) << 32 | ((id / BLOCKS as u64) & 0xFFFF) << 16
     }
 
-    /// Notes that a worker is about to open a block.
+    /// Records that a worker is about to open a block.
     pub fn add_open(&self, worker: Identity, id: u64) {
-        let (word, tag) = (&self.opens[worker.place][id as usize % BLOCKS], Self::tag(worker, id));
+        let (word, tag) = (&self.opens[worker.index][id as usize % BLOCKS], Self::tag(worker, id));
         let add = |now: u64| Some(if now & !0xFFFF == tag { now + 1 } else { tag | 1 });
-        // The closure always yields a value.
+        // The closure always returns a value.
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
     }
 
-    /// Notes that a worker has closed a block, or failed to open it.
+    /// Records that a worker has closed a block, or failed to open it.
     pub fn remove_open(&self, worker: Identity, id: u64) {
-        let (word, tag) = (&self.opens[worker.place][id as usize % BLOCKS], Self::tag(worker, id));
+        let (word, tag) = (&self.opens[worker.index][id as usize % BLOCKS], Self::tag(worker, id));
         let remove = |now: u64| (now & !0xFFFF == tag && now & 0xFFFF > 0).then(|| now - 1);
-        // A later block may have taken the place.
+        // A later block may have overwritten the word.
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, remove);
     }
 
-    /// The places of workers that may have a block open, as bits. Workers that ended are left out.
+    /// Returns the indices of running workers that may have a block open, as bits.
     pub fn holders(&self, id: u64) -> u32 {
         let mut found = 0;
-        for (place, worker) in self.workers.iter().enumerate() {
+        for (index, worker) in self.workers.iter().enumerate() {
             let incarnation = worker.incarnation.load(Ordering::SeqCst);
-            let word = self.opens[place][id as usize % BLOCKS].load(Ordering::SeqCst);
-            let is_its = word & !0xFFFF == Self::tag(Identity { place, incarnation }, id);
-            if incarnation != 0 && is_its && word & 0xFFFF > 0 {
-                found |= 1 << place;
+            let word = self.opens[index][id as usize % BLOCKS].load(Ordering::SeqCst);
+            let is_same = word & !0xFFFF == Self::tag(Identity { index, incarnation }, id);
+            if incarnation != 0 && is_same && word & 0xFFFF > 0 {
+                found |= 1 << index;
             }
         }
         found
@@ -423,7 +423,7 @@ impl Shared {
 }
 
 impl WorkerState {
-    /// Prepares the place for a new incarnation.
+    /// Resets the state for a new incarnation.
     pub fn begin(&self, incarnation: u64) {
         for (progress, activity) in self.progress.iter().zip(&self.activity) {
             progress.store(0, Ordering::SeqCst);
@@ -433,14 +433,14 @@ impl WorkerState {
         self.incarnation.store(incarnation, Ordering::SeqCst);
     }
 
-    /// Reports that a thread progresses, and what it does next.
+    /// Reports progress of a thread, and its next activity.
     pub fn tick(&self, thread: usize, activity: Activity) {
         self.activity[thread % THREADS].store(activity as u32, Ordering::Relaxed);
         self.progress[thread % THREADS].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often each thread reported, and what it does; `None` for threads that have not begun or
-    /// have ended.
+    /// Returns the progress and the activity of each thread, or `None` for a thread that has not
+    /// started or has ended.
     pub fn progress(&self) -> [Option<(u64, u32)>; THREADS] {
         std::array::from_fn(|thread| {
             let activity = self.activity[thread].load(Ordering::Relaxed);
@@ -450,7 +450,7 @@ impl WorkerState {
     }
 }
 
-/// The name of an activity's number.
+/// Returns the name of an [`Activity`].
 pub const fn activity_name(number: u32) -> &'static str {
     const NAMES: [&str; 23] = [
         "none",

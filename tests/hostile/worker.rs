@@ -1,5 +1,5 @@
-//! A worker process: its exporters, importers and threads, and what it must have given back at its
-//! end.
+//! [`Worker`]: a process with exporters, importers and threads, and the check at its end that it
+//! holds what it held at its start.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ use umf::{Exchange, Exporter, Importer, Mode};
 use umf_runtime::deferred;
 use umf_tests::{ProcessSnapshot, Rng, machine};
 
-use crate::checker::{Promise, broken};
+use crate::checker::{Guarantee, violation};
 use crate::pools::{PoolMaker, imports, name_prefix, own_pid};
 use crate::settings::Settings;
 use crate::shared::{self, Activity, Counter, Identity, Shared, count};
-use crate::{crash, domains, importer, links, producer, second_copy};
+use crate::{diagnosis, domains, importer, links, producer, second_copy};
 
-/// What a worker is told by the campaign.
+/// Parameters of a worker, which the campaign passes as arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Assignment {
     pub run: u32,
@@ -27,11 +27,11 @@ pub struct Assignment {
     pub seed: u64,
     pub life: Duration,
     pub role: Role,
-    /// It is in a pid namespace of its own.
+    /// Whether the worker has its own pid namespace.
     pub namespace: bool,
 }
 
-/// What a worker works with.
+/// The part of the library that a worker uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Blocks,
@@ -50,13 +50,13 @@ impl Role {
 }
 
 impl Assignment {
-    /// The arguments that say the same.
+    /// Encodes the parameters as arguments.
     pub fn arguments(&self) -> Vec<String> {
         let role = Role::ALL.iter().find(|(_, role)| *role == self.role).map_or("", |(name, _)| name);
         vec![
             "worker".to_owned(),
             run_tag(self.run),
-            self.identity.place.to_string(),
+            self.identity.index.to_string(),
             self.identity.incarnation.to_string(),
             self.seed.to_string(),
             self.life.as_millis().to_string(),
@@ -65,12 +65,12 @@ impl Assignment {
         ]
     }
 
-    /// Reads the arguments after the first.
+    /// Decodes the arguments after the first.
     pub fn from_arguments(arguments: &[String]) -> Option<Self> {
-        let [tag, place, incarnation, seed, life, role, namespace] = arguments else { return None };
+        let [tag, index, incarnation, seed, life, role, namespace] = arguments else { return None };
         Some(Self {
             run: tag.strip_prefix("hostile-run=")?.parse().ok()?,
-            identity: Identity { place: place.parse().ok()?, incarnation: incarnation.parse().ok()? },
+            identity: Identity { index: index.parse().ok()?, incarnation: incarnation.parse().ok()? },
             seed: seed.parse().ok()?,
             life: Duration::from_millis(life.parse().ok()?),
             role: Role::ALL.iter().find(|(name, _)| name == role)?.1,
@@ -79,35 +79,35 @@ impl Assignment {
     }
 }
 
-/// An argument that all processes of a run have, by which the campaign finds those that are left.
+/// Returns an argument that all processes of a run have, by which the campaign finds them.
 pub fn run_tag(run: u32) -> String {
     format!("hostile-run={run}")
 }
 
-/// An exporter, and whether it was told to answer on a socket.
-pub struct OwnExporter {
+/// An exporter, and whether it answers on a socket.
+pub struct WorkerExporter {
     pub exporter: Exporter,
     pub served: bool,
 }
 
-/// The only way to producers that an importer may take, or `None` for all.
+/// The only exchange mode that an importer permits, or `None` for all.
 pub type OnlyMode = Option<Mode>;
 
-/// An importer, and the ways that it may take.
-pub struct OwnImporter {
+/// An importer, and the exchange modes that it permits.
+pub struct WorkerImporter {
     pub importer: Importer,
     pub only: OnlyMode,
 }
 
-/// What all threads of a worker use.
+/// The objects that all threads of a worker use.
 pub struct Worker<'s> {
     pub shared: &'static Shared,
     pub settings: &'s Settings,
     pub identity: Identity,
     pub maker: PoolMaker<'s>,
-    pub exporters: Vec<OwnExporter>,
-    pub importers: Vec<OwnImporter>,
-    /// Works on in forked children.
+    pub exporters: Vec<WorkerExporter>,
+    pub importers: Vec<WorkerImporter>,
+    /// A private pool, which also works in forked children.
     pub private: Arc<SlabPool>,
     pub namespace: bool,
     pub user: bool,
@@ -122,17 +122,17 @@ pub struct Thread<'w> {
 }
 
 impl Thread<'_> {
-    /// Reports progress, and what the thread does next.
+    /// Reports progress, and the next activity.
     pub fn tick(&self, activity: Activity) {
-        self.worker.shared.workers[self.worker.identity.place].tick(self.number, activity);
+        self.worker.shared.workers[self.worker.identity.index].tick(self.number, activity);
     }
 
-    /// Whether the thread goes on.
-    pub fn goes_on(&self, end: Instant) -> bool {
+    /// Returns whether the thread continues.
+    pub fn is_running(&self, end: Instant) -> bool {
         !self.worker.shared.has_stopped() && Instant::now() < end
     }
 
-    /// Sleeps for less than that long.
+    /// Sleeps for a random time below `below`.
     pub fn pause(&mut self, below: Duration) {
         let nanoseconds = self.random.below(below.as_nanos() as u64);
         std::thread::sleep(Duration::from_nanos(nanoseconds));
@@ -148,17 +148,17 @@ impl Drop for Thread<'_> {
 impl<'s> Worker<'s> {
     fn new(assignment: &Assignment, settings: &'s Settings, random: &mut Rng) -> umf::ipc::Result<Self> {
         let namespace = assignment.namespace;
-        let exporter = |random: &mut Rng| -> umf::ipc::Result<OwnExporter> {
+        let exporter = |random: &mut Rng| -> umf::ipc::Result<WorkerExporter> {
             let served = namespace || random.one_in(2);
-            Ok(OwnExporter { exporter: Exporter::new(exporter_settings(random, served))?, served })
+            Ok(WorkerExporter { exporter: Exporter::new(exporter_settings(random, served))?, served })
         };
         let exporters = (0..=random.below(2)).map(|_| exporter(random)).collect::<Result<_, _>>()?;
-        // The first takes any way, so that most opens succeed.
+        // The first importer permits all modes, so that most opens succeed.
         let first = new_importer(settings, random, None)?;
-        let mut importers = vec![OwnImporter { importer: first, only: None }];
+        let mut importers = vec![WorkerImporter { importer: first, only: None }];
         for _ in 0..random.below(3) {
             let only = random_mode(random);
-            importers.push(OwnImporter { importer: new_importer(settings, random, only)?, only });
+            importers.push(WorkerImporter { importer: new_importer(settings, random, only)?, only });
         }
         let provider = HostProvider::builder().build()?;
         Ok(Self {
@@ -175,7 +175,7 @@ impl<'s> Worker<'s> {
         })
     }
 
-    /// A new thread of the worker.
+    /// Creates the state of a new thread.
     pub fn thread(&self, seed: u64) -> Thread<'_> {
         let number = self.threads.fetch_add(1, Ordering::Relaxed);
         Thread { worker: self, random: Rng::new(seed), number }
@@ -195,15 +195,15 @@ fn exporter_settings(random: &mut Rng, served: bool) -> ExporterSettings {
     settings
 }
 
-/// One way, or all of them.
+/// Returns one mode, or `None` for all.
 pub fn random_mode(random: &mut Rng) -> OnlyMode {
     *random.choose(&[None, Some(Mode::Pidfd), Some(Mode::Procfs), Some(Mode::Socket)])
 }
 
-/// An importer with limits at random.
+/// Creates an importer with random limits.
 ///
 /// # Errors
-/// Those of building one.
+/// The errors of the builder.
 pub fn new_importer(settings: &Settings, random: &mut Rng, only: OnlyMode) -> umf::ipc::Result<Importer> {
     let mut own = ImporterSettings::default();
     own.exchange = only.map_or(Exchange::Auto, |mode| Exchange::Order(vec![mode]));
@@ -217,11 +217,11 @@ pub fn new_importer(settings: &Settings, random: &mut Rng, only: OnlyMode) -> um
     imports(settings).into_iter().fold(builder, |builder, import| builder.import(import)).build()
 }
 
-/// Runs a worker to its end. Returns its exit code.
+/// Runs a worker. Returns its exit code.
 pub fn run(assignment: &Assignment, settings: &Settings) -> i32 {
-    crash::install();
+    diagnosis::install_crash_handler();
     let shared = shared::get();
-    let state = &shared.workers[assignment.identity.place];
+    let state = &shared.workers[assignment.identity.index];
     state.pid.store(own_pid(), Ordering::SeqCst);
     let end = Instant::now() + assignment.life;
     let mut random = Rng::new(assignment.seed);
@@ -239,28 +239,27 @@ pub fn run(assignment: &Assignment, settings: &Settings) -> i32 {
     0
 }
 
-/// Replaces this process by one that ends soon.
+/// Executes this program again, as a process that exits soon.
 fn exec_idle(run: u32) {
     use std::os::unix::process::CommandExt;
     let error = std::process::Command::new("/proc/self/exe").args(["idle", &run_tag(run)]).exec();
-    broken(Promise::Interface, format_args!("exec failed: {error}"));
+    violation(Guarantee::Interface, format_args!("exec failed: {error}"));
 }
 
 fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Rng, end: Instant) {
     let shared = shared::get();
-    let before = Belongings::now(assignment.run);
+    let before = HeldObjects::now(assignment.run);
     let worker = match Worker::new(assignment, settings, random) {
         Ok(worker) => worker,
-        Err(error) => return broken(Promise::Interface, format_args!("a worker cannot begin: {error}")),
+        Err(error) => return violation(Guarantee::Interface, format_args!("a worker cannot begin: {error}")),
     };
     work(&worker, random, end);
-    let state = &shared.workers[assignment.identity.place];
-    // Other workers must not expect a live producer from here on.
+    let state = &shared.workers[assignment.identity.index];
+    // From here on, other workers must not expect a live producer.
     state.ending.store(assignment.identity.incarnation, Ordering::SeqCst);
     drop(worker);
     state.tick(0, Activity::EndOfWorker);
-    // Others may hold what this worker has freed. They close it sooner or later, but this worker
-    // does not wait for long.
+    // Other workers may still have freed blocks open. This worker waits only for a short time.
     for _ in 0..20 {
         state.tick(0, Activity::EndOfWorker);
         if deferred::drain(Duration::from_millis(10)).is_empty() {
@@ -299,30 +298,30 @@ fn work(worker: &Worker<'_>, random: &mut Rng, end: Instant) {
             });
             if worker.settings.evict_ms > 0 {
                 let thread = worker.thread(random.next_u64());
-                scope.spawn(move || importer::evict_again_and_again(thread, end));
+                scope.spawn(move || importer::evict_periodically(thread, end));
             }
         });
     }));
     if outcome.is_err() {
-        broken(Promise::NoCrash, "a thread of a worker panicked");
+        violation(Guarantee::NoCrash, "a thread of a worker panicked");
     }
 }
 
-/// Exporters that a process may keep after they were dropped. An exporter of which importers have
-/// memory open keeps its ledger, its lease table and the pidfds of its importers, until a later
+/// Maximum number of dropped exporters whose objects a process keeps. An exporter with open memory
+/// in importers keeps its ledger, its lease table and the pidfds of its importers, until a later
 /// exporter is dropped in the same state.
 const KEPT_EXPORTERS: usize = 4;
 
-/// What a process has that belongs to umf: fds, mappings, names, sockets.
+/// The objects of umf that a process holds: fds, mappings, sockets, names.
 #[derive(Debug, PartialEq, Eq)]
-struct Belongings {
+struct HeldObjects {
     fds: BTreeMap<String, usize>,
     mappings: BTreeMap<String, usize>,
     sockets: Vec<String>,
     names: Vec<String>,
 }
 
-impl Belongings {
+impl HeldObjects {
     fn now(run: u32) -> Self {
         let pid = own_pid();
         let census = ProcessSnapshot::of_pid(pid);
@@ -338,15 +337,15 @@ impl Belongings {
         }
     }
 
-    /// The same without what a few dropped exporters may keep.
+    /// Returns these objects without those that dropped exporters may keep.
     fn without_kept_exporters(&self) -> Self {
         let ledger = "/memfd:umf-ledger (deleted)";
-        let tables = ["/memfd:umf-door (deleted)", "/memfd:umf-leases (deleted)"];
+        let table = "/memfd:umf-leases (deleted)";
         let mut fds = self.fds.clone();
         let mut mappings = self.mappings.clone();
-        let kept: usize = tables.iter().filter_map(|table| fds.get(*table)).sum();
+        let kept = fds.get(table).copied().unwrap_or(0);
         if (1..=KEPT_EXPORTERS).contains(&kept) && fds.get(ledger) == Some(&kept) {
-            for name in [ledger, tables[0], tables[1], "pidfd"] {
+            for name in [ledger, table, "pidfd"] {
                 fds.remove(name);
                 mappings.remove(name);
             }
@@ -354,8 +353,8 @@ impl Belongings {
         Self { fds, mappings, sockets: self.sockets.clone(), names: self.names.clone() }
     }
 
-    /// Reports what is there now and was not there before. Waits for connections of peers, which
-    /// end a little later.
+    /// Reports a difference between these objects and those that the process holds now. Waits for
+    /// the connections of peers, which close with a delay.
     fn compare(&self, assignment: &Assignment, state: &shared::WorkerState) {
         let mut now = Self::now(assignment.run);
         for _ in 0..100 {
@@ -366,6 +365,9 @@ impl Belongings {
             std::thread::sleep(Duration::from_millis(10));
             now = Self::now(assignment.run);
         }
-        broken(Promise::NothingLeft, format_args!("a worker began with {self:?} and ended with {now:?}"));
+        violation(
+            Guarantee::NothingLeft,
+            format_args!("a worker began with {self:?} and ended with {now:?}"),
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! [`Spawn`] starts an actor process, [`Actor`] sends it commands and reads the answers.
 //!
-//! An actor is the program `umf-actor` (`src/actor/`). It shares nothing with the test but two
-//! pipes: it reads one command a line and answers with one line.
+//! An actor is the program `umf-actor` (`src/actor/`). It shares only two pipes with the test. It
+//! reads one command per line, and answers each with one line.
 
 use std::ffi::{CString, OsString};
 use std::fmt;
@@ -186,7 +186,7 @@ impl Actor {
     /// Sends a command that must answer with a handle, and returns the handle.
     ///
     /// # Panics
-    /// If it does not.
+    /// If the answer is not a handle.
     #[track_caller]
     pub fn handle(&mut self, command: &str) -> Handle {
         self.ok(command).parse().unwrap()
@@ -355,8 +355,7 @@ fn ready(fd: &impl AsRawFd, timeout: Duration) -> bool {
     count > 0
 }
 
-/// Builder of an [`Actor`]. The process inherits no fds but the two pipes, and no variables
-/// `UMF_*`.
+/// Builder of an [`Actor`]. The process inherits only the two pipes, and no variables `UMF_*`.
 #[derive(Clone, Debug)]
 pub struct Spawn {
     program: CString,
@@ -428,8 +427,8 @@ impl Spawn {
     /// # Errors
     /// Those of `clone3(2)`.
     pub fn try_start(self) -> io::Result<Actor> {
-        let (input_theirs, input) = pipe()?;
-        let (output, output_theirs) = pipe()?;
+        let (actor_input, input) = pipe()?;
+        let (output, actor_output) = pipe()?;
         let variable = |(name, value): &(OsString, OsString)| {
             let mut pair = name.as_bytes().to_vec();
             pair.push(b'=');
@@ -458,11 +457,11 @@ impl Spawn {
         let pid =
             unsafe { libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) };
         if pid == 0 {
-            // SAFETY: async-signal-safe calls alone, with arguments that outlive them. The child
+            // SAFETY: only async-signal-safe calls, with arguments that outlive them. The child
             // then calls exec or _exit.
             unsafe {
-                libc::dup2(input_theirs.as_raw_fd(), 0);
-                libc::dup2(output_theirs.as_raw_fd(), 1);
+                libc::dup2(actor_input.as_raw_fd(), 0);
+                libc::dup2(actor_output.as_raw_fd(), 1);
                 // The actor must not outlive a test that is killed.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if let Some(directory) = &self.directory {
@@ -478,7 +477,7 @@ impl Spawn {
         // SAFETY: the kernel stored a new fd there.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         let mut actor = Actor::attach(u32::try_from(pid).unwrap(), pidfd, input, output);
-        // Before exec, the process has a copy of each fd and mapping of the test.
+        // Waits for exec. Until then the process has a copy of each fd and mapping of the test.
         actor.ok("ping");
         Ok(actor)
     }

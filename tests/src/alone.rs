@@ -1,4 +1,4 @@
-//! Runs a test in a process of its own, for test programs that run several tests in one process.
+//! Runs a test in a separate process, for test programs that run several tests in one process.
 
 use std::process::Command;
 

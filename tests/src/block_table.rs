@@ -5,7 +5,7 @@
 //! correct if the producer is killed at any instruction: [`BlockState::Live`] is stored before the
 //! block can change, [`BlockState::Freeing`] before it is freed, and [`BlockState::Freed`] after.
 //!
-//! Each process of the kill matrix has a number, its incarnation, that no other process ever has.
+//! Each process of the kill matrix has a unique number, its incarnation.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use umf::ipc::HANDLE_SIZE;
 
-/// Producers with entries in the table at one time.
+/// Maximum number of producers with entries in the table.
 pub const PRODUCERS: u64 = 8;
 /// Entries of one producer.
 pub const ENTRIES_PER_PRODUCER: u64 = 48;
@@ -68,7 +68,7 @@ pub struct BlockTable {
     file: Option<OwnedFd>,
 }
 
-// SAFETY: the memory is mapped until the end of the process, and holds nothing but atomics.
+// SAFETY: the memory is mapped until the end of the process, and consists of atomics.
 unsafe impl Send for BlockTable {}
 // SAFETY: as above.
 unsafe impl Sync for BlockTable {}
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_mapping_reads_what_the_first_recorded() {
+    fn second_mapping_reads_records_of_first() {
         let table = BlockTable::create();
         let other = BlockTable::open(&table.path()).unwrap();
         let record = BlockRecord {

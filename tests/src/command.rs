@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 /// Returns a command that runs `umf`: the program that `TESTS_UMF` names, or a new build. Cargo
-/// does not give the tests of one package the programs of another, so that this builds it.
+/// does not build the programs of one package for the tests of another.
 ///
 /// # Panics
 /// If the program does not build.
@@ -17,7 +17,7 @@ pub fn umf() -> Command {
         if let Some(built) = built.filter(|program| program.is_file()) {
             return built;
         }
-        // A test lies in <target>/<profile>/deps.
+        // The test program is in <target>/<profile>/deps.
         let test = std::env::current_exe().unwrap();
         let profile = test.ancestors().nth(2).unwrap();
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");

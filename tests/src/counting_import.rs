@@ -1,4 +1,4 @@
-//! [`CountingImport`]: an importer of host memory under a provider kind of its own, which counts calls.
+//! [`CountingImport`]: an importer of host memory that has its own provider kind and counts calls.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use umf::ProviderKind;
 use umf::host::HostImport;
 use umf_core::{Error, Import, ImportRequest, Imported, Result};
 
-/// Importer that delegates to the host importer, and counts what it opened and closed.
+/// Importer that delegates to the host importer, and counts imports and releases.
 #[derive(Debug)]
 pub struct CountingImport {
     kind: ProviderKind,
@@ -61,7 +61,7 @@ impl CountingImport {
         self.counts().imports
     }
 
-    /// Returns the number of releases of memory that this importer did not have open.
+    /// Returns the number of releases of memory that was not imported by this importer.
     #[must_use]
     pub fn foreign_release_count(&self) -> u64 {
         self.counts().foreign_releases
@@ -74,7 +74,7 @@ impl CountingImport {
     }
 }
 
-// SAFETY: the host importer does all work, and is passed only what it opened itself.
+// SAFETY: the host importer does all work, and `release` passes it only its own imports.
 unsafe impl Import for CountingImport {
     fn kind(&self) -> ProviderKind {
         self.kind
@@ -101,7 +101,7 @@ unsafe impl Import for CountingImport {
                 return Err(Error::ForeignAddress { address: imported.base, owner: "the test" });
             }
         }
-        // SAFETY: the caller promises that the memory is not used; the host importer opened it.
+        // SAFETY: the caller guarantees that the memory is not used; the host importer opened it.
         unsafe { self.host.release(imported) }
     }
 }

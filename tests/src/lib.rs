@@ -4,14 +4,13 @@
 //! - [`Spawn`], [`Actor`]: a process (`umf-actor`) that executes one command a line
 //! - [`ShmName`]: a name for an actor's shared memory
 //! - [`ProcessSnapshot`]: the fds, mappings, threads, children and names that a process holds
-//! - [`domain`]: the fds, mappings and sockets of a domain over all processes
+//! - [`domain`]: the fds, mappings and sockets of a domain, in all processes
 //! - [`block_table`]: ground truth about exported blocks, for tests that kill processes
 //! - [`CountingImport`]: an importer of memory that counts its calls
 //! - [`forge`]: handles with changed fields
 //! - [`scenarios`]: sequences of commands that each kind of memory must pass
-//! - [`machine`]: what this machine permits a test to do
+//! - [`machine`]: what this machine permits a test to do; its CUDA driver and MPI
 //! - [`command`]: the `umf` command
-//! - [`cuda`], [`mpi`]: the CUDA driver and the MPI of the tests
 //! - [`Rng`]: reproducible pseudo-random numbers
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -21,20 +20,15 @@ mod actor_client;
 pub mod block_table;
 pub mod command;
 mod counting_import;
-pub mod cuda;
-pub mod domain;
 pub mod forge;
 pub mod machine;
-pub mod mpi;
-
 mod process_snapshot;
 mod rng;
 pub mod scenarios;
 
 pub use actor_client::{Actor, Failure, Outcome, ShmName, Spawn};
 pub use counting_import::CountingImport;
-
-pub use process_snapshot::ProcessSnapshot;
+pub use process_snapshot::{ProcessSnapshot, domain};
 pub use rng::Rng;
 
 /// Creates a [`Spawn`] of the `umf-actor` that cargo built for the test.

@@ -4,12 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use umf::Handle;
-use umf_tests::{Actor, ProcessSnapshot, Spawn, cuda, machine, scenarios, spawn};
+use umf_tests::{Actor, ProcessSnapshot, Spawn, machine, scenarios, spawn};
 
 const KINDS: [&str; 2] = ["virtual", "device"];
 
 fn with_driver() -> Spawn {
-    cuda::with_driver(spawn!(), env!("CARGO_TARGET_TMPDIR"))
+    machine::with_cuda_driver(spawn!(), env!("CARGO_TARGET_TMPDIR"))
 }
 
 fn in_mode(mode: &str) -> Actor {
@@ -58,7 +58,7 @@ fn processes_read_each_others_writes_through_handles() {
             }
             scenarios::share(&mut producer, &mut importers, &handles);
             for (importer, clean) in importers.into_iter().zip(clean) {
-                if !cuda::is_real() {
+                if !machine::has_gpu() {
                     clean.assert_restored(&importer);
                 }
                 importer.finish();
@@ -108,7 +108,7 @@ fn freed_block_is_reused_only_after_last_close() {
             importer.ok(&format!("open {} -> m", producer.handle("handle p.b")));
             producer.ok("free p p.b");
             let held = producer.number("held", "bytes");
-            assert!(held >= size, "{kind}: of {size} bytes that are open {held} are held");
+            assert!(held >= size, "{kind}: {size} bytes are open, but only {held} bytes are deferred");
             assert_eq!(importer.ok("is_current m"), "false");
             assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{kind}");
             producer.ok("trim p");
@@ -177,7 +177,7 @@ fn killed_producer_leaves_open_memory_only() {
             importer.check("m", 3);
             importer.ok("fill m 9");
             importer.check("m", 9);
-            // In another region.
+            // This block is in another region, which the importer has not opened.
             importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
             importer.ok("close m");
             importer.ok("evict");
@@ -189,7 +189,7 @@ fn killed_producer_leaves_open_memory_only() {
 
 #[test]
 fn export_open_close_cycles_leak_nothing() {
-    let cycles = if machine::is_long() || cuda::is_real() { 10_000 } else { 400 };
+    let cycles = if machine::is_long() || machine::has_gpu() { 10_000 } else { 400 };
     for kind in KINDS {
         let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
         producer.ok(&format!("pool p cuda {kind}"));
@@ -220,10 +220,10 @@ fn export_open_close_cycles_leak_nothing() {
 
 #[test]
 fn device_is_found_by_uuid_not_by_index() {
-    if cuda::is_real() {
+    if machine::has_gpu() {
         return machine::skip(
             "device_is_found_by_uuid_not_by_index",
-            "it numbers devices that a machine may not have",
+            "the test needs two devices, which a machine may not have",
         );
     }
     for kind in KINDS {
@@ -240,7 +240,7 @@ fn device_is_found_by_uuid_not_by_index() {
         let message = blind.fails(&format!("open {} -> m", handles[1]), "NotSupported");
         assert!(message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
         blind.finish();
-        // Without any device, and without the driver.
+        // Without any device.
         let mut none = visible("");
         let message = none.fails(&format!("open {} -> m", handles[1]), "Driver");
         assert!(message.contains("CUDA_ERROR_NO_DEVICE"), "{message}");
@@ -250,7 +250,7 @@ fn device_is_found_by_uuid_not_by_index() {
 
 #[test]
 fn fabric_handles_need_no_descriptor() {
-    if cuda::is_real() {
+    if machine::has_gpu() {
         return machine::skip("fabric_handles_need_no_descriptor", "few machines have a fabric");
     }
     let start = |lacks: &str| {
@@ -277,7 +277,7 @@ fn fabric_handles_need_no_descriptor() {
 
 #[test]
 fn open_without_driver_names_missing_library() {
-    if cuda::is_real() {
+    if machine::has_gpu() {
         return;
     }
     let mut producer = in_mode("auto");

@@ -1,8 +1,7 @@
-//! Opening a provider over a file leaves the mappings of other threads alone.
+//! Opening a provider over a file does not change the mappings of other threads.
 //!
-//! A provider tries whether its file is on persistent memory, by a mapping that most file systems
-//! refuse. While that is refused, other threads map and unmap memory, and must find in it what they
-//! wrote.
+//! A provider tests whether its file is on persistent memory, with a mapping that most file systems
+//! refuse. Meanwhile other threads map and unmap memory, and check its content.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -12,16 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use umf_core::Visibility;
 use umf_provider_file::FileProvider;
 
-/// Providers that are opened, unless a mapping is damaged before.
+/// Number of providers to open, unless a mapping is damaged before.
 const PROVIDERS: usize = 20_000;
-/// Pages of one mapping. Together with its neighbours it fills the gap that a refused mapping of 2
-/// MiB leaves.
+/// Pages of one mapping. Several neighbouring mappings fill the gap of a refused mapping of 2 MiB.
 const PAGES: usize = 64;
 const PAGE: usize = 4096;
-/// Mappings that a thread has at one time.
+/// Number of concurrent mappings of a thread.
 const MAPPINGS: usize = 16;
 
-/// An anonymous mapping whose pages each begin with their number and a mark.
+/// An anonymous mapping whose pages each begin with their number.
 struct Marked(*mut u8);
 
 impl Marked {
@@ -33,19 +31,18 @@ impl Marked {
         assert_ne!(start, libc::MAP_FAILED);
         let marked = Self(start.cast());
         for page in 0..PAGES {
-            // The kernel writes, so that a page that is gone is an error and no fault. `is_whole`
-            // finds it.
+            // The kernel writes the word, so that an unmapped page is an error instead of a fault.
+            // `is_intact` detects it.
             marked.transfer(page, &mut (page as u64 + 1), true);
         }
         marked
     }
 
-    /// Copies the first word of a page, by the kernel. `false` if the page is not mapped.
+    /// Copies the first word of a page by a system call. Returns `false` if the page is not mapped.
     fn transfer(&self, page: usize, word: &mut u64, write: bool) -> bool {
         let local = libc::iovec { iov_base: std::ptr::from_mut(word).cast(), iov_len: 8 };
         let remote = libc::iovec { iov_base: self.0.wrapping_add(page * PAGE).cast(), iov_len: 8 };
-        // SAFETY: the local part is a word; the kernel checks the other part, which is of this
-        // process.
+        // SAFETY: the local part is a word; the kernel checks the remote part.
         let copied = unsafe {
             let pid = libc::getpid();
             if write {
@@ -57,8 +54,8 @@ impl Marked {
         copied == 8
     }
 
-    /// Whether all pages are there and hold what was written.
-    fn is_whole(&self) -> bool {
+    /// Returns whether all pages are mapped and have their content.
+    fn is_intact(&self) -> bool {
         (0..PAGES).all(|page| {
             let mut word = 0;
             self.transfer(page, &mut word, false) && word == page as u64 + 1
@@ -68,13 +65,13 @@ impl Marked {
 
 impl Drop for Marked {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new`.
+        // SAFETY: `new` created the mapping.
         unsafe { libc::munmap(self.0.cast(), PAGES * PAGE) };
     }
 }
 
 #[test]
-fn opening_a_file_provider_leaves_mappings_of_other_threads() {
+fn opening_file_provider_keeps_mappings_of_other_threads() {
     let folder = tempfile::tempdir().unwrap();
     let (stop, damaged) = (AtomicBool::new(false), AtomicBool::new(false));
     let opened = std::thread::scope(|scope| {
@@ -83,9 +80,9 @@ fn opening_a_file_provider_leaves_mappings_of_other_threads() {
                 while !stop.load(Ordering::Relaxed) {
                     let mappings: Vec<_> = (0..MAPPINGS).map(|_| Marked::new()).collect();
                     std::thread::yield_now();
-                    if !mappings.iter().all(Marked::is_whole) {
+                    if !mappings.iter().all(Marked::is_intact) {
                         damaged.store(true, Ordering::Relaxed);
-                        // Unmapping could hit what another thread has there by now.
+                        // Unmapping could remove a new mapping of another thread.
                         std::mem::forget(mappings);
                         return;
                     }

@@ -88,7 +88,7 @@ fn ps_shows_producer_and_importer_with_counters() {
     let it = ps_entry(producer.pid()).unwrap();
     assert_eq!(number(&it["exports"]), 5);
     let pool = it["pools"].as_array().unwrap().iter().find(|pool| pool["name"] == "shared").unwrap();
-    assert_eq!(number(&pool["live_blocks"]), 5, "as it was at the last export");
+    assert_eq!(number(&pool["live_blocks"]), 5, "the number at the last export");
     assert_eq!(number(&ps_entry(importer.pid()).unwrap()["importer"]["stale"]), 1);
 
     let [before_producer, before_importer] = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
@@ -103,7 +103,7 @@ fn ps_shows_producer_and_importer_with_counters() {
     assert_has(&picture.out, "LAST EVENTS");
     assert_has(&picture.out, &producer.pid().to_string());
     assert_has(&picture.out, &importer.pid().to_string());
-    assert!(!picture.out.contains('\u{1b}'), "text is text");
+    assert!(!picture.out.contains('\u{1b}'), "no escape sequences");
 
     // The commands leave nothing in the processes.
     assert_eq!(
@@ -134,7 +134,7 @@ fn ledger_of_importer_ends_with_its_mappings() {
     for _ in 0..3 {
         importer.ok(&format!("open {handle} -> m"));
         let ledgers = ProcessSnapshot::of(&importer).fds["/memfd:umf-ledger (deleted)"];
-        assert_eq!(ledgers, 2, "the ledger of the producer, which outlives it, and the importer's own");
+        assert_eq!(ledgers, 2, "the ledgers of the producer and of the importer");
         importer.ok("close m");
         assert!(ps_entry(importer.pid()).is_some());
         importer.ok("evict");
@@ -239,7 +239,7 @@ fn why_explains_a_killed_producer_through_its_importers() {
         let mut importer = actor!();
         producer.ok("pool p shared");
         let freed = block(&mut producer, "freed");
-        let kept = block(&mut producer, "kept");
+        let live = block(&mut producer, "live");
         importer.ok(&format!("open {freed} -> m"));
         producer.ok("free p p.freed");
         let pid = producer.pid();
@@ -259,7 +259,7 @@ fn why_explains_a_killed_producer_through_its_importers() {
         );
         assert_has(&text, &format!("open in pid {} (umf-actor)", importer.pid()));
         assert_has(&text, "this export: freed ");
-        let text = why(&kept);
+        let text = why(&live);
         assert_begins(&text, "producer gone: ");
         if how == "exit" {
             assert_has(&text, "this export: ");
@@ -268,7 +268,7 @@ fn why_explains_a_killed_producer_through_its_importers() {
         }
         let ps = ps_entry(pid).unwrap();
         assert_eq!((&ps["state"], &ps["name"]), (&"ended".into(), &"umf-actor".into()));
-        assert_eq!(number(&ps["exporter"]["misses"]), 1, "what it counted is still there");
+        assert_eq!(number(&ps["exporter"]["misses"]), 1, "the counters are still readable");
 
         // The ledger is freed with the last importer.
         importer.ok("close m");
@@ -339,10 +339,10 @@ fn forked_children_are_listed_separately() {
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
     importer.ok(&format!("open {handle} -> m"));
-    let heir = producer.fork();
-    assert_eq!(ps_entry(heir), None);
+    let child = producer.fork();
+    assert_eq!(ps_entry(child), None);
     let child = importer.fork();
-    assert_eq!(ps_entry(child), None, "it opened nothing yet");
+    assert_eq!(ps_entry(child), None, "the child has not opened anything");
     assert_eq!(importer.ok("child check m 1"), importer.ok("check m 1"));
     // The child is listed after an open of its own.
     let other = block(&mut producer, "c");
@@ -398,8 +398,8 @@ fn unreadable_processes_are_counted_with_remedy() {
 struct ShmFile(String);
 
 impl ShmFile {
-    fn new(what: &str) -> Self {
-        Self(format!("umf-inspect-{}-{what}", std::process::id()))
+    fn new(purpose: &str) -> Self {
+        Self(format!("umf-inspect-{}-{purpose}", std::process::id()))
     }
 
     fn path(&self) -> PathBuf {
@@ -414,7 +414,7 @@ impl Drop for ShmFile {
 }
 
 /// Serializes the tests of `umf gc`, which removes the names of all killed processes.
-fn one_gc_at_a_time() -> MutexGuard<'static, ()> {
+fn serialize_gc() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -423,7 +423,7 @@ fn one_gc_at_a_time() -> MutexGuard<'static, ()> {
 /// memory with a requested name can leave one, and `umf gc` removes exactly those.
 #[test]
 fn gc_removes_names_of_killed_processes_only() {
-    let _serial = one_gc_at_a_time();
+    let _serial = serialize_gc();
     const TEST: &str = "gc_removes_names_of_killed_processes_only";
     let (left, used, living, foreign) =
         (ShmFile::new("left"), ShmFile::new("used"), ShmFile::new("living"), ShmFile::new("foreign"));
@@ -484,7 +484,7 @@ fn gc_removes_names_of_killed_processes_only() {
 /// A process that created named memory and then called `exec` lives, but does not use the memory.
 #[test]
 fn gc_removes_name_forgotten_across_exec() {
-    let _serial = one_gc_at_a_time();
+    let _serial = serialize_gc();
     const TEST: &str = "gc_removes_name_forgotten_across_exec";
     let (forgotten, open) = (ShmFile::new("forgotten"), ShmFile::new("open"));
     for name in [&forgotten, &open] {
@@ -516,7 +516,7 @@ fn gc_removes_name_forgotten_across_exec() {
 /// `umf gc` does not follow symlinks, and removes no file without its attribute.
 #[test]
 fn gc_ignores_symlinks_and_foreign_names() {
-    let _serial = one_gc_at_a_time();
+    let _serial = serialize_gc();
     let (link, target, odd) = (ShmFile::new("link"), ShmFile::new("target"), ShmFile::new("odd"));
     std::fs::write(target.path(), b"precious").unwrap();
     std::os::unix::fs::symlink(target.path(), link.path()).unwrap();

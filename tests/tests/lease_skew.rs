@@ -1,12 +1,12 @@
 //! A free finds a lease although the lease counts of its process are spread over several rows.
 //!
-//! A mapping that one thread opens and another thread closes leaves +1 in the row of the first
-//! thread and -1 in the row that all other threads of the process share. Their sum is zero, as it
-//! should be. When an importer gives up its lease table, its rows go one after the other. A free at
-//! that moment must still see a lease that the same process has taken through another table.
+//! One thread opens a mapping and another thread closes it, so that the threads' rows have been
+//! written in different orders. When an importer gives up its lease table, it clears the rows one
+//! by one. A free at that moment must still see a lease that the same process has taken through
+//! another table.
 //!
 //! Each round frees a block that has an open mapping, while another thread makes an importer give
-//! up its table. The pool must not hand the block out again before the mapping is closed.
+//! up its table. The pool must not reuse the block before the mapping is closed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -21,18 +21,18 @@ use umf::{Address, Exporter, Handle, Importer, Mapping, Visibility};
 use umf_core::Layout;
 use umf_runtime::deferred;
 
-/// Rounds of each test, unless the first failure ends it.
+/// Rounds of each test.
 const ROUNDS: u64 = 12_000;
-/// Blocks that are allocated after a free. They are more than the pool's caches keep of one size.
+/// Blocks that are allocated after a free: more than the pool's caches hold of one size.
 const BLOCKS_AFTER_FREE: usize = 40;
-/// Upper bound of the delay between the start of an eviction and the free. An eviction takes less.
-const LONGEST_DELAY_NS: u64 = 120_000;
-/// The same between the start of an eviction and an open, which takes long itself.
-const LONGEST_DELAY_OF_OPEN_NS: u64 = 15_000;
-/// The delays of successive rounds are spread by this step, so that they cover the whole range.
+/// Maximum delay from the start of an eviction to the free. An eviction takes less.
+const MAX_FREE_DELAY_NS: u64 = 120_000;
+/// Maximum delay from the start of an eviction to the open, which takes long itself.
+const MAX_OPEN_DELAY_NS: u64 = 15_000;
+/// Difference between the delays of successive rounds, so that they cover the whole range.
 const DELAY_STEP_NS: u64 = 7919;
 
-/// One producer, in the process of its importers.
+/// A producer in the process of its importers.
 struct Producer {
     pool: Arc<SlabPool>,
     exporter: Exporter,
@@ -64,8 +64,8 @@ impl Producer {
         unsafe { umf_core::pool::free(&*self.pool, address) }.unwrap();
     }
 
-    /// Whether the pool hands out this block again.
-    fn hands_out(&self, freed: Address) -> bool {
+    /// Returns whether the pool reuses a freed block.
+    fn reuses(&self, freed: Address) -> bool {
         let blocks: Vec<_> = (0..BLOCKS_AFTER_FREE).map(|_| self.allocate()).collect();
         let found = blocks.contains(&freed);
         blocks.into_iter().for_each(|block| self.free(block));
@@ -77,8 +77,7 @@ fn importer() -> Importer {
     Importer::builder().import(Arc::new(HostImport::new())).build().unwrap()
 }
 
-/// A thread that runs what it is given, in order. It opens nothing by itself, so it has no lease
-/// row of its own unless a job opens something.
+/// A thread that runs jobs in order. It has no lease row unless a job opens a handle.
 struct Helper<'scope> {
     jobs: mpsc::Sender<Box<dyn FnOnce() + Send + 'scope>>,
 }
@@ -90,7 +89,7 @@ impl<'scope> Helper<'scope> {
         Self { jobs }
     }
 
-    /// Queues a job, whose result arrives in the channel that is returned.
+    /// Queues a job. Returns a channel for its result.
     fn run<R: Send + 'scope>(&self, job: impl FnOnce() -> R + Send + 'scope) -> mpsc::Receiver<R> {
         let (done, result) = mpsc::channel();
         self.jobs.send(Box::new(move || drop(done.send(job())))).unwrap();
@@ -104,7 +103,7 @@ fn skew<'scope>(importer: &'scope Importer, handle: &Handle, helper: &Helper<'sc
     helper.run(move || drop(mapping)).recv().unwrap();
 }
 
-/// Starts `evict_idle` in the helper's thread and returns when it is about to run.
+/// Starts `evict_idle` in the helper's thread. Returns when it is about to run.
 fn start_eviction<'scope>(importer: &'scope Importer, helper: &Helper<'scope>) -> mpsc::Receiver<usize> {
     let running = Arc::new(AtomicBool::new(false));
     let evicted = {
@@ -121,30 +120,27 @@ fn start_eviction<'scope>(importer: &'scope Importer, helper: &Helper<'scope>) -
     evicted
 }
 
-fn delay(round: u64, longest: u64) {
-    let begun = Instant::now();
-    let wait = Duration::from_nanos(round * DELAY_STEP_NS % longest);
-    while begun.elapsed() < wait {
+/// Spins for the delay of a round, which is below `max`.
+fn delay(round: u64, max: u64) {
+    let start = Instant::now();
+    let wait = Duration::from_nanos(round * DELAY_STEP_NS % max);
+    while start.elapsed() < wait {
         std::hint::spin_loop();
     }
 }
 
-/// Frees the block, which `mapping` has open, and fails if the pool hands it out again.
+/// Frees the block that `mapping` has open, and asserts that the pool does not reuse it.
 #[track_caller]
 fn free_must_hold(producer: &Producer, address: Address, mapping: &Mapping<'_>, round: u64) {
     producer.free(address);
+    assert!(!mapping.is_current(), "round {round}: the mapping of a freed block is current");
     assert!(
-        !mapping.is_current(),
-        "round {round}: the block was freed, and its mapping says that it is current"
-    );
-    assert!(
-        !producer.hands_out(address),
-        "round {round}: block {address} was handed out again while a mapping of it is open"
+        !producer.reuses(address),
+        "round {round}: block {address} was reused while a mapping of it is open"
     );
 }
 
-/// Two importers have the same export open. The first has a skew in its rows and gives up its
-/// table.
+/// Two importers have the same export open. The first one has skewed rows and gives up its table.
 #[test]
 fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
     let producer = Producer::new();
@@ -156,7 +152,7 @@ fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
             skew(&first, &handle, &helper);
             let mapping = second.open(&handle).unwrap();
             let evicted = start_eviction(&first, &helper);
-            delay(round, LONGEST_DELAY_NS);
+            delay(round, MAX_FREE_DELAY_NS);
             free_must_hold(&producer, address, &mapping, round);
             drop(mapping);
             evicted.recv().unwrap();
@@ -165,8 +161,8 @@ fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
     });
 }
 
-/// One importer gives up its table in one thread and makes a new one in another, by opening the
-/// same handle again.
+/// One thread makes an importer give up its table, and another thread makes it create a new one, by
+/// opening the same handle again.
 #[test]
 fn free_sees_lease_in_new_table_while_importer_gives_up_old_one() {
     let producer = Producer::new();
@@ -179,7 +175,7 @@ fn free_sees_lease_in_new_table_while_importer_gives_up_old_one() {
             let evicted = start_eviction(&importer, &helper);
             let importer = &importer;
             let opened = opener.run(move || {
-                delay(round, LONGEST_DELAY_OF_OPEN_NS);
+                delay(round, MAX_OPEN_DELAY_NS);
                 importer.open(&handle).unwrap()
             });
             let mapping = opened.recv().unwrap();

@@ -1,4 +1,4 @@
-//! Commands of a single test each.
+//! Commands that a single test needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::{Answer, Failure};
 
 pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
-        ("driver-pool", [name, kind, how]) => driver_pool(actor, name, kind, how),
+        ("driver-pool", [name, kind, fds]) => driver_pool(actor, name, kind, fds),
         ("native-counts", []) => file_driver::counts(),
         ("alloc-aligned", [pool, size, align, "->", name]) => alloc_aligned(actor, pool, size, align, name),
         ("purge-region", [name]) => purge(actor, name),
@@ -26,17 +26,17 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
             importer.add_import(Arc::new(HostImport::new().allow_unsealed(true)));
             String::new()
         }),
-        ("ze-soft", [what]) => ze_soft(what),
+        ("ze-soft", [counter]) => ze_soft(counter),
         ("fixed-addresses", []) => fixed_addresses(),
         ("fork-while-exporters-end", [rounds]) => fork_while_exporters_end(rounds),
         _ => return None,
     })
 }
 
-/// Creates a pool in which each block has a native export of its own. `how` is `fd-each` or
-/// `one-fd`.
-fn driver_pool(actor: &mut ActorState, name: &str, kind: &str, how: &str) -> Answer {
-    let pool = umf::pools::ProxyPool::new(FileDriver::new(kind, how == "fd-each")?)?;
+/// Creates a pool whose blocks each have a native export. `fds` is `fd-each` (each export has an
+/// fd) or `one-fd`.
+fn driver_pool(actor: &mut ActorState, name: &str, kind: &str, fds: &str) -> Answer {
+    let pool = umf::pools::ProxyPool::new(FileDriver::new(kind, fds == "fd-each")?)?;
     actor.pools.insert(name.to_owned(), Pool::from_pool(pool));
     Ok(String::new())
 }
@@ -119,11 +119,11 @@ fn open_file(actor: &mut ActorState, path: &str, name: &str) -> Answer {
 }
 
 /// Returns a counter of the software driver, which must be loaded.
-fn ze_soft(what: &str) -> Answer {
+fn ze_soft(counter: &str) -> Answer {
     type Query = unsafe extern "C" fn(*const libc::c_char, *mut u64) -> u32;
     let path = std::env::var_os("TESTS_ZE_SOFT").ok_or_else(|| Failure::unknown("TESTS_ZE_SOFT"))?;
     let path = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(&*path)).unwrap();
-    let what = std::ffi::CString::new(what).unwrap();
+    let counter = std::ffi::CString::new(counter).unwrap();
     // SAFETY: `RTLD_NOLOAD` runs no code of the library.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     if library.is_null() {
@@ -135,8 +135,8 @@ fn ze_soft(what: &str) -> Answer {
     let mut value = 0;
     // SAFETY: the function has this prototype.
     let answer =
-        unsafe { std::mem::transmute::<*mut libc::c_void, Query>(query)(what.as_ptr(), &raw mut value) };
-    if answer == 0 { Ok(value.to_string()) } else { Err(Failure::unknown(what.to_str().unwrap_or("?"))) }
+        unsafe { std::mem::transmute::<*mut libc::c_void, Query>(query)(counter.as_ptr(), &raw mut value) };
+    if answer == 0 { Ok(value.to_string()) } else { Err(Failure::unknown(counter.to_str().unwrap_or("?"))) }
 }
 
 /// Disables address randomization from the next `exec` on.
@@ -172,7 +172,7 @@ fn fork_while_exporters_end(rounds: &str) -> Answer {
             // SAFETY: the child makes only system calls, and ends.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // SAFETY: numbers only; `has_socket` is system calls alone.
+                // SAFETY: numbers only; `has_socket` makes only system calls.
                 unsafe { libc::_exit(i32::from(has_socket())) };
             }
             if pid < 0 {

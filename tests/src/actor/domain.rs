@@ -103,10 +103,10 @@ fn register(all: &mut Domains, domain: &str, number: &str, kind: &str, name: &st
 
 /// Lists the objects of a domain, each as `number:kind:size:registrants`.
 fn objects(domain: &Domain) -> Answer {
-    let shown = |object: umf::domain::ObjectInfo| {
+    let text = |object: umf::domain::ObjectInfo| {
         format!("{}:{}:{}:{}", object.id, object.kind, object.size, object.registrants)
     };
-    Ok(domain.objects()?.into_iter().map(shown).collect::<Vec<_>>().join(" "))
+    Ok(domain.objects()?.into_iter().map(text).collect::<Vec<_>>().join(" "))
 }
 
 /// Creates, registers and drops objects, `rounds` times.
@@ -134,7 +134,7 @@ fn stress(all: &mut Domains, domain: &str, index: &str, seed: &str, milliseconds
     let mut killed = 0;
     while Instant::now() < end {
         if next(&mut state).is_multiple_of(200) {
-            killed += u64::from(child_is_no_member(domain)?);
+            killed += u64::from(check_forked_child(domain)?);
         }
         let entry = word(index, (next(&mut state) % entries) as usize);
         match next(&mut state) % 4 {
@@ -182,13 +182,13 @@ fn stress(all: &mut Domains, domain: &str, index: &str, seed: &str, milliseconds
 
 /// Forks a child, which must not be a member of the domain. Returns whether the child was killed at
 /// a failpoint.
-fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
+fn check_forked_child(domain: &Domain) -> Result<bool, Failure> {
     // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let is_none = matches!(domain.create(4096, KIND), Err(Error::Forked));
-        // SAFETY: ends the child without running what belongs to the parent.
-        unsafe { libc::_exit(i32::from(!is_none)) };
+        let is_refused = matches!(domain.create(4096, KIND), Err(Error::Forked));
+        // SAFETY: ends the child without running exit handlers of the parent.
+        unsafe { libc::_exit(i32::from(!is_refused)) };
     }
     if pid < 0 {
         return Err(std::io::Error::last_os_error().into());
@@ -196,9 +196,10 @@ fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
     match crate::process::wait_for(pid)?.as_str() {
         "0" => Ok(false),
         "9" => Ok(true),
-        status => {
-            Err(Failure::new("Child", format!("it is a member of its parent's domain, or ended: {status}")))
-        }
+        status => Err(Failure::new(
+            "Child",
+            format!("it is a member of its parent's domain, or ended with {status}"),
+        )),
     }
 }
 

@@ -1,7 +1,7 @@
-//! [`FileDriver`]: a provider of an application, over one file, with native handles.
+//! [`FileDriver`]: a provider over one file, as an application may write it, with native handles.
 //!
-//! It imitates two kinds of drivers: one makes an fd for each export, the other returns the same
-//! fd.
+//! It imitates two kinds of drivers: the first creates an fd for each export, and the second
+//! returns the same fd for all exports.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,25 +15,27 @@ use umf_core::{Error, Export, Layout, NativeBytes, NativeExport, Provider, Regio
 use crate::{Answer, Failure};
 
 /// Size of a region.
-const PART: usize = 64 << 10;
-const PARTS: usize = 64;
+const REGION: usize = 64 << 10;
+/// Number of regions in the file.
+const REGIONS: usize = 64;
 
-/// Native exports of this process so far.
+/// Number of native exports of this process so far.
 static EXPORTS: AtomicU64 = AtomicU64::new(0);
-/// Native exports that were given back.
+/// Number of native exports that were released.
 static UNEXPORTS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct FileDriver {
     kind: ProviderKind,
     file: Arc<OwnedFd>,
     start: usize,
-    /// Whether each export has an fd of its own.
+    /// Whether each export has its own fd.
     makes_fds: bool,
-    parts: Mutex<Parts>,
+    regions: Mutex<Regions>,
 }
 
-struct Parts {
-    /// Parts of the file without a region.
+/// State of the regions of the file.
+struct Regions {
+    /// Indices of free regions.
     free: BTreeSet<usize>,
     /// Ids of the regions with a native export.
     exported: BTreeSet<u64>,
@@ -43,7 +45,7 @@ impl FileDriver {
     pub(crate) fn new(kind: &str, makes_fds: bool) -> std::result::Result<Arc<Self>, Failure> {
         let kind = ProviderKind::new(kind).ok_or_else(|| Failure::unknown(kind))?;
         let failed = || Failure::from(std::io::Error::last_os_error());
-        let size = PART * PARTS;
+        let size = REGION * REGIONS;
         // SAFETY: a C string.
         let file =
             unsafe { libc::memfd_create(c"driver".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -69,22 +71,22 @@ impl FileDriver {
             file: Arc::new(file),
             start: start.expose_provenance(),
             makes_fds,
-            parts: Mutex::new(Parts { free: (0..PARTS).collect(), exported: BTreeSet::new() }),
+            regions: Mutex::new(Regions { free: (0..REGIONS).collect(), exported: BTreeSet::new() }),
         }))
     }
 
-    fn part_of(&self, region: &Region) -> usize {
-        (region.base().to_bits() as usize - self.start) / PART
+    fn index_of(&self, region: &Region) -> usize {
+        (region.base().to_bits() as usize - self.start) / REGION
     }
 }
 
-/// Answers with the numbers of native exports that were made, were given back, and are outstanding.
+/// Answers with the numbers of native exports that were made, were released, and are outstanding.
 pub(crate) fn counts() -> Answer {
-    let (made, back) = (EXPORTS.load(Ordering::SeqCst), UNEXPORTS.load(Ordering::SeqCst));
-    Ok(format!("made={made} back={back} out={}", made - back))
+    let (made, released) = (EXPORTS.load(Ordering::SeqCst), UNEXPORTS.load(Ordering::SeqCst));
+    Ok(format!("made={made} released={released} outstanding={}", made - released))
 }
 
-// SAFETY: regions are disjoint parts of a writable mapping that is never unmapped.
+// SAFETY: regions are disjoint ranges of a writable mapping that is never unmapped.
 unsafe impl Provider for FileDriver {
     fn kind(&self) -> ProviderKind {
         self.kind
@@ -108,21 +110,21 @@ unsafe impl Provider for FileDriver {
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let full = Error::OutOfMemory { size: layout.size(), owner: "driver", native: 0 };
-        if layout.size() > PART || layout.align() > 4096 {
+        if layout.size() > REGION || layout.align() > 4096 {
             return Err(full);
         }
-        let part = self.parts.lock().unwrap().free.pop_first().ok_or(full)?;
-        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start + part * PART);
-        Ok(Region::new(Address::from_ptr(start), PART))
+        let index = self.regions.lock().unwrap().free.pop_first().ok_or(full)?;
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start + index * REGION);
+        Ok(Region::new(Address::from_ptr(start), REGION))
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        let mut parts = self.parts.lock().unwrap();
+        let mut regions = self.regions.lock().unwrap();
         assert!(
-            !parts.exported.contains(&region.id().get()),
-            "freed before its native export was given back"
+            !regions.exported.contains(&region.id().get()),
+            "the region is freed before its native export is released"
         );
-        parts.free.insert(self.part_of(&region));
+        regions.free.insert(self.index_of(&region));
         Ok(())
     }
 
@@ -135,23 +137,24 @@ impl Export for FileDriver {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         let number = EXPORTS.fetch_add(1, Ordering::SeqCst) + 1;
         assert!(
-            self.parts.lock().unwrap().exported.insert(region.id().get()),
-            "one native export of a region at a time"
+            self.regions.lock().unwrap().exported.insert(region.id().get()),
+            "the region has a native export already"
         );
         let file = if self.makes_fds {
             Arc::new(self.file.try_clone().map_err(|_| Error::native("dup", libc::EMFILE))?)
         } else {
             Arc::clone(&self.file)
         };
-        let mut export = NativeExport::from_fd(file, (self.part_of(region) * PART) as u64);
+        let mut export = NativeExport::from_fd(file, (self.index_of(region) * REGION) as u64);
         export.native = NativeBytes::new(format!("native {number}").as_bytes())?;
         export.allocation_id = region.id().get();
         Ok(export)
     }
 
     fn unexport(&self, region: &Region, export: NativeExport) -> Result<()> {
-        assert!(self.parts.lock().unwrap().exported.remove(&region.id().get()), "given back twice");
-        assert_eq!(export.allocation_id, region.id().get(), "given back to another region");
+        let is_exported = self.regions.lock().unwrap().exported.remove(&region.id().get());
+        assert!(is_exported, "the native export is released twice");
+        assert_eq!(export.allocation_id, region.id().get(), "the native export is of another region");
         UNEXPORTS.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }

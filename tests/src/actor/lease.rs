@@ -22,7 +22,7 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
     Some(match (command, words) {
         ("close-elsewhere", [name]) => close_elsewhere(actor, name),
         ("open-threads", [count, handle, "->", name]) => open_threads(actor, count, handle, name),
-        ("reused", [pool, size, address, most]) => reused(actor, pool, size, address, most),
+        ("reused", [pool, size, address, count]) => reused(actor, pool, size, address, count),
         ("regions", [count, size, "->", name]) => regions(actor, count, size, name),
         ("free-regions", [name, first, end]) => free_regions(actor, name, first, end),
         ("regions-again", [count, size]) => regions_again(actor, count, size),
@@ -69,12 +69,12 @@ fn open_threads(actor: &mut ActorState, count: &str, handle: &str, name: &str) -
     Ok(String::new())
 }
 
-/// Allocates up to `most` blocks of this size, and answers whether one is at this address. Frees
-/// them.
-fn reused(actor: &ActorState, pool: &str, size: &str, address: &str, most: &str) -> Answer {
-    let (pool, size, most) = (actor.pool(pool)?, size.parse()?, most.parse()?);
+/// Allocates up to `count` blocks of this size, and answers whether one is at this address. Frees
+/// the blocks.
+fn reused(actor: &ActorState, pool: &str, size: &str, address: &str, count: &str) -> Answer {
+    let (pool, size, count) = (actor.pool(pool)?, size.parse()?, count.parse()?);
     let mut blocks = Vec::new();
-    for _ in 0..most {
+    for _ in 0..count {
         let block = pool.allocate(size)?;
         let found = block.address().to_string() == address;
         blocks.push(block);
@@ -113,7 +113,7 @@ fn free_regions(actor: &mut ActorState, name: &str, first: &str, end: &str) -> A
 }
 
 /// Allocates `count` regions of the same provider, and answers how many are at the address of a
-/// freed region. Frees them.
+/// freed region. Frees the regions.
 fn regions_again(actor: &ActorState, count: &str, size: &str) -> Answer {
     let (upstream, addresses) = actor.freed.as_ref().ok_or_else(|| Failure::unknown("freed"))?;
     let layout = Layout::new(size.parse()?, 4096)?;
@@ -154,7 +154,7 @@ fn handles_into(actor: &ActorState, control: &str, name: &str, count: &str) -> A
     Ok(String::new())
 }
 
-/// Opens handles `first` to `end` of those that a mapping holds, as `name0`, `name1`, ...
+/// Opens the handles `first` to `end` in a mapping, as `name0`, `name1`, ...
 fn open_from(actor: &mut ActorState, control: &str, first: &str, end: &str, name: &str) -> Answer {
     for number in first.parse::<usize>()?..end.parse()? {
         let mut bytes = [0; HANDLE];
@@ -167,7 +167,7 @@ fn open_from(actor: &mut ActorState, control: &str, first: &str, end: &str, name
 /// Forks `count` children, each of which opens the handle and keeps it open until it is killed.
 fn fork_importers(actor: &mut ActorState, count: &str, handle: &str) -> Answer {
     let bytes = decode(handle)?;
-    let (mut ours, theirs) = std::io::pipe()?;
+    let (mut answers, answer) = std::io::pipe()?;
     let count: usize = count.parse()?;
     for _ in 0..count {
         // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
@@ -177,7 +177,7 @@ fn fork_importers(actor: &mut ActorState, count: &str, handle: &str) -> Answer {
             // SAFETY: numbers only.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let opened = open(&bytes);
-            let _ = std::io::Write::write_all(&mut &theirs, &[u8::from(opened.is_ok())]);
+            let _ = std::io::Write::write_all(&mut &answer, &[u8::from(opened.is_ok())]);
             loop {
                 std::thread::park();
             }
@@ -187,10 +187,10 @@ fn fork_importers(actor: &mut ActorState, count: &str, handle: &str) -> Answer {
         }
         actor.importers.push(pid);
     }
-    drop(theirs);
-    let mut answers = vec![0; count];
-    ours.read_exact(&mut answers)?;
-    Ok(answers.iter().map(|&opened| usize::from(opened)).sum::<usize>().to_string())
+    drop(answer);
+    let mut opened = vec![0; count];
+    answers.read_exact(&mut opened)?;
+    Ok(opened.iter().map(|&opened| usize::from(opened)).sum::<usize>().to_string())
 }
 
 /// Kills and reaps the children of [`fork_importers`].
@@ -219,10 +219,10 @@ fn table_of(pid: &str) -> Result<std::fs::File, Failure> {
     Err(Failure::unknown("lease table"))
 }
 
-/// Layout of a lease table: offsets of its parts, length and number of its rows (`docs/leases.md`).
+/// Layout of a lease table: offsets of its parts, size and number of its rows (`docs/leases.md`).
 struct TableLayout {
     owners: u64,
-    marks: u64,
+    bitmaps: u64,
     rows: u64,
     row_size: u64,
     count: u64,
@@ -238,9 +238,9 @@ impl TableLayout {
             Ok(u64::from(u32::from_le_bytes(bytes)))
         };
         let (count, slots) = (word(12)?, word(32)?);
-        let marks = Self::PART + (count * 64).next_multiple_of(Self::PART);
+        let bitmaps = Self::PART + (count * 64).next_multiple_of(Self::PART);
         let words = (slots * 8).next_multiple_of(Self::PART);
-        Ok(Self { owners: Self::PART, marks, rows: marks + words, row_size: Self::PART + words, count })
+        Ok(Self { owners: Self::PART, bitmaps, rows: bitmaps + words, row_size: Self::PART + words, count })
     }
 
     /// Returns the offset of the words of a row.
@@ -249,8 +249,8 @@ impl TableLayout {
     }
 }
 
-/// Writes plausible and random words to a lease table for the given time. With `body`, spares the
-/// header words that identify the table. Answers with the number of words.
+/// Writes plausible and random words to a lease table for the given time. If `part` is `body`, it
+/// does not write the header words that identify the table. Answers with the number of words.
 fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let pids: Vec<u64> = pids.iter().map(|pid| pid.parse()).collect::<Result<_, _>>()?;
@@ -259,14 +259,14 @@ fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer 
     let mut state = u64::from(std::process::id());
     let mut words = 0;
     while Instant::now() < end {
-        // Rows and slots are used from the first one on: only a few hundred are in use.
+        // The lowest rows and slots are used first, so that only a few hundred are in use.
         let (row, slot) = (next(&mut state) % layout.count.min(200), next(&mut state) % 300);
         let offset = match next(&mut state) % 8 {
             // The header words height, search, events, dead, cleared.
             0 if part == "body" => 64 + next(&mut state) % 5 * 64,
             0 => next(&mut state) % 5 * 8,
             1..=2 => layout.owners + row * 64 + next(&mut state) % 3 * 8,
-            3..=4 => layout.marks + slot * 8,
+            3..=4 => layout.bitmaps + slot * 8,
             _ => layout.words(row) + slot * 8,
         };
         let wild = next(&mut state);
@@ -284,13 +284,13 @@ fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer 
     Ok(words.to_string())
 }
 
-/// Marks every block as open in all rows of a lease table, and raises the table's height to all
-/// rows. With `lock`, also takes the locks of the rows.
+/// Counts every block as open in all rows of a lease table, and raises the table's height to all
+/// rows. If `lock` is `lock`, also takes the locks of the rows.
 fn claim_rows(actor: &mut ActorState, pid: &str, lock: &str) -> Answer {
     let table = table_of(pid)?;
     let layout = TableLayout::of(&table)?;
     table.write_all_at(&4096_u32.to_le_bytes(), 64)?;
-    table.write_all_at(&u64::MAX.to_le_bytes().repeat(64), layout.marks)?;
+    table.write_all_at(&u64::MAX.to_le_bytes().repeat(64), layout.bitmaps)?;
     // The first rows belong to another importer.
     for row in 8..layout.count.min(1000) {
         table.write_all_at(&7_u64.to_le_bytes(), layout.owners + row * 64)?;

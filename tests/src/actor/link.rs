@@ -1,11 +1,8 @@
-//! Commands for links and their messages.
+//! Commands for links and their messages, from and to private memory or blocks of pools.
 
-mod blocks;
 mod ranks;
 mod remote;
 mod traffic;
-
-pub(crate) use blocks::execute as execute_with_blocks;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +11,7 @@ use std::time::{Duration, Instant};
 use umf::Pool;
 use umf::link::{Endpoint, Engine, Error, Link, LinkAddress, Loan, Memory, Registration, TagMatch};
 
-use crate::memory::{content, holds};
+use crate::memory::{ActorState, content, holds};
 use crate::stress::next;
 use crate::{Answer, Failure};
 
@@ -35,8 +32,8 @@ pub(crate) struct Links {
 pub(crate) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("link-bind", [name]) => umf::link::bind().map_err(Failure::from).map(|it| all.endpoint(name, it)),
-        ("link-bind", [name, "named", known]) => {
-            umf::link::named(known).map_err(Failure::from).map(|endpoint| all.endpoint(name, endpoint))
+        ("link-bind", [name, "named", public]) => {
+            umf::link::named(public).map_err(Failure::from).map(|endpoint| all.endpoint(name, endpoint))
         }
         ("link-unbind", [name]) => Ok(all.endpoints.remove(*name).is_some().to_string()),
         ("link-accept", [endpoint, ms, "->", name]) => accept(all, endpoint, ms, name),
@@ -54,26 +51,26 @@ pub(crate) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<
         ("link-recv", [name, tag, capacity, seed]) => receive(all, name, tag, capacity, seed),
         ("link-lend", [name, tag, size, seed]) => lend(all, name, tag, size, seed),
         ("link-lent", [name]) => {
-            let (mut back, mut away) = (0, 0);
+            let (mut released, mut pending) = (0, 0);
             for (_, lent) in all.lent.iter().filter(|(link, _)| link == name) {
-                if lent.is_returned() { back += 1 } else { away += 1 }
+                if lent.is_returned() { released += 1 } else { pending += 1 }
             }
-            Ok(format!("back={back} away={away}"))
+            Ok(format!("released={released} pending={pending}"))
         }
-        ("link-look", [name]) => all.link(name).and_then(|link| {
+        ("link-check-alive", [name]) => all.link(name).and_then(|link| {
             link.check_alive()?;
             Ok(String::new())
         }),
         ("link-engines", [name]) => all.link(name).map(|link| link.engines().to_string()),
         ("link-statistics", [name]) => all.link(name).map(|link| {
-            let seen = link.statistics();
-            let by = Engine::ALL.map(|engine| format!("{engine}={}", seen.received_by(engine).messages));
-            let refused = format!("refused-cma={} refused-mapped={}", seen.refused_cma, seen.refused_mapped);
-            format!("sent={} {} viewed={} {refused}", seen.sent.messages, by.join(" "), seen.viewed.messages)
+            let all = link.statistics();
+            let by = Engine::ALL.map(|engine| format!("{engine}={}", all.received_by(engine).messages));
+            let refused = format!("refused-cma={} refused-mapped={}", all.refused_cma, all.refused_mapped);
+            format!("sent={} {} viewed={} {refused}", all.sent.messages, by.join(" "), all.viewed.messages)
         }),
         // Sends and receives `count` messages at the same time, or until the link ends.
-        ("link-traffic", [name, mine, theirs, count]) => match all.links.remove(*name) {
-            Some(link) => traffic::both_ways(link, mine, theirs, count),
+        ("link-traffic", [name, seed, peer_seed, count]) => match all.links.remove(*name) {
+            Some(link) => traffic::both_ways(link, seed, peer_seed, count),
             None => Err(Failure::unknown(name)),
         },
         ("link-watch", [name]) => all.link(name).and_then(|link| {
@@ -129,7 +126,7 @@ fn accept(all: &mut Links, endpoint: &str, ms: &str, name: &str) -> Answer {
 /// Connects to an address, or to `name:<name>`.
 fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
     let address = match address.strip_prefix("name:") {
-        Some(known) => LinkAddress::of_name(known)?,
+        Some(public) => LinkAddress::of_name(public)?,
         None => address.parse().map_err(|error| Failure::new("Address", error))?,
     };
     let link = umf::link::connect(&address, milliseconds(ms)?)?;
@@ -157,9 +154,9 @@ fn child_is_refused(all: &mut Links, name: &str) -> Answer {
             link.test_recv(&mut receive).map(drop),
             link.finish(&mut [], core::slice::from_mut(&mut receive)),
         ];
-        let is_none = refused.into_iter().all(|refused| matches!(refused, Err(Error::Forked)));
-        // SAFETY: ends the child without running what belongs to the parent.
-        unsafe { libc::_exit(i32::from(!is_none)) };
+        let are_refused = refused.into_iter().all(|refused| matches!(refused, Err(Error::Forked)));
+        // SAFETY: ends the child without running exit handlers of the parent.
+        unsafe { libc::_exit(i32::from(!are_refused)) };
     }
     if pid < 0 {
         return Err(std::io::Error::last_os_error().into());
@@ -205,6 +202,43 @@ fn lend(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answe
     let lent = all.link(name)?.hand_over(tag.parse()?, memory)?;
     all.lent.push((name.to_owned(), lent));
     Ok(String::new())
+}
+
+/// Executes a command whose message comes from or goes to a block of the actor's pools.
+pub(crate) fn execute_with_blocks(actor: &mut ActorState, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("link-send-block", [name, tag, pool, block]) => {
+            with_block_memory(actor, pool, block, |actor, memory| {
+                actor.links.link(name)?.send(tag.parse()?, memory)?;
+                Ok(String::new())
+            })
+        }
+        // Answers with length and engine.
+        ("link-recv-block", [name, tag, pool, block]) => {
+            with_block_memory(actor, pool, block, |actor, memory| {
+                let received = actor.links.link(name)?.recv(tag.parse::<u64>()?, memory)?;
+                Ok(format!("{} {}", received.length, received.engine))
+            })
+        }
+        _ => return None,
+    })
+}
+
+/// Runs `run` with a block as link memory, including the host access of its provider.
+fn with_block_memory(
+    actor: &mut ActorState,
+    pool: &str,
+    block: &str,
+    run: impl FnOnce(&mut ActorState, &Memory<'_>) -> Answer,
+) -> Answer {
+    let raw = actor.block(block)?;
+    let provider = actor.pool(pool)?.provider().clone();
+    let handle = crate::memory::handle(raw.address)?;
+    let pointer = raw.address.as_ptr().ok_or_else(|| Failure::new("Inaccessible", block))?;
+    // SAFETY: the block is live during the command, which frees nothing.
+    let slice = unsafe { umf::View::new(pointer, raw.size) }?;
+    let memory = Memory::new(&handle, slice)?.with_host_access(provider.host_access());
+    run(actor, &memory)
 }
 
 /// Overwrites the memory of all links for the given time with small numbers, which are plausible

@@ -1,4 +1,5 @@
-//! Commands for pools, blocks, regions, handles and mappings, and the state of the actor.
+//! Commands for pools, blocks, regions, handles and mappings, and the state of the actor. If the
+//! CPU cannot access memory, the device copies it.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -9,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use umf::host::HostProvider;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, View, Visibility};
 use umf_core::{Layout, Region};
-use umf_runtime::Upstream;
+use umf_runtime::{Upstream, tracker};
 use umf_tests::block_table::BlockTable;
 
 use crate::{Answer, Failure};
@@ -166,7 +167,7 @@ fn pool(actor: &mut ActorState, name: &str, kind: &[&str]) -> Answer {
         ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).populate(true).build()?)?,
         ["at-once"] => each(shared().populate(true).build()?)?,
         ["dma-buf", source] => over_dma_buf(source, name)?,
-        ["cuda", memory] => crate::device::cuda_pool(memory, name)?,
+        ["cuda", memory] => cuda_pool(memory, name)?,
         ["small", bytes] => each(shared().arena_size(bytes.parse()?).build()?)?,
         _ => return Err(Failure::unknown(name)),
     };
@@ -332,4 +333,56 @@ fn nonce() -> Answer {
     let exporter = umf::exporter()?;
     let nonce = exporter.nonce().map_or_else(|| "none".to_owned(), |nonce| format!("umf-{nonce}"));
     Ok(format!("{nonce} {}", exporter.is_served()))
+}
+
+/// Creates a slab pool over CUDA memory of this kind, with the driver on the library path.
+fn cuda_pool(memory: &str, name: &str) -> Result<Pool, Failure> {
+    let kind = memory.parse().map_err(|error| Failure::new("InvalidArgument", error))?;
+    let provider = umf::cuda::CudaProvider::builder().memory(kind).name(name.to_owned()).build()?;
+    Ok(Pool::builder().provider(provider).build()?)
+}
+
+impl ActorState {
+    /// Copies bytes to the beginning of a block, region or mapping by the device. Returns `false`
+    /// without copying if the CPU can access the memory.
+    fn copied_into(&self, name: &str, content: impl FnOnce(usize) -> Vec<u8>) -> Result<bool, Failure> {
+        if let Some(mapping) = self.mappings.get(name) {
+            if !mapping.is_host_accessible() {
+                mapping.write(0, &content(mapping.len()))?;
+                return Ok(true);
+            }
+            return Ok(false);
+        }
+        let (address, size) = self.extent(name)?;
+        with_transfer(address, |transfer| {
+            // SAFETY: the actor's own live block or region, to which no reference exists.
+            unsafe { transfer.write(address, &content(size)) }
+        })
+    }
+
+    /// Returns the content of a block or region of a device, or `None` if the CPU can access it.
+    fn copied_out(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let (address, size) = self.extent(name)?;
+        let mut content = vec![0; size];
+        let copied = with_transfer(address, |transfer| {
+            // SAFETY: the actor's own live block or region, which no thread writes.
+            unsafe { transfer.read(address, &mut content) }
+        })?;
+        Ok(copied.then_some(content))
+    }
+}
+
+/// Runs `copy` with the transfers of the provider of `address`. Returns `false` without running it
+/// if the CPU can access the memory.
+fn with_transfer(
+    address: Address,
+    copy: impl FnOnce(&dyn umf_core::Transfer) -> umf_core::Result<()>,
+) -> Result<bool, Failure> {
+    let found = tracker::find(address).ok_or_else(|| Failure::new("NotTracked", address))?;
+    let owner = found.owner.guard().ok_or_else(|| Failure::new("NotTracked", address))?;
+    let Some(provider) = owner.provider() else { return Ok(false) };
+    match provider.transfer().filter(|_| !provider.memory_kind().is_host_accessible()) {
+        Some(transfer) => Ok(copy(transfer).map(|()| true)?),
+        None => Ok(false),
+    }
 }

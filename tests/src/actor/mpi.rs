@@ -25,8 +25,8 @@ struct Mpi {
     ranks: c_int,
 }
 
-fn succeeded(what: &str, answer: c_int) -> Result<(), Failure> {
-    if answer == 0 { Ok(()) } else { Err(Failure::new("Mpi", format!("{what}: {answer}"))) }
+fn succeeded(call: &str, status: c_int) -> Result<(), Failure> {
+    if status == 0 { Ok(()) } else { Err(Failure::new("Mpi", format!("{call} failed with {status}"))) }
 }
 
 impl Mpi {
@@ -100,7 +100,7 @@ fn run(shim: &str, provider: &str) -> Result<String, Failure> {
     } else {
         consume(&mpi, peer)?
     }
-    // SAFETY: the last call.
+    // SAFETY: no MPI call follows.
     succeeded("MPI_Finalize", unsafe { (mpi.end)() })?;
     Ok(format!("rank {rank} is done"))
 }
@@ -115,7 +115,7 @@ fn produce(mpi: &Mpi, peer: c_int, provider: &str) -> Result<(), Failure> {
         let mut bytes = vec![0; SIZE];
         block.read(0, &mut bytes)?;
         if !holds(&bytes, number + 100) {
-            return Err(Failure::new("WrongContent", format!("the answer in block {number}")));
+            return Err(Failure::new("WrongContent", format!("block {number} after the consumer wrote it")));
         }
         drop(block);
         mpi.send(&[1], peer)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::memory::ActorState;
 use crate::{Answer, Failure, serve};
 
-/// Whether a forked child stays when its parent ends, until it is killed.
+/// Whether a forked child continues after its parent has ended, until it is killed.
 static LINGERS: AtomicBool = AtomicBool::new(false);
 
 /// Shifts the later mappings of this process if the kernel does not randomize addresses, as in
@@ -106,28 +106,28 @@ fn maps(part: &str) -> Answer {
 /// Forks a child that executes the commands with the prefix `child`.
 fn fork(actor: &mut ActorState) -> Answer {
     reap(actor)?;
-    let (ours, theirs) = UnixStream::pair()?;
-    ours.set_read_timeout(Some(Duration::from_secs(9)))?;
+    let (stream, child_stream) = UnixStream::pair()?;
+    stream.set_read_timeout(Some(Duration::from_secs(9)))?;
     // SAFETY: umf and the allocator have fork handlers, so that the child can use both.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        drop(ours);
+        drop(stream);
         // The child answers through the parent.
         for number in [0, 1] {
             // SAFETY: the child does not use stdin and stdout.
             unsafe { libc::close(number) };
         }
         actor.child = None;
-        let input = theirs.try_clone().unwrap();
-        serve(actor, input, theirs);
+        let input = child_stream.try_clone().unwrap();
+        serve(actor, input, child_stream);
         while LINGERS.load(Ordering::Relaxed) {
             std::thread::park();
         }
-        // SAFETY: ends the child without running what belongs to the parent.
+        // SAFETY: ends the child without running exit handlers of the parent.
         unsafe { libc::_exit(0) };
     }
     check(pid)?;
-    actor.child = Some((pid, ours));
+    actor.child = Some((pid, stream));
     Ok(pid.to_string())
 }
 
@@ -136,13 +136,13 @@ pub(crate) fn forward_to_child(actor: &mut ActorState, command: &str) -> Answer 
     writeln!(stream, "{command}")?;
     let mut answer = Vec::new();
     while answer.last() != Some(&b'\n') {
-        let mut byte = [0; 65536];
-        let count = match stream.read(&mut byte) {
+        let mut bytes = [0; 65536];
+        let count = match stream.read(&mut bytes) {
             Ok(0) => return Err(Failure::new("ChildEnded", format!("before it answered {command:?}"))),
             Ok(count) => count,
             Err(error) => return Err(Failure::new("ChildHangs", format!("{command:?}: {error}"))),
         };
-        answer.extend_from_slice(&byte[..count]);
+        answer.extend_from_slice(&bytes[..count]);
     }
     let answer = String::from_utf8_lossy(&answer).trim_end().to_owned();
     match answer.split_once(' ').unwrap_or((&answer, "")) {
@@ -185,7 +185,7 @@ pub(crate) fn wait_for(pid: i32) -> Answer {
 /// Executes this program again, with the same pid and pipes.
 fn exec() -> Answer {
     let program = CString::new(std::fs::read_link("/proc/self/exe")?.to_string_lossy().as_bytes()).unwrap();
-    // The new program does not know of this command, so the answer comes first.
+    // The new program does not know the command, so the answer is sent first.
     std::io::stdout().write_all(b"ok \n")?;
     std::io::stdout().flush()?;
     let arguments = [program.as_ptr(), std::ptr::null()];
@@ -219,7 +219,7 @@ fn set_uid(uid: &str) -> Answer {
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers only.
     check(unsafe { libc::setresgid(uid, uid, uid) })?;
-    // SAFETY: as above.
+    // SAFETY: numbers only.
     check(unsafe { libc::setresuid(uid, uid, uid) })
 }
 
@@ -244,7 +244,7 @@ fn dumpable(flag: &str) -> Answer {
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, flag) })
 }
 
-/// Makes an fd number refer to another file, as a program does that closes an fd of umf by mistake.
+/// Makes an fd number refer to another file, as if the program had closed an fd of umf by mistake.
 fn replace_fd(number: &str, path: &str) -> Answer {
     let number: i32 = number.parse()?;
     let file = if path == "memfd" {
@@ -329,6 +329,6 @@ fn mount(kind: &str, target: &str, options: &str) -> Answer {
     let private = libc::MS_REC | libc::MS_PRIVATE;
     // SAFETY: C strings and numbers; only this process's mount namespace changes.
     check(unsafe { libc::mount(none, c"/".as_ptr(), none, private, none.cast()) })?;
-    // SAFETY: as above.
+    // SAFETY: C strings and numbers; only this process's mount namespace changes.
     check(unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) })
 }

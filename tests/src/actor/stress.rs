@@ -165,8 +165,8 @@ fn fork_storm(actor: &ActorState, pool: &str, forks: &str, words: &[&str]) -> An
                 return Err(Failure::new("WrongContent", format!("seed {seed} in a child")));
             }
         }
-        let own = Pool::shared()?;
-        (0..20).try_for_each(|round| one_export(&own, &mut (round + 1)))
+        let pool = Pool::shared()?;
+        (0..20).try_for_each(|round| one_export(&pool, &mut (round + 1)))
     };
     let mut failed = None;
     let mut rounds = 0;
@@ -184,7 +184,7 @@ fn fork_storm(actor: &ActorState, pool: &str, forks: &str, words: &[&str]) -> An
                         1
                     }
                 };
-                // SAFETY: ends the child without running what belongs to the parent.
+                // SAFETY: ends the child without running exit handlers of the parent.
                 unsafe { libc::_exit(code) };
             }
             let ended = wait_for(pid);
@@ -215,7 +215,7 @@ fn number(memory: umf::View<'_>, offset: usize) -> &AtomicU64 {
     memory.cast::<u64>().unwrap().atomic(offset / 8).unwrap()
 }
 
-/// Word in shared memory by which two processes alternate.
+/// A word in shared memory by which two processes take turns.
 struct Turns<'m> {
     memory: umf::View<'m>,
 }
@@ -235,7 +235,7 @@ impl Turns<'_> {
                 return Ok(());
             }
             if now == u64::MAX {
-                return Err(Failure::new("OtherSide", "it failed"));
+                return Err(Failure::new("OtherSide", "the other process failed"));
             }
             tries += 1;
             if tries.is_multiple_of(64) {
@@ -247,25 +247,27 @@ impl Turns<'_> {
         }
     }
 
+    /// Runs `step` at each of this process's turns: the even ones if `parity` is 0, the odd ones if
+    /// it is 1.
     fn run(
         &self,
         cycles: u64,
         mut step: impl FnMut(u64) -> Result<(), Failure>,
-        own: u64,
+        parity: u64,
     ) -> Result<(), Failure> {
         for cycle in 0..cycles {
-            let result = self.wait(2 * cycle + own).and_then(|()| step(cycle));
+            let result = self.wait(2 * cycle + parity).and_then(|()| step(cycle));
             if result.is_err() {
                 self.turn().store(u64::MAX, Ordering::Release);
                 return result;
             }
-            self.turn().store(2 * cycle + own + 1, Ordering::Release);
+            self.turn().store(2 * cycle + parity + 1, Ordering::Release);
         }
         Ok(())
     }
 }
 
-/// Gives the first turn to [`produce`]. Must run before both.
+/// Gives the first turn to [`produce`]. Must run before [`produce`] and [`consume`].
 fn begin(actor: &ActorState, control: &str) -> Answer {
     let control = actor.block(control)?;
     // SAFETY: a live block of shared memory, which this command does not free.
@@ -357,7 +359,7 @@ fn race_produce(actor: &ActorState, pool: &str, control: &str, milliseconds: &st
         number(TURN).store(cycle, Ordering::SeqCst);
         memory.range(HANDLE..HANDLE + 256).unwrap().copy_from(handle.as_bytes());
         number(AFTER).store(cycle, Ordering::SeqCst);
-        // The time that a block lives varies, so that the consumer opens some in time.
+        // Varies the time until the free, so that the consumer opens some blocks in time.
         for _ in 0..cycle % 64 * 100 {
             std::hint::spin_loop();
         }
@@ -383,9 +385,9 @@ fn race_consume(actor: &ActorState, control: &str, milliseconds: &str) -> Answer
         }
         match importer.open_bytes(&bytes, Access::ReadWrite) {
             Ok(mapping) => {
-                let right = content_is_part(&mapping, cycle, 192);
+                let is_right = content_is_part(&mapping, cycle, 192);
                 // The content of a block that was freed during the read is undefined.
-                if mapping.is_current() && !right {
+                if mapping.is_current() && !is_right {
                     return Err(Failure::new("WrongContent", format!("cycle {cycle}")));
                 }
                 current += 1;

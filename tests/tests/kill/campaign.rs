@@ -34,7 +34,7 @@ impl Campaign {
         if !can_choose_pids {
             machine::skip(
                 "kill_at_any_failpoint_leaks_nothing",
-                "pids used again: choosing one needs CAP_CHECKPOINT_RESTORE",
+                "reused pids: choosing a pid needs CAP_CHECKPOINT_RESTORE",
             );
         }
         Self {
@@ -339,8 +339,8 @@ impl Campaign {
         }
         let mut leaking = Vec::new();
         for (index, worker) in self.workers.iter_mut().enumerate() {
-            if let Some(find_leak) = worker.find_leak() {
-                self.tally.violation(format!("{:?} {}: {find_leak}", worker.role, worker.incarnation));
+            if let Some(leak) = worker.find_leak() {
+                self.tally.violation(format!("{:?} {}: {leak}", worker.role, worker.incarnation));
                 leaking.push(index);
             }
         }

@@ -7,8 +7,10 @@
 //! which producers record what they do. After the round each process must hold what it held when
 //! idle.
 //!
-//! `tests/run --kill [rounds] [seed]` runs it for long. With `UMF_KILL_PROVIDER=dma-buf` the
-//! regions are dma-bufs, of every source of the machine, and the kernel's list of buffers is
+//! One more test is in this program because it needs a failpoint: concurrent first opens.
+//!
+//! `tests/run --kill [rounds] [seed]` runs the matrix for long. With `UMF_KILL_PROVIDER=dma-buf`
+//! the regions are dma-bufs, of every source of the machine, and the kernel's list of buffers is
 //! checked, too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -16,15 +18,17 @@
 
 mod campaign;
 mod domains;
-mod first_opens;
 mod links;
 mod plan;
 mod tally;
 mod workers;
 
+use std::time::Duration;
+
 use campaign::Campaign;
 use tally::FailpointTally;
-use umf_tests::machine;
+use umf_sync::failpoint::{Action, arm, reached};
+use umf_tests::{ProcessSnapshot, machine, spawn};
 
 /// Name of a failpoint.
 type Failpoint = &'static str;
@@ -81,4 +85,46 @@ fn kill_at_each_domain_failpoint_leaves_domain_consistent() {
 #[test]
 fn kill_at_each_link_failpoint_reports_error_to_peer() {
     kill_at_each_failpoint(links::run);
+}
+
+/// Returns the numbers of fds and mappings of lease tables in this process.
+fn lease_tables() -> [usize; 2] {
+    let snapshot = ProcessSnapshot::of_pid(std::process::id());
+    [snapshot.fds, snapshot.mappings].map(|of| of.get("/memfd:umf-leases (deleted)").copied().unwrap_or(0))
+}
+
+/// Thread A finds no lease table of the producer, and thread B opens the table before A does. Both
+/// must then use one table, and none may stay when both have closed their mappings.
+#[test]
+fn racing_first_opens_share_one_lease_table() {
+    let _serial = serialize();
+    let mut producer = spawn!().start();
+    producer.ok("pool p isolated");
+    for number in 1..=50 {
+        let block = format!("p.b{number}");
+        producer.ok(&format!("alloc p 10000 -> {block}"));
+        let handle = producer.handle(&format!("handle {block}"));
+        let before = lease_tables();
+        let [missing, made] = ["lease.table_missing", "lease.table_checked"].map(reached);
+        assert!(arm("lease.table_missing", 1, Action::Sleep(100)));
+        let have_met = std::thread::scope(|scope| {
+            let slow = scope.spawn(|| umf::open(&handle).unwrap());
+            while reached("lease.table_missing") == missing {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let quick = umf::open(&handle).unwrap();
+            let was_first = reached("lease.table_checked") == made + 1;
+            let slow = slow.join().unwrap();
+            assert!(slow.is_current() && quick.is_current());
+            was_first && reached("lease.table_checked") == made + 2
+        });
+        umf::importer().unwrap().evict_idle();
+        assert_eq!(lease_tables(), before, "fds and mappings of lease tables remain though nothing is open");
+        producer.ok(&format!("free p {block}"));
+        assert_eq!(producer.ok("drain 5000"), "0", "bytes are held though nothing is open");
+        if have_met {
+            return producer.finish();
+        }
+    }
+    panic!("thread B never opened the table before the sleeping thread A");
 }

@@ -7,19 +7,19 @@ use umf_sync::failpoint;
 use super::Failpoint;
 use umf_tests::{Rng, machine};
 
-/// Returns the failpoints of this campaign. Those of domains and links have campaigns of their own.
+/// Returns the failpoints of this campaign. Domains and links have their own campaigns.
 pub(crate) fn failpoints() -> &'static [Failpoint] {
     static FAILPOINTS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
-        let of_others = |failpoint: Failpoint| is_of_domains(failpoint) || is_of_links(failpoint);
-        let mine = |failpoint: &Failpoint| {
-            !of_others(failpoint) && (!uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint))
-        };
-        failpoint::names().into_iter().filter(mine).collect()
+        let is_of_others = |failpoint: Failpoint| is_of_domains(failpoint) || is_of_links(failpoint);
+        let is_reachable =
+            |failpoint: Failpoint| !uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint);
+        let names = failpoint::names().into_iter();
+        names.filter(|failpoint| !is_of_others(failpoint) && is_reachable(failpoint)).collect()
     });
     &FAILPOINTS
 }
 
-/// Returns whether so many rounds suffice for a kill at each failpoint.
+/// Returns whether this number of rounds suffices for a kill at each failpoint.
 pub(crate) fn can_reach_all(rounds: u64) -> bool {
     rounds >= 2 * failpoints().len() as u64
 }
@@ -37,13 +37,14 @@ pub(crate) fn uses_dma_bufs() -> bool {
 fn pool_kinds() -> &'static [String] {
     static KINDS: LazyLock<Vec<String>> = LazyLock::new(|| {
         if !uses_dma_bufs() {
-            // Kinds with more failpoints of their own are more frequent.
+            // Kinds with more failpoints are more frequent.
             return ["shared", "shared", "isolated", "isolated", "proxy", "read-only"]
                 .map(str::to_owned)
                 .to_vec();
         }
         let sources = machine::dma_buf_sources("kill_at_any_failpoint_leaks_nothing");
-        sources.iter().flat_map(|it| ["slab", "proxy"].map(|pool| format!("dma-buf-{pool}-{it}"))).collect()
+        let kinds = |source: &&str| ["slab", "proxy"].map(|pool| format!("dma-buf-{pool}-{source}"));
+        sources.iter().flat_map(kinds).collect()
     });
     &KINDS
 }
@@ -87,14 +88,14 @@ pub(crate) enum Role {
     Importer,
 }
 
-/// Way in which the victim of a round ends.
+/// The planned end of the victim of a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     /// The process kills itself, the `nth` time that it reaches a failpoint.
     KilledAt { failpoint: Failpoint, nth: u32 },
     /// The process stops at a failpoint for some milliseconds, and then is killed or continues.
     StoppedAt { failpoint: Failpoint, nth: u32, milliseconds: u64, continues: bool },
-    /// The test kills the process after so many microseconds.
+    /// The test kills the process after this time.
     KilledAfter { microseconds: u64 },
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct Setup {
     pub(crate) threads: u64,
     pub(crate) on_free: &'static str,
     pub(crate) max_held: u64,
-    /// Whether importers are in pid namespaces of their own.
+    /// Whether each importer has its own pid namespace.
     pub(crate) in_pid_namespace: bool,
 }
 
@@ -233,8 +234,8 @@ fn role_for(failpoint: Failpoint) -> Option<Role> {
     }
 }
 
-/// Plans the end of one process in a round of so many milliseconds. Prefers the targets, at which
-/// no process was killed yet.
+/// Plans the end of one process in a round of this length. Prefers the targets, at which no process
+/// was killed yet.
 pub(crate) fn end(rng: &mut Rng, setup: &Setup, targets: &[Target], milliseconds: u64) -> (Role, End) {
     let any = *rng.choose(&[Role::Producer, Role::Importer]);
     let targets: Vec<Target> = targets

@@ -82,13 +82,13 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let at_steps: u64 = self.kills.values().sum();
+        let at_failpoints: u64 = self.kills.values().sum();
         write!(
             f,
             "kill matrix: {} rounds, {} killed at {} of {} failpoints ({} stopped first), {} at random, {} planned failpoints not \
-             reached, {} pids used again, {} names left, {} opened, {} violations, seed {}, {:.1} s",
+             reached, {} pids reused, {} names left, {} opened, {} violations, seed {}, {:.1} s",
             self.rounds,
-            at_steps,
+            at_failpoints,
             self.kills.len(),
             plan::failpoints().len(),
             self.stopped,

@@ -38,7 +38,7 @@ impl Worker {
     /// Starts a process, with this pid if one is given. Returns `None` if the pid is not free.
     ///
     /// # Errors
-    /// If the process cannot be started, or does not get ready.
+    /// If the process cannot be started, or its first command fails.
     pub(crate) fn start(
         role: Role,
         incarnation: u64,
@@ -78,7 +78,7 @@ impl Worker {
                 actor.outcome(bound())
             };
             if !matches!(outcome, Outcome::Answer(Ok(_))) {
-                return Err(format!("a new producer: {outcome:?}"));
+                return Err(format!("a new producer failed: {outcome:?}"));
             }
             activity_time = Some(begun.elapsed());
         }
@@ -87,9 +87,8 @@ impl Worker {
         let memory = shared_memory(actor.pid());
         // An idle process has no connections. Processes that work may have connected already.
         at_rest.fds.remove("socket");
-        // Nor does it send the file of a freed region.
+        // It does not send the file of a freed region, and has no freed region mapped.
         at_rest.fds.remove("/memfd:umf (deleted)");
-        // Nor does another process keep a freed region mapped here.
         at_rest.mappings.remove("/memfd:umf (deleted)");
         // The name of a dma-buf contains the pid of its creator.
         at_rest.fds.retain(|file, _| !file.starts_with("/dmabuf:"));
@@ -242,8 +241,8 @@ pub(crate) fn is_kill_status(how: &str) -> bool {
     matches!(how, "signal 9" | "code 137")
 }
 
-/// What a producer keeps of importers that ended: a mapping of each lease-table row that it ever
-/// read. Rows are reused, so that there are about as many as were in use at one time.
+/// The memory that a producer keeps after its importers have ended: a mapping of each lease-table
+/// row that it ever read. Rows are reused, so that their number is bounded.
 #[derive(Clone, Copy, Debug)]
 struct LeaseFootprint {
     row_mappings: usize,
@@ -264,8 +263,8 @@ impl LeaseFootprint {
         }
         let table = "/memfd:umf-leases (deleted)";
         let mappings = snapshot.mappings.remove(table).unwrap_or(0);
-        let own = usize::from(snapshot.fds.contains_key(table));
-        Self { row_mappings: mappings.saturating_sub(own), rows: height_of(pid, table) }
+        let of_table = usize::from(snapshot.fds.contains_key(table));
+        Self { row_mappings: mappings.saturating_sub(of_table), rows: height_of(pid, table) }
     }
 
     const fn exceeds_bound(&self) -> bool {
@@ -282,9 +281,9 @@ impl LeaseFootprint {
 fn height_of(pid: u32, table: &str) -> usize {
     let mut height = 0;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-        let is_it = std::fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == table);
+        let is_table = std::fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == table);
         let mut bytes = [0; 4];
-        if is_it
+        if is_table
             && std::fs::File::open(entry.path()).is_ok_and(|file| file.read_exact_at(&mut bytes, 64).is_ok())
         {
             height = height.max(u32::from_le_bytes(bytes) as usize);

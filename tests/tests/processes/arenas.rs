@@ -55,7 +55,7 @@ fn ten_thousand_regions_need_few_fds_and_mappings() {
     // Frees all regions while all importers have them open. Every free must be deferred.
     let begun = std::time::Instant::now();
     producer.ask_within(&format!("free-regions r 0 {regions}"), PATIENCE).unwrap();
-    println!("freed, all of them leased: {:?}", begun.elapsed());
+    println!("freed while leased: {:?}", begun.elapsed());
     assert_eq!(producer.number("held", "regions"), regions as u64);
     let (fds, mapped) = (ProcessSnapshot::of(&producer).fd_count(), maps(&producer));
     println!("the producer: {fds} fds, {mapped} mappings");
@@ -66,7 +66,7 @@ fn ten_thousand_regions_need_few_fds_and_mappings() {
     last.finish();
     let begun = std::time::Instant::now();
     assert_eq!(producer.ask_within("drain 60000", PATIENCE).unwrap(), "0");
-    println!("given back: {:?}", begun.elapsed());
+    println!("drained: {:?}", begun.elapsed());
 }
 
 /// The importer has no free fd, and must not map anything further.

@@ -35,10 +35,10 @@ fn restart(producer: &mut Actor, seed: u64) -> Handle {
 
 /// Asserts that all fields that the C library compares are equal, and further ones.
 fn assert_look_alike(first: &Handle, second: &Handle) {
-    let seen = |it: &Handle| (it.pid(), it.region_size(), it.region_id(), it.offset());
-    assert_eq!(seen(first), seen(second));
-    let more = |it: &Handle| (it.slot(), it.generation(), it.data_fd(), it.data_offset(), it.ledger_fd());
-    assert_eq!(more(first), more(second));
+    let compared = |it: &Handle| (it.pid(), it.region_size(), it.region_id(), it.offset());
+    assert_eq!(compared(first), compared(second));
+    let further = |it: &Handle| (it.slot(), it.generation(), it.data_fd(), it.data_offset(), it.ledger_fd());
+    assert_eq!(further(first), further(second));
     assert_ne!(first.nonce(), second.nonce());
 }
 
@@ -137,11 +137,11 @@ fn w4_pid_of_another_namespace_is_not_looked_up() {
         let Some(mut producer) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
         let handle = block(&mut producer, "shared", 4096, 1);
         assert_eq!(handle.pid(), 1);
-        // In the namespace of this importer, the pid is the importer's own. It has the same fds and
+        // In its own namespace, this importer has the pid of the producer, and the same fds and
         // slots.
         let Some(mut same_number) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
-        let own = block(&mut same_number, "shared", 4096, 2);
-        assert_eq!((own.pid(), own.slot(), own.data_fd()), (1, handle.slot(), handle.data_fd()));
+        let other = block(&mut same_number, "shared", 4096, 2);
+        assert_eq!((other.pid(), other.slot(), other.data_fd()), (1, handle.slot(), handle.data_fd()));
         // In the outer namespace the pid is init.
         for importer in [&mut same_number, &mut spawn(mode).start()] {
             let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
@@ -149,7 +149,7 @@ fn w4_pid_of_another_namespace_is_not_looked_up() {
         }
     }
     if !machine::is_root() {
-        return machine::skip(TEST, "that the socket serves across pid namespaces needs root");
+        return machine::skip(TEST, "the socket serves across pid namespaces for root only");
     }
     let Some(mut producer) = machine::in_namespaces(TEST, spawn("socket"), flags) else { return };
     let handle = block(&mut producer, "shared", 4096, 3);
@@ -217,7 +217,7 @@ fn w6_each_open_closes_once() {
         importer.fails(&format!("close {name}"), "Unknown");
         assert_eq!(importer.number("importer", "in_use"), in_use);
         if in_use == 1 {
-            assert_eq!(importer.ok("evict"), "0", "c still has it");
+            assert_eq!(importer.ok("evict"), "0", "c still has the entry in use");
             importer.check("c", 1);
         }
     }
@@ -288,8 +288,7 @@ fn w11_every_byte_of_handle_is_defined_and_verified() {
     assert_eq!(importer.number("importer", "entries"), 1);
 }
 
-/// W12: all failures are `INVALID_ARGUMENT`, a dead producer included. Here each has an error of
-/// its own.
+/// W12: all failures are `INVALID_ARGUMENT`, a dead producer included. Here each has its own error.
 #[test]
 fn w12_each_failure_has_its_own_error() {
     let mut importer = actor!();
@@ -307,10 +306,10 @@ fn w12_each_failure_has_its_own_error() {
     let handle = block(&mut producer, "shared", 4096, 1);
     // Another producer process.
     let mut another = actor!();
-    let theirs = block(&mut another, "shared", 4096, 1);
+    let another_handle = block(&mut another, "shared", 4096, 1);
     let other = [
-        (field::PID, u64::from(theirs.pid())),
-        (field::LEDGER_FD, u64::from(theirs.ledger_fd().cast_unsigned())),
+        (field::PID, u64::from(another_handle.pid())),
+        (field::LEDGER_FD, u64::from(another_handle.ledger_fd().cast_unsigned())),
         (field::PIDFS_INODE, 0),
     ];
     importer.fails(&format!("open {} -> m", forge::with_all(&handle, &other)), "ProducerReplaced");
@@ -318,8 +317,8 @@ fn w12_each_failure_has_its_own_error() {
     let kind = u64::from_le_bytes(*b"absent\0\0");
     importer
         .fails(&format!("open {} -> m", forge::with(&handle, field::PROVIDER_KIND, kind)), "UnknownProvider");
-    let mut insists = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
-    insists.fails(&format!("open {handle} -> m"), "NotPermitted");
+    let mut socket_only = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
+    socket_only.fails(&format!("open {handle} -> m"), "NotPermitted");
     producer.kill();
     assert!(importer.fails(&format!("open {handle} -> m"), "ProducerGone").contains("is gone"));
 }

@@ -15,12 +15,12 @@ use umf_testkit::SetOnDrop;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor};
 
-/// Alignment of the parts of a lease table (`docs/leases.md`). Here header, owners and marks have
-/// one such part each, and a row has two.
+/// Alignment of the parts of a lease table (`docs/leases.md`). In this table the header, the owners
+/// and the opened bitmaps have one part each, and a row has two.
 const PART: usize = 65536;
 const ROWS: usize = 64;
 const OWNERS: usize = PART;
-const MARKS: usize = 2 * PART;
+const BITMAPS: usize = 2 * PART;
 const LEASES: usize = (3 + 2 * ROWS) * PART;
 const LEASE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -65,7 +65,7 @@ impl Words {
 
     fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset < self.bytes);
-        // SAFETY: inside of the mapping, aligned, and only ever used as atomics.
+        // SAFETY: within the mapping, aligned, and only used as atomics.
         unsafe { &*self.first.add(offset / 4) }
     }
 
@@ -302,7 +302,7 @@ fn w11_ledger_changed_during_read_is_survived() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let clean = ProcessSnapshot::of(&importer);
-    assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "as it should be, it opens");
+    assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "a valid ledger opens");
     importer.ok("evict");
     let end = AtomicBool::new(false);
     let rounds = AtomicU64::new(0);
@@ -345,7 +345,7 @@ fn w11_ledger_changed_during_read_is_survived() {
     });
     assert!(rounds.load(Ordering::Relaxed) > 100);
     clean.assert_restored(&importer);
-    assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "and it opens again");
+    assert!(open_repeatedly(&mut importer, &hostile.handle(&[]), 20) > 0, "the restored ledger opens");
 }
 
 /// W11: the consumer trusts size and offset. Here a ledger confirms wrong sizes, and nothing past
@@ -388,50 +388,50 @@ fn w11_memory_punched_during_read_reads_as_zeros() {
     });
 }
 
-/// W11: a lease table that is another file, another producer's, or has another layout than its
-/// ledger says. Importers must not take leases there.
+/// W11: a lease table that is another file or another producer's, or whose layout differs from the
+/// ledger's description. Importers must not take leases there.
 #[test]
-fn w11_lying_lease_table_is_refused() {
+fn w11_wrong_lease_table_is_refused() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let handle = hostile.handle(&[]);
-    let mut refuses = |what: &str| {
-        let failure = importer.ask(&format!("open {handle} -> m")).expect_err(what);
-        assert_eq!(failure.variant, "Misbehaved", "{what}: {failure}");
+    let mut assert_refused = |defect: &str| {
+        let failure = importer.ask(&format!("open {handle} -> m")).expect_err(defect);
+        assert_eq!(failure.variant, "Misbehaved", "{defect}: {failure}");
         importer.ok("evict");
     };
     for rows in [0, 1, ROWS - 1, ROWS + 1, 4097, u32::MAX as usize] {
         hostile.name_leases(hostile.leases.as_raw_fd(), rows);
-        refuses(&format!("{rows} rows"));
+        assert_refused(&format!("{rows} rows"));
     }
     let others = [
         ("no seals", memory_file(LEASES as u64, 0)),
         ("may shrink", memory_file(LEASES as u64, libc::F_SEAL_GROW)),
         ("smaller", memory_file((LEASES - PART) as u64, LEASE_SEALS)),
-        ("nothing in it", memory_file(LEASES as u64, LEASE_SEALS)),
+        ("empty", memory_file(LEASES as u64, LEASE_SEALS)),
         ("a device", File::open("/dev/zero").unwrap()),
         ("a folder", File::open("/").unwrap()),
     ];
-    for (what, other) in &others {
-        // The header is valid, where the file can hold one.
-        if other.metadata().unwrap().len() > LEASES as u64 / 2 && *what != "nothing in it" {
+    for (defect, other) in &others {
+        // The header is valid if the file is large enough for one.
+        if other.metadata().unwrap().len() > LEASES as u64 / 2 && *defect != "empty" {
             let mut header = vec![0; 64];
             hostile.leases.read_exact_at(&mut header, 0).unwrap();
             other.write_all_at(&header, 0).unwrap();
         }
         hostile.name_leases(other.as_raw_fd(), ROWS);
-        refuses(what);
+        assert_refused(defect);
     }
-    for (what, fd) in [("the ledger", &hostile.ledger), ("the data", &hostile.data)] {
+    for (defect, fd) in [("the ledger", &hostile.ledger), ("the data", &hostile.data)] {
         hostile.name_leases(fd.as_raw_fd(), ROWS);
-        refuses(what);
+        assert_refused(defect);
     }
     hostile.name_leases(-1, ROWS);
-    refuses("no lease table");
-    for (what, offset) in [("magic", 0), ("version", 8), ("nonce", 16), ("nonce's end", 28)] {
+    assert_refused("no lease table");
+    for (defect, offset) in [("magic", 0), ("version", 8), ("nonce", 16), ("nonce's end", 28)] {
         hostile.restore();
         hostile.lease_words.word(offset).fetch_xor(1 << 8, Ordering::SeqCst);
-        refuses(what);
+        assert_refused(defect);
     }
     hostile.restore();
     // An fd number that is not open, and a file that cannot be mapped writable.
@@ -463,8 +463,8 @@ fn w11_lease_table_changed_in_use_is_survived() {
                 let offset = match next(&mut state) % 4 {
                     0 => which % 96 * 4,
                     1 => OWNERS + which % ROWS * 64 + which / ROWS % 6 * 4,
-                    2 => MARKS + which % (2 * SLOTS) * 4,
-                    _ => MARKS + 2 * PART + which % ROWS * 2 * PART + which / ROWS % (2 * SLOTS) * 4,
+                    2 => BITMAPS + which % (2 * SLOTS) * 4,
+                    _ => BITMAPS + 2 * PART + which % ROWS * 2 * PART + which / ROWS % (2 * SLOTS) * 4,
                 };
                 let value = match next(&mut state) % 5 {
                     0 => 0,
@@ -495,6 +495,6 @@ fn w11_lease_table_changed_in_use_is_survived() {
     for (importer, clean) in importers.iter_mut().zip(&clean) {
         importer.ok("evict");
         assert_eq!(ProcessSnapshot::of(importer), *clean);
-        assert!(open_repeatedly(importer, &handle, 20) > 0, "and it opens again");
+        assert!(open_repeatedly(importer, &handle, 20) > 0, "the restored table works");
     }
 }

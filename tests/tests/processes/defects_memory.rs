@@ -1,6 +1,6 @@
 //! Tests for defects in the C library's shared memory and in its state after a fork, named after
-//! the defect's number in `docs/reports.md`; and tests that mappings, sockets and leases of freed
-//! memory and of dead processes do not stay.
+//! the defect's number in `docs/reports.md`. Also tests that mappings, sockets and leases of freed
+//! memory and of dead processes are released.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -122,12 +122,12 @@ fn w18_opening_named_memory_keeps_its_name() {
 fn smaps(actor: &Actor, field: &str) -> Vec<u64> {
     let text = std::fs::read_to_string(format!("/proc/{}/smaps", actor.pid())).unwrap();
     let mut values = Vec::new();
-    let mut ours = false;
+    let mut is_umf = false;
     for line in text.lines() {
         let first = line.split(' ').next().unwrap_or("");
         if !first.ends_with(':') {
-            ours = line.contains("/memfd:umf (deleted)");
-        } else if ours && first.trim_end_matches(':') == field {
+            is_umf = line.contains("/memfd:umf (deleted)");
+        } else if is_umf && first.trim_end_matches(':') == field {
             values.push(line.split_whitespace().nth(1).unwrap().parse().unwrap());
         }
     }
@@ -165,7 +165,7 @@ fn w19_purge_of_shared_memory_frees_its_pages() {
 }
 
 /// W36: after a fork the child uses the parent's state: handles name the parent's pid and fds, and
-/// a lock may stay taken forever. Here the child has exports of its own, and inherited pools are
+/// a lock may stay taken forever. Here the child has its own exports, and inherited pools are
 /// frozen.
 #[test]
 fn w36_handles_of_forked_child_name_the_child() {

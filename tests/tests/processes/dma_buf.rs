@@ -29,7 +29,7 @@ fn await_buffers(pid: u32, count: usize) {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    panic!("{:?} buffers of process {pid} are left, and not {count}", buffers_of(pid));
+    panic!("process {pid} has {:?} buffers instead of {count}", buffers_of(pid));
 }
 
 #[test]
@@ -68,12 +68,12 @@ fn freed_block_is_reused_only_after_last_close() {
             importer.ok(&format!("open {} -> m", producer.handle("handle p.b")));
             producer.ok("free p p.b");
             let held = producer.number("held", "bytes");
-            assert!(held >= size, "{source}: of {size} bytes that are open {held} are held");
+            assert!(held >= size, "{source}: {size} bytes are open, but only {held} bytes are deferred");
             assert_eq!(importer.ok("is_current m"), "false");
             assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{source}");
             producer.ok("trim p");
             assert_ne!(producer.ok("drain 30"), "0", "{source}");
-            assert_eq!(buffers_of(producer.pid()), buffers, "{source}: its buffer is held");
+            assert_eq!(buffers_of(producer.pid()), buffers, "{source}: the buffer is kept");
             importer.check("m", 1);
             importer.ok("close m");
             assert_eq!(producer.ok("drain 5000"), "0", "{source}");
@@ -139,7 +139,7 @@ fn killed_producer_leaves_open_memory_only() {
         if buffers_of(pid).is_some() {
             await_buffers(pid, 1);
         }
-        // In another buffer.
+        // This block is in another buffer, which the importer has not opened.
         importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
         importer.ok("close m");
         importer.ok("evict");
@@ -203,7 +203,7 @@ fn inapplicable_settings_are_refused() {
     assert!(message.contains("udmabuf"), "{message}");
 }
 
-/// Fences of the driver vgem (`drm/vgem_drm.h`), which stand for a working device.
+/// Fences of the driver vgem (`drm/vgem_drm.h`), which simulate a busy device.
 mod device {
     use std::fs::File;
     use std::os::fd::{AsRawFd, BorrowedFd};
@@ -263,7 +263,7 @@ mod device {
         Ok(name.starts_with(b"vgem\0"))
     }
 
-    /// Fence of a device that writes a buffer until this is dropped.
+    /// A fence that simulates a device which writes a buffer until the fence is dropped.
     pub(super) struct Writes {
         card: File,
         fence: u32,
@@ -343,7 +343,7 @@ fn copies_wait_for_device_fences() {
                 });
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
-            assert_eq!(done.load(Ordering::SeqCst), 0, "{source}: copied while the device was at work");
+            assert_eq!(done.load(Ordering::SeqCst), 0, "{source}: a copy did not wait for the fence");
             drop(device);
         });
         assert_eq!(done.into_inner(), 5, "{source}");

@@ -226,7 +226,8 @@ fn stopped_members_cause_timeout_naming_them() {
     assert_eq!(late.ok("check-object o 3"), "same");
 }
 
-/// An object whose last handle goes while the turn is not to be had is unregistered later.
+/// If another process holds the arbiter while the last handle of an object is dropped, the next
+/// call unregisters the object.
 #[test]
 fn failed_unregister_completes_at_next_call() {
     let domain = name("leftover");
@@ -238,7 +239,7 @@ fn failed_unregister_completes_at_next_call() {
     holder.ok(&format!("bind umf-domain-{}-arbiter-{domain}", uid()));
     actor.ok("drop-object o");
     holder.kill();
-    // The process stays registered until then, and serves the object.
+    // The process stays registered until its next call, and serves the object.
     other.ok(&format!("register {domain} {number} 1 -> o"));
     other.ok("drop-object o");
     let next = actor.ok(&format!("create {domain} 4096 1 -> p"));
@@ -316,9 +317,9 @@ fn forked_child_does_not_keep_dead_parent_registered() {
 
 /// Domains do not depend on pids, which differ between pid namespaces.
 #[test]
-fn across_pid_namespaces() {
+fn members_in_different_pid_namespaces_share_objects() {
     let domain = name("namespaces");
-    let test = "across_pid_namespaces";
+    let test = "members_in_different_pid_namespaces_share_objects";
     let Some(mut inner) = machine::in_namespaces(test, spawn!(), libc::CLONE_NEWPID) else { return };
     let mut outer = member(&domain);
     inner.ok(&format!("join {domain}"));
@@ -338,7 +339,7 @@ fn across_pid_namespaces() {
     assert_nothing_left(&domain);
 }
 
-/// Concurrent members, as many as an MPI job has on one node.
+/// As many members as an MPI job has on one node.
 #[test]
 fn hundred_processes_share_one_object() {
     let domain = name("node");

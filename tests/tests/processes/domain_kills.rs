@@ -31,7 +31,7 @@ fn kills_at_random_times_leave_table_correct() {
     let domain = name("storm");
     let mut witness = member(&domain);
     let before = ProcessSnapshot::of(&witness);
-    let board = witness.ok(&format!("create {domain} 128 77 -> board"));
+    let index = witness.ok(&format!("create {domain} 128 77 -> index"));
     let clean = ProcessSnapshot::of(&witness);
     let mut random = Random(11);
     // Objects created, objects registered, ids that were gone.
@@ -39,8 +39,8 @@ fn kills_at_random_times_leave_table_correct() {
     for round in 0..if machine::is_long() { 300 } else { 12 } {
         let mut workers: Vec<Actor> = (0..4).map(|_| member(&domain)).collect();
         for (seed, worker) in workers.iter_mut().enumerate() {
-            worker.ok(&format!("register {domain} {board} 77 -> board"));
-            worker.send(&format!("domain-stress {domain} board {} 250", round * 4 + seed));
+            worker.ok(&format!("register {domain} {index} 77 -> index"));
+            worker.send(&format!("domain-stress {domain} index {} 250", round * 4 + seed));
         }
         for _ in 0..2 {
             std::thread::sleep(Duration::from_micros(random.below(110_000) as u64));
@@ -54,21 +54,22 @@ fn kills_at_random_times_leave_table_correct() {
             }
         }
         // The registrations of dead workers are gone, and live workers have unregistered.
-        assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:3"), "round {round}");
+        assert_eq!(witness.ok(&format!("objects {domain}")), format!("{index}:77:4096:3"), "round {round}");
         for worker in workers {
             worker.finish();
         }
-        assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:1"));
+        assert_eq!(witness.ok(&format!("objects {domain}")), format!("{index}:77:4096:1"));
         clean.assert_restored(&witness);
     }
     println!("created, registered, gone: {totals:?}");
     assert!(totals.iter().all(|&total| total > 0), "{totals:?}");
-    witness.ok("drop-object board");
+    witness.ok("drop-object index");
     before.assert_restored(&witness);
     witness.finish();
     assert_nothing_left(&domain);
 }
 
+/// The expected state of the domain.
 #[derive(Default)]
 struct Model {
     /// Registered actors by object.
@@ -93,6 +94,7 @@ impl Model {
     }
 }
 
+/// Returns a field of `/proc/meminfo`, in KiB.
 fn memory_of_system(field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -161,13 +163,13 @@ fn long_random_use_leaks_nothing() {
             _ => {
                 let Some(object) = pick(&model, &mut random) else { continue };
                 let number = object.split(' ').next().unwrap();
-                let ask = format!("unregister {domain} {number}");
+                let unregister = format!("unregister {domain} {number}");
                 if model.live[&object].contains(&current) {
-                    actors[current].ok(&ask);
+                    actors[current].ok(&unregister);
                     actors[current].ok(&format!("drop-object {number}"));
                     model.end(|other, actor| other == object && actor == current);
                 } else {
-                    actors[current].fails(&ask, "NotRegistered");
+                    actors[current].fails(&unregister, "NotRegistered");
                 }
             }
         }

@@ -27,7 +27,7 @@ fn name_bound_by_another_user_is_refused() {
     squatter.ok(&format!("setuid {OTHER_UID}"));
     let place = format!("umf-domain-0-0-{domain}");
     squatter.ok(&format!("bind {place}"));
-    // A participant's name: the member takes another one, and does not ask the squatter.
+    // A participant's name: the member binds another name, and does not contact the squatter.
     let mut first = member(&domain);
     let number = first.ok(&format!("create {domain} 4096 1 -> o"));
     let mut second = member(&domain);
@@ -123,20 +123,20 @@ fn held_arbiter_causes_timeout_error() {
 #[test]
 fn unresponsive_member_is_skipped() {
     let domain = name("mute");
-    let mut mute = actor!();
-    mute.ok(&format!("bind umf-domain-{}-0-{domain}", uid()));
+    let mut silent = actor!();
+    silent.ok(&format!("bind umf-domain-{}-0-{domain}", uid()));
     let mut first = actor!();
     let message = first.fails(&format!("join {domain} 300"), "TimedOut");
-    assert!(message.contains(&mute.pid().to_string()), "{message}");
-    mute.kill();
+    assert!(message.contains(&silent.pid().to_string()), "{message}");
+    silent.kill();
     first.ok(&format!("join {domain}"));
     first.ok(&format!("leave {domain}"));
     // If the domain has other members, the process is skipped.
     let mut second = member(&domain);
     let mut third = member(&domain);
     second.ok(&format!("leave {domain}"));
-    let mut mute = actor!();
-    mute.ok(&format!("bind umf-domain-{}-0-{domain}", uid()));
+    let mut silent = actor!();
+    silent.ok(&format!("bind umf-domain-{}-0-{domain}", uid()));
     let number = third.ok(&format!("create {domain} 4096 1 -> o"));
     first.ok(&format!("join {domain}"));
     first.ok(&format!("register {domain} {number} 1 -> o"));

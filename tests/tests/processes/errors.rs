@@ -89,7 +89,7 @@ impl Errors {
             return;
         }
         let rows = item.variants.iter().map(|variant| {
-            // A field has what the variant lacks if that is transparent.
+            // The field of a transparent variant has the documentation.
             let inner = match &variant.fields {
                 Fields::Unnamed(fields) => fields.unnamed.first().map(|field| documentation(&field.attrs)),
                 _ => None,
@@ -182,7 +182,7 @@ fn tables() -> (String, usize) {
 }
 
 #[test]
-fn every_public_error_is_on_the_page_of_errors() {
+fn errors_page_lists_every_public_error() {
     let (tables, count) = tables();
     assert!(count > 100, "the sources have {count} errors only");
     let path = root().join(PAGE);

@@ -92,7 +92,7 @@ fn truncated_or_flipped_bytes_are_refused() {
         };
         importer.fails(&format!("open {} -> m", forge::hex(&flipped)), variant);
     }
-    assert_eq!(ProcessSnapshot::of(&importer), before, "nothing was contacted for any of them");
+    assert_eq!(ProcessSnapshot::of(&importer), before, "the importer contacted no producer");
 }
 
 #[test]
@@ -136,21 +136,21 @@ fn forged_fields_with_valid_checksum_are_refused() {
             "Misbehaved",
         ),
         ("a smaller region", vec![(field::REGION_SIZE, region / 2), (field::BLOCK_OFFSET, 0)], "Misbehaved"),
-        ("a region of everything", vec![(field::REGION_SIZE, 1 << 56)], "Misbehaved"),
+        ("a huge region", vec![(field::REGION_SIZE, 1 << 56)], "Misbehaved"),
         ("another block of the region", vec![(field::BLOCK_OFFSET, neighbour.offset())], "Misbehaved"),
         (
             "a part of the block",
             vec![(field::BLOCK_LENGTH, handle.length() - 1), (field::REQUESTED, 1)],
             "Misbehaved",
         ),
-        ("more than was asked for", vec![(field::REQUESTED, handle.length() - 1)], "Misbehaved"),
-        ("nothing that was asked for", vec![(field::REQUESTED, 0)], "Field"),
-        ("a region beyond everything", vec![(field::REGION_SIZE, u64::MAX)], "Field"),
-        ("another place in the file", vec![(field::DATA_OFFSET, handle.data_offset() + 4096)], "Misbehaved"),
-        ("a crooked place in the file", vec![(field::DATA_OFFSET, 1)], "Misbehaved"),
-        ("a place beyond files", vec![(field::DATA_OFFSET, u64::MAX)], "Field"),
+        ("another requested size", vec![(field::REQUESTED, handle.length() - 1)], "Misbehaved"),
+        ("no requested size", vec![(field::REQUESTED, 0)], "Field"),
+        ("a region of maximum size", vec![(field::REGION_SIZE, u64::MAX)], "Field"),
+        ("another file offset", vec![(field::DATA_OFFSET, handle.data_offset() + 4096)], "Misbehaved"),
+        ("an unaligned file offset", vec![(field::DATA_OFFSET, 1)], "Misbehaved"),
+        ("a file offset beyond all files", vec![(field::DATA_OFFSET, u64::MAX)], "Field"),
         ("another fd", vec![(field::DATA_FD, 0)], "Misbehaved"),
-        ("an fd that is none", vec![(field::DATA_FD, u64::from(u32::MAX))], "Misbehaved"),
+        ("an invalid fd", vec![(field::DATA_FD, u64::from(u32::MAX))], "Misbehaved"),
         ("another inode", vec![(field::DATA_INODE, 1)], "Misbehaved"),
         ("another device", vec![(field::DATA_DEVICE, 77)], "Misbehaved"),
         ("another region", vec![(field::REGION_ID, 999)], "Misbehaved"),
@@ -158,7 +158,7 @@ fn forged_fields_with_valid_checksum_are_refused() {
         ("a slot that was never used", vec![(field::SLOT, 1000)], "Stale"),
         ("a slot beyond the ledger", vec![(field::SLOT, u64::from(u32::MAX))], "Stale"),
         ("an older generation", vec![(field::GENERATION, handle.generation() + 2)], "Stale"),
-        ("a generation that is none", vec![(field::GENERATION, 2)], "Field"),
+        ("an invalid generation", vec![(field::GENERATION, 2)], "Field"),
         ("the last generation", vec![(field::GENERATION, u64::MAX)], "Stale"),
         ("no pid", vec![(field::PID, 0)], "Field"),
         ("a pid beyond all", vec![(field::PID, u64::from(u32::MAX))], "Field"),
@@ -168,11 +168,11 @@ fn forged_fields_with_valid_checksum_are_refused() {
             vec![(field::PROVIDER_KIND, u64::from_le_bytes(*b"absent\0\0"))],
             "UnknownProvider",
         ),
-        ("a kind that is no name", vec![(field::PROVIDER_KIND, u64::MAX)], "Field"),
-        ("flags that do not exist", vec![(field::FLAGS, 0x8000)], "Field"),
+        ("an invalid name of a kind", vec![(field::PROVIDER_KIND, u64::MAX)], "Field"),
+        ("unknown flags", vec![(field::FLAGS, 0x8000)], "Field"),
         ("native bytes past their field", vec![(field::NATIVE_LENGTH, 65)], "Field"),
         ("native bytes beyond their length", vec![(field::NATIVE, 1)], "Field"),
-        ("a ledger fd that is none", vec![(field::LEDGER_FD, u64::from(u32::MAX))], "Field"),
+        ("an invalid ledger fd", vec![(field::LEDGER_FD, u64::from(u32::MAX))], "Field"),
     ];
     // Each handle is opened before and after the importer knows the producer.
     for known in [false, true] {
@@ -180,7 +180,7 @@ fn forged_fields_with_valid_checksum_are_refused() {
             importer.ok(&format!("open {handle} -> good"));
         }
         let before = ProcessSnapshot::of(&importer);
-        for (what, changes, variant) in &forged {
+        for (change, changes, variant) in &forged {
             // The importer reads the pid only to find an unknown producer.
             if known && *variant == "ProducerGone" {
                 continue;
@@ -190,8 +190,8 @@ fn forged_fields_with_valid_checksum_are_refused() {
             }
             let bytes = forge::with_all(&handle, changes);
             match importer.ask(&format!("open {bytes} -> m")) {
-                Ok(length) => panic!("{what} opened with length {length}, known: {known}"),
-                Err(failure) => assert_eq!(failure.variant, *variant, "{what}, known: {known}: {failure}"),
+                Ok(length) => panic!("{change}: opened with length {length}, known: {known}"),
+                Err(failure) => assert_eq!(failure.variant, *variant, "{change}, known: {known}: {failure}"),
             }
         }
         importer.ok("evict");
@@ -217,20 +217,20 @@ fn handle_naming_other_process_or_fd_is_refused() {
     let mut other = actor!();
     other.ok("pool p shared");
     other.ok("alloc p 64 -> p.b");
-    let theirs = other.handle("handle p.b");
+    let other_handle = other.handle("handle p.b");
     let mut importer = actor!();
     let pid = u64::from(other.pid());
-    let own = u64::from(importer.pid());
+    let importer_pid = u64::from(importer.pid());
     let no_pidfs = (field::PIDFS_INODE, 0);
     let before = ProcessSnapshot::of(&importer);
     // The pidfs inode differs. Without it, as in older kernels, the ledger differs.
     let forged = forge::with(&handle, field::PID, pid);
     assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("another process"));
-    let fd = (field::LEDGER_FD, u64::from(theirs.ledger_fd().cast_unsigned()));
+    let fd = (field::LEDGER_FD, u64::from(other_handle.ledger_fd().cast_unsigned()));
     let forged = forge::with_all(&handle, &[(field::PID, pid), no_pidfs.clone(), fd]);
     assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("nonce"));
     // Every fd of every process of the test: pipes, files, sockets, pidfds, the memory itself.
-    for pid in [pid, own, u64::from(producer.pid()), u64::from(std::process::id()), 1] {
+    for pid in [pid, importer_pid, u64::from(producer.pid()), u64::from(std::process::id()), 1] {
         for number in 0..24 {
             let fd = (field::LEDGER_FD, number);
             let forged = forge::with_all(&handle, &[(field::PID, pid), no_pidfs.clone(), fd]);

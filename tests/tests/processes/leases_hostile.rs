@@ -25,20 +25,20 @@ fn corrupted_lease_table_harms_no_current_block() {
         consumer.ok(&format!("open {control} -> c"));
         consumer.ok(&format!("open {handle} -> m"));
     }
-    let mut comer = actor!();
+    let mut opener = actor!();
     let mut hostile = actor!();
-    let pids = [producer.pid(), consumers[0].pid(), consumers[1].pid(), comer.pid(), hostile.pid(), 1];
+    let pids = [producer.pid(), consumers[0].pid(), consumers[1].pid(), opener.pid(), hostile.pid(), 1];
     let pids = pids.map(|pid| pid.to_string()).join(" ");
     let (pid, time, patience) = (producer.pid(), 1500, Duration::from_secs(20));
     hostile.send(&format!("scribble-leases {pid} body {time} {pids}"));
     producer.send(&format!("race-produce p p.control {time}"));
-    comer.send(&format!("try-storm {handle} {time}"));
+    opener.send(&format!("try-storm {handle} {time}"));
     for consumer in &mut consumers {
         consumer.send(&format!("race-consume c {time}"));
     }
     let rounds: u64 = producer.answer(patience).unwrap().parse().unwrap();
     let words: u64 = hostile.answer(patience).unwrap().parse().unwrap();
-    let opened = comer.answer(patience).unwrap();
+    let opened = opener.answer(patience).unwrap();
     assert!(rounds > 100 && words > 1000 && !opened.starts_with("opened=0"), "{rounds} {words} {opened}");
     println!("{rounds} blocks, {words} words written, {opened}");
     for consumer in &mut consumers {
@@ -48,12 +48,12 @@ fn corrupted_lease_table_harms_no_current_block() {
         assert_eq!(consumer.ok("is_current m"), "true");
     }
     producer.check("p.b", 1);
-    // Now also the words that identify the table.
+    // Also overwrites the words that identify the table.
     hostile.send(&format!("scribble-leases {pid} all 200 {pids}"));
-    comer.ok(&format!("try-storm {handle} 200"));
+    opener.ok(&format!("try-storm {handle} 200"));
     hostile.answer(patience).unwrap();
     hostile.kill();
-    comer.finish();
+    opener.finish();
     for consumer in consumers {
         consumer.finish();
     }

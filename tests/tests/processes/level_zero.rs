@@ -8,17 +8,17 @@ use std::process::Command;
 
 use tempfile::NamedTempFile;
 use umf::Handle;
-use umf_tests::{Actor, ProcessSnapshot, machine, mpi, scenarios, spawn};
+use umf_tests::{Actor, ProcessSnapshot, machine, scenarios, spawn};
 
 /// Returns the path of the software driver that cargo built beside this test.
 fn driver() -> PathBuf {
     let beside = std::env::current_exe().unwrap().with_file_name("libze_soft.so");
-    assert!(beside.exists(), "{} is not there", beside.display());
+    assert!(beside.exists(), "{} was not built", beside.display());
     beside
 }
 
 /// Forms of handles: the driver's IPC style, and the provider's setting `handles`.
-const WAYS: [(&str, &str); 6] = [
+const FORMS: [(&str, &str); 6] = [
     ("classic", "fd-functions"),
     ("classic", "fd"),
     ("opaque", "fd-functions"),
@@ -83,17 +83,17 @@ fn blocks(producer: &mut Actor) -> Vec<Handle> {
 
 #[test]
 fn processes_share_device_memory_through_handles() {
-    for way in WAYS {
-        let machine = Machine::new(way);
+    for form in FORMS {
+        let machine = Machine::new(form);
         let mut producer = machine.actor();
         let handles = blocks(&mut producer);
         let mut importer = machine.actor();
         for handle in &handles {
             assert_eq!(handle.provider_kind().as_str(), "level-zero");
-            assert_eq!(handle.data_fd().is_some(), way.1 != "opaque", "{way:?}");
+            assert_eq!(handle.data_fd().is_some(), form.1 != "opaque", "{form:?}");
         }
         scenarios::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
-        assert_eq!(importer.ok("ze-soft allocations"), "0", "{way:?}: nothing is open any more");
+        assert_eq!(importer.ok("ze-soft allocations"), "0", "{form:?}: nothing is open any more");
         importer.finish();
         producer.finish();
     }
@@ -101,8 +101,8 @@ fn processes_share_device_memory_through_handles() {
 
 #[test]
 fn freed_block_is_reused_only_after_last_close() {
-    for way in [WAYS[1], WAYS[4]] {
-        let machine = Machine::new(way);
+    for form in [FORMS[1], FORMS[4]] {
+        let machine = Machine::new(form);
         // A block in a shared allocation, and a block in an allocation of its own.
         for (size, others) in [(4096_u64, 300), ((9 << 20) + 4096, 4)] {
             // The driver uses the lowest free address, so that it reuses a freed one at once.
@@ -118,17 +118,21 @@ fn freed_block_is_reused_only_after_last_close() {
             let exports = producer.ok("ze-soft exports");
             assert_ne!(exports, "0");
             producer.ok("free p p.b");
-            assert!(producer.number("held", "bytes") >= size, "{way:?}");
+            assert!(producer.number("held", "bytes") >= size, "{form:?}");
             assert_eq!(importer.ok("is_current m"), "false");
-            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{way:?}");
+            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{form:?}");
             producer.ok("trim p");
-            assert_ne!(producer.ok("drain 30"), "0", "{way:?}");
+            assert_ne!(producer.ok("drain 30"), "0", "{form:?}");
             // Drivers may unmap the memory in a peer when its handle is put back.
-            assert_eq!(producer.ok("ze-soft exports"), exports, "{way:?}: not put back while it is open");
+            assert_eq!(producer.ok("ze-soft exports"), exports, "{form:?}: not put back while it is open");
             importer.check("m", 1);
             importer.ok("close m");
-            assert_eq!(producer.ok("drain 5000"), "0", "{way:?}");
-            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "yes", "{way:?}, {size}");
+            assert_eq!(producer.ok("drain 5000"), "0", "{form:?}");
+            assert_eq!(
+                producer.ok(&format!("reused p {size} {address} {others}")),
+                "yes",
+                "{form:?}, {size}"
+            );
             importer.finish();
             producer.finish();
         }
@@ -137,8 +141,8 @@ fn freed_block_is_reused_only_after_last_close() {
 
 #[test]
 fn killed_producer_leaves_open_memory_only() {
-    for way in WAYS {
-        let machine = Machine::new(way);
+    for form in FORMS {
+        let machine = Machine::new(form);
         let mut producer = machine.actor();
         let handles = blocks(&mut producer);
         let mut importer = machine.actor();
@@ -150,15 +154,15 @@ fn killed_producer_leaves_open_memory_only() {
         importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
         importer.ok("close m");
         importer.ok("evict");
-        assert_eq!(importer.ok("ze-soft allocations"), "0", "{way:?}");
+        assert_eq!(importer.ok("ze-soft allocations"), "0", "{form:?}");
         importer.finish();
     }
 }
 
 #[test]
 fn killed_importer_leaves_nothing() {
-    for way in [WAYS[1], WAYS[4]] {
-        let machine = Machine::new(way);
+    for form in [FORMS[1], FORMS[4]] {
+        let machine = Machine::new(form);
         let mut producer = machine.actor();
         let handles = blocks(&mut producer);
         let mut before = None;
@@ -176,8 +180,8 @@ fn killed_importer_leaves_nothing() {
 #[test]
 fn export_open_close_cycles_leak_nothing() {
     let cycles = if machine::is_long() { 100_000 } else { 2000 };
-    for way in [WAYS[0], WAYS[1], WAYS[4]] {
-        let machine = Machine::new(way);
+    for form in [FORMS[0], FORMS[1], FORMS[4]] {
+        let machine = Machine::new(form);
         let mut producer = machine.actor_with("ZE_SOFT_ADDRESSES", "600000000000-600001000000");
         let mut importer = machine.actor();
         producer.ok("pool control shared");
@@ -195,9 +199,12 @@ fn export_open_close_cycles_leak_nothing() {
             let patience = std::time::Duration::from_secs(300);
             let consumed = importer.answer(patience);
             let produced = producer.answer(patience);
-            assert_eq!(consumed, Ok(cycles.to_string()), "{way:?}: {produced:?}");
+            assert_eq!(consumed, Ok(cycles.to_string()), "{form:?}: {produced:?}");
             let addresses: u64 = produced.unwrap().parse().unwrap();
-            assert!(cycles < 100 || addresses < cycles / 10, "{way:?}: {addresses} addresses are used again");
+            assert!(
+                cycles < 100 || addresses < cycles / 10,
+                "{form:?}: {addresses} addresses are used again"
+            );
             importer.ok("evict");
             assert_eq!(producer.ok("drain 5000"), "0");
         };
@@ -206,7 +213,7 @@ fn export_open_close_cycles_leak_nothing() {
         run(cycles, &mut producer, &mut importer);
         assert_restored(&before.0, &producer);
         assert_restored(&before.1, &importer);
-        assert_eq!((counts(&mut producer), counts(&mut importer)), (before.2, before.3), "{way:?}");
+        assert_eq!((counts(&mut producer), counts(&mut importer)), (before.2, before.3), "{form:?}");
         importer.finish();
         producer.finish();
     }
@@ -214,7 +221,7 @@ fn export_open_close_cycles_leak_nothing() {
 
 #[test]
 fn open_without_driver_or_refused_by_driver_names_reason() {
-    let machine = Machine::new(WAYS[1]);
+    let machine = Machine::new(FORMS[1]);
     let mut producer = machine.actor();
     let handles = blocks(&mut producer);
     // An importer without the driver.
@@ -224,32 +231,33 @@ fn open_without_driver_or_refused_by_driver_names_reason() {
     let message = without.fails(&format!("open {} -> m", handles[0]), "NotSupported");
     assert!(message.contains("libze1"), "{message}");
     // An importer whose driver refuses the fd.
-    let other = Machine::new(WAYS[1]);
-    let mut strange =
+    let other = Machine::new(FORMS[1]);
+    let mut faulty =
         other.actor_with("ZE_SOFT_FAULTS", "zeMemOpenIpcHandle:1=ZE_RESULT_ERROR_INVALID_ARGUMENT");
-    let message = strange.fails(&format!("open {} -> m", handles[0]), "Driver");
+    let message = faulty.fails(&format!("open {} -> m", handles[0]), "Driver");
     assert!(message.contains("zeMemOpenIpcHandle failed: ZE_RESULT_ERROR_INVALID_ARGUMENT"), "{message}");
-    strange.ok(&format!("open {} -> m", handles[0]));
-    strange.check("m", 1);
+    faulty.ok(&format!("open {} -> m", handles[0]));
+    faulty.check("m", 1);
 }
 
 #[test]
 fn mpi_ranks_exchange_handles() {
-    if let Some(why) = mpi::lacking() {
+    if let Some(why) = machine::missing_mpi() {
         return machine::skip("mpi_ranks_exchange_handles", &why);
     }
     let folder = tempfile::tempdir().unwrap();
     let shim = folder.path().join("libshim.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/mpi/shim.c");
-    mpi::run(Command::new("mpicc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source)).unwrap();
-    for way in WAYS {
-        let machine = Machine::new(way);
+    machine::run_mpi(Command::new("mpicc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source))
+        .unwrap();
+    for form in FORMS {
+        let machine = Machine::new(form);
         let mut job = Command::new("mpirun");
         job.args(["-n", "4", env!("CARGO_BIN_EXE_umf-actor"), "mpi"]).arg(&shim).arg("level-zero");
         job.env("UMF_TOML", machine.settings.path()).env("ZE_SOFT_IPC", machine.style);
-        let said = mpi::run(&mut job).unwrap_or_else(|why| panic!("{way:?}: {why}"));
+        let output = machine::run_mpi(&mut job).unwrap_or_else(|why| panic!("{form:?}: {why}"));
         for rank in 0..4 {
-            assert!(said.contains(&format!("rank {rank} is done")), "{way:?}: {said}");
+            assert!(output.contains(&format!("rank {rank} is done")), "{form:?}: {output}");
         }
     }
 }

@@ -80,7 +80,7 @@ fn producer_without_fds_reports_rlimit_and_recovers() {
     let open = ProcessSnapshot::of(&producer).fd_count();
     let message = producer.fails("handle p.first", "System");
     assert!(message.contains("RLIMIT_NOFILE"), "{message}");
-    // No fd for another region of its own.
+    // No fd for the file of another region.
     let message = producer.fails("alloc p 4096 -> p.second", "Native");
     assert!(message.contains("raise RLIMIT_NOFILE"), "{message}");
     assert_eq!(ProcessSnapshot::of(&producer).fd_count(), open);

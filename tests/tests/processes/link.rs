@@ -15,9 +15,9 @@ const BOUND: Duration = Duration::from_secs(60);
 fn join(one: &mut Actor, other: &mut Actor) {
     let address = one.ok("link-bind end");
     one.send("link-accept end 30000 -> link");
-    let theirs: u32 = other.ok(&format!("link-connect {address} 30000 -> link")).parse().unwrap();
-    let pid: u32 = one.answer(BOUND).unwrap().parse().unwrap();
-    assert_eq!((pid, theirs), (other.pid(), one.pid()));
+    let peer_of_other: u32 = other.ok(&format!("link-connect {address} 30000 -> link")).parse().unwrap();
+    let peer_of_one: u32 = one.answer(BOUND).unwrap().parse().unwrap();
+    assert_eq!((peer_of_one, peer_of_other), (other.pid(), one.pid()));
     one.ok("link-unbind end");
 }
 
@@ -183,7 +183,10 @@ fn stopped_peer_causes_timeout() {
     for seed in 0..sent {
         assert_eq!(other.ok(&format!("link-recv link 3 2000 {seed}")), "2000 inline same");
     }
-    assert!(other.ok("link-recv link any 1000000 4").ends_with(" same"), "the one that timed out is gone");
+    assert!(
+        other.ok("link-recv link any 1000000 4").ends_with(" same"),
+        "the message that timed out was withdrawn"
+    );
     one.answer(BOUND).unwrap();
     one.finish();
     other.finish();
@@ -217,13 +220,13 @@ fn forked_child_cannot_use_link() {
     join(&mut one, &mut other);
     one.fork();
     for command in
-        ["link-send link 1 8 1", "link-recv link 1 8 1", "link-look link", "link-lend link 1 4096 1"]
+        ["link-send link 1 8 1", "link-recv link 1 8 1", "link-check-alive link", "link-lend link 1 4096 1"]
     {
         let failure = one.ask(&format!("child {command}")).unwrap_err();
         assert_eq!(failure.variant, "Forked", "{command}: {failure}");
     }
     one.ok("child link-drop link");
-    other.ok("link-look link");
+    other.ok("link-check-alive link");
     one.ok("link-send link 1 8 1");
     assert_eq!(other.ok("link-recv link 1 8 1"), "8 inline same");
     // A live child does not delay the error of the peer.
@@ -238,9 +241,9 @@ fn handed_over_memory_arrives_mapped() {
     let (mut one, mut other) = (actor!(), actor!());
     join(&mut one, &mut other);
     one.ok("link-lend link 5 1000000 7");
-    assert_eq!(one.ok("link-lent link"), "back=0 away=1");
+    assert_eq!(one.ok("link-lent link"), "released=0 pending=1");
     assert_eq!(other.ok("link-recv link 5 1000000 7"), "1000000 mapped same");
-    assert_eq!(one.ok("link-lent link"), "back=1 away=0");
+    assert_eq!(one.ok("link-lent link"), "released=1 pending=0");
     // Memory of a dead process that was not opened cannot be received.
     one.ok("link-lend link 6 1000000 8");
     one.kill();
@@ -255,7 +258,7 @@ fn registered_range_is_accessible_to_peer() {
         let (mut owner, mut other) = (actor!(), spawn!().env("UMF_LINK_ENGINE", engine).start());
         join(&mut owner, &mut other);
         if engine == "cma" && other.ok("link-engines link").contains("process_vm_readv") {
-            machine::skip("a_range_is_reached by cma", "process_vm_readv is refused");
+            machine::skip("registered_range_is_accessible_to_peer by cma", "process_vm_readv is refused");
             continue;
         }
         let (key, reads) = (owner.ok("link-expose link 100000 both"), owner.ok("link-expose link 1000 get"));

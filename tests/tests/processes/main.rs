@@ -9,7 +9,6 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod arenas;
-mod closing_line;
 mod defects;
 mod defects_hostile;
 mod defects_memory;
@@ -20,24 +19,23 @@ mod domain_squatters;
 mod errors;
 mod fork;
 mod handles;
-mod layout;
 mod leases;
 mod leases_hostile;
 mod level_zero;
 mod limits;
 mod link;
 mod link_refusals;
-mod mpi_example;
 mod permissions;
 mod producers;
+mod programs;
 mod read_only;
 mod reports;
 mod reports_memory;
+mod repository;
 mod settings;
 mod shortage;
 mod stale;
 mod threads;
 mod transfer;
-mod valgrind;
 mod views;
 mod yama;

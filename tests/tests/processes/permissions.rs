@@ -65,7 +65,10 @@ fn other_user_is_refused_with_reason_and_remedy() {
 #[test]
 fn socket_of_another_user_is_refused_like_other_modes() {
     if !machine::is_root() {
-        return machine::skip("socket_of_another_user", "changing the user needs root");
+        return machine::skip(
+            "socket_of_another_user_is_refused_like_other_modes",
+            "changing the user needs root",
+        );
     }
     let mut producer = as_other_user(in_mode("pidfd,procfs,socket"), true);
     let handle = one_block(&mut producer);
@@ -187,7 +190,7 @@ fn socket_serves_across_pid_namespaces() {
             assert!(message.contains("UMF_IPC_EXCHANGE=socket in the producer"), "{message}");
         }
         if !machine::is_root() {
-            // This needs a user namespace, in which user ids are unmapped.
+            // Without root, the namespace needs a user namespace, in which user ids are unmapped.
             continue;
         }
         let Some((mut producer, mut importer)) = pair("socket") else { return };

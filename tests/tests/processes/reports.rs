@@ -47,7 +47,7 @@ fn oneccl_212_vllm_41663_cached_handle_of_freed_buffer_is_stale() {
         }
         addresses.sort();
         addresses.dedup();
-        assert!(addresses.len() < 50, "{pool}: an address was used again");
+        assert!(addresses.len() < 50, "{pool}: no address was reused");
     }
 }
 
@@ -67,14 +67,14 @@ fn mpich_6071_new_allocation_at_old_address_is_another_region() {
         importer.check("m", seed);
         importer.ok("close m");
         let address = producer.ok("address r");
-        if let Some((old, place)) = before.replace((handle, address.clone())) {
+        if let Some((old, old_address)) = before.replace((handle, address.clone())) {
             assert_ne!(old.region_id(), handle.region_id());
-            same += u32::from(place == address);
+            same += u32::from(old_address == address);
             importer.fails(&format!("open {old} -> old"), "Stale");
         }
         producer.ok("free-region r");
     }
-    assert!(same > 0, "some address was used again at once");
+    assert!(same > 0, "no address was reused at once");
 }
 
 /// MPICH #7821, #7862, #7887: destroying an exported handle invalidates mappings of the peer, and
@@ -147,7 +147,8 @@ fn mpich_7977_7947_cache_of_one_entry_returns_right_data() {
             }
             let [left, right] = &mut sides;
             for (side, other) in [(left, 1), (right, 0)] {
-                // The peer's buffer, the own one, and the peer's again: each evicts the one before.
+                // The peer's buffer, this side's, and the peer's again: each open evicts the last
+                // one.
                 for turn in [other, 1 - other, other] {
                     side.ok(&format!("open {} -> m", handles[turn]));
                     side.check("m", seeds[turn]);
@@ -189,7 +190,7 @@ fn umf_1003_export_cache_is_bounded() {
             handles.push(producer.handle(&format!("export p.b{number} -> e")));
             producer.ok("unexport e");
             assert!(producer.number("exporter", "entries") <= limit);
-            assert!(producer.number("native-counts", "out") <= limit);
+            assert!(producer.number("native-counts", "outstanding") <= limit);
         }
         importer.ok(&format!("open {} -> m", handles[0]));
         importer.check("m", 100);
@@ -265,10 +266,10 @@ fn umf_859_831_importer_needs_no_pool() {
 /// exported if it has an fd.
 #[test]
 fn umf_1187_application_memory_exports() {
-    for how in ["one-fd", "fd-each"] {
+    for fds in ["one-fd", "fd-each"] {
         let mut producer = actor!();
         let mut importer = actor!();
-        producer.ok(&format!("driver-pool p host {how}"));
+        producer.ok(&format!("driver-pool p host {fds}"));
         for seed in 1..=5 {
             let handle = block(&mut producer, &format!("b{seed}"), 65536, seed);
             assert_eq!(handle.data_offset(), (seed - 1) * 65536, "the offset in the buffer");
@@ -363,7 +364,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
         producer.ok("pool p isolated");
         let handles = [1, 2].map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed));
         let forged = forge::with(&handles[0], field::DATA_INODE, 1);
-        // A handle whose file is fetched and then refused.
+        // A handle whose file the importer fetches and then rejects.
         let name = ShmName::new(&producer, "974");
         producer.ok(&format!("pool n named {name}"));
         producer.ok("alloc n 4096 -> n.b");
@@ -383,7 +384,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
             }
         }
         // The importer tries once whether the file of named memory has windows.
-        assert_eq!(importer.number("importer", "misses"), 901, "each was fetched anew");
+        assert_eq!(importer.number("importer", "misses"), 901, "each open fetched the file again");
         let connection = u64::from(mode == "socket");
         // A pidfd, two ledgers, the lease table.
         assert_eq!(importer.number("importer", "fds"), 4 + connection);
@@ -392,14 +393,13 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
 }
 
 /// libfabric #8592: some drivers return the same fd for each export, others a new one, and the
-/// caller cannot know whether to close it. Here each native export is given back to its driver
-/// once.
+/// caller cannot know whether to close it. Here each native export is released to its driver once.
 #[test]
-fn libfabric_8592_native_handle_is_given_back_once() {
-    for how in ["one-fd", "fd-each"] {
+fn libfabric_8592_native_handle_is_released_once() {
+    for fds in ["one-fd", "fd-each"] {
         let mut producer = actor!();
         let mut importer = actor!();
-        producer.ok(&format!("driver-pool p host {how}"));
+        producer.ok(&format!("driver-pool p host {fds}"));
         producer.ok("alloc p 64 -> p.first");
         producer.ok("handle p.first");
         producer.ok("free p p.first");
@@ -410,29 +410,29 @@ fn libfabric_8592_native_handle_is_given_back_once() {
             producer.ok("export p.idle -> e");
             // A second export of the block uses the same native export.
             producer.ok("export p.idle -> again");
-            assert_eq!(producer.number("native-counts", "out"), 2);
+            assert_eq!(producer.number("native-counts", "outstanding"), 2);
             importer.ok(&format!("open {kept} -> m"));
             producer.ok("unexport e");
             producer.ok("unexport again");
             assert_eq!(producer.ok("evict-exports"), "1");
-            assert_eq!(producer.number("native-counts", "out"), 1);
+            assert_eq!(producer.number("native-counts", "outstanding"), 1);
             producer.ok("free p p.kept");
             producer.ok("free p p.idle");
-            // Giving the native export back could end the importer's mapping.
-            assert_eq!(producer.number("native-counts", "out"), 1, "{how}, round {round}");
+            // Releasing the native export could end the importer's mapping.
+            assert_eq!(producer.number("native-counts", "outstanding"), 1, "{fds}, round {round}");
             importer.ok("close m");
             assert_eq!(producer.ok("drain 9000"), "0");
-            assert_eq!(producer.number("native-counts", "out"), 0, "{how}, round {round}");
+            assert_eq!(producer.number("native-counts", "outstanding"), 0, "{fds}, round {round}");
             importer.ok("evict");
             // In the first round, both processes map rows of the lease table.
             clean.get_or_insert_with(|| ProcessSnapshot::of(&producer));
         }
-        assert_eq!(producer.number("native-counts", "back"), 101);
+        assert_eq!(producer.number("native-counts", "released"), 101);
         assert_eq!(Some(ProcessSnapshot::of(&producer)), clean);
-        // A dropped pool gives outstanding exports back. The driver asserts that this precedes the
+        // A dropped pool releases outstanding exports. The driver asserts that this precedes the
         // free.
         block(&mut producer, "kept", 4096, 1);
         producer.ok("drop-pool p");
-        assert_eq!(producer.number("native-counts", "out"), 0);
+        assert_eq!(producer.number("native-counts", "outstanding"), 0);
     }
 }

@@ -80,16 +80,16 @@ fn full_dev_shm_is_an_error_and_other_processes_continue() {
     actor.ok(&format!("alloc p {} -> p.a", 2 * MIB));
     actor.ok("fill p.a 3");
     let before = ProcessSnapshot::of(&actor);
-    let refused = |actor: &mut Actor, size: u64| {
+    let assert_refused = |actor: &mut Actor, size: u64| {
         let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
         assert!(message.contains("/dev/shm, which is full: mount it larger"), "{message}");
     };
     // An allocation larger than the file system, and one in a file system that another file fills.
-    refused(&mut actor, 12 * MIB);
+    assert_refused(&mut actor, 12 * MIB);
     let filler = Path::new("/dev/shm/umf-tests-filler");
     let wrote = std::fs::write(filler, vec![1_u8; 16 << 20]);
     assert_eq!(wrote.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    refused(&mut actor, 4096);
+    assert_refused(&mut actor, 4096);
     // Populated pages stay writable, without a signal.
     actor.check("p.a", 3);
     actor.ok("fill p.a 4");
@@ -105,7 +105,7 @@ fn full_dev_shm_is_an_error_and_other_processes_continue() {
     clean.assert_restored(&actor);
     bystanders.assert_working();
     let left = std::fs::read_dir("/dev/shm").unwrap().count();
-    assert_eq!(left, 0, "names are left in /dev/shm");
+    assert_eq!(left, 0, "names remain in /dev/shm");
     mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=50%");
 }
 
@@ -129,17 +129,19 @@ impl Group {
         std::fs::write(self.0.join("memory.max"), bytes.to_string()).unwrap();
     }
 
-    fn take(&self, actor: &Actor) {
+    /// Moves an actor into the group.
+    fn add(&self, actor: &Actor) {
         std::fs::write(self.0.join("cgroup.procs"), actor.pid().to_string()).unwrap();
     }
 
-    /// A number of `memory.events`.
+    /// Returns a counter of `memory.events`.
     fn events(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(self.0.join("memory.events")).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap().parse().unwrap()
     }
 
+    /// Returns the memory that is charged to the group, in bytes.
     fn used(&self) -> u64 {
         std::fs::read_to_string(self.0.join("memory.current")).unwrap().trim().parse().unwrap()
     }
@@ -147,7 +149,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A process that has just died is in the group for a moment.
+        // A dead process leaves the group with a delay.
         for _ in 0..500 {
             if std::fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -167,7 +169,7 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
     pools.extend(sources.iter().map(|source| format!("dma-buf {source}")));
     for pool in pools {
         let mut actor = actor!();
-        group.take(&actor);
+        group.add(&actor);
         let clean = ProcessSnapshot::of(&actor);
         actor.ok(&format!("pool p {pool}"));
         actor.ok(&format!("alloc p {} -> p.a", 8 * MIB));
@@ -198,9 +200,8 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
     assert!(group.used() < 8 * MIB, "{} bytes are left in the group", group.used());
 }
 
-/// Pages that are populated at the first access: the OOM killer ends a process that exceeds the
-/// group's limit. Processes outside keep what they have open, and nothing of the killed process is
-/// left.
+/// If pages are populated at the first access, the OOM killer ends a process that exceeds the
+/// group's limit. Other processes keep their open memory, and the killed process leaves nothing.
 #[test]
 fn oom_killed_process_leaves_nothing() {
     let Some(_serial) = guest_only("oom_killed_process_leaves_nothing") else { return };
@@ -209,7 +210,7 @@ fn oom_killed_process_leaves_nothing() {
     let mut importer = actor!();
     let clean = ProcessSnapshot::of(&importer);
     let mut producer = actor!();
-    group.take(&producer);
+    group.add(&producer);
     producer.ok("pool p isolated");
     producer.ok(&format!("alloc p {} -> p.a", 4 * MIB));
     producer.ok("fill p.a 3");
@@ -231,10 +232,10 @@ fn oom_killed_process_leaves_nothing() {
     let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
     assert_eq!(names.filter(|it| it.file_name().to_string_lossy().contains(&pid.to_string())).count(), 0);
     assert!(group.used() < 4 * MIB, "{} bytes are left in the group", group.used());
-    // A next process in the group can use the memory. The actor has a copy of the content that it
-    // writes.
+    // Another process in the group can use the memory. It needs twice the size, since an actor
+    // copies the content that it writes.
     let mut next = actor!();
-    group.take(&next);
+    group.add(&next);
     next.ok("pool p at-once");
     next.ok(&format!("alloc p {} -> p.a", 16 * MIB));
     next.ok("fill p.a 5");

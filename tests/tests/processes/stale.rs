@@ -57,9 +57,8 @@ fn assert_no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnc
 }
 
 /// oneCCL #212, vLLM #41663: a cached handle was used after the peer freed and reallocated the
-/// buffer. MPICH
-/// #6071, #7821, #7862, #7980: false cache hits for a new allocation at an old address. compute-runtime
-/// #974: opening and closing handles leaks fds.
+/// buffer. MPICH #6071, #7821, #7862, #7980: false cache hits for a new allocation at an old
+/// address. compute-runtime #974: opening and closing handles leaks fds.
 ///
 /// In 200,000 cycles (ten million with `UMF_TESTS_LONG=1`) a block is freed, its address is reused,
 /// and an importer opens the old and the new handle. A leak of 16 bytes a cycle would fail the
@@ -70,14 +69,14 @@ fn handle_is_stale_after_block_is_reused_at_same_address() {
     for mode in ["auto", "socket"] {
         let (mut producer, mut importer, control) = pair(mode, "0");
         producer.ok("pool p shared");
-        // Creates what stays.
+        // Warms up: creates the ledgers and lease tables, which stay.
         run(&mut producer, &mut importer, "p", 5000);
         let before = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
         assert_no_growth(&mut producer, &mut importer, |producer, importer| {
             let begun = std::time::Instant::now();
             let addresses = run(producer, importer, "p", cycles);
             eprintln!("{mode}: {cycles} cycles in {:?}, at {addresses} addresses", begun.elapsed());
-            assert!(addresses < 100, "the addresses are used again: {addresses}");
+            assert!(addresses < 100, "addresses must be reused: {addresses}");
             importer.ok(&format!("cycle {control} {cycles}"));
         });
         assert_eq!([ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)], before);
@@ -186,14 +185,14 @@ fn handle_of_freed_region_is_stale_when_address_is_reused() {
         }
         let count = |addresses: &[String]| addresses.iter().collect::<std::collections::HashSet<_>>().len();
         if hold {
-            assert_eq!(count(&addresses), 20, "nothing is used again while it is open: {addresses:?}");
+            assert_eq!(count(&addresses), 20, "no address is reused while it is open: {addresses:?}");
             for round in 0..20 {
                 importer.ok(&format!("close m{round}"));
             }
             assert_eq!(producer.ok("drain 9000"), "0");
             addresses.push(producer.ok("region 1048576 -> r"));
         }
-        assert!(count(&addresses) < addresses.len(), "some address was used again: {addresses:?}");
+        assert!(count(&addresses) < addresses.len(), "no address was reused: {addresses:?}");
     }
 }
 
@@ -216,13 +215,13 @@ fn dropped_pool_makes_exports_stale_and_leaks_nothing() {
             let _ = importer.ok("check m 6");
             assert_stale(&mut importer, &handle);
             importer.ok("close m");
-            assert_eq!(producer.ok("drain 9000"), "0", "{pool}, round {round}: nothing is open any more");
+            assert_eq!(producer.ok("drain 9000"), "0", "{pool}, round {round}: no process has it open");
             // The ledger, and the pidfd of the importer, stay after the first round.
             let now = ProcessSnapshot::of(&producer);
             assert_eq!(
                 now,
                 *before.get_or_insert(now.clone()),
-                "{pool}: nothing of the pool and its provider is left"
+                "{pool}: objects of the pool or its provider remain"
             );
         }
         importer.ok("evict");

@@ -147,21 +147,21 @@ fn hostile_peers_do_not_block_other_clients() {
     let name = producer.ok("nonce");
     let name = name.split(' ').next().unwrap();
     let nonce = handles[0].nonce();
-    let served = |what: &str| {
+    let assert_served = |event: &str| {
         let mut importer = in_mode("socket");
         assert_opens(&mut importer, &handles);
-        eprintln!("served after {what}");
+        eprintln!("served after {event}");
         importer.finish();
     };
     let quiet = ProcessSnapshot::of(&producer);
-    served("nothing");
+    assert_served("nothing");
 
     for garbage in [&b""[..], b"x", &[0xFF; 39], &[0xFF; 40], &[0; 41], &[7; 60_000]] {
         let socket = connect(name, true).unwrap();
         send(&socket, garbage);
     }
     send(&connect(name, true).unwrap(), &request(Nonce::from_bytes([1; 16])));
-    served("garbage");
+    assert_served("garbage");
 
     // Requests whose answers, each with an fd, the client does not read.
     let socket = connect(name, true).unwrap();
@@ -169,7 +169,7 @@ fn hostile_peers_do_not_block_other_clients() {
     assert!(matches!(receive(&socket, Deadline::after(Duration::from_secs(30))), Ok(Answer::Fd { .. })));
     let sent = (0..100_000).take_while(|_| send(&socket, &request(nonce)) > 0).count();
     eprintln!("{sent} requests without reading an answer");
-    served("a peer that does not read");
+    assert_served("a peer that does not read");
     drop(socket);
 
     // The producer closes unexpected fds.
@@ -177,7 +177,7 @@ fn hostile_peers_do_not_block_other_clients() {
     for _ in 0..50 {
         send_with_fd(&socket, &request(nonce), 2);
     }
-    served("fds");
+    assert_served("fds");
     drop(socket);
 
     // 1000 idle connections at a time, far above the producer's limit.
@@ -189,13 +189,13 @@ fn hostile_peers_do_not_block_other_clients() {
             Err(error) => panic!("{error}"),
         }
     }
-    served("1000 connections");
+    assert_served("1000 connections");
     assert!(ProcessSnapshot::of(&producer).fd_count() < quiet.fd_count() + 300, "connections are bounded");
     drop(flood);
     for _ in 0..3000 {
         drop(connect(name, true));
     }
-    served("3000 more that come and go");
+    assert_served("3000 short connections");
 
     // The producer has closed all connections.
     quiet.assert_restored(&producer);
@@ -217,13 +217,13 @@ fn clients_that_read_no_answer_do_not_starve_other_clients() {
     std::thread::scope(|scope| {
         let _ends = SetOnDrop(&end);
         scope.spawn(|| {
-            let mut kept = std::collections::VecDeque::new();
+            let mut open = std::collections::VecDeque::new();
             while !end.load(Ordering::Relaxed) {
                 let Ok(socket) = connect(name, true) else { continue };
                 while send(&socket, &request) > 0 {}
-                kept.push_back(socket);
-                if kept.len() > 64 {
-                    kept.pop_front();
+                open.push_back(socket);
+                if open.len() > 64 {
+                    open.pop_front();
                 }
             }
         });
@@ -343,7 +343,7 @@ fn concurrent_opens_time_out_in_parallel() {
     importer.check("n", 2);
 }
 
-/// A child inherits no connection, also none that its parent accepts or closes during the fork.
+/// A child inherits no connection, even if its parent accepts or closes one during the fork.
 #[test]
 fn forked_child_inherits_no_connection() {
     let mut producer = in_mode("socket");

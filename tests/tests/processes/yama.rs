@@ -79,11 +79,11 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
     let kinds: Vec<_> = KINDS
         .into_iter()
         .filter(|(kind, _)| {
-            let lacking = umf::dma_buf::Udmabuf::open().err().filter(|_| *kind != "memfd");
-            if let Some(error) = &lacking {
+            let error = umf::dma_buf::Udmabuf::open().err().filter(|_| *kind != "memfd");
+            if let Some(error) = &error {
                 machine::skip(TEST, &error.to_string());
             }
-            lacking.is_none()
+            error.is_none()
         })
         .collect();
     // Producers with an explicit mode do not depend on the scope at their start.
@@ -100,8 +100,8 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
         // Root can open through pidfd only: a socket answers its own user alone.
         .chain([("pidfd", 0)])
         .map(|(mode, uid)| {
-            let of_auto = if mode == "auto" { log.as_path() } else { Path::new("/dev/null") };
-            (mode, uid, importer(mode, uid, of_auto))
+            let log = if mode == "auto" { log.as_path() } else { Path::new("/dev/null") };
+            (mode, uid, importer(mode, uid, log))
         })
         .collect();
     let mut by_auto = Vec::new();
@@ -118,7 +118,7 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
                 // The producer serves a socket only if no other mode works.
                 assert_eq!(handle.is_served(), *kind == "dma-buf" && wanted > 0, "{kind} at scope {wanted}");
             }
-            for (_, uid, importer) in importers.iter_mut().filter(|(way, ..)| way == mode) {
+            for (_, uid, importer) in importers.iter_mut().filter(|(permitted, ..)| permitted == mode) {
                 let case = format!("scope {wanted}, {kind} by {mode}, ptracer {ptracer}, importer {uid}");
                 let opened = importer.ask(&format!("open {handle} -> m"));
                 match (expected(mode, kind, wanted, ptracer, *uid), opened) {
@@ -142,18 +142,19 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
     let text = std::fs::read_to_string(&log).unwrap();
     std::fs::remove_file(&log).unwrap();
     for (wanted, kind, pid) in by_auto {
-        let way = match (wanted, kind) {
+        let mode = match (wanted, kind) {
             (0, _) => "pidfd",
             (_, "memfd") => "procfs",
             _ => "socket",
         };
         let lines: Vec<_> = text.lines().filter(|line| line.contains(&format!("pid={pid} "))).collect();
-        let says =
-            |what: &str, more: &str| lines.iter().any(|line| line.contains(what) && line.contains(more));
+        let is_logged = |event: &str, detail: &str| {
+            lines.iter().any(|line| line.contains(event) && line.contains(detail))
+        };
         let case = format!("{kind} at scope {wanted}: {text}");
-        assert!(says("fetched an fd", &format!("mode={way}")), "{case}");
-        assert!(wanted == 0 || says("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
-        assert!(way != "socket" || says("mode=procfs", "a dma-buf"), "{case}");
+        assert!(is_logged("fetched an fd", &format!("mode={mode}")), "{case}");
+        assert!(wanted == 0 || is_logged("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
+        assert!(mode != "socket" || is_logged("mode=procfs", "a dma-buf"), "{case}");
     }
 }
 
@@ -203,15 +204,15 @@ fn link_falls_back_where_yama_refuses_reads() {
             if scopes.contains(&1) {
                 set(1);
                 assert_eq!(message(&mut one, &mut other), "1000000 bounce same");
-                let seen = other.ok("link-statistics link");
-                assert!(seen.contains("refused-cma=1"), "{seen}");
+                let statistics = other.ok("link-statistics link");
+                assert!(statistics.contains("refused-cma=1"), "{statistics}");
                 set(0);
             }
         } else {
             assert!(engines.contains("cma     refused: process_vm_readv"), "{engines}");
             assert!(engines.contains("ptrace_scope"), "{engines}");
             assert_eq!(message(&mut one, &mut other), "1000000 bounce same");
-            assert!(other.ok("link-statistics link").contains("refused-cma=0"), "it is not even tried");
+            assert!(other.ok("link-statistics link").contains("refused-cma=0"), "the link does not try cma");
         }
         one.finish();
         other.finish();

@@ -12,7 +12,7 @@ use crate::{Answer, Failure};
 
 /// Length of the vector that [`rounds`] reduces.
 const COUNT: usize = 1 << 17;
-/// Memory of that vector. All calls use the same one, so that the process does not grow.
+/// Memory of that vector. All calls use the same memory, so that the process does not grow.
 static VECTOR: OnceLock<&'static Memory<'static>> = OnceLock::new();
 
 /// Communicators, by the names that commands give.
@@ -80,9 +80,9 @@ pub(super) fn execute(all: &mut Communicators, command: &str, words: &[&str]) ->
                     comm.forget(other),
                     comm.barrier(),
                 ];
-                let is_refused = refused.into_iter().all(|refused| matches!(refused, Err(Error::Forked)));
-                // SAFETY: ends the child without running what belongs to the parent.
-                unsafe { libc::_exit(i32::from(!is_refused)) };
+                let are_refused = refused.into_iter().all(|refused| matches!(refused, Err(Error::Forked)));
+                // SAFETY: ends the child without running exit handlers of the parent.
+                unsafe { libc::_exit(i32::from(!are_refused)) };
             }
             crate::process::wait_for(pid)
         }),
@@ -103,7 +103,7 @@ fn join(job: &str, rank: &str, size: &str) -> Result<Communicator, Failure> {
 /// received messages.
 fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
     const LENGTHS: [usize; 2] = [8, 6000];
-    const MOST: usize = 48;
+    const MAX_SENDS: usize = 48;
     // The monotonic clock: messages of one sender have ascending numbers.
     let number = || {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -111,20 +111,20 @@ fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
         (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
     };
-    let wrong = |what: &str| Err(Failure::new("WrongContent", what));
+    let wrong = |problem: &str| Err(Failure::new("WrongContent", problem));
     let mut rng = Rng::new(seed);
-    let (me, size, end) = (comm.rank(), comm.size(), Instant::now() + time);
+    let (rank, size, end) = (comm.rank(), comm.size(), Instant::now() + time);
     let (mut latest, mut counts, mut into) = (vec![0; size], [0_u64; 2], vec![0; LENGTHS[1]]);
     // Sends in progress, with the memory that each reads.
     let mut sends: Vec<(Box<[u8]>, _)> = Vec::new();
     comm.set_timeout(Some(Duration::from_millis(1)));
-    let talked = loop {
+    let ended = loop {
         // Sends a minimum, however slow the machine is.
         if Instant::now() > end && counts[0] >= 8 {
             break Ok(());
         }
-        let to = (me + 1 + rng.below(size as u64 - 1) as usize) % size;
-        if sends.len() < MOST {
+        let to = (rank + 1 + rng.below(size as u64 - 1) as usize) % size;
+        if sends.len() < MAX_SENDS {
             let bytes = number().to_le_bytes().repeat(rng.choose(&LENGTHS) / 8).into_boxed_slice();
             // SAFETY: the boxed bytes do not move, and are dropped after the request.
             let source: &'static [u8] = unsafe { core::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
@@ -146,10 +146,10 @@ fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
                 let mut numbers = numbers.map(|number| u64::from_le_bytes(number.try_into().unwrap()));
                 let first = numbers.next().unwrap_or(0);
                 if !LENGTHS.contains(&received.length) || !numbers.all(|number| number == first) {
-                    return wrong("of a message");
+                    return wrong("a message");
                 }
                 if core::mem::replace(&mut latest[received.from], first) >= first {
-                    return wrong("in another order than it was sent");
+                    return wrong("messages are out of order");
                 }
                 counts[1] += 1;
             }
@@ -162,7 +162,7 @@ fn chatter(comm: &mut Communicator, time: Duration, seed: u64) -> Answer {
         drop(bytes);
     }
     comm.set_timeout(Some(Duration::from_secs(60)));
-    talked?;
+    ended?;
     Ok(format!("{} {}", counts[0], counts[1]))
 }
 
@@ -176,17 +176,18 @@ fn vector() -> Result<&'static Memory<'static>, Failure> {
     }
 }
 
+/// Runs rounds of reductions, broadcasts and barriers, and checks the results.
 fn rounds(comm: &mut Communicator, count: u64) -> Answer {
-    let (me, size) = (comm.rank() as u64, comm.size() as u64);
+    let (rank, size) = (comm.rank() as u64, comm.size() as u64);
     let sum = Reduction::of::<u64>(Operation::Sum)?;
     let shared = vector()?;
     let mut bytes = vec![0; COUNT * 8];
-    let wrong = |what: &str| Err(Failure::new("WrongContent", what));
+    let wrong = |memory: &str| Err(Failure::new("WrongContent", memory));
     for round in 0..count {
         let ranks = size * (size - 1) / 2;
         // Reduces a vector in memory of a pool, then a short and a longer one in private memory.
-        let numbers: Vec<u64> = (0..COUNT as u64).map(|place| place * 3 + me + round).collect();
-        let expected = |place: u64| (place * 3 + round) * size + ranks;
+        let numbers: Vec<u64> = (0..COUNT as u64).map(|index| index * 3 + rank + round).collect();
+        let expected = |index: u64| (index * 3 + round) * size + ranks;
         for (chunk, number) in bytes.chunks_exact_mut(8).zip(&numbers) {
             chunk.copy_from_slice(&number.to_le_bytes());
         }
@@ -194,20 +195,20 @@ fn rounds(comm: &mut Communicator, count: u64) -> Answer {
         comm.allreduce(shared, sum)?;
         shared.slice().copy_to(&mut bytes);
         let mut summed = bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap()));
-        if !(0..COUNT as u64).all(|place| summed.next() == Some(expected(place))) {
-            return wrong("of memory of a pool");
+        if !(0..COUNT as u64).all(|index| summed.next() == Some(expected(index))) {
+            return wrong("a reduction in memory of a pool");
         }
         for length in [3, 5000] {
             let mut private = numbers[..length].to_vec();
             comm.allreduce(&mut private[..], sum)?;
-            if !private.iter().zip(0..).all(|(number, place)| *number == expected(place)) {
-                return wrong("of private memory");
+            if !private.iter().zip(0..).all(|(number, index)| *number == expected(index)) {
+                return wrong("a reduction in private memory");
             }
         }
-        let mut given = [me + round; 40];
-        comm.bcast((round % size) as usize, &mut given[..])?;
-        if given != [round % size + round; 40] {
-            return wrong("of a broadcast");
+        let mut broadcast = [rank + round; 40];
+        comm.bcast((round % size) as usize, &mut broadcast[..])?;
+        if broadcast != [round % size + round; 40] {
+            return wrong("a broadcast");
         }
         comm.barrier()?;
     }

@@ -22,7 +22,7 @@ pub(super) fn execute(all: &mut Links, command: &str, words: &[&str]) -> Option<
         // Answers with the engine, and whether the content is that of the seed.
         ("link-get", [name, key, offset, size, seed]) => get(all, name, key, [offset, size, seed]),
         ("link-serve", [name, ms]) => serve(all, name, ms),
-        ("link-exchange", [name, mine, theirs, count]) => exchange(all, name, mine, theirs, count),
+        ("link-exchange", [name, seed, peer_seed, count]) => exchange(all, name, seed, peer_seed, count),
         _ => return None,
     })
 }
@@ -80,8 +80,8 @@ const WINDOW: usize = 200_000;
 
 /// Registers memory, then puts lists of spans into the peer's memory and gets them back, while the
 /// peer does the same.
-fn exchange(all: &mut Links, name: &str, mine: &str, theirs: &str, count: &str) -> Answer {
-    let (mine, count): (u64, u64) = (mine.parse()?, count.parse()?);
+fn exchange(all: &mut Links, name: &str, seed: &str, peer_seed: &str, count: &str) -> Answer {
+    let (seed, peer_seed, count): (u64, u64, u64) = (seed.parse()?, peer_seed.parse()?, count.parse()?);
     let link = all.link(name)?;
     // All calls use the same memory, so that the process does not grow.
     static MEMORY: OnceLock<&'static Memory<'static>> = OnceLock::new();
@@ -89,27 +89,27 @@ fn exchange(all: &mut Links, name: &str, mine: &str, theirs: &str, count: &str) 
     // SAFETY: the memory is never freed, and is accessed only as volatile memory.
     let mut range = unsafe { link.register(window, RemoteAccess::GetPut) }?;
     let mut bytes = [0; KEY_SIZE];
-    link.exchange(mine, &range.key().to_bytes(), theirs.parse::<u64>()?, &mut bytes)?;
+    link.exchange(seed, &range.key().to_bytes(), peer_seed, &mut bytes)?;
     let key = RemoteKey::from_bytes(&bytes).map_err(Error::from)?;
-    let mut rng = Rng::new(mine);
+    let mut rng = Rng::new(seed);
     let mut used = [0; Engine::ALL.len()];
     for number in 0..count {
         let pieces = *rng.choose(&[1, 2, 17, 200]);
         let length = 1 + rng.below(WINDOW as u64 / pieces) as usize;
         let stride = (WINDOW / pieces as usize).max(length);
         let spans: Vec<Span> = (0..pieces as usize).map(|at| Span { offset: at * stride, length }).collect();
-        let sent = content(length * spans.len(), mine + number);
+        let sent = content(length * spans.len(), seed + number);
         used[link.put(&key, &spans, Source::list(sent.chunks(3000)))? as usize] += 1;
-        let mut back = vec![0; sent.len()];
-        used[link.get(&key, &spans, &mut back)? as usize] += 1;
-        if back != sent {
+        let mut received = vec![0; sent.len()];
+        used[link.get(&key, &spans, &mut received)? as usize] += 1;
+        if received != sent {
             return Err(Failure::new(
                 "WrongContent",
                 format!("transfer {number} of {pieces} pieces of {length}"),
             ));
         }
     }
-    link.exchange(mine, &[1], theirs.parse::<u64>()?, &mut [0])?;
+    link.exchange(seed, &[1], peer_seed, &mut [0])?;
     range.end(link.timeout())?;
     let words: Vec<String> = Engine::ALL
         .into_iter()

@@ -14,7 +14,7 @@ use crate::{Answer, Failure};
 /// Maximum length of a message.
 const LONGEST: usize = 1 << 20;
 
-/// Source and destination memory. All calls use the same, so that the process does not grow.
+/// Source and destination memory. All calls use the same memory, so that the process does not grow.
 static BUFFERS: OnceLock<(&'static Memory<'static>, &'static Memory<'static>)> = OnceLock::new();
 
 /// Form in which a message is sent.
@@ -69,9 +69,9 @@ impl Message {
     }
 }
 
-/// Sends the messages of seed `mine` and receives those of seed `theirs`, one of each at a time.
-pub(super) fn both_ways(mut link: Link, mine: &str, theirs: &str, count: &str) -> Answer {
-    let (mine, theirs, count): (u64, u64, u64) = (mine.parse()?, theirs.parse()?, count.parse()?);
+/// Sends the messages of `seed` and receives those of `peer_seed`, one of each at a time.
+pub(super) fn both_ways(mut link: Link, seed: &str, peer_seed: &str, count: &str) -> Answer {
+    let (seed, peer_seed, count): (u64, u64, u64) = (seed.parse()?, peer_seed.parse()?, count.parse()?);
     let (from, into) = match BUFFERS.get() {
         Some(buffers) => *buffers,
         None => {
@@ -80,11 +80,11 @@ pub(super) fn both_ways(mut link: Link, mine: &str, theirs: &str, count: &str) -
         }
     };
     let (both, is_first) =
-        (std::env::var("UMF_LINK_ENGINE").is_ok_and(|engine| engine == "both"), mine < theirs);
-    let (mut mine, mut theirs) = (Rng::new(mine), Rng::new(theirs));
+        (std::env::var("UMF_LINK_ENGINE").is_ok_and(|engine| engine == "both"), seed < peer_seed);
+    let (mut rng, mut peer_rng) = (Rng::new(seed), Rng::new(peer_seed));
     let mut buffer = vec![0; LONGEST];
     for number in 0..count {
-        let (message, incoming) = (Message::draw(&mut mine), Message::draw(&mut theirs));
+        let (message, incoming) = (Message::draw(&mut rng), Message::draw(&mut peer_rng));
         let bytes = content(message.size, message.seed);
         if both {
             // Engine `both`: both sides copy one message, so that they send in turn.

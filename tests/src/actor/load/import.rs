@@ -11,7 +11,7 @@ use super::oracle::{self, OpenedBy};
 use super::{Work, oracle::check_content};
 use crate::{Answer, Failure};
 
-/// Mappings that a thread keeps open at one time.
+/// Maximum number of open mappings of a thread.
 const MAX_OPEN: usize = 8;
 
 type Open = (BlockRecord, Mapping<'static>);
@@ -26,7 +26,7 @@ fn close((record, mapping): Open) -> Result<(), Failure> {
 pub(super) fn run(work: &Work<'_>) -> Answer {
     let killed = AtomicU64::new(0);
     let opened = AtomicU64::new(0);
-    // Mappings that another thread than the one that opened them will close.
+    // Mappings that a thread passes on. Another thread closes them.
     let passed_on: Mutex<Vec<Open>> = Mutex::default();
     let passed_on = || passed_on.lock().unwrap_or_else(PoisonError::into_inner);
     work.in_threads(|thread| {
@@ -78,10 +78,10 @@ fn open_one(table: &BlockTable, rng: &mut Rng) -> Result<Option<Open>, Failure> 
     oracle::open(table, rng.below(PRODUCERS * ENTRIES_PER_PRODUCER), access)
 }
 
-/// A child has its parent's mappings, and opens more.
+/// Checks the inherited mappings in a forked child, and opens more blocks.
 fn in_child(work: &Work<'_>, open: &[Open], mut rng: Rng) -> Result<(), Failure> {
     for (record, mapping) in open {
-        // The parent's ledgers may be read here, too: what is current has its content.
+        // A child can read the ledgers of producers, and so knows whether a mapping is current.
         check_content(record, mapping, OpenedBy::Parent)?;
     }
     let mut opened = Vec::new();
@@ -89,7 +89,7 @@ fn in_child(work: &Work<'_>, open: &[Open], mut rng: Rng) -> Result<(), Failure>
         opened.extend(open_one(work.table, &mut rng)?);
     }
     if rng.one_in(2) {
-        // It ends with that, and says nothing.
+        // The child exits without closing them.
         std::mem::forget(opened);
         return Ok(());
     }
@@ -110,14 +110,14 @@ mod late {
     /// Makes the calling thread open blocks when it ends. The caller must keep `table` until then.
     pub(super) fn open(table: &BlockTable, rng: Rng) -> Result<(), Failure> {
         static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
-        // Keys are cleaned up in order: that of umf was made before this one.
+        // Destructors run in the order of the keys. This creates the key of umf first.
         umf_sync::thread::current();
         let key = *KEY.get_or_init(|| {
             let mut key = 0;
             // SAFETY: `key` is valid for the write; the destructor stays loaded.
             (unsafe { libc::pthread_key_create(&raw mut key, Some(at_end)) } == 0).then_some(key)
         });
-        let key = key.ok_or_else(|| Failure::new("Key", "none is left"))?;
+        let key = key.ok_or_else(|| Failure::new("Key", "the process has no free thread-local key"))?;
         let late = Box::into_raw(Box::new(Late { table, rng }));
         // SAFETY: the key exists; the destructor takes the box back.
         unsafe { libc::pthread_setspecific(key, late.cast()) };
@@ -125,7 +125,7 @@ mod late {
     }
 
     extern "C" fn at_end(value: *mut libc::c_void) {
-        // SAFETY: the value of this thread, which `open` stored and which is taken back once.
+        // SAFETY: `open` stored the value, and this thread takes it back once.
         let mut late = unsafe { Box::from_raw(value.cast::<Late>()) };
         // SAFETY: the caller of `open` keeps the table until this thread has ended.
         let table = unsafe { &*late.table };

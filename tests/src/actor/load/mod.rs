@@ -1,7 +1,7 @@
 //! Work of the kill matrix: a producer or an importer that can be killed at any instruction.
 //!
-//! Producers record their blocks in a [`BlockTable`], and importers open what is recorded there.
-//! Both answer when they are idle again: they have nothing allocated, exported, open or cached.
+//! Producers record their blocks in a [`BlockTable`], and importers open the recorded blocks. Both
+//! answer when they are idle again: nothing is allocated, exported, open or cached.
 
 mod import;
 mod oracle;
@@ -58,7 +58,7 @@ fn arm(actor: &mut ActorState, failpoint: &str, nth: &str, action: &str) -> Answ
     }
 }
 
-/// Work of one process in one round.
+/// Parameters of a process's work in one round.
 pub(crate) struct Work<'a> {
     table: &'a BlockTable,
     threads: u64,
@@ -95,7 +95,7 @@ impl<'a> Work<'a> {
         });
         results
             .into_iter()
-            .try_for_each(|it| it.unwrap_or_else(|_| Err(Failure::new("Panic", "in a thread"))))
+            .try_for_each(|result| result.unwrap_or_else(|_| Err(Failure::new("Panic", "in a thread"))))
     }
 
     /// Forks a child that runs `work` and ends. Returns whether the child was killed at a
@@ -120,7 +120,7 @@ impl<'a> Work<'a> {
                     1
                 }
             };
-            // SAFETY: ends the child without running what belongs to the parent.
+            // SAFETY: ends the child without running exit handlers of the parent.
             unsafe { libc::_exit(code) };
         }
         if pid < 0 {

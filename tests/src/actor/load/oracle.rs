@@ -29,10 +29,10 @@ fn describe_producer(record: &BlockRecord) -> String {
     )
 }
 
-fn violation(what: &str, record: &BlockRecord, more: impl std::fmt::Display) -> Failure {
+fn violation(problem: &str, record: &BlockRecord, details: impl std::fmt::Display) -> Failure {
     Failure::new(
         "Violation",
-        format!("{what}: block {:#x} of incarnation {}: {more}", record.number, record.incarnation),
+        format!("{problem}: block {:#x} of incarnation {}: {details}", record.number, record.incarnation),
     )
 }
 
@@ -53,12 +53,12 @@ pub(crate) fn open(
     let opened = umf::importer()?.open_bytes(&record.handle, access);
     let took = begun.elapsed();
     if took > OPEN_LIMIT {
-        return Err(violation("slow", &record, format!("{took:?}, {opened:?}")));
+        return Err(violation("the open took too long", &record, format!("{took:?}, {opened:?}")));
     }
     match opened {
         Ok(mapping) => {
             if before == BlockState::Freed {
-                return Err(violation("freed before it was opened", &record, format!("{mapping:?}")));
+                return Err(violation("opened after it was freed", &record, format!("{mapping:?}")));
             }
             check_content(&record, &mapping, OpenedBy::ThisProcess)?;
             Ok(Some((record, mapping)))
@@ -66,7 +66,7 @@ pub(crate) fn open(
         Err(error @ Error::Stale { .. }) => {
             let after = entry.state(record.number);
             if after == BlockState::Live && !record.evictable {
-                return Err(violation("current, and said to be stale", &record, error));
+                return Err(violation("a live block is stale", &record, error));
             }
             Ok(None)
         }
@@ -82,11 +82,11 @@ pub(crate) fn open(
                 return Ok(None);
             }
             let evidence = format!("{evidence}; later {}", describe_producer(&record));
-            Err(violation("its producer lives", &record, format!("{error}: {evidence}")))
+            Err(violation("its producer is alive", &record, format!("{error}: {evidence}")))
         }
-        // A stopped producer, or one that was not scheduled, does not answer in time.
+        // A producer that is stopped or not scheduled does not answer in time.
         Err(Error::TimedOut { .. }) if took >= umf::importer()?.settings().open_timeout => Ok(None),
-        Err(error) => Err(violation("no reason for that", &record, error)),
+        Err(error) => Err(violation("unexpected error", &record, error)),
     }
 }
 
@@ -114,15 +114,15 @@ pub(crate) fn check_content(
     // The check must come after the last load: the block may be freed during the read.
     fence(Ordering::SeqCst);
     let current = mapping.is_current();
-    let right = match (current, opened_by) {
+    let is_right = match (current, opened_by) {
         (false, OpenedBy::Parent) => true,
         (false, OpenedBy::ThisProcess) if record.release => read && holds_or_released(&bytes, record.number),
         _ => read && holds(&bytes, record.number),
     };
-    if right {
+    if is_right {
         return Ok(());
     }
-    let what = if current { "wrong content" } else { "memory reused while it is open" };
+    let problem = if current { "wrong content" } else { "memory reused while it is open" };
     let first = bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
-    Err(violation(what, record, format!("{} bytes of {}, first {first}", size, mapping.len())))
+    Err(violation(problem, record, format!("{} bytes of {}, first {first}", size, mapping.len())))
 }

@@ -18,11 +18,11 @@ struct Block {
     address: Address,
     number: u64,
     entry: u64,
-    /// Whether it belongs to the thread's own pool, and not to the pool of all threads.
+    /// Whether the block belongs to the thread's own pool, and not to the shared one.
     own: bool,
 }
 
-/// Thread of a producer.
+/// State of a producer thread.
 struct Thread<'a> {
     work: &'a Work<'a>,
     incarnation: u64,
@@ -35,7 +35,7 @@ struct Thread<'a> {
     killed: &'a AtomicU64,
 }
 
-/// PoolKind of the pools, and their handling of blocks that are freed while open.
+/// Kind of the pools, and their handling of blocks that are freed while open.
 pub(super) struct PoolKind<'a> {
     name: &'a str,
     on_free: OnFree,
@@ -61,7 +61,7 @@ impl<'a> PoolKind<'a> {
 
 type Activity<'a> = fn(&mut Thread<'a>) -> Result<(), Failure>;
 
-/// Returns what a thread does besides exporting and freeing blocks.
+/// Returns the activities of a thread besides exporting and freeing blocks.
 fn activities<'a>() -> [Activity<'a>; 8] {
     [
         Thread::drop_pool,
@@ -198,7 +198,7 @@ impl Thread<'_> {
         let block = self.blocks.swap_remove(usize::try_from(index)?);
         let entry = self.work.table.entry_of(self.incarnation, block.entry);
         entry.set_state(block.number, BlockState::Freeing);
-        // SAFETY: the thread's own block, which nothing borrows.
+        // SAFETY: the thread owns the block, and no reference into it exists.
         unsafe { self.pool(block.own).as_core().free(block.address) }?;
         entry.set_state(block.number, BlockState::Freed);
         self.free_entries.push(block.entry);
@@ -207,17 +207,17 @@ impl Thread<'_> {
 
     /// Drops the thread's pool with its blocks, and creates another, often at the same addresses.
     fn drop_pool(&mut self) -> Result<(), Failure> {
-        let (gone, stay): (Vec<_>, Vec<_>) = self.blocks.drain(..).partition(|block| block.own);
-        self.blocks = stay;
+        let (dropped, rest): (Vec<_>, Vec<_>) = self.blocks.drain(..).partition(|block| block.own);
+        self.blocks = rest;
         let set = |state| {
-            for block in &gone {
+            for block in &dropped {
                 self.work.table.entry_of(self.incarnation, block.entry).set_state(block.number, state);
             }
         };
         set(BlockState::Freeing);
         drop(self.own.take());
         set(BlockState::Freed);
-        self.free_entries.extend(gone.iter().map(|block| block.entry));
+        self.free_entries.extend(dropped.iter().map(|block| block.entry));
         self.own = Some(self.kind.pool()?);
         Ok(())
     }
@@ -244,7 +244,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Creates an exporter with a socket and a ledger of its own, and drops it.
+    /// Creates another exporter, with its own socket and ledger, and drops it.
     fn export_elsewhere(&mut self) -> Result<(), Failure> {
         let mut settings = ExporterSettings::default();
         settings.exchange = Exchange::Order(vec![Mode::Pidfd, Mode::Procfs, Mode::Socket]);
@@ -258,7 +258,9 @@ impl Thread<'_> {
             Err(umf::Error::Ipc(umf::ipc::Error::Stale { .. } | umf::ipc::Error::ProducerGone { .. })) => {
                 Ok(())
             }
-            other => Err(Failure::new("Violation", format!("its exporter was dropped: {other:?}"))),
+            other => {
+                Err(Failure::new("Violation", format!("an open after the exporter was dropped: {other:?}")))
+            }
         }
     }
 
@@ -279,8 +281,8 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Forks a child that finds its inherited pools frozen, opens a block of its parent, and
-    /// exports blocks of its own.
+    /// Forks a child. Its inherited pools must be frozen. It opens a block of its parent, and
+    /// exports blocks of a new pool.
     fn fork(&mut self) -> Result<(), Failure> {
         let mut rng = self.rng.clone();
         let frozen = self.pool(true);
@@ -306,7 +308,7 @@ impl Thread<'_> {
                 if let Some(mapping) = unless_timed_out(umf::open(&handle))? {
                     mapping.read(0, &mut content)?;
                     if !memory::holds(&content, seed) {
-                        return Err(Failure::new("WrongContent", "of a child's own export"));
+                        return Err(Failure::new("WrongContent", "an export of a child"));
                     }
                 }
                 drop(block);
