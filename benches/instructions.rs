@@ -3,7 +3,7 @@
 //! valgrind's callgrind, in a release build:
 //! `cargo test --release --package umf-benches --test instructions -- --nocapture`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::collections::VecDeque;

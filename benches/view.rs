@@ -20,90 +20,97 @@ fn main() -> ExitCode {
 fn measure(bench: &mut Bench) -> Result<()> {
     let pool = Pool::shared()?;
     for (name, size) in SIZES {
-        let block = pool.allocate_aligned(size, 64)?;
-        let numbers = block.view::<u64>()?;
-        let slice = &mut vec![1_u64; numbers.len()][..];
-        let [local, other] = &mut [vec![1_u64; numbers.len()], vec![1_u64; numbers.len()]];
-        numbers.copy_from(slice);
-        let mut row = |operation: &str, ours: &mut dyn FnMut(), peer: &mut dyn FnMut()| {
-            bench.row(&format!("view.{operation}.{name}"), |bench| {
-                let time = |run: &mut dyn FnMut()| {
-                    Measured::of(batches(bench.time, size >> 10, || {
-                        run();
-                        Ok(())
-                    })?)
-                };
-                Ok(Figures::from(time(ours)?).beside(SLICE, time(peer)?))
-            })
-        };
-        row(
-            "get",
-            &mut || {
-                black_box(get(black_box(numbers)));
-            },
-            &mut || {
-                let slice = black_box(&*slice);
-                black_box((0..slice.len()).fold(0_u64, |sum, index| sum.wrapping_add(slice[index])));
-            },
-        )?;
-        row(
-            "iterate",
-            &mut || {
-                black_box(numbers.iter().fold(0, u64::wrapping_add));
-            },
-            &mut || {
-                black_box(black_box(&*slice).iter().copied().fold(0, u64::wrapping_add));
-            },
-        )?;
-        let bytes = block.view::<u8>()?;
-        let byte_slice = vec![1_u8; size];
-        row(
-            "iterate.u8",
-            &mut || {
-                black_box(bytes.iter().fold(0, u8::wrapping_add));
-            },
-            &mut || {
-                black_box(black_box(&byte_slice).iter().copied().fold(0, u8::wrapping_add));
-            },
-        )?;
-        row("set", &mut || set(black_box(numbers)), &mut || {
-            black_box(&mut *slice).iter_mut().zip(0..).for_each(|(word, value)| *word = value);
-        })?;
-        row("fill", &mut || black_box(numbers).fill(black_box(7)), &mut || {
-            black_box(&mut *slice).fill(black_box(7));
-        })?;
-        row(
-            "copy_to",
-            &mut || {
-                black_box(numbers.copy_to(black_box(local)));
-            },
-            &mut || {
-                black_box(&mut *other).copy_from_slice(black_box(slice));
-            },
-        )?;
-        row(
-            "copy_from",
-            &mut || {
-                black_box(numbers.copy_from(black_box(local)));
-            },
-            &mut || {
-                black_box(&mut *slice).copy_from_slice(black_box(other));
-            },
-        )?;
-        let floats = block.view::<f32>()?;
-        let slice = vec![0.5_f32; floats.len()];
-        floats.copy_from(&slice);
-        row(
-            "sum.f32",
-            &mut || {
-                black_box(floats.iter().sum::<f32>());
-            },
-            &mut || {
-                black_box(black_box(&slice).iter().sum::<f32>());
-            },
-        )?;
+        measure_size(bench, &pool, name, size)?;
     }
     Ok(())
+}
+
+fn measure_size(bench: &mut Bench, pool: &Pool, name: &str, size: usize) -> Result<()> {
+    let row = |operation: &str| (format!("view.{operation}.{name}"), size >> 10);
+    let block = pool.allocate_aligned(size, 64)?;
+    let numbers = block.view::<u64>()?;
+    let slice = &mut vec![1_u64; numbers.len()][..];
+    let [local, other] = &mut [vec![1_u64; numbers.len()], vec![1_u64; numbers.len()]];
+    numbers.copy_from(slice);
+    compare(
+        bench,
+        row("get"),
+        || get(black_box(numbers)),
+        || {
+            let slice = black_box(&*slice);
+            (0..slice.len()).fold(0_u64, |sum, index| sum.wrapping_add(slice[index]))
+        },
+    )?;
+    compare(
+        bench,
+        row("iterate"),
+        || numbers.iter().fold(0, u64::wrapping_add),
+        || black_box(&*slice).iter().copied().fold(0, u64::wrapping_add),
+    )?;
+    let bytes = block.view::<u8>()?;
+    let byte_slice = vec![1_u8; size];
+    compare(
+        bench,
+        row("iterate.u8"),
+        || bytes.iter().fold(0, u8::wrapping_add),
+        || black_box(&byte_slice).iter().copied().fold(0, u8::wrapping_add),
+    )?;
+    compare(
+        bench,
+        row("set"),
+        || set(black_box(numbers)),
+        || {
+            black_box(&mut *slice).iter_mut().zip(0..).for_each(|(word, value)| *word = value);
+        },
+    )?;
+    compare(
+        bench,
+        row("fill"),
+        || black_box(numbers).fill(black_box(7)),
+        || {
+            black_box(&mut *slice).fill(black_box(7));
+        },
+    )?;
+    compare(
+        bench,
+        row("copy_to"),
+        || numbers.copy_to(black_box(local)),
+        || {
+            black_box(&mut *other).copy_from_slice(black_box(slice));
+        },
+    )?;
+    compare(
+        bench,
+        row("copy_from"),
+        || numbers.copy_from(black_box(local)),
+        || {
+            black_box(&mut *slice).copy_from_slice(black_box(other));
+        },
+    )?;
+    let floats = block.view::<f32>()?;
+    let slice = vec![0.5_f32; floats.len()];
+    floats.copy_from(&slice);
+    compare(bench, row("sum.f32"), || floats.iter().sum::<f32>(), || black_box(&slice).iter().sum::<f32>())
+}
+
+/// Measures an operation of a view beside that of a slice, with `count` calls in a batch.
+fn compare<A, B>(
+    bench: &mut Bench,
+    (name, count): (String, usize),
+    mut ours: impl FnMut() -> A,
+    mut peer: impl FnMut() -> B,
+) -> Result<()> {
+    bench.row(&name, |bench| {
+        let ours = Measured::of(batches(bench.time, count, || {
+            black_box(ours());
+            Ok(())
+        })?);
+        let peer = Measured::of(batches(bench.time, count, || {
+            black_box(peer());
+            Ok(())
+        })?);
+        Ok(Figures::from(ours?).beside(SLICE, peer?))
+    })
 }
 
 fn get(view: View<'_, u64>) -> u64 {

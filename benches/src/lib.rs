@@ -18,7 +18,7 @@ pub mod measure;
 pub mod process;
 pub mod workload;
 
-/// Reason why a bench cannot go on.
+/// Reason why a bench cannot continue.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Result of a measurement.

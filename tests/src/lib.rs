@@ -13,7 +13,7 @@
 //! - [`command`]: the `umf` command
 //! - [`Rng`]: reproducible pseudo-random numbers
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod actor_client;

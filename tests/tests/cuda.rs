@@ -1,7 +1,7 @@
 //! CUDA memory shared between processes: handles, the slab pool, killed processes. Runs on the
 //! software driver, or on a GPU (`tests/cuda/run`).
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, Spawn, machine, scenarios, spawn};

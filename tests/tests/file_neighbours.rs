@@ -3,7 +3,7 @@
 //! A provider tests whether its file is on persistent memory, with a mapping that most file systems
 //! refuse. Meanwhile other threads map and unmap memory, and check its content.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! `umf ps`, `umf top`, `umf why` and `umf gc`: reports about running and killed processes, from
 //! their ledgers alone.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::os::unix::process::CommandExt;

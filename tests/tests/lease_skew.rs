@@ -8,7 +8,7 @@
 //! Each round frees a block that has an open mapping, while another thread makes an importer give
 //! up its table. The pool must not reuse the block before the mapping is closed.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};

@@ -85,14 +85,14 @@ pub enum Rule {
     AddBeforeLoad,
     /// A close subtracts in the row of the mapping. Left out: in any row of the importer.
     CloseInRowOfMapping,
-    /// An importer gives rows back only while it has no mapping and no open in progress.
+    /// An importer releases rows only while it has no mapping and no open in progress.
     KeepRowInUse,
     /// The memo of a cached open ends with the importer's lease table.
     MemoEndsWithTable,
     /// The memo of a cached open ends with the generation. Left out: it is valid for any handle of
     /// the slot.
     MemoEndsWithGeneration,
-    /// An importer that gives a row back clears it before the unlock. Left out: after the unlock.
+    /// An importer that releases a row clears it before the unlock. Left out: after the unlock.
     ClearBeforeUnlock,
     /// A lock lasts until its owner drops it or ends.
     LockLasts,
@@ -113,7 +113,7 @@ pub enum Fault {
     /// progress.
     ///
     /// The protocol does not promise that every scan ends: a thread that repeatedly opens a stale
-    /// handle can be in progress at every look of the scan.
+    /// handle can be in progress at every check of the scan.
     HeldForever,
 }
 
@@ -201,7 +201,7 @@ enum FreeStage {
     Lock,
     Reap,
     Unlock,
-    /// The scan is complete: the memory can be used again.
+    /// The scan is complete: the memory can be reused.
     ClearBitmap,
     Publish,
     /// Retires after it has loaded the height. Only without [`Rule::HeightAfterRetire`].

@@ -14,7 +14,7 @@
 //! | [`file_driver`] | (no commands: a provider for [`cases`]) |
 //! | [`mpi`] | (no commands: a rank of an MPI job) |
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod cases;

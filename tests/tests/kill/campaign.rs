@@ -160,50 +160,21 @@ impl Campaign {
             return;
         }
         let mut victim = self.workers.swap_remove(*rng.choose(&candidates));
-        // Delays another process at a failpoint, so that more operations overlap with it.
+        // Half of the time, so that more operations overlap with the slow process.
         if rng.one_in(2) {
-            let slow = rng.choose_mut(&mut self.workers);
-            let most = *rng.choose(&[1, 2, 30]);
-            slow.arm(
-                rng.choose::<Failpoint>(plan::failpoints()),
-                1 + u32::try_from(rng.below(most)).unwrap(),
-                "sleep:2",
-            );
+            self.delay_a_worker(rng);
         }
-        match end {
-            End::KilledAt { failpoint, nth } => {
-                if let Some(before) = plan::delayed_before(failpoint) {
-                    victim.arm(before, 0, "sleep:1");
-                }
-                victim.arm(failpoint, nth, "kill");
-            }
-            End::StoppedAt { failpoint, nth, .. } => victim.arm(failpoint, nth, "stop"),
-            End::KilledAfter { .. } => {}
-        }
+        arm_for(&mut victim, end);
         for worker in self.workers.iter_mut().chain([&mut victim]) {
             worker.work(setup, milliseconds, rng.next_u64() >> 16);
         }
-        let ended = self.end(&mut victim, end, milliseconds);
-        let mut replaced = None;
-        if ended {
-            let pid = victim.actor.pid();
+        let has_ended = self.end(&mut victim, end, milliseconds);
+        if has_ended {
             self.record_end(&victim);
-            // Often replaces the victim while the others still work, also under the same pid.
+            // Often replaces the victim while the others still work.
             if rng.one_in(2) {
-                let same = self.can_choose_pids && rng.one_in(2);
-                match self.start(victim.role, setup, same.then_some(pid)) {
-                    Ok(Some(mut new)) => {
-                        self.tally.same_pid += u64::from(same);
-                        new.work(setup, milliseconds / 2, rng.next_u64() >> 16);
-                        replaced = Some(new);
-                    }
-                    Ok(None) => {}
-                    Err(why) => self.tally.violation(why),
-                }
+                self.replace(&victim, setup, milliseconds / 2, rng);
             }
-        }
-        self.workers.extend(replaced);
-        if ended {
             self.check_survivors(Some(&victim));
         } else {
             self.workers.push(victim);
@@ -214,9 +185,66 @@ impl Campaign {
         }
     }
 
+    /// Makes a worker sleep at a random failpoint.
+    fn delay_a_worker(&mut self, rng: &mut Rng) {
+        let slow = rng.choose_mut(&mut self.workers);
+        let most = *rng.choose(&[1, 2, 30]);
+        slow.arm(
+            rng.choose::<Failpoint>(plan::failpoints()),
+            1 + u32::try_from(rng.below(most)).unwrap(),
+            "sleep:2",
+        );
+    }
+
+    /// Starts a process in place of the victim, half of the time under the same pid.
+    fn replace(&mut self, victim: &Worker, setup: &Setup, milliseconds: u64, rng: &mut Rng) {
+        let has_same_pid = self.can_choose_pids && rng.one_in(2);
+        match self.start(victim.role, setup, has_same_pid.then_some(victim.actor.pid())) {
+            Ok(Some(mut new)) => {
+                self.tally.same_pid += u64::from(has_same_pid);
+                new.work(setup, milliseconds, rng.next_u64() >> 16);
+                self.workers.push(new);
+            }
+            Ok(None) => {}
+            Err(why) => self.tally.violation(why),
+        }
+    }
+
     /// Kills the victim as planned. Returns `false` if it is alive, and has answered.
     fn end(&mut self, victim: &mut Worker, end: End, milliseconds: u64) -> bool {
-        let work = Duration::from_millis(milliseconds);
+        self.signal(victim, end, Duration::from_millis(milliseconds));
+        let mut outcome = victim.actor.outcome(bound());
+        if let (Outcome::Answer(Ok(_)), End::KilledAfter { .. }) = (&outcome, end) {
+            // The victim answered just before the signal came.
+            outcome = victim.actor.outcome(bound());
+        }
+        match (outcome, end) {
+            (Outcome::Ended, end) => {
+                // Importers need this record to check their errors, so it comes before reaping.
+                self.table.set_dead(victim.incarnation);
+                let how = victim.actor.reap();
+                if !workers::is_kill_status(&how) {
+                    self.tally
+                        .violation(format!("{:?} {}, the victim: {how}", victim.role, victim.incarnation));
+                } else if let End::KilledAt { failpoint, .. } = end {
+                    *self.tally.kills.entry(failpoint).or_default() += 1;
+                }
+                true
+            }
+            (Outcome::Answer(Ok(text)), End::KilledAt { .. } | End::StoppedAt { .. }) => {
+                self.record_answer(victim, end, &text)
+            }
+            (outcome, _) => {
+                self.tally
+                    .violation(format!("{:?} {}, the victim: {outcome:?}", victim.role, victim.incarnation));
+                victim.kill_if_alive();
+                true
+            }
+        }
+    }
+
+    /// Sends the planned signals to the victim.
+    fn signal(&mut self, victim: &mut Worker, end: End, work: Duration) {
         match end {
             End::KilledAfter { microseconds } => {
                 std::thread::sleep(Duration::from_micros(microseconds));
@@ -238,53 +266,28 @@ impl Campaign {
             }
             End::KilledAt { .. } => {}
         }
-        let mut outcome = victim.actor.outcome(bound());
-        if let (Outcome::Answer(Ok(_)), End::KilledAfter { .. }) = (&outcome, end) {
-            // The victim answered just before the signal came.
-            outcome = victim.actor.outcome(bound());
-        }
-        match (outcome, end) {
-            (Outcome::Ended, end) => {
-                // Importers need this record to check their errors, so it comes before reaping.
-                self.table.set_dead(victim.incarnation);
-                let how = victim.actor.reap();
-                if !workers::is_kill_status(&how) {
-                    self.tally
-                        .violation(format!("{:?} {}, the victim: {how}", victim.role, victim.incarnation));
-                } else if let End::KilledAt { failpoint, .. } = end {
+    }
+
+    /// Records the answer of a victim that has not reached its failpoint, or continued after it.
+    /// Returns whether it has ended since.
+    fn record_answer(&mut self, victim: &mut Worker, end: End, text: &str) -> bool {
+        victim.has_answered = true;
+        self.tally.answer(text);
+        let child_ended = !text.ends_with("children_killed=0");
+        // Threads of umf continue after the work, so that the victim may still reach the failpoint.
+        match (victim.disarm(&self.table), end) {
+            (Ok(at_rest), End::KilledAt { failpoint, .. }) => {
+                if child_ended || at_rest.is_some() {
                     *self.tally.kills.entry(failpoint).or_default() += 1;
+                } else {
+                    self.tally.not_reached += 1;
                 }
-                true
+                at_rest.is_some()
             }
-            (Outcome::Answer(Ok(text)), End::KilledAt { .. } | End::StoppedAt { .. }) => {
-                victim.has_answered = true;
-                self.tally.answer(&text);
-                let child_ended = !text.ends_with("children_killed=0");
-                // Threads of umf continue after the work, so that the victim may still reach the
-                // failpoint.
-                match (victim.disarm(&self.table), end) {
-                    (Ok(at_rest), End::KilledAt { failpoint, .. }) => {
-                        if child_ended || at_rest.is_some() {
-                            *self.tally.kills.entry(failpoint).or_default() += 1;
-                        } else {
-                            self.tally.not_reached += 1;
-                        }
-                        at_rest.is_some()
-                    }
-                    (Ok(at_rest), _) => at_rest.is_some(),
-                    (Err(outcome), _) => {
-                        self.tally.violation(format!(
-                            "{:?} {}, disarmed: {outcome:?}",
-                            victim.role, victim.incarnation
-                        ));
-                        victim.kill_if_alive();
-                        true
-                    }
-                }
-            }
-            (outcome, _) => {
+            (Ok(at_rest), _) => at_rest.is_some(),
+            (Err(outcome), _) => {
                 self.tally
-                    .violation(format!("{:?} {}, the victim: {outcome:?}", victim.role, victim.incarnation));
+                    .violation(format!("{:?} {}, disarmed: {outcome:?}", victim.role, victim.incarnation));
                 victim.kill_if_alive();
                 true
             }
@@ -294,6 +297,30 @@ impl Campaign {
     /// Waits until the survivors are idle, and checks that they saw no violation, hold what they
     /// held before, and that nothing of the dead process is left.
     fn check_survivors(&mut self, dead: Option<&Worker>) {
+        self.wait_for_survivors();
+        if let Some(report) = self.table.take_report() {
+            self.tally.violation(report);
+        }
+        let known: BTreeSet<u32> = self.workers.iter().map(|worker| worker.actor.pid()).collect();
+        for orphan in workers::reap_orphans(&known) {
+            self.tally.violation(format!("process {orphan}, forked by one that was killed, does not end"));
+        }
+        // No process has anything open now.
+        for worker in self.workers.iter_mut().filter(|worker| worker.role == Role::Producer) {
+            if let Some(holds) = worker.remaining_deferred_frees() {
+                self.tally.violation(format!("{:?} {}: {holds}", worker.role, worker.incarnation));
+            }
+        }
+        for worker in self.workers.iter().chain(dead) {
+            if let Some(left) = worker.remaining_dma_bufs() {
+                self.tally.violation(format!("{:?} {}: {left}", worker.role, worker.incarnation));
+            }
+        }
+        self.end_leaking_workers();
+    }
+
+    /// Waits for the answers of the survivors, and ends those that failed or reached a failpoint.
+    fn wait_for_survivors(&mut self) {
         let mut index = 0;
         while index < self.workers.len() {
             let worker = &mut self.workers[index];
@@ -319,24 +346,10 @@ impl Campaign {
             worker.kill_if_alive();
             self.record_end(&worker);
         }
-        if let Some(report) = self.table.take_report() {
-            self.tally.violation(report);
-        }
-        let known: BTreeSet<u32> = self.workers.iter().map(|worker| worker.actor.pid()).collect();
-        for orphan in workers::reap_orphans(&known) {
-            self.tally.violation(format!("process {orphan}, forked by one that was killed, does not end"));
-        }
-        // No process has anything open now.
-        for worker in self.workers.iter_mut().filter(|worker| worker.role == Role::Producer) {
-            if let Some(holds) = worker.remaining_deferred_frees() {
-                self.tally.violation(format!("{:?} {}: {holds}", worker.role, worker.incarnation));
-            }
-        }
-        for worker in self.workers.iter().chain(dead) {
-            if let Some(left) = worker.remaining_dma_bufs() {
-                self.tally.violation(format!("{:?} {}: {left}", worker.role, worker.incarnation));
-            }
-        }
+    }
+
+    /// Reports leaking workers and ends them, so that each is reported once.
+    fn end_leaking_workers(&mut self) {
         let mut leaking = Vec::new();
         for (index, worker) in self.workers.iter_mut().enumerate() {
             if let Some(leak) = worker.find_leak() {
@@ -344,11 +357,24 @@ impl Campaign {
                 leaking.push(index);
             }
         }
-        // A leaking worker is replaced, so that it is reported once.
         for index in leaking.into_iter().rev() {
             let mut worker = self.workers.swap_remove(index);
             worker.kill_if_alive();
             self.record_end(&worker);
         }
+    }
+}
+
+/// Arms the failpoint of the victim's planned end.
+fn arm_for(victim: &mut Worker, end: End) {
+    match end {
+        End::KilledAt { failpoint, nth } => {
+            if let Some(before) = plan::delayed_before(failpoint) {
+                victim.arm(before, 0, "sleep:1");
+            }
+            victim.arm(failpoint, nth, "kill");
+        }
+        End::StoppedAt { failpoint, nth, .. } => victim.arm(failpoint, nth, "stop"),
+        End::KilledAfter { .. } => {}
     }
 }

@@ -13,7 +13,7 @@
 //! the regions are dma-bufs, of every source of the machine, and the kernel's list of buffers is
 //! checked, too.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod campaign;

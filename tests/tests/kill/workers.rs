@@ -82,22 +82,8 @@ impl Worker {
             }
             activity_time = Some(begun.elapsed());
         }
-        let mut at_rest = ProcessSnapshot::of(&actor);
-        LeaseFootprint::take_out(&mut at_rest, actor.pid(), role);
+        let at_rest = snapshot_at_rest(&actor, role);
         let memory = shared_memory(actor.pid());
-        // An idle process has no connections. Processes that work may have connected already.
-        at_rest.fds.remove("socket");
-        // It does not send the file of a freed region, and has no freed region mapped.
-        at_rest.fds.remove("/memfd:umf (deleted)");
-        at_rest.mappings.remove("/memfd:umf (deleted)");
-        // The name of a dma-buf contains the pid of its creator.
-        at_rest.fds.retain(|file, _| !file.starts_with("/dmabuf:"));
-        at_rest.mappings.retain(|file, _| !file.starts_with("/dmabuf:"));
-        // A region whose free is deferred keeps its provider, and so the provider's device.
-        at_rest.fds.retain(|file, _| !file.starts_with("/dev/dma_heap/") && file != "/dev/udmabuf");
-        if !at_rest.sockets.is_empty() {
-            at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
-        }
         Ok(Some(Self {
             actor,
             role,
@@ -233,6 +219,26 @@ impl Worker {
         let left = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&tag));
         left.map(|entry| u64::from(std::fs::remove_file(entry.path()).is_ok())).sum()
     }
+}
+
+/// Returns what an idle process has, without what may differ when it is idle again.
+fn snapshot_at_rest(actor: &Actor, role: Role) -> ProcessSnapshot {
+    let mut at_rest = ProcessSnapshot::of(actor);
+    LeaseFootprint::take_out(&mut at_rest, actor.pid(), role);
+    // An idle process has no connections. Processes that work may have connected already.
+    at_rest.fds.remove("socket");
+    // It does not send the file of a freed region, and has no freed region mapped.
+    at_rest.fds.remove("/memfd:umf (deleted)");
+    at_rest.mappings.remove("/memfd:umf (deleted)");
+    // The name of a dma-buf contains the pid of its creator.
+    at_rest.fds.retain(|file, _| !file.starts_with("/dmabuf:"));
+    at_rest.mappings.retain(|file, _| !file.starts_with("/dmabuf:"));
+    // A region whose free is deferred keeps its provider, and so the provider's device.
+    at_rest.fds.retain(|file, _| !file.starts_with("/dev/dma_heap/") && file != "/dev/udmabuf");
+    if !at_rest.sockets.is_empty() {
+        at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
+    }
+    at_rest
 }
 
 /// Returns whether this is the exit status of a process that was killed. The init process of a pid

@@ -1,7 +1,7 @@
 //! Regions in one file: they need few fds and mappings, open without system calls, and are leased
 //! one by one.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Duration;
 

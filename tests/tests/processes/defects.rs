@@ -1,7 +1,7 @@
 //! Tests for defects in the caches and handles of the C library, named after the defect's number in
 //! `docs/reports.md`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use umf::{Handle, Importer};
 use umf_tests::forge::{self, field};

@@ -1,7 +1,7 @@
 //! A hostile producer: it can cause errors and choose the content of its blocks, and nothing else.
 //! (The C library trusts its producers: defect W11.)
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::fs::File;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 //! the defect's number in `docs/reports.md`. Also tests that mappings, sockets and leases of freed
 //! memory and of dead processes are released.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;

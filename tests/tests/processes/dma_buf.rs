@@ -1,6 +1,6 @@
 //! dma-bufs shared between processes: handles, the slab pool, killed processes, fences, links.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, machine, scenarios, spawn};

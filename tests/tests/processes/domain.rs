@@ -1,6 +1,6 @@
 //! Domains between real processes: the registration rules, deaths, races, squatters, forks.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::{Duration, Instant};
 

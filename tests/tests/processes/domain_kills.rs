@@ -1,6 +1,6 @@
 //! Domains under random kills and long random use: the table stays correct, and nothing leaks.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -69,28 +69,130 @@ fn kills_at_random_times_leave_table_correct() {
     assert_nothing_left(&domain);
 }
 
-/// The expected state of the domain.
-#[derive(Default)]
-struct Model {
-    /// Registered actors by object.
-    live: BTreeMap<String, BTreeSet<usize>>,
-    /// Objects that were destroyed.
-    dead: Vec<String>,
+/// An object of the domain as its creator made it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Object {
+    id: String,
+    kind: usize,
+    content_seed: usize,
 }
 
-impl Model {
-    /// Removes the registrations for which `ends` returns `true`.
-    fn end(&mut self, ends: impl Fn(&str, usize) -> bool) {
+/// Processes that use a domain, and the expected state of the domain.
+struct LongUse {
+    domain: String,
+    actors: Vec<Actor>,
+    random: Random,
+    /// Registered actors by object.
+    live: BTreeMap<Object, BTreeSet<usize>>,
+    /// Objects that were destroyed.
+    dead: Vec<Object>,
+    kills: u64,
+}
+
+impl LongUse {
+    fn random_live(&mut self) -> Option<Object> {
+        self.live.keys().nth(self.random.below(self.live.len().max(1))).cloned()
+    }
+
+    /// Removes the registrations for which `ends` returns `true` from the expected state.
+    fn end_registrations(&mut self, ends: impl Fn(&Object, usize) -> bool) {
         let dead = &mut self.dead;
-        self.live.retain(|number, registered| {
-            registered.retain(|&actor| !ends(number, actor));
+        self.live.retain(|object, registered| {
+            registered.retain(|&actor| !ends(object, actor));
             if registered.is_empty() {
-                dead.push(number.clone());
+                dead.push(object.clone());
             }
             !registered.is_empty()
         });
         let surplus = self.dead.len().saturating_sub(200);
         self.dead.drain(..surplus);
+    }
+
+    /// Kills an actor and starts another in its place.
+    fn replace(&mut self, victim: usize) {
+        self.actors[victim].kill();
+        self.actors[victim] = member(&self.domain);
+        self.end_registrations(|_, actor| actor == victim);
+        self.kills += 1;
+    }
+
+    fn create(&mut self, current: usize, event: usize) {
+        let Self { domain, actors, random, .. } = self;
+        let (size, kind) = (1 + random.below(20_000), event % 5);
+        let actor = &mut actors[current];
+        let id = actor.ok(&format!("create {domain} {size} {kind} -> new"));
+        actor.ok(&format!("register {domain} {id} {kind} -> {id}"));
+        actor.ok("drop-object new");
+        actor.ok(&format!("fill-object {id} {event}"));
+        let object = Object { id, kind, content_seed: event };
+        assert!(!self.live.contains_key(&object) && !self.dead.contains(&object), "{object:?}");
+        self.live.insert(object, BTreeSet::from([current]));
+    }
+
+    fn register(&mut self, current: usize, object: Object) {
+        let Self { domain, actors, .. } = self;
+        let Object { id, kind, content_seed } = &object;
+        actors[current].ok(&format!("register {domain} {id} {kind} -> {id}"));
+        assert_eq!(actors[current].ok(&format!("check-object {id} {content_seed}")), "same", "{object:?}");
+        self.live.get_mut(&object).unwrap().insert(current);
+    }
+
+    /// An object that was destroyed cannot be registered.
+    fn register_dead(&mut self, current: usize) {
+        let Self { domain, actors, random, dead, .. } = self;
+        let Some(Object { id, kind, .. }) = dead.get(random.below(dead.len().max(1))) else { return };
+        actors[current].fails(&format!("register {domain} {id} {kind} -> x"), "NoSuchObject");
+    }
+
+    fn unregister(&mut self, current: usize, object: &Object) {
+        let unregister = format!("unregister {} {}", self.domain, object.id);
+        if self.live[object].contains(&current) {
+            self.actors[current].ok(&unregister);
+            self.actors[current].ok(&format!("drop-object {}", object.id));
+            self.end_registrations(|other, actor| other == object && actor == current);
+        } else {
+            self.actors[current].fails(&unregister, "NotRegistered");
+        }
+    }
+
+    fn event(&mut self, event: usize) {
+        let current = self.random.below(self.actors.len());
+        match self.random.below(10) {
+            _ if event.is_multiple_of(50) => {
+                // Actor 0 is never killed, and sometimes all others are.
+                let one = current.max(1);
+                let victims = if event.is_multiple_of(2500) { 1..self.actors.len() } else { one..one + 1 };
+                for victim in victims {
+                    self.replace(victim);
+                }
+            }
+            0..=2 if self.live.len() < 150 => self.create(current, event),
+            6 => self.register_dead(current),
+            choice => {
+                let Some(object) = self.random_live() else { return };
+                if (3..=5).contains(&choice) {
+                    self.register(current, object);
+                } else {
+                    self.unregister(current, &object);
+                }
+            }
+        }
+    }
+
+    /// Compares the domain's list of objects and of the numbers of registrants with the expected
+    /// state.
+    fn check_list(&mut self, event: usize) {
+        let text = self.actors[0].ok(&format!("objects {}", self.domain));
+        let parse = |object: &str| {
+            let (id, rest) = object.split_once(':')?;
+            Some((id.to_owned(), rest.rsplit(':').next()?.parse().ok()?))
+        };
+        let mut listed: Vec<(String, usize)> = text.split(' ').filter_map(parse).collect();
+        listed.sort_unstable();
+        let mut expected: Vec<_> =
+            self.live.iter().map(|(object, registered)| (object.id.clone(), registered.len())).collect();
+        expected.sort_unstable();
+        assert_eq!(listed, expected, "event {event}");
     }
 }
 
@@ -101,101 +203,37 @@ fn memory_of_system(field: &str) -> u64 {
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Random creates, registrations and kills over a long time. The domain must agree with the model,
-/// and hold in the end what it held at the start.
+/// Random creates, registrations and kills over a long time. The domain must agree with the
+/// expected state, and hold in the end what it held at the start.
 #[test]
 fn long_random_use_leaks_nothing() {
     let events = if machine::is_long() { 100_000 } else { 3_000 };
     let domain = name("long");
-    let mut random = Random(7);
-    // Actor 0 is never killed, so that its growth can be measured.
-    let mut actors: Vec<Actor> = (0..6).map(|_| member(&domain)).collect();
-    actors[0].ok(&format!("cycle-objects {domain} 300"));
-    let before = ProcessSnapshot::of(&actors[0]);
-    let resident = actors[0].number("counts", "rss");
+    let mut long = LongUse {
+        actors: (0..6).map(|_| member(&domain)).collect(),
+        domain: domain.clone(),
+        random: Random(7),
+        live: BTreeMap::new(),
+        dead: Vec::new(),
+        kills: 0,
+    };
+    // The growth of actor 0 is measured.
+    long.actors[0].ok(&format!("cycle-objects {domain} 300"));
+    let before = ProcessSnapshot::of(&long.actors[0]);
+    let resident = long.actors[0].number("counts", "rss");
     let shared = memory_of_system("Shmem");
     let traces_before = traces(&domain);
-    let mut model = Model::default();
-    let mut kills = 0;
     for event in 1..=events {
-        let current = random.below(actors.len());
-        let pick = |model: &Model, random: &mut Random| {
-            model.live.keys().nth(random.below(model.live.len().max(1))).cloned()
-        };
-        match random.below(10) {
-            _ if event % 50 == 0 => {
-                // Sometimes all but actor 0.
-                let victims =
-                    if event % 2500 == 0 { 1..actors.len() } else { current.max(1)..current.max(1) + 1 };
-                for victim in victims {
-                    actors[victim].kill();
-                    actors[victim] = member(&domain);
-                    model.end(|_, actor| actor == victim);
-                    kills += 1;
-                }
-            }
-            0..=2 if model.live.len() < 150 => {
-                let size = 1 + random.below(20_000);
-                let number = actors[current].ok(&format!("create {domain} {size} {} -> new", event % 5));
-                actors[current].ok(&format!("register {domain} {number} {} -> {number}", event % 5));
-                actors[current].ok("drop-object new");
-                // The model's key contains kind and content seed of the object.
-                actors[current].ok(&format!("fill-object {number} {event}"));
-                let number = format!("{number} {} {event}", event % 5);
-                assert!(!model.live.contains_key(&number) && !model.dead.contains(&number), "{number}");
-                model.live.insert(number, BTreeSet::from([current]));
-            }
-            3..=5 => {
-                let Some(object) = pick(&model, &mut random) else { continue };
-                let mut words = object.split(' ');
-                let [number, kind, seed] = [(); 3].map(|()| words.next().unwrap());
-                let register = format!("register {domain} {number} {kind} -> {number}");
-                actors[current].ok(&register);
-                assert_eq!(actors[current].ok(&format!("check-object {number} {seed}")), "same", "{object}");
-                model.live.get_mut(&object).unwrap().insert(current);
-            }
-            6 => {
-                let Some(object) = model.dead.get(random.below(model.dead.len().max(1))) else { continue };
-                let (number, rest) = object.split_once(' ').unwrap();
-                let kind = rest.split(' ').next().unwrap();
-                actors[current].fails(&format!("register {domain} {number} {kind} -> x"), "NoSuchObject");
-            }
-            _ => {
-                let Some(object) = pick(&model, &mut random) else { continue };
-                let number = object.split(' ').next().unwrap();
-                let unregister = format!("unregister {domain} {number}");
-                if model.live[&object].contains(&current) {
-                    actors[current].ok(&unregister);
-                    actors[current].ok(&format!("drop-object {number}"));
-                    model.end(|other, actor| other == object && actor == current);
-                } else {
-                    actors[current].fails(&unregister, "NotRegistered");
-                }
-            }
-        }
-        if event % 500 == 0 {
-            let listed = actors[0].ok(&format!("objects {domain}"));
-            let mut listed: Vec<_> = listed
-                .split(' ')
-                .filter_map(|object| {
-                    Some((object.split(':').next()?, object.rsplit(':').next()?.parse().ok()?))
-                })
-                .collect();
-            listed.sort_unstable();
-            let mut expected: Vec<_> = model
-                .live
-                .iter()
-                .map(|(object, registered)| (object.split(' ').next().unwrap(), registered.len()))
-                .collect();
-            expected.sort_unstable();
-            assert_eq!(listed, expected, "event {event}");
+        long.event(event);
+        if event.is_multiple_of(500) {
+            long.check_list(event);
         }
     }
-    let left: Vec<_> = model.live.iter().filter(|(_, registered)| registered.contains(&0)).collect();
-    for (object, _) in left {
-        actors[0].ok(&format!("drop-object {}", object.split(' ').next().unwrap()));
-    }
+    let LongUse { mut actors, live, kills, .. } = long;
     let mut first = actors.swap_remove(0);
+    for (object, _) in live.iter().filter(|(_, registered)| registered.contains(&0)) {
+        first.ok(&format!("drop-object {}", object.id));
+    }
     for actor in actors {
         actor.finish();
     }

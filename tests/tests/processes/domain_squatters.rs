@@ -1,7 +1,7 @@
 //! Processes that bind the socket names of a domain: of other users, stopped ones, unresponsive
 //! ones.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Truncated, damaged, outdated and forged handles: each is an error, and only exported memory is
 //! mapped.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use umf::Handle;
 use umf_tests::forge::{self, field};

@@ -1,6 +1,6 @@
 //! Leases: a producer reuses a freed block only after all importers have closed it or ended.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! A hostile importer, which writes to a producer's lease table, and the limits of its effect
 //! (`docs/leases.md`).
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Device memory of Level Zero shared between processes, in each form in which handles are
 //! exchanged. Uses the software driver without the loader.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::path::PathBuf;
 use std::process::Command;

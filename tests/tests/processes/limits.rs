@@ -1,6 +1,6 @@
 //! Importers and producers at their limits: fds, cache entries, bytes, file size, address space.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Duration;
 

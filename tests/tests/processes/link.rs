@@ -1,6 +1,6 @@
 //! Links between real processes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 mod ranks;
 

@@ -1,6 +1,6 @@
 //! Links under refused permissions, missing resources and hostile peers.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Duration;
 

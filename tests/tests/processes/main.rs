@@ -5,7 +5,7 @@
 //! objects of actors only. Tests that count or change objects of their own process are programs
 //! beside this folder.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod arenas;

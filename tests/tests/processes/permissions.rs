@@ -1,7 +1,7 @@
 //! Permissions to open a handle: other users, undumpable processes, namespaces. Each refusal states
 //! the reason and the remedy.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use umf::Handle;
 use umf_tests::{Actor, ProcessSnapshot, Spawn, actor, machine, spawn};

@@ -1,6 +1,6 @@
 //! Producers that end, stop, call exec, or are replaced, and fds of producers that are replaced.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::ffi::CString;

@@ -1,7 +1,7 @@
 //! Programs that use umf in special ways: under valgrind, which unmaps the vDSO although the
 //! auxiliary vector contains its address; and `examples/mpi_ipc_bandwidth`, a workspace of its own.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::path::Path;

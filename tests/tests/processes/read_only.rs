@@ -1,6 +1,6 @@
 //! Read-only imports, sealed exports, isolated and named memory.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};

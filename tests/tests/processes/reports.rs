@@ -2,7 +2,7 @@
 //! `docs/reports.md`. Leftover and exposed memory is in `reports_memory.rs`; defects of the C
 //! library are in `defects.rs` and `defects_memory.rs`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,7 @@
 //! Tests for reports from users of other projects about leftover and exposed memory, named after
 //! the reports in `docs/reports.md`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

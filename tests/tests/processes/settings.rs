@@ -1,6 +1,6 @@
 //! Invalid settings: one error that names the key, the source and the valid values.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::fs::Permissions;

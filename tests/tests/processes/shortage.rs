@@ -4,7 +4,7 @@
 //! The tests fill `/dev/shm` and a control group, and trigger the OOM killer. They run in a guest
 //! of `tests/vm/run` only.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};

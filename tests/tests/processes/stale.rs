@@ -1,6 +1,6 @@
 //! Handles and mappings of freed memory, also after the memory is reused.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Duration;
 

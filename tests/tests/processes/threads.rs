@@ -1,6 +1,6 @@
 //! Concurrent opens, closes, evictions, exports and frees of the same blocks in one process.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Exchange of fds: modes and their order, hostile clients of the socket, timeouts, forks.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! Typed views of memory that another process reads and writes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 
 use std::sync::atomic::Ordering;
 

@@ -2,7 +2,7 @@
 //! for memfds and dma-bufs. A guest of `tests/vm/run` sets each scope; elsewhere the current scope
 //! is tested.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::path::Path;
@@ -120,42 +120,50 @@ fn each_yama_scope_permits_documented_modes_and_auto_works() {
             }
             for (_, uid, importer) in importers.iter_mut().filter(|(permitted, ..)| permitted == mode) {
                 let case = format!("scope {wanted}, {kind} by {mode}, ptracer {ptracer}, importer {uid}");
-                let opened = importer.ask(&format!("open {handle} -> m"));
-                match (expected(mode, kind, wanted, ptracer, *uid), opened) {
-                    (None, opened) => {
-                        assert!(opened.is_ok(), "{case}: {opened:?}");
-                        importer.check("m", 9);
-                        importer.ok("close m");
-                        importer.ok("evict");
-                    }
-                    (Some(_), Ok(_)) => panic!("{case}: works"),
-                    (Some(reasons), Err(failure)) => {
-                        assert_eq!(failure.variant, "NotPermitted", "{case}: {failure}");
-                        for reason in reasons {
-                            assert!(failure.message.contains(reason), "{case}: {failure}");
-                        }
-                    }
-                }
+                check_open(importer, handle, expected(mode, kind, wanted, ptracer, *uid), &case);
             }
         }
     }
     let text = std::fs::read_to_string(&log).unwrap();
     std::fs::remove_file(&log).unwrap();
     for (wanted, kind, pid) in by_auto {
-        let mode = match (wanted, kind) {
-            (0, _) => "pidfd",
-            (_, "memfd") => "procfs",
-            _ => "socket",
-        };
-        let lines: Vec<_> = text.lines().filter(|line| line.contains(&format!("pid={pid} "))).collect();
-        let is_logged = |event: &str, detail: &str| {
-            lines.iter().any(|line| line.contains(event) && line.contains(detail))
-        };
-        let case = format!("{kind} at scope {wanted}: {text}");
-        assert!(is_logged("fetched an fd", &format!("mode={mode}")), "{case}");
-        assert!(wanted == 0 || is_logged("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
-        assert!(mode != "socket" || is_logged("mode=procfs", "a dma-buf"), "{case}");
+        check_log_of_auto(&text, wanted, kind, pid);
     }
+}
+
+/// Opens a handle, which must work, or fail with the expected reasons.
+fn check_open(importer: &mut Actor, handle: &Handle, expected: Option<&[&str]>, case: &str) {
+    match (expected, importer.ask(&format!("open {handle} -> m"))) {
+        (None, opened) => {
+            assert!(opened.is_ok(), "{case}: {opened:?}");
+            importer.check("m", 9);
+            importer.ok("close m");
+            importer.ok("evict");
+        }
+        (Some(_), Ok(_)) => panic!("{case}: works"),
+        (Some(reasons), Err(failure)) => {
+            assert_eq!(failure.variant, "NotPermitted", "{case}: {failure}");
+            for reason in reasons {
+                assert!(failure.message.contains(reason), "{case}: {failure}");
+            }
+        }
+    }
+}
+
+/// The log has the mode that `auto` used, and why those before it were refused.
+fn check_log_of_auto(text: &str, wanted: u32, kind: &str, pid: u32) {
+    let mode = match (wanted, kind) {
+        (0, _) => "pidfd",
+        (_, "memfd") => "procfs",
+        _ => "socket",
+    };
+    let lines: Vec<_> = text.lines().filter(|line| line.contains(&format!("pid={pid} "))).collect();
+    let is_logged =
+        |event: &str, detail: &str| lines.iter().any(|line| line.contains(event) && line.contains(detail));
+    let case = format!("{kind} at scope {wanted}: {text}");
+    assert!(is_logged("fetched an fd", &format!("mode={mode}")), "{case}");
+    assert!(wanted == 0 || is_logged("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
+    assert!(mode != "socket" || is_logged("mode=procfs", "a dma-buf"), "{case}");
 }
 
 /// If the kernel refuses reads of sibling processes, a link reports that and uses bounce buffers.

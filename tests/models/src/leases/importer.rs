@@ -1,4 +1,4 @@
-//! The steps of an importer: it takes rows, opens and closes, gives its rows back, and is killed.
+//! The steps of an importer: it takes rows, opens and closes, releases its rows, and is killed.
 //!
 //! In traces, thread 0.1 is thread 1 of importer 0.
 
@@ -17,65 +17,7 @@ impl Leases {
         let importer = &state.importers[at];
         let lock = Lock::Importer(at as u8);
         for row in 0..self.rows {
-            let mut after = *state;
-            let stage = &mut after.importers[at].rows[row];
-            match *stage {
-                Row::Foreign => {
-                    let can_lock = match state.locks[row] {
-                        Lock::Free => true,
-                        Lock::Importer(_) => !self.has(Rule::OwnDescriptions),
-                        Lock::Producer => false,
-                    };
-                    let owned = importer.count(&[Row::Locked, Row::Cleared, Row::Ready]);
-                    if can_lock && owned < self.threads[at] && importer.busy() < self.threads[at] {
-                        *stage = Row::Locked;
-                        after.locks[row] = lock;
-                        next(after, format_args!("importer {at}: locks row {row}"));
-                    }
-                }
-                Row::Locked if self.has(Rule::ClearTakenRow) => {
-                    *stage = Row::Cleared;
-                    after.words[row] = 0;
-                    next(after, format_args!("importer {at}: clears row {row}"));
-                }
-                Row::Cleared | Row::Locked => {
-                    *stage = Row::Ready;
-                    if self.has(Rule::RaiseBeforeOpen) {
-                        after.height = after.height.max(row as u8 + 1);
-                        next(after, format_args!("importer {at}: raises the height for row {row}"));
-                    } else {
-                        next(after, format_args!("importer {at}: starts to use row {row}"));
-                    }
-                }
-                // Only without `Rule::RaiseBeforeOpen`.
-                Row::Ready if usize::from(state.height) <= row => {
-                    after.height = row as u8 + 1;
-                    next(after, format_args!("importer {at}: raises the height for row {row}, late"));
-                }
-                Row::Ready => {}
-                Row::Closing => {
-                    *stage = if self.has(Rule::ClearBeforeUnlock) { Row::Foreign } else { Row::Unlocked };
-                    if after.locks[row] == lock {
-                        after.locks[row] = Lock::Free;
-                    }
-                    next(after, format_args!("importer {at}: unlocks row {row}"));
-                    if state.words[row] != 0 {
-                        let mut after = *state;
-                        after.words[row] = 0;
-                        next(after, format_args!("importer {at}: clears row {row} of its closed table"));
-                    }
-                }
-                Row::Unlocked => {
-                    *stage = Row::Foreign;
-                    after.words[row] = 0;
-                    next(after, format_args!("importer {at}: clears row {row}, which it has unlocked"));
-                }
-            }
-            if !self.has(Rule::LockLasts) && state.locks[row] == lock {
-                let mut after = *state;
-                after.locks[row] = Lock::Free;
-                next(after, format_args!("importer {at}: loses the lock of row {row}"));
-            }
+            self.row_steps(state, at, row, next);
         }
         if importer.count(&[Row::Ready]) > 0 && (importer.is_idle() || !self.has(Rule::KeepRowInUse)) {
             let mut after = *state;
@@ -105,6 +47,71 @@ impl Leases {
         }
     }
 
+    /// Calls `next` for each step of an importer at a row.
+    fn row_steps(&self, state: &State, at: usize, row: usize, next: &mut impl FnMut(State, Arguments<'_>)) {
+        let importer = &state.importers[at];
+        let lock = Lock::Importer(at as u8);
+        let mut after = *state;
+        let stage = &mut after.importers[at].rows[row];
+        match *stage {
+            Row::Foreign => {
+                let can_lock = match state.locks[row] {
+                    Lock::Free => true,
+                    Lock::Importer(_) => !self.has(Rule::OwnDescriptions),
+                    Lock::Producer => false,
+                };
+                let owned = importer.count(&[Row::Locked, Row::Cleared, Row::Ready]);
+                if can_lock && owned < self.threads[at] && importer.busy() < self.threads[at] {
+                    *stage = Row::Locked;
+                    after.locks[row] = lock;
+                    next(after, format_args!("importer {at}: locks row {row}"));
+                }
+            }
+            Row::Locked if self.has(Rule::ClearTakenRow) => {
+                *stage = Row::Cleared;
+                after.words[row] = 0;
+                next(after, format_args!("importer {at}: clears row {row}"));
+            }
+            Row::Cleared | Row::Locked => {
+                *stage = Row::Ready;
+                if self.has(Rule::RaiseBeforeOpen) {
+                    after.height = after.height.max(row as u8 + 1);
+                    next(after, format_args!("importer {at}: raises the height for row {row}"));
+                } else {
+                    next(after, format_args!("importer {at}: starts to use row {row}"));
+                }
+            }
+            // Only without `Rule::RaiseBeforeOpen`.
+            Row::Ready if usize::from(state.height) <= row => {
+                after.height = row as u8 + 1;
+                next(after, format_args!("importer {at}: raises the height for row {row}, late"));
+            }
+            Row::Ready => {}
+            Row::Closing => {
+                *stage = if self.has(Rule::ClearBeforeUnlock) { Row::Foreign } else { Row::Unlocked };
+                if after.locks[row] == lock {
+                    after.locks[row] = Lock::Free;
+                }
+                next(after, format_args!("importer {at}: unlocks row {row}"));
+                if state.words[row] != 0 {
+                    let mut after = *state;
+                    after.words[row] = 0;
+                    next(after, format_args!("importer {at}: clears row {row} of its closed table"));
+                }
+            }
+            Row::Unlocked => {
+                *stage = Row::Foreign;
+                after.words[row] = 0;
+                next(after, format_args!("importer {at}: clears row {row}, which it has unlocked"));
+            }
+        }
+        if !self.has(Rule::LockLasts) && state.locks[row] == lock {
+            let mut after = *state;
+            after.locks[row] = Lock::Free;
+            next(after, format_args!("importer {at}: loses the lock of row {row}"));
+        }
+    }
+
     /// Returns the step of a thread after `done`, in the order that the rules demand.
     ///
     /// With a memo, the thread does not set the bit again.
@@ -126,6 +133,7 @@ impl Leases {
             .unwrap_or(Stage::Open)
     }
 
+    /// Calls `next` for each step of a thread of an importer.
     fn thread_steps(
         &self,
         state: &State,
@@ -157,46 +165,7 @@ impl Leases {
         let memos = if thread.stale { importer.memo_stale } else { importer.memo };
         let following = self.after(thread.stage, memos >> row & 1 != 0);
         match thread.stage {
-            Stage::Idle if importer.busy() >= self.threads[at] => {}
-            Stage::Idle => {
-                for row in 0..self.rows {
-                    let mut begin = |has_memo, stale, words: Arguments<'_>| {
-                        let mut after = *state;
-                        let stage = self.after(Stage::Idle, has_memo);
-                        after.importers[at].threads[index] = Thread { stage, row: row as u8, stale };
-                        next(after, words);
-                    };
-                    let has_memo = |memos: u8| memos >> row & 1 != 0;
-                    if has_memo(importer.memo) && state.live {
-                        begin(
-                            true,
-                            false,
-                            format_args!("thread {at}.{index}: opens the current handle again, in row {row}"),
-                        );
-                    }
-                    if has_memo(importer.memo_stale) {
-                        begin(
-                            true,
-                            true,
-                            format_args!("thread {at}.{index}: opens a stale handle again, in row {row}"),
-                        );
-                    }
-                    if importer.rows[row] == Row::Ready {
-                        if state.live {
-                            begin(
-                                false,
-                                false,
-                                format_args!("thread {at}.{index}: opens the current handle in row {row}"),
-                            );
-                        }
-                        begin(
-                            false,
-                            true,
-                            format_args!("thread {at}.{index}: opens a stale handle in row {row}"),
-                        );
-                    }
-                }
-            }
+            Stage::Idle => self.begin_steps(state, at, index, next),
             Stage::SetBit => {
                 let opened_rows = state.opened_rows | self.bit(row);
                 let after = State { opened_rows, ..step(following, row, 0) };
@@ -243,6 +212,54 @@ impl Leases {
                     );
                 }
             }
+        }
+    }
+
+    /// Calls `next` for each open that a thread without an open or mapping can begin.
+    fn begin_steps(
+        &self,
+        state: &State,
+        at: usize,
+        index: usize,
+        next: &mut impl FnMut(State, Arguments<'_>),
+    ) {
+        let importer = &state.importers[at];
+        if importer.busy() >= self.threads[at] {
+            return;
+        }
+        for row in 0..self.rows {
+            let mut begin = |has_memo, stale, text: Arguments<'_>| {
+                let mut after = *state;
+                let stage = self.after(Stage::Idle, has_memo);
+                after.importers[at].threads[index] = Thread { stage, row: row as u8, stale };
+                next(after, text);
+            };
+            let has_memo = |memos: u8| memos >> row & 1 != 0;
+            if has_memo(importer.memo) && state.live {
+                begin(
+                    true,
+                    false,
+                    format_args!("thread {at}.{index}: opens the current handle again, in row {row}"),
+                );
+            }
+            if has_memo(importer.memo_stale) {
+                begin(
+                    true,
+                    true,
+                    format_args!("thread {at}.{index}: opens a stale handle again, in row {row}"),
+                );
+            }
+            if importer.rows[row] != Row::Ready {
+                continue;
+            }
+            if state.live {
+                begin(
+                    false,
+                    false,
+                    format_args!("thread {at}.{index}: opens the current handle in row {row}"),
+                );
+            }
+            begin(false, true, format_args!("thread {at}.{index}: opens a stale handle in row {row}"));
         }
     }
 }

@@ -9,27 +9,28 @@ impl Leases {
     /// Calls `next` for the step of the thread that frees and publishes at the slot. Each state has
     /// one.
     pub(super) fn producer_steps(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
+        match state.free {
+            FreeStage::Live
+            | FreeStage::RetireLate
+            | FreeStage::RetireAfterBitmap
+            | FreeStage::LoadHeight
+            | FreeStage::LoadHeightLate
+            | FreeStage::LoadBitmap => self.retire_step(state, next),
+            FreeStage::Scan | FreeStage::QueryLock => self.scan_step(state, next),
+            FreeStage::Lock | FreeStage::Reap | FreeStage::Unlock => self.reap_step(state, next),
+            FreeStage::ClearBitmap | FreeStage::ClearBitmapLate | FreeStage::Publish => {
+                self.publish_step(state, next);
+            }
+        }
+    }
+
+    /// The producer retires the generation, and loads the height and the bitmap.
+    fn retire_step(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
         let to = |free| State { free, ..*state };
-        // The state after the scan has passed the rows in `mask`.
-        let pass = |after: State, mask: u8| {
-            let rows_left = after.rows_left & !mask;
-            let free = match rows_left {
-                0 if self.has(Rule::ClearBitmapBeforePublish) => FreeStage::ClearBitmap,
-                0 => FreeStage::Publish,
-                _ => FreeStage::Scan,
-            };
-            State { free, rows_left, ..after }
-        };
-        let scan = |after: State, height, bitmap| {
+        let scan = |height, bitmap| {
             let rows_left = self.rows_to_scan(height, bitmap);
-            pass(State { rows_left, loaded_height: 0, loaded_bitmap: 0, ..after }, 0)
+            self.pass(State { rows_left, loaded_height: 0, loaded_bitmap: 0, ..*state }, 0)
         };
-        let retired = |free| {
-            let mut after = State { free, live: false, ..*state };
-            after.retire(!self.has(Rule::MemoEndsWithGeneration));
-            after
-        };
-        let row = state.rows_left.trailing_zeros() as usize;
         match state.free {
             FreeStage::Live if !self.has(Rule::RetireBeforeScan) => {
                 next(to(FreeStage::LoadHeight), format_args!("producer: scans for leases without retiring"));
@@ -43,72 +44,90 @@ impl Leases {
                 format_args!("producer: loads the bitmap {:b} before it retires", state.opened_rows),
             ),
             FreeStage::Live => {
-                next(retired(FreeStage::LoadHeight), format_args!("producer: retires the generation"));
+                next(
+                    self.retired(state, FreeStage::LoadHeight),
+                    format_args!("producer: retires the generation"),
+                );
             }
             FreeStage::RetireLate => {
-                next(retired(FreeStage::LoadBitmap), format_args!("producer: retires the generation"));
+                next(
+                    self.retired(state, FreeStage::LoadBitmap),
+                    format_args!("producer: retires the generation"),
+                );
             }
             FreeStage::RetireAfterBitmap => {
-                next(retired(FreeStage::LoadHeightLate), format_args!("producer: retires the generation"));
+                next(
+                    self.retired(state, FreeStage::LoadHeightLate),
+                    format_args!("producer: retires the generation"),
+                );
             }
             FreeStage::LoadHeight => next(
                 State { loaded_height: state.height, ..to(FreeStage::LoadBitmap) },
                 format_args!("producer: loads the height {}", state.height),
             ),
             FreeStage::LoadHeightLate => next(
-                scan(*state, state.height, state.loaded_bitmap),
+                scan(state.height, state.loaded_bitmap),
                 format_args!("producer: loads the height {}", state.height),
             ),
-            FreeStage::LoadBitmap => next(
-                scan(*state, state.loaded_height, state.opened_rows),
+            _ => next(
+                scan(state.loaded_height, state.opened_rows),
                 format_args!("producer: loads the bitmap {:b}", state.opened_rows),
             ),
-            FreeStage::Scan => {
-                let judged = self.judged_with(state, row);
-                let in_judged = (0..self.rows).filter(|&row| judged >> row & 1 != 0);
-                let sum: i8 = in_judged.map(|row| state.words[row]).sum();
-                if sum == 0 {
-                    next(pass(*state, judged), format_args!("producer: row {row} is zero"));
-                } else if !self.has(Rule::WaitForOwner) {
-                    next(
-                        pass(*state, judged),
-                        format_args!("producer: passes row {row}, which counts {sum}"),
-                    );
-                } else {
-                    next(to(FreeStage::QueryLock), format_args!("producer: row {row} counts {sum}"));
-                }
+        }
+    }
+
+    /// The producer loads the word of a row, or queries the row's lock.
+    fn scan_step(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
+        let to = |free| State { free, ..*state };
+        let row = state.rows_left.trailing_zeros() as usize;
+        if state.free == FreeStage::Scan {
+            let judged = self.judged_with(state, row);
+            let in_judged = (0..self.rows).filter(|&row| judged >> row & 1 != 0);
+            let sum: i8 = in_judged.map(|row| state.words[row]).sum();
+            if sum == 0 {
+                next(self.pass(*state, judged), format_args!("producer: row {row} is zero"));
+            } else if !self.has(Rule::WaitForOwner) {
+                next(
+                    self.pass(*state, judged),
+                    format_args!("producer: passes row {row}, which counts {sum}"),
+                );
+            } else {
+                next(to(FreeStage::QueryLock), format_args!("producer: row {row} counts {sum}"));
             }
-            FreeStage::QueryLock => match state.locks[row] {
-                // The kernel does not report a lock of the same description, only a mutex excludes
-                // it.
-                Lock::Producer if !self.has(Rule::SerializeReaps) => {
-                    next(to(FreeStage::Lock), format_args!("producer: row {row} has no other owner"));
-                }
-                Lock::Free if !self.has(Rule::LockBeforeReap) => {
-                    next(to(FreeStage::Reap), format_args!("producer: row {row} has no owner"));
-                }
-                Lock::Free => next(to(FreeStage::Lock), format_args!("producer: row {row} has no owner")),
-                _ if !self.has(Rule::CursorStays) => next(
-                    pass(*state, 1 << row),
-                    format_args!("producer: row {row} has an owner, the free is deferred to the next row"),
-                ),
-                _ => next(
-                    to(FreeStage::Scan),
-                    format_args!("producer: row {row} has an owner, the free is deferred"),
-                ),
-            },
+            return;
+        }
+        match state.locks[row] {
+            // The kernel does not report a lock of the same description, only a mutex excludes it.
+            Lock::Producer if !self.has(Rule::SerializeReaps) => {
+                next(to(FreeStage::Lock), format_args!("producer: row {row} has no other owner"));
+            }
+            Lock::Free if !self.has(Rule::LockBeforeReap) => {
+                next(to(FreeStage::Reap), format_args!("producer: row {row} has no owner"));
+            }
+            Lock::Free => next(to(FreeStage::Lock), format_args!("producer: row {row} has no owner")),
+            _ if !self.has(Rule::CursorStays) => next(
+                self.pass(*state, 1 << row),
+                format_args!("producer: row {row} has an owner, the free is deferred to the next row"),
+            ),
+            _ => next(
+                to(FreeStage::Scan),
+                format_args!("producer: row {row} has an owner, the free is deferred"),
+            ),
+        }
+    }
+
+    /// The producer locks, clears and unlocks a row without an owner.
+    fn reap_step(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
+        let to = |free| State { free, ..*state };
+        let row = state.rows_left.trailing_zeros() as usize;
+        match state.free {
             FreeStage::Lock => {
-                let is_free = match state.locks[row] {
-                    Lock::Free => true,
-                    Lock::Producer => !self.has(Rule::SerializeReaps),
-                    Lock::Importer(_) => false,
-                };
                 let mut after = to(FreeStage::Reap);
-                if is_free {
+                if self.can_producer_lock(state.locks[row]) {
                     after.locks[row] = Lock::Producer;
                     next(after, format_args!("producer: locks row {row}"));
                 } else if !self.has(Rule::NoReapWithoutLock) {
-                    next(after, format_args!("producer: fails to lock row {row} and goes on"));
+                    next(after, format_args!("producer: fails to lock row {row} and continues"));
                 } else {
                     next(to(FreeStage::Scan), format_args!("producer: fails to lock row {row}"));
                 }
@@ -117,35 +136,63 @@ impl Leases {
                 let mut after = to(FreeStage::Unlock);
                 after.words[row] = 0;
                 if !self.has(Rule::LockBeforeReap) {
-                    after = pass(after, 1 << row);
+                    after = self.pass(after, 1 << row);
                 }
                 next(after, format_args!("producer: clears row {row}"));
             }
-            FreeStage::Unlock => {
-                let mut after = pass(*state, 1 << row);
+            _ => {
+                let mut after = self.pass(*state, 1 << row);
                 if after.locks[row] == Lock::Producer {
                     after.locks[row] = Lock::Free;
                 }
                 next(after, format_args!("producer: unlocks row {row}"));
             }
+        }
+    }
+
+    /// The producer clears the bitmap and publishes the slot again.
+    fn publish_step(&self, state: &State, next: &mut impl FnMut(State, Arguments<'_>)) {
+        let cleared = |free| State { opened_rows: 0, free, ..*state };
+        match state.free {
             FreeStage::ClearBitmap => {
-                next(
-                    State { opened_rows: 0, ..to(FreeStage::Publish) },
-                    format_args!("producer: clears the bitmap"),
-                );
+                next(cleared(FreeStage::Publish), format_args!("producer: clears the bitmap"));
             }
             FreeStage::ClearBitmapLate => {
-                next(
-                    State { opened_rows: 0, ..to(FreeStage::Live) },
-                    format_args!("producer: clears the bitmap late"),
-                );
+                next(cleared(FreeStage::Live), format_args!("producer: clears the bitmap late"));
             }
-            FreeStage::Publish => {
+            _ => {
                 let late = !self.has(Rule::ClearBitmapBeforePublish);
-                let mut after = retired(if late { FreeStage::ClearBitmapLate } else { FreeStage::Live });
-                after.live = true;
+                let free = if late { FreeStage::ClearBitmapLate } else { FreeStage::Live };
+                let after = State { live: true, ..self.retired(state, free) };
                 next(after, format_args!("producer: publishes a new block in the same memory"));
             }
+        }
+    }
+
+    /// Returns the state after the generation was retired.
+    fn retired(&self, state: &State, free: FreeStage) -> State {
+        let mut after = State { free, live: false, ..*state };
+        after.retire(!self.has(Rule::MemoEndsWithGeneration));
+        after
+    }
+
+    /// Returns the state after the scan has passed the rows in `mask`.
+    fn pass(&self, after: State, mask: u8) -> State {
+        let rows_left = after.rows_left & !mask;
+        let free = match rows_left {
+            0 if self.has(Rule::ClearBitmapBeforePublish) => FreeStage::ClearBitmap,
+            0 => FreeStage::Publish,
+            _ => FreeStage::Scan,
+        };
+        State { free, rows_left, ..after }
+    }
+
+    /// Returns whether the producer can lock a row with this lock.
+    fn can_producer_lock(&self, lock: Lock) -> bool {
+        match lock {
+            Lock::Free => true,
+            Lock::Producer => !self.has(Rule::SerializeReaps),
+            Lock::Importer(_) => false,
         }
     }
 
@@ -158,12 +205,7 @@ impl Leases {
         match state.other {
             OtherScan::Idle => {
                 for row in 0..self.rows {
-                    let is_free = match state.locks[row] {
-                        Lock::Free => true,
-                        Lock::Producer => !self.has(Rule::SerializeReaps),
-                        Lock::Importer(_) => false,
-                    };
-                    if is_free {
+                    if self.can_producer_lock(state.locks[row]) {
                         let mut after = State { other: OtherScan::Reap(row as u8), ..*state };
                         after.locks[row] = Lock::Producer;
                         next(after, format_args!("another free of the producer: locks row {row}"));
