@@ -200,7 +200,7 @@ fn replaced_data_fd_is_other_object() {
                     producer.ok(&format!("replace-fd {number} {replacement}"));
                 }
                 let message = importer.fails(&format!("open {} -> n", handles[1]), "OtherObject");
-                assert!(message.contains(&format!("fd {number} of producer")), "{message}");
+                assert!(message.contains(&format!("its fd {number} is not the file")), "{message}");
                 // The other export still works.
                 if !known {
                     importer.ok(&format!("open {} -> m", handles[0]));
