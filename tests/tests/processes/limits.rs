@@ -103,7 +103,10 @@ fn open_over_hard_limit_is_an_error() {
     importer.ok(&format!("open {} -> m2", handles[1]));
     for _ in 0..3 {
         let message = importer.fails(&format!("open {} -> m3", handles[2]), "LimitReached");
-        assert!(message.contains("limit of 2") && message.contains("UMF_MAX_OPENED_IPC_HANDLES"), "{message}");
+        assert!(
+            message.contains("limit of 2") && message.contains("UMF_MAX_OPENED_IPC_HANDLES"),
+            "{message}"
+        );
     }
     importer.check("m1", 1);
     importer.check("m2", 2);
