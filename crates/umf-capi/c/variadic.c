@@ -39,6 +39,14 @@ void *umf_capi_next_pointer(va_list more) { return va_arg(more, void *); }
 
 size_t umf_capi_next_size(va_list more) { return va_arg(more, size_t); }
 
+/* Calls with a copy of the arguments: what `body` takes is not taken for the caller. */
+void umf_capi_with_copy(void (*body)(void *context, va_list copy), void *context, va_list more) {
+    va_list copy;
+    va_copy(copy, more);
+    body(context, copy);
+    va_end(copy);
+}
+
 /* The callee gets a copy, so that several callees can get the same arguments. */
 int umf_capi_forward(control *to, void *state, int source, const char *name, void *argument, size_t size, int query,
                      va_list more) {

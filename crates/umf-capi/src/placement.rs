@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use umf_topology::{Attribute, Initiator, MemorySpace, Topology};
 
 use crate::boundary::{
-    Code, Failure, Handle, List, NOT_SUPPORTED, Out, Outcome, call, call_with, settings_functions,
+    Code, Failure, Handle, List, NOT_SUPPORTED, Out, Outcome, USER_SPECIFIC, call, call_with,
+    settings_functions,
 };
 use crate::pool::Pool;
 use crate::provider::Provider;
@@ -287,7 +288,7 @@ extern "C" fn umfMemspaceUserFilter(
             match unsafe { filter(handle, Handle::from_ptr(target.cast_mut()), argument) } {
                 0 => {}
                 code if code > 0 => kept.push(target),
-                _ => return Err(Failure::new(crate::boundary::UNKNOWN, "the filter failed")),
+                _ => return Err(Failure::new(USER_SPECIFIC, "the program's filter failed")),
             }
         }
         handle.get_mut()?.targets.retain(|target| kept.contains(&core::ptr::from_ref(&**target)));
@@ -295,10 +296,12 @@ extern "C" fn umfMemspaceUserFilter(
     })
 }
 
+const NO_TARGETS: Failure = Failure::argument("the space has no targets");
+
 fn settings(space: &Space, policy: Handle<Policy>) -> Outcome<providers::Params> {
     let nodes = space.ids();
     if nodes.is_empty() {
-        return Err(Failure::argument("the space has no targets"));
+        return Err(NO_TARGETS);
     }
     if policy.is_null() {
         return Ok(if space.is_all {
@@ -341,8 +344,10 @@ extern "C" fn umfPoolCreateFromMemspace(
     pool: Out<Handle<Pool>>,
 ) -> Code {
     call("umfPoolCreateFromMemspace", || {
-        space.get()?;
-        pool.check()?;
+        let (space, _) = (space.get()?, pool.check()?);
+        if space.targets.is_empty() {
+            return Err(NO_TARGETS);
+        }
         Err(Failure::new(NOT_SUPPORTED, "make a provider of the space, and a pool of that"))
     })
 }

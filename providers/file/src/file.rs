@@ -215,7 +215,7 @@ unsafe impl Provider for FileProvider {
     }
 
     fn purge(&self) -> Option<&dyn Purge> {
-        (self.visibility == Visibility::Shared).then_some(self)
+        Some(self)
     }
 }
 
@@ -227,7 +227,16 @@ impl Purge for FileProvider {
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
         let (region, place) = self.backing.suballocator.holding(base, size, self.page)?;
         let inside = base.offset_from(region.base()).unwrap_or(0);
-        if punch(self.backing.file.fd()?.as_fd(), place + inside, size) {
+        let is_punched = punch(self.backing.file.fd()?.as_fd(), place + inside, size);
+        if is_punched && self.visibility == Visibility::Private {
+            // Pages that were written are copies of the file's, which has none there any more.
+            let start = base.as_ptr().ok_or(Error::ForeignAddress { address: base, owner: OWNER })?;
+            // SAFETY: the range lies in a live region, and by the caller's contract its content is
+            // not needed.
+            return unsafe { rustix::mm::madvise(start.cast(), size, rustix::mm::Advice::LinuxDontNeed) }
+                .map_err(|errno| Error::native("madvise", errno.raw_os_error()));
+        }
+        if is_punched {
             return Ok(());
         }
         Err(Error::NotSupported {

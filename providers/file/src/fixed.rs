@@ -47,10 +47,11 @@ pub struct FixedProvider {
 }
 
 impl FixedProvider {
-    /// Makes a provider of `size` bytes at `memory`.
+    /// Makes a provider of `size` bytes at `memory`. If they contain no whole page, every allocation
+    /// is [`Error::OutOfMemory`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the memory has no whole page, or is not in the address space.
+    /// [`Error::InvalidArgument`] if the memory is not in the address space.
     ///
     /// # Safety
     /// The memory is readable, writable, private and anonymous: after a purge, a mapping of a file
@@ -62,7 +63,8 @@ impl FixedProvider {
         let start = Address::new(memory.expose_provenance()).ok_or(outside)?;
         let end = start.checked_add(size as u64).ok_or(outside)?;
         let first = start.align_up(page).ok_or(outside)?;
-        let last = end.value() & !(page as u64 - 1);
+        // Without a whole page: a range that is too short for a region.
+        let last = (end.value() & !(page as u64 - 1)).max(first.value() + 1);
         let suballocator = Suballocator::new(first.value(), last, OWNER)?;
         Ok(Arc::new(Self { suballocator, name: name.into(), page }))
     }
@@ -149,8 +151,9 @@ impl ProviderFactory for FixedProvider {
     type Settings = FixedSettings;
 
     fn build(name: &str, settings: FixedSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        if settings.size == 0 {
-            return Err(Error::InvalidArgument { what: "size", why: "must be set for this kind" }.into());
+        if settings.size < page_size() {
+            let why = "must be set for this kind, to one page at least";
+            return Err(Error::InvalidArgument { what: "size", why }.into());
         }
         let none = core::ptr::null_mut();
         let access = ProtFlags::READ | ProtFlags::WRITE;

@@ -54,7 +54,7 @@ pub struct Instance {
     /// The name in errors.
     owner: &'static str,
     /// Called with each result, before it is converted to an error.
-    observe: fn(Code),
+    observe: Box<dyn Fn(Code) + Send + Sync>,
     /// The plugin, if this crate loaded it.
     loaded: Option<LoadedPlugin>,
 }
@@ -72,13 +72,19 @@ impl Instance {
     /// # Safety
     /// `initialize` of the table returned the state, and the functions of the table follow UMF's
     /// header.
-    pub const unsafe fn borrowed(table: Table, state: State, owner: &'static str, observe: fn(Code)) -> Self {
+    pub const unsafe fn borrowed(
+        table: Table,
+        state: State,
+        owner: &'static str,
+        observe: Box<dyn Fn(Code) + Send + Sync>,
+    ) -> Self {
         Self { table, state, owner, observe, loaded: None }
     }
 
     /// Makes an instance of a loaded plugin, which is finalised when the instance is dropped.
     pub(crate) fn loaded(table: Table, state: State, loaded: LoadedPlugin) -> Result<Self> {
-        let mut instance = Self { table, state, owner: "the plugin", observe: |_| {}, loaded: Some(loaded) };
+        let mut instance =
+            Self { table, state, owner: "the plugin", observe: Box::new(|_| {}), loaded: Some(loaded) };
         instance.owner = intern(&format!("plugin {}", instance.name()?), instance.owner);
         instance.post_initialize()?;
         Ok(instance)

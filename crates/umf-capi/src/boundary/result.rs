@@ -14,6 +14,7 @@ pub(crate) const PROVIDER_SPECIFIC: Code = 2;
 pub(crate) const INVALID_ARGUMENT: Code = 3;
 pub(crate) const INVALID_ALIGNMENT: Code = 4;
 pub(crate) const NOT_SUPPORTED: Code = 5;
+pub(crate) const USER_SPECIFIC: Code = 6;
 pub(crate) const DEPENDENCY_UNAVAILABLE: Code = 7;
 pub(crate) const OUT_OF_RESOURCES: Code = 8;
 pub(crate) const INVALID_CTL_PATH: Code = 9;

@@ -17,7 +17,6 @@ use crate::log;
 use crate::pool::Pool;
 use crate::provider::Provider;
 
-use query::first;
 use registry::{Entry, Kind};
 
 const PROGRAMMATIC: i32 = 1;
@@ -34,7 +33,9 @@ extern "C" fn umf_capi_query(
     call("umfCtl", || {
         crate::base::ensure();
         let query = CtlQuery::new(PROGRAMMATIC, path, argument, size, query, more)?;
-        let turns_log_off = query.path() == "umf.logger.output" && query.access() == CtlAccess::Write;
+        let turns_log_off = query.access() == CtlAccess::Write
+            && query.path().matches('.').count() == 2
+            && query.peek_path().is_some_and(|path| path == "umf.logger.output");
         if query.access() != CtlAccess::Run && (argument.is_null() || size == 0) && !turns_log_off {
             return Err(Failure::argument("reading and setting take an argument and its size"));
         }
@@ -44,13 +45,12 @@ extern "C" fn umf_capi_query(
 
 /// Answers a query from the root.
 fn dispatch(query: &CtlQuery<'_>) -> Outcome<()> {
-    let (root, rest) = first(query.path());
-    let (branch, rest) = match root {
-        "umf" => first(rest),
-        _ => return Err(no_such_path()),
-    };
-    let below = query.below(rest);
-    match branch {
+    let (root, query) = query.name()?;
+    if root != "umf" {
+        return Err(no_such_path());
+    }
+    let (branch, below) = query.name()?;
+    match &*branch {
         "logger" => logger(&below),
         "pool" => objects(&below, Kind::Pool, ask_pool, pools_by_name),
         "provider" => objects(&below, Kind::Provider, ask_provider, providers_by_name),
@@ -65,9 +65,8 @@ fn objects<T>(
     by_handle: impl FnOnce(*mut T, &CtlQuery<'_>) -> Outcome<()>,
     by_name: impl FnOnce(&CtlQuery<'_>) -> Outcome<()>,
 ) -> Outcome<()> {
-    let (how, rest) = first(query.path());
-    let below = query.below(rest);
-    match how {
+    let (selector, below) = query.name()?;
+    match &*selector {
         "by_handle" => {
             let (object, below) = below.pointer()?;
             by_handle(object.cast(), &below)
@@ -82,8 +81,20 @@ fn ask_pool(pool: *mut Pool, query: &CtlQuery<'_>) -> Outcome<()> {
     let pool = Handle::from_ptr(pool).get()?;
     match query.path() {
         "" => Err(no_such_path()),
-        "stats.alloc_count" => query.read_only(Value::Size(pool.live_blocks())),
+        _ if is_alloc_count(query) => query.read_only(Value::Size(pool.live_blocks())),
         _ => query.forward(pool.functions.ext_ctl.ok_or(no_such_path())?, pool.state),
+    }
+}
+
+/// Returns whether the query is for the number of live blocks, which all pools have. Any other query,
+/// with its wildcards, is for the pool's own functions. A wildcard of theirs may stand for a number,
+/// so only those of the two nodes of this path are looked at.
+fn is_alloc_count(query: &CtlQuery<'_>) -> bool {
+    const PATH: &str = "stats.alloc_count";
+    match query.path() {
+        PATH => true,
+        "stats.{}" | "{}.alloc_count" | "{}.{}" => query.peek_path().is_some_and(|path| path == PATH),
+        _ => false,
     }
 }
 
@@ -144,7 +155,11 @@ fn providers_by_name(query: &CtlQuery<'_>) -> Outcome<()> {
 
 /// Answers queries below `umf.logger`.
 fn logger(query: &CtlQuery<'_>) -> Outcome<()> {
-    match query.path() {
+    let (setting, below) = query.name()?;
+    if !below.path().is_empty() {
+        return Err(no_such_path());
+    }
+    match &*setting {
         "timestamp" => truth(query, |form| &mut form.timestamp),
         "pid" => truth(query, |form| &mut form.pid),
         "level" => level(query, |form| &mut form.level),

@@ -45,7 +45,9 @@ pub(crate) extern "C" fn control<T: CtlTree>(
     more: *mut c_void,
 ) -> Code {
     call("ext_ctl", || {
-        object_of::<T>(state)?.answer(&CtlQuery::new(source, name, argument, size, query, more)?)
+        let query = CtlQuery::new(source, name, argument, size, query, more)?;
+        let path = query.take_path()?;
+        object_of::<T>(state)?.answer(&query.below(&path))
     })
 }
 
@@ -59,6 +61,10 @@ pub(crate) enum CtlAccess {
 
 /// `CTL_QUERY_CONFIG_INPUT`: the argument is text of the configuration.
 pub(super) const CONFIG_INPUT: i32 = 2;
+
+/// A node whose children are numbered: a wildcard below it stands for a `size_t`, and any other
+/// wildcard for a name.
+const NUMBERED: &str = "buckets";
 
 /// A query at a node of the tree.
 #[derive(Clone, Copy)]
@@ -133,8 +139,50 @@ impl<'a> CtlQuery<'a> {
     }
 
     /// Returns the same query at a node below.
-    pub(crate) fn below(&self, path: &'a str) -> Self {
-        Self { path, ..*self }
+    pub(crate) fn below<'b>(&self, path: &'b str) -> CtlQuery<'b>
+    where
+        'a: 'b,
+    {
+        CtlQuery { path, ..*self }
+    }
+
+    /// Returns the path with each wildcard replaced by the next variable argument, which is taken.
+    pub(super) fn take_path(&self) -> Outcome<String> {
+        let mut path = String::with_capacity(self.path.len());
+        let mut parent = "";
+        for (place, node) in self.path.split('.').enumerate() {
+            if place > 0 {
+                path.push('.');
+            }
+            match node {
+                ANY if self.more.is_null() => return Err(no_such_path()),
+                ANY if parent == NUMBERED => path.push_str(&next_size(self.more).to_string()),
+                ANY => path.push_str(Text::from_ptr(next_pointer(self.more).cast()).get_str()?),
+                node => path.push_str(node),
+            }
+            parent = node;
+        }
+        Ok(path)
+    }
+
+    /// Returns the path with each wildcard replaced by a name, and takes no variable arguments.
+    /// Returns `None` if a wildcard is not known to stand for a name.
+    pub(super) fn peek_path(&self) -> Option<String> {
+        extern "C" fn take(context: *mut c_void, copy: *mut c_void) {
+            // SAFETY: the context of the call below, which is not used meanwhile.
+            let (query, path) = unsafe { &mut *context.cast::<(CtlQuery<'_>, Option<String>)>() };
+            *path = CtlQuery { more: copy, ..*query }.take_path().ok();
+        }
+        if !self.path.contains(ANY) {
+            return Some(self.path.to_owned());
+        }
+        if self.more.is_null() {
+            return None;
+        }
+        let mut context = (*self, None);
+        // SAFETY: a `va_list` from C. The function is called once, before this returns.
+        unsafe { umf_capi_with_copy(take, (&raw mut context).cast(), self.more) };
+        context.1
     }
 
     /// Takes the next node as a pointer, which must be a wildcard. Returns the query below.
@@ -334,6 +382,11 @@ fn parse(text: &str) -> Option<i128> {
 unsafe extern "C" {
     fn umf_capi_next_pointer(more: *mut c_void) -> *mut c_void;
     fn umf_capi_next_size(more: *mut c_void) -> usize;
+    fn umf_capi_with_copy(
+        body: extern "C" fn(context: *mut c_void, copy: *mut c_void),
+        context: *mut c_void,
+        more: *mut c_void,
+    );
     fn umf_capi_forward(
         to: Ctl,
         state: State,

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use umf_os::environment::variable;
 use umf_sync::Lock;
 
-use super::query::{ANY, CtlAccess};
+use super::query::CtlAccess;
 use super::{CtlQuery, dispatch, no_such_path};
 use crate::boundary::{Code, Failure, Outcome};
 
@@ -79,13 +79,7 @@ static DEFAULTS: Lock<Vec<Default>> = Lock::new(Vec::new());
 /// Answers `<kind>.default.<name>.<path>`.
 pub(super) fn answer_default(kind: Kind, query: &CtlQuery<'_>) -> Outcome<()> {
     let (name, below) = query.name()?;
-    let path = below.path();
-    if path.is_empty() {
-        return Err(no_such_path());
-    }
-    if path.contains(ANY) {
-        return Err(Failure::unsupported("a default has no wildcard below its name"));
-    }
+    let path = below.take_path()?;
     let same = |known: &Default| known.kind == kind && known.name == name && known.path == path;
     match below.access() {
         CtlAccess::Run => Err(Failure::argument("a default is read or set")),
@@ -95,8 +89,7 @@ pub(super) fn answer_default(kind: Kind, query: &CtlQuery<'_>) -> Outcome<()> {
         }
         CtlAccess::Write => {
             let value = below.bytes()?.to_vec();
-            let new =
-                Default { kind, name: name.clone(), path: path.to_owned(), source: below.source(), value };
+            let new = Default { kind, name: name.clone(), path: path.clone(), source: below.source(), value };
             let mut defaults = DEFAULTS.lock();
             // Later values are written later.
             defaults.retain(|known| !same(known));
@@ -115,7 +108,8 @@ pub(crate) fn apply_defaults(
     let name = name.to_string_lossy();
     let all: Vec<_> =
         DEFAULTS.lock().iter().filter(|known| known.kind == kind && known.name == name).cloned().collect();
-    for mut default in all {
+    // A value without a path is only read back.
+    for mut default in all.into_iter().filter(|default| !default.path.is_empty()) {
         let Ok(path) = CString::new(default.path.as_str()) else { continue };
         let len = default.value.len();
         let code = write(default.source, &path, default.value.as_mut_ptr().cast(), len);

@@ -3,9 +3,9 @@
 use core::ffi::c_void;
 use std::sync::Arc;
 
-use umf_core::{Access, Address, Import, Region};
+use umf_core::{Access, Address, Import, Provider, Region};
 use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
-use umf_runtime::tracker;
+use umf_runtime::tracker::{self, TrackedRegion};
 
 use super::{openings, owners};
 use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, SUCCESS, call};
@@ -68,6 +68,11 @@ impl IpcHandle {
             umf_ipc::Error::NotExportable { .. } => Failure::from(error).with_code(INVALID_ARGUMENT),
             error => error.into(),
         })?;
+        Self::at(region, address, &exported)
+    }
+
+    /// Makes the handle of an address in an exported block of this region, or in the region.
+    fn at(region: &Region, address: Address, exported: &umf_ipc::Handle) -> Outcome<Self> {
         let block = region.base().checked_add(exported.offset());
         let offset = block.and_then(|block| address.offset_from(block));
         let offset = offset.filter(|&offset| offset < exported.length());
@@ -133,10 +138,12 @@ fn export(address: Address) -> Outcome<IpcHandle> {
         return IpcHandle::new(handle, offset);
     };
     let exported = IpcHandle::of(&found.region, address);
-    if exported.is_err() {
-        Handle::from_ptr(pool).get()?.provider()?.has_failed();
-    }
-    exported
+    exported.or_else(|failure| {
+        let provider = Handle::from_ptr(pool).get()?.provider()?;
+        provider.has_failed();
+        provider.check_ipc()?;
+        Err(failure)
+    })
 }
 
 /// Frees the handle's bytes. Copies stay valid until the memory is freed.
@@ -223,15 +230,18 @@ pub(crate) mod provider_handle {
         Ok(unsafe { handle.cast::<IpcHandle>().read_unaligned() })
     }
 
-    /// Exports the memory at the pointer, and writes the handle.
-    pub(crate) fn get(address: Address, handle: *mut c_void) -> Outcome<()> {
+    /// Exports the provider's region that holds the pointer, and writes the handle. Other providers
+    /// may have forwarded to this one, and pools may have blocks there.
+    pub(crate) fn get(address: Address, provider: &dyn Provider, handle: *mut c_void) -> Outcome<()> {
         if handle.is_null() {
             return Err(NULL);
         }
-        let unknown = umf_core::Error::ForeignAddress { address, owner: "this provider" };
-        let region = tracker::find(address).ok_or(unknown)?.region;
+        // SAFETY: C has pointers to this memory, and Rust has no references.
+        let exported = unsafe { umf::exporter()?.region_handle(address, provider) }?;
+        let is_exported = |found: &TrackedRegion| found.region.id().get() == exported.region_id();
+        let region = tracker::find_where(address, is_exported).ok_or(FREED)?.region;
         part_around(&region, address).ok_or(umf_core::Error::NotAllocated { address })?;
-        let exported = IpcHandle::of(&region, address)?;
+        let exported = IpcHandle::at(&region, address, &exported)?;
         // SAFETY: C guarantees room for as many bytes as the provider's handle size.
         unsafe { handle.cast::<IpcHandle>().write_unaligned(exported) };
         Ok(())
@@ -250,13 +260,13 @@ pub(crate) mod provider_handle {
         let (mapping, address) = handle.open(importer)?;
         // SAFETY: the provider closes its openings when it is destroyed, before its importer; the
         // process's importer is never destroyed.
-        unsafe { openings::insert(address, mapping, of) };
+        unsafe { openings::insert_of_provider(address, mapping, of) };
         Ok(core::ptr::with_exposed_provenance_mut(address))
     }
 
-    /// Closes one opening.
-    pub(crate) fn close(memory: *mut c_void) -> Outcome<()> {
-        openings::close(memory.addr())
+    /// Closes one opening through the provider with this state.
+    pub(crate) fn close(memory: *mut c_void, of: usize) -> Outcome<()> {
+        openings::close_of_provider(memory.addr(), of)
     }
 
     /// Creates an importer for one kind of memory, with the settings of the process's importer.

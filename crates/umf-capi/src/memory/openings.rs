@@ -58,6 +58,10 @@ static TABLES: Chunks<Table, 1> = Chunks::new();
 /// Openings that are in no table, with their addresses.
 static OVERFLOW: Lock<Vec<(usize, Opening)>> = Lock::new(Vec::new());
 
+/// Openings through providers, with their addresses. They are apart: a provider of the program may
+/// forward to one of this library, so that a pool and a provider open the same address.
+static OF_PROVIDERS: Lock<Vec<(usize, Opening)>> = Lock::new(Vec::new());
+
 /// Returns the slots that an address can have.
 #[inline(always)]
 const fn slots(address: usize) -> core::ops::Range<usize> {
@@ -187,6 +191,31 @@ pub(super) unsafe fn insert(address: usize, mapping: Mapping<'_>, of: usize) {
     }
 }
 
+/// Records a mapping that was opened through a provider, under the address that C gets for it.
+///
+/// # Safety
+/// As [`insert`].
+pub(super) unsafe fn insert_of_provider(address: usize, mapping: Mapping<'_>, of: usize) {
+    // SAFETY: extends the lifetime only, which the caller guarantees.
+    let mapping = unsafe { core::mem::transmute::<Mapping<'_>, Mapping<'static>>(mapping) };
+    OF_PROVIDERS.lock().push((address, Opening { mapping, of }));
+}
+
+/// Closes one opening of this address through the provider `of`.
+pub(super) fn close_of_provider(address: usize, of: usize) -> Outcome<()> {
+    let open = {
+        let mut all = OF_PROVIDERS.lock();
+        let place = all.iter().rposition(|(known, open)| *known == address && open.of == of);
+        place.map(|place| all.swap_remove(place).1)
+    };
+    // Dropped without the lock: closing may unmap.
+    drop(open.ok_or(NOT_OPEN)?);
+    Ok(())
+}
+
+const NOT_OPEN: Failure =
+    Failure::argument("nothing is open at that address: it was closed before, or never opened");
+
 /// Closes one opening of this address by this thread. Returns `false` if there is none.
 #[inline(always)]
 pub(super) fn close_fast(address: usize) -> bool {
@@ -206,9 +235,7 @@ pub(super) fn close(address: usize) -> Outcome<()> {
         })
     };
     // Dropped without the lock: closing may unmap.
-    drop(open.ok_or(Failure::argument(
-        "nothing is open at that address: it was closed before, or never opened",
-    ))?);
+    drop(open.ok_or(NOT_OPEN)?);
     Ok(())
 }
 
@@ -243,7 +270,11 @@ fn find(elsewhere: &[(usize, Opening)], address: usize) -> Option<(usize, usize,
 /// Finds the opening that contains an address. Returns the address that C got, and base and size of
 /// its block.
 pub(super) fn find_containing(address: usize) -> Option<(usize, usize, usize)> {
-    find(&OVERFLOW.lock(), address)
+    let holds = |(got, open): &(usize, Opening)| {
+        let (base, size) = (usize::try_from(open.mapping.address().value()).ok()?, open.mapping.len());
+        (base..base + size).contains(&address).then_some((*got, base, size))
+    };
+    find(&OVERFLOW.lock(), address).or_else(|| OF_PROVIDERS.lock().iter().find_map(holds))
 }
 
 /// Closes all openings through the pool or provider `of`.
@@ -252,6 +283,7 @@ pub(crate) fn close_all(of: usize) {
         let mut elsewhere = OVERFLOW.lock();
         let mut gone: Vec<Opening> =
             elsewhere.extract_if(.., |(_, open)| open.of == of).map(|(_, open)| open).collect();
+        gone.extend(OF_PROVIDERS.lock().extract_if(.., |(_, open)| open.of == of).map(|(_, open)| open));
         for table in tables() {
             gone.extend(
                 table.used().filter_map(|(slot, key)| table.take_if(slot, key, |open| open.of == of)),

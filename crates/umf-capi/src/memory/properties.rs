@@ -180,6 +180,9 @@ extern "C" fn umfGetMemoryProperty(handle: Number, property: i32, value: *mut c_
         let subject = subject(handle)?;
         let (base, size, id) = match subject {
             Subject::Region { region, start, size } => {
+                let is_whole = size == region.size();
+                let of_provider = subject.pool().and_then(|pool| pool.provider().ok()).filter(|_| is_whole);
+                let size = of_provider.map_or(size, |provider| provider.requested_size(&region));
                 (region.base().value() as usize + start, size, region.id().get())
             }
             Subject::Opened { base, size } | Subject::Heap { base, size } => (base, size, 0),

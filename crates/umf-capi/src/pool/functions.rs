@@ -206,7 +206,12 @@ extern "C" fn umfPoolByPtr(memory: *const c_void, pool: Out<Handle<Pool>>) -> Co
 #[cold]
 #[inline(never)]
 extern "C" fn pool_by_ptr_slow(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
-    call("umfPoolByPtr", || pool.check()?.set(by_pointer(memory)?))
+    call("umfPoolByPtr", || {
+        let pool = pool.check()?;
+        // NULL after a failure, as in the original.
+        pool.set(Handle::NULL)?;
+        pool.set(by_pointer(memory)?)
+    })
 }
 
 #[unsafe(no_mangle)]

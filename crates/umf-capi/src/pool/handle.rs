@@ -201,9 +201,7 @@ impl Pool {
     /// Checks that its memory can be exported.
     pub(crate) fn check_ipc(&self) -> Outcome<()> {
         self.check_tracked()?;
-        let provider = self.provider()?;
-        let none = Failure::argument("the pool's provider has no IPC handles: private memory, for one");
-        provider.core().export().map(|_| ()).ok_or(none)
+        self.provider()?.check_ipc()
     }
 
     /// Returns the provider that the program passed.

@@ -7,10 +7,13 @@ mod present {
     use std::ffi::CString;
     use std::sync::Arc;
 
+    use umf_core::Error;
     use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
     use umf_provider_plugin::table::State;
 
-    use crate::boundary::{Code, Handle, Out, Outcome, Text, call, settings_functions};
+    use crate::boundary::{
+        Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, Text, call, settings_functions,
+    };
     use crate::ctl::{CtlQuery, CtlTree, no_such_path};
     use crate::last_error::PoolKind;
     use crate::pool::PoolTable;
@@ -63,7 +66,14 @@ mod present {
             let settings = JemallocSettings::default()
                 .name(params.name.to_string_lossy())
                 .arenas(u32::try_from(params.arenas).unwrap_or(u32::MAX));
-            let pool = JemallocPool::with_settings(provider.core(), settings)?;
+            let pool =
+                JemallocPool::with_settings(provider.core(), settings).map_err(|error| match error {
+                    // The code of the original for more arenas than jemalloc has.
+                    Error::TooMany { .. } if params.arenas != 0 => {
+                        Failure::from(error).with_code(INVALID_ARGUMENT)
+                    }
+                    error => error.into(),
+                })?;
             enter(&pool, provider);
             Ok(Jemalloc { pool, name: params.name, is_host })
         })

@@ -23,7 +23,7 @@ use crate::boundary::{
 use crate::ctl::CtlTree;
 use crate::last_error::{NativeKind, PoolKind};
 use crate::pool::{Functions, Pool, PoolTable};
-use crate::provider::{InstrumentedProvider, NativeParts, Protection, Provider, start, table};
+use crate::provider::{InstrumentedProvider, NativeParts, NativeTable, Protection, Provider, table};
 
 /// Address of the heap's table of functions; [`UNKNOWN_YET`] before the first lookup, [`NONE`] if
 /// there is no heap.
@@ -160,11 +160,15 @@ fn exports(settings: &ExporterSettings) -> Exports {
     }
 }
 
-static PROVIDER: Table = table(initialize_provider);
+static PROVIDER: Table = table::<HeapMemory>();
 
-/// Allocates separate memory of the same kind as the heap.
-extern "C" fn initialize_provider(_: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+/// Separate memory of the same kind as the heap.
+struct HeapMemory;
+
+impl NativeTable for HeapMemory {
+    const NAME: &'static CStr = c"OS";
+
+    fn make(_: *const c_void) -> Outcome<NativeParts> {
         let kind = (heap().ok_or(NO_HEAP)?.kind)();
         let visibility = if kind == PRIVATE { Visibility::Private } else { Visibility::Shared };
         let host = HostProvider::builder().name("umf_proxy").visibility(visibility);
@@ -172,8 +176,8 @@ extern "C" fn initialize_provider(_: *const c_void, state: *mut State) -> Code {
         let import = (kind == SHARED_SHM)
             .then(|| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
         let counted = InstrumentedProvider::new(host.build()?, NativeKind::Os, Protection::DEFAULT);
-        Ok(NativeParts { counted, name: c"OS".to_owned(), import, device: None })
-    })
+        Ok(NativeParts { counted, name: Self::NAME.to_owned(), import, device: None })
+    }
 }
 
 const NO_HEAP: Failure = Failure::unsupported("there is no heap of libumf_proxy.so in this process");

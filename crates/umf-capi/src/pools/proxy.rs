@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_provider_plugin::table::State;
+use umf_sync::Lock;
 
 use super::table::{self, TablePool, enter, functions, start};
 use crate::boundary::{Code, Failure, Handle, Outcome};
@@ -13,7 +14,18 @@ use crate::last_error::PoolKind;
 use crate::pool::{Functions, PoolTable};
 use crate::provider::Provider;
 
-struct Proxy(Arc<ProxyPool>);
+struct Proxy {
+    pool: Arc<ProxyPool>,
+    /// The pool's provider, which outlives it.
+    provider: Handle<Provider>,
+    /// What the provider allocated for 0 bytes: it is in no region.
+    nothing: Lock<Vec<usize>>,
+}
+
+// SAFETY: the handle is of a provider, whose functions are thread-safe.
+unsafe impl Send for Proxy {}
+// SAFETY: as above.
+unsafe impl Sync for Proxy {}
 
 static TABLE: PoolTable =
     PoolTable::of(Functions { ext_ctl: None, ext_trim_memory: None, ..functions::<Proxy>(initialize) });
@@ -23,11 +35,11 @@ extern "C" fn umfProxyPoolOps() -> *const PoolTable {
     &raw const TABLE
 }
 
-extern "C" fn initialize(provider: Handle<Provider>, _params: *const c_void, state: *mut State) -> Code {
-    start(provider, state, |provider| {
+extern "C" fn initialize(handle: Handle<Provider>, _params: *const c_void, state: *mut State) -> Code {
+    start(handle, state, |provider| {
         let pool = ProxyPool::with_settings(provider.core(), ProxySettings::default())?;
         enter(&pool, provider);
-        Ok(Proxy(pool))
+        Ok(Proxy { pool, provider: handle, nothing: Lock::new(Vec::new()) })
     })
 }
 
@@ -39,11 +51,29 @@ impl TablePool for Proxy {
     const ALIGN: usize = 1;
 
     fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void> {
-        table::allocate(&*self.0, size, align)
+        if size != 0 {
+            return table::allocate(&*self.pool, size, align);
+        }
+        let memory = self.provider.get()?.allocate_nothing(align)?;
+        if !memory.is_null() {
+            self.nothing.lock().push(memory.addr());
+        }
+        Ok(memory)
     }
 
     fn free(&self, block: *mut c_void) -> Outcome<()> {
-        table::free_block(&*self.0, block)
+        let mut nothing = self.nothing.lock();
+        if let Some(place) = nothing.iter().position(|&known| known == block.addr()) {
+            nothing.swap_remove(place);
+            drop(nothing);
+            return self.provider.get()?.free_nothing(block);
+        }
+        drop(nothing);
+        table::free_block(&*self.pool, block)
+    }
+
+    fn free_null(&self) -> Outcome<()> {
+        self.provider.get()?.free_nothing(core::ptr::null_mut())
     }
 
     fn calloc(&self, _: usize, _: usize) -> Outcome<*mut c_void> {

@@ -38,6 +38,11 @@ pub(crate) trait TablePool: CtlTree + Sized {
     /// Frees a block that is not NULL.
     fn free(&self, block: *mut c_void) -> Outcome<()>;
 
+    /// Frees NULL.
+    fn free_null(&self) -> Outcome<()> {
+        Ok(())
+    }
+
     /// Returns the Rust pool.
     fn pool(&self) -> Outcome<&dyn umf_core::Pool> {
         Err(Failure::unsupported("this kind of pool does not say what its blocks are"))
@@ -227,7 +232,7 @@ extern "C" fn malloc_usable_size<T: TablePool>(
 extern "C" fn free<T: TablePool>(state: State, block: *mut c_void) -> Code {
     call("free", || {
         let pool = object_of::<T>(state)?;
-        if block.is_null() { Ok(()) } else { pool.free(block) }
+        if block.is_null() { pool.free_null() } else { pool.free(block) }
     })
 }
 

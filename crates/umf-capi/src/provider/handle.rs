@@ -84,6 +84,9 @@ impl Provider {
             foreign: OnceLock::new(),
             importer: OnceLock::new(),
         });
+        if let Some(native) = provider.native() {
+            native.instrumented().set_handle(&raw const *provider);
+        }
         let started = provider.start();
         if let Err(failure) = started {
             // A provider that was initialised is finalised on each failure.
@@ -159,6 +162,10 @@ impl Provider {
         if last_error::failed_provider() == this {
             last_error::set_failed_provider(core::ptr::null());
         }
+        // Pools that outlive the provider, against UMF's rules, do not name it any more.
+        if let Some(native) = provider.native() {
+            native.instrumented().set_handle(core::ptr::null());
+        }
         provider.finalize()
     }
 
@@ -176,9 +183,40 @@ impl Provider {
         Err(Failure::foreign(code))
     }
 
-    /// Makes this the thread's last failed provider.
+    /// Makes the provider that the program created the thread's last failed one.
     pub(crate) fn has_failed(&self) {
-        last_error::set_failed_provider(self);
+        last_error::set_failed_provider(self.base());
+    }
+
+    /// Checks that the provider has IPC handles.
+    pub(crate) fn check_ipc(&self) -> Outcome<()> {
+        let base = self.base();
+        match base.native() {
+            Some(native) => native.check_ipc(),
+            None if base.foreign().importer().is_some() => Ok(()),
+            None => Err(Failure::unsupported("the provider has no IPC handles")),
+        }
+    }
+
+    /// Returns the size that was requested for a region, in bytes.
+    pub(crate) fn requested_size(&self, region: &umf_core::Region) -> usize {
+        self.base().native().map_or(region.size(), |native| native.instrumented().requested_size(region))
+    }
+
+    /// Allocates 0 bytes with the provider's own function.
+    pub(crate) fn allocate_nothing(&self, align: usize) -> Outcome<*mut c_void> {
+        let base = self.base();
+        let mut memory = core::ptr::null_mut();
+        // SAFETY: a function of the table, with a place for its result.
+        base.check(unsafe { (base.functions.alloc)(base.state, 0, align, &raw mut memory) })?;
+        Ok(memory)
+    }
+
+    /// Frees with the provider's own function what it allocated for 0 bytes, or NULL.
+    pub(crate) fn free_nothing(&self, memory: *mut c_void) -> Outcome<()> {
+        let base = self.base();
+        // SAFETY: a function of the table; the memory is NULL or the provider's.
+        base.check(unsafe { (base.functions.free)(base.state, memory, 0) })
     }
 
     pub(crate) fn name<'a>(&self) -> Outcome<&'a CStr> {
@@ -224,9 +262,16 @@ impl Provider {
         self.foreign.get_or_init(|| {
             let table = Table { version: Table::NEWEST, functions: self.functions };
             let owner = "a provider that the program brought";
+            let this = core::ptr::from_ref(self).addr();
+            let observe = Box::new(move |code| {
+                last_error::observe(code);
+                if code != SUCCESS {
+                    last_error::set_failed_provider(core::ptr::without_provenance(this));
+                }
+            });
             // SAFETY: the state belongs to these functions. UMF requires that the program destroys
             // a provider after its pools.
-            let instance = unsafe { Instance::borrowed(table, self.state, owner, last_error::observe) };
+            let instance = unsafe { Instance::borrowed(table, self.state, owner, observe) };
             let about = ProviderInfo {
                 name: self.name().map(CStr::to_string_lossy).unwrap_or_default().into_owned(),
                 kind: FOREIGN_KIND,

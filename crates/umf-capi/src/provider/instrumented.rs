@@ -1,5 +1,7 @@
 //! [`InstrumentedProvider`]: a provider of this library that counts bytes, sets protections and records errors.
 
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use umf_core::statistics::Gauge;
@@ -7,9 +9,11 @@ use umf_core::{
     Error, Export, Import, Layout, MemoryKind, NativeExport, Properties, Provider, ProviderKind, Purge,
     Region, Result, Visibility,
 };
+use umf_sync::Lock;
 
-use crate::boundary::{Failure, Outcome, SUCCESS};
-use crate::last_error::{FailedOperation, NativeKind, observe};
+use super::Provider as ProviderHandle;
+use crate::boundary::{Failure, OUT_OF_HOST_MEMORY, Outcome, SUCCESS};
+use crate::last_error::{FailedOperation, NativeKind, observe, set_failed_provider};
 
 /// Access rights of memory: bits of `umf_mem_protection_flag_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,11 +62,32 @@ pub(crate) struct InstrumentedProvider {
     flavour: NativeKind,
     protection: Protection,
     pub(super) gauge: Gauge,
+    /// The handle of the provider, for the thread's last failed provider; null without one.
+    handle: AtomicPtr<ProviderHandle>,
+    /// Requested size of each live region that is larger, by the region's address.
+    requested: Lock<BTreeMap<u64, usize>>,
 }
 
 impl InstrumentedProvider {
     pub(crate) fn new(inner: Arc<dyn Provider>, flavour: NativeKind, protection: Protection) -> Arc<Self> {
-        Arc::new(Self { inner, flavour, protection, gauge: Gauge::new() })
+        Arc::new(Self {
+            inner,
+            flavour,
+            protection,
+            gauge: Gauge::new(),
+            handle: AtomicPtr::default(),
+            requested: Lock::new(BTreeMap::new()),
+        })
+    }
+
+    /// Sets the handle of the provider. Null when the handle is destroyed.
+    pub(super) fn set_handle(&self, handle: *const ProviderHandle) {
+        self.handle.store(handle.cast_mut(), Ordering::Release);
+    }
+
+    /// Returns the size that was requested for a region, in bytes.
+    pub(super) fn requested_size(&self, region: &Region) -> usize {
+        self.requested.lock().get(&region.base().to_bits()).copied().unwrap_or(region.size())
     }
 
     pub(super) const fn flavour(&self) -> NativeKind {
@@ -71,8 +96,17 @@ impl InstrumentedProvider {
 
     fn failed(&self, what: FailedOperation) -> impl Fn(&Error) + '_ {
         move |error| {
+            let handle = self.handle.load(Ordering::Acquire);
+            if !handle.is_null() {
+                set_failed_provider(handle);
+            }
+            // A range of the program's that is used up is no native failure.
+            let is_used_up = matches!(self.flavour, NativeKind::Fixed | NativeKind::DevDax)
+                && matches!(error, Error::OutOfMemory { .. });
             if self.flavour.is_of_device() {
                 self.flavour.record_driver_result(error).into_iter().for_each(observe);
+            } else if is_used_up {
+                observe(OUT_OF_HOST_MEMORY);
             } else if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
                 self.flavour.record_failure(what);
             }
@@ -129,12 +163,21 @@ unsafe impl Provider for InstrumentedProvider {
         }
         observe(SUCCESS);
         self.gauge.add(region.size());
+        if layout.size() != region.size() {
+            self.requested.lock().insert(region.base().to_bits(), layout.size());
+        }
         Ok(region)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
+        // Before the region is freed: afterwards another thread may get the same address.
+        let requested = self.requested.lock().remove(&region.base().to_bits());
         // SAFETY: the caller keeps the contract of `free`.
-        unsafe { self.inner.free(region) }.inspect_err(self.failed(FailedOperation::Free))?;
+        unsafe { self.inner.free(region) }.inspect_err(self.failed(FailedOperation::Free)).inspect_err(
+            |_| {
+                requested.map(|size| self.requested.lock().insert(region.base().to_bits(), size));
+            },
+        )?;
         self.gauge.remove(region.size());
         Ok(())
     }

@@ -10,5 +10,5 @@ mod regions;
 pub(crate) use functions::create;
 pub(crate) use handle::Provider;
 pub(crate) use instrumented::{InstrumentedProvider, Protection};
-pub(crate) use native::{Device, DeviceProperty, NativeParts, short_name, start, table, table_of_device};
+pub(crate) use native::{Device, DeviceProperty, NativeParts, NativeTable, short_name, table};
 pub(crate) use regions::part_around;

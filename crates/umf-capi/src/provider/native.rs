@@ -7,13 +7,16 @@ use std::sync::{Arc, OnceLock};
 
 use umf_core::{Error, Provider as _, Visibility};
 use umf_ipc::Importer;
-use umf_provider_plugin::table::{Functions, Initialize, State, Table};
+use umf_provider_plugin::table::{Functions, GetName, Initialize, State, Table};
 use umf_runtime::Upstream;
 use umf_runtime::tracker::OwnerId;
 
 use super::InstrumentedProvider;
 use super::regions::{Regions, address};
-use crate::boundary::{Code, Failure, Out, Outcome, PROVIDER_SPECIFIC, call};
+use crate::boundary::{
+    Code, Failure, INVALID_ALIGNMENT, INVALID_ARGUMENT, OUT_OF_HOST_MEMORY, Out, Outcome, PROVIDER_SPECIFIC,
+    call,
+};
 use crate::ctl::{self, CtlQuery, CtlTree, Value, no_such_path, object_of};
 use crate::last_error::{FailedOperation, NativeKind, explain};
 use crate::memory::{close_all, importer_of, provider_handle};
@@ -64,15 +67,21 @@ pub(crate) struct NativeParts {
     pub(crate) device: Option<Box<dyn Device>>,
 }
 
-/// Runs the `initialize` function of a native provider.
-pub(crate) fn start(
-    what: &'static str,
-    state: *mut State,
-    make: impl FnOnce() -> Outcome<NativeParts>,
-) -> Code {
-    call(what, || {
+/// A kind of native provider: the parts of its table that differ from other kinds.
+pub(crate) trait NativeTable: 'static {
+    /// Name of a provider whose settings have none, and of no provider.
+    const NAME: &'static CStr;
+    /// Whether the table has properties of memory.
+    const OF_DEVICE: bool = false;
+
+    /// Makes a provider with the settings that C passed.
+    fn make(params: *const c_void) -> Outcome<NativeParts>;
+}
+
+extern "C" fn initialize<T: NativeTable>(params: *const c_void, state: *mut State) -> Code {
+    call("initialize", || {
         let state = Out::from_ptr(state).check()?;
-        let made = make()?;
+        let made = T::make(params)?;
         let upstream = Upstream::new(Arc::clone(&made.counted))?;
         let native = NativeProvider {
             regions: Regions::new(upstream, made.counted.flavour() == NativeKind::Os),
@@ -86,17 +95,12 @@ pub(crate) fn start(
     })
 }
 
-/// Returns the table of a host provider with this `initialize`.
-pub(crate) const fn table(initialize: Initialize) -> Table {
-    Table { version: Table::NEWEST, functions: functions(initialize, false) }
+/// Returns the table of a kind of provider.
+pub(crate) const fn table<T: NativeTable>() -> Table {
+    Table { version: Table::NEWEST, functions: functions(initialize::<T>, get_name::<T>, T::OF_DEVICE) }
 }
 
-/// Returns the table of a device provider with this `initialize`. It has properties of memory, too.
-pub(crate) const fn table_of_device(initialize: Initialize) -> Table {
-    Table { version: Table::NEWEST, functions: functions(initialize, true) }
-}
-
-const fn functions(initialize: Initialize, of_device: bool) -> Functions {
+const fn functions(initialize: Initialize, get_name: GetName, of_device: bool) -> Functions {
     Functions {
         initialize,
         finalize,
@@ -123,9 +127,10 @@ const fn functions(initialize: Initialize, of_device: bool) -> Functions {
 }
 
 /// Returns whether the state of these functions is a [`NativeProvider`]: all functions belong to
-/// this library.
+/// this library. (`initialize` and `get_name` differ by the kind.)
 pub(crate) fn makes_states_of(given: &Functions) -> bool {
-    [false, true].iter().any(|&of_device| given.have_states_of(&functions(given.initialize, of_device)))
+    let with = |of_device| functions(given.initialize, given.get_name, of_device);
+    [false, true].iter().any(|&of_device| given.have_states_of(&with(of_device)))
 }
 
 impl NativeProvider {
@@ -161,18 +166,61 @@ impl NativeProvider {
         Arc::clone(&self.counted) as _
     }
 
+    pub(super) fn instrumented(&self) -> &InstrumentedProvider {
+        &self.counted
+    }
+
     fn allocate(&self, size: usize, align: usize) -> Outcome<*mut c_void> {
-        let page = self.counted.page_size();
-        let fits = align == 0 || page.is_multiple_of(align) || align.is_multiple_of(page);
-        if !fits || !align.max(1).is_power_of_two() {
-            return Err(Failure::argument(
-                "an alignment must divide the page size or be a multiple of it, and a power of two",
-            ));
-        }
+        let align = self.check_align(align)?;
         if size == 0 {
             return Err(self.nothing());
         }
-        self.regions.allocate(size, align).map_err(explain)
+        self.regions.allocate(size, align).map_err(|error| self.failure(error, FailedOperation::Allocation))
+    }
+
+    /// Returns the alignment of an allocation for which C asked for `align`; 0 is any.
+    ///
+    /// The header of OS memory allows each multiple and each divisor of the page size. As in the
+    /// original, a multiple that is not a power of two yields pages.
+    fn check_align(&self, align: usize) -> Outcome<usize> {
+        let page = self.counted.page_size();
+        let fits = align == 0 || page.is_multiple_of(align) || align.is_multiple_of(page);
+        let failure = Failure::argument(
+            "an alignment must divide the page size or be a multiple of it, and a power of two",
+        );
+        match self.counted.flavour() {
+            _ if fits && align.max(1).is_power_of_two() => Ok(align),
+            NativeKind::Os if fits => Ok(1 << align.trailing_zeros()),
+            NativeKind::File | NativeKind::Fixed | NativeKind::DevDax => {
+                Err(failure.with_code(INVALID_ALIGNMENT))
+            }
+            NativeKind::Os | NativeKind::LevelZero | NativeKind::Cuda => Err(failure),
+        }
+    }
+
+    /// Converts the error of an operation. The kinds of host memory have the codes of the original.
+    fn failure(&self, error: Error, operation: FailedOperation) -> Failure {
+        use FailedOperation::{Allocation, Free, PurgeForce, PurgeLazy};
+        use NativeKind::{DevDax, File, Fixed, Os};
+        let is_native = match (self.counted.flavour(), operation) {
+            (Os, Allocation) => matches!(error, Error::SizeOverflow { .. }),
+            (Os, Free) => matches!(
+                error,
+                Error::ForeignAddress { .. } | Error::NotAllocated { .. } | Error::InteriorAddress { .. }
+            ),
+            (Os | File | Fixed | DevDax, PurgeLazy | PurgeForce) => {
+                !matches!(error, Error::NotSupported { .. })
+            }
+            _ => false,
+        };
+        if is_native {
+            self.counted.flavour().record_failure(operation);
+            return Failure::from(error).with_code(PROVIDER_SPECIFIC);
+        }
+        if self.counted.flavour() == File && matches!(error, Error::SizeOverflow { .. }) {
+            return Failure::from(error).with_code(INVALID_ARGUMENT);
+        }
+        explain(error)
     }
 
     /// Returns the failure for an allocation of 0 bytes, with the code of the original.
@@ -184,7 +232,9 @@ impl NativeProvider {
                 NativeKind::LevelZero.record_zero_size();
                 failure.with_code(PROVIDER_SPECIFIC)
             }
-            flavour => {
+            NativeKind::File => failure.with_code(INVALID_ARGUMENT),
+            NativeKind::Fixed | NativeKind::DevDax => failure.with_code(OUT_OF_HOST_MEMORY),
+            flavour @ NativeKind::Os => {
                 flavour.record_failure(FailedOperation::Allocation);
                 failure.with_code(PROVIDER_SPECIFIC)
             }
@@ -198,9 +248,13 @@ impl NativeProvider {
         Ok(())
     }
 
-    fn check_ipc(&self) -> Outcome<()> {
+    /// Checks that the memory has IPC handles.
+    pub(super) fn check_ipc(&self) -> Outcome<()> {
         if self.counted.export().is_some() {
             return Ok(());
+        }
+        if self.counted.flavour() == NativeKind::Fixed {
+            return Err(Failure::unsupported("memory of the program has no IPC handles"));
         }
         if self.counted.flavour().is_of_device() {
             return Err(Failure::argument("only memory of type UMF_MEMORY_TYPE_DEVICE has IPC handles"));
@@ -258,7 +312,7 @@ extern "C" fn free(state: State, memory: *mut c_void, size: usize) -> Code {
         if size == 0 && !native.counted.flavour().is_of_device() {
             return Err(Failure::argument("the size must be what was allocated there"));
         }
-        native.regions.free(memory, size).map_err(explain)
+        native.regions.free(memory, size).map_err(|error| native.failure(error, FailedOperation::Free))
     })
 }
 
@@ -291,16 +345,18 @@ fn cache_line() -> usize {
     usize::try_from(size).ok().filter(|line| line.is_power_of_two()).unwrap_or(64)
 }
 
-extern "C" fn get_name(state: State, name: *mut *const c_char) -> Code {
+extern "C" fn get_name<T: NativeTable>(state: State, name: *mut *const c_char) -> Code {
     call("get_name", || {
         let native = object_of::<NativeProvider>(state);
-        Out::from_ptr(name).set(native.map_or(c"".as_ptr(), |native| native.name.as_ptr()))
+        Out::from_ptr(name).set(native.map_or(T::NAME.as_ptr(), |native| native.name.as_ptr()))
     })
 }
 
 fn purge(what: &'static str, state: State, memory: *mut c_void, size: usize, lazily: bool) -> Code {
-    with(what, state, |native| {
-        if size == 0 { Ok(()) } else { native.regions.purge(memory, size, lazily).map_err(explain) }
+    let operation = if lazily { FailedOperation::PurgeLazy } else { FailedOperation::PurgeForce };
+    with(what, state, |native| match size {
+        0 => Ok(()),
+        _ => native.regions.purge(memory, size, lazily).map_err(|error| native.failure(error, operation)),
     })
 }
 
@@ -337,7 +393,7 @@ extern "C" fn get_ipc_handle_size(state: State, size: *mut usize) -> Code {
 extern "C" fn get_ipc_handle(state: State, memory: *const c_void, _size: usize, handle: *mut c_void) -> Code {
     with("get_ipc_handle", state, |native| {
         native.check_ipc()?;
-        provider_handle::get(address(memory), handle)
+        provider_handle::get(address(memory), &*native.counted, handle)
     })
 }
 
@@ -359,7 +415,7 @@ extern "C" fn open_ipc_handle(state: State, handle: *mut c_void, memory: *mut *m
 extern "C" fn close_ipc_handle(state: State, memory: *mut c_void, _size: usize) -> Code {
     with("close_ipc_handle", state, |native| {
         native.check_ipc()?;
-        provider_handle::close(memory)
+        provider_handle::close(memory, state.addr())
     })
 }
 

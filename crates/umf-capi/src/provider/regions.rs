@@ -88,8 +88,9 @@ impl Regions {
     fn part(&self, memory: *mut c_void) -> Result<(Region, usize, usize)> {
         let address = address(memory);
         let foreign = Error::ForeignAddress { address, owner: "this provider" };
-        let TrackedRegion { region, .. } =
-            tracker::find(address).filter(|found| found.owner == self.owner()).ok_or(foreign)?;
+        // A region that another provider or pool has in this one may be the innermost.
+        let is_own = |found: &TrackedRegion| found.owner == self.owner();
+        let TrackedRegion { region, .. } = tracker::find_where(address, is_own).ok_or(foreign)?;
         let (start, size) = part_around(&region, address).ok_or(Error::NotAllocated { address })?;
         if offset(&region, address) != Some(start) {
             return Err(Error::InteriorAddress { address });

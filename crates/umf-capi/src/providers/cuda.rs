@@ -1,12 +1,12 @@
 //! `umf/providers/provider_cuda.h`: memory of CUDA devices, in a context of the program.
 
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
 use umf_provider_cuda::driver_api::{Api, CUcontext, LIBRARY};
 use umf_provider_cuda::{CudaMemory, CudaProvider, Driver};
-use umf_provider_plugin::table::{State, Table};
+use umf_provider_plugin::table::Table;
 
 use super::device::{DriverImport, MemoryType, UNKNOWN, checked, is_loaded};
 use crate::boundary::{
@@ -15,7 +15,7 @@ use crate::boundary::{
 use crate::last_error::NativeKind;
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Device, DeviceProperty, InstrumentedProvider, NativeParts, Protection, short_name, start, table_of_device,
+    Device, DeviceProperty, InstrumentedProvider, NativeParts, NativeTable, Protection, short_name, table,
 };
 
 /// The settings of a provider to be created.
@@ -37,17 +37,22 @@ const CACHE_LINE: usize = 128;
 /// The device number if no context is current.
 const NO_DEVICE: i32 = -1;
 
-static TABLE: Table = table_of_device(initialize);
+static TABLE: Table = table::<Cuda>();
 
 #[unsafe(no_mangle)]
 extern "C" fn umfCUDAMemoryProviderOps() -> *const Table {
     &raw const TABLE
 }
 
-extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+struct Cuda;
+
+impl NativeTable for Cuda {
+    const NAME: &'static CStr = c"CUDA";
+    const OF_DEVICE: bool = true;
+
+    fn make(params: *const c_void) -> Outcome<NativeParts> {
         Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.provider()
-    })
+    }
 }
 
 impl Params {
@@ -158,7 +163,7 @@ settings_functions! {
     Params;
     create fn umfCUDAMemoryProviderParamsCreate() {
         let (context, device) = current()?;
-        Params { context, device, memory_type: UNKNOWN, flags: 0, name: c"CUDA".to_owned() }
+        Params { context, device, memory_type: UNKNOWN, flags: 0, name: Cuda::NAME.to_owned() }
     }
     destroy fn umfCUDAMemoryProviderParamsDestroy;
 

@@ -9,17 +9,23 @@ use std::sync::Arc;
 
 use umf_core::Visibility;
 use umf_provider_file::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider};
-use umf_provider_plugin::table::{State, Table};
+use umf_provider_plugin::table::Table;
 
 use super::os::{PRIVATE, SHARED, WRONG_VISIBILITY};
 use crate::boundary::{
     Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, Text, call, settings_functions,
 };
 use crate::last_error::NativeKind;
-use crate::provider::{InstrumentedProvider, NativeParts, Protection, short_name, start, table};
+use crate::provider::{InstrumentedProvider, NativeParts, NativeTable, Protection, short_name, table};
 
 fn path_of(path: &CStr) -> &Path {
     Path::new(OsStr::from_bytes(path.to_bytes()))
+}
+
+/// Validates a path, which must not be empty.
+fn checked_path(path: Text) -> Outcome<CString> {
+    let path = path.get()?;
+    if path.is_empty() { Err(Failure::argument("the path is empty")) } else { Ok(path.to_owned()) }
 }
 
 fn wrong_path(error: umf_core::Error) -> Failure {
@@ -40,26 +46,30 @@ struct FileParams {
 settings_functions! {
     FileParams;
     create fn umfFileMemoryProviderParamsCreate(path: Text) {
-        let (path, name) = (path.get()?.to_owned(), c"FILE".to_owned());
+        let (path, name) = (checked_path(path)?, File::NAME.to_owned());
         FileParams { path, protection: Protection::DEFAULT.bits(), visibility: PRIVATE, name }
     }
     destroy fn umfFileMemoryProviderParamsDestroy;
 
-    fn umfFileMemoryProviderParamsSetPath(params, path: Text) { params.path = path.get()?.to_owned(); }
+    fn umfFileMemoryProviderParamsSetPath(params, path: Text) { params.path = checked_path(path)?; }
     fn umfFileMemoryProviderParamsSetProtection(params, protection: u32) { params.protection = protection; }
     fn umfFileMemoryProviderParamsSetVisibility(params, visibility: u32) { params.visibility = visibility; }
     fn umfFileMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
-static FILE: Table = table(initialize_file);
+static FILE: Table = table::<File>();
 
 #[unsafe(no_mangle)]
 extern "C" fn umfFileMemoryProviderOps() -> *const Table {
     &raw const FILE
 }
 
-extern "C" fn initialize_file(params: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+struct File;
+
+impl NativeTable for File {
+    const NAME: &'static CStr = c"FILE";
+
+    fn make(params: *const c_void) -> Outcome<NativeParts> {
         let params: &FileParams = settings(params)?;
         let protection = Protection::new(params.protection)?;
         let visibility = match params.visibility {
@@ -75,7 +85,7 @@ extern "C" fn initialize_file(params: *const c_void, state: *mut State) -> Code 
             import: Some(Arc::new(FileImport::trust_writers())),
             device: None,
         })
-    })
+    }
 }
 
 struct DevDaxParams {
@@ -88,36 +98,34 @@ struct DevDaxParams {
 settings_functions! {
     DevDaxParams;
     create fn umfDevDaxMemoryProviderParamsCreate(path: Text, size: usize) {
-        let (path, name) = (device_path(path, size)?, c"DEVDAX".to_owned());
+        let (path, name) = (checked_path(path)?, DevDax::NAME.to_owned());
         DevDaxParams { path, size, protection: Protection::DEFAULT.bits(), name }
     }
     destroy fn umfDevDaxMemoryProviderParamsDestroy;
 
     fn umfDevDaxMemoryProviderParamsSetDeviceDax(params, path: Text, size: usize) {
-        params.path = device_path(path, size)?;
+        params.path = checked_path(path)?;
         params.size = size;
     }
-    fn umfDevDaxMemoryProviderParamsSetProtection(params, protection: u32) { params.protection = protection; }
+    fn umfDevDaxMemoryProviderParamsSetProtection(params, protection: u32) {
+        params.protection = Protection::new(protection)?.bits();
+    }
     fn umfDevDaxMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
-fn device_path(path: Text, size: usize) -> Outcome<CString> {
-    let path = path.get()?.to_owned();
-    if size == 0 {
-        return Err(Failure::argument("the size of a DAX device is 0"));
-    }
-    Ok(path)
-}
-
-static DEVDAX: Table = table(initialize_devdax);
+static DEVDAX: Table = table::<DevDax>();
 
 #[unsafe(no_mangle)]
 extern "C" fn umfDevDaxMemoryProviderOps() -> *const Table {
     &raw const DEVDAX
 }
 
-extern "C" fn initialize_devdax(params: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+struct DevDax;
+
+impl NativeTable for DevDax {
+    const NAME: &'static CStr = c"DEVDAX";
+
+    fn make(params: *const c_void) -> Outcome<NativeParts> {
         let params: &DevDaxParams = settings(params)?;
         let protection = Protection::new(params.protection)?;
         let device = DevDaxProvider::open(path_of(&params.path), params.size, params.name.to_string_lossy())
@@ -128,7 +136,7 @@ extern "C" fn initialize_devdax(params: *const c_void, state: *mut State) -> Cod
             import: Some(Arc::new(DevDaxImport)),
             device: None,
         })
-    })
+    }
 }
 
 struct FixedParams {
@@ -141,7 +149,7 @@ settings_functions! {
     FixedParams;
     create fn umfFixedMemoryProviderParamsCreate(memory: *mut c_void, size: usize) {
         check_fixed(memory, size)?;
-        FixedParams { memory, size, name: c"FIXED".to_owned() }
+        FixedParams { memory, size, name: Fixed::NAME.to_owned() }
     }
     destroy fn umfFixedMemoryProviderParamsDestroy;
 
@@ -160,20 +168,24 @@ fn check_fixed(memory: *mut c_void, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-static FIXED: Table = table(initialize_fixed);
+static FIXED: Table = table::<Fixed>();
 
 #[unsafe(no_mangle)]
 extern "C" fn umfFixedMemoryProviderOps() -> *const Table {
     &raw const FIXED
 }
 
-extern "C" fn initialize_fixed(params: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+struct Fixed;
+
+impl NativeTable for Fixed {
+    const NAME: &'static CStr = c"FIXED";
+
+    fn make(params: *const c_void) -> Outcome<NativeParts> {
         let params: &FixedParams = settings(params)?;
         let name = params.name.to_string_lossy().into_owned();
         // SAFETY: C guarantees that the range is mapped and used by this provider only.
         let fixed = unsafe { FixedProvider::new(params.memory.cast(), params.size, name) }?;
         let counted = InstrumentedProvider::new(fixed, NativeKind::Fixed, Protection::DEFAULT);
         Ok(NativeParts { counted, name: params.name.clone(), import: None, device: None })
-    })
+    }
 }

@@ -1,7 +1,7 @@
 //! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context of the
 //! program.
 
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::ffi::{CString, OsString};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use umf_provider_level_zero::sys::{
     ze_device_handle_t,
 };
 use umf_provider_level_zero::{FreePolicy, LevelZeroProvider};
-use umf_provider_plugin::table::{State, Table};
+use umf_provider_plugin::table::Table;
 
 use super::device::{DriverImport, MemoryType, UNKNOWN, checked, is_loaded};
 use crate::boundary::{
@@ -24,8 +24,8 @@ use crate::ctl::{CtlQuery, no_such_path};
 use crate::last_error::NativeKind;
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Device, DeviceProperty, InstrumentedProvider, NativeParts, Protection, Provider, short_name, start,
-    table_of_device,
+    Device, DeviceProperty, InstrumentedProvider, NativeParts, NativeTable, Protection, Provider, short_name,
+    table,
 };
 
 /// The settings of a provider to be created.
@@ -52,17 +52,22 @@ const UNAVAILABLE: Failure = Failure::new(
      and make a context before a provider",
 );
 
-static TABLE: Table = table_of_device(initialize);
+static TABLE: Table = table::<LevelZero>();
 
 #[unsafe(no_mangle)]
 extern "C" fn umfLevelZeroMemoryProviderOps() -> *const Table {
     &raw const TABLE
 }
 
-extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+struct LevelZero;
+
+impl NativeTable for LevelZero {
+    const NAME: &'static CStr = c"LEVEL_ZERO";
+    const OF_DEVICE: bool = true;
+
+    fn make(params: *const c_void) -> Outcome<NativeParts> {
         Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.provider()
-    })
+    }
 }
 
 /// Returns the loader that the program has loaded.
@@ -187,7 +192,7 @@ settings_functions! {
             resident: Vec::new(),
             policy: 0,
             ordinal: 0,
-            name: c"LEVEL_ZERO".to_owned(),
+            name: LevelZero::NAME.to_owned(),
         }
     }
     destroy fn umfLevelZeroMemoryProviderParamsDestroy;

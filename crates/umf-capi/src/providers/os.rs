@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use umf_core::Visibility;
 use umf_provider_host::{HostImport, HostProvider, NodeSet, NodeShare, Numa};
-use umf_provider_plugin::table::{State, Table};
+use umf_provider_plugin::table::Table;
 
 use crate::boundary::{Code, Failure, Handle, List, Out, Outcome, Text, call, settings_functions};
 use crate::last_error::NativeKind;
-use crate::provider::{InstrumentedProvider, NativeParts, Protection, short_name, start, table};
+use crate::provider::{InstrumentedProvider, NativeParts, NativeTable, Protection, short_name, table};
 
 /// The settings of a provider to be created.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ impl Default for Params {
             mode: mode::DEFAULT,
             part_size: 0,
             partitions: Vec::new(),
-            name: c"OS".to_owned(),
+            name: Os::NAME.to_owned(),
         }
     }
 }
@@ -72,17 +72,21 @@ pub(crate) fn of_nodes(nodes: Vec<u32>, mode: u32, part_size: usize, partitions:
     Params { nodes, mode, part_size, partitions, ..Params::default() }
 }
 
-static TABLE: Table = table(initialize);
+static TABLE: Table = table::<Os>();
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn umfOsMemoryProviderOps() -> *const Table {
     &raw const TABLE
 }
 
-extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
-    start("initialize", state, || {
+struct Os;
+
+impl NativeTable for Os {
+    const NAME: &'static CStr = c"OS";
+
+    fn make(params: *const c_void) -> Outcome<NativeParts> {
         Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.provider()
-    })
+    }
 }
 
 impl Params {
@@ -171,7 +175,7 @@ settings_functions! {
     fn umfOsMemoryProviderParamsSetProtection(params, protection: u32) { params.protection = protection; }
     fn umfOsMemoryProviderParamsSetVisibility(params, visibility: u32) { params.visibility = visibility; }
     fn umfOsMemoryProviderParamsSetShmName(params, name: Text) {
-        params.shm_name = if name.is_null() { None } else { Some(shm_name(name.get()?)?) };
+        params.shm_name = if name.is_null() { None } else { shm_name(name.get()?)? };
     }
     fn umfOsMemoryProviderParamsSetNumaList(params, nodes: List<u32>, len: u32) {
         params.nodes = nodes.get(len as usize)?;
@@ -184,9 +188,10 @@ settings_functions! {
     fn umfOsMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
-fn shm_name(name: &CStr) -> Outcome<CString> {
-    if name.count_bytes() == 0 || name.count_bytes() > LONGEST_NAME {
-        return Err(Failure::argument("the name of shared memory has 1 to 253 bytes"));
+/// Validates a name of shared memory. As in the original, memory with an empty name has none.
+fn shm_name(name: &CStr) -> Outcome<Option<CString>> {
+    if name.count_bytes() > LONGEST_NAME {
+        return Err(Failure::argument("the name of shared memory has more than 253 bytes"));
     }
-    Ok(name.to_owned())
+    Ok(Some(name).filter(|name| !name.is_empty()).map(CStr::to_owned))
 }

@@ -18,6 +18,14 @@ pub enum ProviderRef {
     Static(&'static dyn Provider),
 }
 
+impl ProviderRef {
+    /// Returns whether both are the same provider object.
+    #[must_use]
+    pub fn is(&self, other: &dyn Provider) -> bool {
+        core::ptr::addr_eq(core::ptr::from_ref(&**self), core::ptr::from_ref(other))
+    }
+}
+
 impl Deref for ProviderRef {
     type Target = dyn Provider;
 

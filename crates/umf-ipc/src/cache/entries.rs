@@ -1,7 +1,7 @@
 //! [`Cache`]: a table of entries with an LRU order and limits.
 
 use core::hash::{BuildHasher, Hash};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
@@ -80,13 +80,50 @@ pub(crate) struct Cache<K, V> {
 /// Keys whose values are being created, with a lock per key.
 #[derive(Debug)]
 struct InFlight<K> {
-    key_locks: HashMap<K, Arc<Mutex<()>>>,
+    key_locks: HashMap<K, Arc<KeyLock>>,
     /// [`fork::generation`] of the process that uses the locks.
     generation: u32,
 }
 
+/// The lock of a key whose value is being created.
+#[derive(Debug, Default)]
+struct KeyLock {
+    lock: Mutex<()>,
+    /// The thread that has the lock ([`thread_mark`]); 0 if no thread has it.
+    holder: AtomicUsize,
+}
+
+impl KeyLock {
+    /// Notes the thread that has the lock, until the guard is dropped.
+    fn hold(&self, mark: usize) -> impl Drop + '_ {
+        struct Held<'l>(&'l AtomicUsize);
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Relaxed);
+            }
+        }
+        self.holder.store(mark, Ordering::Relaxed);
+        Held(&self.holder)
+    }
+}
+
+/// Returns a number that no other live thread has.
+fn thread_mark() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    // A thread that is exiting has no mark, and creates no values that create others.
+    MARK.try_with(|mark| core::ptr::from_ref(mark).addr()).unwrap_or(usize::MAX)
+}
+
+/// The value of this key is being created by the calling thread: a provider's function, called to
+/// create it, asks for it again.
+const RECURSION: Error = Error::Memory(umf_core::Error::InvalidArgument {
+    what: "memory to export or open",
+    why: "is being exported or opened by this thread: a provider's functions must not use the IPC handles of \
+          memory that was allocated from that provider",
+});
+
 impl<K> InFlight<K> {
-    fn key_locks(&mut self) -> &mut HashMap<K, Arc<Mutex<()>>> {
+    fn key_locks(&mut self) -> &mut HashMap<K, Arc<KeyLock>> {
         let generation = fork::generation();
         if self.generation != generation {
             // The parent's threads may hold these locks, and do not run in this process.
@@ -217,8 +254,12 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             return Ok(found);
         }
         let key_lock = Arc::clone(self.in_flight.lock().key_locks().entry(key.clone()).or_default());
-        let result = {
-            let _key_lock = key_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mark = thread_mark();
+        let result = if key_lock.holder.load(Ordering::Relaxed) == mark {
+            Err(RECURSION)
+        } else {
+            let _key_lock = key_lock.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let _holder = key_lock.hold(mark);
             match self.get(key) {
                 Some(found) => {
                     Counters::count(&self.counters.table_hits);

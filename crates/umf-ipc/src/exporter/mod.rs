@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
 use umf_core::Freed;
-use umf_core::{Address, Region};
+use umf_core::{Address, Provider, Region};
 use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
 use umf_sync::Lock;
 
@@ -126,6 +126,20 @@ impl Exporter {
     /// As [`Exporter::get`].
     pub unsafe fn handle_with_len(&self, address: Address, len: usize) -> Result<Handle> {
         self.export_kept(address, Some(len))
+    }
+
+    /// Exports as a whole the innermost region of `provider` that holds `address`, until the region
+    /// is freed. The blocks of a pool in the region, and regions of other providers that nest with
+    /// it, do not matter.
+    ///
+    /// # Errors
+    /// As [`Exporter::get`]; [`crate::Error::NotTracked`] if no live region of the provider holds
+    /// the address.
+    ///
+    /// # Safety
+    /// As [`Exporter::get`], for the whole region.
+    pub unsafe fn region_handle(&self, address: Address, provider: &dyn Provider) -> Result<Handle> {
+        self.inner.state(address)?.region_handle(address, provider)
     }
 
     #[inline]

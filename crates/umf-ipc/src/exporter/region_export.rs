@@ -91,6 +91,8 @@ pub(super) struct Blocks {
     sweep_at: usize,
     /// Whether the region is being removed, so that no further block of it is exported.
     pub closed: bool,
+    /// The export of the region as a whole has a use that lasts until the region is freed.
+    pub whole_is_kept: bool,
 }
 
 impl Blocks {
@@ -179,7 +181,7 @@ impl Cached for RegionExport {
         };
         let reason = *self.retire_reason.lock();
         self.exports.retire(&whole, native, reason);
-        let mut kept = 0;
+        let mut kept = u64::from(blocks.whole_is_kept);
         for (address, block) in blocks.by_address.drain() {
             let export = block.exported(Address::from_bits(address));
             let retired = self.exports.retire(&export, native, reason);

@@ -7,14 +7,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use umf_core::pool::{Pool, missing};
-use umf_core::{Address, Region};
+use umf_core::{Address, Provider, Region};
 use umf_runtime::observer::Leases;
-use umf_runtime::tracker::{self, TrackedRegion};
+use umf_runtime::tracker::{self, OwnerGuard, TrackedRegion};
 use umf_sync::{Lock, failpoint, fork, thread};
 
 use super::region_export::{BlockExport, Blocks, NativeGuard, PendingUnexports, RegionExport};
 use super::{Export, ExportTarget, ExporterSettings};
-use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, MemoEntry, MemoValue, Pin};
+use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, MemoEntry, MemoValue, Pin, Pinned};
 use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
@@ -188,20 +188,7 @@ impl ExporterState {
             None => ExportTarget::whole(found.region),
         };
         loop {
-            let pinned = self.cache.get_or_insert_with(
-                &found.region.id().get(),
-                found.region.size() as u64,
-                || {
-                    let provider = owner.provider().ok_or(Error::NotTracked { address })?;
-                    self.export_region(&found, provider)
-                },
-            )?;
-            // From here on the observer finds the entry when the region is freed.
-            if let Err(error) = tracker::mark_exported(found.number, found.region) {
-                drop(pinned);
-                self.retire_region(&found.region);
-                return Err(error.into());
-            }
+            let pinned = self.exported_region(&found, &owner)?;
             // `None`: the region was evicted after the look-up. Export it again.
             if let Some(handle) = self.find_or_publish(pinned.entry(), &target, owner.pool())? {
                 self.exports.ledger.publish_statistics(true, || self.counters());
@@ -253,6 +240,59 @@ impl ExporterState {
             self.memoize(entry, target.start, block);
         }
         Ok(Some(handle))
+    }
+
+    /// Exports as a whole the innermost region of `provider` that holds `address`, until the region is
+    /// freed.
+    #[cold]
+    pub(super) fn region_handle(&self, address: Address, provider: &dyn Provider) -> Result<Handle> {
+        let is_of_provider = |found: &TrackedRegion| {
+            let owner = found.owner.guard();
+            owner.as_ref().and_then(OwnerGuard::provider).is_some_and(|owner| owner.is(provider))
+        };
+        let not_tracked = Error::NotTracked { address };
+        let found = tracker::find_where(address, is_of_provider).ok_or(not_tracked)?;
+        let owner = found.owner.guard().ok_or(Error::NotTracked { address })?;
+        loop {
+            let pinned = self.exported_region(&found, &owner)?;
+            let export = &pinned.entry().value;
+            let mut blocks = export.blocks.lock();
+            if blocks.closed {
+                // Evicted between the look-up and here: make it again.
+                drop(blocks);
+                continue;
+            }
+            let target = ExportTarget::whole(export.region);
+            let handle = self.encode(export, &target, export.slot, export.generation);
+            let was_kept = core::mem::replace(&mut blocks.whole_is_kept, true);
+            drop(blocks);
+            if !was_kept {
+                // The pin ends when the entry leaves the cache.
+                let _ = pinned.into_pin();
+            }
+            self.exports.ledger.publish_statistics(true, || self.counters());
+            return Ok(handle);
+        }
+    }
+
+    /// Returns the cached native export of a region, made if there is none. The observer finds it when
+    /// the region is freed.
+    fn exported_region(
+        &self,
+        found: &TrackedRegion,
+        owner: &OwnerGuard,
+    ) -> Result<Pinned<'_, u64, RegionExport>> {
+        let pinned =
+            self.cache.get_or_insert_with(&found.region.id().get(), found.region.size() as u64, || {
+                let none = Error::NotTracked { address: found.region.base() };
+                self.export_region(found, owner.provider().ok_or(none)?)
+            })?;
+        if let Err(error) = tracker::mark_exported(found.number, found.region) {
+            drop(pinned);
+            self.retire_region(&found.region);
+            return Err(error.into());
+        }
+        Ok(pinned)
     }
 
     /// Exports a region with its provider, and publishes the export of the whole region.
@@ -335,7 +375,11 @@ impl ExporterState {
         if was_kept.is_some()
             && let Some(memo) = self.memo.current()
         {
-            memo.change(Self::hash(address), address.to_bits(), |known| known.is_kept = true);
+            // The memo may have the export of a nested region at the same address.
+            let region = handle.region_id();
+            memo.change(Self::hash(address), address.to_bits(), |known| {
+                known.is_kept |= known.region == region;
+            });
         }
         was_kept == Some(false)
     }

@@ -55,41 +55,59 @@ static CHANGES: SequenceLock = SequenceLock::new();
 #[inline]
 #[must_use]
 pub fn find(address: Address) -> Option<TrackedRegion> {
+    find_where(address, |_| true)
+}
+
+/// Returns the innermost live region that contains `address` and that `accept` accepts. `accept` may be
+/// called several times, also with a region that is being freed.
+///
+/// Regions nest: a pool over a provider that forwards to another one has a region inside of the other
+/// provider's region, and both may have the same base and size.
+#[inline]
+pub fn find_where(address: Address, accept: impl Fn(&TrackedRegion) -> bool + Copy) -> Option<TrackedRegion> {
     let slot = MAP.get(address)?;
-    match look(slot, address) {
+    match look(slot, address, accept) {
         None if slot.load() == Entry::Empty => None,
-        // Outside of every region, or just being changed.
-        None => find_settled(slot, address),
+        // Outside of every such region, or just being changed.
+        None => find_settled(slot, address, accept),
         found => found,
     }
 }
 
 /// Looks up once. A result is valid; `None` may be a concurrent change.
 #[inline]
-fn look(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
-    let found = match slot.load() {
+fn look(slot: &MapSlot, address: Address, accept: impl Fn(&TrackedRegion) -> bool) -> Option<TrackedRegion> {
+    match slot.load() {
         Entry::Empty => None,
-        Entry::Region { number, span } => REGIONS.get(number)?.read(number, span),
-        Entry::Overflow(number) => OVERFLOW_LISTS.get(number)?.find(address),
-    };
-    found.filter(|found| found.region.contains(address))
+        Entry::Region { number, span } => {
+            let found = REGIONS.get(number)?.read(number, span)?;
+            (found.region.contains(address) && accept(&found)).then_some(found)
+        }
+        Entry::Overflow(number) => {
+            OVERFLOW_LISTS.get(number)?.find(address, accept).filter(|found| found.region.contains(address))
+        }
+    }
 }
 
 /// Looks up while no writer is at work. Does not wait for a fork, which holds the lock but changes
 /// nothing: the caller may hold locks that the fork waits for.
 #[cold]
-fn find_settled(slot: &MapSlot, address: Address) -> Option<TrackedRegion> {
+fn find_settled(
+    slot: &MapSlot,
+    address: Address,
+    accept: impl Fn(&TrackedRegion) -> bool + Copy,
+) -> Option<TrackedRegion> {
     const TRIES: usize = 100;
     loop {
         for _ in 0..TRIES {
-            match CHANGES.settled(|| look(slot, address)) {
+            match CHANGES.settled(|| look(slot, address, accept)) {
                 Settled::Found(found) => return Some(found),
                 Settled::Nothing => return None,
                 Settled::Unknown => core::hint::spin_loop(),
             }
         }
         if let Some(_writers) = WRITERS.try_lock() {
-            return look(slot, address);
+            return look(slot, address, accept);
         }
         std::thread::yield_now();
     }

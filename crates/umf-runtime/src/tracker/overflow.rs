@@ -38,8 +38,13 @@ impl OverflowList {
         self.sequence.write(|| change(self))
     }
 
-    /// The innermost region that holds `address`; `None` also while the list is being changed.
-    pub(super) fn find(&self, address: Address) -> Option<TrackedRegion> {
+    /// Returns the innermost region that holds `address` and that `accept` accepts. Returns `None` also
+    /// while the list is being changed.
+    pub(super) fn find(
+        &self,
+        address: Address,
+        accept: impl Fn(&TrackedRegion) -> bool,
+    ) -> Option<TrackedRegion> {
         // Of two that cover the same range, the one carved from the other came later.
         let rank = |found: &TrackedRegion| (found.region.size(), u64::MAX - found.region.id().get());
         let mut best: Option<TrackedRegion> = None;
@@ -53,6 +58,7 @@ impl OverflowList {
                     let found = found.filter(|found| number != 0 && found.region.contains(address));
                     if let Some(found) = found
                         && best.is_none_or(|best| rank(&found) < rank(&best))
+                        && accept(&found)
                     {
                         best = Some(found);
                     }

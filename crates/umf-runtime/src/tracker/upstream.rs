@@ -17,7 +17,7 @@ use umf_core::Freed;
 use umf_core::Provider;
 use umf_sync::{failpoint, fork};
 
-use umf_core::{Error, Layout, Pool, Region, Result};
+use umf_core::{Address, Error, Layout, Pool, Region, Result};
 
 /// A provider as its user sees it: regions that are got here are tracked, and their exports are
 /// retired before they go back.
@@ -109,7 +109,9 @@ impl Upstream {
     ///
     /// # Errors
     /// Those of [`Provider::allocate`]; [`Error::Frozen`]; [`Error::HeldLimit`];
-    /// [`Error::OutOfMemory`] for the tracker's own memory. After an error nothing is allocated.
+    /// [`Error::OutOfMemory`] for the tracker's own memory; [`Error::Untrusted`] if the provider's
+    /// memory lies only partly in another region, or in a block of another pool. After an error
+    /// nothing is allocated.
     pub fn allocate(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
         if self.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
@@ -118,7 +120,7 @@ impl Upstream {
         if self.id.has_pool() { self.check_held() } else { self.admit() }?;
         let region = self.provider.allocate(layout)?;
         failpoint!("upstream.allocated");
-        match insert(region, self.id) {
+        match check_nesting(&region).and_then(|()| insert(region, self.id)) {
             Ok(number) => {
                 failpoint!("upstream.tracked");
                 Ok((region, number))
@@ -197,6 +199,28 @@ impl Upstream {
         }
         Ok(())
     }
+}
+
+/// Checks that a region which begins or ends in another region is contained in it; and in one block, if
+/// that region's pool has a block there.
+fn check_nesting(region: &Region) -> Result<()> {
+    let ends_at = |address: Address, size: usize| address.to_bits().checked_add(size as u64);
+    let last = region.base().checked_add((region.size() as u64).saturating_sub(1));
+    let Some(outer) = find(region.base()).or_else(|| last.and_then(find)) else { return Ok(()) };
+    // The region of an owner that is gone: its memory may have gone with it.
+    let Some(owner) = outer.owner.guard() else { return Ok(()) };
+    let block = owner.pool().and_then(|pool| pool.block_at(region.base()).ok());
+    let (start, size) = match &block {
+        Some(block) => (block.address, block.size),
+        None => (outer.region.base(), outer.region.size()),
+    };
+    let ends_inside = ends_at(region.base(), region.size()) <= ends_at(start, size);
+    if region.base().to_bits() >= start.to_bits() && ends_inside {
+        return Ok(());
+    }
+    Err(Error::Untrusted {
+        why: "the provider's memory lies only partly in a region or block of another one",
+    })
 }
 
 impl Drop for Upstream {
