@@ -122,12 +122,13 @@ pub(crate) enum FailedOperation {
 }
 
 impl FailedOperation {
+    /// Returns the text of the headers.
     const fn text(self) -> &'static CStr {
         match self {
-            Self::Allocation => c"memory could not be had",
-            Self::Free => c"memory could not be given back",
-            Self::PurgeLazy => c"pages could not be discarded lazily",
-            Self::PurgeForce => c"pages could not be discarded",
+            Self::Allocation => c"memory allocation failed",
+            Self::Free => c"memory deallocation failed",
+            Self::PurgeLazy => c"lazy purging failed",
+            Self::PurgeForce => c"force purging failed",
         }
     }
 }
@@ -239,8 +240,8 @@ impl NativeKind {
         let (message, native) = (message.check()?, native.check()?);
         if !self.is_of_device() {
             let last = LAST_ERRORS.with(|last| last.host.get()).filter(|(of, _)| *of == self);
-            let (number, text) = last
-                .map_or((self.first(), c"nothing failed"), |(of, failed)| (of.number(failed), failed.text()));
+            let (number, text) =
+                last.map_or((self.first(), c"success"), |(of, failed)| (of.number(failed), failed.text()));
             message.set(text.as_ptr())?;
             return native.set(number);
         }

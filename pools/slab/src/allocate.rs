@@ -359,6 +359,7 @@ impl SlabPool {
     /// Makes a slab of the class.
     fn add_slab(&self, class: usize) -> Result<()> {
         let (block, size) = (self.heaps.classes.size(class), self.slab_size(class));
+        self.policy.note_class(class, block, false);
         let range = self.allocate_units((size / UNIT) as u32, GRANULE_UNITS, NO_SPAN)?;
         let number = make_slab(&self.back, class, range, (block, size)).inspect_err(|_| {
             self.apply_policy(self.back.free(range));
@@ -372,6 +373,7 @@ impl SlabPool {
     /// Cuts a large block of the class out of the extents.
     fn cut_block(&self, class: usize, align: u32) -> Result<Entry> {
         let size = self.heaps.classes.size(class);
+        self.policy.note_class(class, size, true);
         let (number, span) = self.back.meta.allocate_span()?;
         let made = self
             .allocate_units((size / UNIT) as u32, align, number)

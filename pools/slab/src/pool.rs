@@ -148,6 +148,13 @@ impl SlabPool {
         self.heaps.classes.slab_size(class, self.settings.slab_min_size)
     }
 
+    /// Returns the bytes of the regions that the pool has. Costs one load, unlike
+    /// [`Pool::statistics`].
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.back.limits.bytes()
+    }
+
     /// Returns whether this process is a forked child, which must not use the shared memory.
     pub(crate) fn is_frozen(&self) -> bool {
         self.heaps.flags.is_set(SHARED) && self.back.upstream.is_frozen()

@@ -28,6 +28,7 @@ use umf_sync::{Lock, fork};
 use crate::classes::MAX_CLASSES;
 use crate::collect::FollowUp;
 use crate::heap::Evicted;
+use crate::settings::SMALL_PER_CAPACITY;
 use crate::transfer::LargeBatch;
 use crate::types::Heap;
 use crate::{SlabPool, SlabSettings, registry};
@@ -40,6 +41,8 @@ pub(crate) struct Policy {
     is_active: bool,
     /// The most bytes that may be free; 0: any number.
     max_free: u64,
+    /// The bound on the bytes that may be free beyond as many as are live, if there is one.
+    by_capacity: Option<CapacityBound>,
     /// How long memory may be unused, in ms; 0: for ever.
     age: u64,
     /// Bytes that threads returned since the last check of the limit.
@@ -54,6 +57,51 @@ pub(crate) struct Policy {
     in_background: AtomicBool,
     /// The counters of each thread's bins at the last decay.
     at_decay: Chunks<AllocationCounts>,
+}
+
+/// The bound of `capacity_bounds_cache`.
+struct CapacityBound {
+    capacity: u64,
+    most: u64,
+    /// Bytes of small blocks: 0 until a small class is used.
+    small: AtomicU64,
+    /// Bytes of large blocks, of the classes that were used.
+    large: AtomicU64,
+    /// The classes that were used, a bit each.
+    used: [AtomicU64; MAX_CLASSES / 64],
+}
+
+impl CapacityBound {
+    /// What is kept of a pool without a used class: one region.
+    const LEAST: u64 = 1 << 20;
+
+    fn new(settings: &SlabSettings) -> Self {
+        Self {
+            capacity: settings.capacity.into(),
+            most: settings.capacity_bound(),
+            small: AtomicU64::new(0),
+            large: AtomicU64::new(0),
+            used: [const { AtomicU64::new(0) }; MAX_CLASSES / 64],
+        }
+    }
+
+    /// Raises the bound for a class that is used for the first time.
+    fn note(&self, class: usize, size: usize, is_large: bool) {
+        let (word, bit) = (&self.used[class / 64], 1 << (class % 64));
+        if word.load(Ordering::Relaxed) & bit != 0 || word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return;
+        }
+        if is_large {
+            self.large.fetch_add(self.capacity.saturating_mul(size as u64), Ordering::Relaxed);
+        } else {
+            self.small.store(self.capacity.saturating_mul(SMALL_PER_CAPACITY), Ordering::Relaxed);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let used = self.small.load(Ordering::Relaxed).max(self.large.load(Ordering::Relaxed));
+        used.min(self.most).max(Self::LEAST)
+    }
 }
 
 /// The number of allocations from each bin of a thread.
@@ -80,8 +128,9 @@ impl Policy {
         let age = u64::try_from(settings.release_after.as_millis()).unwrap_or(u64::MAX);
         let age = if settings.release_after.is_zero() { 0 } else { age.max(1) };
         Self {
-            is_active: settings.max_cached != 0 || age != 0,
+            is_active: settings.max_cached != 0 || settings.capacity_bounds_cache || age != 0,
             max_free: settings.max_cached,
+            by_capacity: settings.capacity_bounds_cache.then(|| CapacityBound::new(settings)),
             age,
             returned: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
@@ -124,8 +173,26 @@ impl Policy {
     /// Returns whether `returned` bytes since the last check make the next one due.
     fn is_check_due(&self, returned: u64) -> bool {
         // If the last check could not release enough, the next one waits for a 32nd of the rest.
-        let slack = (self.max_free / 8).max(self.stuck.load(Ordering::Relaxed) / 32);
-        self.max_free != 0 && returned >= slack.max(MIN_SLACK)
+        let slack = (self.bound(0) / 8).max(self.stuck.load(Ordering::Relaxed) / 32);
+        self.is_bounded() && returned >= slack.max(MIN_SLACK)
+    }
+
+    /// Returns whether the bytes that may be free are bounded.
+    fn is_bounded(&self) -> bool {
+        self.max_free != 0 || self.by_capacity.is_some()
+    }
+
+    /// Returns the most bytes that may be free while `live` bytes are live.
+    fn bound(&self, live: u64) -> u64 {
+        let fixed = if self.max_free == 0 { u64::MAX } else { self.max_free };
+        self.by_capacity.as_ref().map_or(fixed, |bound| fixed.min(bound.bytes().saturating_add(live)))
+    }
+
+    /// Notes that a block or slab of a class is made.
+    pub(crate) fn note_class(&self, class: usize, size: usize, is_large: bool) {
+        if let Some(bound) = &self.by_capacity {
+            bound.note(class, size, is_large);
+        }
     }
 }
 
@@ -148,7 +215,7 @@ impl SlabPool {
     #[cold]
     fn apply_active_policy(&self, bytes: usize) {
         let policy = &self.policy;
-        if policy.max_free != 0 && bytes != 0 {
+        if policy.is_bounded() && bytes != 0 {
             let returned = policy.returned.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
             if policy.is_check_due(returned) {
                 self.release_excess();
@@ -165,7 +232,7 @@ impl SlabPool {
     /// Applies the policy now, without polling deferred frees: reclaiming one may drop an object
     /// that the caller must not drop.
     pub(crate) fn purge_unpolled(&self) {
-        if self.policy.max_free != 0 {
+        if self.policy.is_bounded() {
             self.release_excess();
         }
         if self.policy.age != 0 {
@@ -199,21 +266,23 @@ impl SlabPool {
         // Bytes returned from here on count towards the next check. The statistics below include
         // all earlier ones.
         policy.returned.swap(0, Ordering::AcqRel);
-        if self.back.limits.bytes() <= policy.max_free || self.is_frozen() {
+        if self.back.limits.bytes() <= policy.bound(0) || self.is_frozen() {
             return;
         }
-        if self.compute_statistics().cached_bytes <= policy.max_free {
+        let statistics = self.compute_statistics();
+        let most = policy.bound(statistics.live_bytes);
+        if statistics.cached_bytes <= most {
             return policy.stuck.store(0, Ordering::Relaxed);
         }
-        let keep = usize::try_from(policy.max_free - policy.max_free / 8).unwrap_or(usize::MAX);
+        let keep = usize::try_from(most - most / 8).unwrap_or(usize::MAX);
         let floor = self.back.reserve_floor();
         // A region that the provider refuses stays in the pool.
         let _ = self.release_shared(keep, floor);
-        if self.compute_statistics().cached_bytes > policy.max_free {
+        if self.compute_statistics().cached_bytes > most {
             let _ = self.release_above(keep, floor);
         }
         let left = self.compute_statistics().cached_bytes;
-        policy.stuck.store(if left > policy.max_free { left } else { 0 }, Ordering::Relaxed);
+        policy.stuck.store(if left > most { left } else { 0 }, Ordering::Relaxed);
     }
 
     // Decay.

@@ -102,6 +102,11 @@ umf_core::pool_settings! {
         /// Bytes that the pool takes from its provider at the beginning, for blocks that are
         /// pooled, and keeps: [`umf_core::Reserve::reserve`]. Default: 0.
         pub(crate) reserve: u64 = 0;
+        /// Whether `capacity` bounds the free memory of the pool, too, as in UMF's disjoint pool. The
+        /// pool then keeps, beyond as many free bytes as are live: `capacity` blocks of each size
+        /// class of 64 KiB and above that was used, or 8 MiB times `capacity` if smaller blocks were
+        /// used, whichever is more. Default: false.
+        pub(crate) capacity_bounds_cache: bool = false;
     }
     parts {
         /// Whether `shared_cache_size` grows with the bytes of the pool.
@@ -140,9 +145,27 @@ impl SlabSettings {
             self.shared_cache_size = self.shared_cache_size.min(part);
             self.shared_cache_grows = false;
         }
+        if self.capacity_bounds_cache {
+            let part = usize::try_from(self.capacity_bound() / 16).unwrap_or(usize::MAX);
+            self.thread_cache_size = self.thread_cache_size.min(part);
+            self.shared_cache_size = self.shared_cache_size.min(part);
+            self.shared_cache_grows = false;
+        }
         // Without a limit the background thread has nothing to do.
         self.background &= self.max_cached != 0 || !self.release_after.is_zero();
         Ok(self)
+    }
+}
+
+/// Bytes of small blocks that a pool keeps for each empty slab of `capacity`, under
+/// `capacity_bounds_cache`.
+pub(crate) const SMALL_PER_CAPACITY: u64 = 8 << 20;
+
+impl SlabSettings {
+    /// Returns the most bytes that `capacity_bounds_cache` keeps beyond as many as are live.
+    pub(crate) fn capacity_bound(&self) -> u64 {
+        let per_slab = SMALL_PER_CAPACITY.max(self.max_poolable_size as u64);
+        u64::from(self.capacity).saturating_mul(per_slab)
     }
 }
 

@@ -180,6 +180,7 @@ impl PluginLoader {
             page,
             handle_size,
             exact_sizes: false,
+            failure_is_out_of_memory: false,
         };
         Ok(PluginProvider::new(instance, about))
     }

@@ -55,6 +55,10 @@ pub struct ProviderInfo {
     /// Whether requested sizes are passed unchanged, as UMF's own pools do, and not rounded up to
     /// pages.
     pub exact_sizes: bool,
+    /// Whether each failure to allocate is [`Error::OutOfMemory`], whatever the provider returns, so
+    /// that a pool returns free memory and tries again. Drivers' providers report a lack of device
+    /// memory by results of their own.
+    pub failure_is_out_of_memory: bool,
 }
 
 impl PluginProvider {
@@ -123,7 +127,14 @@ unsafe impl Provider for PluginProvider {
         let page = self.info.page;
         let exact = self.info.exact_sizes;
         let layout = if exact { layout } else { layout.pad_to(page)?.align_to(page)? };
-        let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() <= page)?;
+        let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() <= page);
+        let base = base.map_err(|error| match error {
+            Error::Native { native, .. } if self.info.failure_is_out_of_memory => {
+                tracing::debug!(provider = self.info.name, %error, "an allocation failed");
+                Error::OutOfMemory { size: layout.size(), owner: self.instance.owner(), native }
+            }
+            error => error,
+        })?;
         let region = Region::new(base, layout.size());
         let mut regions = self.regions.lock();
         if base.checked_add(region.size() as u64).is_none() || regions.overlap(&region) {

@@ -90,7 +90,7 @@ fn pool() -> Outcome<Handle<Pool>> {
     }
     crate::base::ensure();
     let provider =
-        Handle::from_ptr(Box::into_raw(Provider::create((&raw const PROVIDER).cast(), core::ptr::null())?));
+        Handle::from_ptr(Box::into_raw(Provider::create((&raw const PROVIDER).cast(), core::ptr::null())?.0));
     let made = Pool::create(&raw const TABLE, provider, core::ptr::null(), 0).inspect_err(|_| {
         end(provider);
     })?;

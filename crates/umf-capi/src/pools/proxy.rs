@@ -48,6 +48,7 @@ const NOT_HERE: Failure = Failure::unsupported("the proxy pool allocates and fre
 impl TablePool for Proxy {
     const KIND: PoolKind = PoolKind::Proxy;
     const NAME: &'static CStr = c"proxy";
+    const CLEARS_LAST_ERROR: bool = true;
     const ALIGN: usize = 1;
 
     fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void> {

@@ -9,7 +9,7 @@ use umf_provider_plugin::table::State;
 use umf_runtime::tracker::{self, OwnerId};
 use umf_sync::fork;
 
-use crate::boundary::{Code, Failure, Handle, NOT_SUPPORTED, Out, Outcome, call, call_with};
+use crate::boundary::{Code, Failure, Handle, NOT_SUPPORTED, Out, Outcome, SUCCESS, call, call_with};
 use crate::ctl::{CtlTree, control, object_of};
 use crate::last_error::{PoolKind, explain};
 use crate::memory::owners;
@@ -24,6 +24,8 @@ pub(crate) trait TablePool: CtlTree + Sized {
     const KIND: PoolKind;
     /// Name of a pool without a state.
     const NAME: &'static CStr;
+    /// Whether an allocation that succeeds clears the last allocation error, as in the original.
+    const CLEARS_LAST_ERROR: bool = false;
     /// Alignment of blocks of `malloc` in bytes.
     const ALIGN: usize;
 
@@ -193,12 +195,18 @@ fn allocation<T: TablePool>(
     state: State,
     allocate: impl FnOnce(&T) -> Outcome<*mut c_void>,
 ) -> *mut c_void {
-    call_with(what, null_mut(), || {
-        Ok(allocate(object_of(state)?).unwrap_or_else(|failure| {
+    call_with(what, null_mut(), || match allocate(object_of(state)?) {
+        Ok(block) => {
+            if T::CLEARS_LAST_ERROR {
+                T::KIND.set_last(SUCCESS);
+            }
+            Ok(block)
+        }
+        Err(failure) => {
             T::KIND.set_last(failure.code());
             tracing::debug!("an allocation failed: {failure}");
-            null_mut()
-        }))
+            Ok(null_mut())
+        }
     })
 }
 

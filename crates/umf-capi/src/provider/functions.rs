@@ -19,12 +19,9 @@ extern "C" fn umfMemoryProviderCreate(
 /// Creates a provider, and registers its name.
 pub(crate) fn create(table: *const u32, params: *const c_void, place: Out<Handle<Provider>>) -> Outcome<()> {
     crate::base::ensure();
-    let provider = Handle::from_ptr(Box::into_raw(Provider::create(table, params)?));
-    registry::register(
-        registry::Kind::Provider,
-        provider.get()?.name()?,
-        provider.to_ptr().expose_provenance(),
-    );
+    let (provider, name) = Provider::create(table, params)?;
+    let provider = Handle::from_ptr(Box::into_raw(provider));
+    registry::register(registry::Kind::Provider, name, provider.to_ptr().expose_provenance());
     place.set(provider)
 }
 

@@ -55,7 +55,9 @@ const PROGRAMMATIC: i32 = 1;
 
 impl Provider {
     /// Reads a table, and creates a provider with `params`.
-    pub(crate) fn create(table: *const u32, params: *const c_void) -> Outcome<Box<Self>> {
+    ///
+    /// Returns its name, too, which the provider is asked for once.
+    pub(crate) fn create<'a>(table: *const u32, params: *const c_void) -> Outcome<(Box<Self>, &'a CStr)> {
         // SAFETY: C guarantees that the table is as long as its version requires.
         let table = unsafe { Table::read(table) }.map_err(|fault| match fault {
             TableError::Version { .. } => {
@@ -87,13 +89,14 @@ impl Provider {
         if let Some(native) = provider.native() {
             native.instrumented().set_handle(&raw const *provider);
         }
-        let started = provider.start();
-        if let Err(failure) = started {
-            // A provider that was initialised is finalised on each failure.
-            provider.finalize();
-            return Err(failure);
+        match provider.start() {
+            Ok(name) => Ok((provider, name)),
+            Err(failure) => {
+                // A provider that was initialised is finalised on each failure.
+                provider.finalize();
+                Err(failure)
+            }
         }
-        Ok(provider)
     }
 
     /// Creates a provider handle for a pool. It registers what is allocated through it, for that
@@ -133,16 +136,17 @@ impl Provider {
         self.tracking.as_ref().map_or(self, |tracking| unsafe { &*tracking.base })
     }
 
-    fn start(&self) -> Outcome<()> {
+    /// Applies defaults of the control tree. Returns the name.
+    fn start<'a>(&self) -> Outcome<&'a CStr> {
         let name = self.name()?;
         registry::apply_defaults(registry::Kind::Provider, name, |source, path, argument, size| {
             self.control(source, path, argument, size, 1)
         });
         if !self.is_1_1 {
-            return Ok(());
+            return Ok(name);
         }
         match self.control(PROGRAMMATIC, c"post_initialize", core::ptr::null_mut(), 0, RUNNABLE) {
-            SUCCESS | INVALID_CTL_PATH | NOT_SUPPORTED => Ok(()),
+            SUCCESS | INVALID_CTL_PATH | NOT_SUPPORTED => Ok(name),
             code => Err(Failure::foreign(code)),
         }
     }
@@ -194,7 +198,14 @@ impl Provider {
         match base.native() {
             Some(native) => native.check_ipc(),
             None if base.foreign().importer().is_some() => Ok(()),
-            None => Err(Failure::unsupported("the provider has no IPC handles")),
+            None => {
+                let get = base.functions.ext_get_ipc_handle_size;
+                let get = get.ok_or(Failure::unsupported("the provider has no IPC handles"))?;
+                let mut size = 0;
+                // SAFETY: a function of the table, with a place for its result.
+                base.check(unsafe { get(base.state, &raw mut size) })?;
+                Err(Failure::argument("the provider has IPC handles of 0 bytes, or of more than 1 MiB"))
+            }
         }
     }
 
@@ -280,6 +291,7 @@ impl Provider {
                 page: instance.min_page_size().unwrap_or(1),
                 handle_size: instance.handle_size().unwrap_or(None),
                 exact_sizes: true,
+                failure_is_out_of_memory: true,
             };
             PluginProvider::new(instance, about)
         })

@@ -29,15 +29,21 @@ impl Protection {
 
     /// Validates the bits that C passed.
     pub(crate) fn new(bits: u32) -> Outcome<Self> {
+        Self::check_bits(bits)?;
+        if bits & Self::NONE != 0 && bits != Self::NONE {
+            return Err(Failure::argument("UMF_PROTECTION_NONE goes with no other"));
+        }
+        Ok(Self(bits))
+    }
+
+    /// Refuses bits that the header does not define, and no bits.
+    pub(crate) fn check_bits(bits: u32) -> Outcome<u32> {
         if bits == 0 || bits & !(Self::NONE | Self::READ | Self::WRITE | Self::EXECUTE) != 0 {
             return Err(Failure::argument(
                 "a memory protection is none of UMF_PROTECTION_NONE, READ, WRITE, EXEC",
             ));
         }
-        if bits & Self::NONE != 0 && bits != Self::NONE {
-            return Err(Failure::argument("UMF_PROTECTION_NONE goes with no other"));
-        }
-        Ok(Self(bits))
+        Ok(bits)
     }
 
     pub(crate) const fn bits(self) -> u32 {

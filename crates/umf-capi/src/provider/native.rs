@@ -198,6 +198,12 @@ impl NativeProvider {
         }
     }
 
+    /// Records an error as a native one of the operation.
+    fn native_failure(&self, error: Error, operation: FailedOperation) -> Failure {
+        self.counted.flavour().record_failure(operation);
+        Failure::from(error).with_code(PROVIDER_SPECIFIC)
+    }
+
     /// Converts the error of an operation. The kinds of host memory have the codes of the original.
     fn failure(&self, error: Error, operation: FailedOperation) -> Failure {
         use FailedOperation::{Allocation, Free, PurgeForce, PurgeLazy};
@@ -214,8 +220,7 @@ impl NativeProvider {
             _ => false,
         };
         if is_native {
-            self.counted.flavour().record_failure(operation);
-            return Failure::from(error).with_code(PROVIDER_SPECIFIC);
+            return self.native_failure(error, operation);
         }
         if self.counted.flavour() == File && matches!(error, Error::SizeOverflow { .. }) {
             return Failure::from(error).with_code(INVALID_ARGUMENT);
@@ -308,7 +313,12 @@ extern "C" fn free(state: State, memory: *mut c_void, size: usize) -> Code {
         if memory.is_null() {
             return Ok(());
         }
-        // Devices need no size, as in the original. Elsewhere 0 is a wrong size.
+        // Devices need no size, as in the original. Elsewhere 0 is a wrong size, which for OS memory
+        // the system refuses in the original.
+        if size == 0 && native.counted.flavour() == NativeKind::Os {
+            let zero = Error::InvalidArgument { what: "size", why: "must be what was allocated there" };
+            return Err(native.native_failure(zero, FailedOperation::Free));
+        }
         if size == 0 && !native.counted.flavour().is_of_device() {
             return Err(Failure::argument("the size must be what was allocated there"));
         }

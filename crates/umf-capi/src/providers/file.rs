@@ -108,7 +108,7 @@ settings_functions! {
         params.size = size;
     }
     fn umfDevDaxMemoryProviderParamsSetProtection(params, protection: u32) {
-        params.protection = Protection::new(protection)?.bits();
+        params.protection = Protection::check_bits(protection)?;
     }
     fn umfDevDaxMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }

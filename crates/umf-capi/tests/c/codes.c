@@ -15,7 +15,6 @@
 #include <umf/experimental/memtarget.h>
 #include <umf/ipc.h>
 #include <umf/pools/pool_disjoint.h>
-#include <umf/pools/pool_jemalloc.h>
 #include <umf/pools/pool_proxy.h>
 #include <umf/pools/pool_scalable.h>
 #include <umf/providers/provider_cuda.h>
@@ -28,6 +27,13 @@
 #define P(x) printf("%s = %ld\n", #x, (long)(x))
 #define BETTER(x) printf("better: %s = %ld\n", #x, (long)(x))
 #define CHECK(x) do { umf_result_t r_ = (x); if (r_) { printf("%s failed: %d\n", #x, r_); exit(1); } } while (0)
+
+/* Not in the headers of every release. */
+typedef struct umf_jemalloc_pool_params_t *jemalloc_params;
+const umf_memory_pool_ops_t *umfJemallocPoolOps(void);
+umf_result_t umfJemallocPoolParamsCreate(jemalloc_params *);
+umf_result_t umfJemallocPoolParamsDestroy(jemalloc_params);
+umf_result_t umfJemallocPoolParamsSetNumArenas(jemalloc_params, size_t);
 
 static size_t page;
 
@@ -421,7 +427,7 @@ static void too_many_arenas(void) {
     if (!ops) {
         return;
     }
-    umf_jemalloc_pool_params_handle_t params;
+    jemalloc_params params;
     umf_memory_provider_handle_t os = os_provider(UMF_MEM_MAP_PRIVATE);
     umf_memory_pool_handle_t pool = NULL;
     CHECK(umfJemallocPoolParamsCreate(&params));

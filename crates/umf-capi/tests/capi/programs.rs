@@ -135,6 +135,91 @@ fn tables_of_programs_work_in_all_versions() {
 }
 
 #[test]
+fn codes_and_effects_of_failures_are_those_of_the_original() {
+    let test = "codes_and_effects_of_failures_are_those_of_the_original";
+    let Some(lines) = both(test, "codes", &[]) else { return };
+    for line in [
+        "default name of os: OS 0",
+        "default name of level zero: LEVEL_ZERO 0",
+        "umfMemoryProviderAlloc(os, 3 * page, 3 * page, &memory) = 0",
+        "umfMemoryProviderAlloc(os, SIZE_MAX, 0, &memory) = 2",
+        "native(os) = 1004",
+        "umfMemoryProviderAlloc(file, page, 3, &memory) = 4",
+        "umfMemoryProviderAlloc(fixed, size + page, 0, &memory) = 1",
+        "umfMemoryProviderGetIPCHandleSize(fixed, &handle) = 5",
+        "native(fixed) = 4001",
+        "fixed != NULL = 1",
+        "umfMemspaceUserFilter(space, rejects, &answer) = 6",
+        "better: umfPoolMalloc(inner, 6 * page) == NULL = 1",
+        "better: inside == blocks[first] = 1",
+        "pool == NULL = 1",
+        "better: failed == second = 1",
+        "size = 8",
+        "umfCtlGet(\"umf.{}.by_handle.{}.stats.alloc_count\", &value, sizeof value, \"pool\", pool) = 0",
+        "umfCtlGet(\"umf.pool.default.codes\", &got, sizeof got) = 0",
+    ] {
+        has(&lines, line);
+    }
+    assert!(!lines.iter().any(|line| line == "better: failed == second = 0"), "{lines:#?}");
+    let purged = lines.iter().filter(|line| *line == "better: *(volatile char *)memory = 0").count();
+    assert_eq!(purged, 2, "{lines:#?}");
+}
+
+#[test]
+fn wrappers_of_every_provider_work_under_every_pool() {
+    let test = "wrappers_of_every_provider_work_under_every_pool";
+    for memory in ["os", "file", "fixed"] {
+        for kind in ["disjoint", "proxy", "jemalloc", "scalable"] {
+            // The original was built without jemalloc.
+            let lines = if kind == "jemalloc" {
+                alone(test, "wrappers", &[memory, kind])
+            } else {
+                both(test, "wrappers", &[memory, kind])
+            };
+            let Some(lines) = lines else { return };
+            if lines.iter().any(|line| line.ends_with(" pool")) {
+                println!("umf-skip: {test}: {kind}: {lines:?} (Debian: libtbbmalloc2 for scalable)");
+                continue;
+            }
+            has(&lines, "threads failed: 0");
+            has(&lines, "the wrapper was called: 1");
+            if memory != "fixed" {
+                has(&lines, "child reads: question");
+                has(&lines, "better: opened after it was freed: 3");
+                has(&lines, "status 0");
+            }
+            if kind == "proxy" {
+                has(&lines, "split: 0");
+                has(&lines, "merge: 0");
+                has(&lines, "pool: 1");
+            }
+            if kind == "proxy" && memory != "fixed" {
+                has(&lines, "handle of the inner region: 0");
+                has(&lines, "handle of a slab: 0");
+                has(&lines, "better: reads: 5");
+            }
+        }
+    }
+}
+
+#[test]
+fn disjoint_pools_keep_little_and_reclaim_before_they_fail() {
+    let test = "disjoint_pools_keep_little_and_reclaim_before_they_fail";
+    let Some(lines) = both(test, "kept", &[]) else { return };
+    let failed: Vec<_> = lines.iter().filter(|line| line.ends_with(" failed")).collect();
+    assert!(failed.len() == 8 && failed.iter().all(|line| line.ends_with(": 0 failed")), "{lines:#?}");
+    let kept: Vec<_> = lines.iter().filter(|line| line.contains(" are kept: ")).collect();
+    assert!(kept.len() == 5 && kept.iter().all(|line| line.ends_with(": 1")), "{lines:#?}");
+    for line in ["have <= 8 * MIB + 64 * KIB = 1", "have <= 64 * KIB = 1"] {
+        has(&lines, line);
+    }
+    assert!(
+        lines.iter().filter(|line| line.starts_with("have = ")).all(|line| line == "have = 0"),
+        "{lines:#?}"
+    );
+}
+
+#[test]
 fn two_processes_share_memory() {
     for (memory, kind) in
         [("os", "disjoint"), ("os", "proxy"), ("file", "disjoint"), ("file", "proxy"), ("named", "disjoint")]

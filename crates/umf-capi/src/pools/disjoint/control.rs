@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use umf_core::map::SizeTotals;
 use umf_core::{Inspect as _, Pool as _};
 
 use super::counts::BucketCounters;
@@ -146,7 +147,7 @@ impl Counter {
             Self::InUse => count.live().div_ceil(blocks_per_slab),
             Self::MostInUse => count.most_in_use.load(Ordering::Relaxed).div_ceil(blocks_per_slab),
             Self::InPool | Self::MostInPool => {
-                let cached = Self::cached(made, block).div_ceil(blocks_per_slab);
+                let cached = Self::empty_slabs(made, block);
                 count.most_in_pool.fetch_max(cached, Ordering::Relaxed);
                 let most = count.most_in_pool.load(Ordering::Relaxed);
                 if self == Self::InPool { cached } else { most }
@@ -154,9 +155,17 @@ impl Counter {
         }
     }
 
-    /// Returns the number of cached blocks of a size.
-    fn cached(made: &BuiltPool, block: usize) -> u64 {
+    /// Returns the number of slabs of a size without live blocks, if live blocks share slabs as far as
+    /// they fit. A block without a slab counts as one.
+    fn empty_slabs(made: &BuiltPool, block: usize) -> u64 {
         let totals = made.slab.map().map(|map| map.totals()).unwrap_or_default();
-        totals.sizes.iter().filter(|size| size.block_size == block as u64).map(|size| size.cached).sum()
+        let empty = |size: &SizeTotals| {
+            let used = size.live + size.held;
+            match size.slabs {
+                0 => size.cached,
+                slabs => slabs - used.div_ceil(((used + size.cached) / slabs).max(1)).min(slabs),
+            }
+        };
+        totals.sizes.iter().filter(|size| size.block_size == block as u64).map(empty).sum()
     }
 }

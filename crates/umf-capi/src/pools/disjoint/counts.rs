@@ -1,7 +1,7 @@
 //! [`TraceCounters`]: the counters of a traced pool per block size; and [`SharedLimits`], a limit on the cached
 //! memory of several pools.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use umf_core::Pool as _;
@@ -64,22 +64,44 @@ impl TraceCounters {
     }
 }
 
-/// Number of small frees between two checks: a check sums over all threads. Each large free is
-/// checked.
-const FREES: u32 = 256;
-const LARGE: usize = 64 << 10;
+/// The least growth of free memory between two attempts to return some that fail.
+const LEAST_GROWTH: u64 = 64 << 10;
 
 /// A limit on the free memory that several pools keep together. Freed memory above it returns to
-/// the providers. It does not limit allocation.
+/// the providers, as far as no live block lies in the same region. It does not limit allocation.
 pub(crate) struct SharedLimits {
-    most: usize,
+    most: u64,
     pools: Mutex<Vec<Weak<SlabPool>>>,
-    frees: AtomicU32,
+    /// Bytes in live blocks of the pools.
+    live: AtomicU64,
+    /// Free bytes above the limit that could not be returned.
+    stuck: AtomicU64,
 }
 
 impl SharedLimits {
     pub(super) const fn new(most: usize) -> Self {
-        Self { most, pools: Mutex::new(Vec::new()), frees: AtomicU32::new(0) }
+        Self {
+            most: most as u64,
+            pools: Mutex::new(Vec::new()),
+            live: AtomicU64::new(0),
+            stuck: AtomicU64::new(0),
+        }
+    }
+
+    fn pools(&self) -> Vec<Arc<SlabPool>> {
+        let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the free bytes of the pools.
+    fn kept(&self, pools: &[Arc<SlabPool>]) -> u64 {
+        let reserved: u64 = pools.iter().map(|pool| pool.reserved_bytes()).sum();
+        reserved.saturating_sub(self.live.load(Ordering::Relaxed))
+    }
+
+    /// Counts an allocated block of `size` bytes.
+    pub(super) fn allocated(&self, size: usize) {
+        self.live.fetch_add(size as u64, Ordering::Relaxed);
     }
 
     pub(super) fn enter(&self, pool: &Arc<SlabPool>) {
@@ -88,33 +110,39 @@ impl SharedLimits {
         pools.push(Arc::downgrade(pool));
     }
 
-    /// Records a free of `size` bytes. Enforces the limit after some of them.
+    /// Counts a freed block of `size` bytes, and enforces the limit.
     pub(super) fn freed(&self, size: usize) {
-        let frees = self.frees.fetch_add(1, Ordering::Relaxed);
-        if size >= LARGE || frees.is_multiple_of(FREES) {
-            self.enforce();
+        let live = self.live.fetch_sub(size as u64, Ordering::Relaxed).saturating_sub(size as u64);
+        let pools = self.pools();
+        let kept = self.kept(&pools);
+        // Not again at each free where blocks that are live keep the rest.
+        let stuck = self.stuck.load(Ordering::Relaxed);
+        let has_grown = stuck == 0 || live == 0 || kept >= stuck + (stuck / 8).max(LEAST_GROWTH);
+        if kept > self.most && has_grown {
+            self.enforce(&pools);
         }
     }
 
+    /// Enforces the limit when a pool is gone, of which `live` bytes were live.
+    pub(super) fn leave(&self, live: u64) {
+        self.live.fetch_sub(live, Ordering::Relaxed);
+        self.enforce(&self.pools());
+    }
+
     /// Trims the pools until they keep no more than the limit.
-    pub(super) fn enforce(&self) {
-        let pools: Vec<_> = {
-            let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-            pools.iter().filter_map(Weak::upgrade).collect()
-        };
-        let kept =
-            |pool: &Arc<SlabPool>| usize::try_from(pool.statistics().cached_bytes).unwrap_or(usize::MAX);
-        let all = pools.iter().map(kept).fold(0, usize::saturating_add);
-        let mut excess = all.saturating_sub(self.most);
+    fn enforce(&self, pools: &[Arc<SlabPool>]) {
+        let mut excess = self.kept(pools).saturating_sub(self.most);
         for pool in pools {
             if excess == 0 {
-                return;
+                break;
             }
-            let keep = kept(&pool).saturating_sub(excess);
+            let keep = pool.statistics().cached_bytes.saturating_sub(excess);
             // What cannot be freed stays; another pool may have more.
-            let went = pool.trim(keep).unwrap_or(0);
-            excess = excess.saturating_sub(went);
+            let went = pool.trim(usize::try_from(keep).unwrap_or(usize::MAX)).unwrap_or(0);
+            excess = excess.saturating_sub(went as u64);
         }
+        let kept = self.kept(pools);
+        self.stuck.store(if kept > self.most { kept } else { 0 }, Ordering::Relaxed);
     }
 }
 

@@ -168,6 +168,7 @@ impl Disjoint {
             .capacity(u32::try_from(params.capacity).unwrap_or(u32::MAX))
             .min_block_size(smallest)
             .small_cache_size(SMALL_CACHE)
+            .capacity_bounds_cache(true)
             .trace(u32::try_from(params.trace).unwrap_or(0));
         let slab = SlabPool::new(Arc::clone(&self.core), settings)?;
         let sizes = if largest == 0 { Vec::new() } else { sizes(smallest, largest) };
@@ -187,6 +188,9 @@ impl Disjoint {
         let made = self.made()?;
         let regions = made.counts.is_some().then(|| made.slab.statistics().regions);
         let address = made.slab.allocate(layout).map_err(explain)?;
+        if let Some(limits) = &made.params.limits {
+            limits.allocated(made.size_of(address, layout.size()));
+        }
         if let (Some(counts), Some(regions)) = (&made.counts, regions) {
             let count = counts.of(&made.sizes, made.size_of(address, layout.size()));
             count.allocations.fetch_add(1, Ordering::Relaxed);
@@ -228,9 +232,10 @@ impl Drop for Disjoint {
     fn drop(&mut self) {
         let Some(made) = self.made.take() else { return };
         let limits = made.params.limits.clone();
+        let live = made.slab.statistics().live_bytes;
         drop(made);
         if let Some(limits) = limits {
-            limits.enforce();
+            limits.leave(live);
         }
     }
 }
