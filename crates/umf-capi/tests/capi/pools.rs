@@ -60,7 +60,7 @@ fn the_jemalloc_pool_is_there() {
     has(&lines, "block && block[0] == 'm' && block[99] == 'm' = 1");
     has(
         &lines,
-        "better: umfPoolCreate(ops, host(UMF_MEM_MAP_PRIVATE), params, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool) = 8",
+        "better: umfPoolCreate(ops, host(UMF_MEM_MAP_PRIVATE), params, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool) = 3",
     );
 }
 
