@@ -413,3 +413,16 @@ fn every_value_leaves_by_unlink() {
     assert_eq!(cache.evict_idle(|entry| entry.value.made.load(Ordering::Relaxed) > 0), 1);
     assert_eq!(unlinked.load(Ordering::Relaxed), made.load(Ordering::Relaxed));
 }
+
+#[test]
+fn key_that_its_own_creation_asks_for_is_an_error() {
+    let cache: Cache<u64, ()> = Cache::new(limits(0, 0, LimitPolicy::Soft), 1);
+    let nested = |key: u64| cache.get_or_insert_with(&key, 1, || Ok(())).map(drop);
+    assert!(matches!(
+        cache.get_or_insert_with(&1, 1, || nested(1)),
+        Err(Error::Memory(umf_core::Error::InvalidArgument { .. }))
+    ));
+    // Another key is no recursion, and the first one is not locked any more.
+    drop(cache.get_or_insert_with(&1, 1, || nested(2)).unwrap());
+    assert_eq!(cache.statistics().entries, 2);
+}

@@ -440,4 +440,40 @@ mod tests {
         let number = unsafe { OwnedFd::from_raw_fd(number) };
         assert_eq!(umf_os::file::identity(&number), umf_os::file::identity(&other));
     }
+
+    #[test]
+    fn region_handle_names_the_region_whatever_lies_in_it() {
+        use umf_core::{Layout, Pool, Visibility};
+
+        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
+        let provider = host.build().unwrap();
+        let settings = umf_pool_slab::SlabSettings::new();
+        let pool = umf_pool_slab::SlabPool::new(Arc::clone(&provider), settings).unwrap();
+        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+        let importer = crate::Importer::builder().import(Arc::new(umf_provider_host::HostImport::new()));
+        let importer = importer.build().unwrap();
+        let address = pool.allocate(Layout::new(100, 8).unwrap()).unwrap();
+        // SAFETY: the test does not touch the memory.
+        let (block, region) = unsafe {
+            (exporter.handle(address).unwrap(), exporter.region_handle(address, &*provider).unwrap())
+        };
+        assert!(!block.is_region() && region.is_region());
+        assert_eq!(block.region_id(), region.region_id());
+        let opened = importer.open(&region).unwrap();
+        assert_eq!(opened.len() as u64, region.length());
+        assert!(opened.len() > 100);
+        drop(opened);
+        // The region outlives the block.
+        // SAFETY: nothing uses the block.
+        unsafe { pool.free(address) }.unwrap();
+        assert!(matches!(importer.open(&block), Err(crate::Error::Stale { .. })));
+        drop(importer.open(&region).unwrap());
+        let other = umf_provider_host::HostProvider::builder().build().unwrap();
+        // SAFETY: it fails.
+        let foreign = unsafe { exporter.region_handle(address, &*other) };
+        assert!(matches!(foreign, Err(crate::Error::NotTracked { .. })), "{foreign:?}");
+        drop(pool);
+        assert!(matches!(importer.open(&region), Err(crate::Error::Stale { .. })));
+        assert_eq!(exporter.statistics().in_use, 0);
+    }
 }

@@ -322,3 +322,84 @@ fn readers_never_see_the_owner_of_another_region() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+/// A provider whose regions lie where the test says.
+struct Placed {
+    numbers: Arc<Numbers>,
+    next: AtomicU64,
+}
+
+// SAFETY: as `Numbers`; the test does not use the memory.
+unsafe impl Provider for Placed {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::new("placed").unwrap()
+    }
+    fn name(&self) -> &str {
+        "placed"
+    }
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+    fn visibility(&self) -> Visibility {
+        Visibility::Private
+    }
+    fn page_size(&self) -> usize {
+        256
+    }
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        Ok(Region::new(self.numbers.at(self.next.load(Ordering::Relaxed)), layout.size()))
+    }
+    unsafe fn free(&self, _region: Region) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn region_of_each_nested_provider_is_found() {
+    let outer_provider = Numbers::new(111);
+    let outer = Upstream::new(outer_provider.clone()).unwrap();
+    let whole = outer.allocate(layout(4096, 256)).unwrap().0;
+    let placed = Arc::new(Placed { numbers: outer_provider, next: AtomicU64::new(whole.base().value()) });
+    let inner = Upstream::new(Arc::clone(&placed)).unwrap();
+    // A provider that forwards has regions of the same base and size.
+    let same = inner.allocate(layout(4096, 256)).unwrap().0;
+    let of = |id| move |found: &TrackedRegion| found.owner == id;
+    assert_eq!(find(whole.base()).unwrap().region, same);
+    assert_eq!(find_where(whole.base(), of(inner.id())).unwrap().region, same);
+    assert_eq!(find_where(whole.base(), of(outer.id())).unwrap().region, whole);
+    assert!(find_where(whole.base(), |_| false).is_none());
+    // SAFETY: no thread uses the regions.
+    unsafe {
+        inner.free(same).unwrap();
+        outer.free(whole).unwrap();
+    }
+}
+
+#[test]
+fn region_that_lies_partly_in_another_is_refused() {
+    let provider = Numbers::new(112);
+    let outer = Upstream::new(provider.clone()).unwrap();
+    let whole = outer.allocate(layout(4096, 256)).unwrap().0;
+    let base = whole.base().value();
+    let placed = Arc::new(Placed { numbers: provider, next: AtomicU64::new(base) });
+    let inner = Upstream::new(Arc::clone(&placed)).unwrap();
+    for (start, size, is_inside) in [
+        (base, 4096, true),
+        (base + 256, 4096 - 256, true),
+        (base, 4096 + 256, false),
+        (base + 2048, 4096, false),
+        (base - 256, 512, false),
+        (base - 256, 256, true),
+        (base + 4096, 256, true),
+    ] {
+        placed.next.store(start, Ordering::Relaxed);
+        match inner.allocate(layout(size, 256)) {
+            // SAFETY: no thread uses the region.
+            Ok((region, _)) if is_inside => drop(unsafe { inner.free(region) }.unwrap()),
+            Err(Error::Untrusted { .. }) if !is_inside => {}
+            other => panic!("{size} bytes at {:#x}: {other:?}", start.wrapping_sub(base)),
+        }
+    }
+    // SAFETY: no thread uses the region.
+    unsafe { outer.free(whole) }.unwrap();
+}

@@ -65,6 +65,27 @@ fn bytes_beyond_max_cached_are_released() {
     }
 }
 
+#[test]
+fn capacity_bounds_free_memory_beyond_as_much_as_is_live() {
+    const BLOCK: usize = 2 * MIB;
+    let settings = SlabSettings::new().max_poolable_size(4 * MIB).capacity(4).capacity_bounds_cache(true);
+    let provider = AddressOnlyProvider::new(4096);
+    let pool = SlabPool::new(provider.clone(), settings).unwrap();
+    let blocks = fill(&pool, 16 * BLOCK, BLOCK);
+    for (freed, address) in blocks.into_iter().enumerate() {
+        free(&pool, address);
+        let statistics = pool.statistics();
+        // Four blocks, as many bytes as are live, and what a thread returns between two checks.
+        let most = 4 * BLOCK as u64 + statistics.live_bytes + MIB as u64;
+        assert!(statistics.cached_bytes <= most, "{freed}: {}", statistics.cached_bytes);
+    }
+    assert!(provider.live_bytes() <= 4 * BLOCK + MIB, "{}", provider.live_bytes());
+    // With small blocks: 8 MiB for each unit of capacity.
+    let blocks = fill(&pool, 256 * MIB, 5000);
+    blocks.into_iter().for_each(|address| free(&pool, address));
+    assert!(provider.live_bytes() <= 4 * 8 * MIB + 4 * MIB, "{}", provider.live_bytes());
+}
+
 /// If every region has a live block, the pool cannot keep the limit. The number of attempts is
 /// bounded.
 #[test]
