@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Barrier;
+use std::thread;
 
 use umf_benches::Result;
 use umf_benches::allocators::{Allocator, Subject};
@@ -58,6 +60,15 @@ fn measure(bench: &mut Bench) -> Result<()> {
     libraries.row(bench, "capi.pool_by_ptr", default, |bench, library| {
         over_blocks(bench, library, |block| library.find_pool(block))
     })?;
+    let of_devices = Settings { largest_pooled: Some(4 << 20), capacity: Some(4), ..default };
+    for (name, threads, waves) in [
+        ("capi.kept.1t", 1, 1),
+        ("capi.kept.4t", 4, 1),
+        ("capi.kept.8t", 8, 1),
+        ("capi.kept.4t.8_waves", 4, 8),
+    ] {
+        libraries.row_in(bench, "MiB", name, of_devices, |_, library| kept(library, threads, waves))?;
+    }
     let shared = Settings::new(Visibility::Shared);
     libraries.row(bench, "capi.get_put", shared, |bench, library| {
         over_blocks(bench, library, |block| library.get_and_put(block))
@@ -102,6 +113,18 @@ impl Libraries {
         settings: Settings,
         values: impl Fn(&Bench, &Libumf) -> Result<Vec<f64>>,
     ) -> Result<()> {
+        self.row_in(bench, "ns", name, settings, values)
+    }
+
+    /// As [`Libraries::row`], in another unit.
+    fn row_in(
+        &self,
+        bench: &mut Bench,
+        unit: &'static str,
+        name: &str,
+        settings: Settings,
+        values: impl Fn(&Bench, &Libumf) -> Result<Vec<f64>>,
+    ) -> Result<()> {
         let mut pools = Vec::new();
         for (path, library) in self.paths.iter().zip(["umf", PEER]) {
             match Libumf::open(path, settings) {
@@ -114,7 +137,7 @@ impl Libraries {
             return Ok(());
         }
         let subjects: Vec<_> = pools.iter().map(|(library, pool)| (*library, pool)).collect();
-        bench.row(name, |bench| in_turns(bench, &subjects, |pool| values(bench, pool)))
+        bench.row_in(unit, name, |bench| in_turns(bench, &subjects, |pool| values(bench, pool)))
     }
 }
 
@@ -140,6 +163,67 @@ fn over_blocks(
         }
         Ok(())
     })
+}
+
+/// Bytes in live blocks of all threads of [`kept`] together, at most.
+const LIVE: usize = 30 << 20;
+
+/// MiB that a pool keeps when threads have freed all blocks and still exist. Sizes are 64 bytes to
+/// 4 MiB, each doubling as likely as the others. Each wave has new threads.
+fn kept(library: &Libumf, threads: usize, waves: usize) -> Result<Vec<f64>> {
+    let mut kept = 0;
+    for wave in 0..waves {
+        let (freed, counted) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
+        let work = |number| {
+            let result = fill_and_free(library, number, LIVE / threads);
+            freed.wait();
+            counted.wait();
+            result
+        };
+        let work = &work;
+        kept = thread::scope(|scope| {
+            let all: Vec<_> =
+                (0..threads).map(|thread| scope.spawn(move || work(wave * threads + thread))).collect();
+            freed.wait();
+            let kept = library.provided();
+            counted.wait();
+            for thread in all {
+                thread.join().map_err(|_| "a thread panicked")??;
+            }
+            Ok::<_, umf_benches::Error>(kept?)
+        })?;
+    }
+    Ok(vec![kept as f64 / f64::from(1 << 20)])
+}
+
+/// Allocates and frees at random, with at most `most` bytes live, and frees all.
+fn fill_and_free(library: &Libumf, number: usize, most: usize) -> std::result::Result<(), CallError> {
+    const ROUNDS: usize = 20_000;
+    let mut seed = 0x1389_9f0f_c1fc_a4bd_u64 ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed as usize
+    };
+    // SAFETY: each block is allocated here, and freed once.
+    let free = |(block, size)| unsafe { library.free(block, size) };
+    let mut blocks = vec![None; 512];
+    let mut live = 0;
+    for _ in 0..ROUNDS {
+        let place = random() % blocks.len();
+        if let Some((block, size)) = blocks[place].take() {
+            free((block, size))?;
+            live -= size;
+        }
+        let least = 64 << (random() % 16);
+        let size = least + random() % least;
+        if live + size <= most {
+            blocks[place] = Some((library.allocate(size)?, size));
+            live += size;
+        }
+    }
+    blocks.into_iter().flatten().try_for_each(free)
 }
 
 /// Measures opens and closes of cached handles. All threads open the same handles.

@@ -3,7 +3,7 @@
 //!
 //! The prototypes are those of the original's headers.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 
@@ -69,6 +69,7 @@ functions! {
     umfPoolCreate:
         unsafe extern "C" fn(*const c_void, Opaque, *const c_void, c_uint, *mut Opaque) -> Status,
     umfPoolDestroy: Destroy,
+    umfCtlGet: unsafe extern "C" fn(*const c_char, Opaque, usize, ...) -> Status,
     umfPoolGetIPCHandler: unsafe extern "C" fn(Opaque, *mut Opaque) -> Status,
     umfPoolMalloc: unsafe extern "C" fn(Opaque, usize) -> Opaque,
     umfPoolFree: unsafe extern "C" fn(Opaque, Opaque) -> Status,
@@ -205,6 +206,21 @@ impl Libumf {
             check("handler", (api.umfPoolGetIPCHandler)(pool, &raw mut handler))?;
         }
         Ok(Libumf { path: path.to_owned(), pool, handler, provider, functions })
+    }
+
+    /// Returns the bytes that the pool has from its provider.
+    ///
+    /// # Errors
+    /// The library returns an error.
+    pub fn provided(&self) -> std::result::Result<usize, CallError> {
+        let path = c"umf.provider.by_handle.{}.stats.allocated_memory";
+        let mut bytes = 0_usize;
+        let place = (&raw mut bytes).cast();
+        // SAFETY: the path has one wildcard, which stands for the handle; the result goes to a live
+        // local of its size.
+        let status =
+            unsafe { (self.functions.umfCtlGet)(path.as_ptr(), place, size_of::<usize>(), self.provider) };
+        check("umfCtlGet", status).map(|()| bytes)
     }
 
     /// Finds the pool of an address.

@@ -1,7 +1,8 @@
 //! [`HostImport`]: maps host memory that another process exported.
 
 use core::ptr::NonNull;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt as _;
 
 use rustix::io::Errno;
 use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Result};
@@ -31,13 +32,15 @@ use crate::sys::{self, FileSystem};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostImport {
     allow_unsealed: bool,
+    /// Files whose path begins with this need no seals.
+    unsealed_prefix: Option<&'static str>,
 }
 
 impl HostImport {
     /// Returns an importer that refuses files that can shrink.
     #[must_use]
     pub const fn new() -> Self {
-        Self { allow_unsealed: false }
+        Self { allow_unsealed: false, unsealed_prefix: None }
     }
 
     /// Sets whether files that are not sealed, such as named shared memory, are accepted. Any
@@ -49,6 +52,25 @@ impl HostImport {
         self
     }
 
+    /// Sets the prefix of the paths of files that are accepted although they are not sealed, as
+    /// with [`HostImport::allow_unsealed`]: `/dev/shm/name_`. Without `/proc` no path is known, and
+    /// they are refused.
+    #[must_use]
+    pub const fn allow_unsealed_below(mut self, prefix: &'static str) -> Self {
+        self.unsealed_prefix = Some(prefix);
+        self
+    }
+
+    /// Returns whether the file needs no seals.
+    fn allows_unsealed(self, file: BorrowedFd<'_>) -> bool {
+        let has_prefix = |prefix: &str| {
+            let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+            std::fs::read_link(link)
+                .is_ok_and(|path| path.as_os_str().as_bytes().starts_with(prefix.as_bytes()))
+        };
+        self.allow_unsealed || self.unsealed_prefix.is_some_and(has_prefix)
+    }
+
     fn map(self, request: &ImportRequest, file: &ReceivedFd) -> Result<Imported> {
         let file = file.as_fd();
         // The first check, because the VFS answers it without calling into the file's file system.
@@ -58,7 +80,7 @@ impl HostImport {
             }
             _ => Error::native("fcntl(F_GET_SEALS)", errno.raw_os_error()),
         })?;
-        if !seals.shrink && !self.allow_unsealed {
+        if !seals.shrink && !self.allows_unsealed(file) {
             return Err(Error::Untrusted {
                 why: "the file is not sealed against shrinking, so an access could raise SIGBUS; named shared \
                       memory is never sealed: allow unsealed imports if its owner is trusted",

@@ -1,10 +1,11 @@
 //! `umf/ipc.h`, and the IPC handles of memory that was allocated from a provider.
 
 use core::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use umf_core::{Access, Address, Import, Provider, Region};
 use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
+use umf_provider_host::HostImport;
 use umf_runtime::tracker::{self, TrackedRegion};
 
 use super::{openings, owners};
@@ -84,6 +85,13 @@ impl IpcHandle {
         let mapping = match importer.open_bytes(&self.handle, Access::ReadWrite) {
             // The memory is read-only for this process.
             Err(umf_ipc::Error::ReadOnly) => importer.open_bytes(&self.handle, Access::ReadOnly)?,
+            // Memory of `malloc` under `libumf_proxy.so` has a name, and so no seals.
+            Err(refused @ umf_ipc::Error::Memory(umf_core::Error::Untrusted { .. })) => {
+                match named_heap_importer()?.open_bytes(&self.handle, Access::ReadWrite) {
+                    Ok(mapping) => mapping,
+                    Err(_) => return Err(refused.into()),
+                }
+            }
             opened => opened?,
         };
         let offset = self.offset().filter(|&offset| offset < mapping.len() as u64).ok_or(CORRUPT)?;
@@ -92,6 +100,19 @@ impl IpcHandle {
         let outside = Failure::argument("the memory lies in no address space of this process");
         Ok((mapping, address.ok_or(outside)?))
     }
+}
+
+/// Returns the importer of heaps of `libumf_proxy.so` with a name, which the original opens through any
+/// provider of shared OS memory.
+fn named_heap_importer() -> Outcome<&'static Importer> {
+    static IMPORTER: OnceLock<Importer> = OnceLock::new();
+    if let Some(importer) = IMPORTER.get() {
+        return Ok(importer);
+    }
+    let import = HostImport::new().allow_unsealed_below("/dev/shm/umf_proxy_lib_shm_pid_");
+    let made = provider_handle::importer_of(Arc::new(import))?;
+    // If two threads create one, the second is dropped unused.
+    Ok(IMPORTER.get_or_init(|| made))
 }
 
 const FREED: Failure = Failure::argument("the memory was freed meanwhile");

@@ -96,6 +96,7 @@ fn its_memory_is_known_to_the_library() {
         ("page.disposition=shared-fd", &["shared", "proxy"], &shared),
         ("page.disposition=shared-fd", &["shared", "os"], &shared),
         ("page.disposition=shared-shm", &["shared", "proxy"], &shared),
+        ("page.disposition=shared-shm", &["shared", "os"], &shared),
         ("page.disposition=shared-fd", &["forked"], &forked),
         ("page.disposition=shared-shm", &["forked"], &forked),
     ] {
