@@ -4,12 +4,10 @@
 //! line: [`crate::provider_conformance!`] or [`crate::pool_conformance!`]. New behaviour of a trait
 //! is a new case here, so every implementation is tested for it.
 
-mod lease_holder;
+mod helpers;
 pub mod pool;
 pub mod provider;
-mod threads;
 
-pub use lease_holder::LeaseHolder;
-pub use threads::{SetOnDrop, race};
+pub use helpers::{LeaseHolder, SetOnDrop, race};
 // The macros name them.
 pub use umf_core::{Pool, Provider, ProviderRef};

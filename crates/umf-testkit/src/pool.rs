@@ -12,14 +12,16 @@ mod leases;
 mod misuse;
 mod out_of_memory;
 mod providers;
-mod reserve;
 mod threads;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use umf_core::{Address, Controls, DeferredFree, Layout, Pool, ProviderRef, Reserve};
 
-pub use abilities::{has_controls, has_deferred_free, has_reserve};
+pub use abilities::{
+    failed_reserve_changes_nothing, has_controls, has_deferred_free, has_reserve,
+    reserved_memory_is_populated_and_kept,
+};
 pub use blocks::{
     blocks_are_aligned_contained_and_disjoint, drop_returns_all_regions, freed_addresses_are_reused,
     memory_is_bounded_over_a_million_cycles, pool_never_accesses_memory, provider_failure_leaves_pool_usable,
@@ -49,7 +51,6 @@ pub use out_of_memory::{
     out_of_memory_callback_is_called_bounded_times, out_of_memory_callback_may_use_pool,
 };
 pub use providers::{AddressOnlyProvider, MmapProvider};
-pub use reserve::{failed_reserve_changes_nothing, reserved_memory_is_populated_and_kept};
 pub use threads::{
     concurrent_threads_get_disjoint_blocks, ended_threads_leak_nothing, remotely_freed_blocks_are_reused,
 };
@@ -154,8 +155,8 @@ macro_rules! pool_conformance {
     };
 }
 
-/// Cases whose threads poll deferred frees all the time. An item that one thread polls is skipped by
-/// others, so such a case runs alone.
+/// Cases whose threads poll deferred frees all the time. An item that one thread polls is skipped
+/// by others, so such a case runs alone.
 const POLLING_CASES: [&str; 4] = [
     "concurrent_threads_never_get_leased_blocks",
     "concurrent_threads_never_get_pending_blocks",

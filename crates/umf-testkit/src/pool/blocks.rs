@@ -1,4 +1,4 @@
-//! Cases about blocks in one thread: placement, and the origin and return of their memory.
+//! Cases about blocks in one thread: placement, statistics, and the regions of their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ impl LiveBlocks {
         self.blocks.insert(start, block);
     }
 
-    fn remove(&mut self, place: usize) -> Option<BlockSpan> {
-        let start = *self.blocks.keys().nth(place)?;
+    fn remove(&mut self, index: usize) -> Option<BlockSpan> {
+        let start = *self.blocks.keys().nth(index)?;
         self.blocks.remove(&start)
     }
 }
@@ -81,8 +81,8 @@ pub fn blocks_are_aligned_contained_and_disjoint(make: MakePool<'_>) {
             let (size, align) = (random.size(18), 1 << random.below(13));
             live.add(checked(&*pool, size, align));
         } else if !live.blocks.is_empty() {
-            let place = random.below(live.blocks.len().min(64));
-            let block = live.remove(place).expect("there is one");
+            let index = random.below(live.blocks.len().min(64));
+            let block = live.remove(index).expect("there is one");
             free(&*pool, block.address);
         }
     }
@@ -106,10 +106,10 @@ pub fn pool_never_accesses_memory(make: MakePool<'_>) {
     for address in live {
         free(&*pool, address);
     }
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
 }
 
-/// Freed addresses are handed out again.
+/// Freed addresses are allocated again.
 pub fn freed_addresses_are_reused(make: MakePool<'_>) {
     let pool = make(AddressOnlyProvider::new(4096).into());
     for size in [1, 64, 5000, 100_000, 8 << 20] {
@@ -207,7 +207,7 @@ pub fn provider_failure_leaves_pool_usable(make: MakePool<'_>) {
         for address in live {
             free(&*pool, address);
         }
-        pool.trim(0).expect("the provider takes everything back");
+        pool.trim(0).expect("the provider frees all regions");
         assert_eq!(provider.live_regions(), 0);
     }
 }
@@ -230,8 +230,8 @@ pub fn trim_returns_all_free_regions(make: MakePool<'_>) {
         }
         assert!(live > 0 && pool.statistics().live_bytes == 0);
         let reserved = pool.statistics().reserved_bytes;
-        let went = pool.trim(0).expect("the provider takes everything back");
-        assert_eq!(went as u64, reserved);
+        let freed = pool.trim(0).expect("the provider frees all regions");
+        assert_eq!(freed as u64, reserved);
         assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0));
         assert_eq!(pool.trim(0), Ok(0));
     }
@@ -250,8 +250,8 @@ pub fn trim_keeps_live_blocks_and_requested_bytes(make: MakePool<'_>) {
     let before = pool.statistics();
     assert_eq!(pool.trim(usize::MAX), Ok(0));
     assert_eq!(pool.statistics().reserved_bytes, before.reserved_bytes);
-    let went = pool.trim(0).expect("the provider takes back what is free");
-    assert_eq!(pool.statistics().reserved_bytes, before.reserved_bytes - went as u64);
+    let freed = pool.trim(0).expect("the provider frees them");
+    assert_eq!(pool.statistics().reserved_bytes, before.reserved_bytes - freed as u64);
     assert_eq!(provider.live_bytes() as u64, pool.statistics().reserved_bytes);
     for address in kept {
         assert!(provider.contains(address, 1) && pool.block_at(address).is_ok());

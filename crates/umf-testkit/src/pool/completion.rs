@@ -4,13 +4,13 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::super::lease_holder::LeaseHolder;
 use super::fork::fork_during;
 use super::misuse::{is_not_allocated, is_not_live};
 use super::threads::join;
 use super::{
     MakePool, MmapProvider, Random, allocate, at, controls, deferred, free, layout, mark_exported, try_free,
 };
+use crate::LeaseHolder;
 use umf_core::deferred::OnFree;
 use umf_core::{Address, Completion, Error, Pool, Progress, Result};
 use umf_runtime::deferred;
@@ -77,7 +77,7 @@ impl Completion for ManualCompletion {
                 Progress::Ready
             }
             LOST => Progress::Lost,
-            // Without the message of the panic hook.
+            // Does not print the message of the panic hook.
             PANICS => std::panic::resume_unwind(Box::new("a completion that panics")),
             state => {
                 assert_eq!(state, PENDING, "a state of this token");
@@ -133,16 +133,16 @@ pub fn block_is_not_reused_before_completion(make: MakePool<'_>) {
         for round in 0..3 {
             let others = many(&*pool, size);
             let taken = others.iter().find(|&&other| overlap((other, size), (address, block.size)));
-            assert_eq!(taken, None, "{size} bytes at {address} are in use, round {round}");
+            assert_eq!(taken, None, "{size} bytes at {address} are pending, round {round}");
             others.into_iter().for_each(|other| free(&*pool, other));
-            pool.trim(0).expect("the provider takes everything back");
-            assert!(provider.contains(address, block.size), "the region of a block in use went");
+            pool.trim(0).expect("the provider frees all regions");
+            assert!(provider.contains(address, block.size), "the region of a pending block was freed");
         }
         let left = controls(&*pool).drain(Duration::ZERO);
-        let awaited = (left.bytes, left.pending_bytes, left.lost_bytes);
-        assert_eq!(awaited, (block.size as u64, block.size as u64, 0));
+        let pending = (left.bytes, left.pending_bytes, left.lost_bytes);
+        assert_eq!(pending, (block.size as u64, block.size as u64, 0));
         token.set_ready();
-        pool.trim(0).expect("the provider takes everything back");
+        pool.trim(0).expect("the provider frees all regions");
         let statistics = pool.statistics();
         assert_eq!((statistics.held_bytes, statistics.frees), (0, statistics.allocations));
         assert_eq!((provider.live_regions(), statistics.reserved_bytes), (0, 0), "{size} bytes");
@@ -197,13 +197,13 @@ pub fn lost_completion_keeps_block_held(make: MakePool<'_>) {
             let others = many(&*pool, size);
             assert!(others.iter().all(|&other| !overlap((other, size), (address, size))));
             others.into_iter().for_each(|other| free(&*pool, other));
-            pool.trim(0).expect("the provider takes everything back");
+            pool.trim(0).expect("the provider frees all regions");
             let left = controls(&*pool).drain(Duration::from_millis(1));
             assert_eq!((left.pending_bytes, left.lost_bytes), (all, all), "{size} bytes");
             assert!(provider.contains(address, size));
             token.set_ready();
             assert!(controls(&*pool).drain(LONG).is_empty() && controls(&*pool).drain(LONG).lost_bytes == 0);
-            pool.trim(0).expect("the provider takes everything back");
+            pool.trim(0).expect("the provider frees all regions");
             assert_eq!(provider.live_regions(), 0);
         }
     }
@@ -230,7 +230,7 @@ pub fn pending_blocks_outlive_pool(make: MakePool<'_>) {
         for _ in 0..2 {
             assert!(
                 blocks.iter().all(|&address| provider.contains(address, size)),
-                "{size} bytes went too early"
+                "{size} bytes were freed too early"
             );
             for pointer in pointers {
                 // SAFETY: the region is still mapped, and no thread writes to it.
@@ -256,28 +256,28 @@ pub fn pending_blocks_outlive_pool(make: MakePool<'_>) {
 pub fn free_after_ends_exports_at_once(make: MakePool<'_>) {
     for size in SIZES {
         for ready_first in [true, false] {
-            let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+            let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
             let pool = make(provider.clone().into());
             controls(&*pool).set_on_free(OnFree::Release, 1);
             let (address, token) = (allocate(&*pool, size), ManualCompletion::new());
             mark_exported(&*pool, address).expect("live");
-            borrower.open(address, size);
+            importer.open(address, size);
             let pointer = address.as_ptr().expect("host memory");
             // SAFETY: a live block of this test, of that size.
             unsafe { pointer.write_bytes(7, size) };
             free_after(&*pool, address, &token);
-            assert!(borrower.was_announced(address), "its exports are still there");
+            assert!(importer.was_announced(address), "its exports have not ended");
             // SAFETY: the block is held, so its region is mapped.
             let last = unsafe { pointer.add(size - 1).read_volatile() };
             assert_eq!(last, 7, "a pending block keeps its contents");
             // The held limit bounds leased blocks only: a completion ends on its own.
             free(&*pool, allocate(&*pool, size));
             for step in 0..2 {
-                pool.trim(0).expect("the provider takes everything back");
+                pool.trim(0).expect("the provider frees all regions");
                 assert!(provider.contains(address, size), "step {step}");
-                if (step == 0) == ready_first { token.set_ready() } else { borrower.close_all() }
+                if (step == 0) == ready_first { token.set_ready() } else { importer.close_all() }
             }
-            pool.trim(0).expect("the provider takes everything back");
+            pool.trim(0).expect("the provider frees all regions");
             assert_eq!((provider.live_regions(), pool.statistics().held_bytes), (0, 0), "{size} bytes");
         }
     }
@@ -289,18 +289,18 @@ pub fn free_after_of_invalid_address_is_refused(make: MakePool<'_>) {
     let (pool, other) = (make(provider.clone().into()), make(provider.into()));
     let token = ManualCompletion::new();
     for size in SIZES {
-        let (mine, theirs) = (allocate(&*pool, size), allocate(&*other, size));
+        let (block, foreign) = (allocate(&*pool, size), allocate(&*other, size));
         for inside in [1, size as u64 / 2, size as u64 - 1] {
-            let address = at(mine, inside);
+            let address = at(block, inside);
             assert_eq!(try_free_after(&*pool, address, &token), Err(Error::InteriorAddress { address }));
         }
-        let foreign = try_free_after(&*pool, theirs, &token);
-        assert!(matches!(foreign, Err(Error::ForeignAddress { .. })), "{foreign:?}");
-        assert_eq!(pool.block_at(mine).map(|block| block.address), Ok(mine));
-        free(&*pool, mine);
-        let twice = try_free_after(&*pool, mine, &token);
+        let refused = try_free_after(&*pool, foreign, &token);
+        assert!(matches!(refused, Err(Error::ForeignAddress { .. })), "{refused:?}");
+        assert_eq!(pool.block_at(block).map(|span| span.address), Ok(block));
+        free(&*pool, block);
+        let twice = try_free_after(&*pool, block, &token);
         assert!(twice.as_ref().is_err_and(is_not_live), "{twice:?}");
-        free(&*other, theirs);
+        free(&*other, foreign);
     }
     assert_eq!(Arc::strong_count(&token), 1);
     assert_eq!((pool.statistics().held_bytes, other.statistics().held_bytes), (0, 0));
@@ -309,7 +309,7 @@ pub fn free_after_of_invalid_address_is_refused(make: MakePool<'_>) {
 /// A completion that uses its pool when it is polled and when it is dropped.
 struct PoolUser {
     pool: Weak<dyn Pool>,
-    asked: Arc<AtomicUsize>,
+    polls: Arc<AtomicUsize>,
 }
 
 impl PoolUser {
@@ -325,7 +325,7 @@ impl PoolUser {
 impl Completion for PoolUser {
     fn progress(&self) -> Progress {
         self.use_pool();
-        if self.asked.fetch_add(1, Ordering::SeqCst) < 3 { Progress::Pending } else { Progress::Ready }
+        if self.polls.fetch_add(1, Ordering::SeqCst) < 3 { Progress::Pending } else { Progress::Ready }
     }
 }
 
@@ -339,16 +339,16 @@ impl Drop for PoolUser {
 pub fn completion_may_use_its_pool(make: MakePool<'_>) {
     let provider = MmapProvider::private();
     let pool = make(provider.clone().into());
-    let asked: Vec<_> = SIZES.map(|_| Arc::new(AtomicUsize::new(0))).into();
-    for (size, asked) in SIZES.into_iter().zip(&asked) {
+    let polls: Vec<_> = SIZES.map(|_| Arc::new(AtomicUsize::new(0))).into();
+    for (size, polls) in SIZES.into_iter().zip(&polls) {
         let address = allocate(&*pool, size);
-        let user = PoolUser { pool: Arc::downgrade(&pool), asked: asked.clone() };
+        let user = PoolUser { pool: Arc::downgrade(&pool), polls: polls.clone() };
         // SAFETY: a block of this test that is not used any more.
         unsafe { deferred(&*pool).free_after(address, Arc::new(user)) }.expect("it is live");
     }
     assert!(controls(&*pool).drain(LONG).is_empty());
-    assert!(asked.iter().all(|asked| Arc::strong_count(asked) == 1 && asked.load(Ordering::SeqCst) == 4));
-    pool.trim(0).expect("the provider takes everything back");
+    assert!(polls.iter().all(|polls| Arc::strong_count(polls) == 1 && polls.load(Ordering::SeqCst) == 4));
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 
@@ -391,7 +391,7 @@ pub fn concurrent_threads_never_get_pending_blocks(make: MakePool<'_>) {
                     }
                     if random.below(200) == 0 {
                         deferred::poll();
-                        pool.trim(random.below(8 << 20)).expect("the provider takes everything back");
+                        pool.trim(random.below(8 << 20)).expect("the provider frees all regions");
                     }
                 }
                 pending.into_iter().for_each(|(token, ..)| token.set_ready());
@@ -400,11 +400,11 @@ pub fn concurrent_threads_never_get_pending_blocks(make: MakePool<'_>) {
         // Joins the threads, so that their caches are flushed before the drain.
         join((0..4).map(|seed| scope.spawn(work(seed))).collect());
     });
-    assert!(!early.load(Ordering::Relaxed), "a block was handed out before its completion was ready");
+    assert!(!early.load(Ordering::Relaxed), "a block was allocated again before its completion was ready");
     assert!(controls(&*pool).drain(LONG).is_empty());
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.held_bytes, statistics.allocations), (0, 0, 8_000));
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 

@@ -94,7 +94,7 @@ pub fn private_pool_works_in_forked_child(make: MakePool<'_>) {
     for address in inherited {
         free(pool, address);
     }
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 
@@ -123,7 +123,7 @@ pub fn shared_pool_is_frozen_in_forked_child(make: MakePool<'_>) {
     for address in inherited {
         free(pool, address);
     }
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 

@@ -4,11 +4,11 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::lease_holder::LeaseHolder;
 use super::fork::fork_during;
 use super::misuse::is_not_allocated;
 use super::threads::join;
 use super::{MakePool, MmapProvider, Random, allocate, controls, free, layout, mark_exported, try_free};
+use crate::LeaseHolder;
 use umf_core::deferred::OnFree;
 use umf_core::{Address, Error, Pool};
 use umf_runtime::deferred;
@@ -18,9 +18,9 @@ const LONG: Duration = Duration::from_secs(20);
 const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
 /// Exports a block, opens it as another process would, and frees it.
-fn free_leased(pool: &dyn Pool, borrower: &LeaseHolder, address: Address, size: usize) {
+fn free_leased(pool: &dyn Pool, importer: &LeaseHolder, address: Address, size: usize) {
     mark_exported(pool, address).expect("the block is live");
-    borrower.open(address, size);
+    importer.open(address, size);
     free(pool, address);
 }
 
@@ -48,11 +48,11 @@ fn wait_for(what: &str, holds: impl Fn() -> bool) {
 /// A block that is freed while it is open is free, and is not reused before it is closed.
 pub fn leased_block_is_not_reused(make: MakePool<'_>) {
     for size in SIZES {
-        let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+        let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
         let pool = make(provider.clone().into());
         let address = allocate(&*pool, size);
         let block = pool.block_at(address).expect("live");
-        free_leased(&*pool, &borrower, address, size);
+        free_leased(&*pool, &importer, address, size);
         for result in
             [try_free(&*pool, address), mark_exported(&*pool, address), pool.block_at(address).map(drop)]
         {
@@ -71,14 +71,14 @@ pub fn leased_block_is_not_reused(make: MakePool<'_>) {
             let others: Vec<_> =
                 (0..(64 << 20) / size.max(256 << 10)).map(|_| allocate(&*pool, size)).collect();
             let taken = others.iter().find(|&&other| overlap((other, size), (address, block.size)));
-            assert_eq!(taken, None, "{size} bytes at {address} are open elsewhere, round {round}");
+            assert_eq!(taken, None, "{size} bytes at {address} are leased, round {round}");
             others.into_iter().for_each(|other| free(&*pool, other));
-            pool.trim(0).expect("the provider takes everything back");
-            assert!(provider.contains(address, block.size), "the region of a leased block went");
+            pool.trim(0).expect("the provider frees all regions");
+            assert!(provider.contains(address, block.size), "the region of a leased block was freed");
         }
         assert_eq!(pool.statistics().held_bytes, block.size as u64);
-        borrower.close(address);
-        pool.trim(0).expect("the provider takes everything back");
+        importer.close(address);
+        pool.trim(0).expect("the provider frees all regions");
         let statistics = pool.statistics();
         assert_eq!(
             (statistics.held_bytes, statistics.frees, statistics.live_blocks),
@@ -93,16 +93,16 @@ pub fn leased_block_is_not_reused(make: MakePool<'_>) {
 
 /// A closed block becomes reusable with later frees, without a poll by the caller.
 pub fn closed_block_is_reused_without_poll(make: MakePool<'_>) {
-    let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+    let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
     let pool = make(provider.clone().into());
     for size in SIZES {
         let mut most = 0;
         let block = block_size(&*pool, size);
         for _ in 0..300 {
             let address = allocate(&*pool, size);
-            free_leased(&*pool, &borrower, address, size);
+            free_leased(&*pool, &importer, address, size);
             most = most.max(pool.statistics().held_bytes / block as u64);
-            borrower.close_all();
+            importer.close_all();
         }
         assert!(most < 20, "{most} blocks of {size} bytes were held at one time, of which one was open");
     }
@@ -111,20 +111,20 @@ pub fn closed_block_is_reused_without_poll(make: MakePool<'_>) {
     assert!(left.is_empty(), "{left:?}");
     let address = allocate(&*pool, 64);
     mark_exported(&*pool, address).expect("live");
-    borrower.open(address, 64);
-    borrower.close(address);
+    importer.open(address, 64);
+    importer.close(address);
     free(&*pool, address);
     assert_eq!(pool.statistics().held_bytes, 0);
 }
 
 /// `drain` returns when the last lease is closed, or at its timeout.
 pub fn drain_waits_for_last_lease(make: MakePool<'_>) {
-    let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+    let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
     let pool = make(provider.into());
     assert!(controls(&*pool).drain(Duration::ZERO).is_empty());
     let blocks = SIZES.map(|size| (allocate(&*pool, size), size));
     for (address, size) in blocks {
-        free_leased(&*pool, &borrower, address, size);
+        free_leased(&*pool, &importer, address, size);
     }
     let begin = Instant::now();
     let left = controls(&*pool).drain(Duration::from_millis(20));
@@ -135,7 +135,7 @@ pub fn drain_waits_for_last_lease(make: MakePool<'_>) {
         scope.spawn(|| {
             for (address, _) in blocks {
                 std::thread::sleep(Duration::from_millis(10));
-                borrower.close(address);
+                importer.close(address);
             }
         });
         let left = controls(&*pool).drain(LONG);
@@ -148,17 +148,17 @@ pub fn drain_waits_for_last_lease(make: MakePool<'_>) {
 /// Allocation fails while the held bytes reach the limit, and succeeds after a close.
 pub fn held_limit_refuses_allocation(make: MakePool<'_>) {
     for size in SIZES {
-        let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+        let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
         let pool = make(provider.into());
         let limit = 3 * block_size(&*pool, size) as u64;
         controls(&*pool).set_on_free(OnFree::Hold, limit);
         let blocks: Vec<_> = (0..4).map(|_| allocate(&*pool, size)).collect();
         for &address in &blocks {
-            free_leased(&*pool, &borrower, address, size);
+            free_leased(&*pool, &importer, address, size);
         }
         let held = pool.statistics().held_bytes;
         let mut kept = Vec::new();
-        // Cached blocks may be handed out; new memory must not be allocated.
+        // Cached blocks may be allocated. New memory must not.
         let refused = loop {
             match pool.allocate(layout(size, 1)) {
                 Ok(address) => kept.push(address),
@@ -166,19 +166,19 @@ pub fn held_limit_refuses_allocation(make: MakePool<'_>) {
             }
             assert!(
                 kept.len() * size < 128 << 20 && kept.len() < 10_000,
-                "{size} bytes: the bound is passed"
+                "{size} bytes: the limit is exceeded"
             );
         };
         assert_eq!(refused, Error::HeldLimit { held, limit }, "{size} bytes");
-        borrower.close(blocks[0]);
-        borrower.close(blocks[1]);
+        importer.close(blocks[0]);
+        importer.close(blocks[1]);
         kept.push(allocate(&*pool, size));
         assert!(pool.statistics().held_bytes < limit);
         controls(&*pool).set_on_free(OnFree::Hold, 0);
         for address in kept {
             free(&*pool, address);
         }
-        borrower.close_all();
+        importer.close_all();
         let left = controls(&*pool).drain(LONG);
         assert!(left.is_empty(), "{left:?}");
     }
@@ -189,7 +189,7 @@ pub fn held_limit_refuses_allocation(make: MakePool<'_>) {
 pub fn on_free_keeps_or_releases_contents(make: MakePool<'_>) {
     for (on_free, kept) in [(OnFree::Hold, true), (OnFree::Release, false)] {
         for size in SIZES {
-            let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+            let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
             let pool = make(provider.into());
             controls(&*pool).set_on_free(on_free, 0);
             let all = block_size(&*pool, size);
@@ -200,7 +200,7 @@ pub fn on_free_keeps_or_releases_contents(make: MakePool<'_>) {
                 unsafe { pointer.write_bytes(value, size) };
             }
             let [_, leased, _] = blocks;
-            free_leased(&*pool, &borrower, leased, size);
+            free_leased(&*pool, &importer, leased, size);
             for (address, value) in blocks.into_iter().zip(1..) {
                 let pointer = address.as_ptr().expect("host memory");
                 for offset in (0..size).step_by(61) {
@@ -216,7 +216,7 @@ pub fn on_free_keeps_or_releases_contents(make: MakePool<'_>) {
             // SAFETY: held, so its region is mapped. The write makes the kernel allocate the page
             // again.
             unsafe { leased.as_ptr().expect("host memory").write_volatile(1) };
-            borrower.close_all();
+            importer.close_all();
             assert!(controls(&*pool).drain(LONG).is_empty());
             for address in blocks.into_iter().filter(|&address| address != leased) {
                 free(&*pool, address);
@@ -229,20 +229,17 @@ pub fn on_free_keeps_or_releases_contents(make: MakePool<'_>) {
 pub fn leased_blocks_outlive_pool(make: MakePool<'_>) {
     for size in SIZES {
         for freed_before in [true, false] {
-            let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+            let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
             let pool = make(provider.clone().into());
             let address = allocate(&*pool, size);
             mark_exported(&*pool, address).expect("live");
-            borrower.open(address, size);
+            importer.open(address, size);
             let others: Vec<_> = (0..10).map(|_| allocate(&*pool, 2 << 20)).collect();
             if freed_before {
                 free(&*pool, address);
             }
             drop(pool);
-            assert!(
-                provider.contains(address, size),
-                "{size} bytes that are open elsewhere went with their pool"
-            );
+            assert!(provider.contains(address, size), "{size} leased bytes were freed with their pool");
             assert!(provider.live_bytes() <= (32 << 20), "{others:?}: more is held than is open");
             deferred::poll();
             assert!(provider.contains(address, size));
@@ -255,7 +252,7 @@ pub fn leased_blocks_outlive_pool(make: MakePool<'_>) {
             }
             // A refused free is tried again later.
             provider.refuse_frees(true);
-            borrower.close(address);
+            importer.close(address);
             deferred::poll();
             assert!(provider.contains(address, size) && deferred::statistics().regions > 0);
             provider.refuse_frees(false);
@@ -269,11 +266,11 @@ pub fn leased_blocks_outlive_pool(make: MakePool<'_>) {
 
 /// Four threads free open blocks, and close them later. No open block is reused, and none is lost.
 pub fn concurrent_threads_never_get_leased_blocks(make: MakePool<'_>) {
-    let (provider, borrower) = (MmapProvider::shared(), LeaseHolder::new());
+    let (provider, importer) = (MmapProvider::shared(), LeaseHolder::new());
     let pool = make(provider.clone().into());
     let taken = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (pool, borrower, taken) = (&*pool, &*borrower, &taken);
+        let (pool, importer, taken) = (&*pool, &*importer, &taken);
         let work = |seed| {
             move || {
                 let mut random = Random(seed);
@@ -281,55 +278,55 @@ pub fn concurrent_threads_never_get_leased_blocks(make: MakePool<'_>) {
                 for _ in 0..1_500 {
                     let size = random.size(17);
                     let address = allocate(pool, size);
-                    if borrower.has(address, size) {
+                    if importer.has(address, size) {
                         taken.store(true, Ordering::Relaxed);
                     }
                     if random.below(2) == 0 {
-                        free_leased(pool, borrower, address, size);
+                        free_leased(pool, importer, address, size);
                         open.push(address);
                     } else {
                         free(pool, address);
                     }
                     if open.len() > 20 {
-                        borrower.close(open.swap_remove(random.below(20)));
+                        importer.close(open.swap_remove(random.below(20)));
                     }
                     if random.below(200) == 0 {
                         deferred::poll();
-                        pool.trim(random.below(8 << 20)).expect("the provider takes everything back");
+                        pool.trim(random.below(8 << 20)).expect("the provider frees all regions");
                     }
                 }
-                open.into_iter().for_each(|address| borrower.close(address));
+                open.into_iter().for_each(|address| importer.close(address));
             }
         };
         // Joins the threads, so that their caches are flushed before the drain.
         join((0..4).map(|seed| scope.spawn(work(seed))).collect());
     });
-    assert!(!taken.load(Ordering::Relaxed), "a block was handed out that was open elsewhere");
+    assert!(!taken.load(Ordering::Relaxed), "a leased block was allocated again");
     let left = controls(&*pool).drain(LONG);
     assert!(left.is_empty(), "{left:?}");
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.held_bytes, statistics.allocations), (0, 0, 6_000));
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 
 /// A child forked under load holds no blocks, and its pool stays usable. The parent's blocks stay
 /// held.
 pub fn forked_child_holds_no_parent_blocks(make: MakePool<'_>) {
-    let (provider, borrower) = (MmapProvider::private(), LeaseHolder::new());
+    let (provider, importer) = (MmapProvider::private(), LeaseHolder::new());
     let pool = make(provider.into());
     let pool = &*pool;
     let held: Vec<_> = SIZES.map(|size| (allocate(pool, size), size)).into();
     for &(address, size) in &held {
-        free_leased(pool, &borrower, address, size);
+        free_leased(pool, &importer, address, size);
     }
     let traffic = |seed, stop: &AtomicBool| {
         let mut random = Random(seed);
         while !stop.load(Ordering::Relaxed) {
             let size = random.size(15);
             let address = allocate(pool, size);
-            free_leased(pool, &borrower, address, size);
-            borrower.close(address);
+            free_leased(pool, &importer, address, size);
+            importer.close(address);
             deferred::poll();
         }
     };
@@ -353,6 +350,6 @@ pub fn forked_child_holds_no_parent_blocks(make: MakePool<'_>) {
     for &(address, size) in &held {
         assert!(pool.statistics().held_bytes >= size as u64, "{address}");
     }
-    borrower.close_all();
+    importer.close_all();
     assert!(controls(pool).drain(LONG).is_empty());
 }

@@ -30,7 +30,7 @@ const fn is_interior(error: &Error) -> bool {
 /// Returns whether the error reports `address` as not allocated, with or without history.
 pub(super) fn is_not_allocated(error: &Error, address: Address) -> bool {
     match *error {
-        Error::NotAllocated { address: told } | Error::FreedTwice { address: told, .. } => told == address,
+        Error::NotAllocated { address: freed } | Error::FreedTwice { address: freed, .. } => freed == address,
         _ => false,
     }
 }
@@ -68,7 +68,7 @@ pub fn free_of_invalid_address_is_refused(make: MakePool<'_>) {
             refused(&*pool, probe, is_not_live);
             assert!(pool.block_at(probe).is_err_and(|error| is_not_live(&error)));
         }
-        assert_eq!(pool.block_at(address), Ok(block), "the block is as it was");
+        assert_eq!(pool.block_at(address), Ok(block), "the block is unchanged");
         free(&*pool, address);
         refused(&*pool, address, is_not_live);
         assert!(pool.block_at(address).is_err_and(|error| is_not_live(&error)));
@@ -144,7 +144,7 @@ pub fn exported_blocks_are_announced_once(make: MakePool<'_>) {
         let address = allocate(&*pool, size);
         let quiet = allocate(&*pool, size);
         mark_exported(&*pool, address).expect("the block is live");
-        mark_exported(&*pool, address).expect("flagging twice is one flag");
+        mark_exported(&*pool, address).expect("a second mark has no effect");
         assert_eq!(recorder.count(address), 0);
         free(&*pool, address);
         assert_eq!(recorder.count(address), 1);
@@ -152,7 +152,7 @@ pub fn exported_blocks_are_announced_once(make: MakePool<'_>) {
         assert!(mark_exported(&*pool, address).is_err());
         free(&*pool, quiet);
         assert_eq!((recorder.count(address), recorder.count(quiet)), (1, 0));
-        // The flag does not outlive the block.
+        // The mark ends with the block.
         for round in 0..100 {
             let again = allocate(&*pool, size);
             let before = recorder.count(again);
@@ -162,7 +162,7 @@ pub fn exported_blocks_are_announced_once(make: MakePool<'_>) {
             free(&*pool, again);
             assert_eq!(recorder.count(again), before + usize::from(round % 2 == 0));
         }
-        // Dropping a pool announces the exported blocks that are left.
+        // Dropping a pool announces its exported blocks.
         let left = allocate(&*pool, size);
         let before = recorder.count(left);
         mark_exported(&*pool, left).expect("live");

@@ -10,7 +10,7 @@ use umf_core::{Address, Error, Pool};
 
 const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
-fn ask(
+fn set_callback(
     pool: &dyn Pool,
     callback: impl Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync + 'static,
 ) {
@@ -36,31 +36,31 @@ pub fn out_of_memory_callback_can_free_and_retry(make: MakePool<'_>) {
         let pool = make(provider.clone().into());
         let first = allocate(&*pool, size);
         let live = exhaust(&*pool, &provider, size);
-        let shelf = Arc::new(Mutex::new(live));
+        let blocks = Arc::new(Mutex::new(live));
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let (from, notes) = (shelf.clone(), seen.clone());
-        ask(&*pool, move |shortage| {
-            let number = (shortage.layout, shortage.attempt, shortage.error, shortage.statistics.live_blocks);
+        let (from, notes) = (blocks.clone(), seen.clone());
+        set_callback(&*pool, move |event| {
+            let number = (event.layout, event.attempt, event.error, event.statistics.live_blocks);
             notes.lock().expect("no thread panics").push(number);
             match from.lock().expect("no thread panics").pop() {
-                Some(address) => free(shortage.pool, address),
-                None if shortage.attempt == 1 => provider.fail_after(None),
+                Some(address) => free(event.pool, address),
+                None if event.attempt == 1 => provider.fail_after(None),
                 None => return OutOfMemoryAction::GiveUp,
             }
             OutOfMemoryAction::Retry
         });
-        let all = shelf.lock().expect("no thread panics").len() as u64 + 1;
+        let all = blocks.lock().expect("no thread panics").len() as u64 + 1;
         let wanted = layout(size, 8);
         let address = pool.allocate(wanted).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
         let seen = seen.lock().expect("no thread panics").clone();
-        let &(asked, attempt, error, live) = seen.first().expect("it was asked");
-        assert_eq!((asked, attempt, live), (wanted, 1, all), "{size} bytes");
+        let &(requested, attempt, error, live) = seen.first().expect("the callback was called");
+        assert_eq!((requested, attempt, live), (wanted, 1, all), "{size} bytes");
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
         assert!(seen.iter().zip(1..).all(|(&(_, attempt, ..), expected)| attempt == expected));
         free(&*pool, address);
         free(&*pool, first);
         controls(&*pool).set_on_out_of_memory(None);
-        shelf.lock().expect("no thread panics").drain(..).for_each(|address| free(&*pool, address));
+        blocks.lock().expect("no thread panics").drain(..).for_each(|address| free(&*pool, address));
     }
 }
 
@@ -74,7 +74,7 @@ pub fn out_of_memory_callback_is_called_bounded_times(make: MakePool<'_>) {
             let asked = Arc::new(AtomicU32::new(0));
             let count = asked.clone();
             let live = exhaust(&*pool, &provider, size);
-            ask(&*pool, move |_| {
+            set_callback(&*pool, move |_| {
                 count.fetch_add(1, Ordering::Relaxed);
                 relief
             });
@@ -97,14 +97,14 @@ pub fn out_of_memory_callback_may_use_pool(make: MakePool<'_>) {
         let live = exhaust(&*pool, &provider, size);
         let nested = Arc::new(AtomicU32::new(0));
         let count = nested.clone();
-        ask(&*pool, move |shortage| {
+        set_callback(&*pool, move |event| {
             assert_eq!(count.fetch_add(1, Ordering::Relaxed), 0, "it is asked for what fails in it");
-            let pool = shortage.pool;
+            let pool = event.pool;
             // Fails, without a nested call of the callback.
             assert!(pool.allocate(layout(64 << 20, 1)).is_err());
             assert!(pool.trim(0).is_ok());
-            assert_eq!(pool.statistics(), shortage.statistics);
-            ask(pool, |_| std::panic::resume_unwind(Box::new("the callback panics")));
+            assert_eq!(pool.statistics(), event.statistics);
+            set_callback(pool, |_| std::panic::resume_unwind(Box::new("the callback panics")));
             assert!(pool.allocate(layout(64 << 20, 1)).is_err());
             OutOfMemoryAction::Retry
         });
@@ -117,42 +117,42 @@ pub fn out_of_memory_callback_may_use_pool(make: MakePool<'_>) {
         free(&*pool, address);
         live.into_iter().for_each(|address| free(&*pool, address));
         controls(&*pool).set_on_out_of_memory(None);
-        pool.trim(0).expect("the provider takes everything back");
+        pool.trim(0).expect("the provider frees all regions");
         assert_eq!((provider.live_regions(), pool.statistics().live_blocks), (0, 0));
     }
 }
 
-/// Frees a block of the shelf.
-struct Shelf(Mutex<Vec<Address>>);
+/// A callback that frees one of its blocks.
+struct SharedBlocks(Mutex<Vec<Address>>);
 
-impl OnOutOfMemory for Shelf {
-    fn out_of_memory(&self, shortage: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction {
+impl OnOutOfMemory for SharedBlocks {
+    fn out_of_memory(&self, event: &OutOfMemoryEvent<'_>) -> OutOfMemoryAction {
         let Some(address) = self.0.lock().expect("no thread panics").pop() else {
             return OutOfMemoryAction::GiveUp;
         };
-        free(shortage.pool, address);
+        free(event.pool, address);
         OutOfMemoryAction::Retry
     }
 }
 
-/// Four threads run out of memory at the same time. The callback frees blocks of a shared shelf:
-/// none is lost or used twice.
+/// Four threads run out of memory at the same time. The callback frees blocks of a
+/// shared list: none is lost or used twice.
 pub fn concurrent_threads_share_one_callback(make: MakePool<'_>) {
     let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
-    let shelf = Arc::new(Shelf(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
-    controls(&*pool).set_on_out_of_memory(Some(shelf.clone()));
+    let blocks = Arc::new(SharedBlocks(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
+    controls(&*pool).set_on_out_of_memory(Some(blocks.clone()));
     provider.fail_after(Some(0));
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (pool, shelf, failed) = (&*pool, &shelf, &failed);
+        let (pool, blocks, failed) = (&*pool, &blocks, &failed);
         let work = |seed| {
             move || {
                 let mut random = Random(seed);
                 for _ in 0..150 {
                     let is_expected = match pool.allocate(layout(random.size(17), 1)) {
                         Ok(address) if random.below(3) == 0 => {
-                            shelf.0.lock().expect("no thread panics").push(address);
+                            blocks.0.lock().expect("no thread panics").push(address);
                             true
                         }
                         Ok(address) => try_free(pool, address).is_ok(),
@@ -166,10 +166,10 @@ pub fn concurrent_threads_share_one_callback(make: MakePool<'_>) {
         };
         join((0..4).map(|seed| scope.spawn(work(seed))).collect());
     });
-    assert!(!failed.load(Ordering::Relaxed), "an error that is none of lacking memory");
-    let left = core::mem::take(&mut *shelf.0.lock().expect("no thread panics"));
+    assert!(!failed.load(Ordering::Relaxed), "an error other than OutOfMemory");
+    let left = core::mem::take(&mut *blocks.0.lock().expect("no thread panics"));
     assert_eq!(pool.statistics().live_blocks, left.len() as u64);
     left.into_iter().for_each(|address| free(&*pool, address));
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }

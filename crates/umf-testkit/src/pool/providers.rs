@@ -11,7 +11,7 @@ use umf_core::{
 };
 use umf_sync::{Lock, LockGuard};
 
-/// LiveBlocks regions by base address, counters, and injected failures.
+/// Live regions by base address, counters, and injected failures.
 #[derive(Debug, Default)]
 struct RegionTable {
     regions: Lock<BTreeMap<u64, Region>>,
@@ -34,14 +34,17 @@ impl RegionTable {
 
     fn admit(&self, size: usize) -> Result<()> {
         self.allocations.fetch_add(1, Ordering::Relaxed);
-        let fewer = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        let decrement = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
         let failed = Error::OutOfMemory { size, owner: "the test's provider", native: 0 };
-        self.successes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).map(drop).map_err(|_| failed)
+        self.successes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement)
+            .map(drop)
+            .map_err(|_| failed)
     }
 
     fn remove(&self, region: &Region) -> Result<()> {
         if self.refuses_frees.load(Ordering::Relaxed) {
-            return Err(Error::native("freeing in a provider that was told to refuse", libc::EBUSY));
+            return Err(Error::native("freeing in a provider that refuses frees", libc::EBUSY));
         }
         let mut regions = self.lock();
         let address = region.base();
@@ -136,7 +139,7 @@ impl AddressOnlyProvider {
             IN_USE[usize::from(number / 64)].fetch_or(bit, Ordering::Acquire) & bit == 0
         });
         let space = free.and_then(|number| AddressSpace::new(Self::SPACES.0 + number));
-        let space = space.expect("no more than 100 providers of numbers at one time");
+        let space = space.expect("at most 100 such providers are live");
         Arc::new(Self { space, page, regions_table: RegionTable::new() })
     }
 

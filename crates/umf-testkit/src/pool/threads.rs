@@ -67,7 +67,7 @@ pub fn concurrent_threads_get_disjoint_blocks(make: MakePool<'_>) {
         join((0..4).map(|thread| scope.spawn(work(thread))).collect());
     });
     assert_eq!((pool.statistics().live_blocks, pool.statistics().live_bytes), (0, 0));
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 
@@ -101,7 +101,7 @@ pub fn remotely_freed_blocks_are_reused(make: MakePool<'_>) {
         most.into_inner()
     );
     assert_eq!(pool.statistics().live_blocks, 0);
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }
 
@@ -110,7 +110,7 @@ fn pool_bytes(pool: &dyn umf_core::Pool, round: usize) -> u64 {
 }
 
 /// Two hundred threads, one after another, allocate and end. Later threads reuse their caches, and
-/// free the blocks that they left.
+/// free the blocks of ended ones.
 pub fn ended_threads_leak_nothing(make: MakePool<'_>) {
     let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
@@ -137,6 +137,6 @@ pub fn ended_threads_leak_nothing(make: MakePool<'_>) {
     }
     let end = provider.live_bytes();
     assert!(end <= after_some * 2 + (8 << 20), "{after_some} bytes after 20 threads, {end} after 200");
-    pool.trim(0).expect("the provider takes everything back");
+    pool.trim(0).expect("the provider frees all regions");
     assert_eq!(provider.live_regions(), 0);
 }

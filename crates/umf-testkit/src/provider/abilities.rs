@@ -1,10 +1,10 @@
 //! Cases about the abilities purge, populate and properties.
 
-use super::memory::{
-    allocate, assert_filled, assert_part_filled, fill, free, is_accessible, is_filled, is_zero,
-};
 use super::process::run_shared;
-use super::{MakeProvider, skip};
+use super::{
+    MakeProvider, allocate, assert_filled, assert_part_filled, fill, free, is_accessible, is_filled, is_zero,
+    skip,
+};
 use umf_core::{Address, Error, Property, Provider, Purge, Region, Result};
 
 #[track_caller]
@@ -58,11 +58,11 @@ fn forced(provider: &dyn Provider, purge: &dyn Purge) {
         let result = unsafe { purge.purge_forced(base, size) };
         assert!(result.is_err(), "purging {what} succeeded");
     };
-    refused(offset_by(base, 1), page, "what does not begin at a page");
-    refused(base, page + 1, "what does not end at a page");
-    refused(base, 0, "nothing");
-    refused(base, region.size() + page, "past the end");
-    refused(base, usize::MAX - page + 1, "everything");
+    refused(offset_by(base, 1), page, "a range that does not begin at a page");
+    refused(base, page + 1, "a range that does not end at a page");
+    refused(base, 0, "an empty range");
+    refused(base, region.size() + page, "a range past the end");
+    refused(base, usize::MAX - page + 1, "the whole address space");
     if is_accessible(provider) {
         assert_filled(base, region.size(), 22);
     }
@@ -84,7 +84,7 @@ fn lazy(provider: &dyn Provider, purge: &dyn Purge) {
             let start = offset_by(base, number * page);
             assert!(
                 is_zero(start, page) || is_filled(start, page, 31, number * page),
-                "lazily purged memory is neither what it was nor zero"
+                "lazily purged memory has neither its old contents nor zeros"
             );
         }
         assert_part_filled(base, page, 31, 0);
@@ -109,20 +109,20 @@ pub fn populate_keeps_contents(make: MakeProvider<'_>) {
     if accessible {
         fill(offset_by(base, page), page, 61);
     }
-    if exists(&*provider, populate.populate(base, 4 * page), "making pages") && accessible {
+    if exists(&*provider, populate.populate(base, 4 * page), "populating pages") && accessible {
         assert_filled(offset_by(base, page), page, 61);
         assert!(!provider.zeroed() || is_zero(offset_by(base, 2 * page), 2 * page));
         // Populating twice has no further effect.
-        populate.populate(offset_by(base, page), 2 * page).expect("they are there");
+        populate.populate(offset_by(base, page), 2 * page).expect("the pages are populated");
         fill(base, region.size(), 62);
         assert_filled(base, region.size(), 62);
     }
     for (base, size, what) in [
-        (offset_by(base, 1), page, "what does not begin at a page"),
-        (base, page + 1, "what does not end at a page"),
-        (base, 0, "nothing"),
-        (base, region.size() + page, "past the end"),
-        (base, usize::MAX - page + 1, "everything"),
+        (offset_by(base, 1), page, "a range that does not begin at a page"),
+        (base, page + 1, "a range that does not end at a page"),
+        (base, 0, "an empty range"),
+        (base, region.size() + page, "a range past the end"),
+        (base, usize::MAX - page + 1, "the whole address space"),
     ] {
         assert!(populate.populate(base, size).is_err(), "populating {what} succeeded");
     }
@@ -130,8 +130,8 @@ pub fn populate_keeps_contents(make: MakeProvider<'_>) {
     assert!(populate.populate(base, page).is_err(), "populating a region that was freed succeeded");
 }
 
-/// Two threads purge different pages of a region at the same time. MmapProvider between them keep
-/// their contents.
+/// Two threads purge different pages of a region at the same time. Pages between them keep their
+/// contents.
 pub fn concurrent_purges_of_disjoint_pages_succeed(make: MakeProvider<'_>) {
     let _guard = run_shared();
     let provider = make();

@@ -3,9 +3,8 @@
 use std::collections::HashSet;
 use std::sync::PoisonError;
 
-use super::memory::{allocate, assert_filled, fill, free, is_accessible, is_zero};
 use super::process::run_shared;
-use super::{MakeProvider, skip};
+use super::{MakeProvider, allocate, assert_filled, fill, free, is_accessible, is_zero, skip};
 use umf_core::{Address, Error, Layout, Provider, Region};
 
 /// Page sizes are powers of two, and name and kind are not empty.
@@ -26,10 +25,13 @@ pub fn identity_is_valid(make: MakeProvider<'_>) {
 #[track_caller]
 fn assert_well_formed(provider: &dyn Provider, region: &Region, size: usize, align: usize) {
     assert!(region.size() >= size, "{region:?} for {size} bytes");
-    assert!(region.size().is_multiple_of(provider.page_size()), "{region:?} is not whole pages");
+    assert!(region.size().is_multiple_of(provider.page_size()), "{region:?} does not consist of whole pages");
     assert!(region.base().is_aligned_to(provider.page_size()), "{region:?} does not begin at a page");
     assert!(region.base().is_aligned_to(align), "{region:?} is not aligned to {align}");
-    assert!(region.base().checked_add(region.size() as u64 - 1).is_some(), "{region:?} leaves its space");
+    assert!(
+        region.base().checked_add(region.size() as u64 - 1).is_some(),
+        "{region:?} exceeds its address space"
+    );
 }
 
 /// Regions have at least the requested size, consist of whole pages, and are usable to the last
@@ -67,7 +69,7 @@ pub fn alignment_is_met_or_refused(make: MakeProvider<'_>) {
                 live.push((region, shift as u8));
             }
             Err(Error::BadAlignment { .. } | Error::OutOfMemory { .. } | Error::NotSupported { .. }) => {
-                assert!(align > provider.page_size(), "an alignment of {align}, up to a page, was refused");
+                assert!(align > provider.page_size(), "an alignment of {align}, at most a page, was refused");
             }
             Err(error) => panic!("alignment {align}: {error}"),
         }
@@ -80,12 +82,12 @@ pub fn alignment_is_met_or_refused(make: MakeProvider<'_>) {
     }
 }
 
-/// LiveBlocks regions share no byte, while other regions are allocated and freed.
+/// Live regions share no byte, while other regions are allocated and freed.
 pub fn regions_do_not_overlap(make: MakeProvider<'_>) {
     let _guard = run_shared();
     let provider = make();
     let page = provider.page_size();
-    // Fewer where pages are huge or the process may open few files: a region may be a file.
+    // Fewer with huge pages or a low descriptor limit, because a region may be a file.
     let count = (16 << 20) / (4 * page).clamp(1 << 14, 1 << 22);
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let count = count.min(usize::try_from(files / 4).unwrap_or(usize::MAX)).max(4);
@@ -163,7 +165,7 @@ pub fn fresh_memory_is_zero_where_promised(make: MakeProvider<'_>) {
     let _guard = run_shared();
     let provider = make();
     if !provider.zeroed() || !is_accessible(&*provider) {
-        return skip(&*provider, "fresh memory is not said to be zero, or cannot be looked at");
+        return skip(&*provider, "fresh memory need not be zero, or the CPU cannot access it");
     }
     let page = provider.page_size();
     for round in 0..8 {
@@ -183,7 +185,7 @@ fn assert_refused(provider: &dyn Provider, region: Region, what: &str) {
     // SAFETY: the region is not a live one of this provider, so nothing is freed.
     match unsafe { provider.free(region) } {
         Err(Error::ForeignAddress { .. } | Error::NotAllocated { .. }) => {}
-        Err(error) => panic!("freeing {what} is another error than it should be: {error}"),
+        Err(error) => panic!("freeing {what} fails with another error: {error}"),
         Ok(()) => panic!("freeing {what} succeeded"),
     }
 }
@@ -213,7 +215,7 @@ pub fn foreign_and_double_frees_are_errors(make: MakeProvider<'_>) {
     }
     free(&*provider, region);
     assert_refused(&*provider, region, "a region twice");
-    // Most likely at the same address.
+    // Probably at the same address.
     let again = allocate(&*provider, 3 * page, 1);
     assert_refused(&*provider, region, "a region twice, whose address is in use again");
     free(&*provider, again);
@@ -260,7 +262,7 @@ pub fn concurrent_threads_get_disjoint_regions(make: MakeProvider<'_>) {
                     let region = allocate(provider, page * (1 + (thread + round) % 2), 1);
                     assert!(
                         seen.lock().unwrap_or_else(PoisonError::into_inner).insert(region.id()),
-                        "an id twice"
+                        "a region id was used twice"
                     );
                     if is_accessible(provider) {
                         fill(region.base(), region.size(), seed);

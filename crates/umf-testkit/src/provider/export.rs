@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::memory::{allocate, assert_filled, fill, free, is_accessible};
 use super::process::{ExitReason, in_child, run_shared};
-use super::{MakeProvider, skip};
+use super::{MakeProvider, allocate, assert_filled, fill, free, is_accessible, skip};
 use umf_core::{
     Access, Error, Export, Import, ImportRequest, Imported, Layout, NativeExport, Provider, Region,
 };
@@ -65,7 +64,7 @@ pub fn import_maps_the_exported_bytes(make: MakeProvider<'_>) {
     for (number, align) in [1, page, page << 1, 1 << 16, 1 << 21, page, 1 << 21].into_iter().enumerate() {
         let size = page * (1 + number % 3);
         let Ok(region) = provider.allocate(Layout::new(size, align).expect("a valid layout")) else {
-            skip(&*provider, "an alignment that it does not have");
+            skip(&*provider, "it does not support an alignment");
             continue;
         };
         live.push((region, 50 + number as u8));
@@ -93,13 +92,13 @@ pub fn import_maps_the_exported_bytes(make: MakeProvider<'_>) {
         let second = export(exports, region);
         let again = import(imports, request(&second, region.size(), access_of(&second)));
         release(imports, imported);
-        exports.unexport(region, exported).expect("taking back an export");
+        exports.unexport(region, exported).expect("ending an export");
         if again.host_accessible {
             fill(region.base(), region.size(), 7);
             assert_filled(again.base, region.size(), 7);
         }
         release(imports, again);
-        exports.unexport(region, second).expect("taking back an export");
+        exports.unexport(region, second).expect("ending an export");
     }
     for (region, _) in live {
         free(&*provider, region);
@@ -107,7 +106,7 @@ pub fn import_maps_the_exported_bytes(make: MakeProvider<'_>) {
     }
     let page = u64::try_from(page).expect("a page size");
     let foreign = Region::new(umf_core::Address::new(1 << 20).expect("a valid address"), 1 << 20);
-    assert!(exports.export(&foreign).is_err(), "what is no region was exported, pages of {page} bytes");
+    assert!(exports.export(&foreign).is_err(), "an unknown region was exported, pages of {page} bytes");
 }
 
 /// A read-only import is readable, and a write to it ends the process. A read-only export cannot be
@@ -126,10 +125,10 @@ pub fn read_only_imports_cannot_be_written(make: MakeProvider<'_>) {
         Ok(imported) if imported.host_accessible => {
             fill(region.base(), region.size(), 61);
             assert_filled(imported.base, region.size(), 61);
-            assert!(imported.read_only, "a read-only import says that it is not");
+            assert!(imported.read_only, "a read-only import reports that it is writable");
             let target = imported.base.as_ptr().expect("host-accessible memory has pointers");
             let ended = in_child(|| {
-                // SAFETY: the write faults, which is the point of this child.
+                // SAFETY: the write faults, and the fault ends only the child.
                 unsafe { target.write_volatile(1) };
                 0
             });
@@ -141,7 +140,7 @@ pub fn read_only_imports_cannot_be_written(make: MakeProvider<'_>) {
         Err(Error::NotSupported { .. }) => skip(&*provider, "it has no read-only imports"),
         Err(error) => panic!("importing read-only: {error}"),
     }
-    exports.unexport(&region, exported).expect("taking back an export");
+    exports.unexport(&region, exported).expect("ending an export");
     free(&*provider, region);
 }
 
@@ -153,7 +152,7 @@ pub fn imports_outlive_their_region(make: MakeProvider<'_>) {
     let region = allocate(&*provider, 3 * provider.page_size(), 1);
     let exported = export(exports, &region);
     let imported = import(imports, request(&exported, region.size(), Access::ReadOnly));
-    exports.unexport(&region, exported).expect("taking back an export");
+    exports.unexport(&region, exported).expect("ending an export");
     free(&*provider, region);
     drop(provider);
     if imported.host_accessible {
@@ -171,7 +170,7 @@ pub fn imports_outlive_their_region(make: MakeProvider<'_>) {
     release(provider.import().expect("as before"), imported);
 }
 
-/// An invalid import request is refused, whatever is wrong with it.
+/// Invalid import requests are refused.
 pub fn invalid_import_requests_are_refused(make: MakeProvider<'_>) {
     let _guard = run_shared();
     let provider = make();
@@ -180,7 +179,7 @@ pub fn invalid_import_requests_are_refused(make: MakeProvider<'_>) {
     let exported = export(exports, &region);
     let Some(data) = exported.fd.clone() else {
         skip(&*provider, "its exports have no descriptor");
-        exports.unexport(&region, exported).expect("taking back an export");
+        exports.unexport(&region, exported).expect("ending an export");
         return free(&*provider, region);
     };
     let refused = |what: &str, change: &dyn Fn(&mut ImportRequest)| {
@@ -214,7 +213,7 @@ pub fn invalid_import_requests_are_refused(make: MakeProvider<'_>) {
         rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| !seals.contains(rustix::fs::SealFlags::SHRINK))
     };
     if can_shrink(&data) {
-        skip(&*provider, "it opens files that can shrink: its own can");
+        skip(&*provider, "its own files can shrink, so it accepts such files");
     } else {
         refused("a file that can shrink", &|request| request.fd = Some(unsealed(request)));
     }
@@ -222,7 +221,7 @@ pub fn invalid_import_requests_are_refused(make: MakeProvider<'_>) {
     let imported = import(imports, request(&exported, region.size(), access_of(&exported)));
     release(imports, imported);
     drop(data);
-    exports.unexport(&region, exported).expect("taking back an export");
+    exports.unexport(&region, exported).expect("ending an export");
     free(&*provider, region);
 }
 

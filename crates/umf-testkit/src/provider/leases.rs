@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::lease_holder::LeaseHolder;
-use super::MakeProvider;
-use super::memory::{assert_filled, fill, is_accessible, is_zero};
 use super::process::run_shared;
+use super::{MakeProvider, assert_filled, fill, is_accessible, is_zero};
+use crate::LeaseHolder;
 use umf_core::deferred::OnFree;
 use umf_core::{Error, Layout, Provider, Region};
 use umf_runtime::Upstream;
@@ -21,23 +20,26 @@ fn allocate(upstream: &Upstream, pages: usize) -> (Region, RegionNumber) {
 }
 
 #[track_caller]
-fn free(upstream: &Upstream, region: Region, fate: FreeOutcome) {
+fn free(upstream: &Upstream, region: Region, expected: FreeOutcome) {
     // SAFETY: the region belongs to the test and is not used any more.
-    assert_eq!(unsafe { upstream.free(region) }, Ok(fate), "{region:?}");
+    assert_eq!(unsafe { upstream.free(region) }, Ok(expected), "{region:?}");
 }
 
 /// Exports a region and opens its range.
-fn export_and_open(borrower: &LeaseHolder, (region, number): (Region, RegionNumber)) {
+fn export_and_open(importer: &LeaseHolder, (region, number): (Region, RegionNumber)) {
     tracker::mark_exported(number, region).expect("the region is live");
-    borrower.open(region.base(), region.size());
+    importer.open(region.base(), region.size());
 }
 
 /// Allocates and frees some regions, and checks that none overlaps an open range.
 #[track_caller]
-fn assert_no_overlap(upstream: &Upstream, borrower: &LeaseHolder) {
+fn assert_no_overlap(upstream: &Upstream, importer: &LeaseHolder) {
     let others = [1, 2, 1].map(|pages| allocate(upstream, pages).0);
     for other in others {
-        assert!(!borrower.has(other.base(), other.size()), "{other:?} touches memory that is open elsewhere");
+        assert!(
+            !importer.has(other.base(), other.size()),
+            "{other:?} overlaps memory that another process has open"
+        );
         if is_accessible(&**upstream.provider()) {
             fill(other.base(), other.size(), 9);
         }
@@ -45,12 +47,12 @@ fn assert_no_overlap(upstream: &Upstream, borrower: &LeaseHolder) {
     others.into_iter().for_each(|other| free(upstream, other, FreeOutcome::Freed));
 }
 
-/// A region that is freed while it is open keeps its addresses; and its contents, unless they are
-/// to be released.
+/// A region that is freed while it is open keeps its addresses. It keeps its contents with `Hold`,
+/// and loses them with `Release`.
 pub fn leased_region_is_held_until_closed(make: MakeProvider<'_>) {
     let _guard = run_shared();
     for on_free in [OnFree::Hold, OnFree::Release] {
-        let (provider, borrower) = (make(), LeaseHolder::new());
+        let (provider, importer) = (make(), LeaseHolder::new());
         let upstream = Upstream::new(Arc::clone(&provider)).expect("an upstream");
         upstream.set_on_free(on_free, 0);
         let (region, number) = allocate(&upstream, 3);
@@ -58,7 +60,7 @@ pub fn leased_region_is_held_until_closed(make: MakeProvider<'_>) {
         if accessible {
             fill(region.base(), region.size(), 5);
         }
-        export_and_open(&borrower, (region, number));
+        export_and_open(&importer, (region, number));
         free(&upstream, region, FreeOutcome::Deferred);
         // SAFETY: the region is freed, so this returns an error.
         let second = unsafe { upstream.free(region) };
@@ -66,21 +68,21 @@ pub fn leased_region_is_held_until_closed(make: MakeProvider<'_>) {
         assert!(tracker::mark_exported(number, region).is_err());
         let held = upstream.deferred();
         assert_eq!((held.blocks, held.regions, held.bytes), (0, 1, region.size() as u64));
-        assert_no_overlap(&upstream, &borrower);
+        assert_no_overlap(&upstream, &importer);
         if accessible && (on_free == OnFree::Hold || provider.purge().is_none()) {
             assert_filled(region.base(), region.size(), 5);
         } else if accessible {
-            assert!(is_zero(region.base(), region.size()), "contents that were to be released are there");
+            assert!(is_zero(region.base(), region.size()), "`Release` kept the contents");
         }
         assert_eq!(upstream.poll(), 0);
         assert_eq!(upstream.drain(Duration::from_millis(1)).regions, 1);
-        borrower.close_all();
+        importer.close_all();
         let left = upstream.drain(LONG);
         assert!(left.is_empty(), "{left:?}");
         // A region that is closed before its free is not held.
         let last = allocate(&upstream, 1);
-        export_and_open(&borrower, last);
-        borrower.close_all();
+        export_and_open(&importer, last);
+        importer.close_all();
         free(&upstream, last.0, FreeOutcome::Freed);
     }
 }
@@ -88,17 +90,17 @@ pub fn leased_region_is_held_until_closed(make: MakeProvider<'_>) {
 /// Allocation fails while the held bytes reach the limit, and succeeds after a close.
 pub fn held_limit_refuses_allocation(make: MakeProvider<'_>) {
     let _guard = run_shared();
-    let (provider, borrower) = (make(), LeaseHolder::new());
+    let (provider, importer) = (make(), LeaseHolder::new());
     let upstream = Upstream::new(provider).expect("an upstream");
     let one = allocate(&upstream, 1);
     let limit = one.0.size() as u64;
     upstream.set_on_free(OnFree::Hold, limit);
-    export_and_open(&borrower, one);
+    export_and_open(&importer, one);
     free(&upstream, one.0, FreeOutcome::Deferred);
     let layout = Layout::new(1, 1).expect("a valid layout");
     let refused = upstream.allocate(layout);
     assert_eq!(refused.map(drop), Err(Error::HeldLimit { held: limit, limit }));
-    borrower.close_all();
+    importer.close_all();
     let next = allocate(&upstream, 1);
     free(&upstream, next.0, FreeOutcome::Freed);
 }
@@ -106,7 +108,7 @@ pub fn held_limit_refuses_allocation(make: MakeProvider<'_>) {
 /// A held region keeps its provider alive after all other references are dropped.
 pub fn held_region_keeps_provider_alive(make: MakeProvider<'_>) {
     let _guard = run_shared();
-    let (provider, borrower) = (make(), LeaseHolder::new());
+    let (provider, importer) = (make(), LeaseHolder::new());
     let weak = Arc::downgrade(&provider);
     let accessible = is_accessible(&*provider);
     let upstream = Upstream::new(provider).expect("an upstream");
@@ -114,7 +116,7 @@ pub fn held_region_keeps_provider_alive(make: MakeProvider<'_>) {
     if accessible {
         fill(region.0.base(), region.0.size(), 8);
     }
-    export_and_open(&borrower, region);
+    export_and_open(&importer, region);
     free(&upstream, region.0, FreeOutcome::Deferred);
     drop(upstream);
     deferred::poll();
@@ -122,13 +124,13 @@ pub fn held_region_keeps_provider_alive(make: MakeProvider<'_>) {
     if accessible {
         assert_filled(region.0.base(), region.0.size(), 8);
     }
-    assert_eq!(tracker::find(region.0.base()), None, "the tracker still knows a held region");
+    assert_eq!(tracker::find(region.0.base()), None, "the tracker still finds a held region");
     assert!(deferred::statistics().regions > 0);
-    borrower.close_all();
+    importer.close_all();
     let begin = Instant::now();
-    // Another thread's poll may be the one that reclaims it.
+    // A poll of another thread may reclaim it.
     while weak.strong_count() > 0 {
-        assert!(begin.elapsed() < LONG, "a provider outlives what was held");
+        assert!(begin.elapsed() < LONG, "a provider outlives its held region");
         deferred::poll();
         std::thread::yield_now();
     }

@@ -1,18 +1,18 @@
-//! Cases about leaks and forked children; and the guards that let cases run side by side.
+//! Cases about leaks and forked children, and the guards with which cases run concurrently or
+//! alone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::export::{access_of, request};
-use super::memory::{allocate, assert_filled, fill, free, is_accessible};
-use super::{MakeProvider, skip};
+use super::{MakeProvider, allocate, assert_filled, fill, free, is_accessible, skip};
 use umf_core::{Error, Layout, Provider, Visibility};
 use umf_runtime::Upstream;
 
-/// Held for writing by a case that counts resources of the process, so that no other case runs.
+/// A case that counts resources of the process holds it for writing, so that no other case runs.
 static CASES: RwLock<()> = RwLock::new(());
 
-/// Returns the guard of a case that may run beside others.
+/// Returns the guard of a case that may run concurrently with others.
 pub(super) fn run_shared() -> RwLockReadGuard<'static, ()> {
     CASES.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -30,7 +30,7 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count())
 }
 
-/// Resources that other tests of the same binary may take meanwhile.
+/// Number of resources that other tests of the same binary may use meanwhile.
 const NOISE: usize = 40;
 
 #[track_caller]
@@ -54,12 +54,12 @@ pub fn cycles_leak_nothing(make: MakeProvider<'_>) {
                 // SAFETY: released once, and not used.
                 unsafe { imports.release(imported) }.expect("releasing");
             }
-            exports.unexport(&region, exported).expect("taking back an export");
+            exports.unexport(&region, exported).expect("ending an export");
         }
         free(&*provider, region);
     };
     let page = provider.page_size();
-    // Rarely more than one huge page: the kernel clears each.
+    // Rarely more than one huge page, because the kernel clears each.
     let huge = page >= 1 << 20;
     let size = |number: usize| page * if huge && !number.is_multiple_of(10) { 1 } else { 1 + number % 3 };
     (0..20).for_each(|number| cycle(size(number)));
@@ -79,7 +79,7 @@ pub fn dropped_providers_leak_nothing(make: MakeProvider<'_>) {
     once();
     let before = (descriptors(), mappings());
     (0..100).for_each(|_| once());
-    assert_no_growth(before, "100 providers made and dropped");
+    assert_no_growth(before, "100 providers created and dropped");
 }
 
 /// How a child process ended.
@@ -150,13 +150,13 @@ pub fn forked_child_leaves_shared_memory_alone(make: MakeProvider<'_>) {
         for round in 0..10 {
             fill(region.base(), region.size(), round);
             let ended = in_child(|| child(&*provider, &upstream, layout, region));
-            let seen_by_parent = match provider.visibility() {
+            let expected = match provider.visibility() {
                 Visibility::Private => round,
                 Visibility::Shared => 200,
             };
-            let what = "1: old content, 2: not frozen, 3: freeing, 4: allocating, 5: new memory";
+            let what = "2: not frozen, 3: freeing failed, 4: allocating failed";
             assert_eq!(ended, ExitReason::Exit(0), "{what}");
-            assert_filled(region.base(), region.size(), seen_by_parent);
+            assert_filled(region.base(), region.size(), expected);
         }
     });
     // SAFETY: the region belongs to this test and is not used any more.

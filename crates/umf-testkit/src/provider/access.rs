@@ -1,12 +1,63 @@
-//! Cases about device copies, for memory that the CPU cannot access.
+//! Cases about access to memory: brackets of CPU access, and copies by the device.
 
 use super::export::{access_of, request};
-use super::memory::{allocate, free, is_accessible};
 use super::process::{run_exclusive, run_shared};
-use super::{MakeProvider, skip};
-use umf_core::{Address, Layout, Provider, Region, Transfer};
+use super::{MakeProvider, allocate, assert_filled, fill, free, is_accessible, skip};
+use umf_core::{Access, Address, Error, Layout, Provider, Region, Transfer};
 
-/// Returns the ability; prints a line if the memory has no means of access.
+/// CPU access can be bracketed for each part of a region and of an import, with overlapping
+/// brackets. Foreign addresses, and writes to read-only imports, are refused.
+pub fn cpu_access_is_bracketed(make: MakeProvider<'_>) {
+    let _guard = run_shared();
+    let provider = make();
+    let Some(ability) = provider.host_access() else {
+        return skip(&*provider, "CPU access needs no brackets");
+    };
+    assert!(is_accessible(&*provider), "device memory has brackets for CPU access");
+    let page = provider.page_size();
+    let region = allocate(&*provider, 2 * page, 1);
+    let (base, size) = (region.base(), region.size());
+    let second = base.checked_add(page as u64).expect("inside of the region");
+    let last = base.checked_add(size as u64 - 1).expect("inside of the region");
+    ability.begin(base, size, Access::ReadWrite).expect("beginning to write a region");
+    fill(base, size, 31);
+    // Nested and adjacent brackets.
+    ability.begin(second, page, Access::ReadOnly).expect("beginning to read a part");
+    ability.begin(last, 1, Access::ReadWrite).expect("beginning to write one byte");
+    ability.end(base, size, Access::ReadWrite).expect("ending");
+    assert_filled(base, size, 31);
+    ability.end(second, page, Access::ReadOnly).expect("ending");
+    ability.end(last, 1, Access::ReadWrite).expect("ending");
+    let here = 0_u8;
+    let refused = ability.begin(Address::from_ptr(&raw const here), 1, Access::ReadOnly);
+    assert!(
+        matches!(refused, Err(Error::ForeignAddress { .. })),
+        "beginning to access foreign memory: {refused:?}"
+    );
+    if let Some((exports, imports)) = provider.export().zip(provider.import()) {
+        let ability = imports.host_access().expect("imports have the ability of the provider");
+        let exported = exports.export(&region).expect("exporting");
+        for access in [Access::ReadOnly, Access::ReadWrite] {
+            let imported = imports.import(request(&exported, size, access)).expect("importing");
+            ability.begin(imported.base, size, Access::ReadOnly).expect("beginning to read an import");
+            assert_filled(imported.base, size, 31);
+            ability.end(imported.base, size, Access::ReadOnly).expect("ending");
+            let begun = ability.begin(imported.base, size, Access::ReadWrite);
+            assert_eq!(begun.is_ok(), access == Access::ReadWrite, "{access:?}: {begun:?}");
+            if begun.is_ok() {
+                fill(imported.base, size, 32);
+                ability.end(imported.base, size, Access::ReadWrite).expect("ending");
+                assert_filled(base, size, 32);
+            }
+            // SAFETY: released once, and not used any more.
+            unsafe { imports.release(imported) }.expect("releasing");
+        }
+        exports.unexport(&region, exported).expect("taking back an export");
+    }
+    free(&*provider, region);
+}
+
+/// Returns the ability. Prints a line if neither a device nor the CPU can access the memory.
 fn ability(provider: &dyn Provider) -> Option<&dyn Transfer> {
     let transfer = provider.transfer();
     if transfer.is_none() && !is_accessible(provider) {
@@ -61,13 +112,13 @@ pub fn copies_change_named_bytes_only(make: MakeProvider<'_>) {
     // SAFETY: memory of this test without references into it; the same holds below.
     unsafe { transfer.fill(offset_by(one.base(), page + 1), page - 2, 0xA7) }.expect("filling");
     expected[page + 1..2 * page - 1].fill(0xA7);
-    assert!(get(transfer, one.base(), size) == expected, "a region is not what was copied into it");
+    assert!(get(transfer, one.base(), size) == expected, "a region does not have the copied bytes");
     assert!(get(transfer, other.base(), other.size()) == pattern(other.size(), 2), "a neighbour was changed");
     // SAFETY: memory of this test without references into it.
     unsafe { transfer.copy(offset_by(one.base(), page + 5), offset_by(other.base(), 9), page) }
         .expect("copying");
     let copied = get(transfer, offset_by(other.base(), 9), page);
-    assert!(copied == expected[page + 5..2 * page + 5], "a copy between regions went wrong");
+    assert!(copied == expected[page + 5..2 * page + 5], "a copy between regions has wrong bytes");
     refuses(transfer, one.base(), size + 1, "more than the region");
     refuses(transfer, offset_by(one.base(), size - 1), 2, "past the end of a region");
     refuses(transfer, Address::new(page).expect("an address"), 1, "memory that was never allocated");
@@ -82,11 +133,11 @@ pub fn copies_change_named_bytes_only(make: MakeProvider<'_>) {
 fn refuses(transfer: &dyn Transfer, at: Address, size: usize, what: &str) {
     // A size without a buffer to match is only tested with a fill.
     if size < 1 << 26 {
-        let mut room = vec![0; size];
+        let mut buffer = vec![0; size];
         // SAFETY: the call fails and accesses nothing.
-        assert!(unsafe { transfer.read(at, &mut room) }.is_err(), "{what} was read");
+        assert!(unsafe { transfer.read(at, &mut buffer) }.is_err(), "{what} was read");
         // SAFETY: the call fails and accesses nothing.
-        assert!(unsafe { transfer.write(at, &room) }.is_err(), "{what} was written");
+        assert!(unsafe { transfer.write(at, &buffer) }.is_err(), "{what} was written");
     }
     // SAFETY: the call fails and accesses nothing.
     assert!(unsafe { transfer.fill(at, size, 1) }.is_err(), "{what} was filled");
@@ -115,11 +166,11 @@ pub fn copies_are_visible_through_imports(make: MakeProvider<'_>) {
         let size = region.size();
         assert!(
             get(by_importer, imported.base, size) == pattern(size, seed),
-            "an import holds something else"
+            "an import does not have the bytes of its region"
         );
         put(by_importer, offset_by(imported.base, 3), &pattern(size - 5, seed + 100));
-        let seen = get(transfer, offset_by(region.base(), 3), size - 5);
-        assert!(seen == pattern(size - 5, seed + 100), "what was copied into an import is not in the region");
+        let read = get(transfer, offset_by(region.base(), 3), size - 5);
+        assert!(read == pattern(size - 5, seed + 100), "bytes copied into an import are not in the region");
         refuses(by_importer, imported.base, imported.size + 1, "more than an import");
         // SAFETY: released once, and not used any more.
         unsafe { imports.release(imported) }.expect("releasing");

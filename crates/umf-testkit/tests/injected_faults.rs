@@ -25,7 +25,7 @@ enum Fault {
     /// Ignores the leases that observers return.
     IgnoresLeases,
     /// Never reclaims held blocks.
-    NeverTakesBack,
+    NeverReclaims,
     /// Ignores the held limit, and allocates regions past the upstream.
     IgnoresBound,
     /// Counts held blocks as live.
@@ -33,7 +33,7 @@ enum Fault {
     /// Accepts a second free of a held block.
     FreesTwice,
     /// Returns all regions to the provider when dropped, leased or not.
-    ForgetsAtTheEnd,
+    FreesLeasedWhenDropped,
     /// Never polls on its own.
     NeverPolls,
     /// Never releases the contents of held blocks.
@@ -46,7 +46,7 @@ enum Fault {
 
 #[derive(Default)]
 struct RegionTable {
-    /// LiveBlocks blocks, each a region of its own, and whether each is exported.
+    /// Live blocks, each a region of its own, and whether each is exported.
     live: BTreeMap<u64, (Region, bool)>,
     held: BTreeMap<u64, Region>,
     statistics: PoolStatistics,
@@ -77,16 +77,16 @@ impl Faulty {
         self.regions_table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, region: Region) -> Result<()> {
+    fn free_region(&self, region: Region) -> Result<()> {
         // SAFETY: the block in this region is freed.
-        let fate = unsafe { self.upstream.free(region) }?;
-        if fate == FreeOutcome::Freed {
-            self.went(region);
+        let outcome = unsafe { self.upstream.free(region) }?;
+        if outcome == FreeOutcome::Freed {
+            self.count_freed(region);
         }
         Ok(())
     }
 
-    fn went(&self, region: Region) {
+    fn count_freed(&self, region: Region) {
         let statistics = &mut self.regions_table().statistics;
         statistics.reserved_bytes -= region.size() as u64;
         statistics.regions -= 1;
@@ -121,7 +121,7 @@ impl Faulty {
             }
             self.regions_table().held.remove(&address.to_bits());
         }
-        self.give_back(region)
+        self.free_region(region)
     }
 }
 
@@ -201,12 +201,12 @@ unsafe impl DeferredFree for Faulty {
 
     unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         match freed {
-            Freed::Block { address } if !self.is(Fault::NeverTakesBack) => {
+            Freed::Block { address } if !self.is(Fault::NeverReclaims) => {
                 let region = self.regions_table().held.remove(&address.to_bits()).unwrap();
-                self.give_back(region)
+                self.free_region(region)
             }
             Freed::Region(region) => {
-                self.went(region);
+                self.count_freed(region);
                 Ok(())
             }
             _ => Ok(()),
@@ -236,7 +236,7 @@ impl Drop for Faulty {
         let regions_table = std::mem::take(&mut *self.regions_table());
         let held = regions_table.held.into_values();
         for (region, exported) in regions_table.live.into_values().chain(held.map(|region| (region, false))) {
-            if self.is(Fault::ForgetsAtTheEnd) {
+            if self.is(Fault::FreesLeasedWhenDropped) {
                 // SAFETY: the pool is being dropped with its blocks. The fault is that leased ones
                 // are freed, too.
                 let _ = unsafe { self.provider().free(region) };
@@ -267,28 +267,28 @@ fn passes(fault: Fault, case: fn(MakePool<'_>)) -> bool {
 }
 
 #[test]
-fn each_fault_is_noticed() {
+fn suite_detects_each_fault() {
     let faults: [(Fault, fn(MakePool<'_>)); 17] = [
         (Fault::IgnoresLeases, suite::leased_block_is_not_reused),
         (Fault::IgnoresLeases, suite::concurrent_threads_never_get_leased_blocks),
         (Fault::FreesTwice, suite::leased_block_is_not_reused),
         (Fault::CountsHeldAsLive, suite::leased_block_is_not_reused),
-        (Fault::NeverTakesBack, suite::leased_block_is_not_reused),
-        (Fault::NeverTakesBack, suite::concurrent_threads_never_get_leased_blocks),
+        (Fault::NeverReclaims, suite::leased_block_is_not_reused),
+        (Fault::NeverReclaims, suite::concurrent_threads_never_get_leased_blocks),
         (Fault::NeverPolls, suite::closed_block_is_reused_without_poll),
         (Fault::DoesNotWait, suite::drain_waits_for_last_lease),
         (Fault::IgnoresBound, suite::held_limit_refuses_allocation),
         (Fault::NeverReleases, suite::on_free_keeps_or_releases_contents),
-        (Fault::ForgetsAtTheEnd, suite::leased_blocks_outlive_pool),
+        (Fault::FreesLeasedWhenDropped, suite::leased_blocks_outlive_pool),
         (Fault::IgnoresCompletions, suite::block_is_not_reused_before_completion),
         (Fault::IgnoresCompletions, suite::lost_completion_keeps_block_held),
         (Fault::IgnoresLeases, suite::free_after_ends_exports_at_once),
         (Fault::FreesTwice, suite::block_is_not_reused_before_completion),
         (Fault::NeverPolls, suite::block_is_reused_after_completion),
-        (Fault::ForgetsAtTheEnd, suite::pending_blocks_outlive_pool),
+        (Fault::FreesLeasedWhenDropped, suite::pending_blocks_outlive_pool),
     ];
     for (fault, case) in faults {
-        assert!(passes(Fault::None, case), "{fault:?}: the sound pool does not pass");
-        assert!(!passes(fault, case), "{fault:?} was not noticed");
+        assert!(passes(Fault::None, case), "{fault:?}: the pool without a fault does not pass");
+        assert!(!passes(fault, case), "{fault:?} was not detected");
     }
 }
