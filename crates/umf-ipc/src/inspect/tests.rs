@@ -19,7 +19,7 @@ fn content(region_id: u64) -> SlotContent {
     }
 }
 
-/// The bytes of a ledger, so far as anything can be in them.
+/// Returns the bytes of a ledger's file.
 fn bytes(ledger: &LedgerWriter) -> Vec<u8> {
     let size = usize::try_from(umf_os::file::size(ledger.shared_fd()).unwrap()).unwrap();
     let mut bytes = vec![0; size];
@@ -66,7 +66,7 @@ fn written_ledger_is_read_back() {
     let end = dead.ended.unwrap();
     assert_eq!((end.generation, end.reason), (generation, RetireReason::BlockFreed));
     assert!((seen.exported.unwrap()..=now()).contains(&end.time));
-    // It stays when the slot is used again, until the next export in it ends.
+    // It stays until the next export in the slot ends.
     let generation = ledger.publish(slot, &content(6));
     assert_eq!(view.slot(slot).unwrap().ended, Some(end));
     ledger.retire_with_reason(slot, generation, RetireReason::Evicted);
@@ -89,7 +89,7 @@ fn importer_ledger_is_small_and_has_no_slots() {
     assert!(matches!(ledger.allocate_slot(|_, _| Ok(())), Err(crate::Error::LimitReached { .. })));
 }
 
-/// Publishing is paid for: a burst is seen to its end, a storm is not published each time.
+/// Every change of a burst is published. Of many changes in a row only some are.
 #[test]
 fn publishing_is_throttled_except_for_bursts() {
     let ledger = LedgerWriter::for_importer().unwrap();
@@ -101,7 +101,7 @@ fn publishing_is_throttled_except_for_bursts() {
     for round in 1..=5 {
         ledger.note_change();
         assert!(ledger.publish_statistics(false, || counters(round)));
-        assert!(ledger.publish_statistics(false, || panic!("nothing changed since")));
+        assert!(ledger.publish_statistics(false, || panic!("nothing has changed")));
         assert_eq!(view.statistics().unwrap().importer.unwrap().misses, round);
     }
     let mut published = 0;
@@ -125,7 +125,7 @@ fn invalid_header_is_not_read() {
         rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::FUTURE_WRITE;
     umf_os::memfd::add_seals(&empty, seals).unwrap();
     let other = umf_os::memfd::create("umf-ledger-2", 1 << 20).unwrap();
-    // Other tests of this process make such files as well.
+    // Other tests of this process create such files too.
     assert!(find().unwrap().unreadable >= 2.max(before));
     drop((unsealed, empty, other));
 }
@@ -163,7 +163,7 @@ fn read_all(view: &Ledger) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever another process writes: no panic, no endless work.
+    /// Arbitrary words in a ledger cause no panic and no endless loop.
     #[test]
     fn any_bytes_are_a_ledger_or_none(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 1_usize..9), 0..20),
@@ -182,7 +182,7 @@ proptest! {
             let at = at.index(bytes.len() - 8);
             bytes[at..at + length.min(8)].copy_from_slice(&value.to_le_bytes()[..length.min(8)]);
         }
-        // The words of the header, which decide where everything is.
+        // The words of the header, which determine the offsets.
         for (word, value) in fields {
             bytes[word * 8..word * 8 + 8].copy_from_slice(&value.to_le_bytes());
         }

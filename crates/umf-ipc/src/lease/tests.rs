@@ -17,7 +17,7 @@ fn nonce() -> Nonce {
     Nonce::from_bytes(*b"a ledger's nonce")
 }
 
-/// A table with this many rows.
+/// Returns a table with this number of rows.
 fn small_table(rows: u32) -> LeaseTable {
     let table = LeaseTable::within(SLOTS, nonce(), TableShape { slots: SLOTS, rows }.size()).unwrap();
     assert_eq!(table.rows(), rows);
@@ -54,15 +54,15 @@ fn is_leased(table: &LeaseTable, slot: u32) -> bool {
 }
 
 fn close(lease: Lease) {
-    // SAFETY: tests take a lease back once, while its importer exists.
+    // SAFETY: a test releases a lease once, while its importer exists.
     unsafe { lease.release() };
 }
 
-/// A lease on its way to another thread, as a mapping takes it.
+/// A lease that is sent to another thread, as in a mapping.
 #[derive(Clone, Copy)]
 struct Sent(Lease);
 
-// SAFETY: leases may be taken back in any thread.
+// SAFETY: any thread may release a lease.
 unsafe impl Send for Sent {}
 
 impl Sent {
@@ -100,8 +100,8 @@ fn open_export_is_leased_until_it_is_closed() {
     assert_eq!(table.importers(), 0);
 }
 
-/// The lost leases of version 1: what was opened by one thread and closed by another left a sum
-/// over rows, and the rows of an importer were given back one at a time.
+/// Regression test for lost leases in version 1: leases that one thread took and another released
+/// were a sum over rows, and an importer released its rows one by one.
 #[test]
 fn lease_survives_the_end_of_another_importer_of_the_same_process() {
     for _ in 0..200 {
@@ -164,7 +164,7 @@ fn row_of_killed_importer_is_cleared_and_reused() {
         open(&killed, 2);
         assert!(is_leased(&table, 2), "round {round}");
         killed.simulate_kill();
-        // Every other time the producer does not look before the next importer comes.
+        // In every second round the producer does not scan before the next importer takes the row.
         if round % 2 == 0 {
             assert!(!is_leased(&table, 2));
             assert_eq!(table.importers(), 1);
@@ -180,8 +180,8 @@ fn row_of_killed_importer_is_cleared_and_reused() {
     assert!(!is_leased(&table, 1));
 }
 
-/// What a device may have imported is not used again at the moment in which its importer is found
-/// to have ended, and is later.
+/// Memory that a device may have imported is not reused when its importer is found to have ended,
+/// but after the grace period.
 #[test]
 fn device_memory_of_killed_importer_is_held_for_the_grace_period() {
     for is_device in [false, true] {
@@ -224,7 +224,7 @@ fn device_memory_of_killed_importer_is_held_for_the_grace_period() {
         while is_open() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert_eq!(exports.allocate_slot().unwrap(), slot, "the slot was given back");
+        assert_eq!(exports.allocate_slot().unwrap(), slot, "the slot was freed");
     }
 }
 
@@ -241,7 +241,7 @@ fn one_thread_has_one_row_and_many_threads_share_a_few() {
         for _ in 0..20 {
             scope.spawn(|| {
                 let lease = open(&importer, 3);
-                // So that each thread has a number of its own.
+                // All threads run at the same time, so that each has a different number.
                 inside.wait();
                 assert!(is_leased(&table, 3));
                 close(lease);
@@ -261,7 +261,7 @@ fn importer_without_a_row_cannot_open() {
     importer(&table);
 }
 
-/// Threads of one importer take no more than half of all rows, so that other importers find some.
+/// Threads of one importer take at most half of all rows, so that other importers find free ones.
 #[test]
 fn threads_leave_rows_to_other_importers() {
     let table = small_table(8);
@@ -301,24 +301,24 @@ fn opened_bitmap_selects_the_scanned_rows() {
     assert!(!is_leased(&table, 6));
 }
 
-/// The lock belongs to a mapping that forked children do not get.
+/// The lock belongs to a mapping that forked children do not inherit.
 #[test]
 fn forked_child_has_no_row_and_releases_no_lease() {
     let table = table();
     let importer = importer(&table);
     let (kept, closed) = (open(&importer, 5), open(&importer, 6));
-    // SAFETY: the child makes no calls but the one under test, and ends.
+    // SAFETY: the child makes only the call under test, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         close(kept);
-        // SAFETY: waits for the signal that ends it.
+        // SAFETY: waits for the signal that ends the child.
         unsafe {
             libc::alarm(60);
             libc::pause();
             libc::_exit(1)
         };
     }
-    // Long enough for the child to have done it, if it could.
+    // Long enough for the child to make the call.
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert!(is_leased(&table, 5));
     close(closed);
@@ -328,7 +328,7 @@ fn forked_child_has_no_row_and_releases_no_lease() {
     assert!(locks.is_write_locked(row).unwrap());
     drop(importer);
     assert!(!locks.is_write_locked(row).unwrap(), "the child keeps the row");
-    // SAFETY: ends and waits for the child made above.
+    // SAFETY: kills and waits for the child forked above.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, core::ptr::null_mut(), 0);
@@ -366,8 +366,8 @@ fn invalid_lease_table_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever other processes write into a table: no fault, no endless loop; and it serves again
-    /// when it is cleared.
+    /// Arbitrary words in a table cause no fault and no endless loop. The table works again after
+    /// it is cleared.
     #[test]
     fn arbitrary_words_do_not_crash(
         words in prop::collection::vec((0_usize..1 << 14, any::<u64>(), 0_u32..8), 1..400),
@@ -440,13 +440,13 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Importers come, open, close in whatever thread, leave and are killed: an export is leased if
-    /// a plain list says so.
+    /// Importers are created, open, close in any thread, are dropped and are killed. An export is
+    /// leased exactly if a plain list has a lease on it.
     #[test]
     fn leases_match_a_list_of_them(steps in prop::collection::vec(step(), 1..60)) {
         let table = small_table(32);
         let mut importers: Vec<_> = (0..3).map(|_| importer(&table)).collect();
-        // By importer, slot and lease.
+        // The leases, with importer and slot.
         let mut model: Vec<(usize, u32, Lease)> = Vec::new();
         for step in steps {
             match step {

@@ -61,7 +61,7 @@ fn reader(ledger: &LedgerWriter) -> LedgerReader {
 fn retired_export_is_stale() {
     let ledger = LedgerWriter::new(100, false).unwrap();
     let reader = reader(&ledger);
-    assert!(reader.slot(0).is_none(), "slots that were never used are not looked at");
+    assert!(reader.slot(0).is_none(), "slots that were never used are not read");
     let slot = ledger.allocate_slot(|_, _| Ok(())).unwrap();
     assert_eq!(ledger.next_generation(slot), 1);
     assert_eq!(ledger.publish(slot, &content(1)), 1);
@@ -73,7 +73,7 @@ fn retired_export_is_stale() {
     assert_eq!(ledger.publish(slot, &content(2)), 3);
     assert_eq!(reader.slot(slot).unwrap().read(1), Err(3));
     assert_eq!(reader.slot(slot).unwrap().read(3), Ok(content(2)));
-    // A writable mapping of the ledger is refused by the kernel.
+    // The kernel refuses a writable mapping of the ledger.
     let fd = ledger.shared_fd().try_clone().unwrap();
     assert!(umf_os::SharedMapping::new(&fd, 4096, true).is_err());
     assert!(rustix::fs::ftruncate(&fd, 0).is_err());
@@ -123,8 +123,8 @@ fn concurrent_reads_are_consistent() {
     });
 }
 
-/// What a hostile or other process may have under the ledger's number: nothing is mapped before it
-/// is known that no read can fault or hang.
+/// Files that a hostile process, or another one, may have under the ledger's descriptor number.
+/// They are refused before they are mapped, so that no read can fault or block.
 #[test]
 fn invalid_ledger_is_refused() {
     let ledger = LedgerWriter::new(4, false).unwrap();
@@ -150,12 +150,12 @@ fn invalid_ledger_is_refused() {
     assert!(matches!(open(other.shared_fd().try_clone().unwrap()), Err(Error::ProducerReplaced { .. })));
     let mut header = [0; 4096];
     rustix::io::pread(ledger.shared_fd(), &mut header, 0).unwrap();
-    // One that would take more addresses than any ledger.
+    // Larger than any ledger.
     let large = umf_os::memfd::create("test", reader::MAX_SIZE as u64 + 4096).unwrap();
     rustix::io::pwrite(&large, &header, 0).unwrap();
     umf_os::memfd::add_seals(large.as_fd(), seals).unwrap();
     assert!(matches!(open(large), Err(Error::ProducerReplaced { .. })));
-    // One that claims more slots than its file has.
+    // Its header has more slots than the file.
     let liar = umf_os::memfd::create("test", 8192).unwrap();
     let capacity = std::mem::offset_of!(LedgerHeader, slot_capacity);
     header[capacity..capacity + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
