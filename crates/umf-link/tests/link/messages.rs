@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod collectives;
 mod one_sided;
 mod ranks;
 mod reducing;

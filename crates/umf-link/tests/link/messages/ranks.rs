@@ -1,15 +1,13 @@
-//! Ranks in threads: messages between any two, and collectives.
+//! Ranks in threads: messages between any two, and the ends of ranks.
 
 use std::time::Duration;
 
-use umf_link::{
-    Communicator, Destination, Engine, Error, LinkBuilder, LinkSettings, Operation, Reduction, TagMatch,
-};
+use umf_link::{Communicator, Engine, Error, LinkBuilder, LinkSettings, TagMatch};
 
 use crate::messages::{SECOND, content, forced, importer, memory};
 
-/// Runs all ranks of a job; every one of them is the last to let go of its comm.
-fn ranks<T: Send>(
+/// Runs all ranks of a job, each in a thread. Each drops its communicator after all have run.
+pub(super) fn ranks<T: Send>(
     size: usize,
     settings: &LinkSettings,
     run: impl Fn(&mut Communicator) -> T + Sync,
@@ -161,218 +159,6 @@ fn probe_finds_message_of_any_rank() {
     });
 }
 
-/// A rank that ends its collectives announces that outside of the rings.
-#[test]
-fn collectives_ended_is_seen_past_full_ring() {
-    ranks(2, &LinkSettings::default(), |comm| {
-        comm.barrier().unwrap();
-        if comm.rank() == 0 {
-            comm.set_timeout(Some(Duration::from_millis(50)));
-            while comm.send(1, 1, &[0; 8]).is_ok() {}
-            comm.barrier().unwrap_err();
-            comm.set_timeout(SECOND);
-            // Not before the other one has seen it.
-            comm.recv(1, 2, &mut []).unwrap();
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(300));
-        let over = comm.barrier().unwrap_err();
-        assert!(matches!(over, Error::CollectivesEnded { rank: 0 }), "{over}");
-        comm.send(0, 2, &[]).unwrap();
-    });
-}
-
-/// Memory for a collective, filled with what a rank has.
-enum Place {
-    Own(Vec<f64>),
-    Pool(Box<umf_link::Memory<'static>>),
-}
-
-impl Place {
-    fn new(is_pool: bool, numbers: &[f64]) -> Self {
-        if !is_pool {
-            return Self::Own(numbers.to_vec());
-        }
-        let memory = memory(size_of_val(numbers).max(1));
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-        memory.slice().copy_from(&bytes);
-        Self::Pool(Box::new(memory))
-    }
-
-    fn all(&mut self) -> Destination<'_> {
-        match self {
-            Self::Own(numbers) => Destination::from(&mut numbers[..]),
-            Self::Pool(memory) => (&**memory).into(),
-        }
-    }
-
-    fn numbers(&self) -> Vec<f64> {
-        match self {
-            Self::Own(numbers) => numbers.clone(),
-            Self::Pool(memory) => {
-                let mut bytes = vec![0; memory.len()];
-                memory.slice().copy_to(&mut bytes);
-                bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().unwrap())).collect()
-            }
-        }
-    }
-}
-
-fn own(rank: usize, count: usize) -> Vec<f64> {
-    (0..count).map(|place| ((place * 31 + rank * 17) % 97) as f64 + 0.1).collect()
-}
-
-/// All collectives, of memory of pools in ranks that `is_pool` says.
-fn collectives(size: usize, settings: &LinkSettings, is_pool: fn(usize) -> bool) {
-    let sum = Reduction::of::<f64>(Operation::Sum).unwrap();
-    for count in [1, 513, 40_001] {
-        let all: Vec<Vec<f64>> = (0..size).map(|rank| own(rank, count)).collect();
-        let exact: Vec<f64> = (0..count).map(|at| all.iter().map(|one| one[at]).sum()).collect();
-        let results = ranks(size, settings, |comm| {
-            let me = comm.rank();
-            let place = |numbers: &[f64]| Place::new(is_pool(me), numbers);
-            let mut sums = place(&own(me, count));
-            comm.allreduce(sums.all(), sum).unwrap();
-            for root in [0, size - 1] {
-                let mut given = place(&own(me, count));
-                comm.bcast(root, given.all()).unwrap();
-                assert!(given.numbers() == own(root, count), "{count} from {root}");
-            }
-            let mut part = place(&own(me, count));
-            comm.reduce_scatter(part.all(), sum).unwrap();
-            let mine = comm.share(count, me);
-            let numbers = part.numbers();
-            let before = own(me, count);
-            assert!(
-                numbers[..mine.start] == before[..mine.start] && numbers[mine.end..] == before[mine.end..]
-            );
-            assert!(mine.into_iter().all(|at| (numbers[at] - exact[at]).abs() < 1e-9), "{count}");
-            // As bytes, so that parts are not whole numbers.
-            let mut all = place(&vec![0.0; count]);
-            let bytes = comm.share(count * 8, me);
-            let own_part: Vec<u8> = own(9, count).iter().flat_map(|number| number.to_ne_bytes()).collect();
-            let mut whole: Vec<u8> = vec![0; count * 8];
-            whole[bytes.clone()].copy_from_slice(&own_part[bytes]);
-            match &mut all {
-                Place::Pool(memory) => assert_eq!(memory.slice().copy_from(&whole), whole.len()),
-                Place::Own(numbers) => {
-                    for (number, bytes) in numbers.iter_mut().zip(whole.chunks_exact(8)) {
-                        *number = f64::from_ne_bytes(bytes.try_into().unwrap());
-                    }
-                }
-            }
-            comm.allgather(all.all()).unwrap();
-            assert!(all.numbers() == own(9, count), "{count}");
-            let root = count % size;
-            let mut total = place(&own(me, count));
-            comm.reduce(root, total.all(), sum).unwrap();
-            if me == root {
-                assert!(total.numbers().iter().zip(&exact).all(|(one, other)| (one - other).abs() < 1e-9));
-            } else {
-                assert!(total.numbers() == own(me, count), "the memory of others stays");
-            }
-            let blocks: Vec<f64> = (0..size).flat_map(|to| own(10 * me + to, count)).collect();
-            let (mut outgoing, mut incoming) = (place(&blocks), place(&vec![0.0; size * count]));
-            let source = match &mut outgoing {
-                Place::Own(numbers) => umf_link::Source::from(&numbers[..]),
-                Place::Pool(memory) => (&**memory).into(),
-            };
-            comm.alltoall(source, incoming.all()).unwrap();
-            let expected: Vec<f64> = (0..size).flat_map(|from| own(10 * from + me, count)).collect();
-            assert!(incoming.numbers() == expected, "{count}");
-            comm.barrier().unwrap();
-            sums.numbers()
-        });
-        assert!(
-            results.iter().all(|result| *result == results[0]),
-            "the same bits everywhere: {size} {count}"
-        );
-        assert!(
-            results[0].iter().zip(&exact).all(|(one, other)| (one - other).abs() < 1e-9),
-            "{size} {count}"
-        );
-    }
-}
-
-#[test]
-fn collectives_of_pool_memory() {
-    for size in [1, 2, 3] {
-        collectives(size, &LinkSettings::default(), |_| true);
-    }
-}
-
-#[test]
-fn collectives_of_private_memory() {
-    collectives(2, &LinkSettings::default(), |_| false);
-    collectives(3, &forced(Engine::Bounce), |_| false);
-}
-
-#[test]
-fn collectives_of_mixed_memory() {
-    collectives(2, &LinkSettings::default(), |rank| rank == 1);
-    collectives(3, &LinkSettings::default(), |rank| rank != 1);
-}
-
-#[test]
-fn allreduce_supports_all_operations_and_elements() {
-    ranks(2, &LinkSettings::default(), |comm| {
-        let me = comm.rank();
-        for operation in Operation::ALL {
-            for element in umf_link::Element::ALL {
-                let Ok(reduction) = Reduction::new(operation, element) else { continue };
-                // Both have the same, so that what comes of it is known.
-                let place = memory(80_000);
-                place.slice().copy_from(&[0_u8; 80_000][..]);
-                place.slice().copy_from(&[2_u8.pow(me as u32); 4][..]);
-                comm.allreduce(&place, reduction).unwrap();
-                let mut first = [9_u8; 8];
-                place.slice().copy_to(&mut first);
-                if element.size() == 1 {
-                    let expected = match operation {
-                        Operation::Sum | Operation::Or | Operation::Xor => 3,
-                        Operation::Product | Operation::Max => 2,
-                        Operation::Min => 1,
-                        _ => 0,
-                    };
-                    assert_eq!(first[..4], [expected; 4], "{reduction}");
-                    assert_eq!(first[4..], [0; 4], "{reduction}");
-                }
-            }
-        }
-    });
-}
-
-#[test]
-fn different_collectives_are_mismatch() {
-    let sum = Reduction::of::<f64>(Operation::Sum).unwrap();
-    let max = Reduction::of::<f64>(Operation::Max).unwrap();
-    for case in 0..4 {
-        let results = ranks(2, &LinkSettings::default(), |comm| {
-            let mut numbers = vec![1.0; 10_000];
-            let result = match (case, comm.rank()) {
-                (0, 0) => comm.barrier(),
-                (0 | 1, 1) | (1, 0) if case == 0 => comm.allreduce(&mut numbers[..10], sum),
-                (1, 0) => comm.allreduce(&mut numbers[..], sum),
-                (1, _) => comm.allreduce(&mut numbers[..9000], sum),
-                (2, 0) => comm.allreduce(&mut numbers[..], sum),
-                (2, _) => comm.allreduce(&mut numbers[..], max),
-                (_, 0) => comm.bcast(0, &mut numbers[..20]),
-                _ => comm.bcast(0, &mut numbers[..10]),
-            };
-            let again = comm.barrier();
-            (result, again)
-        });
-        let is_mismatch = |result: &Result<(), Error>| matches!(result, Err(Error::Mismatch { .. }));
-        assert!(results.iter().any(|(result, _)| is_mismatch(result)), "{case} {results:?}");
-        for (result, again) in &results {
-            let is_told = is_mismatch(result)
-                || matches!(result, Err(Error::CollectivesEnded { .. }))
-                || case == 3 && result.is_ok();
-            assert!(is_told && again.is_err(), "{case} {results:?}");
-        }
-    }
-}
-
 #[test]
 fn invalid_jobs_are_refused() {
     let name = format!("wrong-{}", std::process::id());
@@ -394,18 +180,21 @@ fn invalid_jobs_are_refused() {
     let absent = first.send(1, 0, &[1]).unwrap_err();
     assert!(matches!(absent, Error::RankAbsent { rank: 1, .. }), "{absent}");
     assert!(matches!(first.barrier(), Err(Error::RankAbsent { rank: 1, .. })));
-    assert!(matches!(first.barrier(), Err(Error::RankAbsent { .. })), "collectives are over");
+    assert!(
+        matches!(first.barrier(), Err(Error::RankAbsent { .. })),
+        "there are no collectives after an error"
+    );
     first.set_timeout(SECOND);
     let refused = Communicator::join(&name, 1, 3).unwrap_err();
     assert!(matches!(refused, Error::SizeMismatch { other: 2, own: 3 }), "{refused}");
-    // The rank is free, and messages go on.
+    // The rank is free, and messages continue to work.
     let mut other = Communicator::join(&name, 1, 2).unwrap();
     other.set_timeout(SECOND);
     other.send(0, 7, &[3]).unwrap();
     let mut byte = [0];
     assert_eq!(first.recv_any(7, &mut byte).unwrap().from, 1);
-    let told = other.barrier().unwrap_err();
-    assert!(matches!(told, Error::CollectivesEnded { rank: 0 }), "{told}");
+    let ended = other.barrier().unwrap_err();
+    assert!(matches!(ended, Error::CollectivesEnded { rank: 0 }), "{ended}");
     drop(other);
     assert!(matches!(first.recv_any(7, &mut byte), Err(Error::Closed { .. })), "the end is reported once");
     let mut third = Communicator::join(&name, 1, 2).unwrap();
@@ -427,11 +216,11 @@ fn rank_that_left_unlinked_is_closed_and_replaceable() {
         comm.set_timeout(SECOND);
         comm
     };
-    // One that was there before it and one that came after it.
+    // One rank joined before rank 1, and one after it.
     let mut first = join(0);
-    let went = join(1);
+    let left = join(1);
     let mut last = join(2);
-    drop(went);
+    drop(left);
     let own = i32::try_from(std::process::id()).unwrap();
     let mut byte = [0];
     for comm in [&mut first, &mut last] {
@@ -460,23 +249,24 @@ fn rank_that_left_unlinked_is_closed_and_replaceable() {
     }
 }
 
-/// What a rank sent before it went is received first, also where its link is not taken in yet.
+/// Messages that a rank sent before it left are received first, also if its link is not yet
+/// accepted.
 #[test]
 fn messages_before_closing_are_received_first() {
     for round in 0..20 {
         let name = format!("late-{round}-{}", std::process::id());
-        let mut stays = Communicator::join(&name, 0, 2).unwrap();
-        stays.set_timeout(SECOND);
-        let mut goes = Communicator::join(&name, 1, 2).unwrap();
-        goes.set_timeout(SECOND);
-        goes.send(0, 1, &[round]).unwrap();
-        drop(goes);
+        let mut receiver = Communicator::join(&name, 0, 2).unwrap();
+        receiver.set_timeout(SECOND);
+        let mut sender = Communicator::join(&name, 1, 2).unwrap();
+        sender.set_timeout(SECOND);
+        sender.send(0, 1, &[round]).unwrap();
+        drop(sender);
         // Long enough for a check of the ranks that are not linked.
         std::thread::sleep(Duration::from_millis(u64::from(round) * 3));
         let mut byte = [0];
-        assert_eq!(stays.recv_any(1, &mut byte).unwrap().from, 1);
+        assert_eq!(receiver.recv_any(1, &mut byte).unwrap().from, 1);
         assert_eq!(byte[0], round);
-        assert!(matches!(stays.recv_any(1, &mut byte), Err(Error::Closed { .. })));
+        assert!(matches!(receiver.recv_any(1, &mut byte), Err(Error::Closed { .. })));
     }
 }
 
@@ -486,9 +276,9 @@ fn announcing(engine: Option<Engine>) -> LinkSettings {
     settings
 }
 
-/// Runs `run` on ranks that ask their peers to announce only, because each has a message that it
-/// receives last.
-fn announced(size: usize, engine: Option<Engine>, run: impl Fn(&mut Communicator) + Sync) {
+/// Runs `run` on ranks that request their peers to announce only, because each has a message that
+/// it receives last.
+pub(super) fn announced(size: usize, engine: Option<Engine>, run: impl Fn(&mut Communicator) + Sync) {
     ranks(size, &announcing(engine), |comm| {
         let others: Vec<usize> = (0..size).filter(|rank| *rank != comm.rank()).collect();
         let start = |to: &usize| comm.start_send(*to, 99, b"later").unwrap();
@@ -505,30 +295,7 @@ fn announced(size: usize, engine: Option<Engine>, run: impl Fn(&mut Communicator
     });
 }
 
-#[test]
-fn collectives_while_peers_announce_only() {
-    for size in [2, 3] {
-        for engine in [None, Some(Engine::Bounce)] {
-            announced(size, engine, |comm| {
-                let sum = Reduction::of::<u64>(Operation::Sum).unwrap();
-                for count in [1, 5000] {
-                    let mut numbers = vec![1_u64; count];
-                    comm.allreduce(&mut numbers[..], sum).unwrap();
-                    assert!(numbers.iter().all(|number| *number == size as u64));
-                    comm.bcast(0, &mut numbers[..]).unwrap();
-                    comm.allgather(&mut numbers[..]).unwrap();
-                    comm.barrier().unwrap();
-                }
-                let shared = memory(80_000);
-                shared.slice().copy_from(&[1; 80_000]);
-                comm.allreduce(&shared, Reduction::of::<u8>(Operation::Sum).unwrap()).unwrap();
-            });
-        }
-    }
-}
-
-/// The scenarios of `models/inbox_cycles.py`: requests and sends in a cycle, while peers announce
-/// only.
+/// Requests and sends in a cycle, while peers announce only.
 #[test]
 fn cyclic_sends_do_not_deadlock() {
     #[derive(Clone, Copy, Debug)]
@@ -553,7 +320,7 @@ fn cyclic_sends_do_not_deadlock() {
             announced(size, engine, |comm| {
                 let (after, before) = ((comm.rank() + 1) % size, (comm.rank() + size - 1) % size);
                 let target = Box::leak(Box::new(memory(100_000)));
-                // SAFETY: memory that stays.
+                // SAFETY: the memory is never freed.
                 let range =
                     unsafe { comm.link(after).unwrap().register(&*target, umf_link::RemoteAccess::GetPut) }
                         .unwrap();
