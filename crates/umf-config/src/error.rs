@@ -46,7 +46,7 @@ pub enum Error {
         offset: usize,
     },
     /// A settings file is not TOML.
-    #[error("{origin}: not valid TOML: {reason}")]
+    #[error("{origin}: not valid TOML: {reason}; correct it")]
     FileSyntax {
         /// The line.
         origin: Origin,
@@ -54,7 +54,7 @@ pub enum Error {
         reason: String,
     },
     /// The variable `UMF_SET` is not TOML.
-    #[error("{variable}: not valid TOML: {reason}")]
+    #[error("{variable}: not valid TOML: {reason}; correct it, or unset the variable")]
     VariableSyntax {
         /// The variable.
         variable: String,

@@ -2,27 +2,28 @@
 
 use core::fmt;
 
-/// Which set of addresses an [`Address`] belongs to.
+/// The address space that an [`Address`] belongs to.
 ///
-/// Space 0 is the address space of this process (host memory, and device memory with unified
-/// addressing, where a device address never equals a host one). A provider whose device numbers its
-/// memory on its own uses another space, so that its addresses cannot be confused with ours.
+/// Space 0 is the address space of this process: host memory, and device memory with unified
+/// addressing, where no device address equals a host address. A provider of a device with separate
+/// addressing uses another space, so that its addresses are never mistaken for those of the
+/// process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressSpace(u8);
 
 impl AddressSpace {
     /// The address space of this process.
     pub const PROCESS: Self = Self(0);
-    /// How many spaces there are: numbers 0 to 127.
+    /// The number of spaces, from 0 to 127.
     pub const COUNT: usize = 128;
 
-    /// Space number `number`, or `None` if it is 128 or more.
+    /// Returns the space with this number, or `None` if it is 128 or more.
     #[must_use]
     pub const fn new(number: u8) -> Option<Self> {
         if (number as usize) < Self::COUNT { Some(Self(number)) } else { None }
     }
 
-    /// The number of this space.
+    /// Returns the number of this space.
     #[must_use]
     pub const fn number(self) -> u8 {
         self.0
@@ -31,10 +32,9 @@ impl AddressSpace {
 
 /// A byte address that can be computed with, compared and looked up, but not dereferenced.
 ///
-/// Device memory may not be touched by the CPU, and pools never need to touch what they hand out;
-/// so pools and trackers use this type. [`Address::as_ptr`] is the only conversion to a pointer,
-/// and dereferencing that pointer is `unsafe`: only memory that its provider declares
-/// host-accessible may be dereferenced.
+/// Pools and the tracker use this type: device memory must not be accessed by the CPU, and pools
+/// never access the memory of their blocks. [`Address::as_ptr`] is the only conversion to a
+/// pointer. Only memory that its provider declares host-accessible may be dereferenced.
 ///
 /// The lower 57 bits are the offset in the space (the user half of five-level paging), the upper 7
 /// the [`AddressSpace`].
@@ -59,42 +59,42 @@ impl Address {
         if value <= Self::MASK { Some(Self(((space.0 as u64) << Self::BITS) | value)) } else { None }
     }
 
-    /// The address that a pointer of this process holds.
+    /// Returns the address of a pointer of this process.
     ///
-    /// Pointers above 57 bits do not occur in user space; such a value is cut to 57 bits and is
-    /// then an address that no tracker knows.
+    /// User space has no pointers above 57 bits. Such a value is truncated to 57 bits, and is then
+    /// no tracked address.
     #[must_use]
     pub fn from_ptr<T: ?Sized>(pointer: *const T) -> Self {
         Self(pointer.cast::<u8>().addr() as u64 & Self::MASK)
     }
 
-    /// The space that this address belongs to.
+    /// Returns the space that this address belongs to.
     #[must_use]
     pub const fn space(self) -> AddressSpace {
         AddressSpace((self.0 >> Self::BITS) as u8)
     }
 
-    /// The offset in its space: for [`AddressSpace::PROCESS`] the virtual address.
+    /// Returns the offset in its space: for [`AddressSpace::PROCESS`] the virtual address.
     #[must_use]
     pub const fn value(self) -> u64 {
         self.0 & Self::MASK
     }
 
-    /// Space and value as one number, as page maps use it for an index.
+    /// Returns space and value as one number, which page maps use as an index.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The inverse of [`Address::to_bits`].
+    /// Returns the address of which [`Address::to_bits`] returned `bits`.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The address as a pointer of this process, or `None` in another address space.
+    /// Returns the address as a pointer of this process, or `None` in another address space.
     ///
-    /// Dereferencing it is sound only for memory that the provider calls host-accessible.
+    /// Dereferencing it is sound only if the provider declares the memory host-accessible.
     #[must_use]
     pub fn as_ptr(self) -> Option<*mut u8> {
         if self.0 <= Self::MASK {
@@ -104,7 +104,7 @@ impl Address {
         }
     }
 
-    /// `self + bytes`, or `None` past the end of the space.
+    /// Returns `self + bytes`, or `None` past the end of the space.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.value().checked_add(bytes) {
@@ -113,19 +113,21 @@ impl Address {
         }
     }
 
-    /// Bytes from `base` up to `self`, or `None` if `self` lies below it or in another space.
+    /// Returns the bytes from `base` to `self`, or `None` if `self` lies below it or in another
+    /// space.
     #[must_use]
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         if self.space().0 == base.space().0 { self.0.checked_sub(base.0) } else { None }
     }
 
-    /// Whether the address is a multiple of `alignment` (a power of two).
+    /// Returns whether the address is a multiple of `alignment` (a power of two).
     #[must_use]
     pub const fn is_aligned_to(self, alignment: usize) -> bool {
         self.0 & (alignment as u64).wrapping_sub(1) & Self::MASK == 0
     }
 
-    /// The next multiple of `alignment` (a power of two), or `None` past the end of the space.
+    /// Returns the next multiple of `alignment` (a power of two), or `None` past the end of the
+    /// space.
     #[must_use]
     pub const fn align_up(self, alignment: usize) -> Option<Self> {
         let mask = (alignment as u64).wrapping_sub(1);

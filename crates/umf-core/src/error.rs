@@ -17,41 +17,41 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 pub enum Error {
     /// A size of zero bytes was requested.
     ZeroSize,
-    /// A size, after rounding up to its alignment, exceeds what an address space can hold.
+    /// A size, rounded up to its alignment, exceeds the address space.
     SizeOverflow {
-        /// The size asked for, in bytes.
+        /// The requested size in bytes.
         size: usize,
-        /// The alignment asked for, in bytes.
+        /// The requested alignment in bytes.
         align: usize,
     },
-    /// An alignment is not a power of two, or more than the provider can give.
+    /// An alignment is not a power of two, or exceeds what the provider or pool supports.
     BadAlignment {
-        /// The alignment asked for, in bytes.
+        /// The requested alignment in bytes.
         align: usize,
     },
     /// The address belongs to no live region that this pool or provider owns.
     ForeignAddress {
-        /// The address given.
+        /// The address that was passed.
         address: Address,
         /// The pool or provider that was called.
         owner: &'static str,
     },
     /// The address was freed before.
     NotAllocated {
-        /// The address given.
+        /// The address that was passed.
         address: Address,
     },
     /// The address was freed before, and the pool's history has the earlier free. Without a history
     /// this is [`Error::NotAllocated`].
     FreedTwice {
-        /// The address given.
+        /// The address that was passed.
         address: Address,
         /// The earlier free.
         by: PastFree,
     },
     /// A block was written to after it was freed.
     WrittenAfterFree {
-        /// Where the block begins.
+        /// The address of the block.
         address: Address,
         /// Its size in bytes.
         size: usize,
@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// The address lies inside a block, not at its start.
     InteriorAddress {
-        /// The address given.
+        /// The address that was passed.
         address: Address,
     },
     /// The system or device has no memory left.
@@ -80,7 +80,7 @@ pub enum Error {
         what: &'static str,
         /// The limit, in bytes.
         limit: u64,
-        /// Bytes asked for.
+        /// The requested bytes.
         size: usize,
     },
     /// The bytes of freed memory that other processes still have open reached `max_held`.
@@ -131,7 +131,7 @@ pub enum Error {
         /// The meaning of the code by the specification, or what to do about it.
         meaning: &'static str,
     },
-    /// A memory object of another process failed a check.
+    /// Memory of another process, or a region of a provider, failed a check.
     Untrusted {
         /// The check that failed.
         why: &'static str,
@@ -150,24 +150,30 @@ impl fmt::Display for Error {
         match self {
             Self::ZeroSize => f.write_str("cannot allocate 0 bytes; request at least 1"),
             Self::SizeOverflow { size, align } => {
-                write!(f, "{size} bytes aligned to {align} overflow the address space; request less")
+                write!(
+                    f,
+                    "cannot allocate {size} bytes aligned to {align}: they overflow the address space; request less"
+                )
             }
             Self::BadAlignment { align } => write!(
                 f,
-                "alignment {align} is not a power of two or exceeds what this provider or pool can give"
+                "cannot allocate with alignment {align}: it is not a power of two, or exceeds what this provider or pool supports; use a smaller power of two"
             ),
             Self::ForeignAddress { address, owner } => {
                 write!(f, "address {address} does not belong to {owner}; free a block where it was allocated")
             }
             Self::NotAllocated { address } => {
-                write!(f, "address {address} is not allocated: freed twice, or never handed out")
+                write!(
+                    f,
+                    "address {address} is not allocated: it was freed before, or never allocated; free each block once"
+                )
             }
             Self::FreedTwice { address, by } => {
                 write!(f, "address {address} was freed before, {by}; free each block once")
             }
             Self::WrittenAfterFree { address, size, offset, by } => write!(
                 f,
-                "byte {offset} of the free block of {size} bytes at {address} was written to after it was freed, {}; its former owner still uses it",
+                "byte {offset} of the free block of {size} bytes at {address} was written to after it was freed, {}; find the code that still uses it",
                 FreedBy(by)
             ),
             Self::InteriorAddress { address } => write!(
@@ -175,7 +181,11 @@ impl fmt::Display for Error {
                 "address {address} lies inside a block and not at its start; pass what allocate returned"
             ),
             Self::OutOfMemory { size, owner, native } => {
-                write!(f, "out of memory: {size} bytes from {owner}{}", NativeSuffix(*native))
+                write!(
+                    f,
+                    "out of memory: {size} bytes from {owner}{}; free memory or request less",
+                    NativeSuffix(*native)
+                )
             }
             Self::LimitReached { what, limit, size } => write!(
                 f,
@@ -196,9 +206,12 @@ impl fmt::Display for Error {
                 write!(f, "{call} failed{}{}", NativeSuffix(*native), Hint(hint))
             }
             Self::Driver { call, name, meaning, .. } => write!(f, "{call} failed: {name} ({meaning})"),
-            Self::Untrusted { why } => write!(f, "refused to map: {why}"),
+            Self::Untrusted { why } => write!(
+                f,
+                "the memory failed a check: {why}; get a new handle from its exporter, or correct its provider"
+            ),
             Self::TooMany { what, limit } => {
-                write!(f, "no more than {limit} {what} are possible in one process")
+                write!(f, "no more than {limit} {what} are possible in one process; drop unused ones")
             }
         }
     }
@@ -211,7 +224,7 @@ impl core::error::Error for Error {}
 pub struct PastFree {
     /// The thread that freed the block (`gettid(2)`).
     pub thread: u32,
-    /// The time since then.
+    /// The time since the free.
     pub ago: Duration,
 }
 
@@ -228,14 +241,14 @@ impl fmt::Display for FreedBy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(by) => by.fmt(f),
-            None => f.write_str("enable `history`, or lengthen it, to record where it was freed"),
+            None => f.write_str("enable `history`, or lengthen it, to record the free"),
         }
     }
 }
 
 impl Error {
-    /// Makes the error of a failed system call from its errno. EPERM and ENOSYS get a hint at what
-    /// may forbid the call.
+    /// Makes the error of a failed system call from its errno. For EPERM and ENOSYS, a hint names
+    /// the possible causes.
     #[must_use]
     pub const fn native(call: &'static str, native: i32) -> Self {
         const EPERM: i32 = 1;
@@ -291,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_name_cause_and_remedy() {
+    fn texts_have_cause_and_remedy() {
         let text = Error::OutOfMemory { size: 4096, owner: "host", native: 12 }.to_string();
         assert!(text.contains("4096 bytes from host") && text.contains("os error 12"), "{text}");
         let text = Error::Native { call: "mbind", native: 1, hint: "grant CAP_SYS_NICE" }.to_string();

@@ -1,8 +1,7 @@
-//! Factories: how settings make a provider or a pool of a kind.
+//! [`ProviderFactory`] and [`PoolFactory`]: build a provider or a pool of a kind from settings.
 //!
-//! A kind is a type that implements [`ProviderFactory`] or [`PoolFactory`]. The application
-//! registers it with one line (`umf::registry`), and `umf.toml` and variables can name it and set
-//! its keys.
+//! A kind is a type that implements one of these traits. The application registers it by one line
+//! (`umf::registry`). Then `umf.toml` and variables can name the kind and set its keys.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use crate::limit::SharedLimitRef;
 use crate::settings::Settings;
 use crate::{Import, Pool, Provider, ProviderRef};
 
-/// Why a factory failed: [`crate::Error`], or an error of the kind's own.
+/// The error of a factory: [`crate::Error`], or one that the kind defines.
 pub type FactoryError = Box<dyn Error + Send + Sync>;
 
 /// Makes providers of one kind from settings.
@@ -28,31 +27,30 @@ pub trait ProviderFactory: 'static {
     /// [`crate::Error::InvalidArgument`] with the key.
     fn build(name: &str, settings: Self::Settings) -> Result<Arc<dyn Provider>, FactoryError>;
 
-    /// How to open memory of this kind of other processes, by what a set says of drivers. Called
-    /// once for a process, with the defaults if there is no set of the kind. Must not start a
-    /// driver.
+    /// Returns the importer for memory of this kind; `settings` may select its driver. Called once
+    /// per process, with the defaults if there is no set of the kind. Must not initialise a driver.
     fn import(settings: &Self::Settings) -> Option<Arc<dyn Import>> {
         let _ = settings;
         None
     }
 }
 
-/// What a pool is to be made of, besides the keys of its kind.
+/// The parameters of a pool besides the keys of its kind.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolRequest<'a> {
-    /// The name of the set, which the pool has too.
+    /// The name of the set, which is also the name of the pool.
     pub name: &'a str,
-    /// Where its regions come from.
+    /// The provider of its regions.
     pub provider: ProviderRef,
-    /// Bytes that it may hold; 0 is unlimited.
+    /// The limit of the bytes that it reserves; 0 is unlimited.
     pub memory_limit: u64,
     /// A limit that it shares with other pools.
     pub shared_limit: Option<SharedLimitRef>,
 }
 
 impl<'a> PoolRequest<'a> {
-    /// A pool over `provider` without limits.
+    /// Returns a request for a pool over `provider` without limits.
     #[must_use]
     pub const fn new(name: &'a str, provider: ProviderRef) -> Self {
         Self { name, provider, memory_limit: 0, shared_limit: None }

@@ -1,11 +1,11 @@
-//! What happened in a pool lately: [`PoolHistory`].
+//! [`PoolHistory`]: the latest events of a pool.
 
 use core::fmt;
 use core::time::Duration;
 
 use crate::{Address, Error};
 
-/// What kind of thing happened.
+/// The kind of an [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventKind {
@@ -13,13 +13,13 @@ pub enum EventKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request failed.
+    /// An allocation failed.
     AllocateRefused,
-    /// A free failed: of what was no live block, mostly.
+    /// A free failed, usually because the address was not that of a live block.
     FreeRefused,
-    /// Free memory was given back to the provider.
+    /// The pool returned free memory to its provider.
     Trim,
-    /// A block was found to have been written to after it was freed.
+    /// A write to a freed block was detected.
     WrittenAfterFree,
 }
 
@@ -33,20 +33,20 @@ const KINDS: [(EventKind, &str); 6] = [
 ];
 
 impl EventKind {
-    /// The word for it.
+    /// Returns the name of the kind, as texts and JSON have it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         KINDS.iter().find(|(kind, _)| *kind == self).map_or("", |(_, word)| word)
     }
 
-    /// The kind that a word stands for.
+    /// Returns the kind with this name.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind)
     }
 }
 
-/// Why something was refused, in a word or two.
+/// The values of [`Event::reason`].
 const REASONS: [&str; 13] = [
     "",
     "out of memory",
@@ -63,7 +63,7 @@ const REASONS: [&str; 13] = [
     "other",
 ];
 
-/// The word for why something was refused.
+/// Returns the short name of an error, for [`Event::reason`].
 #[must_use]
 pub const fn reason(error: &Error) -> &'static str {
     let index = match error {
@@ -83,52 +83,52 @@ pub const fn reason(error: &Error) -> &'static str {
     REASONS[index]
 }
 
-/// How many words an [`Event`] is in a ring.
+/// The number of words of an [`Event`] in a ring.
 pub const WORDS: usize = 5;
 
-/// One thing that happened.
+/// An allocation, free, trim or error in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, from the time at which the pool was made.
+    /// The time since the pool was made.
     pub at: Duration,
-    /// The thread, as the system numbers it (`gettid(2)`).
+    /// The thread id (`gettid(2)`).
     pub thread: u32,
-    /// What.
+    /// The kind of event.
     pub kind: EventKind,
-    /// The block, or what was passed to free; 0 where there is none.
+    /// The address of the block, or the address that was passed to `free`; 0 if there is none.
     pub address: Address,
-    /// Bytes: asked for, or those that went when the pool was trimmed. 0 for a free.
+    /// The requested bytes, or the bytes that a trim released; 0 for a free.
     pub size: u64,
-    /// Size of the block, which is that of its class; trimming: bytes that were to be kept. 0 where
-    /// there is none.
+    /// The size of the block in bytes, rounded up to its size class. For a trim, the bytes to keep.
+    /// 0 if there is none.
     pub block_size: u64,
-    /// Why it was refused; empty if it was not.
+    /// The short name of the error; empty on success.
     pub reason: &'static str,
 }
 
 impl Event {
-    /// As words, for a ring of such.
+    /// Converts the event to words, for a ring.
     #[must_use]
     pub fn to_words(&self) -> [u64; WORDS] {
         let kind = KINDS.iter().position(|(kind, _)| *kind == self.kind).unwrap_or(0) as u64;
         let reason = REASONS.iter().position(|reason| *reason == self.reason).unwrap_or(0) as u64;
-        let what = kind | reason << 8 | u64::from(self.thread) << 32;
+        let packed = kind | reason << 8 | u64::from(self.thread) << 32;
         let at = u64::try_from(self.at.as_nanos()).unwrap_or(u64::MAX);
-        [at, what, self.address.to_bits(), self.size, self.block_size]
+        [at, packed, self.address.to_bits(), self.size, self.block_size]
     }
 
-    /// What such words say; `None` if they are of no event.
+    /// Converts words of [`Event::to_words`] to the event; `None` if the words are invalid.
     #[must_use]
-    pub fn from_words([at, what, address, size, block_size]: [u64; WORDS]) -> Option<Self> {
-        let (kind, _) = KINDS.get((what & 0xff) as usize)?;
+    pub fn from_words([at, packed, address, size, block_size]: [u64; WORDS]) -> Option<Self> {
+        let (kind, _) = KINDS.get((packed & 0xff) as usize)?;
         Some(Self {
             at: Duration::from_nanos(at),
-            thread: (what >> 32) as u32,
+            thread: (packed >> 32) as u32,
             kind: *kind,
             address: Address::from_bits(address),
             size,
             block_size,
-            reason: REASONS.get((what >> 8 & 0xff) as usize)?,
+            reason: REASONS.get((packed >> 8 & 0xff) as usize)?,
         })
     }
 }
@@ -148,18 +148,18 @@ impl fmt::Display for Event {
     }
 }
 
-/// The last events of a pool, of all threads: see [`crate::Inspect::history`].
+/// The latest events of a pool, of all threads: see [`crate::Inspect::history`].
 ///
-/// Its text is a line per event: when, the thread, what, the address and sizes.
+/// `Display` writes one line per event: time, thread, kind, address and sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolHistory {
     /// The pool's name.
     pub pool: String,
-    /// When this was read, from the time at which the pool was made.
+    /// The time at which this was read, since the pool was made.
     pub read_at: Duration,
-    /// The earliest first.
+    /// The events, earliest first.
     pub events: Vec<Event>,
-    /// How many have been forgotten.
+    /// The number of older events that the history does not have any more.
     pub forgotten: u64,
 }
 
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_back_from_words() {
+    fn events_survive_the_conversion_to_words() {
         for (kind, word) in KINDS {
             assert_eq!((kind.as_str(), EventKind::from_word(word)), (word, Some(kind)));
             for reason in REASONS {
@@ -197,7 +197,7 @@ mod tests {
                 );
             }
         }
-        // Words from anywhere are no event, or one.
+        // Invalid kind, invalid reason.
         assert_eq!(Event::from_words([0, 200, 0, 0, 0]), None);
         assert_eq!(Event::from_words([0, 200 << 8, 0, 0, 0]), None);
         assert_eq!(reason(&Error::ZeroSize), "other");

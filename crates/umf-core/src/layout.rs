@@ -1,4 +1,4 @@
-//! [`Layout`]: a size and an alignment that have been checked once.
+//! [`Layout`]: a checked size and alignment.
 
 use core::num::NonZeroUsize;
 
@@ -6,9 +6,9 @@ use crate::Error;
 
 /// Size and alignment of a block or region, in bytes.
 ///
-/// A `Layout` that exists is valid: the size is not zero, the alignment is a power of two, and the
-/// size rounded up to the alignment fits into `isize`. So zero size and overflow are errors of
-/// construction, in every build, and no provider or pool has to think of them.
+/// Every `Layout` is valid: the size is not zero, the alignment is a power of two, and the size
+/// rounded up to the alignment fits into `isize`. Zero size and overflow are errors of the
+/// constructor, so providers and pools need not check for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     size: NonZeroUsize,
@@ -16,19 +16,19 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The largest size that a layout can have.
+    /// The largest size of a layout, in bytes.
     pub const MAX_SIZE: usize = isize::MAX as usize;
 
-    /// A layout of `size` bytes at a multiple of `align`.
+    /// Returns a layout of `size` bytes at a multiple of `align`.
     ///
     /// # Errors
     /// [`Error::ZeroSize`], [`Error::BadAlignment`] if `align` is not a power of two,
     /// [`Error::SizeOverflow`] if `size` rounded up to `align` exceeds [`Layout::MAX_SIZE`].
     #[inline]
     pub const fn new(size: usize, align: usize) -> Result<Self, Error> {
-        // One comparison tells whether the size is neither 0 nor too much.
+        // One comparison checks both bounds: 0 wraps around to the largest number.
         if align.is_power_of_two() && size.wrapping_sub(1) < Self::MAX_SIZE - (align - 1) {
-            // SAFETY: 0 is no power of two, and 0 less 1 is more than any size.
+            // SAFETY: 0 is not a power of two, and the comparison fails for a size of 0.
             return unsafe {
                 Ok(Self {
                     size: NonZeroUsize::new_unchecked(size),
@@ -36,12 +36,12 @@ impl Layout {
                 })
             };
         }
-        Err(Self::why_not(size, align))
+        Err(Self::error(size, align))
     }
 
-    /// Why there is no such layout.
+    /// Returns the error for an invalid size or alignment.
     #[cold]
-    const fn why_not(size: usize, align: usize) -> Error {
+    const fn error(size: usize, align: usize) -> Error {
         if size == 0 {
             Error::ZeroSize
         } else if align.is_power_of_two() {
@@ -51,10 +51,10 @@ impl Layout {
         }
     }
 
-    /// `count` elements of `size` bytes each.
+    /// Returns the layout of `count` elements of `size` bytes each.
     ///
     /// # Errors
-    /// As [`Layout::new`]; the product overflowing is [`Error::SizeOverflow`].
+    /// As [`Layout::new`]; [`Error::SizeOverflow`] if the product overflows.
     pub const fn array(count: usize, size: usize, align: usize) -> Result<Self, Error> {
         match count.checked_mul(size) {
             Some(size) => Self::new(size, align),
@@ -62,19 +62,19 @@ impl Layout {
         }
     }
 
-    /// Size in bytes, never 0.
+    /// Returns the size in bytes, which is never 0.
     #[must_use]
     pub const fn size(self) -> usize {
         self.size.get()
     }
 
-    /// Alignment in bytes, a power of two.
+    /// Returns the alignment in bytes, a power of two.
     #[must_use]
     pub const fn align(self) -> usize {
         self.align.get()
     }
 
-    /// The same size with the larger of both alignments.
+    /// Returns the layout with the larger of its alignment and `align`.
     ///
     /// # Errors
     /// As [`Layout::new`].
@@ -82,7 +82,7 @@ impl Layout {
         Self::new(self.size(), if align > self.align() { align } else { self.align() })
     }
 
-    /// The size rounded up to a multiple of `granule` (a power of two), same alignment.
+    /// Returns the layout with its size rounded up to a multiple of `granule`, a power of two.
     ///
     /// # Errors
     /// As [`Layout::new`].
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn malformed_layouts_are_errors() {
+    fn invalid_layouts_are_errors() {
         assert!(matches!(Layout::new(0, 8), Err(Error::ZeroSize)));
         assert!(matches!(Layout::new(8, 0), Err(Error::BadAlignment { align: 0 })));
         assert!(matches!(Layout::new(8, 24), Err(Error::BadAlignment { align: 24 })));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_and_alignment() {
+    fn pad_to_rounds_the_size_and_align_to_keeps_the_larger_alignment() {
         let layout = Layout::new(100, 8).unwrap();
         assert_eq!(layout.pad_to(64).unwrap().size(), 128);
         assert_eq!(layout.align_to(64).unwrap().align(), 64);

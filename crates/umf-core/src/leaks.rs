@@ -1,18 +1,18 @@
-//! Which blocks are live, and where they were allocated: [`LeakReport`], which a pool makes when it
-//! goes, when the process ends, or when it is asked.
+//! [`LeakReport`]: the live blocks of a pool and their allocation sites. A pool makes one when it is
+//! dropped, when the process ends, or on request.
 //!
-//! Nothing here uses the global allocator, which the pool in question may be, apart from a
-//! [`Resolver`].
+//! Apart from a [`Resolver`], this module does not use the global allocator: a pool may be the
+//! global allocator.
 
 use core::fmt;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 
-/// The most frames that are kept of a stack.
+/// The largest number of frames of a [`Stack`].
 pub const FRAMES: usize = 32;
 
-/// Where something was called: return addresses, innermost first.
+/// A call stack: return addresses, innermost first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stack {
     frames: [usize; FRAMES],
@@ -22,7 +22,8 @@ impl Stack {
     /// No frames.
     pub const EMPTY: Self = Self { frames: [0; FRAMES] };
 
-    /// A stack of these return addresses, innermost first; those beyond [`FRAMES`] are left out.
+    /// Returns a stack of these return addresses, innermost first. Addresses beyond [`FRAMES`] are
+    /// left out.
     #[must_use]
     pub fn new(addresses: impl IntoIterator<Item = usize>) -> Self {
         let mut stack = Self::EMPTY;
@@ -32,55 +33,66 @@ impl Stack {
         stack
     }
 
-    /// The return addresses, innermost first. The first few are of umf itself.
+    /// Returns the return addresses, innermost first. The first ones belong to umf.
     pub fn frames(&self) -> impl Iterator<Item = usize> + Clone + '_ {
         self.frames.iter().copied().take_while(|&frame| frame != 0)
     }
 
-    /// Shows it with the names that a [`Resolver`] finds, or, `plainly`, with what the loader
-    /// knows: file, offset in it, and the names of exported functions. `addr2line -e FILE OFFSET`
-    /// tells more.
-    fn show(&self, f: &mut fmt::Formatter<'_>, plainly: bool) -> fmt::Result {
-        let resolver = if plainly { None } else { RESOLVER.get() };
-        let (mut count, mut skipped) = (0, 0);
-        self.places(resolver, &mut |_, place| {
-            count += 1;
-            // (What umf calls of the standard library may lie between.)
-            if place.is_some_and(|place| is_of_umf(&place)) && count - skipped <= 6 {
-                skipped = count;
-            }
-        });
-        let skipped = if skipped == count { 0 } else { skipped };
-        let (mut index, mut result, mut has_ended) = (0, Ok(()), false);
-        self.places(resolver, &mut |address, place| {
+    /// Writes one line per frame, without the frames of umf and of the start of the thread.
+    ///
+    /// Without a resolver, or for a frame that it does not know, the line has what the loader
+    /// knows: the file, the offset in it, and an exported name. `addr2line -e FILE OFFSET` shows
+    /// more.
+    fn write(&self, f: &mut fmt::Formatter<'_>, resolver: Option<Resolver>) -> fmt::Result {
+        let skipped = self.leading_umf_places(resolver);
+        let (mut index, mut result, mut is_at_end) = (0, Ok(()), false);
+        self.for_each_place(resolver, &mut |address, place| {
             index += 1;
-            // What std begins its threads with: the rest is always the same.
-            has_ended |= place.and_then(|place| place.name).is_some_and(|name| name.contains(BEGIN));
-            if index > skipped && result.is_ok() && !has_ended {
-                result = match place {
-                    Some(place) => show_place(f, &place),
-                    None => show_address(f, address),
-                };
+            is_at_end |= place.and_then(|place| place.name).is_some_and(|name| name.contains(THREAD_START));
+            if index <= skipped || is_at_end || result.is_err() {
+                return;
             }
+            result = match place {
+                Some(place) => write_place(f, &place),
+                None => write_address(f, address),
+            };
         });
         result
     }
 
-    /// Tells each frame: by name, several where functions are inlined into each other, or just
-    /// where it is.
-    fn places(&self, resolver: Option<Resolver>, tell: &mut dyn FnMut(usize, Option<CodePlace<'_>>)) {
+    /// Returns how many of the innermost places belong to umf; 0 if all do.
+    fn leading_umf_places(&self, resolver: Option<Resolver>) -> usize {
+        // Functions of the standard library that umf calls may lie between those of umf.
+        const MAX_GAP: usize = 6;
+        let (mut count, mut last_of_umf) = (0, 0);
+        self.for_each_place(resolver, &mut |_, place| {
+            count += 1;
+            if place.is_some_and(|place| is_umf(&place)) && count - last_of_umf <= MAX_GAP {
+                last_of_umf = count;
+            }
+        });
+        if last_of_umf == count { 0 } else { last_of_umf }
+    }
+
+    /// Calls `visit` with the address of each frame, and with its place if the resolver knows it. A
+    /// frame has several places if functions were inlined into each other.
+    fn for_each_place(
+        &self,
+        resolver: Option<Resolver>,
+        visit: &mut dyn FnMut(usize, Option<CodePlace<'_>>),
+    ) {
         for address in self.frames() {
             let mut is_named = false;
             if let Some(resolve) = resolver {
                 resolve(address, &mut |place| {
                     if place.name.is_some() {
                         is_named = true;
-                        tell(address, Some(place));
+                        visit(address, Some(place));
                     }
                 });
             }
             if !is_named {
-                tell(address, None);
+                visit(address, None);
             }
         }
     }
@@ -88,7 +100,7 @@ impl Stack {
 
 impl fmt::Display for Stack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, false)
+        self.write(f, RESOLVER.get())
     }
 }
 
@@ -98,14 +110,15 @@ impl fmt::Debug for Stack {
     }
 }
 
-const BEGIN: &str = "__rust_begin_short_backtrace";
+/// The function of the standard library with which each thread starts.
+const THREAD_START: &str = "__rust_begin_short_backtrace";
 
-/// Whether every allocation goes through it.
-fn is_of_umf(place: &CodePlace<'_>) -> bool {
+/// Returns whether a place belongs to the parts of umf that allocations pass through.
+fn is_umf(place: &CodePlace<'_>) -> bool {
     const NAMES: [&str; 6] =
         ["umf_core::", "umf_os::", "umf_runtime::", "umf_pool_slab::", "umf::pool::", "umf::global::"];
-    // Of what is inlined only the last part of the name is known, but its file. (Folders of this
-    // repository, and of a registry.)
+    // The name of an inlined function has no module path, so its file is compared: folders of this
+    // repository, and of a registry.
     const FILES: [&str; 10] = [
         "umf-core/src/",
         "umf-os/src/",
@@ -120,20 +133,21 @@ fn is_of_umf(place: &CodePlace<'_>) -> bool {
     ];
     let name = place.name.map_or("", |name| name.trim_start_matches('<'));
     let file = place.file.unwrap_or("");
-    NAMES.iter().any(|own| name.starts_with(own)) || FILES.iter().any(|own| file.contains(own))
+    NAMES.iter().any(|prefix| name.starts_with(prefix)) || FILES.iter().any(|folder| file.contains(folder))
 }
 
-fn show_place(f: &mut fmt::Formatter<'_>, place: &CodePlace<'_>) -> fmt::Result {
+fn write_place(f: &mut fmt::Formatter<'_>, place: &CodePlace<'_>) -> fmt::Result {
     write!(f, "\n    {}", place.name.unwrap_or("?"))?;
     place.file.map_or(Ok(()), |file| write!(f, " at {file}:{}", place.line.unwrap_or(0)))
 }
 
-fn show_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
-    // A return address is behind the call.
+/// Writes an address that the resolver does not know.
+fn write_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
+    // A return address follows the call instruction.
     let call = address - 1;
     let (mut is_known, mut result) = (false, Ok(()));
-    if let Some(look_up) = LOADER.get() {
-        look_up(call, &mut |place| {
+    if let Some(resolve) = LOADER.get() {
+        resolve(call, &mut |place| {
             is_known = true;
             let (file, offset) = (place.file.unwrap_or("?"), place.offset.unwrap_or(0));
             result = write!(f, "\n    {file}+{offset:#x}");
@@ -145,7 +159,7 @@ fn show_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
     if is_known { result } else { write!(f, "\n    {address:#x}") }
 }
 
-/// What is known of an address in code.
+/// A place in code, as far as it is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CodePlace<'a> {
     /// The function.
@@ -158,14 +172,14 @@ pub struct CodePlace<'a> {
     pub offset: Option<usize>,
 }
 
-/// Finds what stands at a return address, and tells it: the innermost first, where functions are
-/// inlined into each other.
-pub type Resolver = fn(address: usize, tell: &mut dyn FnMut(CodePlace<'_>));
+/// Calls `visit` with the place of a return address. If functions were inlined into each other,
+/// there are several places; the innermost comes first.
+pub type Resolver = fn(address: usize, visit: &mut dyn FnMut(CodePlace<'_>));
 
-/// A function that is set while other threads call it.
-struct Set(AtomicPtr<()>);
+/// A resolver that can be replaced while other threads use it.
+struct ResolverSlot(AtomicPtr<()>);
 
-impl Set {
+impl ResolverSlot {
     const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
@@ -176,88 +190,88 @@ impl Set {
 
     fn get(&self) -> Option<Resolver> {
         let resolver = self.0.load(Ordering::Acquire);
-        // SAFETY: what is not null was stored by `set`, and is such a function.
+        // SAFETY: a pointer that is not null was stored by `set`, and is a `Resolver`.
         (!resolver.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Resolver>(resolver) })
     }
 }
 
-static RESOLVER: Set = Set::new();
-static LOADER: Set = Set::new();
+static RESOLVER: ResolverSlot = ResolverSlot::new();
+static LOADER: ResolverSlot = ResolverSlot::new();
 
-/// Has stacks shown with the names that `resolver` finds. The last one counts.
+/// Sets the resolver for the `Display` of stacks. Replaces an earlier one.
 pub fn set_resolver(resolver: Resolver) {
     RESOLVER.set(resolver);
 }
 
-/// Has addresses without a name shown with what `look_up` finds, which asks the loader for the
-/// loaded file, the offset in it and an exported name, and allocates nothing. Crate `umf-os` sets
-/// it.
-pub fn set_loader(look_up: Resolver) {
-    LOADER.set(look_up);
+/// Sets the resolver for addresses that the resolver of [`set_resolver`] does not know. It asks the
+/// loader for the loaded file, the offset in it and an exported name, and allocates nothing. The
+/// crate `umf-os` sets it.
+pub fn set_loader(resolver: Resolver) {
+    LOADER.set(resolver);
 }
 
-/// When a [`LeakReport`] is made.
+/// The time at which a [`LeakReport`] is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeakTime {
-    /// The application requested the report: the blocks are live, and not leaked.
-    Asked,
-    /// The pool goes, and its blocks with it.
+    /// On request of the application: the blocks are live, not leaked.
+    Requested,
+    /// When the pool is dropped.
     PoolEnd,
-    /// The process ends.
+    /// At the end of the process.
     ProcessEnd,
 }
 
 /// Live blocks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakSize {
-    /// Size of each in bytes; of blocks that are regions, of all together.
+    /// Size of each block in bytes. For blocks that are regions, their total size.
     pub block_size: u64,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// Live blocks that were allocated at one place.
+/// Live blocks that were allocated by one call stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakSite {
-    /// Where.
+    /// The call stack.
     pub stack: Stack,
-    /// How many of those that are remembered.
+    /// The number of blocks, of those that were sampled.
     pub blocks: u64,
-    /// What was asked for of them, in bytes.
+    /// Their requested bytes.
     pub bytes: u64,
-    /// How old the oldest is.
+    /// The age of the oldest block.
     pub oldest: Duration,
 }
 
-/// Which blocks of a pool are live.
+/// The live blocks of a pool.
 ///
-/// Its text is made for people: a line per size, and each site with its stack.
+/// `Display` writes a line for each size, and each site with its stack.
 #[derive(Clone, Copy, Debug)]
 pub struct LeakReport<'a> {
     /// The pool's name.
     pub pool: &'a str,
-    /// When it is made.
+    /// The time of the report.
     pub time: LeakTime,
-    /// Live blocks.
+    /// The number of live blocks.
     pub blocks: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// By size, the smallest first.
+    /// The blocks by size, smallest first.
     pub sizes: &'a [LeakSize],
-    /// Of one in this many allocations it is remembered where it was; 0: of none.
+    /// The site of one in this many allocations was recorded; 0 is none.
     pub sampled: u32,
-    /// Where blocks were allocated that are live, those with most bytes first. Of what was sampled.
+    /// The sites of the sampled live blocks, most bytes first.
     pub sites: &'a [LeakSite],
-    /// Nothing may be allocated for showing it: the pool is the global allocator. Stacks are shown
-    /// plainly then.
+    /// The pool is the global allocator, so `Display` must not allocate: it writes stacks without a
+    /// resolver.
     pub is_global: bool,
 }
 
 impl fmt::Display for LeakReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let when = match self.time {
-            LeakTime::Asked => "are live",
+            LeakTime::Requested => "are live",
             LeakTime::PoolEnd => "were never freed, at the end of the pool",
             LeakTime::ProcessEnd => "were never freed, at the end of the process",
         };
@@ -266,12 +280,12 @@ impl fmt::Display for LeakReport<'_> {
             write!(f, "\n  {} of {} bytes", size.blocks, size.block_size)?;
         }
         if self.sampled > 1 {
-            write!(f, "\n  of one in {} it is known where it was allocated:", self.sampled)?;
+            write!(f, "\n  the site of one in {} allocations was recorded:", self.sampled)?;
         }
         for site in self.sites {
             let (blocks, bytes) = (site.blocks, site.bytes);
-            write!(f, "\n  {blocks} blocks, {bytes} bytes asked for, the oldest {:?} ago, at", site.oldest)?;
-            site.stack.show(f, self.is_global)?;
+            write!(f, "\n  {blocks} blocks, {bytes} bytes requested, the oldest {:?} ago, at", site.oldest)?;
+            site.stack.write(f, if self.is_global { None } else { RESOLVER.get() })?;
         }
         Ok(())
     }

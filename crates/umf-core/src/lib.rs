@@ -1,28 +1,26 @@
-//! The contracts of umf: what a provider, a pool and their users agree on.
+//! The traits and types of umf: the contract between providers, pools and their users.
 //!
-//! | word | here |
+//! | term | item |
 //! |---|---|
-//! | provider | [`Provider`] and its abilities: [`provider`] |
-//! | region | [`Region`], which a provider gives |
-//! | pool, block | [`Pool`] and its abilities: [`pool`] |
-//! | address | [`Address`], which cannot be dereferenced |
-//! | delayed free | [`DeferredFree::free_after`]: freed, and handed out again when a [`Completion`] is ready |
-//! | memory that is freed and still in use | [`deferred`] |
-//! | a limit that pools share | [`limit`] |
-//! | memory that other processes write, typed | [`View`] of [`Plain`] values: [`view`] |
-//! | settings of a kind, and what makes it of them | [`settings`](mod@settings), [`factory`] |
-//! | lack of memory | [`out_of_memory`]: the application is asked |
-//! | what a pool holds, and what happened in it | [`statistics`], [`map`], [`history`], [`leaks`] |
+//! | provider: a source of regions | [`Provider`] and its abilities: [`provider`] |
+//! | region: an allocation of a provider | [`Region`] |
+//! | pool: hands out blocks from regions | [`Pool`] and its abilities: [`pool`] |
+//! | address, which cannot be dereferenced | [`Address`] |
+//! | deferred free: a freed block that is still in use | [`DeferredFree`], [`Completion`], [`deferred`] |
+//! | limit that pools share | [`limit`] |
+//! | typed view of memory that other processes may write | [`View`] of [`Plain`] values: [`view`] |
+//! | settings of a kind, and its factory | [`settings`](mod@settings), [`factory`] |
+//! | callback for a lack of memory | [`out_of_memory`] |
+//! | statistics, map, events and leaks of a pool | [`statistics`], [`map`], [`history`], [`leaks`] |
 //!
-//! A crate that brings a provider or a pool implements these traits and runs the conformance suite
-//! of its trait (crate `umf-testkit`). What pools have in common (tracker, upstream, deferred free)
-//! is the crate `umf-runtime`.
+//! A crate that adds a provider or a pool implements these traits, and runs the conformance suite
+//! of the crate `umf-testkit`. The crate `umf-runtime` has the code that pools share: tracker,
+//! upstream, deferred free.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
-mod completion;
 pub mod deferred;
 mod error;
 pub mod factory;
@@ -39,7 +37,7 @@ pub mod statistics;
 pub mod view;
 
 pub use address::{Address, AddressSpace};
-pub use completion::{Completion, Progress};
+pub use deferred::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
 pub use factory::{FactoryError, PoolFactory, PoolRequest, ProviderFactory};
 pub use layout::Layout;

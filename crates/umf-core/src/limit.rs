@@ -1,15 +1,14 @@
-//! A limit that several pools share.
+//! [`SharedLimit`]: a limit of the bytes that several pools reserve together.
 
 use core::fmt;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// A number of bytes that several pools together may take from their providers.
+/// A limit of the bytes that several pools together allocate from their providers.
 ///
-/// A pool counts what it has reserved, and gives its part back as regions go back: when it trims,
-/// and when it is dropped. Before the limit refuses one of them, the others are told to give back
-/// what is free with them ([`crate::ShareLimit::yield_free`]).
+/// Each pool counts the regions that it allocates and frees. Before an allocation fails because of
+/// the limit, the other pools release free memory ([`crate::ShareLimit::yield_free`]).
 #[derive(Debug)]
 pub struct SharedLimit {
     used: AtomicU64,
@@ -17,25 +16,25 @@ pub struct SharedLimit {
 }
 
 impl SharedLimit {
-    /// A limit of `bytes`; 0 is unlimited (and counts).
+    /// Returns a limit of `bytes`; 0 is unlimited, but still counts.
     #[must_use]
     pub const fn new(bytes: u64) -> Self {
         Self { used: AtomicU64::new(0), limit: bytes }
     }
 
-    /// The limit in bytes.
+    /// Returns the limit in bytes.
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that the pools hold now.
+    /// Returns the bytes that the pools reserve now.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` more, unless that would exceed the limit; returns whether it did.
+    /// Counts `bytes` more. Returns `false` and counts nothing if that would exceed the limit.
     pub fn try_add(&self, bytes: u64) -> bool {
         add_up_to(&self.used, bytes, self.limit)
     }
@@ -46,7 +45,7 @@ impl SharedLimit {
     }
 }
 
-/// A [`SharedLimit`], counted or static (for a pool that is the global allocator).
+/// A reference to a [`SharedLimit`]. The static form is for a pool that is the global allocator.
 #[derive(Clone)]
 pub enum SharedLimitRef {
     /// Reference counted.
@@ -84,8 +83,8 @@ impl From<&'static SharedLimit> for SharedLimitRef {
     }
 }
 
-/// Adds `bytes` to a counter, unless the sum would exceed `limit` (0: no limit); returns whether it
-/// did.
+/// Adds `bytes` to a counter. Returns `false` and adds nothing if the sum would exceed `limit`; 0
+/// is unlimited.
 pub fn add_up_to(counter: &AtomicU64, bytes: u64, limit: u64) -> bool {
     let more = |now: u64| now.checked_add(bytes).filter(|&sum| limit == 0 || sum <= limit);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_beyond_the_limit_or_the_counter_are_refused_and_leave_it() {
+    fn add_beyond_the_limit_or_the_counter_fails_and_changes_nothing() {
         let counter = AtomicU64::new(u64::MAX - 1);
         assert!(!add_up_to(&counter, 2, 0));
         assert!(add_up_to(&counter, 1, 0));

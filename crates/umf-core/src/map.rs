@@ -1,13 +1,13 @@
-//! What a pool's regions look like at one moment: [`PoolMap`].
+//! [`PoolMap`]: a snapshot of a pool's regions and blocks.
 
 use crate::Address;
-use crate::statistics::missing;
+use crate::statistics::fraction_outside;
 
-/// What a [`Piece`] of a region is used for.
+/// The state of the blocks of a [`Piece`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PieceState {
-    /// Blocks that are handed out.
+    /// Live blocks.
     Live,
     /// Blocks that were freed and that other processes still have open.
     Held,
@@ -22,48 +22,47 @@ pub enum PieceState {
 /// Equal blocks, side by side and in the same state. [`PieceState::Free`] is one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the first begins, in bytes from the beginning of its region.
+    /// The offset of the first block in its region, in bytes.
     pub offset: u64,
-    /// Size of each, in bytes.
+    /// Size of each block in bytes.
     pub block_size: u64,
-    /// How many there are.
+    /// The number of blocks.
     pub count: u64,
-    /// What they are used for.
+    /// The state of the blocks.
     pub state: PieceState,
 }
 
 impl Piece {
-    /// All of it, in bytes.
+    /// Returns the size of all blocks in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.block_size.saturating_mul(self.count)
     }
 }
 
-/// A region and what lies in it.
+/// A region and its pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionMap {
-    /// Where it begins.
+    /// The base address.
     pub base: Address,
     /// Its size in bytes.
     pub size: u64,
-    /// By offset, without overlap. Bytes in no piece are unusable: the end of a slab, or of a
-    /// region, in which no block fits.
+    /// The pieces by offset, without overlap. Bytes in no piece are unusable: the tail of a slab or
+    /// region that is too small for a block.
     pub pieces: Vec<Piece>,
 }
 
-/// What a pool knows of the blocks of one size besides where they are.
+/// Statistics of a size class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassMap {
-    /// Size of each in bytes.
+    /// Size of the blocks in bytes.
     pub block_size: u64,
-    /// Slabs that they lie in; 0 for blocks that lie in none.
+    /// The number of slabs; 0 for blocks without a slab.
     pub slabs: u64,
-    /// Bytes of these slabs, and of the ranges that blocks without a slab were cut from, in which
-    /// no block lies.
+    /// Bytes of these slabs, and of the ranges of blocks without a slab, that belong to no block.
     pub waste: u64,
-    /// What was asked for of those that are handed out, in bytes: an estimate, as
-    /// [`crate::statistics::PoolStatistics::requested_bytes`] is.
+    /// The requested bytes of the live blocks: an estimate, like
+    /// [`crate::statistics::PoolStatistics::requested_bytes`].
     pub requested: u64,
 }
 
@@ -72,58 +71,58 @@ pub struct ClassMap {
 pub struct PoolMap {
     /// The pool's name.
     pub pool: String,
-    /// The most bytes that it has had from its provider.
+    /// The peak of the bytes reserved from the provider.
     pub peak_reserved: u64,
-    /// By address.
+    /// The regions, by address.
     pub regions: Vec<RegionMap>,
-    /// By size of the blocks; none where the pool does not know.
+    /// The size classes, by size; empty if the pool has no such statistics.
     pub classes: Vec<ClassMap>,
 }
 
-/// The blocks of one size.
+/// The numbers of blocks of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SizeTotals {
-    /// Size of each in bytes.
+    /// Size of the blocks in bytes.
     pub block_size: u64,
-    /// How many are handed out.
+    /// Live blocks.
     pub live: u64,
-    /// How many are freed and still open elsewhere.
+    /// Freed blocks that other processes have open, or that wait for a completion.
     pub held: u64,
-    /// How many are freed and set aside.
+    /// Freed blocks in quarantine.
     pub quarantined: u64,
-    /// How many are free and serve this size only.
+    /// Free blocks that serve requests of this size only.
     pub cached: u64,
-    /// Slabs that they lie in.
+    /// The number of slabs.
     pub slabs: u64,
-    /// Bytes of these in which no block lies.
+    /// See [`ClassMap::waste`].
     pub waste: u64,
-    /// What was asked for of those that are handed out, in bytes (see [`ClassMap`]): no more than
-    /// they have, and as much where the map does not say.
+    /// The requested bytes of the live blocks, at most their size. Equals their size if the map has
+    /// no [`ClassMap`].
     pub requested: u64,
 }
 
-/// What a [`PoolMap`] adds up to, in bytes.
+/// The totals of a [`PoolMap`], in bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MapTotals {
     /// All regions.
     pub reserved: u64,
-    /// Blocks that are handed out.
+    /// Live blocks.
     pub live: u64,
-    /// Blocks that are freed and still open elsewhere.
+    /// Freed blocks that other processes have open, or that wait for a completion.
     pub held: u64,
-    /// Blocks that are freed and set aside.
+    /// Freed blocks in quarantine.
     pub quarantined: u64,
-    /// What was asked for of the blocks that are handed out, as far as the pool knows.
+    /// The requested bytes of the live blocks, see [`SizeTotals::requested`].
     pub requested: u64,
     /// Free for requests of one size.
     pub cached: u64,
     /// Free for requests of any size.
     pub free: u64,
-    /// In no piece.
+    /// Bytes in no piece.
     pub unusable: u64,
-    /// The largest range that is free for requests of any size.
+    /// The largest range that serves requests of any size.
     pub largest_free: u64,
-    /// By size, the smallest first.
+    /// The blocks by size, smallest first.
     pub sizes: Vec<SizeTotals>,
 }
 
@@ -132,26 +131,26 @@ impl MapTotals {
     /// largest free range, from 0 to 1.
     #[must_use]
     pub fn external_fragmentation(&self) -> f64 {
-        missing(self.largest_free, self.free)
+        fraction_outside(self.largest_free, self.free)
     }
 
     /// Returns the internal fragmentation: the fraction of live bytes that was not requested, from
     /// 0 to 1. An estimate, as [`ClassMap::requested`] is.
     #[must_use]
     pub fn internal_fragmentation(&self) -> f64 {
-        missing(self.requested, self.live)
+        fraction_outside(self.requested, self.live)
     }
 }
 
 impl PoolMap {
-    /// Adds everything up. Whatever the map says, sums stay where a `u64` ends.
+    /// Computes the totals. Sums saturate at `u64::MAX`.
     #[must_use]
     pub fn totals(&self) -> MapTotals {
         let mut totals = MapTotals::default();
         let mut sizes = std::collections::BTreeMap::<u64, SizeTotals>::new();
         for region in &self.regions {
             totals.reserved = totals.reserved.saturating_add(region.size);
-            // Where the free range that the last piece belongs to began, and where it ends.
+            // Begin and end of the current free range: adjacent free pieces are one range.
             let mut range = (0, 0);
             for piece in &region.pieces {
                 let size = piece.size();
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_maps_stay_in_range() {
+    fn totals_saturate() {
         let piece =
             Piece { offset: u64::MAX, block_size: u64::MAX, count: u64::MAX, state: PieceState::Free };
         let region = RegionMap { base: Address::from_bits(0), size: u64::MAX, pieces: vec![piece, piece] };

@@ -1,11 +1,17 @@
 //! Pools: fine-grained blocks out of coarse regions.
 //!
-//! [`Pool`] is the small mandatory part. An accessor yields each further ability, a trait of its
-//! own: [`DeferredFree`] (blocks that stay in use after their free), [`Controls`] (what can be set
-//! while the pool is in use), [`Reserve`] (memory ahead of need), [`ShareLimit`] (free memory for
-//! other pools), [`Inspect`] (what the pool knows of itself). `umf_runtime::Upstream` implements
-//! [`Controls`] for the pools that hold one. Callers turn a missing ability into an error with
-//! [`missing`].
+//! [`Pool`] has the methods that every pool implements. Each optional ability is a trait, which an
+//! accessor of [`Pool`] returns:
+//!
+//! | ability | trait |
+//! |---|---|
+//! | frees blocks that are still in use | [`DeferredFree`] |
+//! | can be configured while in use | [`Controls`]; `umf_runtime::Upstream` implements it |
+//! | reserves memory, and releases it when idle | [`Reserve`] |
+//! | releases free memory for other pools | [`ShareLimit`] |
+//! | reports its regions, events and live blocks | [`Inspect`] |
+//!
+//! [`missing`] is the error for a missing ability.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -19,55 +25,55 @@ use crate::out_of_memory::OnOutOfMemory;
 use crate::statistics::PoolStatistics;
 use crate::{Address, Completion, Error, Layout, ProviderRef, Region, Result};
 
-/// A live block: what [`Pool::block_at`] finds.
+/// The address and size of a live block, which [`Pool::block_at`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockSpan {
-    /// Where the block begins, as [`Pool::allocate`] returned it.
+    /// The address that [`Pool::allocate`] returned.
     pub address: Address,
-    /// Bytes that its owner may use, at least what was asked for.
+    /// The usable size in bytes, at least the requested size.
     pub size: usize,
 }
 
-/// Memory that is freed, in one of two sizes.
+/// Memory that is freed: a block or a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
-    /// A block goes back to its pool, which may hand it out again.
+    /// A block, which its pool may reuse.
     Block {
-        /// Its address, as the pool handed it out.
+        /// The address that the pool returned.
         address: Address,
     },
-    /// A region goes back to its provider.
+    /// A region, which goes back to its provider.
     Region(Region),
 }
 
 /// Hands out blocks from regions.
 ///
-/// All methods may be called from several threads at once. Any thread may free a block. A pool
-/// never touches the memory that it hands out: its metadata lies elsewhere. Memory that is handed
-/// out again has the contents that its former owner left there.
+/// Several threads may call all methods at the same time. Any thread may free a block. A pool never
+/// accesses the memory of its blocks: its metadata lies elsewhere. A reused block has the contents
+/// that its former owner left.
 ///
-/// Misuse is an error in every build, never corruption: the type [`Layout`] excludes size zero,
-/// overflow and bad alignments; [`Pool::free`] refuses foreign, interior and already freed
-/// addresses. A pool cannot detect that a caller frees a live block of another owner.
+/// Misuse is an error in every build, and never corrupts memory. The type [`Layout`] excludes size
+/// zero, overflow and invalid alignments. [`Pool::free`] fails for foreign, interior and already
+/// freed addresses. A pool cannot detect the free of a live block that the caller does not own.
 ///
-/// `umf_testkit::pool_conformance!` tests a pool, in one line.
+/// `umf_testkit::pool_conformance!` tests a pool by one line.
 ///
 /// # Safety
 /// An implementor promises that its blocks lie in regions of its provider, are aligned, do not
 /// overlap, and stay valid until freed.
 pub unsafe trait Pool: Send + Sync {
-    /// The name of this instance, for people.
+    /// Returns the name of this instance, for people.
     fn name(&self) -> &str;
 
-    /// Where its regions come from.
+    /// Returns the provider of its regions.
     fn provider(&self) -> &ProviderRef;
 
     /// Allocates a block of at least `layout.size()` bytes at a multiple of `layout.align()`.
     ///
     /// # Errors
-    /// [`Error::BadAlignment`] beyond what the provider can give, [`Error::OutOfMemory`],
-    /// [`Error::LimitReached`], [`Error::HeldLimit`], [`Error::Frozen`] in a forked child if the
-    /// memory is shared, and the provider's own.
+    /// [`Error::BadAlignment`] if the provider does not support the alignment;
+    /// [`Error::OutOfMemory`], [`Error::LimitReached`], [`Error::HeldLimit`]; [`Error::Frozen`] in
+    /// a forked child that has inherited shared memory; the provider's.
     fn allocate(&self, layout: Layout) -> Result<Address>;
 
     /// Allocates as [`Pool::allocate`] does, if a few instructions suffice. `None` means only that
@@ -78,19 +84,18 @@ pub unsafe trait Pool: Send + Sync {
         None
     }
 
-    /// Frees a block. If other processes have it open, [`DeferredFree`] says what happens.
+    /// Frees a block. If other processes have it open, the free is deferred: see [`DeferredFree`].
     ///
     /// In a forked child, freeing a block of inherited shared memory does nothing and succeeds: the
     /// block belongs to the parent.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`], [`Error::InteriorAddress`], [`Error::NotAllocated`]
-    /// ([`Error::FreedTwice`] if a history knows the first free). After an error nothing has
-    /// changed.
+    /// [`Error::ForeignAddress`], [`Error::InteriorAddress`], [`Error::NotAllocated`];
+    /// [`Error::FreedTwice`] if the history has the first free. After an error nothing has changed.
     ///
     /// # Safety
-    /// The caller owns the block, and no thread uses it any more. An address that is no live block
-    /// is safe to pass: it is an error.
+    /// The caller owns the block, and no thread uses it any more. It is safe to pass an address
+    /// that is not a live block: it is an error.
     unsafe fn free(&self, address: Address) -> Result<()>;
 
     /// Frees as [`Pool::free`] does, if a few instructions suffice. `false` means that nothing has
@@ -104,184 +109,182 @@ pub unsafe trait Pool: Send + Sync {
         false
     }
 
-    /// The live block that holds `address`, which may lie inside it.
+    /// Returns the live block that contains `address`.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
     fn block_at(&self, address: Address) -> Result<BlockSpan>;
 
-    /// Gives free memory back to the provider until at most `keep` bytes of free memory are left,
-    /// and returns how many bytes went. Memory in the caches of other threads goes at the next
-    /// operation or at the exit of those threads.
+    /// Releases free memory to the provider until at most `keep` bytes of free memory are left.
+    /// Returns the released bytes. Memory in the caches of other threads is released at the next
+    /// operation or at the exit of these threads.
     ///
     /// # Errors
-    /// The provider's; memory that could not be given back stays in the pool.
+    /// The provider's. Memory that it fails to take back stays in the pool.
     fn trim(&self, keep: usize) -> Result<usize>;
 
-    /// What the pool holds. Summed up by this call; counting costs nothing on the fast path.
+    /// Returns the statistics. This call adds them up, so that counting costs nothing on fast
+    /// paths.
     fn statistics(&self) -> PoolStatistics;
 
-    /// How blocks stay in use after their free, if this pool can keep them from reuse. Only such a
-    /// pool can export its blocks.
+    /// Returns the ability to defer frees, if this pool has it. Only such a pool can export its
+    /// blocks.
     fn deferred_free(&self) -> Option<&dyn DeferredFree> {
         None
     }
 
-    /// What can be set while the pool is in use, if anything can.
+    /// Returns the ability to be configured while in use, if this pool has it.
     fn controls(&self) -> Option<&dyn Controls> {
         None
     }
 
-    /// How to get memory before it is needed and give it back in idle moments, if this pool can.
+    /// Returns the ability to reserve memory, if this pool has it.
     fn reserves(&self) -> Option<&dyn Reserve> {
         None
     }
 
-    /// How to get free memory for other pools under a shared limit, if this pool can give some.
+    /// Returns the ability to release free memory for other pools, if this pool has it.
     fn share_limit(&self) -> Option<&dyn ShareLimit> {
         None
     }
 
-    /// What the pool knows of its regions and blocks, if it can tell.
+    /// Returns the ability to report on the pool's regions and blocks, if this pool has it.
     fn inspect(&self) -> Option<&dyn Inspect> {
         None
     }
 }
 
-/// The error of an ability that a pool does not have.
+/// Returns the error for an ability that a pool does not have. `what` names the ability.
 #[must_use]
 pub const fn missing(what: &'static str) -> Error {
     Error::NotSupported { what, owner: "this kind of pool", native: 0 }
 }
 
-/// Blocks that stay in use after their free: importers have them open, or a device works on them.
+/// Frees of blocks that are still in use: importers have them open, or a device works on them.
 ///
-/// Such a block is held (`umf_runtime::deferred`): its exports are retired at once, it does not
-/// count as live, freeing it again is an error, and it counts as held and against the pool's
-/// limits. It is not handed out, and its region does not go back to the provider, before
+/// Such a block is held (`umf_runtime::deferred`). Its exports are retired at once. It does not
+/// count as live, and freeing it again is an error. It counts as held and against the pool's
+/// limits. It is not reused, and its region does not go back to the provider, before
 /// [`DeferredFree::reclaim`].
 ///
 /// # Safety
-/// An implementor promises that it calls `umf_runtime::observer::before_free` before a block that
-/// [`DeferredFree::mark_exported`] marked can be handed out again; and that a block for which this
-/// answers with leases, and that `umf_runtime::Upstream::defer` then holds, is not handed out
-/// before [`DeferredFree::reclaim`].
+/// An implementor promises:
+/// - It calls `umf_runtime::observer::before_free` before it reuses a block that
+///   [`DeferredFree::mark_exported`] marked.
+/// - If that returns leases and `umf_runtime::Upstream::defer` holds the block, it does not reuse
+///   the block before [`DeferredFree::reclaim`].
 pub unsafe trait DeferredFree: Send + Sync {
-    /// Marks the live block at `address` (its start) as exported: its free is announced to
-    /// `umf_runtime::observer::before_free`. Marking twice has the effect of marking once.
+    /// Marks the live block at `address`, its start, as exported: its free calls
+    /// `umf_runtime::observer::before_free`. Idempotent.
     ///
-    /// Exporters call this under locks that their observers take, so it must not wait for a lock
-    /// that the pool holds while it calls `before_free`.
+    /// Exporters call this under locks that their observers acquire. So it must not wait for a lock
+    /// that the pool holds during `before_free`.
     ///
     /// # Errors
     /// As [`Pool::block_at`], and [`Error::InteriorAddress`].
     fn mark_exported(&self, address: Address) -> Result<()>;
 
-    /// Frees a block that may still be in use until `completion` is [`crate::Progress::Ready`], for
-    /// instance by work that was given to a device. The block is held meanwhile.
+    /// Frees a block that may be in use until `completion` is [`crate::Progress::Ready`], for
+    /// example by work of a device. The block is held meanwhile.
     ///
-    /// Does not block. A pool looks at a few completions where a thread needs blocks that it does
-    /// not have at hand; at all of them when it is trimmed, when an allocation would fail, in
-    /// `umf_runtime::deferred::poll` and in [`Controls::drain`]. A pool that is dropped leaves the
-    /// regions of such blocks, and keeps their provider, until a `umf_runtime::deferred::poll`
-    /// finds them ready.
+    /// Does not block. A pool polls a few completions on its slow paths. It polls all of them when
+    /// it is trimmed, when an allocation would fail, in `umf_runtime::deferred::poll` and in
+    /// [`Controls::drain`]. If the pool is dropped, the regions of such blocks stay, and keep their
+    /// provider alive, until a `umf_runtime::deferred::poll` finds the completions ready.
     ///
     /// # Errors
-    /// As [`Pool::free`]: then nothing has changed.
+    /// As [`Pool::free`]. Then nothing has changed.
     ///
     /// # Safety
     /// The caller owns the block, and no thread uses it any more once `completion` is ready.
     unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()>;
 
-    /// Takes back what was held (see `umf_runtime::deferred`). A block that
-    /// `umf_runtime::Upstream::defer` or `umf_runtime::Upstream::defer_until` held may be handed
-    /// out again. A region whose `umf_runtime::Upstream::free` returned
-    /// `umf_runtime::deferred::FreeOutcome::Deferred` has gone to the provider and does not count
-    /// any more. `umf_runtime::deferred::poll` calls this in any thread, once for each.
+    /// Completes a deferred free (see `umf_runtime::deferred`). A block that
+    /// `umf_runtime::Upstream::defer` or `umf_runtime::Upstream::defer_until` held may be reused. A
+    /// region whose `umf_runtime::Upstream::free` returned
+    /// `umf_runtime::deferred::FreeOutcome::Deferred` has gone back to the provider and does not
+    /// count any more. `umf_runtime::deferred::poll` calls this in any thread, once for each free.
     ///
     /// # Errors
-    /// For a block: why it cannot be taken back, for instance because it is a region that the
-    /// provider refuses. It stays held.
+    /// For a block, the reason why it cannot be freed: for example, it is a region that the
+    /// provider fails to free. It stays held.
     ///
     /// # Safety
     /// The pool holds the block or region, and it is not in use.
     unsafe fn reclaim(&self, freed: Freed) -> Result<()>;
 }
 
-/// What can be set of a pool while it is in use. `umf_runtime::Upstream` implements this for pools
-/// that have no state of their own for it.
+/// Configuration of a pool while it is in use. `umf_runtime::Upstream` implements it for its pool.
 pub trait Controls: Send + Sync {
-    /// Sets what becomes of blocks that are freed while other processes have them open, and how
-    /// many bytes may be held (0 is unlimited) before allocating fails as [`Error::HeldLimit`].
-    /// Concerns what is freed from now on.
+    /// Sets the policy for blocks that are freed while other processes have them open, and the
+    /// limit of held bytes; 0 is unlimited. Above the limit, allocations fail with
+    /// [`Error::HeldLimit`]. Applies to later frees.
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64);
 
-    /// Sets the callback of an allocation that would fail for lack of memory, also after limits or
-    /// the provider refused: see [`crate::out_of_memory`]. `None`, the default, removes it.
+    /// Sets the callback that runs before an allocation fails for lack of memory or because of a
+    /// limit: see [`crate::out_of_memory`]. `None`, the default, removes it.
     fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>);
 
-    /// Waits until the pool holds nothing any more, for at most `timeout`; returns what it still
-    /// holds.
+    /// Waits until all deferred frees of the pool are reclaimed, for at most `timeout`. Returns
+    /// those that are left.
     fn drain(&self, timeout: Duration) -> DeferredStatistics;
 }
 
-/// Memory ahead of need, and back in idle moments.
+/// Reservation of memory before it is needed, and its release when the application is idle.
 pub trait Reserve: Send + Sync {
-    /// Sees to it that at least `bytes` of the provider's memory can be handed out, live blocks
-    /// included, with their pages made if the provider can ([`crate::Provider::populate`]); returns
-    /// how many bytes came for that. Reserving the same again changes nothing. Memory that the pool
-    /// hands out as regions of their own comes on top.
+    /// Allocates from the provider until the pool has at least `bytes`, live blocks included.
+    /// Populates the pages if the provider can ([`crate::Provider::populate`]). Returns the
+    /// allocated bytes. Idempotent. Blocks that are regions of their own do not count.
     ///
-    /// Reserved memory is not released automatically. [`Pool::trim`] gives it back like other free
-    /// memory, and what is left stays reserved. An allocation that would fail otherwise gives it
-    /// back too.
+    /// Reserved memory is not released automatically. [`Pool::trim`] releases it like other free
+    /// memory; the rest stays reserved. An allocation that would fail otherwise releases it too.
     ///
     /// # Errors
-    /// As [`Pool::allocate`]. After an error nothing has come.
+    /// As [`Pool::allocate`]. After an error nothing is allocated.
     fn reserve(&self, bytes: usize) -> Result<usize>;
 
-    /// Gives back at once what the pool's release policy would give back by now; returns how many
-    /// bytes went. For the idle moments of an application: otherwise pools do so on their slow
-    /// paths.
+    /// Applies the pool's release policy now. Returns the released bytes. Pools apply it on their
+    /// slow paths, so this is for an application that is idle.
     ///
     /// # Errors
     /// As [`Pool::trim`].
     fn purge(&self) -> Result<usize>;
 }
 
-/// Free memory for other pools.
+/// Release of free memory for other pools.
 pub trait ShareLimit: Send + Sync {
-    /// Gives `bytes` of free memory back, or what is free if that is less, because another pool
-    /// under `limit` lacks them; returns how many bytes went. 0 if this pool does not count against
-    /// that limit. Reserved memory ([`Reserve::reserve`]) stays.
+    /// Releases up to `bytes` of free memory, because another pool with the shared `limit` lacks
+    /// them. Returns the released bytes; 0 if this pool does not count against the limit. Reserved
+    /// memory ([`Reserve::reserve`]) stays.
     ///
     /// `umf_runtime::limit::reclaim` calls this in any thread, without a lock, possibly while
     /// another thread drops this pool.
     fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64;
 }
 
-/// What a pool knows of its regions and blocks. `None` and `false`: it does not know this.
+/// Reports on a pool's regions and blocks. `None` and `false` mean that the pool has no such
+/// report.
 pub trait Inspect: Send + Sync {
-    /// The pool's regions as they are now. Other threads go on meanwhile, so the parts may be of
-    /// different moments.
+    /// Returns a map of the pool's regions. Other threads continue, so its parts may be of
+    /// different times.
     fn map(&self) -> Option<PoolMap> {
         None
     }
 
-    /// The latest events in the pool, as far as it is set to record them.
+    /// Returns the latest events, if the pool is configured to record them.
     fn history(&self) -> Option<PoolHistory> {
         None
     }
 
-    /// Passes the live blocks to `look`, with their allocation sites as far as the pool is set to
-    /// record them; whether it did.
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        let _ = look;
+    /// Calls `visit` with the live blocks, and with their allocation sites if the pool is
+    /// configured to record them. Returns whether it did.
+    fn leaks(&self, visit: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        let _ = visit;
         false
     }
 }
 
-/// [`Pool::allocate`] by the shortest path.
+/// Allocates a block by [`Pool::allocate_fast`], else by [`Pool::allocate`].
 ///
 /// # Errors
 /// As [`Pool::allocate`].
@@ -293,7 +296,7 @@ pub fn allocate(pool: &dyn Pool, layout: Layout) -> Result<Address> {
     }
 }
 
-/// [`Pool::free`] by the shortest path.
+/// Frees a block by [`Pool::free_fast`], else by [`Pool::free`].
 ///
 /// # Errors
 /// As [`Pool::free`].

@@ -1,11 +1,11 @@
-//! Settings of providers, pools and the parts of umf: what a file, a variable or the program may
+//! Settings of providers, pools and the other parts of umf, which files, variables and the program
 //! set.
 //!
-//! [`settings!`](crate::settings!) makes a struct with its defaults, documentation, ranges, older
-//! and removed names. [`pool_settings!`](crate::pool_settings!) makes one with what every pool has.
-//! [`words!`](crate::words!) makes an enumeration whose values are words. All work on `serde_core`
-//! alone. What reads a struct from files and variables is the crate `umf-config`, which knows no
-//! key: it asks [`Settings::KEYS`] and deserializes.
+//! [`settings!`](crate::settings!) defines a struct with its defaults, documentation, ranges, older
+//! and removed names. [`pool_settings!`](crate::pool_settings!) adds the settings that every pool
+//! has. [`words!`](crate::words!) defines an enumeration whose values are words. All of them need
+//! only `serde_core`. The crate `umf-config` reads such a struct from files and variables: it takes
+//! the keys from [`Settings::KEYS`] and deserializes.
 //!
 //! ```
 //! use umf_core::settings::ByteSize;
@@ -13,7 +13,7 @@
 //! umf_core::settings! {
 //!     /// Settings of a pool of ours.
 //!     pub struct StackSettings {
-//!         /// Most bytes of the stack.
+//!         /// The largest size of the stack in bytes.
 //!         pub depth | "size": usize as ByteSize = 1 << 20, "a number of bytes above 0" if |bytes| *bytes > 0;
 //!         /// Whether the stack grows downwards.
 //!         pub downwards: bool = true;
@@ -39,51 +39,51 @@ pub use forms::{
     Auto, CODE, Code, Form, Microseconds, Milliseconds, Numbers, OneOf, TRUSTED, Trusted, read_text, refused,
 };
 
-/// One key: its name, what it means, and the names that it had before.
+/// A key: its name, documentation and older names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     /// The name.
     pub name: &'static str,
-    /// What it means: the lines of its documentation, each with the space that stood before it.
+    /// The lines of its documentation, each with a leading space.
     pub doc: &'static str,
-    /// Names that mean the same key, and are accepted in its place.
+    /// Older names, which are accepted too.
     pub older: &'static [&'static str],
 }
 
-/// A struct that is read from settings. Made by [`settings!`](crate::settings!).
+/// A struct of settings. [`settings!`](crate::settings!) implements this.
 ///
-/// Deserializing it must accept a map with any subset of its keys, and refuse other keys by
-/// `unknown_field`: `#[serde(default, deny_unknown_fields)]` where serde derives it.
+/// Its `Deserialize` must accept a map with any subset of the keys, and reject other keys with
+/// `unknown_field`. With serde's derive, that is `#[serde(default, deny_unknown_fields)]`.
 pub trait Settings: serde::de::DeserializeOwned + serde::Serialize + Default + 'static {
-    /// Every key, in the order in which documentation lists them.
+    /// All keys, in the order of the documentation.
     const KEYS: &'static [Key];
-    /// Keys that are gone, each with what to do instead.
+    /// Removed keys, each with what to do instead.
     const REMOVED: &'static [(&'static str, &'static str)] = &[];
 }
 
 crate::settings! {
-    /// The settings of a kind that has none of its own.
+    /// The settings of a kind without keys.
     pub struct NoSettings {}
 }
 
-/// Shows words in quotes, for "valid is".
+/// Writes the quoted words, for a message "valid is ...".
 impl fmt::Display for OneOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("one of")?;
         self.0
             .iter()
             .enumerate()
-            .try_for_each(|(place, word)| write!(f, "{} {word:?}", if place == 0 { "" } else { "," }))
+            .try_for_each(|(index, word)| write!(f, "{} {word:?}", if index == 0 { "" } else { "," }))
     }
 }
 
-/// Makes a settings struct: see [the module](mod@crate::settings).
+/// Defines a settings struct: see [the module](mod@crate::settings).
 ///
 /// A key is `/// documentation`, a field, optionally another name (`("name_ms")`) and older names
 /// (`| "older"`), a type, optionally the [`Form`] in which settings write the type (`as ByteSize`),
-/// a default, and optionally a range (`, "what is valid" if |value| condition`, where `value` is a
-/// reference). `values` are fields that only the program sets. For each key and value there is a
-/// setter of the name of the field. `parts` are fields without a setter.
+/// a default, and optionally a range (`, "the valid values" if |value| condition`, where `value` is
+/// a reference). `values` are fields that only the program sets. Each key and value has a setter
+/// with the name of the field. `parts` are fields without a setter.
 #[macro_export]
 macro_rules! settings {
     (
@@ -119,7 +119,7 @@ macro_rules! settings {
 
         #[allow(dead_code, missing_docs, reason = "not every struct is set by the program")]
         impl $name {
-            /// The defaults.
+            /// Returns the defaults.
             #[must_use]
             pub fn new() -> Self {
                 Self::default()
@@ -143,7 +143,7 @@ macro_rules! settings {
                 }
             )*)?
 
-            /// The first key whose value is out of its range, and what is valid.
+            /// Returns the first key whose value is out of range, and the valid values.
             #[must_use]
             pub fn invalid(&self) -> Option<(&'static str, &'static str)> {
                 $($crate::__range!(
@@ -211,12 +211,12 @@ macro_rules! settings {
     };
 }
 
-/// Makes the settings struct of a pool: as [`settings!`](crate::settings!), with the values and
-/// parts that every pool has.
+/// Defines the settings struct of a pool: [`settings!`](crate::settings!) with the fields that
+/// every pool has: `memory_limit`, `on_free`, `max_held`, `name`, `shared_limit` and
+/// `out_of_memory`, each with a setter.
 ///
-/// They are `memory_limit`, `on_free`, `max_held`, `name`, `shared_limit` and `out_of_memory`, each
-/// with a setter. After the keys stand the type of the name, which is made `From<&str>`, and the
-/// default name. Further `values` and `parts` may follow.
+/// The keys are followed by the type of the name, which must be `From<&str>`, and the default name.
+/// Further `values` and `parts` may follow.
 ///
 /// ```
 /// umf_core::pool_settings! {
@@ -244,17 +244,17 @@ macro_rules! pool_settings {
             $(#[$meta])*
             $vis struct $settings { $($keys)* }
             values {
-                /// The most bytes that the pool may take from its provider; 0 is unlimited.
+                /// The limit of the bytes that the pool reserves from its provider; 0 is unlimited.
                 /// Default: 0.
                 pub(crate) memory_limit: u64 = 0;
-                /// What becomes of the contents of a block that is freed while other processes have
-                /// it open. Its address is not used again before they have closed it, either way.
+                /// What happens to the contents of a block that is freed while other processes have
+                /// it open. In both cases its address is not reused before they have closed it.
                 /// Default: `Hold`.
                 pub(crate) on_free: $crate::deferred::OnFree = $crate::deferred::OnFree::Hold;
-                /// The most bytes of freed memory that may be held because other processes have it
-                /// open, before allocating fails as
-                /// [`Error::HeldLimit`](umf_core::Error::HeldLimit); 0 is unlimited. What is held
-                /// counts against the memory limit too. Default: 0.
+                /// The limit of the bytes of freed memory that other processes have open; 0 is
+                /// unlimited. Above it, allocations fail with
+                /// [`Error::HeldLimit`](umf_core::Error::HeldLimit). Held bytes count against the
+                /// memory limit too. Default: 0.
                 pub(crate) max_held: u64 = 0;
                 $($($values)*)?
             }
@@ -267,14 +267,14 @@ macro_rules! pool_settings {
         }
 
         impl $settings {
-            #[doc = concat!("The name of the pool, for people. Default: `", $default_name, "`.")]
+            #[doc = concat!("Sets the name of the pool, for statistics and logs. Default: `", $default_name, "`.")]
             #[must_use]
             pub fn name(mut self, name: impl AsRef<str>) -> Self {
                 self.name = <$name>::from(name.as_ref());
                 self
             }
 
-            /// A limit that the pool shares with others: an `Arc<SharedLimit>` or a
+            /// Sets a limit that the pool shares with others: an `Arc<SharedLimit>` or a
             /// `&'static SharedLimit`. Default: none.
             #[must_use]
             pub fn shared_limit(mut self, limit: impl Into<$crate::limit::SharedLimitRef>) -> Self {
@@ -282,15 +282,15 @@ macro_rules! pool_settings {
                 self
             }
 
-            /// What is called when an allocation would fail for lack of memory
-            /// ([`umf_core::out_of_memory`]): any closure. Default: none.
+            /// Sets the callback that runs before an allocation fails for lack of memory
+            /// ([`umf_core::out_of_memory`]). Default: none.
             #[must_use]
             pub fn out_of_memory(mut self, callback: impl $crate::out_of_memory::OnOutOfMemory + 'static) -> Self {
                 self.out_of_memory = Some(std::sync::Arc::new(callback));
                 self
             }
 
-            /// The name and the limits that a factory is asked for.
+            /// Sets the name and the limits of a factory's request.
             #[allow(dead_code, reason = "not every pool has a factory")]
             pub(crate) fn requested(mut self, request: &$crate::PoolRequest<'_>) -> Self {
                 self.memory_limit = request.memory_limit;
@@ -366,12 +366,12 @@ macro_rules! words {
 
         #[allow(dead_code, reason = "not every enumeration is shown and listed")]
         impl $name {
-            /// All of them.
+            /// All values.
             pub const ALL: [Self; [$($word),+].len()] = [$(Self::$variant),+];
-            /// Their words.
+            /// The words of all values.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// The word for it in settings.
+            /// Returns the word for the value in settings.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self {
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_names_documentation_and_a_past() {
+    fn keys_have_names_documentation_and_older_names() {
         let [size, wait, _] = All::KEYS else { panic!("three keys") };
         assert_eq!((size.name, size.older), ("size", &["length", "extent"][..]));
         assert_eq!((wait.name, wait.doc), ("wait_ms", " A time.\n On two lines.\n"));
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_setters_and_ranges_follow_from_one_line() {
+    fn macro_defines_defaults_setters_and_ranges() {
         let all = All::new();
         assert_eq!((all.size, all.label, all.direction), (64 << 10, "all", Direction::Up));
         assert_eq!(all.invalid(), None);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_and_shown() {
+    fn words_are_parsed_and_displayed() {
         assert_eq!("downwards".parse(), Ok(Direction::Down));
         assert_eq!("left".parse::<Direction>().unwrap_err().to_string(), "one of \"up\", \"down\"");
         assert_eq!((Direction::Down.to_string(), Direction::ALL.len()), ("down".to_owned(), 2));

@@ -1,4 +1,4 @@
-//! What pools and providers count.
+//! [`PoolStatistics`] of a pool, and [`Gauge`]s for providers.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,29 +14,29 @@ pub struct PoolStatistics {
     pub requested_bytes: u64,
     /// Live blocks.
     pub live_blocks: u64,
-    /// Bytes free in the pool, thread caches included.
+    /// Free bytes in the pool, thread caches included.
     pub cached_bytes: u64,
-    /// Of those, bytes that serve requests of any size; 0 where the pool does not know.
+    /// The part of `cached_bytes` that serves requests of any size; 0 if the pool does not know.
     pub free_bytes: u64,
-    /// The longest range of them; 0 where the pool does not know.
+    /// The largest range of `free_bytes`; 0 if the pool does not know.
     pub largest_free_bytes: u64,
     /// Bytes whose free is deferred, until other processes close them or a completion is ready:
     /// neither live nor free.
     pub held_bytes: u64,
     /// Freed bytes in quarantine, to detect writes after the free: neither live nor free.
     pub quarantined_bytes: u64,
-    /// Bytes got from the provider.
+    /// Bytes of the regions that the pool has from its provider.
     pub reserved_bytes: u64,
-    /// The most that `reserved_bytes` has been.
+    /// The peak of `reserved_bytes`.
     pub peak_reserved_bytes: u64,
-    /// Regions got from the provider.
+    /// Regions that the pool has from its provider.
     pub regions: u64,
     /// Allocations so far.
     pub allocations: u64,
     /// Frees so far.
     pub frees: u64,
-    /// Frees so far that were the second of their block, and that the pool found only after it had
-    /// reported success: see the pool's documentation. Not in `frees`.
+    /// Double frees that the pool detected after it had reported success: see the pool's
+    /// documentation. Not in `frees`.
     pub late_double_frees: u64,
 }
 
@@ -45,24 +45,24 @@ impl PoolStatistics {
     /// 0 to 1. An estimate, as [`PoolStatistics::requested_bytes`] is.
     #[must_use]
     pub fn internal_fragmentation(&self) -> f64 {
-        missing(self.requested_bytes, self.live_bytes)
+        fraction_outside(self.requested_bytes, self.live_bytes)
     }
 
     /// Returns the external fragmentation: the fraction of the free bytes that lies outside of the
     /// largest free range, from 0 to 1.
     #[must_use]
     pub fn external_fragmentation(&self) -> f64 {
-        missing(self.largest_free_bytes, self.free_bytes)
+        fraction_outside(self.largest_free_bytes, self.free_bytes)
     }
 }
 
-/// Which part of `all` is not in `part`; 0 of nothing.
-pub(crate) fn missing(part: u64, all: u64) -> f64 {
+/// Returns the fraction of `all` that is not in `part`; 0 if `all` is 0.
+pub(crate) fn fraction_outside(part: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { 1.0 - part.min(all) as f64 / all as f64 }
 }
 
-/// Bytes and regions that are allocated, and the most there have been. For providers and the slow
-/// paths of pools: every change writes one shared line.
+/// The bytes and number of allocated regions, and the peak of the bytes. For providers and the slow
+/// paths of pools: each change writes one shared cache line.
 #[derive(Debug, Default)]
 pub struct Gauge {
     bytes: AtomicU64,
@@ -71,20 +71,21 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// A gauge at zero.
+    /// Returns a gauge at zero.
     #[must_use]
     pub const fn new() -> Self {
         Self { bytes: AtomicU64::new(0), count: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
-    /// Counts one more, of `bytes` bytes.
+    /// Counts one more region of `bytes` bytes.
     pub fn add(&self, bytes: usize) {
         let now = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         self.count.fetch_add(1, Ordering::Relaxed);
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Counts one more of `bytes` bytes, unless that would pass `limit` bytes (0: no limit).
+    /// Counts one more region of `bytes` bytes. Returns `false` and counts nothing if the sum would
+    /// exceed `limit` bytes; 0 is unlimited.
     pub fn try_add(&self, bytes: usize, limit: u64) -> bool {
         if limit == 0 {
             self.add(bytes);
@@ -101,31 +102,31 @@ impl Gauge {
         }
     }
 
-    /// Counts one less, of `bytes` bytes.
+    /// Counts one less region of `bytes` bytes.
     pub fn remove(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Bytes now.
+    /// Returns the current bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// How many now.
+    /// Returns the current number of regions.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The most bytes there have been.
+    /// Returns the peak of the bytes.
     #[must_use]
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Makes the peak what there is now.
+    /// Sets the peak to the current bytes.
     pub fn reset_peak(&self) {
         self.peak.store(self.bytes(), Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! The derive macro of [`Plain`](../umf_core/view/trait.Plain.html): for structs whose fields are
-//! plain, in shared memory.
+//! The derive macro of [`Plain`](../umf_core/view/trait.Plain.html), for structs in shared memory
+//! whose fields are plain.
 //!
 //! ```
 //! use umf_derive::Plain;
@@ -21,8 +21,8 @@
 //! ```
 //!
 //! # Errors
-//! A struct is refused at compile time if any bytes are no value of it, or if it has padding, whose
-//! bytes would be undefined:
+//! It is a compile-time error if some bytes are not a valid value of the struct, or if the struct
+//! has padding, whose bytes would be uninitialised:
 //!
 //! ```compile_fail
 //! # use umf_derive::Plain;
@@ -50,7 +50,7 @@
 //! #[derive(Clone, Copy, Plain)]
 //! #[plain(crate = umf_core)]
 //! struct WithoutLayout {
-//!     number: u32, // without `repr(C)` the compiler may order fields as it likes
+//!     number: u32, // without `repr(C)` the compiler may reorder fields
 //! }
 //! ```
 
@@ -62,11 +62,11 @@ use syn::{Data, DeriveInput, Error, Meta, Result, Token, parse_macro_input};
 /// Implements `umf::Plain` for a struct with `#[repr(C)]` or `#[repr(transparent)]`.
 ///
 /// # Errors
-/// At compile time: other types than structs, generic structs, structs of another layout, fields
+/// At compile time: types other than structs, generic structs, structs of another layout, fields
 /// that are not plain, padding.
 ///
-/// The implementation names the trait by `::umf::Plain`. Crates without that dependency add
-/// `#[plain(crate = umf_core)]`.
+/// The implementation refers to the trait as `::umf::Plain`. In a crate without that dependency,
+/// add `#[plain(crate = umf_core)]`.
 #[proc_macro_derive(Plain, attributes(plain))]
 pub fn derive_plain(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -77,14 +77,15 @@ fn plain(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
     let Data::Struct(data) = &input.data else {
         return Err(Error::new_spanned(
             &input.ident,
-            "only structs can be `Plain`: some bytes are no value of an enum, and a union has no one \
-             reading",
+            "cannot derive `Plain`: this is not a struct, and some bytes are not a valid value of an enum or a \
+             union; use a struct with integer fields",
         ));
     };
     if !input.generics.params.is_empty() {
         return Err(Error::new_spanned(
             &input.generics,
-            "a `Plain` struct has no parameters: whether it has padding depends on them",
+            "cannot derive `Plain` for a generic struct: its padding depends on its parameters; make it a concrete \
+             struct, or implement `Plain` for it by hand",
         ));
     }
     let mut has_layout = false;
@@ -96,14 +97,17 @@ fn plain(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
     if !has_layout {
         return Err(Error::new_spanned(
             &input.ident,
-            "a `Plain` struct needs `#[repr(C)]`, so that all processes agree on its layout",
+            "cannot derive `Plain`: all processes must agree on the layout; add `#[repr(C)]` or \
+             `#[repr(transparent)]`",
         ));
     }
     let mut core = quote!(::umf);
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("plain")) {
         attribute.parse_nested_meta(|meta| {
             if !meta.path.is_ident("crate") {
-                return Err(meta.error("valid is `crate = path`, the path of the crate `umf-core`"));
+                return Err(meta.error(
+                    "unknown argument: use `crate = path`, the path of the crate `umf-core` or `umf`",
+                ));
             }
             let path: syn::Path = meta.value()?.parse()?;
             core = quote!(#path);
@@ -112,10 +116,12 @@ fn plain(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
     }
     let name = &input.ident;
     let types: Vec<_> = data.fields.iter().map(|field| &field.ty).collect();
-    let message = format!("`{name}` has padding: add fields for it, such as `padding: [u8; 4]`");
+    let message = format!(
+        "cannot derive `Plain` for `{name}`: it has padding; add fields for it, such as `padding: [u8; 4]`"
+    );
     Ok(quote! {
-        // SAFETY: the layout is that of C, each field is plain, and there is no padding, as is
-        // asserted here.
+        // SAFETY: the layout is that of C, each field is plain, and the assertion below excludes
+        // padding.
         unsafe impl #core::Plain for #name
         where
             #(#types: #core::Plain,)*

@@ -1,9 +1,14 @@
 //! [`AvailableMemory`]: checks that memory is available before its pages are populated.
 
+use core::ffi::CStr;
+use core::mem::MaybeUninit;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::retry_on_intr;
 use umf_core::{Error, Result};
 
+use crate::SystemResult;
 use crate::cgroup::{self, Cgroup};
-use crate::memory_calls;
 
 /// The memory limits of this process: those of its control groups, and the machine. The default is
 /// the machine alone.
@@ -32,9 +37,7 @@ impl AvailableMemory {
     /// # Errors
     /// [`Error::OutOfMemory`] if they do.
     pub fn check_machine(size: usize) -> Result<()> {
-        if memory_calls::whole_memory().is_none_or(|whole| size as u64 <= whole)
-            || memory_calls::always_overcommits()
-        {
+        if whole_memory().is_none_or(|whole| size as u64 <= whole) || always_overcommits() {
             return Ok(());
         }
         Err(Error::OutOfMemory { size, owner: "this machine, all of it and its swap", native: 0 })
@@ -46,11 +49,10 @@ impl AvailableMemory {
     /// [`Error::OutOfMemory`] with a remedy, if they are not.
     pub fn check(&self, size: usize, owner: &'static str) -> Result<()> {
         let wanted = size as u64;
-        // Where neither is known, swap may hold any amount.
-        let (free, swap) = memory_calls::free_memory().unwrap_or((0, u64::MAX));
+        // If `sysinfo` is forbidden, swap counts as unlimited.
+        let (free, swap) = free_memory().unwrap_or((0, u64::MAX));
         if wanted > free
-            && memory_calls::available_memory()
-                .is_some_and(|available| wanted > available.saturating_add(swap))
+            && available_memory().is_some_and(|available| wanted > available.saturating_add(swap))
         {
             return Err(Error::OutOfMemory { size, owner, native: 0 });
         }
@@ -66,6 +68,63 @@ impl AvailableMemory {
     }
 }
 
+/// Returns the result of `sysinfo(2)`; `None` if a seccomp filter forbids it. rustix assumes that
+/// the call cannot fail.
+fn system_information() -> Option<libc::sysinfo> {
+    let mut info = MaybeUninit::<libc::sysinfo>::uninit();
+    // SAFETY: `info` is valid for the write.
+    let result = unsafe { libc::sysinfo(info.as_mut_ptr()) };
+    // SAFETY: the call succeeded, so it wrote `info`.
+    (result == 0).then(|| unsafe { info.assume_init() })
+}
+
+/// Returns the bytes of free memory and of free swap; `None` if `sysinfo(2)` is forbidden.
+fn free_memory() -> Option<(u64, u64)> {
+    let info = system_information()?;
+    let unit = u64::from(info.mem_unit);
+    Some((info.freeram.saturating_mul(unit), info.freeswap.saturating_mul(unit)))
+}
+
+/// Returns the bytes of memory and swap of the machine; `None` if `sysinfo(2)` is forbidden.
+fn whole_memory() -> Option<u64> {
+    let info = system_information()?;
+    Some(info.totalram.saturating_add(info.totalswap).saturating_mul(u64::from(info.mem_unit)))
+}
+
+/// Returns whether the kernel always overcommits (`vm.overcommit_memory` is 1).
+fn always_overcommits() -> bool {
+    read_into(c"/proc/sys/vm/overcommit_memory", &mut [0; 8]).is_ok_and(|mode| mode.starts_with(b"1"))
+}
+
+/// Reads the beginning of a file of `/proc` or sysfs, at most the size of the buffer. Does not use
+/// the global allocator.
+pub(crate) fn read_into<'b>(path: &CStr, buffer: &'b mut [u8]) -> SystemResult<&'b [u8]> {
+    let file = retry_on_intr(|| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
+    let mut length = 0;
+    while length < buffer.len() {
+        match retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))? {
+            0 => break,
+            read => length += read,
+        }
+    }
+    Ok(&buffer[..length])
+}
+
+/// Returns the number in a file of `/proc` or sysfs.
+pub(crate) fn number(path: &CStr) -> Option<u64> {
+    let mut buffer = [0; 32];
+    str::from_utf8(read_into(path, &mut buffer).ok()?).ok()?.trim().parse().ok()
+}
+
+/// Returns the bytes of memory that are available without swapping, by the kernel's estimate.
+fn available_memory() -> Option<u64> {
+    // The field is in the third line.
+    let mut buffer = [0; 1024];
+    let text = str::from_utf8(read_into(c"/proc/meminfo", &mut buffer).ok()?).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,6 +136,6 @@ mod tests {
         let refused = memory.check(1 << 60, "a provider");
         assert_eq!(refused, Err(Error::OutOfMemory { size: 1 << 60, owner: "a provider", native: 0 }));
         assert_eq!(AvailableMemory::check_machine(1 << 20), Ok(()));
-        assert_eq!(AvailableMemory::check_machine(1 << 60).is_err(), !memory_calls::always_overcommits());
+        assert_eq!(AvailableMemory::check_machine(1 << 60).is_err(), !always_overcommits());
     }
 }

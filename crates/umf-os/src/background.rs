@@ -1,8 +1,8 @@
-//! Background threads that survive a fork of another thread.
+//! [`spawn`]: background threads that can be started in a forked child.
 //!
-//! They are started by `pthread_create(3)`. A thread of `std::thread` takes a lock of the standard
-//! library as it starts and as it ends. A child that is forked meanwhile finds that lock taken for
-//! ever, and can start no such thread.
+//! They are started with `pthread_create(3)`. A thread of `std::thread` acquires a lock of the
+//! standard library when it starts and when it ends. In a child that is forked meanwhile, the lock
+//! stays locked for ever, so the child cannot start threads of `std::thread`.
 
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
@@ -27,7 +27,7 @@ impl Thread {
     /// Waits until the thread has ended.
     pub fn join(self) {
         let thread = core::mem::ManuallyDrop::new(self);
-        // SAFETY: the thread was neither joined nor detached, and is not any more after this.
+        // SAFETY: the thread was neither joined nor detached, and this value is not used any more.
         unsafe { libc::pthread_join(thread.0, ptr::null_mut()) };
     }
 }
@@ -39,12 +39,13 @@ impl Drop for Thread {
     }
 }
 
-/// Starts a thread that runs `work` and gets none of the process's signals. `name`: for people, up
-/// to 15 bytes. `stack_size`: bytes; the system's default where that is too little for the
-/// thread-local values of the program. A panic of `work` ends the thread.
+/// Starts a thread that runs `work`, with all signals blocked. A panic of `work` ends the thread.
+///
+/// `name` has up to 15 bytes. `stack_size` is in bytes; if it is too small for the thread-local
+/// storage of the program, the system's default is used.
 ///
 /// # Errors
-/// What the system says, if it has no more threads.
+/// Those of `pthread_create(3)`.
 pub fn spawn(
     name: &'static CStr,
     stack_size: usize,
@@ -55,10 +56,10 @@ pub fn spawn(
     let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
     let mut create = |attributes| {
         // SAFETY: `thread` is valid for the write, the attributes are null or initialised, and
-        // `run` gets what it casts to.
+        // `start` is of the type that `run` expects.
         unsafe { libc::pthread_create(thread.as_mut_ptr(), attributes, run, start.cast()) }
     };
-    // A thread begins with the signal mask of the one that starts it.
+    // A new thread inherits the signal mask of its creator.
     let blocked = BlockedSignals::new();
     let result = match with_stack_size(stack_size, &mut create) {
         libc::EINVAL => create(ptr::null()),
@@ -66,11 +67,11 @@ pub fn spawn(
     };
     drop(blocked);
     if result != 0 {
-        // SAFETY: it is of `Box::into_raw`, and no thread got it.
+        // SAFETY: `start` came from `Box::into_raw`, and no thread was started that owns it.
         drop(unsafe { Box::from_raw(start) });
         return Err(io::Error::from_raw_os_error(result));
     }
-    // SAFETY: the thread was made, so that its number was written.
+    // SAFETY: the call succeeded, so it wrote `thread`.
     Ok(Thread(unsafe { thread.assume_init() }))
 }
 
@@ -81,23 +82,24 @@ fn with_stack_size(size: usize, create: impl FnOnce(*const libc::pthread_attr_t)
     if result != 0 {
         return result;
     }
-    // SAFETY: they were initialised.
+    // SAFETY: the attributes were initialised above.
     let result = match unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), size) } {
         0 => create(attributes.as_ptr()),
         error => error,
     };
-    // SAFETY: as above, and they are not used afterwards.
+    // SAFETY: the attributes were initialised above, and are not used any more.
     unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
     result
 }
 
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn` made it for this thread alone.
+    // SAFETY: `spawn` passed the ownership of the box to this thread.
     let (name, work) = *unsafe { Box::from_raw(start.cast::<(&'static CStr, Work)>()) };
-    // SAFETY: the number is this thread's. (A name that is too long is not set.)
+    // A name that is too long is not set.
+    // SAFETY: the thread is the calling one, and the name is a C string.
     unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
-        // Dropping it may panic again, and nothing may unwind from here.
+        // Dropping the payload may panic again, and this function must not unwind.
         core::mem::forget(payload);
     }
     ptr::null_mut()
@@ -108,27 +110,31 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Whether the calling thread has an alternate stack for signals.
+    /// Returns whether the calling thread has an alternate signal stack.
     fn has_signal_stack() -> bool {
         let mut stack = MaybeUninit::<libc::stack_t>::uninit();
         // SAFETY: `stack` is valid for the write; nothing is changed.
         assert_eq!(unsafe { libc::sigaltstack(ptr::null(), stack.as_mut_ptr()) }, 0);
-        // SAFETY: it was written.
+        // SAFETY: the call succeeded, so it wrote `stack`.
         unsafe { stack.assume_init() }.ss_flags & libc::SS_DISABLE == 0
     }
 
-    /// The standard library makes one for each of its threads, where it takes its lock.
+    /// The standard library allocates an alternate signal stack for each of its threads,
+    /// under its lock.
     #[test]
     #[cfg(not(miri))]
     fn threads_start_without_the_standard_library() {
-        assert!(std::thread::spawn(has_signal_stack).join().unwrap(), "this test notices nothing any more");
+        assert!(
+            std::thread::spawn(has_signal_stack).join().unwrap(),
+            "std does not make signal stacks any more: this test checks nothing"
+        );
         let (to, from) = mpsc::channel();
         spawn(c"umf-test", 256 << 10, move || to.send(has_signal_stack()).unwrap()).unwrap().join();
         assert!(!from.recv().unwrap());
     }
 
     #[test]
-    fn a_thread_has_its_name_and_no_signals_and_may_panic() {
+    fn thread_has_its_name_blocks_signals_and_may_panic() {
         let (to, from) = mpsc::channel();
         let work = move || {
             let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
@@ -138,10 +144,10 @@ mod tests {
                 libc::sigismember(mask.as_ptr(), libc::SIGTERM)
             };
             to.send((std::fs::read_to_string("/proc/thread-self/comm").unwrap(), blocked)).unwrap();
-            // Without the hook's message.
+            // `resume_unwind` does not call the panic hook.
             std::panic::resume_unwind(Box::new("a mistake"));
         };
-        // Too small for any thread: the system's default is taken.
+        // The stack is too small, so the system's default is used.
         spawn(c"umf-test", 1, work).unwrap().join();
         assert_eq!(from.recv().unwrap(), ("umf-test\n".to_owned(), 1));
     }

@@ -1,11 +1,11 @@
-//! The memory limits that control groups put on this process, of either version.
+//! [`Cgroup`]: the control groups that limit the memory of this process, of version 1 and 2.
 
 use std::ffi::CString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::memory_calls;
+use crate::available_memory::{number, read_into};
 
 /// A control group that limits the memory of this process.
 #[derive(Clone, Debug)]
@@ -19,9 +19,9 @@ pub struct Cgroup {
 /// A file of `/proc` that could not be read.
 #[derive(Debug)]
 pub struct UnreadableFile {
-    /// Which.
+    /// The file.
     pub path: &'static str,
-    /// Why.
+    /// The system's error.
     pub error: std::io::Error,
 }
 
@@ -33,10 +33,10 @@ impl fmt::Display for UnreadableFile {
 
 impl std::error::Error for UnreadableFile {}
 
-/// Version 1 writes "none" as a number of pages that fills a signed word.
-const NONE_IN_VERSION_1: u64 = 1 << 62;
+/// Version 1 writes a number above this for "no limit".
+const UNLIMITED_VERSION_1: u64 = 1 << 62;
 
-/// Of version 2 and of version 1: the limit, and what is used.
+/// The files of version 2 and of version 1 with the limit and the used bytes.
 const FILES: [(&str, &str); 2] =
     [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")];
 
@@ -53,7 +53,7 @@ const RECLAIMABLE: [&str; 6] = [
 ];
 
 impl Cgroup {
-    /// The group in this folder, if it can limit memory.
+    /// Returns the group of a folder, if it can limit memory.
     fn of(folder: &Path) -> Option<Self> {
         let (limit, used) = FILES.into_iter().find(|(limit, _)| folder.join(limit).exists())?;
         let file = |name| CString::new(folder.join(name).as_os_str().as_bytes()).ok();
@@ -65,23 +65,23 @@ impl Cgroup {
         })
     }
 
-    /// Its folder.
+    /// Returns the folder of the group.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The limit in bytes, if it has one now.
+    /// Returns the current limit in bytes; `None` if there is none.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        // "max" is no number.
-        memory_calls::number(&self.limit).filter(|&bytes| bytes < NONE_IN_VERSION_1)
+        // "max" is not a number.
+        number(&self.limit).filter(|&bytes| bytes < UNLIMITED_VERSION_1)
     }
 
-    /// Bytes that it uses now, where that can be read.
+    /// Returns the bytes that the group uses now; `None` if the file cannot be read.
     #[must_use]
     pub fn used(&self) -> Option<u64> {
-        memory_calls::number(&self.used)
+        number(&self.used)
     }
 
     /// Returns the bytes that the group can still use, including what the kernel can reclaim.
@@ -90,23 +90,24 @@ impl Cgroup {
     pub fn available(&self) -> Option<u64> {
         let left = self.limit()?.saturating_sub(self.used()?);
         let mut buffer = [0; 8192];
-        let statistics = memory_calls::read_into(&self.statistics, &mut buffer).unwrap_or_default();
+        let statistics = read_into(&self.statistics, &mut buffer).unwrap_or_default();
         Some(left.saturating_add(reclaimable(statistics)))
     }
 }
 
+/// Returns the reclaimable bytes of a `memory.stat`: of the group, or with its child groups.
 fn reclaimable(statistics: &[u8]) -> u64 {
     let fields = statistics.split(|&byte| byte == b'\n').filter_map(|line| {
         let (name, value) = str::from_utf8(line).ok()?.split_once(' ')?;
-        let place = RECLAIMABLE.iter().position(|known| *known == name)?;
-        Some((place, value.trim().parse::<u64>().ok()?))
+        let index = RECLAIMABLE.iter().position(|known| *known == name)?;
+        Some((index, value.trim().parse::<u64>().ok()?))
     });
-    let (mut own, mut total) = (0_u64, 0_u64);
-    for (place, bytes) in fields {
-        let sum = if place < RECLAIMABLE.len() / 2 { &mut own } else { &mut total };
+    let (mut group, mut total) = (0_u64, 0_u64);
+    for (index, bytes) in fields {
+        let sum = if index < RECLAIMABLE.len() / 2 { &mut group } else { &mut total };
         *sum = sum.saturating_add(bytes);
     }
-    own.max(total)
+    group.max(total)
 }
 
 /// Returns the groups that can limit this process's memory: its own, and its ancestors up to the
@@ -141,13 +142,13 @@ pub fn tightest() -> Result<Option<(Cgroup, u64)>, UnreadableFile> {
     Ok(limited.min_by_key(|(_, limit)| *limit))
 }
 
-/// The mount point and the group's folder, from `0::/path`.
+/// Returns the mount point and the group's folder, from the line `0::/path`.
 fn folder_version_2(groups: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
     folder(group, mounts, |kind, _| kind == "cgroup2")
 }
 
-/// The mount point and the group's folder, from `4:memory:/path`.
+/// Returns the mount point and the group's folder, from the line `4:memory:/path`.
 fn folder_version_1(groups: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
     let group = groups.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -172,9 +173,9 @@ fn folder(group: &str, mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Opt
         let mut mount = mount.split(' ').skip(3);
         let (root, top) = (mount.next()?, PathBuf::from(mount.next()?));
         let below = Path::new(group).strip_prefix(root).unwrap_or(Path::new(""));
-        // A group outside of what is mounted shows as "/../..".
-        let known = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        let folder = if known { top.join(below) } else { top.clone() };
+        // The path of a group outside of the mount begins with "/..".
+        let is_inside = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let folder = if is_inside { top.join(below) } else { top.clone() };
         Some((top, folder))
     })
 }
@@ -188,7 +189,7 @@ mod tests {
 31 24 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
 
     #[test]
-    fn finds_the_folder_of_either_version() {
+    fn folder_is_found_for_both_versions() {
         let (top, folder) = folder_version_2("0::/user.slice/a b\n", MOUNTS).unwrap();
         assert_eq!((top, folder), ("/sys/fs/cgroup".into(), "/sys/fs/cgroup/user.slice/a b".into()));
         let (top, folder) = folder_version_1("4:cpu,memory:/docker/abc/job\n", MOUNTS).unwrap();
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_outside_the_mount_is_its_top() {
+    fn folder_of_a_group_outside_of_the_mount_is_the_mount_point() {
         let (top, folder) = folder_version_2("0::/../other", MOUNTS).unwrap();
         assert_eq!(top, folder);
         assert!(folder_version_1("0::/", MOUNTS).is_none());

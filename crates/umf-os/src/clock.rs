@@ -1,11 +1,11 @@
-//! A clock for slow paths: it costs a few nanoseconds, and goes in steps of some milliseconds.
+//! Clocks: [`coarse`] costs a few nanoseconds, [`boot`] is the same in all processes.
 
 use core::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Time since some moment in the past, which never goes back and does not count while the machine
-/// sleeps. Steps of the kernel's tick, 1 to 10 ms.
+/// Returns a monotonic time since an unspecified moment, without the time in which the machine is
+/// suspended. Its resolution is the kernel's tick, 1 to 10 ms.
 #[must_use]
 pub fn coarse() -> Duration {
     let now = clock_gettime(ClockId::MonotonicCoarse);
@@ -13,16 +13,16 @@ pub fn coarse() -> Duration {
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), nanos)
 }
 
-/// Nanoseconds since the machine was booted (`CLOCK_BOOTTIME`, `clock_gettime(2)`): the same in all
-/// processes, and goes on while the machine sleeps.
+/// Returns the nanoseconds since the machine was booted (`CLOCK_BOOTTIME`, `clock_gettime(2)`),
+/// which are the same in all processes. Includes the time in which the machine is suspended.
 #[must_use]
 pub fn boot() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
-/// The first reading of a clock calls `dlsym`, which takes a lock of the loader: when this is
-/// loaded, and not later, when it might come after locks of umf.
+/// Reads the clock when the library is loaded. The first reading calls `dlsym`, which acquires a
+/// lock of the loader: it must not happen under a lock of umf.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_forward() {
+    fn coarse_clock_advances() {
         let begin = coarse();
         while coarse() == begin {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,14 +1,14 @@
-//! Files opened anew, and the kernel's locks on their bytes.
+//! [`ReopenedFile`]: an open file description of this process only; and [`OfdLocks`], the locks on bytes
+//! of its file.
 //!
-//! A lock of an open file description (`F_OFD_SETLK`, `fcntl_locking(2)`) belongs to the
-//! description, and the kernel drops it when the last reference to that is gone: the last
-//! descriptor, or the last mapping made through one. A mapping that forked children do not get
-//! (`MADV_DONTFORK`) is therefore a lock that lasts exactly as long as the process uses that
-//! memory: it ends at `munmap`, `exec`, exit and SIGKILL, and is seen by every process that can
-//! open the file.
+//! A lock of an open file description (`F_OFD_SETLK`, `fcntl_locking(2)`) ends when the last
+//! reference to the description ends: the last descriptor, or the last mapping that was made
+//! through one. A mapping that forked children do not inherit (`MADV_DONTFORK`) therefore holds a
+//! lock exactly as long as the process uses the memory. The lock ends at `munmap`, `exec`, exit and
+//! SIGKILL, and every process that can open the file sees it.
 //!
-//! A descriptor that came by `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and
-//! with it the sender's locks. [`ReopenedFile`] is a description of this process alone.
+//! A descriptor from `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and thereby
+//! the sender's locks. A [`ReopenedFile`] shares neither.
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,30 +20,29 @@ use umf_sync::fork::{self, ForkGuard, Outer};
 use crate::SystemResult as Result;
 use crate::file::{self, FileIdentity, identity};
 
-/// A descriptor whose description belongs to this process alone. Until it is dropped, forks of
-/// this process wait.
+/// A descriptor whose open file description belongs to this process only. Forks of this process
+/// wait until it is dropped.
 #[derive(Debug)]
 pub struct ReopenedFile {
-    // Closed before forks go on: fields are dropped in this order. A forked child would keep the
-    // locks of the description.
+    // Dropped before the guard, in the order of the fields: a forked child would inherit the
+    // description and keep its locks.
     fd: OwnedFd,
     _no_fork: ForkGuard<Outer>,
 }
 
 impl ReopenedFile {
-    /// Opens the file behind `fd` anew, for reading and writing. `expected` is its identity: the
-    /// number may have come to mean another file, if the program closes descriptors that are not
-    /// its own.
+    /// Opens the file of `fd` again, for reading and writing. `expected` is its identity: the
+    /// number may refer to another file, if the program closes descriptors that it did not open.
     ///
     /// # Errors
-    /// Those of `open(2)`: `ENOENT` where no `/proc` that shows this process is mounted. `ESTALE`
-    /// if it is another file.
+    /// Those of `open(2)`; `ENOENT` without a `/proc` that has this process. `ESTALE` if it is
+    /// another file.
     pub fn of(fd: BorrowedFd<'_>, expected: FileIdentity) -> Result<Self> {
         let mut path = [0; 40];
-        let room = path.len();
+        let capacity = path.len();
         let mut rest = &mut path[..];
         write!(rest, "/proc/thread-self/fd/{}", fd.as_raw_fd()).map_err(|_| Errno::NAMETOOLONG)?;
-        let length = room - rest.len();
+        let length = capacity - rest.len();
         let path = core::str::from_utf8(&path[..length]).map_err(|_| Errno::INVAL)?;
         let no_fork = ForkGuard::new();
         let fd = file::open(path, true)?;
@@ -53,11 +52,11 @@ impl ReopenedFile {
         Ok(Self { fd, _no_fork: no_fork })
     }
 
-    /// Takes over a description that another process made for this one, and closed on its side.
-    /// `forks` is what [`fork::sequence`] said before it was asked for.
+    /// Takes ownership of a description that another process opened for this one, sent, and closed.
+    /// `forks` is the result of [`fork::sequence`] before the request.
     ///
     /// # Errors
-    /// `EAGAIN` if this process has forked since: the child may have inherited the descriptor.
+    /// `EAGAIN` if this process has forked since: a child may have inherited the descriptor.
     pub fn received(fd: OwnedFd, forks: u32) -> Result<Self> {
         let no_fork = ForkGuard::new();
         if fork::sequence() != forks {
@@ -66,7 +65,7 @@ impl ReopenedFile {
         Ok(Self { fd, _no_fork: no_fork })
     }
 
-    /// The locks of this description.
+    /// Returns the locks of this description.
     #[must_use]
     pub fn locks(&self) -> OfdLocks<'_> {
         OfdLocks(self.fd.as_fd())
@@ -85,14 +84,15 @@ pub struct OfdLocks<'f>(BorrowedFd<'f>);
 
 impl<'f> OfdLocks<'f> {
     /// Returns the locks of the description behind `fd`. To take locks, `fd` must be the descriptor
-    /// with which this process created the file. To ask for a lock, it must not be taken through
+    /// with which this process created the file. To query a lock, the lock must not be held through
     /// this description.
     #[must_use]
     pub fn of_file(fd: &'f OwnedFd) -> Self {
         Self(fd.as_fd())
     }
 
-    /// Takes the write lock of one byte; `false` if another description holds it.
+    /// Acquires the write lock of a byte. Returns `false` if another description holds a lock on
+    /// it.
     ///
     /// # Errors
     /// Those of `fcntl(2)`.
@@ -107,7 +107,7 @@ impl<'f> OfdLocks<'f> {
         }
     }
 
-    /// Gives the lock of a byte back.
+    /// Releases the lock of a byte.
     ///
     /// # Errors
     /// Those of `fcntl(2)`.
@@ -115,8 +115,8 @@ impl<'f> OfdLocks<'f> {
         self.control(libc::F_OFD_SETLK, libc::F_UNLCK, byte).map(drop)
     }
 
-    /// Whether another description holds the write lock of a byte. (A read lock does not count: any
-    /// process that can open a file for reading can take one.)
+    /// Returns whether another description holds the write lock of a byte. A read lock does not
+    /// count: any process that can open the file for reading can acquire one.
     ///
     /// # Errors
     /// Those of `fcntl(2)`.
@@ -124,7 +124,7 @@ impl<'f> OfdLocks<'f> {
         Ok(self.control(libc::F_OFD_GETLK, libc::F_RDLCK, byte)? != libc::F_UNLCK)
     }
 
-    /// One lock operation on one byte; the type of lock that the kernel returns.
+    /// Runs a lock operation on one byte. Returns the type of lock that the kernel reports.
     fn control(self, command: libc::c_int, kind: libc::c_int, byte: u64) -> Result<libc::c_int> {
         let start = libc::off_t::try_from(byte).map_err(|_| Errno::INVAL)?;
         let mut lock = libc::flock {
@@ -173,7 +173,7 @@ mod tests {
         assert!(locks.is_write_locked(PAGE as u64).unwrap());
         assert!(!locks.is_write_locked(0).unwrap());
         assert!(!locks.try_write_lock(PAGE as u64).unwrap());
-        // Another description of this same process is another owner.
+        // Another description of the same process is another owner.
         let other = ReopenedFile::of(fd.as_fd(), identity).unwrap();
         assert!(!other.locks().try_write_lock(PAGE as u64).unwrap());
         drop(other);
@@ -185,10 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn read_lock_of_a_stranger_does_not_count() {
+    fn read_lock_of_another_description_does_not_count() {
         let (fd, identity) = file();
-        let stranger = ReopenedFile::of(fd.as_fd(), identity).unwrap();
-        stranger.locks().control(libc::F_OFD_SETLK, libc::F_RDLCK, 0).unwrap();
+        let other = ReopenedFile::of(fd.as_fd(), identity).unwrap();
+        other.locks().control(libc::F_OFD_SETLK, libc::F_RDLCK, 0).unwrap();
         assert!(!OfdLocks::of_file(&fd).is_write_locked(0).unwrap());
     }
 

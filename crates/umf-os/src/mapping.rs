@@ -1,16 +1,16 @@
-//! [`Mapping`]: mapped memory that is unmapped when dropped, at any alignment.
+//! [`Mapping`]: mapped memory that is unmapped when dropped, at any alignment; and [`metadata`], mappings
+//! for metadata.
 
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use umf_core::{Address, Error, Region, Result};
+use umf_sync::failpoint;
 
-use crate::memory_calls;
-
-/// The attempts to map at an address that another thread may take first.
+/// The number of attempts to map at an address that another thread may map first.
 const TRIES: usize = 64;
 
 /// The address that a mapping is placed at.
@@ -60,9 +60,7 @@ impl Mapping {
     ) -> Result<Self, Errno> {
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: the function maps `size` bytes, and no other mapping owns them.
-        unsafe {
-            Self::placed(size, align, |place| memory_calls::map_file(place, file, offset, size, access))
-        }
+        unsafe { Self::placed(size, align, |place| map_file(place, file, offset, size, access)) }
     }
 
     /// Maps as [`Mapping::of_file`] does. Pages are allocated when they are touched, and are not
@@ -77,11 +75,11 @@ impl Mapping {
         align: usize,
         writable: bool,
     ) -> Result<Self, Errno> {
-        let map = |place| memory_calls::map_file(place, file, offset, size, ProtFlags::empty());
+        let map = |place| map_file(place, file, offset, size, ProtFlags::empty());
         // SAFETY: the function maps that much, and no other mapping owns it.
         let mapping = unsafe { Self::placed(size, align, map) }?;
         // SAFETY: the mapping was made above, and nothing uses it yet.
-        unsafe { memory_calls::open_unlocked(mapping.base, size, writable) }?;
+        unsafe { open_unlocked(mapping.base, size, writable) }?;
         Ok(mapping)
     }
 
@@ -109,8 +107,8 @@ impl Mapping {
         drop(first);
         let room = size.checked_add(align).ok_or(Errno::NOMEM)?;
         for attempt in 0..TRIES {
-            // The kernel maps at one end of the free addresses. The target is in the middle of more
-            // of them with each attempt, so that other threads map beside it.
+            // The kernel maps at one end of the free addresses. So the target is in the middle of a
+            // free range that grows with each attempt, and other threads map beside it.
             let wide = room.saturating_mul(1 + attempt * attempt);
             let free = Self::reserve(wide).or_else(|_| Self::reserve(room))?;
             let middle = free.base.addr().get() + (free.size - room) / 2;
@@ -136,10 +134,10 @@ impl Mapping {
         Self { base, size }
     }
 
-    /// Takes back the mapping that [`Mapping::leak`] left for a region.
+    /// Returns the mapping of a region, which [`Mapping::leak`] left mapped.
     ///
     /// # Safety
-    /// The region is live and was such a mapping. It is not in use while this exists, unless this
+    /// The region is live, and is such a mapping. It is not in use while this exists, unless this
     /// is leaked again.
     #[must_use]
     pub unsafe fn of_region(region: &Region) -> Option<Self> {
@@ -156,7 +154,7 @@ impl Mapping {
     }
 
     fn reserve(size: usize) -> Result<Self, Errno> {
-        Ok(Self { base: memory_calls::reserve_addresses(size)?, size })
+        Ok(Self { base: reserve_addresses(size)?, size })
     }
 
     /// Unmaps all but `size` bytes at the first multiple of `align`. If these do not lie inside,
@@ -202,7 +200,7 @@ impl Mapping {
         self.size
     }
 
-    /// Leaves the memory mapped, and returns its address. [`Mapping::of_region`] takes it back.
+    /// Leaves the memory mapped, and returns its address. [`Mapping::of_region`] is the inverse.
     pub fn leak(self) -> Address {
         ManuallyDrop::new(self).address()
     }
@@ -215,7 +213,7 @@ impl Mapping {
         let this = ManuallyDrop::new(self);
         // SAFETY: this value owns the mapping, and the contract of its constructor says that it is
         // not in use.
-        match unsafe { memory_calls::unmap(this.base, this.size) } {
+        match unsafe { unmap(this.base, this.size) } {
             Ok(()) => Ok(()),
             Err(errno) => {
                 let hint = "raise vm.max_map_count if this process has that many mappings";
@@ -240,11 +238,11 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this value owns the mapping, and no borrow of it is left.
-        let _ = unsafe { memory_calls::unmap(self.base, self.size) };
+        let _ = unsafe { unmap(self.base, self.size) };
     }
 }
 
-/// The error for `size` bytes of `owner`'s memory that could not be mapped.
+/// Returns the error for `size` bytes of `owner`, a provider, that could not be mapped.
 #[must_use]
 pub fn map_error(size: usize, owner: &'static str, errno: Errno) -> Error {
     match errno {
@@ -255,6 +253,105 @@ pub fn map_error(size: usize, owner: &'static str, errno: Errno) -> Error {
     }
 }
 
+/// Returns the system's page size in bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // rustix panics on Linux before 6.4 without /proc.
+    // SAFETY: `sysconf` accesses no memory of this program.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+// The system calls. Each function is one call.
+
+/// Reserves `size` bytes of address space, without access and without memory.
+fn reserve_addresses(size: usize) -> Result<NonNull<u8>, Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) }?;
+    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Maps `size` bytes of `file` at `offset`, shared (`MAP_SHARED`).
+fn map_file(
+    place: Placement,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    size: usize,
+    access: ProtFlags,
+) -> Result<NonNull<u8>, Errno> {
+    let (hint, mut flags) = place.hint();
+    // Without MAP_POPULATE, which ignores errors: callers allocate the pages in the file. Without a
+    // reservation, which on hugetlbfs outlives its pages.
+    flags |= MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice, or at one that is not mapped.
+    let mapped = unsafe { rustix::mm::mmap(hint, size, access, flags, file, offset) }?;
+    failpoint!("file.mapped");
+    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Makes a mapping without access readable, or readable and writable. It is not locked and not
+/// populated.
+///
+/// # Safety
+/// The range is one mapping that the caller owns.
+unsafe fn open_unlocked(base: NonNull<u8>, size: usize, writable: bool) -> Result<(), Errno> {
+    let access = if writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        rustix::mm::munlock(base.as_ptr().cast(), size)?;
+        rustix::mm::mprotect(base.as_ptr().cast(), size, access)
+    }
+}
+
+/// Unmaps a range.
+///
+/// # Safety
+/// The range consists of mappings that the caller owns and that are not in use any more.
+unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<(), Errno> {
+    // SAFETY: passed on to the caller.
+    let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) };
+    failpoint!("unmapped");
+    unmapped
+}
+
+/// Memory for metadata of umf, which never comes from the global allocator: a pool may be the
+/// global allocator.
+pub mod metadata {
+    use core::ptr::NonNull;
+
+    use rustix::mm::{MapFlags, ProtFlags};
+    use umf_core::{Error, Result};
+
+    /// Maps `size` bytes of zeroed private memory. Pages are committed when first touched.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn map(size: usize) -> Result<NonNull<u8>> {
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
+        let mapped = unsafe {
+            rustix::mm::mmap_anonymous(
+                core::ptr::null_mut(),
+                size,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let out_of_memory = |native| Error::OutOfMemory { size, owner: "metadata", native };
+        let pointer = mapped.map_err(|errno| out_of_memory(errno.raw_os_error()))?;
+        NonNull::new(pointer.cast::<u8>()).ok_or(out_of_memory(0))
+    }
+
+    /// Unmaps memory that [`map`] returned for this size.
+    ///
+    /// # Safety
+    /// No thread uses the memory any more.
+    pub unsafe fn unmap(pointer: NonNull<u8>, size: usize) {
+        // SAFETY: passed on to the caller. An error leaves the memory mapped.
+        let _ = unsafe { rustix::mm::munmap(pointer.as_ptr().cast(), size) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
@@ -262,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_mapped_at_their_offset_whatever_the_alignment() {
+    fn files_are_mapped_at_their_offset_at_any_alignment() {
         let file = rustix::fs::memfd_create(c"umf-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 1 << 20).unwrap();
         rustix::io::pwrite(&file, b"here", 8192).unwrap();
@@ -275,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_place_is_found_while_other_threads_map() {
+    fn aligned_address_is_found_while_other_threads_map() {
         const SIZE: usize = 4096;
         const ALIGN: usize = 1 << 24;
         let taken = core::cell::RefCell::new(Vec::new());
@@ -285,7 +382,8 @@ mod tests {
                 taken.borrow_mut().push(Mapping::reserve(SIZE + ALIGN)?);
             }
             let (hint, flags) = place.hint();
-            // SAFETY: where the kernel likes, or where nothing is mapped.
+            // SAFETY: a new mapping at an address of the kernel's choice, or at one that is not
+            // mapped.
             let mapped = unsafe {
                 rustix::mm::mmap_anonymous(hint, SIZE, ProtFlags::READ, flags | MapFlags::PRIVATE)
             }?;
@@ -297,14 +395,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_trimmed_keeps_its_part_and_no_more() {
+    fn trimmed_keeps_the_aligned_part_only() {
         let anonymous = |size| {
             let flags = MapFlags::PRIVATE;
-            // SAFETY: at an address of the kernel's choice.
+            // SAFETY: a new mapping at an address of the kernel's choice.
             let mapped = unsafe {
                 rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags)
             };
-            // SAFETY: it was just mapped, for this test.
+            // SAFETY: it was mapped above, and has no other owner.
             unsafe { Mapping::from_parts(NonNull::new(mapped.unwrap().cast()).unwrap(), size) }
         };
         for align in [4096, 1 << 16, 1 << 21] {
@@ -316,14 +414,14 @@ mod tests {
                 mapping.base().add(8191).write(1);
             }
         }
-        // What does not lie inside is not trimmed to.
+        // If the part does not lie inside, nothing is unmapped.
         assert_eq!(anonymous(4096).trimmed(8192, 4096).size(), 4096);
         assert_eq!(anonymous(4096).trimmed(0, 4096).size(), 4096);
         assert_eq!(anonymous(4096).trimmed(usize::MAX, 4096).size(), 4096);
     }
 
     #[test]
-    fn what_is_kept_is_had_back() {
+    fn leaked_mapping_is_restored_from_its_region() {
         let file = rustix::fs::memfd_create(c"umf-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let mapping = Mapping::of_file(file.as_fd(), 0, 4096, 4096, true).unwrap();

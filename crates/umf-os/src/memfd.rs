@@ -1,4 +1,4 @@
-//! Memory that is shared: memfds, and mappings of files.
+//! Shared memory: memfds, and [`SharedMapping`]s of files.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use umf_sync::failpoint;
 use crate::SystemResult as Result;
 use crate::file::{self, FileIdentity, identity};
 
-/// A sealable, close-on-exec memfd of `size` bytes, none of them allocated.
+/// Creates a sealable, close-on-exec memfd of `size` bytes, without pages.
 ///
 /// # Errors
-/// What `memfd_create(2)` and `ftruncate(2)` say.
+/// Those of `memfd_create(2)` and `ftruncate(2)`.
 pub fn create(name: &str, size: u64) -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -28,17 +28,17 @@ pub fn create(name: &str, size: u64) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether a file has these seals. No file system is asked: a FUSE mount could keep the caller
-/// waiting.
+/// Returns whether a file has these seals; `false` if the file cannot have seals. Does not call a
+/// file server (FUSE), which could block.
 ///
 /// # Errors
-/// What `fcntl(2)` says, unless that is that the file cannot have seals.
+/// Those of `fcntl(2)`.
 pub fn is_sealed(fd: impl AsFd, needed: SealFlags) -> Result<bool> {
     match rustix::fs::fcntl_get_seals(&fd) {
         Ok(seals) => Ok(seals.contains(needed)),
-        // Of another file system.
+        // A file system without seals.
         Err(Errno::INVAL) => Ok(false),
-        // Opened with O_PATH, if it is open at all.
+        // Opened with O_PATH, or closed.
         Err(Errno::BADF) => rustix::io::fcntl_getfd(fd).map(|_| false),
         Err(errno) => Err(errno),
     }
@@ -52,13 +52,14 @@ pub fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
     rustix::fs::fcntl_add_seals(fd, seals)
 }
 
-/// The identity and the size of a file, if it is memory that no process can take away: tmpfs with a
-/// sealed size. Any other file could be SIGBUS or a hang when it is mapped, and is `None`.
+/// Returns the identity and the size of a file, if it is on tmpfs and its size is sealed. `None`
+/// for any other file: another process could truncate it, or a file server block, so that an access
+/// to its mapping causes SIGBUS or hangs.
 ///
 /// # Errors
 /// Those of `fcntl(2)`, `fstatfs(2)` and `statx(2)`.
 pub fn of_sealed_size(fd: impl AsFd) -> Result<Option<(FileIdentity, u64)>> {
-    // First, because the kernel answers it: a file server (FUSE) is asked nothing.
+    // The seals first: the kernel knows them without a file server (FUSE).
     if !is_sealed(&fd, SealFlags::SHRINK | SealFlags::GROW)? || file::filesystem(&fd)? != file::TMPFS_MAGIC {
         return Ok(None);
     }
@@ -66,14 +67,14 @@ pub fn of_sealed_size(fd: impl AsFd) -> Result<Option<(FileIdentity, u64)>> {
     Ok(Some((found.identity, found.size)))
 }
 
-/// The device on which the kernel keeps all memfds (but huge ones), which no file of another file
-/// system can have. None where this process may make no memfd.
+/// Returns the device of all memfds without huge pages. No file of another file system has this
+/// device. `None` if this process cannot create memfds.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`, `ENOMEM`, and those of `statx(2)`.
 pub fn device() -> Result<Option<u64>> {
-    /// The device plus one. (Not a `OnceLock`: a child forked while another thread fills that would
-    /// wait for ever.)
+    /// The device plus one. Not a `OnceLock`: a child that is forked while another thread
+    /// initialises one would wait for ever.
     static DEVICE: AtomicU64 = AtomicU64::new(0);
     if let Some(device) = DEVICE.load(Ordering::Relaxed).checked_sub(1) {
         return Ok(Some(device));
@@ -89,15 +90,15 @@ pub fn device() -> Result<Option<u64>> {
     }
 }
 
-/// A shared mapping of a part of a file, unmapped when dropped. For metadata, or
-/// ([`SharedMapping::of_data`]) memory that the program shares. Providers map regions with
-/// [`crate::Mapping`], which can be aligned.
+/// A shared mapping of a part of a file, which is unmapped when dropped. For metadata, and for data
+/// of the program ([`SharedMapping::of_data`]). Providers map regions with [`crate::Mapping`],
+/// which can be aligned.
 #[derive(Debug)]
 pub struct SharedMapping {
     base: NonNull<u8>,
     size: usize,
-    /// [`umf_sync::fork::generation`] of the process that has the mapping, if forked children do
-    /// not get it.
+    /// The process of the mapping ([`umf_sync::fork::generation`]), if forked children do not
+    /// inherit it.
     excluded_since: Option<u32>,
 }
 
@@ -108,7 +109,7 @@ unsafe impl Send for SharedMapping {}
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
-    /// The first `size` bytes.
+    /// Maps the first `size` bytes.
     ///
     /// # Errors
     /// Those of `mmap(2)`, `munlock(2)` and `mprotect(2)`.
@@ -116,28 +117,28 @@ impl SharedMapping {
         Self::at(fd, 0, size, writable)
     }
 
-    /// A writable mapping of the first `size` bytes, for data of the program: its pages are
-    /// allocated, locked (`mlockall(2)`) and dumped as those of other mappings.
+    /// Maps the first `size` bytes writable, for data of the program: like other mappings, it is
+    /// locked (`mlockall(2)`) and in core dumps.
     ///
     /// # Errors
     /// Those of `mmap(2)`.
     pub fn of_data(fd: impl AsFd, size: usize) -> Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { base, size, excluded_since: None })
     }
 
-    /// `size` bytes from `offset`, a multiple of the page size. Pages are allocated as they are
-    /// touched, and are not locked (`mlockall(2)`).
+    /// Maps `size` bytes at `offset`, a multiple of the page size. Pages are allocated on first
+    /// use, and are not locked (`mlockall(2)`).
     ///
     /// # Errors
     /// As [`SharedMapping::new`].
     pub fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
-        // After mlockall(MCL_FUTURE) the kernel populates a new mapping, holes of the file
-        // included, unless the mapping cannot be accessed. SAFETY: a new mapping at an address of
-        // the kernel's choice touches no existing memory.
+        // Without access: after mlockall(MCL_FUTURE), the kernel populates a new mapping that can
+        // be accessed, holes of the file included. SAFETY: a new mapping at an address of the
+        // kernel's choice affects no existing memory.
         let base = unsafe {
             rustix::mm::mmap(
                 core::ptr::null_mut(),
@@ -156,8 +157,7 @@ impl SharedMapping {
             rustix::mm::munlock(base.as_ptr().cast(), size)?;
             rustix::mm::mprotect(base.as_ptr().cast(), size, access)?;
         }
-        // A sparse file would make a core dump of its whole size. That is all that comes of a
-        // refusal.
+        // A core dump would have the whole size of a sparse file. An error has no other effect.
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) };
         failpoint!("memory.mapped");
@@ -187,8 +187,8 @@ impl SharedMapping {
     pub fn punch_hole(&self, offset: usize) {
         debug_assert!(offset < self.size, "inside of the mapping");
         let (start, size) = (self.base.as_ptr().wrapping_add(offset), self.size - offset);
-        // SAFETY: the range is a part of this mapping, which nothing borrows; the file stays as
-        // long.
+        // SAFETY: the range is a part of this mapping. Accesses to it are atomic, and then read
+        // zeros.
         let _ = unsafe { rustix::mm::madvise(start.cast(), size, Advice::LinuxRemove) };
     }
 
@@ -198,7 +198,7 @@ impl SharedMapping {
         self.base
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn size(&self) -> usize {
         self.size
@@ -220,19 +220,19 @@ impl SharedMapping {
 impl Drop for SharedMapping {
     fn drop(&mut self) {
         if self.excluded_since.is_some_and(|process| process != umf_sync::fork::generation()) {
-            // This child does not have the mapping: another mapping may have its address.
+            // This forked child did not inherit the mapping, so another one may have its address.
             return;
         }
-        // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
+        // SAFETY: this value owns the mapping, and no borrow of it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
         failpoint!("memory.unmapped");
     }
 }
 
-/// Gives forked children zeros in place of this memory (Linux 4.14, `madvise(2)`).
+/// Makes the memory read as zeros in forked children (`MADV_WIPEONFORK`, Linux 4.14, `madvise(2)`).
 ///
 /// # Errors
-/// Those of the call.
+/// Those of `madvise(2)`.
 ///
 /// # Safety
 /// The range is whole pages of a private anonymous mapping.
@@ -241,27 +241,27 @@ pub unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
 }
 
-/// Gives the page at `address` its memory, so that writing there cannot be SIGBUS
-/// (`MADV_POPULATE_WRITE`, Linux 5.14; on older ones nothing happens).
+/// Allocates the pages of a range for writing, so that writing to them cannot cause SIGBUS
+/// (`MADV_POPULATE_WRITE`, Linux 5.14). Has no effect on older kernels.
 ///
 /// # Errors
-/// Those of the call.
+/// Those of `madvise(2)`.
 ///
 /// # Safety
-/// `address` is the beginning of a page of a mapping that may be written.
+/// The range is whole pages of a writable mapping.
 pub unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { populate_by(Advice::LinuxPopulateWrite, address, size) }
 }
 
-/// As [`populate`], so that reading there cannot be SIGBUS (`MADV_POPULATE_READ`): a page that is
-/// read, too, gets its memory.
+/// Allocates the pages of a range for reading, so that reading them cannot cause SIGBUS
+/// (`MADV_POPULATE_READ`, Linux 5.14). Has no effect on older kernels.
 ///
 /// # Errors
-/// Those of the call.
+/// Those of `madvise(2)`.
 ///
 /// # Safety
-/// `address` is the beginning of a page of a mapping that may be read.
+/// The range is whole pages of a readable mapping.
 pub unsafe fn populate_for_reading(address: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { populate_by(Advice::LinuxPopulateRead, address, size) }
@@ -288,23 +288,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closed_descriptor_is_an_error_and_a_path_is_not_sealed() {
+    fn seals_of_a_closed_descriptor_are_an_error_and_a_path_has_none() {
         let path = file::open_path("/proc/self/exe").unwrap();
         assert_eq!(of_sealed_size(&path), Ok(None));
-        // The largest number: no other test opens a file under it.
+        // The largest number, which no other test uses.
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `limit` is valid for the write.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
         let number = i32::try_from(limit.rlim_cur.min(1 << 20)).unwrap() - 1;
-        // SAFETY: nothing has the number, and it is only asked about.
+        // SAFETY: the number is closed, and is only passed to queries.
         let closed = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         assert_eq!(of_sealed_size(&*closed), Err(Errno::BADF));
-        // SAFETY: as above.
+        // SAFETY: the number is closed, and is only passed to queries.
         let borrowed = unsafe { BorrowedFd::borrow_raw(closed.as_raw_fd()) };
         assert_eq!(is_sealed(borrowed, SealFlags::GROW), Err(Errno::BADF));
     }
 
-    /// Whether core dumps have the page at `address`: `dd` of `VmFlags` says not
+    /// Returns whether core dumps have the page at `address`: `VmFlags` has no `dd`
     /// (`proc_pid_smaps(5)`).
     fn is_dumped(address: NonNull<u8>) -> bool {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -1,8 +1,8 @@
-//! What is told: standard output and standard error without the locks of the standard library, and
+//! Standard output and standard error without the locks of the standard library; and `tracing`
 //! events.
 //!
-//! A forked child finds these locks taken for ever if another thread of its parent was writing at
-//! the fork.
+//! If a thread is writing while another one forks, the standard library's lock stays locked in the
+//! child for ever.
 
 use core::fmt;
 use std::io::{self, Write};
@@ -12,13 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[derive(Clone, Copy, Debug)]
 pub struct Stream(i32);
 
-/// Standard output.
+/// Returns standard output.
 #[must_use]
 pub const fn stdout() -> Stream {
     Stream(1)
 }
 
-/// Standard error.
+/// Returns standard error.
 #[must_use]
 pub const fn stderr() -> Stream {
     Stream(2)
@@ -26,7 +26,7 @@ pub const fn stderr() -> Stream {
 
 impl Write for Stream {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        // SAFETY: a descriptor that was closed meanwhile is an error of this one call.
+        // SAFETY: borrowed for this call only, which fails if the descriptor is closed.
         let stream = unsafe { rustix::fd::BorrowedFd::borrow_raw(self.0) };
         Ok(rustix::io::write(stream, text)?)
     }
@@ -36,22 +36,23 @@ impl Write for Stream {
     }
 }
 
-/// Runs `send`, which sends an event, and catches its panic. A subscriber of the program may need
-/// thread-local storage, which is gone where a thread ends. For places in the middle of other work,
-/// and for those that may run in a destructor.
+/// Runs `send`, which sends a `tracing` event, and catches its panic: a subscriber of the program
+/// may use thread-local storage, which is destroyed when a thread exits. For code that must not
+/// unwind, or that may run in a destructor.
 pub fn event(send: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(send)) {
-        // Dropping it may panic again.
+        // Dropping the payload may panic again.
         core::mem::forget(payload);
     }
 }
 
-/// Writes a text to standard error, without the global allocator.
+/// Writes `umf: `, a text and a line end to standard error. Does not use the global allocator.
 pub fn write_to_stderr(text: &dyn fmt::Display) {
+    /// A buffer, and the number of bytes in it.
     struct Stderr([u8; 512], usize);
     impl Stderr {
         fn flush(&mut self) {
-            // A closed stderr takes nothing.
+            // Standard error may be closed. There is no other place to report that.
             let _ = stderr().write_all(&self.0[..self.1]);
             self.1 = 0;
         }

@@ -1,5 +1,7 @@
-//! What the kernel says of this process, with an answer where a seccomp filter refuses the
-//! question. (rustix expects that these calls cannot fail: it reads what was never written then.)
+//! Ids, limits and rights of this process, and pidfds of others.
+//!
+//! A seccomp filter may forbid system calls that usually cannot fail. The functions here then
+//! return a default. rustix assumes that these calls succeed, and would read uninitialised memory.
 
 use core::cell::Cell;
 use core::mem::MaybeUninit;
@@ -12,21 +14,21 @@ use crate::SystemResult as Result;
 
 use umf_sync::{failpoint, fork};
 
-/// The effective user id (`geteuid(2)`); if that is refused, the one with which the program was
-/// started.
+/// Returns the effective user id (`geteuid(2)`). If the call is forbidden, returns the one at the
+/// start of the program.
 #[must_use]
 pub fn effective_uid() -> u32 {
-    // Not by the C library's function, which cannot say that it failed.
-    // SAFETY: takes no argument and reads no memory of ours.
+    // Not the C library's `geteuid`, which cannot report an error.
+    // SAFETY: the call takes no argument and accesses no memory of this program.
     let uid = unsafe { libc::syscall(libc::SYS_geteuid) };
-    // SAFETY: reads what the kernel gave this process at `execve`.
+    // SAFETY: `getauxval` reads the auxiliary vector, which the kernel wrote at `execve`.
     let at_start = || unsafe { libc::getauxval(libc::AT_EUID) };
-    // (Both are 32 bits wide.)
+    // Both have 32 bits.
     if uid == -1 { at_start() as u32 } else { uid as u32 }
 }
 
-/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`, `getrlimit(2)`). Growing
-/// a file past it is not just an error but a signal that ends the process.
+/// Returns the limit of the size of files, in bytes (`RLIMIT_FSIZE`, `getrlimit(2)`). Growing a
+/// file beyond it raises SIGXFSZ, which by default ends the process.
 #[must_use]
 pub fn file_size_limit() -> u64 {
     limit(|limit| {
@@ -35,7 +37,7 @@ pub fn file_size_limit() -> u64 {
     })
 }
 
-/// How many descriptors this process may have open (`RLIMIT_NOFILE`, `getrlimit(2)`).
+/// Returns the limit of open descriptors (`RLIMIT_NOFILE`, `getrlimit(2)`).
 #[must_use]
 pub fn descriptor_limit() -> u64 {
     limit(|limit| {
@@ -44,51 +46,50 @@ pub fn descriptor_limit() -> u64 {
     })
 }
 
-/// The largest number where there is no limit, or where the kernel does not say.
+/// Returns a limit; `u64::MAX` if there is none, or if the call fails.
 fn limit(get: impl FnOnce(*mut libc::rlimit64) -> i32) -> u64 {
     let mut limit = MaybeUninit::uninit();
-    // SAFETY: where `get` succeeds it has written the limit.
+    // SAFETY: `get` succeeded, so it wrote the limit.
     if get(limit.as_mut_ptr()) == 0 { unsafe { limit.assume_init() }.rlim_cur } else { u64::MAX }
 }
 
-/// The system's number of the calling thread, as `gettid(2)` returns it and `top -H` shows it. Asks
-/// the system once per thread and fork.
+/// Returns the id of the calling thread (`gettid(2)`). Makes one system call per thread and fork.
 #[must_use]
 pub fn thread_id() -> u32 {
     thread_local! {
-        /// The number, and the process in which it was asked for, as [`fork::generation`] counts.
-        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+        /// The id, and the process for which it was queried ([`fork::generation`]).
+        static CACHED: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
     }
     let generation = fork::generation();
-    match KNOWN.get() {
-        (id, known) if id != 0 && known == generation => id,
+    match CACHED.get() {
+        (id, cached) if id != 0 && cached == generation => id,
         _ => {
             let id = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-            KNOWN.set((id, generation));
+            CACHED.set((id, generation));
             id
         }
     }
 }
 
-/// Has `function` called when the process ends by `exit(3)` or by returning from `main`; returns
-/// whether that is possible.
+/// Registers `function`, which is called when the process ends by `exit(3)` or a return from
+/// `main`. Returns whether that succeeded.
 ///
-/// It runs in the thread that ends the process, whose thread-local values may be gone.
+/// It runs in the thread that ends the process, whose thread-local storage may be destroyed.
 pub fn at_exit(function: extern "C" fn()) -> bool {
-    // SAFETY: the function is of a library that stays loaded (see `umf_sync`).
+    // SAFETY: the function's library is never unloaded (see `umf_sync`).
     unsafe { libc::atexit(function) == 0 }
 }
 
-/// The id of this process in its pid namespace.
+/// Returns the id of this process in its pid namespace.
 #[must_use]
 pub fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// Random bytes of the kernel's (`getrandom(2)`).
+/// Returns random bytes of the kernel (`getrandom(2)`).
 ///
 /// # Errors
-/// What `getrandom(2)` says.
+/// Those of `getrandom(2)`.
 pub fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut filled = 0;
@@ -102,8 +103,8 @@ pub fn random() -> Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// Whether `/proc` is of the pid namespace in which [`pid`] is counted; in another one pids name
-/// other processes.
+/// Returns whether `/proc` belongs to the pid namespace of this process. In the `/proc` of another
+/// namespace, [`pid`] is the number of another process.
 #[must_use]
 pub fn sees_itself_in_proc() -> bool {
     let target = rustix::fs::readlink("/proc/self", Vec::with_capacity(16));
@@ -114,7 +115,7 @@ pub fn sees_itself_in_proc() -> bool {
 /// and others run. `/proc/<pid>/fd` is empty then, and only root may read it (`proc_pid_fd(5)`).
 #[must_use]
 pub fn fds_of_other_thread(pid: u32) -> Option<String> {
-    // Field 3 of `proc_pid_stat(5)`, behind the name, which may have any characters.
+    // The state is field 3 of `proc_pid_stat(5)`, after the name, which may have any characters.
     let has_exited = |path: String| {
         let stat = std::fs::read_to_string(path).unwrap_or_default();
         stat.rsplit_once(')').is_none_or(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
@@ -132,7 +133,7 @@ pub fn fds_of_other_thread(pid: u32) -> Option<String> {
 /// Opens a pidfd of a process (`pidfd_open(2)`).
 ///
 /// # Errors
-/// Those of the call; `ESRCH` for a pid that no process can have.
+/// Those of `pidfd_open(2)`; `ESRCH` for an invalid pid.
 pub fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
@@ -163,17 +164,18 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether other processes of the same user may attach to this one (`PR_GET_DUMPABLE`, `prctl(2)`).
+/// Returns whether other processes of the same user may ptrace this one (`PR_GET_DUMPABLE`,
+/// `prctl(2)`).
 #[must_use]
 pub fn is_dumpable() -> bool {
     matches!(rustix::process::dumpable_behavior(), Ok(rustix::process::DumpableBehavior::Dumpable) | Err(_))
 }
 
-/// Sets the processes that may attach to this one in spite of yama: the process with this pid and
-/// its children, or any process (`PR_SET_PTRACER`, `prctl(2)`).
+/// Sets the processes that may ptrace this one in spite of Yama: the process with this pid and its
+/// descendants, or any process for `None` (`PR_SET_PTRACER`, `prctl(2)`).
 ///
 /// # Errors
-/// `EINVAL` where there is no yama or no such process, `ESRCH` for 0.
+/// `EINVAL` without Yama or without such a process; `ESRCH` for 0.
 pub fn set_ptracer(pid: Option<u32>) -> Result<()> {
     use rustix::process::PTracer;
     let ptracer = match pid {

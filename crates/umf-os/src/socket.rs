@@ -1,4 +1,4 @@
-//! The peer of a unix socket: its credentials, its trust, and a pidfd of it.
+//! The peer of a unix socket: its credentials, its pidfd, and whether it is trusted.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -25,26 +25,26 @@ pub enum PeerTrust {
 /// # Errors
 /// Those of `getsockopt(2)`.
 pub fn peer_trust(socket: BorrowedFd<'_>) -> Result<PeerTrust> {
-    let mine = effective_uid();
-    let (theirs, pid) = peer(socket)?;
-    if theirs == 0 {
+    let uid = effective_uid();
+    let (peer_uid, pid) = peer(socket)?;
+    if peer_uid == 0 {
         return Ok(PeerTrust::Trusted);
     }
-    if theirs != mine {
+    if peer_uid != uid {
         return Ok(PeerTrust::Other);
     }
-    // One number stands for all users without a mapping (`user_namespaces(7)`).
-    if mine != overflow_uid() || is_every_uid_mapped() {
+    // All users without a mapping have the overflow uid (`user_namespaces(7)`).
+    if uid != overflow_uid() || is_every_uid_mapped() {
         return Ok(PeerTrust::Trusted);
     }
-    // The kernel compares users, not numbers: without rights over a process only its own user may
-    // send it signals.
+    // The kernel compares the users themselves: a process without capabilities may signal only
+    // processes of the same user.
     let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
     Ok(if may_signal { PeerTrust::Trusted } else { PeerTrust::Unmapped })
 }
 
-/// Has the kernel refuse descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux 6.16;
-/// nothing happens before). Accepted sockets inherit it.
+/// Makes the kernel reject descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux
+/// 6.16). Accepted sockets inherit this. Has no effect on older kernels.
 pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
     const SO_PASSRIGHTS: libc::c_int = 83;
     let no: libc::c_int = 0;
@@ -55,14 +55,15 @@ pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Returns how many sent bytes the peer has not received (`SIOCOUTQ`, which has the number of
-/// `TIOCOUTQ`). For a unix socket this counts the kernel's buffers, and is 0 once all was received.
+/// Returns the size of the sent data that the peer has not received, including the kernel's
+/// overhead (`SIOCOUTQ`, the same request as `TIOCOUTQ`). It is 0 once the peer has received
+/// everything.
 ///
 /// # Errors
 /// Those of `ioctl(2)`.
 pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<usize> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the call stores a number in `bytes`.
+    // SAFETY: `bytes` is valid for the write.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     if result == 0 { Ok(usize::try_from(bytes).unwrap_or(0)) } else { Err(last_errno()) }
 }
@@ -72,19 +73,18 @@ fn overflow_uid() -> u32 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65534)
 }
 
-/// As in the initial user namespace.
+/// Returns whether the uid map is that of the initial user namespace.
 fn is_every_uid_mapped() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// The effective uid of a socket's peer, and its pid, when it connected or listened (`SO_PEERCRED`,
-/// `unix(7)`).
-///
-/// Not by rustix, which has no value for the pid of a peer that this pid namespace does not see: 0.
+/// Returns the effective uid and the pid of a socket's peer, at the time of its `connect` or
+/// `listen` (`SO_PEERCRED`, `unix(7)`). The pid is 0 if this pid namespace does not have the peer;
+/// rustix cannot represent that.
 ///
 /// # Errors
-/// What `getsockopt(2)` says.
+/// Those of `getsockopt(2)`.
 pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -101,11 +101,11 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
     if result == 0 { Ok((credentials.uid, credentials.pid)) } else { Err(last_errno()) }
 }
 
-/// A pidfd of the process that called `connect` or `listen` at a socket's other end, whatever pid
-/// namespace it is in (`SO_PEERPIDFD`, `unix(7)`, Linux 6.5).
+/// Returns a pidfd of the peer that called `connect` or `listen`, in any pid namespace
+/// (`SO_PEERPIDFD`, `unix(7)`, Linux 6.5).
 ///
 /// # Errors
-/// What `getsockopt(2)` says: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the
+/// Those of `getsockopt(2)`: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the
 /// process was reaped.
 pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
     let mut number: RawFd = -1;
@@ -121,7 +121,7 @@ pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
         )
     };
     if result == 0 && number >= 0 {
-        // SAFETY: the kernel made this fd for the call above.
+        // SAFETY: the kernel opened this fd for the call above, and it has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     } else {
         Err(last_errno())

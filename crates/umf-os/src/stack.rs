@@ -1,4 +1,4 @@
-//! Stacks of the calling thread, and what the loader knows of their addresses.
+//! [`capture`]: the stack of the calling thread; and the loader as a resolver of its addresses.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
@@ -6,24 +6,24 @@ use core::ptr;
 
 use umf_core::leaks::{self, CodePlace, FRAMES, Stack};
 
-/// The calling thread's stack, as deep as [`FRAMES`]; empty where this system's C library cannot
-/// tell.
+/// Captures the stack of the calling thread, up to [`FRAMES`] frames. Returns an empty stack if the
+/// C library has no `backtrace`.
 ///
-/// The first call of a process may allocate from the C library. From then on stacks without names
-/// are shown with what the loader knows.
+/// The first call of a process may make the C library allocate. It also sets the loader as the
+/// resolver for addresses without a symbol.
 #[must_use]
 #[inline(never)]
 pub fn capture() -> Stack {
-    leaks::set_loader(look_up);
+    leaks::set_loader(resolve_by_loader);
     let mut found = [ptr::null_mut(); FRAMES];
     let count = return_addresses(&mut found);
     Stack::new(found[..count].iter().map(|frame| frame.addr()))
 }
 
-/// Finds the loaded file that an address in code lies in. Allocates nothing.
-fn look_up(address: usize, tell: &mut dyn FnMut(CodePlace<'_>)) {
+/// Calls `visit` with the loaded file of an address. Allocates nothing.
+fn resolve_by_loader(address: usize, visit: &mut dyn FnMut(CodePlace<'_>)) {
     if let Some((file, base, name)) = code_at(address) {
-        tell(CodePlace {
+        visit(CodePlace {
             name: name.and_then(|name| name.to_str().ok()),
             file: file.to_str().ok(),
             line: None,
@@ -32,15 +32,15 @@ fn look_up(address: usize, tell: &mut dyn FnMut(CodePlace<'_>)) {
     }
 }
 
-/// Writes the return addresses of the calling thread's frames, innermost first, and returns how
-/// many; 0 where this system's C library cannot tell. Takes no lock of this process, and after the
-/// first call allocates nothing.
+/// Writes the return addresses of the calling thread's frames, innermost first. Returns their
+/// number; 0 if the C library has no `backtrace`. Acquires no lock of umf, and allocates only in
+/// the first call.
 fn return_addresses(into: &mut [*mut c_void]) -> usize {
     #[cfg(target_env = "gnu")]
     {
-        let room = i32::try_from(into.len()).unwrap_or(i32::MAX);
-        // SAFETY: there is room for as many addresses as it is told.
-        let written = unsafe { libc::backtrace(into.as_mut_ptr(), room) };
+        let capacity = i32::try_from(into.len()).unwrap_or(i32::MAX);
+        // SAFETY: `into` has at least `capacity` elements.
+        let written = unsafe { libc::backtrace(into.as_mut_ptr(), capacity) };
         usize::try_from(written).unwrap_or(0).min(into.len())
     }
     #[cfg(not(target_env = "gnu"))]
@@ -50,19 +50,19 @@ fn return_addresses(into: &mut [*mut c_void]) -> usize {
     }
 }
 
-/// What the loader says of an address in code: the file, where that begins, and the name of what it
-/// exports there.
+/// Returns the loaded file of an address, its base address, and the exported symbol at the address
+/// (`dladdr(3)`).
 fn code_at(address: usize) -> Option<(&'static CStr, usize, Option<&'static CStr>)> {
     let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: `info` is valid for the write; any address may be asked about.
+    // SAFETY: `info` is valid for the write, and any address is a valid argument.
     if unsafe { libc::dladdr(ptr::without_provenance(address), info.as_mut_ptr()) } == 0 {
         return None;
     }
-    // SAFETY: it was found, so `info` was written.
+    // SAFETY: the call succeeded, so it wrote `info`.
     let info = unsafe { info.assume_init() };
     let text = |name: *const c_char| {
-        // SAFETY: names that the loader gives are C strings, which stay as long as the file is
-        // loaded; what is in a stack that may be returned to is.
+        // SAFETY: `dladdr` returns C strings that are valid while the file is loaded. The stack
+        // returns to the file, so it is loaded.
         (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
     };
     Some((text(info.dli_fname)?, info.dli_fbase.addr(), text(info.dli_sname)))
@@ -77,25 +77,25 @@ mod tests {
     use super::*;
 
     #[inline(never)]
-    fn place() -> Stack {
+    fn capture_here() -> Stack {
         std::hint::black_box(capture())
     }
 
     #[test]
-    fn stacks_tell_places_apart_and_are_shown() {
-        let same: Vec<Stack> = (0..2).map(|_| place()).collect();
-        let other = place();
+    fn stacks_differ_by_call_site_and_are_displayed() {
+        let same: Vec<Stack> = (0..2).map(|_| capture_here()).collect();
+        let other = capture_here();
         if same[0].frames().next().is_none() {
-            println!("umf-skip: this C library does not tell where something is called");
+            println!("umf-skip: this C library does not capture stacks");
             return;
         }
         assert_eq!(same[0], same[1]);
         assert_ne!(same[0], other);
         let plain = other.to_string();
         assert!(plain.contains("+0x"), "{plain}");
-        set_resolver(|address, tell| {
+        set_resolver(|address, visit| {
             let name = format!("function_{address:x}");
-            tell(CodePlace { name: Some(&name), file: Some("f.rs"), line: Some(7), offset: None });
+            visit(CodePlace { name: Some(&name), file: Some("f.rs"), line: Some(7), offset: None });
         });
         let resolved = other.to_string();
         let (sites, sizes) = (

@@ -1,17 +1,17 @@
-//! What pools and exporters share at run time.
+//! The shared state of all pools and exporters of a process.
 //!
-//! | part | here |
+//! | part | module |
 //! |---|---|
-//! | regions from a provider, entered in the tracker | [`Upstream`] |
-//! | tracker: from an address to its region and pool | [`tracker::find`] |
-//! | observers that are called before exported memory goes | [`observer`] |
-//! | deferred free: memory that other processes or a device still use | [`deferred`] |
-//! | mistakes in the use of a pool | [`checked`] |
-//! | live objects of one kind, for hooks that visit them | [`registry`] |
-//! | epochs: readers without locks | `epoch` |
+//! | upstream: tracked regions of a provider, for a pool | [`Upstream`] |
+//! | tracker: the map from an address to its region and pool | [`tracker`] |
+//! | observers: called before exported memory is freed | [`observer`] |
+//! | deferred free: freed memory that other processes or a device still use | [`deferred`] |
 //! | limits of one pool, or shared | [`limit`] |
-//! | what `libumf_proxy.so` and `libumf.so.1` know of each other | [`preloaded_heap`] |
-//! | tables and rings outside of the global allocator | [`metadata`] |
+//! | checked pools: detection of leaks, double frees and writes after the free | [`checked`] |
+//! | registry: the live pools of one kind, for hooks | [`registry`] |
+//! | epochs: reclamation for readers without locks | `epoch` |
+//! | the interface between `libumf_proxy.so` and `libumf.so.1` | [`preloaded_heap`] |
+//! | memory for metadata, outside of the global allocator | [`metadata`] |
 
 pub mod checked;
 pub mod deferred;

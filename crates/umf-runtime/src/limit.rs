@@ -1,4 +1,4 @@
-//! Limits on what pools take from their providers.
+//! Limits of the bytes that pools allocate from their providers.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use umf_core::limit::{SharedLimit, SharedLimitRef, add_up_to};
@@ -7,30 +7,31 @@ use crate::Upstream;
 use crate::tracker::{RegionNumber, for_each_pool};
 use umf_core::{Error, Layout, Region, Result};
 
-/// What [`Error::LimitReached`] calls a pool's own limit.
+/// The name of a pool's own limit in [`Error::LimitReached`].
 pub const POOL_LIMIT: &str = "pool memory";
-/// What it calls one that is shared.
+/// The name of a shared limit in [`Error::LimitReached`].
 pub const SHARED_LIMIT: &str = "shared memory";
 
-/// Has pools that share `limit` give back what is free with them, until `bytes` have gone or there
-/// is no more; yields how many bytes went. For pools on their slow path, without any lock.
+/// Releases free memory of the pools that share `limit`, until `bytes` are released or there is no
+/// more. Returns the bytes that were released. For the slow path of pools, which must not hold a
+/// lock.
 pub fn reclaim(limit: &SharedLimit, bytes: u64) -> u64 {
-    // What has become ready or was closed meanwhile is free by then.
+    // Deferred frees whose users have ended become free memory.
     crate::deferred::poll();
-    let mut went = 0_u64;
+    let mut released = 0_u64;
     for_each_pool(|pool| {
-        let missing = bytes.saturating_sub(went);
+        let missing = bytes.saturating_sub(released);
         if missing > 0
             && let Some(sharing) = pool.share_limit()
         {
-            went = went.saturating_add(sharing.yield_free(limit, missing));
+            released = released.saturating_add(sharing.yield_free(limit, missing));
         }
     });
-    went
+    released
 }
 
-/// What one pool has got from its provider, against its own limit and one that it shares with
-/// others. For pools: every change writes one or two shared lines.
+/// The memory that a pool has allocated from its provider, counted against its own limit and a
+/// shared one. For slow paths: each change writes one or two shared cache lines.
 #[derive(Debug)]
 pub struct Reserved {
     bytes: AtomicU64,
@@ -41,17 +42,17 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Nothing yet. `limit` in bytes, 0 for none.
+    /// Returns a count of zero. `limit` is in bytes; 0 is unlimited.
     #[must_use]
     pub const fn new(limit: u64, shared: Option<SharedLimitRef>) -> Self {
         Self { bytes: AtomicU64::new(0), peak: AtomicU64::new(0), regions: AtomicU64::new(0), limit, shared }
     }
 
-    /// Counts `size` bytes that are about to be got.
+    /// Counts `size` bytes, before they are allocated.
     ///
     /// # Errors
-    /// [`Error::LimitReached`], with [`SHARED_LIMIT`] or [`POOL_LIMIT`] as the limit's name:
-    /// nothing is counted.
+    /// [`Error::LimitReached`] with the name [`SHARED_LIMIT`] or [`POOL_LIMIT`]. Then nothing is
+    /// counted.
     pub fn add(&self, size: usize) -> Result<()> {
         let bytes = size as u64;
         if !add_up_to(&self.bytes, bytes, self.limit) {
@@ -65,30 +66,31 @@ impl Reserved {
         Ok(())
     }
 
-    /// A region from `upstream`, counted before its provider is asked, so that no limit is ever
-    /// passed; to be counted out by [`Reserved::remove_region`].
+    /// Allocates a region from `upstream` and counts it. The bytes are counted before the provider
+    /// is called, so that the limit is never exceeded. [`Reserved::remove_region`] is the inverse.
     ///
     /// # Errors
-    /// Those of [`Reserved::add`] and of [`Upstream::allocate`]: nothing has come, and nothing is
-    /// counted.
+    /// As [`Reserved::add`] and [`Upstream::allocate`]. Then nothing is allocated and counted.
     pub fn allocate_region(&self, upstream: &Upstream, layout: Layout) -> Result<(Region, RegionNumber)> {
-        let asked = layout.pad_to(upstream.provider().page_size())?.size();
-        self.add(asked)?;
-        let got = upstream.allocate(layout).inspect_err(|_| self.remove(asked))?;
-        let more = got.0.size().saturating_sub(asked);
-        if more > 0
-            && let Err(error) = self.add(more)
+        let requested = layout.pad_to(upstream.provider().page_size())?.size();
+        self.add(requested)?;
+        let allocated = upstream.allocate(layout).inspect_err(|_| self.remove(requested))?;
+        // A provider may round up further than to its pages.
+        let excess = allocated.0.size().saturating_sub(requested);
+        if excess > 0
+            && let Err(error) = self.add(excess)
         {
-            self.remove(asked);
-            // SAFETY: no other code has seen the region. The error that matters is the limit's.
-            let _ = unsafe { upstream.free(got.0) };
+            self.remove(requested);
+            // SAFETY: the region was allocated above, and no other code has its address. An error
+            // of the free is dropped in favour of that of the limit.
+            let _ = unsafe { upstream.free(allocated.0) };
             return Err(error);
         }
         self.regions.fetch_add(1, Ordering::Relaxed);
-        Ok(got)
+        Ok(allocated)
     }
 
-    /// Takes back what [`Reserved::add`] counted.
+    /// Counts `size` bytes less: the inverse of [`Reserved::add`].
     pub fn remove(&self, size: usize) {
         self.bytes.fetch_sub(size as u64, Ordering::Relaxed);
         if let Some(shared) = &self.shared {
@@ -102,32 +104,32 @@ impl Reserved {
         self.remove(size);
     }
 
-    /// Bytes now.
+    /// Returns the bytes that are allocated now.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The most bytes there have been.
+    /// Returns the peak of [`Reserved::bytes`].
     #[must_use]
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Regions now.
+    /// Returns the number of regions that are allocated now.
     #[must_use]
     pub fn regions(&self) -> u64 {
         self.regions.load(Ordering::Relaxed)
     }
 
-    /// Whether it counts against this limit.
+    /// Returns whether the bytes count against this shared limit.
     #[must_use]
     pub fn shares(&self, limit: &SharedLimit) -> bool {
         self.shared.as_deref().is_some_and(|shared| core::ptr::eq(shared, limit))
     }
 
-    /// If `error` is the shared limit's: has all pools that share it give back what is free with
-    /// them, and says whether anything went. For pools, without any lock.
+    /// If `error` comes from the shared limit, calls [`reclaim`] for it. Returns whether memory was
+    /// released. The caller must not hold a lock.
     pub fn reclaim(&self, error: &Error) -> bool {
         match error {
             Error::LimitReached { what, size, .. } if *what == SHARED_LIMIT => {
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_limit_refuses_the_other_does_not_count() {
+    fn bytes_above_one_limit_are_not_counted_by_the_other() {
         let shared = Arc::new(SharedLimit::new(100));
         let one = Reserved::new(80, Some(Arc::clone(&shared).into()));
         let two = Reserved::new(0, Some(Arc::clone(&shared).into()));

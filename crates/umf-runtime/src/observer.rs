@@ -133,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Stays in its first call until it is let go.
+    /// Blocks in its first call until `go` is set.
     #[derive(Default)]
     struct Waiting {
         inside: AtomicBool,
@@ -173,8 +173,8 @@ mod tests {
         assert_eq!((Arc::strong_count(&waiting), Arc::strong_count(&last)), (1, 1));
     }
 
-    /// A walk that began before the successor was added has passed its place, or does not know of
-    /// it.
+    /// A walk that began before the successor was registered has passed its entry, or does
+    /// not see it.
     #[test]
     fn walk_during_handover_reaches_one_of_both_observers() {
         let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -197,11 +197,14 @@ mod tests {
             while !added.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            // Time for a drop that does not wait to take the place away.
+            // Time in which a drop that does not wait would clear the entry.
             std::thread::sleep(std::time::Duration::from_millis(50));
             waiting.go.store(true, Ordering::SeqCst);
         });
-        assert!(old.0.load(Ordering::SeqCst) + new.0.load(Ordering::SeqCst) > 0, "neither was told");
+        assert!(
+            old.0.load(Ordering::SeqCst) + new.0.load(Ordering::SeqCst) > 0,
+            "neither observer was called"
+        );
         drop(first);
     }
 }

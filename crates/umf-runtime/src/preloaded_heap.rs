@@ -1,71 +1,70 @@
-//! [`Heap`]: what `libumf_proxy.so` lets `libumf.so.1` know of its heap, where both are in one process.
+//! [`Heap`]: the interface of `libumf_proxy.so` for `libumf.so.1`, if both are loaded into one process.
 //!
-//! Each has its own copy of umf, with a tracker, a ledger and caches. What belongs to the heap
-//! stays with the library whose heap it is: it finds its blocks, exports them from a ledger of its
-//! own, and retires them when they are freed. The other one asks. Between them is a table of C
-//! functions under a name with a version: two releases that do not know each other's version go on
-//! as if they were alone.
+//! Each library has its own copy of umf, with a tracker, a ledger and caches. The proxy library
+//! owns the heap: it finds its blocks, exports them from its ledger, and retires the exports on
+//! free. `libumf.so.1` calls it through a table of C functions, which it looks up by a name with a
+//! version. Two releases with different versions work independently of each other.
 
 use core::ffi::{CStr, c_void};
 
-/// Under which the table is exported.
+/// The symbol under which the table is exported.
 pub const NAME: &CStr = c"umf_proxy_heap_1";
 
-/// Bytes of a handle.
+/// The size of a handle in bytes.
 pub const HANDLE: usize = 256;
 
-/// The memory is the process's alone.
+/// Kind of heap: memory of this process only.
 pub const PRIVATE: u32 = 0;
-/// It is a memory file.
+/// Kind of heap: a memfd.
 pub const SHARED_FD: u32 = 1;
-/// It is a memory file with a name, which cannot be sealed.
+/// Kind of heap: a named memory file, which cannot be sealed.
 pub const SHARED_SHM: u32 = 2;
 
-/// It worked.
+/// Result: success.
 pub const OK: i32 = 0;
-/// The address lies in no live block of the heap.
+/// Result: the address lies in no live block of the heap.
 pub const NOT_FOUND: i32 = 1;
-/// The heap's memory is private, or belongs to the parent that this process was forked from.
+/// Result: the heap is private, or this process is a forked child that has inherited it.
 pub const NOT_SHARED: i32 = 2;
-/// A limit of the settings, or of the system.
+/// Result: a limit of the settings or of the system was reached.
 pub const LIMIT: i32 = 3;
-/// Anything else.
+/// Result: another error.
 pub const FAILED: i32 = 4;
 
 /// A live block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Where it begins.
+    /// The address of its first byte.
     pub base: usize,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub size: usize,
 }
 
-/// How the heap is exported. The first export decides for all.
+/// The settings of exports. Those of the first export apply to all.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exports {
-    /// Ways for others to get at the memory, in their order: 1 pidfd, 2 procfs, 3 socket. 0 ends
-    /// them; none at all is the choice of umf.
+    /// The exchange methods to try, in order: 1 pidfd, 2 procfs, 3 socket. 0 ends the list; an
+    /// empty list selects the default.
     pub exchange: [u8; 4],
-    /// A limit is an error when it is reached.
+    /// Not 0: an export beyond the limit is an error.
     pub limit_is_hard: u32,
-    /// The process that may attach in spite of yama: a pid, -1 for any, 0 for the current setting.
+    /// The process that may ptrace this one in spite of Yama: a pid, -1 for any, 0 for no change.
     pub ptracer: i64,
-    /// The most native exports that are kept, 0 for no limit.
+    /// The limit of the native exports that are cached; 0 is unlimited.
     pub max_created_handles: u64,
 }
 
-/// The table. Its functions may be called by any thread at any time, and keep `errno`.
+/// The table of functions. Any thread may call them at any time. They preserve `errno`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Heap {
-    /// [`PRIVATE`], [`SHARED_FD`] or [`SHARED_SHM`].
+    /// Returns [`PRIVATE`], [`SHARED_FD`] or [`SHARED_SHM`].
     pub kind: extern "C" fn() -> u32,
-    /// The live block around an address: [`OK`] or [`NOT_FOUND`].
+    /// Finds the live block that contains an address. Returns [`OK`] or [`NOT_FOUND`].
     pub find: unsafe extern "C" fn(address: *const c_void, block: *mut Block) -> i32,
-    /// Exports the live block around an address until it is freed, and writes its handle.
+    /// Exports the live block that contains an address until it is freed, and writes its handle.
     pub export: unsafe extern "C" fn(
         address: *const c_void,
         settings: *const Exports,

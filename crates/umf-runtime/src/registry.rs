@@ -1,5 +1,5 @@
-//! [`PoolRegistry`]: the live pools of one kind, for users that do not own them: exit hooks of threads, fork
-//! hooks, and other pools that need memory.
+//! [`PoolRegistry`]: the live pools of one kind. For code that does not own them: exit hooks of threads,
+//! fork hooks, and other pools that need memory.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -67,19 +67,19 @@ impl<P: Sync> PoolRegistry<P> {
         }
     }
 
-    /// Calls `look` with a pool, unless it was removed. `look` must not drop the pool.
-    pub fn with<T>(&self, pool: NonNull<P>, look: impl FnOnce(&P) -> T) -> Option<T> {
+    /// Calls `visit` with a pool, unless it was removed. `visit` must not drop the pool.
+    pub fn with<T>(&self, pool: NonNull<P>, visit: impl FnOnce(&P) -> T) -> Option<T> {
         let (_, entry) = self.find(pool)?;
-        // Before the section, in which `look` acquires locks and for which `leave` waits.
+        // Before the section: `visit` acquires locks in it, and `leave` waits for it.
         let _no_fork = ForkGuard::<Outer>::new();
         let _section = entry.in_flight.enter();
         let found = entry.pool.load(Ordering::SeqCst);
         // SAFETY: the pool stays until `leave` returns, which waits for this section.
-        (found == pool.as_ptr()).then(|| look(unsafe { pool.as_ref() }))
+        (found == pool.as_ptr()).then(|| visit(unsafe { pool.as_ref() }))
     }
 
-    /// Calls `look` with each pool. `look` must not drop a pool.
-    pub fn for_each(&self, mut look: impl FnMut(&P)) {
+    /// Calls `visit` with each pool. `visit` must not drop a pool.
+    pub fn for_each(&self, mut visit: impl FnMut(&P)) {
         for (_, entry) in self.entries() {
             if entry.pool.load(Ordering::Relaxed).is_null() {
                 continue;
@@ -89,7 +89,7 @@ impl<P: Sync> PoolRegistry<P> {
             let _section = entry.in_flight.enter();
             // SAFETY: the pool stays until `leave` returns, which waits for this section.
             if let Some(pool) = unsafe { entry.pool.load(Ordering::SeqCst).as_ref() } {
-                look(pool);
+                visit(pool);
             }
         }
     }

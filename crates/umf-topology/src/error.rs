@@ -27,7 +27,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A file or folder cannot be read.
-    #[error("{}: cannot be read: {why}", path.display())]
+    #[error("{}: cannot be read: {why}; make it readable for this process", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum Error {
         why: String,
     },
     /// A file or folder is larger than the kernel writes it.
-    #[error("{}: more than {limit} {of}; this is not what the kernel writes", path.display())]
+    #[error("{}: more than {limit} {of}, which the kernel does not write; mount sysfs on /sys", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
@@ -45,7 +45,7 @@ pub enum Error {
         limit: usize,
     },
     /// A file has content that the kernel does not write.
-    #[error("{}: {found:?} is not {expected}", path.display())]
+    #[error("{}: {found:?} is not {expected}; mount sysfs on /sys and proc on /proc", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -55,7 +55,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// The node does not exist or is offline.
-    #[error("there is no NUMA node {node} online; there are: {online}")]
+    #[error("there is no NUMA node {node} online; use one of: {online}")]
     UnknownNode {
         /// The node.
         node: u32,
@@ -63,7 +63,7 @@ pub enum Error {
         online: IdList,
     },
     /// The node has no memory.
-    #[error("NUMA node {node} has no memory; these have: {with_memory}")]
+    #[error("NUMA node {node} has no memory; use one of: {with_memory}")]
     NoMemory {
         /// The node.
         node: u32,
@@ -81,7 +81,7 @@ pub enum Error {
         allowed: IdList,
     },
     /// The processor does not exist or is offline.
-    #[error("no NUMA node has processor {cpu} online; there are: {online}")]
+    #[error("no NUMA node has processor {cpu} online; use one of: {online}")]
     UnknownCpu {
         /// The processor.
         cpu: u32,

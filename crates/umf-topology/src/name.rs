@@ -28,7 +28,8 @@ impl SpaceName {
     /// All nodes that this process may use.
     pub const ALL: Self = Self { attribute: None, from: Initiator::Process };
 
-    /// The nodes with the best `attribute`, seen from `from`. Capacity does not depend on `from`.
+    /// Returns the nodes with the best `attribute`, seen from `from`. Capacity does not depend on
+    /// `from`.
     #[must_use]
     pub fn best(attribute: Attribute, from: Initiator) -> Self {
         let from = if attribute == Attribute::Capacity { Initiator::Process } else { from };

@@ -39,7 +39,9 @@ pub enum Error {
     #[error(transparent)]
     Plugin(Arc<umf_provider_plugin::PluginError>),
     /// A set of settings has a kind that is not registered.
-    #[error("{what} {name:?} is of kind {kind:?}, which is not known here; known kinds: {known}")]
+    #[error(
+        "{what} {name:?} is of kind {kind:?}, which is not registered; use one of: {known}; or register the kind before the first use of umf"
+    )]
     UnknownKind {
         /// "provider" or "pool".
         what: &'static str,
@@ -64,7 +66,7 @@ pub enum Error {
         feature: &'static str,
     },
     /// The settings do not define the name.
-    #[error("the settings have no {what} {name:?}; there are: {known}")]
+    #[error("the settings have no {what} {name:?}; define it, or use one of: {known}")]
     UnknownName {
         /// "provider" or "shared limit".
         what: &'static str,

@@ -532,7 +532,7 @@ impl ShareLimit for JemallocPool {
 
 impl Inspect for JemallocPool {
     fn leaks(&self, visit: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.report_leaks(LeakTime::Asked, visit);
+        self.report_leaks(LeakTime::Requested, visit);
         true
     }
 }

@@ -224,7 +224,7 @@ impl SlabPool {
         let sizes = self.live_sizes();
         visit(&LeakReport {
             pool: self.name(),
-            time: LeakTime::Asked,
+            time: LeakTime::Requested,
             blocks: sizes.iter().map(|size| size.blocks).sum(),
             bytes: sizes.iter().map(|size| size.blocks * size.block_size).sum(),
             sizes: &sizes,

@@ -232,7 +232,7 @@ fn leaks_are_reported_only_if_there_are_some() {
         assert!(pool.leaks(&mut |report| {
             let sizes: Vec<_> = report.sizes.iter().map(|size| (size.block_size, size.blocks)).collect();
             assert_eq!(sizes, [(small, 1), (20 << 20, 1)]);
-            assert_eq!((report.sampled, report.time), (0, LeakTime::Asked));
+            assert_eq!((report.sampled, report.time), (0, LeakTime::Requested));
         }));
         drop(pool);
         let quiet = make(MmapProvider::private().into(), recording(&reports, CheckSettings::new()));

@@ -153,6 +153,6 @@ fn file_that_is_not_toml_names_the_line() {
     assert!(text("[ipc]\nlimit = \n").starts_with("umf.toml:2: not valid TOML: "));
     assert_eq!(
         text("[ipc]\n\nmax_handles = 99999999999999999999\n"),
-        "umf.toml:3: not valid TOML: a whole number does not fit into 64 bits"
+        "umf.toml:3: not valid TOML: a whole number does not fit into 64 bits; correct it"
     );
 }

@@ -7,11 +7,13 @@ use crate::{Access, Address, Error, Result};
 
 /// Begins and ends CPU access to memory that devices use too.
 ///
-/// Found at [`super::Provider::host_access`] and [`super::Import::host_access`]. Memory without it
-/// (host memory) may be accessed at any time. Blocks and mappings bracket each of their copies.
+/// [`super::Provider::host_access`] and [`super::Import::host_access`] return it. Memory without
+/// it, such as host memory, may be accessed at any time. Blocks and mappings bracket each of their
+/// copies.
 ///
-/// Accesses may overlap, in one process and between processes: they are no lock. Several threads
-/// may call all methods at once. The memory must not be freed or released meanwhile.
+/// Accesses may overlap, in one process and between processes: a bracket is not a lock. Several
+/// threads may call all methods at the same time. The memory must not be freed or released during
+/// an access.
 pub trait HostAccess: Send + Sync {
     /// Begins an access to `size` bytes (not 0) at `base`. Waits for devices that write them. A
     /// write access also waits for devices that read them.
@@ -26,7 +28,7 @@ pub trait HostAccess: Send + Sync {
     /// [`HostAccess::begin`], with the same arguments.
     ///
     /// # Errors
-    /// [`Error::Native`]; the access has ended all the same.
+    /// [`Error::Native`]. The access has ended nevertheless.
     fn end(&self, base: Address, size: usize, access: Access) -> Result<()>;
 }
 
@@ -71,38 +73,41 @@ impl<'memory> CpuAccess<'memory> {
         Ok(Self { ability, base, size, access, memory: PhantomData })
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn size(&self) -> usize {
         self.size
     }
 
-    /// Copies out of the memory.
+    /// Copies bytes at `offset` to `into`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the bytes do not lie in the range.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let from = self.place(offset, into.len())?;
+        let from = self.pointer_at(offset, into.len())?;
         for (number, byte) in into.iter_mut().enumerate() {
-            // SAFETY: `place` checked that the bytes lie in the range, which is mapped. Other
-            // processes may write there meanwhile, hence volatile reads and no slice.
+            // SAFETY: `pointer_at` checked that the bytes lie in the range, which is mapped. Other
+            // processes may write to it, so the reads are volatile.
             *byte = unsafe { from.add(number).read_volatile() };
         }
         Ok(())
     }
 
-    /// Copies into the memory.
+    /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the bytes do not lie in the range, or the access is for
-    /// reading.
+    /// [`Error::InvalidArgument`] if the bytes do not lie in the range, or the access is read-only.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         if self.access != Access::ReadWrite {
-            return Err(Error::InvalidArgument { what: "access", why: "was begun for reading alone" });
+            return Err(Error::InvalidArgument {
+                what: "access",
+                why: "is read-only; begin it with Access::ReadWrite",
+            });
         }
-        let to = self.place(offset, bytes.len())?;
+        let to = self.pointer_at(offset, bytes.len())?;
         for (number, &byte) in bytes.iter().enumerate() {
-            // SAFETY: as in `read`; by `begin`'s contract it can be written.
+            // SAFETY: `pointer_at` checked that the bytes lie in the range, which is writable by
+            // the contract of `begin`.
             unsafe { to.add(number).write_volatile(byte) };
         }
         Ok(())
@@ -130,8 +135,10 @@ impl<'memory> CpuAccess<'memory> {
         }
     }
 
-    fn place(&self, offset: usize, size: usize) -> Result<*mut u8> {
-        let outside = Error::InvalidArgument { what: "range", why: "must lie inside of what is accessed" };
+    /// Returns a pointer to `size` bytes at `offset`.
+    fn pointer_at(&self, offset: usize, size: usize) -> Result<*mut u8> {
+        let outside =
+            Error::InvalidArgument { what: "range", why: "must lie in the memory that is accessed" };
         let base = self.base.as_ptr().ok_or(outside)?;
         if offset.checked_add(size).is_none_or(|end| end > self.size) {
             return Err(outside);
@@ -153,7 +160,7 @@ impl core::fmt::Debug for CpuAccess<'_> {
             .field("base", &self.base)
             .field("size", &self.size)
             .field("access", &self.access)
-            .field("is_told", &self.ability.is_some())
+            .field("is_bracketed", &self.ability.is_some())
             .finish()
     }
 }

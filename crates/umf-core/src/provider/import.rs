@@ -1,44 +1,44 @@
-//! The ability to open what another process exported.
+//! [`Import`]: the ability to open exports of other processes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{HostAccess, NATIVE_BYTES, ProviderKind, Transfer};
 use crate::{Address, Result};
 
-/// What an importer may do with the memory.
+/// The access of an importer to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Read only. A guarantee only where the export itself is read-only; otherwise a courtesy.
+    /// Read only. The kernel enforces it only if the export is read-only.
     ReadOnly,
     /// Read and write.
     ReadWrite,
 }
 
-/// What to import. All of it came from another process and is not to be trusted.
+/// A request to import a region. All data came from another process and is untrusted.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ImportRequest {
-    /// This process's duplicate of the exporter's fd, its identity checked. Until it is known to be
-    /// of the right kind, closing it can wait: see `umf_os::ReceivedFd`.
+    /// A duplicate of the exporter's fd, whose identity was checked. Closing it may block unless
+    /// the file is of the expected type: see `umf_os::ReceivedFd`.
     pub fd: Option<OwnedFd>,
-    /// Where the region begins in the file, in bytes.
+    /// The offset of the region in the file, in bytes.
     pub offset: u64,
     /// Size of the region in bytes, not 0.
     pub size: usize,
     /// Opaque bytes of the exporter's driver, `native[..native_len]`.
     pub native: [u8; NATIVE_BYTES],
-    /// How many of them count.
+    /// The number of valid bytes in `native`.
     pub native_len: usize,
     /// The driver's id of the allocation, 0 if it has none.
     pub allocation_id: u64,
-    /// What will be done with the memory.
+    /// The requested access.
     pub access: Access,
-    /// The range is a window ([`Import::window`]): it holds more than was exported, and holes.
+    /// The range is a window ([`Import::window`]), which has other regions and holes too.
     pub is_window: bool,
 }
 
 impl ImportRequest {
-    /// A request for `size` bytes at `offset` behind `fd`.
+    /// Returns a request for `size` bytes at `offset` behind `fd`.
     #[must_use]
     pub const fn new(fd: Option<OwnedFd>, offset: u64, size: usize, access: Access) -> Self {
         Self {
@@ -58,47 +58,48 @@ impl ImportRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imported {
-    /// Where the region begins in this process.
+    /// The address of the region in this process.
     pub base: Address,
     /// Its size in bytes, at least that of the request.
     pub size: usize,
-    /// Whether the CPU may touch it.
+    /// Whether the CPU may access it.
     pub host_accessible: bool,
-    /// The kernel refuses writes through this import.
+    /// The kernel rejects writes through this import.
     pub read_only: bool,
 }
 
 impl Imported {
-    /// Host-accessible memory at `base`.
+    /// Returns an import of host-accessible memory at `base`.
     #[must_use]
     pub const fn host(base: Address, size: usize, access: Access) -> Self {
         Self { base, size, host_accessible: true, read_only: matches!(access, Access::ReadOnly) }
     }
 
-    /// Memory of a device at `base`.
+    /// Returns an import of device memory at `base`.
     #[must_use]
     pub const fn device(base: Address, size: usize) -> Self {
         Self { base, size, host_accessible: false, read_only: false }
     }
 }
 
-/// Opens what [`super::Export`] of the same kind exported in another process. Needs no pool and,
-/// for host memory, no provider.
+/// Opens exports of [`super::Export`] of the same kind in another process. Needs no pool; for host
+/// memory it needs no provider.
 ///
 /// # Safety
-/// An implementor promises that the memory described by an [`Imported`] stays valid, and if it is
-/// host-accessible may be read (and written, unless read-only) by the CPU, until
-/// [`Import::release`] — whatever the exporting process does, including its death. What cannot be
-/// promised for the fd or bytes given must be refused: a file that can shrink would be SIGBUS.
+/// An implementor promises that the memory of an [`Imported`] stays valid until
+/// [`Import::release`], whatever the exporting process does, including its death. If it is
+/// host-accessible, the CPU may read it, and write it unless it is read-only. If the fd or the
+/// bytes do not guarantee that, the import must fail: a file that can shrink, for example, would
+/// cause SIGBUS.
 pub unsafe trait Import: Send + Sync {
-    /// The kind of export that it opens.
+    /// Returns the kind of export that it opens.
     fn kind(&self) -> ProviderKind;
 
     /// Opens the region.
     ///
     /// # Errors
-    /// [`crate::Error::Untrusted`] if the fd or the bytes are not what they should be,
-    /// [`crate::Error::Native`], [`crate::Error::OutOfMemory`].
+    /// [`crate::Error::Untrusted`] if the fd or the bytes fail a check; [`crate::Error::Native`],
+    /// [`crate::Error::OutOfMemory`].
     fn import(&self, request: ImportRequest) -> Result<Imported>;
 
     /// Returns the window size in bytes, a power of two: the part of a file with many regions that
@@ -117,19 +118,19 @@ pub unsafe trait Import: Send + Sync {
         None
     }
 
-    /// Returns the brackets for CPU access to imported memory, if it needs any. Always the same
-    /// answer.
+    /// Returns the brackets for CPU access to imported memory, if it needs any. Always returns the
+    /// same.
     fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }
 
-    /// Returns how to copy imported memory that the CPU must not touch, if that is possible. Always
-    /// the same answer.
+    /// Returns the ability to copy imported memory that the CPU must not access, if there is one.
+    /// Always returns the same.
     fn transfer(&self) -> Option<&dyn Transfer> {
         None
     }
 
-    /// Closes what [`Import::import`] gave, exactly once.
+    /// Closes an import. Called once for each [`Import::import`].
     ///
     /// # Errors
     /// [`crate::Error::Native`].

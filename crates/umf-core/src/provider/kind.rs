@@ -1,4 +1,4 @@
-//! What kind of provider, what kind of memory.
+//! [`ProviderKind`], [`MemoryKind`] and [`Visibility`]: the kinds of providers and memory.
 
 use core::fmt;
 
@@ -21,7 +21,7 @@ impl ProviderKind {
         None => panic!("a valid name"),
     };
 
-    /// A kind by name, or `None` if the name breaks the rule above.
+    /// Returns the kind with this name, or `None` if the name is invalid.
     #[must_use]
     pub const fn new(name: &str) -> Option<Self> {
         Self::from_slice(name.as_bytes())
@@ -43,10 +43,11 @@ impl ProviderKind {
         Some(Self { bytes })
     }
 
-    /// A kind from the 16 bytes that [`ProviderKind::to_bytes`] gave; `None` for anything else.
+    /// Returns the kind of which [`ProviderKind::to_bytes`] returned these bytes; `None` if they
+    /// are invalid.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::MAX]) -> Option<Self> {
-        // Mostly one that is known, in a path that is hot.
+        // The common case, on a hot path.
         if bytes == Self::HOST.bytes {
             return Some(Self::HOST);
         }
@@ -55,13 +56,13 @@ impl ProviderKind {
         Self::from_slice(&bytes[..len]).filter(|_| padding_is_zero)
     }
 
-    /// The name, padded with zeros to 16 bytes.
+    /// Returns the name, padded with zeros to 16 bytes.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; Self::MAX] {
         self.bytes
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         let len = self.bytes.iter().position(|&byte| byte == 0).unwrap_or(Self::MAX);
@@ -81,20 +82,20 @@ impl fmt::Display for ProviderKind {
     }
 }
 
-/// What memory is, and whether CPU and devices may access it.
+/// The kind of memory, which determines whether CPU and devices may access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// Memory of the host.
     Host,
-    /// Memory of a device, which the CPU must not touch.
+    /// Memory of a device, which the CPU must not access.
     Device,
-    /// Memory that moves between host and device as it is used; the CPU may touch it.
+    /// Memory that migrates between host and device; the CPU may access it.
     Managed,
 }
 
 impl MemoryKind {
-    /// Whether the CPU may read and write the memory.
+    /// Returns whether the CPU may read and write the memory.
     #[must_use]
     pub const fn is_host_accessible(self) -> bool {
         matches!(self, Self::Host | Self::Managed)
@@ -104,10 +105,10 @@ impl MemoryKind {
 crate::words! {
     /// Whether a forked child shares memory with its parent.
     pub enum Visibility {
-        /// A child gets a copy; pools over it go on working in both.
+        /// A child gets a copy. Pools of such memory work in both processes.
         Private = "private",
-        /// Parent and child see the same bytes; pools over it are frozen in the child, because both
-        /// would hand out the same blocks.
+        /// Parent and child see the same bytes. Pools of such memory are frozen in the child,
+        /// because both processes would hand out the same blocks.
         Shared = "shared",
     }
 }
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked() {
+    fn invalid_names_and_padding_are_rejected() {
         assert_eq!(ProviderKind::new("level-zero").unwrap().as_str(), "level-zero");
         for bad in ["", "Host", "a b", "12345678901234567", "ä"] {
             assert!(ProviderKind::new(bad).is_none(), "{bad}");

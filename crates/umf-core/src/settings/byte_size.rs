@@ -1,4 +1,4 @@
-//! Sizes in bytes, written as people write them.
+//! [`ByteSize`]: a size in bytes with an optional unit, as in `64KiB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,8 +10,8 @@ const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 
 /// A number of bytes.
 ///
 /// The text form is a whole number with an optional binary unit: `65536`, `64K`, `64KiB`, `2 MiB`,
-/// `1G`, `1TiB`, in any letter case. `KB`, `MB` and the like are refused: to some they mean powers
-/// of 1000, to others powers of 1024.
+/// `1G`, `1TiB`, in any letter case. `KB`, `MB` and the like are errors, because they are
+/// ambiguous: powers of 1000 or of 1024.
 ///
 /// ```
 /// use umf_core::settings::ByteSize;
@@ -25,20 +25,20 @@ const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 
 pub struct ByteSize(u64);
 
 impl ByteSize {
-    /// Zero bytes; where a key is a limit, this is "no limit".
+    /// Zero bytes, which is "unlimited" for a limit.
     pub const ZERO: Self = Self(0);
 
-    /// A size of `bytes` bytes.
+    /// Returns a size of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The size as a limit: `None` where zero means that there is none.
+    /// Returns the size as a limit; `None` (unlimited) for zero.
     pub const fn limit(self) -> Option<u64> {
         match self.0 {
             0 => None,
@@ -60,8 +60,8 @@ impl From<ByteSize> for u64 {
 }
 
 impl fmt::Display for ByteSize {
-    /// The largest unit that divides the size exactly, so that the text reads back as the same
-    /// size.
+    /// Writes the size in the largest unit that divides it, so that parsing the text returns the
+    /// same size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, shift) in UNITS {
             if self.0 != 0 && self.0.trailing_zeros() >= shift {
@@ -72,13 +72,13 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Why a text is not a [`ByteSize`].
+/// The reason why a text is not a [`ByteSize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParseByteSizeError {
     /// The text does not start with a whole number.
     NotANumber,
-    /// What follows the number is not a unit.
+    /// The text after the number is not a unit.
     UnknownUnit,
     /// The size does not fit into 64 bits.
     TooLarge,
@@ -116,14 +116,14 @@ impl FromStr for ByteSize {
             "t" | "tib" => 40,
             _ => return Err(ParseByteSizeError::UnknownUnit),
         };
-        // Only digits are left, so the one way to fail is to be too large.
+        // The text consists of digits, so parsing fails only if the number is too large.
         let number: u64 = number.parse().map_err(|_| ParseByteSizeError::TooLarge)?;
         number.checked_mul(1 << shift).map(Self).ok_or(ParseByteSizeError::TooLarge)
     }
 }
 
 impl Serialize for ByteSize {
-    /// A number, or a text with a unit where one divides the size.
+    /// Serializes a number, or a text with a unit if one divides the size.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.0.trailing_zeros() < 10 || self.0 == 0 {
             serializer.serialize_u64(self.0)
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_which_part_is_wrong() {
+    fn parse_errors_name_the_invalid_part() {
         use ParseByteSizeError::*;
         for (text, error) in [
             ("", NotANumber),
@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_reads_back_the_same(bytes in any::<u64>(), shift in 0_u32..64) {
+        fn display_parses_to_the_same_size(bytes in any::<u64>(), shift in 0_u32..64) {
             let size = ByteSize((bytes >> shift) << (shift / 2));
             prop_assert_eq!(size.to_string().parse(), Ok(size));
         }

@@ -1,5 +1,5 @@
-//! Forms in which settings write types of the program: times, lists of numbers, `"auto"`, and what
-//! only some sources may set.
+//! The forms of values in settings: times, lists of numbers, `"auto"`, and values that only trusted
+//! sources may set.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,11 +11,11 @@ use serde_core::{Serialize, Serializer};
 
 use super::ByteSize;
 
-/// The form in which settings write a `T`. Each type is its own form.
+/// The form of a `T` in settings. Each type is its own form.
 pub trait Form<T> {
-    /// The value that the form stands for.
+    /// Returns the value of the form.
     fn value(self) -> T;
-    /// The form of a value.
+    /// Returns the form of a value.
     fn of(value: &T) -> Self;
 }
 
@@ -65,7 +65,7 @@ macro_rules! times {
             }
         }
 
-        /// Zero is no limit.
+        /// Zero is `None`, no limit.
         impl Form<Option<Duration>> for $name {
             fn value(self) -> Option<Duration> {
                 (self.0 != 0).then(|| Duration::$from(self.0))
@@ -100,10 +100,10 @@ times! {
 /// `"auto"`, or a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Auto<T> {
-    /// Chosen by umf.
+    /// umf chooses the value.
     #[default]
     Auto,
-    /// This one.
+    /// A given value.
     Value(T),
 }
 
@@ -129,11 +129,11 @@ impl<T: Serialize> Serialize for Auto<T> {
     }
 }
 
-/// `T` is a number, or an enumeration of [`words!`](crate::words!).
+/// For numbers, and enumerations of [`words!`](crate::words!).
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Auto<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Either<T> {
+        struct AutoVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for AutoVisitor<T> {
             type Value = Auto<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -155,18 +155,19 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Auto<T> {
                 T::deserialize(de::value::I64Deserializer::new(number)).map(Auto::Value)
             }
         }
-        deserializer.deserialize_any(Either(PhantomData))
+        deserializer.deserialize_any(AutoVisitor(PhantomData))
     }
 }
 
-/// Numbers from 0 to 1023, each once: a list, or a text such as `"0,2-4"`.
+/// Distinct numbers from 0 to 1023: a list, or a text such as `"0,2-4"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers(pub Vec<u32>);
 
 impl Numbers {
-    /// Linux numbers NUMA nodes up to this.
+    /// The largest number of a NUMA node on Linux.
     const LAST: u32 = 1023;
 
+    /// Adds a range. `None` if it is invalid, or overlaps another.
     fn add(&mut self, first: u32, last: u32) -> Option<()> {
         let is_new =
             first <= last && last <= Self::LAST && !(first..=last).any(|number| self.0.contains(&number));
@@ -215,22 +216,23 @@ impl FromStr for Numbers {
 
 crate::text_form!(Numbers, "a list of numbers from 0 to 1023, each once, such as [0, 2] or \"0,2-4\"");
 
-/// Reads a type that is written as a text. A number is its digits, and a list its elements with
-/// commas.
+/// Deserializes a type by its `FromStr`. A number is converted to its digits, and a list to its
+/// elements separated by commas.
 ///
 /// # Errors
-/// `invalid_value` with what is expected.
+/// `invalid_value` with `expected`.
 pub fn read_text<'de, T: FromStr, D: Deserializer<'de>>(
     deserializer: D,
     expected: &'static str,
 ) -> Result<T, D::Error> {
-    let text = deserializer.deserialize_any(Text(expected))?;
+    let text = deserializer.deserialize_any(TextVisitor(expected))?;
     text.trim().parse().map_err(|_| de::Error::invalid_value(Unexpected::Str(&text), &expected))
 }
 
-struct Text(&'static str);
+/// Converts a value to the text that [`read_text`] parses.
+struct TextVisitor(&'static str);
 
-impl<'de> de::DeserializeSeed<'de> for Text {
+impl<'de> de::DeserializeSeed<'de> for TextVisitor {
     type Value = String;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
@@ -238,7 +240,7 @@ impl<'de> de::DeserializeSeed<'de> for Text {
     }
 }
 
-impl<'de> Visitor<'de> for Text {
+impl<'de> Visitor<'de> for TextVisitor {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -259,14 +261,15 @@ impl<'de> Visitor<'de> for Text {
 
     fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
         let mut parts = Vec::new();
-        while let Some(part) = list.next_element_seed(Text(self.0))? {
+        while let Some(part) = list.next_element_seed(TextVisitor(self.0))? {
             parts.push(part);
         }
         Ok(parts.join(","))
     }
 }
 
-/// Makes a type with `FromStr` and `Display` a value of settings. The text says what is valid.
+/// Implements serde's traits for a type with `FromStr` and `Display`. The text names the valid
+/// values.
 #[macro_export]
 macro_rules! text_form {
     ($type:ty, $expected:expr) => {
@@ -289,20 +292,20 @@ macro_rules! text_form {
     };
 }
 
-/// The words of an enumeration, as what is expected and as the error of another word.
+/// The words of an enumeration: the expected values, and the error for another word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OneOf(pub &'static [&'static str]);
 
 impl core::error::Error for OneOf {}
 
 impl OneOf {
-    /// Reads one of the words.
+    /// Deserializes one of the words.
     ///
     /// # Errors
     /// `unknown_variant` for another word.
     pub fn read<'de, T: FromStr, D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
-        struct Word<T>(OneOf, PhantomData<T>);
-        impl<T: FromStr> Visitor<'_> for Word<T> {
+        struct WordVisitor<T>(OneOf, PhantomData<T>);
+        impl<T: FromStr> Visitor<'_> for WordVisitor<T> {
             type Value = T;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -313,21 +316,21 @@ impl OneOf {
                 text.trim().parse().map_err(|_| E::unknown_variant(text, self.0.0))
             }
         }
-        deserializer.deserialize_str(Word(self, PhantomData))
+        deserializer.deserialize_str(WordVisitor(self, PhantomData))
     }
 }
 
-/// The name of [`Code`] as a newtype, by which a deserializer knows it.
+/// The newtype name of [`Code`], by which a deserializer recognises it.
 pub const CODE: &str = "umf::Code";
-/// The name of [`Trusted`] as a newtype.
+/// The newtype name of [`Trusted`].
 pub const TRUSTED: &str = "umf::Trusted";
 
 macro_rules! guarded {
     ($($(#[$meta:meta])* $name:ident, $constant:ident;)+) => {$(
         $(#[$meta])*
         ///
-        /// It is deserialized as a newtype of the name that the constant says. A deserializer
-        /// visits anything else than a newtype if its source may not set such a value.
+        /// It is deserialized as a newtype with the name of the constant. If its source may not set
+        /// such a value, a deserializer visits something other than a newtype.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct $name<T>(pub T);
 
@@ -359,29 +362,30 @@ macro_rules! guarded {
 
         impl<'de, T: Deserialize<'de>> Deserialize<'de> for $name<T> {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_newtype_struct($constant, Guard(PhantomData)).map(Self)
+                deserializer.deserialize_newtype_struct($constant, NewtypeVisitor(PhantomData)).map(Self)
             }
         }
     )+};
 }
 
 guarded! {
-    /// What names code: the path of a plugin or driver, the name of a function in it.
+    /// A value that names code: the path of a plugin or driver, or the name of a function in it.
     Code, CODE;
-    /// What a file that merely lies in the working directory may not set: a file that is written
-    /// to, a process that may trace this one.
+    /// A value that a file in the working directory may not set: a file to write to, or a process
+    /// that may trace this one.
     Trusted, TRUSTED;
 }
 
-/// The error of a value that its source may not set: an invalid type whose unexpected part is a
-/// newtype.
+/// Returns the error for a value that its source may not set: an invalid type whose unexpected part
+/// is a newtype.
 pub fn refused<E: de::Error>() -> E {
     E::invalid_type(Unexpected::NewtypeStruct, &"a value from a source that may set it")
 }
 
-struct Guard<T>(PhantomData<T>);
+/// Accepts a newtype only.
+struct NewtypeVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Guard<T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for NewtypeVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -406,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_lists_and_ranges_each_once() {
+    fn numbers_are_distinct_and_in_range() {
         let read = |text: &str| text.parse::<Numbers>().map(|numbers| numbers.0);
         assert_eq!(read("0, 2-4"), Ok(vec![0, 2, 3, 4]));
         assert_eq!(read(" "), Ok(Vec::new()));

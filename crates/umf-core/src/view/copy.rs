@@ -1,25 +1,26 @@
-//! Copies of memory that others may write meanwhile.
+//! Copies of memory that other threads and processes may write at the same time.
 //!
-//! For the compiler, a plain load of memory that something else writes is undefined; it may also
-//! read such memory twice where the program reads it once, and then a value changes after it was
-//! checked. So single elements are loaded and stored by relaxed atomics, and ranges by instructions
-//! in `asm!`, which the compiler takes as they are. Under Miri, and on other processors than x86-64
-//! and AArch64, ranges are copied by relaxed atomics, which is about half as fast.
+//! A plain load that races with a write is undefined behaviour. The compiler may also read memory
+//! twice where the program reads it once, so that a value changes after it was checked. Therefore
+//! single elements are loaded and stored with relaxed atomics, and ranges are copied by inline
+//! assembly. Under Miri, and on processors other than x86-64 and AArch64, ranges are copied with
+//! relaxed atomics, which is about half as fast.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::Plain;
 
-/// Loads an element: whole if it has 1, 2, 4 or 8 bytes and is aligned to them.
+/// Loads an element. It cannot be torn if it has 1, 2, 4 or 8 bytes and is aligned to its size.
 ///
 /// # Safety
-/// It is aligned and mapped for reading.
+/// The element is aligned and readable.
 #[inline(always)]
 pub(super) unsafe fn load<T: Plain>(from: *const T) -> T {
     let mut value = MaybeUninit::<T>::uninit();
     let into = value.as_mut_ptr();
-    // SAFETY: the caller's promise. What is written fills the value, and any bytes are a `T`.
+    // SAFETY: passed on to the caller. The copy initialises the value, and any bytes are a valid
+    // `T`.
     unsafe {
         match (size_of::<T>(), align_of::<T>()) {
             (1, _) => into.cast::<u8>().write((*from.cast::<AtomicU8>()).load(Ordering::Relaxed)),
@@ -32,14 +33,15 @@ pub(super) unsafe fn load<T: Plain>(from: *const T) -> T {
     }
 }
 
-/// Stores an element: whole if it has 1, 2, 4 or 8 bytes and is aligned to them.
+/// Stores an element. It cannot be torn if it has 1, 2, 4 or 8 bytes and is aligned to its size.
 ///
 /// # Safety
-/// It is aligned and mapped for writing.
+/// The element is aligned and writable.
 #[inline(always)]
 pub(super) unsafe fn store<T: Plain>(into: *mut T, value: T) {
     let from = &raw const value;
-    // SAFETY: the caller's promise. A plain value has no padding, so all its bytes can be read.
+    // SAFETY: passed on to the caller. A plain value has no padding, so all its bytes are
+    // initialised.
     unsafe {
         match (size_of::<T>(), align_of::<T>()) {
             (1, _) => (*into.cast::<AtomicU8>()).store(from.cast::<u8>().read(), Ordering::Relaxed),
@@ -51,19 +53,19 @@ pub(super) unsafe fn store<T: Plain>(into: *mut T, value: T) {
     }
 }
 
-/// Below so many bytes the string instruction of x86-64 costs more than a loop.
+/// The size from which the string instruction of x86-64 is faster than a loop.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-const STRING: usize = 1024;
+const MIN_STRING_SIZE: usize = 1024;
 
-/// Copies `size` bytes forwards. `into` may overlap `from` if it lies before it.
+/// Copies `size` bytes forwards. The ranges may overlap if `into` lies before `from`.
 ///
 /// # Safety
-/// `from` is mapped for reading and `into` for writing.
+/// `from` is readable and `into` is writable.
 #[inline]
 pub(super) unsafe fn copy(mut from: *const u8, mut into: *mut u8, mut size: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    if size >= STRING {
-        // SAFETY: the caller's promise. The direction flag is clear, by the calling convention.
+    if size >= MIN_STRING_SIZE {
+        // SAFETY: passed on to the caller. The direction flag is clear, by the calling convention.
         unsafe {
             core::arch::asm!(
                 "rep movsb",
@@ -77,21 +79,22 @@ pub(super) unsafe fn copy(mut from: *const u8, mut into: *mut u8, mut size: usiz
     }
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     if size >= 64 {
-        // SAFETY: the caller's promise: the loop runs while 64 bytes are left, and copies those.
+        // SAFETY: passed on to the caller. Each iteration copies 64 bytes while at least 64 are
+        // left.
         unsafe { (from, into, size) = copy_lines(from, into, size) };
     }
-    // SAFETY: the caller's promise, of what is left.
+    // SAFETY: passed on to the caller, for the rest.
     unsafe { copy_words(from, into, size) };
 }
 
-/// Copies 64 bytes at a time, and returns what is left: at most 63 bytes.
+/// Copies 64 bytes at a time. Returns the pointers and the size of the rest, at most 63 bytes.
 ///
 /// # Safety
 /// As [`copy`]; `size` is at least 64.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 unsafe fn copy_lines(mut from: *const u8, mut into: *mut u8, mut size: usize) -> (*const u8, *mut u8, usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: passed on to the caller.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
@@ -114,7 +117,7 @@ unsafe fn copy_lines(mut from: *const u8, mut into: *mut u8, mut size: usize) ->
             options(nostack)
         );
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: passed on to the caller.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
@@ -143,7 +146,7 @@ unsafe fn copy_lines(mut from: *const u8, mut into: *mut u8, mut size: usize) ->
 #[inline]
 unsafe fn copy_words(from: *const u8, into: *mut u8, size: usize) {
     let byte = |offset: usize| {
-        // SAFETY: the caller's promise; bytes are aligned.
+        // SAFETY: passed on to the caller; bytes are always aligned.
         unsafe {
             let value = (*from.add(offset).cast::<AtomicU8>()).load(Ordering::Relaxed);
             (*into.add(offset).cast::<AtomicU8>()).store(value, Ordering::Relaxed);
@@ -151,7 +154,7 @@ unsafe fn copy_words(from: *const u8, into: *mut u8, size: usize) {
     };
     let mut done = 0;
     if cfg!(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64")))) {
-        // Atomics have to be aligned.
+        // Atomics must be aligned.
         if !(from.addr() ^ into.addr()).is_multiple_of(8) {
             return (0..size).for_each(byte);
         }
@@ -159,20 +162,20 @@ unsafe fn copy_words(from: *const u8, into: *mut u8, size: usize) {
         (0..done).for_each(byte);
     }
     while size - done >= 8 {
-        // SAFETY: the caller's promise; where `copy_word` asks for it, both are aligned here.
+        // SAFETY: passed on to the caller. Where `copy_word` uses atomics, both are aligned here.
         unsafe { copy_word(from.add(done), into.add(done)) };
         done += 8;
     }
     (done..size).for_each(byte);
 }
 
-/// Copies 8 bytes: at any alignment where instructions do it, else aligned ones.
+/// Copies 8 bytes.
 ///
 /// # Safety
-/// As [`copy`].
+/// As [`copy`]. Where this uses atomics, both pointers are aligned to 8.
 #[inline(always)]
 unsafe fn copy_word(from: *const u8, into: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: passed on to the caller.
     unsafe {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         core::arch::asm!(
@@ -201,19 +204,19 @@ unsafe fn copy_word(from: *const u8, into: *mut u8) {
 pub(super) unsafe fn copy_overlapping(from: *const u8, into: *mut u8, size: usize) {
     let distance = into.addr().wrapping_sub(from.addr());
     if distance >= size {
-        // SAFETY: the caller's promise; forwards is right if `into` is not inside of `from`.
+        // SAFETY: passed on to the caller. `into` does not begin inside of `from`.
         return unsafe { copy(from, into, size) };
     }
-    // From the end on, through a buffer.
+    // Backwards, through a buffer.
     let mut chunk = [const { MaybeUninit::<u8>::uninit() }; super::CHUNK];
     let mut left = size;
     while left > 0 {
-        let some = left.min(chunk.len());
-        left -= some;
-        // SAFETY: the caller's promise; the chunk has room for so many bytes.
+        let count = left.min(chunk.len());
+        left -= count;
+        // SAFETY: passed on to the caller. `count` is at most the size of the chunk.
         unsafe {
-            copy(from.add(left), chunk.as_mut_ptr().cast(), some);
-            copy(chunk.as_ptr().cast(), into.add(left), some);
+            copy(from.add(left), chunk.as_mut_ptr().cast(), count);
+            copy(chunk.as_ptr().cast(), into.add(left), count);
         }
     }
 }

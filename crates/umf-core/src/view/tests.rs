@@ -1,10 +1,10 @@
-//! Views beside slices of the same content.
+//! Compares views with slices of the same content.
 
 use std::sync::atomic::Ordering;
 
 use super::*;
 
-/// A view of all of a vector.
+/// Returns a view of a vector.
 fn view<T: Plain>(memory: &mut Vec<T>) -> View<'_, T> {
     // SAFETY: the vector is borrowed mutably as long as the view is used.
     unsafe { View::new(memory.as_mut_ptr(), memory.len()) }.unwrap()
@@ -51,8 +51,8 @@ fn copies_between_overlapping_views_are_memmove() {
     }
 }
 
-/// Reads and writes elements of one type in each way.
-fn elements<T: Plain + PartialEq + fmt::Debug>(values: &[T]) {
+/// Reads and writes elements of one type by each method.
+fn check_elements<T: Plain + PartialEq + fmt::Debug>(values: &[T]) {
     let mut memory = vec![values[0]; values.len()];
     {
         let view = view(&mut memory);
@@ -78,20 +78,20 @@ fn elements<T: Plain + PartialEq + fmt::Debug>(values: &[T]) {
 
 #[test]
 fn elements_of_each_type_are_read_and_written() {
-    elements(&(0..3000).map(|n| n as u8).collect::<Vec<_>>());
-    elements(&(0..3000).map(|n| -n as i16).collect::<Vec<_>>());
-    elements(&(0..3000).map(|n| n as f32 * 0.25).collect::<Vec<_>>());
-    elements(&(0..3000).map(|n| f64::from(n) * -0.125).collect::<Vec<_>>());
-    elements(&(0..300).map(|n| u128::MAX - n).collect::<Vec<_>>());
-    elements(&(0..300_u16).map(|n| [n, n + 1, n + 2]).collect::<Vec<_>>());
-    elements(&(0..300).map(|n| [n as f32; 3]).collect::<Vec<_>>());
+    check_elements(&(0..3000).map(|n| n as u8).collect::<Vec<_>>());
+    check_elements(&(0..3000).map(|n| -n as i16).collect::<Vec<_>>());
+    check_elements(&(0..3000).map(|n| n as f32 * 0.25).collect::<Vec<_>>());
+    check_elements(&(0..3000).map(|n| f64::from(n) * -0.125).collect::<Vec<_>>());
+    check_elements(&(0..300).map(|n| u128::MAX - n).collect::<Vec<_>>());
+    check_elements(&(0..300_u16).map(|n| [n, n + 1, n + 2]).collect::<Vec<_>>());
+    check_elements(&(0..300).map(|n| [n as f32; 3]).collect::<Vec<_>>());
     // Larger than the buffer of an iterator.
-    elements(&(0..5).map(|n| [n as u64; 200]).collect::<Vec<_>>());
-    elements(&(0..5).map(|n| core::num::Wrapping(n * 1000)).collect::<Vec<_>>());
+    check_elements(&(0..5).map(|n| [n as u64; 200]).collect::<Vec<_>>());
+    check_elements(&(0..5).map(|n| core::num::Wrapping(n * 1000)).collect::<Vec<_>>());
 }
 
 #[test]
-fn ranges_and_casts_stay_inside() {
+fn ranges_and_casts_are_bounds_checked() {
     let mut memory = content(64).chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
     let words = view(&mut memory);
     let bytes = words.cast::<u8>().unwrap();
@@ -103,7 +103,7 @@ fn ranges_and_casts_stay_inside() {
     #[expect(clippy::reversed_empty_ranges, reason = "a range that a caller may pass")]
     let reversed = bytes.range(5..4);
     assert!(reversed.is_none() && bytes.range(..=usize::MAX).is_none());
-    // As many elements as are whole.
+    // Only complete elements.
     assert_eq!(bytes.range(8..31).unwrap().cast::<u64>().unwrap().len(), 2);
     assert!(matches!(
         bytes.range(4..).unwrap().cast::<u64>(),
@@ -133,7 +133,7 @@ fn threads_publish_data_by_an_atomic() {
                 flag.store(2 * round - 1, Ordering::Release);
             }
         });
-        // All rounds are played, so that the other thread ends.
+        // All rounds run, so that the other thread ends.
         let seen = (1..=ROUNDS).filter(|round| {
             while flag.load(Ordering::Acquire) != 2 * round - 1 {
                 std::thread::yield_now();
@@ -146,9 +146,8 @@ fn threads_publish_data_by_an_atomic() {
     });
 }
 
-/// A word of 8 bytes is never seen half written, whatever writes beside it.
 #[test]
-fn words_are_read_and_written_whole() {
+fn words_are_not_torn() {
     let mut memory = vec![0_u64; 2];
     let view = view(&mut memory);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -159,7 +158,7 @@ fn words_are_read_and_written_whole() {
                 view.set(1, 0).unwrap();
             }
         });
-        // Until the other thread was seen to write so often.
+        // Until this thread has seen enough writes of the other.
         let (mut whole, mut changes, mut before) = (true, 0, 0);
         while whole && changes < 1_000 {
             let value = view.get(1).unwrap();

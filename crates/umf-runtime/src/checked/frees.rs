@@ -1,11 +1,11 @@
-//! [`Frees`]: the blocks that threads are freeing.
+//! [`ActiveFrees`]: the blocks that threads are freeing right now.
 //!
-//! A pool may free blocks without an atomic exchange. If two threads free a block in the same
-//! instant, such a pool may let both frees succeed, and find out later. Here the second one is
-//! refused, because the first one is still under way.
+//! A pool may free blocks without an atomic exchange. If two threads free a block at the same time,
+//! such a pool may report success to both and detect the double free later. The checked pool fails
+//! the second free, because the first one is still active.
 //!
-//! The pool may hand a block out again before the thread that frees it is done. Then the free is
-//! not under way any more: [`Frees::end`].
+//! A pool may hand out the block again before the thread that frees it has left the checked pool. A
+//! new allocation therefore ends the active free of its address ([`ActiveFrees::end`]).
 
 use allocator_api2::vec::Vec;
 use umf_core::Address;
@@ -15,28 +15,30 @@ use crate::metadata::Mapped;
 
 const SHARDS: usize = 16;
 
-/// Some of the addresses.
+/// The active frees of the addresses with one hash.
 struct Shard {
-    /// Address and number of each free.
-    under_way: Vec<(u64, u64), Mapped>,
-    next: u64,
-    /// The process that added them, as [`fork::generation`] counts. The other threads of the parent
-    /// do not end their frees in a forked child.
+    /// The address and the number of each free.
+    entries: Vec<(u64, u64), Mapped>,
+    last_number: u64,
+    /// The process that added the entries ([`fork::generation`]). A forked child drops them: the
+    /// parent's other threads do not exist there.
     process: u32,
 }
 
-/// The addresses of blocks that are being freed.
-pub(super) struct Frees([Lock<Shard>; SHARDS]);
+/// The addresses of the blocks that are being freed.
+pub(super) struct ActiveFrees([Lock<Shard>; SHARDS]);
 
-/// A free that is under way, until this is dropped.
-pub(super) struct UnderWay<'a> {
+/// A free that is active until this is dropped.
+pub(super) struct ActiveFree<'a> {
     shard: &'a Lock<Shard>,
     number: u64,
 }
 
-impl Frees {
+impl ActiveFrees {
     pub(super) const fn new() -> Self {
-        Self([const { Lock::new(Shard { under_way: Vec::new_in(Mapped), next: 0, process: 0 }) }; SHARDS])
+        Self(
+            [const { Lock::new(Shard { entries: Vec::new_in(Mapped), last_number: 0, process: 0 }) }; SHARDS],
+        )
     }
 
     fn shard(&self, address: Address) -> &Lock<Shard> {
@@ -44,34 +46,34 @@ impl Frees {
         &self.0[number as usize % SHARDS]
     }
 
-    /// Begins the free of the block at `address`; `None` if another one is under way. Without
-    /// memory the free goes on unnoticed.
-    pub(super) fn begin(&self, address: Address) -> Option<UnderWay<'_>> {
+    /// Begins the free of the block at `address`. Returns `None` if another free of it is active.
+    /// If there is no memory for the entry, the free is not tracked.
+    pub(super) fn begin(&self, address: Address) -> Option<ActiveFree<'_>> {
         let shard = self.shard(address);
         let mut locked = shard.lock();
         let process = fork::generation();
         if core::mem::replace(&mut locked.process, process) != process {
-            locked.under_way.clear();
+            locked.entries.clear();
         }
-        if locked.under_way.iter().any(|&(other, _)| other == address.to_bits()) {
+        if locked.entries.iter().any(|&(other, _)| other == address.to_bits()) {
             return None;
         }
-        locked.next += 1;
-        let number = locked.next;
-        if locked.under_way.try_reserve(1).is_ok() {
-            locked.under_way.push((address.to_bits(), number));
+        locked.last_number += 1;
+        let number = locked.last_number;
+        if locked.entries.try_reserve(1).is_ok() {
+            locked.entries.push((address.to_bits(), number));
         }
-        Some(UnderWay { shard, number })
+        Some(ActiveFree { shard, number })
     }
 
-    /// Ends the free of a block that was handed out again.
+    /// Ends the active free of a block that the pool has handed out again.
     pub(super) fn end(&self, address: Address) {
-        self.shard(address).lock().under_way.retain(|&(other, _)| other != address.to_bits());
+        self.shard(address).lock().entries.retain(|&(other, _)| other != address.to_bits());
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for ActiveFree<'_> {
     fn drop(&mut self) {
-        self.shard.lock().under_way.retain(|&(_, number)| number != self.number);
+        self.shard.lock().entries.retain(|&(_, number)| number != self.number);
     }
 }

@@ -1,4 +1,4 @@
-//! [`History`]: the last events of each thread, in a ring that only it writes.
+//! [`History`]: the latest events of each thread, in a ring that only this thread writes.
 
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
@@ -13,23 +13,23 @@ use crate::metadata::{Mapped, RingSlot};
 use umf_core::history::{Event, EventKind, PoolHistory};
 use umf_core::{Address, PastFree};
 
-/// The ring of a thread number: of the thread that has it, and of those that had it before.
+/// The ring of a thread index: events of the thread that has the index, and of earlier ones.
 struct Ring {
-    /// Null until something is written.
+    /// Null before the first event.
     slots: AtomicPtr<RingSlot>,
     next: AtomicU64,
 }
 
-// SAFETY: zeros are a ring without memory.
+// SAFETY: zeros are a null pointer and a position, which is a ring without slots.
 unsafe impl Zeroable for Ring {}
 
-/// The latest events.
+/// The latest events of a pool.
 pub(super) struct History {
-    /// Events per thread; 0: none.
+    /// Events per thread; 0 if the history is off.
     length: u32,
     rings: Chunks<Ring>,
-    /// Of threads without a number.
-    others: Ring,
+    /// The ring that threads without an index share.
+    shared: Ring,
 }
 
 impl Ring {
@@ -37,25 +37,26 @@ impl Ring {
         Self { slots: AtomicPtr::new(ptr::null_mut()), next: AtomicU64::new(0) }
     }
 
-    /// Its slots, if it has any.
+    /// Returns the slots; empty before the first event.
     fn slots(&self, length: u32) -> &[RingSlot] {
         let slots = self.slots.load(Ordering::Acquire);
         if slots.is_null() {
             return &[];
         }
-        // SAFETY: `equip` stored so many slots, zeroed, which go with the history.
+        // SAFETY: `slots_or_allocate` stored a pointer to `length` zeroed slots, which are freed
+        // when the history is dropped.
         unsafe { core::slice::from_raw_parts(slots, length as usize) }
     }
 
-    /// Its slots, which it gets if it has none.
-    fn equip(&self, length: u32) -> Option<&[RingSlot]> {
+    /// Returns the slots, and allocates them if there are none. `None` without memory.
+    fn slots_or_allocate(&self, length: u32) -> Option<&[RingSlot]> {
         if self.slots.load(Ordering::Acquire).is_null() {
             let layout = Layout::array::<RingSlot>(length as usize).ok()?;
             let made = Mapped.allocate_zeroed(layout).ok()?.cast::<RingSlot>();
             let null = ptr::null_mut();
             let set = self.slots.compare_exchange(null, made.as_ptr(), Ordering::AcqRel, Ordering::Acquire);
             if set.is_err() {
-                // SAFETY: allocated above, and no other thread has seen it.
+                // SAFETY: the slots were allocated above and never published.
                 unsafe { Mapped.deallocate(made.cast(), layout) };
             }
         }
@@ -65,19 +66,19 @@ impl Ring {
 
 impl History {
     pub(super) const fn new(length: u32) -> Self {
-        Self { length, rings: Chunks::new(), others: Ring::new() }
+        Self { length, rings: Chunks::new(), shared: Ring::new() }
     }
 
     pub(super) const fn is_on(&self) -> bool {
         self.length > 0
     }
 
-    /// Writes an event. One for which there is no memory is forgotten at once.
+    /// Records an event. Without memory for the ring the event is lost.
     pub(super) fn record(&self, event: &Event) {
-        let own = thread::current().and_then(|index| self.rings.get_or_grow(index.get()).ok());
-        let ring = own.unwrap_or(&self.others);
+        let indexed = thread::current().and_then(|index| self.rings.get_or_grow(index.get()).ok());
+        let ring = indexed.unwrap_or(&self.shared);
         let position = ring.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(slots) = ring.equip(self.length)
+        if let Some(slots) = ring.slots_or_allocate(self.length)
             && let Some(slot) = slots.get((position % u64::from(self.length)) as usize)
         {
             slot.write(position, event.to_words());
@@ -85,7 +86,7 @@ impl History {
     }
 
     fn rings(&self) -> impl Iterator<Item = &Ring> {
-        (0..thread::end()).filter_map(|index| self.rings.get(index)).chain([&self.others])
+        (0..thread::end()).filter_map(|index| self.rings.get(index)).chain([&self.shared])
     }
 
     fn events(&self) -> impl Iterator<Item = Event> {
@@ -93,7 +94,8 @@ impl History {
         slots.filter_map(|slot| Event::from_words(slot.read()?.1))
     }
 
-    /// The last free of what began at an address, as far as it is remembered. Allocates nothing.
+    /// Returns the last free of the block at `address`, if a ring still has it and the block was
+    /// not allocated again. Allocates nothing.
     pub(super) fn last_free(&self, address: Address, now: Duration) -> Option<PastFree> {
         let of_block = |event: &Event| {
             event.address == address && matches!(event.kind, EventKind::Allocate | EventKind::Free)
@@ -103,12 +105,12 @@ impl History {
         (last.kind == EventKind::Free).then_some(past)
     }
 
-    /// All events; `None` if none are kept.
+    /// Returns all events, the earliest first; `None` if the history is off.
     pub(super) fn read(&self, pool: &str, now: impl Fn() -> Duration) -> Option<PoolHistory> {
         if !self.is_on() {
             return None;
         }
-        // First: what is written meanwhile is not missing among the forgotten.
+        // Read before the events: an event that is recorded meanwhile must not count as forgotten.
         let written: u64 = self.rings().map(|ring| ring.next.load(Ordering::Relaxed)).sum();
         let mut events: Vec<Event> = self.events().collect();
         events.sort_by_key(|event| event.at);
@@ -122,7 +124,8 @@ impl Drop for History {
         let Ok(layout) = Layout::array::<RingSlot>(self.length as usize) else { return };
         for ring in self.rings() {
             if let Some(slots) = NonNull::new(ring.slots.swap(ptr::null_mut(), Ordering::AcqRel)) {
-                // SAFETY: `equip` allocated it so, and nothing refers to the history any more.
+                // SAFETY: `slots_or_allocate` allocated the slots with this layout, and no
+                // reference to the history is left.
                 unsafe { Mapped.deallocate(slots.cast(), layout) };
             }
         }

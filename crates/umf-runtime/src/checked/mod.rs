@@ -1,22 +1,20 @@
-//! [`Checked`]: finds mistakes in the use of any pool.
+//! [`Checked`]: a pool adaptor that detects errors in the use of any pool.
 //!
-//! It stands before a pool and sees what is allocated and freed, not what the pool does inside. The
-//! tracker shows it instead of the pool, so that a free by address, an export and a reclaimed block
-//! come here first. With nothing that concerns each block set, it passes the fast paths on.
+//! It wraps a pool and sees each allocation and free. It replaces the pool in the tracker, so that
+//! it also sees frees by address, exports and reclaimed blocks. If no setting concerns single
+//! blocks, it forwards the fast paths.
 //!
-//! | module | idea |
+//! | module | purpose |
 //! |---|---|
-//! | `history` | the last events of each thread |
+//! | `history` | the latest events of each thread |
 //! | `sites` | where live blocks were allocated |
-//! | `frees` | of two frees of a block at the same instant one is refused |
-//! | `quarantine` | a freed block waits, as a deferred free whose completion ends with the quarantine |
-//! | `poison` | what waits is filled, and compared before it is used again |
-//! | `report` | leaks at the end of the pool or process, and faults |
-//! | `settings` | what can be set |
+//! | `frees` | active frees: of two concurrent frees of a block, one fails |
+//! | `quarantine` | freed blocks that are not reused yet; poison, which detects writes to them |
+//! | `report` | reports of leaks and of writes after the free |
+//! | `settings` | the settings |
 
 mod frees;
 mod history;
-mod poison;
 mod quarantine;
 mod report;
 mod settings;
@@ -49,9 +47,9 @@ use umf_core::{
 };
 use umf_os::process::thread_id;
 
-use frees::Frees;
+use frees::ActiveFrees;
 use history::History;
-use quarantine::Quarantine;
+use quarantine::{Quarantine, poison};
 use sites::Sites;
 
 /// The pool that is checked.
@@ -71,7 +69,7 @@ impl Deref for Inner {
     }
 }
 
-/// A pool that checks the use of another one.
+/// A pool that checks the use of another pool.
 ///
 /// ```
 /// # fn check(pool: std::sync::Arc<dyn umf_core::Pool>) -> umf_core::Result<()> {
@@ -86,119 +84,124 @@ pub struct Checked {
     inner: Inner,
     owner: OwnerId,
     settings: CheckSettings,
-    /// Whether each allocation and free is looked at.
-    each_block: bool,
+    /// Whether single allocations and frees are checked.
+    checks_blocks: bool,
     began: Instant,
     history: History,
-    /// Live blocks, all or a sample, if leaks are reported with sites or the pool does not count.
+    /// Live blocks, all or a sample: if leaks are reported with sites, or the pool does not count.
     sites: Option<Sites>,
     quarantine: Option<Quarantine>,
-    /// A pool may let two frees of a block succeed that are at the same instant: see `frees`.
-    frees: Frees,
-    /// The process in which this was made, as [`fork::generation`] counts.
+    /// Detects concurrent frees of a block, for pools that do not.
+    frees: ActiveFrees,
+    /// The process that made this ([`fork::generation`]).
     process: u32,
-    /// The pool may be the global allocator: reports allocate nothing.
+    /// The pool may be the global allocator, so reports allocate nothing.
     is_global: bool,
 }
 
 struct StaticSlot(UnsafeCell<MaybeUninit<Checked>>);
 
-// SAFETY: the thread that took the number of a place writes it once, before a reference to it
+// SAFETY: each slot is claimed by one thread, which writes it once, before any reference to it
 // exists.
 unsafe impl Sync for StaticSlot {}
-// SAFETY: anything is a valid `MaybeUninit`.
+// SAFETY: all bytes, zeros included, are a valid `MaybeUninit`.
 unsafe impl Zeroable for StaticSlot {}
 
 static STATIC_SLOTS: Chunks<StaticSlot, 1> = Chunks::new();
-static TAKEN: AtomicU32 = AtomicU32::new(0);
+/// The number of claimed slots.
+static CLAIMED: AtomicU32 = AtomicU32::new(0);
 
 impl Checked {
-    /// Checks the use of `pool`, which nothing else refers to, and of which no block is live.
+    /// Wraps `pool`. There must be no other reference to it, and no live block.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings out of range, poison over memory that the CPU must
-    /// not touch, and a pool that is in use; [`Error::NotSupported`] if the pool cannot defer frees
-    /// and a quarantine or poison is set, or if the C library cannot tell allocation sites.
+    /// - [`Error::InvalidArgument`]: settings out of range, poison for memory that is not
+    ///   host-accessible, or a pool that is in use.
+    /// - [`Error::NotSupported`]: a quarantine or poison for a pool that cannot defer frees, or
+    ///   allocation sites without a C library that captures stacks.
     pub fn new(mut pool: Arc<dyn Pool>, settings: CheckSettings) -> Result<Arc<Self>> {
         if Arc::get_mut(&mut pool).is_none() || pool.statistics().live_blocks != 0 {
             return Err(Error::InvalidArgument {
                 what: "pool",
-                why: "a pool that is in use cannot be checked",
+                why: "must have no other reference and no live block; wrap it before its first use",
             });
         }
-        let checked = Arc::new(Self::unplaced(Inner::Shared(pool), settings, false)?);
-        // SAFETY: the content of an `Arc` does not move, and `drop` undoes this.
-        unsafe { checked.settle() }?;
+        let checked = Arc::new(Self::build(Inner::Shared(pool), settings, false)?);
+        // SAFETY: the content of an `Arc` does not move until it is dropped.
+        unsafe { checked.install() }?;
         Ok(checked)
     }
 
-    /// As [`Checked::new`], for a pool that lives for ever and may be the global allocator: with
-    /// leaks alone set, nothing is allocated from that.
+    /// Wraps a static pool, which may be the global allocator. If only `leaks` is set, this and all
+    /// later calls do not use the global allocator.
     ///
     /// # Errors
     /// As [`Checked::new`], and [`Error::OutOfMemory`] for the memory of this object.
     ///
     /// # Safety
-    /// Nothing uses `pool` other than through the result.
+    /// The pool is used through the result only.
     pub unsafe fn new_static(pool: &'static dyn Pool, settings: CheckSettings) -> Result<&'static Self> {
-        let place = STATIC_SLOTS.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
-        let checked = Self::unplaced(Inner::Static(pool), settings, true)?;
-        // SAFETY: the place is this call's own; it is never written again, and never unmapped.
-        let checked = unsafe { (*place).write(checked) };
-        // SAFETY: it stays there for ever.
-        unsafe { checked.settle() }?;
+        let slot = STATIC_SLOTS.get_or_grow(CLAIMED.fetch_add(1, Ordering::Relaxed))?.0.get();
+        let checked = Self::build(Inner::Static(pool), settings, true)?;
+        // SAFETY: this call claimed the slot. It is not written again, and is never unmapped.
+        let checked = unsafe { (*slot).write(checked) };
+        // SAFETY: the slot never moves.
+        unsafe { checked.install() }?;
         Ok(checked)
     }
 
-    fn unplaced(inner: Inner, settings: CheckSettings, is_global: bool) -> Result<Self> {
+    /// Builds the adaptor, which [`Checked::install`] puts into effect at its final address.
+    fn build(inner: Inner, settings: CheckSettings, is_global: bool) -> Result<Self> {
         settings.check(&*inner)?;
         let owner = tracker::owner_of_pool(&*inner).ok_or(missing("being checked"))?;
         let knows_leaks = inner.inspect().is_some_and(|inspect| inspect.leaks(&mut |_| ()));
-        let keeps_blocks = match settings.leaks {
+        let needs_sites = match settings.leaks {
             Leaks::Off => false,
             Leaks::Count => !knows_leaks,
             Leaks::Sites => true,
         };
         let sample = if matches!(settings.leaks, Leaks::Sites) { settings.leak_sample.max(1) } else { 0 };
-        let sites = keeps_blocks.then(|| Sites::new(sample, !knows_leaks));
+        let sites = needs_sites.then(|| Sites::new(sample, !knows_leaks));
         let quarantine = settings.quarantine_bytes().map(Quarantine::new);
         Ok(Self {
             inner,
             owner,
-            each_block: settings.history > 0 || sites.is_some() || quarantine.is_some(),
+            checks_blocks: settings.history > 0 || sites.is_some() || quarantine.is_some(),
             began: Instant::now(),
             history: History::new(settings.history),
             sites,
             quarantine,
-            frees: Frees::new(),
+            frees: ActiveFrees::new(),
             process: fork::generation(),
             is_global,
             settings,
         })
     }
 
-    /// Has the tracker show this instead of the pool.
+    /// Replaces the pool in the tracker, and registers for the report at the end of the process.
     ///
     /// # Safety
-    /// It stays where it is until dropped.
-    unsafe fn settle(&self) -> Result<()> {
-        // SAFETY: passed on to the caller; `drop` leaves.
-        unsafe { self.watch_end_of_process() }?;
-        // Last, since it cannot fail.
-        // SAFETY: no block is live, and `drop` puts the pool back before this goes.
+    /// The adaptor does not move until it is dropped.
+    unsafe fn install(&self) -> Result<()> {
+        // SAFETY: passed on to the caller; `drop` unregisters it.
+        unsafe { self.register_for_exit() }?;
+        // Last, because it cannot fail.
+        // SAFETY: no block is live, and `drop` restores the pool.
         unsafe { tracker::replace_pool(self.owner, self) };
         Ok(())
     }
 
+    /// Returns the time since the pool was wrapped.
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Whether this is a forked child, and the memory its parent's.
+    /// Returns whether this is a forked child and the memory belongs to its parent.
     fn is_frozen(&self) -> bool {
         self.process != fork::generation() && self.provider().visibility() == Visibility::Shared
     }
 
+    /// Records an event in the history, if it is on.
     fn record(
         &self,
         kind: EventKind,
@@ -212,48 +215,52 @@ impl Checked {
         }
     }
 
-    /// A block was handed out.
-    fn allocated(&self, address: Address, layout: Layout) {
+    /// Checks and records an allocation that succeeded.
+    fn after_allocate(&self, address: Address, layout: Layout) {
         self.frees.end(address);
         let size = layout.size() as u64;
         let block = self.inner.block_at(address).map_or(0, |block| block.size);
         if matches!(self.settings.poison, Poison::All) {
-            // SAFETY: the block has not reached its owner yet, and `CheckSettings::check` asked the
-            // provider.
+            // SAFETY: the caller of `allocate` does not have the block yet, and
+            // `CheckSettings::check` made sure that the memory is host-accessible.
             unsafe { poison::fill(address, block, CheckSettings::NEW_BYTE) };
         }
         if let Some(sites) = &self.sites {
-            sites.remember(address, size, block as u64, self.now());
+            sites.insert(address, size, block as u64, self.now());
         }
         self.record(EventKind::Allocate, address, (size, block as u64), "");
     }
 
-    /// Runs `free` for the block at `address` and records it.
-    fn freeing(&self, address: Address, free: impl FnOnce(Option<BlockSpan>) -> Result<()>) -> Result<()> {
-        if !self.each_block || self.is_frozen() {
+    /// Runs `free` for the block at `address`, with the checks and records of a free.
+    fn checked_free(
+        &self,
+        address: Address,
+        free: impl FnOnce(Option<BlockSpan>) -> Result<()>,
+    ) -> Result<()> {
+        if !self.checks_blocks || self.is_frozen() {
             return free(None);
         }
-        let Some(_under_way) = self.frees.begin(address) else {
-            return Err(self.refused(Error::NotAllocated { address }, address));
+        let Some(_active) = self.frees.begin(address) else {
+            return Err(self.record_failed_free(Error::NotAllocated { address }, address));
         };
         let block = self.inner.block_at(address).ok().filter(|block| block.address == address);
-        // Before the free: afterwards the block may have another owner.
-        let site = match (&self.sites, block) {
-            (Some(sites), Some(_)) => sites.forget(address),
+        // Before the free: after it, another thread may allocate the block.
+        let removed = match (&self.sites, block) {
+            (Some(sites), Some(_)) => sites.remove(address),
             _ => None,
         };
         if let Some(block) = block {
             self.record(EventKind::Free, address, (0, block.size as u64), "");
         }
         let Err(error) = free(block) else { return Ok(()) };
-        if let (Some(sites), Some(site)) = (&self.sites, site) {
-            sites.put_back(address, site);
+        if let (Some(sites), Some(block)) = (&self.sites, removed) {
+            sites.restore(address, block);
         }
-        Err(self.refused(error, address))
+        Err(self.record_failed_free(error, address))
     }
 
-    /// Records a free that is refused, and returns why it is.
-    fn refused(&self, error: Error, address: Address) -> Error {
+    /// Records a failed free. Returns its error, with the earlier free if the history has it.
+    fn record_failed_free(&self, error: Error, address: Address) -> Error {
         let error = match (error, self.history.last_free(address, self.now())) {
             (Error::NotAllocated { address }, Some(by)) => Error::FreedTwice { address, by },
             _ => error,
@@ -262,12 +269,12 @@ impl Checked {
         error
     }
 
-    fn deferring(&self) -> Result<&dyn DeferredFree> {
+    fn inner_deferred_free(&self) -> Result<&dyn DeferredFree> {
         self.inner.deferred_free().ok_or(missing("freeing with a completion"))
     }
 }
 
-// SAFETY: blocks are those of the inner pool, which keeps the promises.
+// SAFETY: the blocks are those of the inner pool, which upholds the contract.
 unsafe impl Pool for Checked {
     fn name(&self) -> &str {
         self.inner.name()
@@ -278,28 +285,28 @@ unsafe impl Pool for Checked {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        let got = pool::allocate(&*self.inner, layout);
-        if self.each_block {
-            match &got {
-                Ok(address) => self.allocated(*address, layout),
+        let result = pool::allocate(&*self.inner, layout);
+        if self.checks_blocks {
+            match &result {
+                Ok(address) => self.after_allocate(*address, layout),
                 Err(error) => {
                     let size = layout.size() as u64;
                     self.record(EventKind::AllocateRefused, Address::from_bits(0), (size, 0), reason(error));
                 }
             }
         }
-        got
+        result
     }
 
     fn allocate_fast(&self, layout: Layout) -> Option<Address> {
-        if self.each_block { None } else { self.inner.allocate_fast(layout) }
+        if self.checks_blocks { None } else { self.inner.allocate_fast(layout) }
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
-        self.freeing(address, |block| match (&self.quarantine, block) {
+        self.checked_free(address, |block| match (&self.quarantine, block) {
             // SAFETY: passed on to the caller, here and below.
-            (Some(quarantine), Some(block)) if quarantine.takes(block.size) => unsafe {
-                quarantine.free(self.deferring()?, block, self.poisons())
+            (Some(quarantine), Some(block)) if quarantine.fits(block.size) => unsafe {
+                quarantine.free(self.inner_deferred_free()?, block, self.has_poison())
             },
             // SAFETY: as above.
             _ => unsafe { pool::free(&*self.inner, address) },
@@ -308,7 +315,7 @@ unsafe impl Pool for Checked {
 
     unsafe fn free_fast(&self, address: Address) -> bool {
         // SAFETY: passed on to the caller.
-        !self.each_block && unsafe { self.inner.free_fast(address) }
+        !self.checks_blocks && unsafe { self.inner.free_fast(address) }
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
@@ -316,9 +323,9 @@ unsafe impl Pool for Checked {
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
-        let went = self.inner.trim(keep)?;
-        self.record(EventKind::Trim, Address::from_bits(0), (went as u64, keep as u64), "");
-        Ok(went)
+        let released = self.inner.trim(keep)?;
+        self.record(EventKind::Trim, Address::from_bits(0), (released as u64, keep as u64), "");
+        Ok(released)
     }
 
     fn statistics(&self) -> PoolStatistics {
@@ -350,28 +357,27 @@ unsafe impl Pool for Checked {
     }
 }
 
-// SAFETY: the inner pool keeps the promises. What it holds for the quarantine it reclaims as all
-// else.
+// SAFETY: the inner pool upholds the contract. A quarantined block is one of its deferred frees.
 unsafe impl DeferredFree for Checked {
     fn mark_exported(&self, address: Address) -> Result<()> {
-        self.deferring()?.mark_exported(address)
+        self.inner_deferred_free()?.mark_exported(address)
     }
 
     unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
         // SAFETY: passed on to the caller.
-        self.freeing(address, |_| unsafe { self.deferring()?.free_after(address, completion) })
+        self.checked_free(address, |_| unsafe { self.inner_deferred_free()?.free_after(address, completion) })
     }
 
     unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         if let Freed::Block { address } = freed
             && let Some(quarantine) = &self.quarantine
-            && let Some(size) = quarantine.end(address)
-            && self.poisons()
+            && let Some(size) = quarantine.remove(address)
+            && self.has_poison()
         {
             self.check_poison(address, size);
         }
         // SAFETY: passed on to the caller.
-        unsafe { self.deferring()?.reclaim(freed) }
+        unsafe { self.inner_deferred_free()?.reclaim(freed) }
     }
 }
 
@@ -380,9 +386,8 @@ impl Inspect for Checked {
         let mut map = self.inner.inspect()?.map()?;
         if let Some(quarantine) = &self.quarantine {
             for region in &mut map.regions {
-                let held = region.pieces.iter().position(|piece| piece.state == PieceState::Held);
-                if held.is_some() {
-                    region.pieces = quarantine.relabelled(region.base, &region.pieces);
+                if region.pieces.iter().any(|piece| piece.state == PieceState::Held) {
+                    region.pieces = quarantine.relabel(region.base, &region.pieces);
                 }
             }
         }
@@ -393,8 +398,8 @@ impl Inspect for Checked {
         self.history.read(self.name(), || self.now())
     }
 
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.show_leaks(LeakTime::Asked, look)
+    fn leaks(&self, visit: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        self.visit_leaks(LeakTime::Requested, visit)
     }
 }
 
@@ -407,10 +412,10 @@ impl Drop for Checked {
                     controls.drain(Duration::ZERO);
                 }
             }
-            self.tell_leaks(LeakTime::PoolEnd);
+            self.report_leaks(LeakTime::PoolEnd);
         }
-        self.forget_end_of_process();
-        // SAFETY: the pool is dropped after this, and its upstream before it.
+        self.unregister_for_exit();
+        // SAFETY: the pool is dropped after this, and drops its upstream before itself.
         unsafe { tracker::replace_pool(self.owner, &*self.inner) };
     }
 }

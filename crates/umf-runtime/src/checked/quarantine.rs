@@ -1,9 +1,9 @@
-//! [`Quarantine`]: a freed block waits for a while, so that a late write to it is found.
+//! [`Quarantine`]: a queue of freed blocks that are not reused yet, so that a late write is detected.
 //!
-//! The pool holds the block as it holds one that a device uses: it was freed with a completion.
-//! That completion is ready once newer blocks have pushed the block out, and wherever everything
-//! that is held is looked at ([`crate::deferred`]): when the pool is trimmed or drained, and before
-//! an allocation fails.
+//! A quarantined block is a deferred free ([`crate::deferred`]): it was freed with a completion.
+//! The completion becomes ready when newer blocks push the block out of the queue. It also counts
+//! as ready while all deferred frees are polled: when the pool is trimmed or drained, and before an
+//! allocation fails.
 
 use core::hash::BuildHasherDefault;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -14,28 +14,73 @@ use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
 use umf_sync::{Lock, LockGuard, fork};
 
-use super::{CheckSettings, poison};
+use super::CheckSettings;
 use crate::deferred;
 use crate::metadata::Mapped;
 use umf_core::map::{Piece, PieceState};
 use umf_core::{Address, BlockSpan, Completion, DeferredFree, Progress, Result};
 
-/// The pool has the block, and it is being filled.
+/// Poison: filling a freed block with one byte, and finding a byte that was written later. Only
+/// these functions touch the memory, and only if the provider's memory is host-accessible.
+pub(super) mod poison {
+    use umf_core::Address;
+
+    const WORD: usize = size_of::<u64>();
+
+    /// Fills a block.
+    ///
+    /// # Safety
+    /// The caller owns the block, and the CPU may write to it.
+    pub(crate) unsafe fn fill(address: Address, size: usize, byte: u8) {
+        if let Some(pointer) = address.as_ptr() {
+            // SAFETY: passed on to the caller.
+            unsafe { pointer.write_bytes(byte, size) };
+        }
+    }
+
+    /// Returns the offset of the first byte of a block that differs from `byte`.
+    ///
+    /// # Safety
+    /// The block is free or the caller owns it, and the CPU may read it. Other threads may write to
+    /// it meanwhile, which is the error that this detects.
+    pub(crate) unsafe fn first_difference(address: Address, size: usize, byte: u8) -> Option<usize> {
+        let pointer = address.as_ptr()?;
+        let differs = |&offset: &usize| {
+            // SAFETY: the offset is below the size. Volatile, because other threads may write.
+            unsafe { pointer.add(offset).read_volatile() != byte }
+        };
+        let pattern = u64::from_ne_bytes([byte; WORD]);
+        // Pools align blocks to 8 bytes. A block with another alignment is compared bytewise.
+        let words = if pointer.addr().is_multiple_of(WORD) { size / WORD } else { 0 };
+        let different_word = (0..words).find(|&word| {
+            // SAFETY: the word is aligned, and ends below the size.
+            unsafe { pointer.cast::<u64>().add(word).read_volatile() != pattern }
+        });
+        match different_word {
+            Some(word) => (word * WORD..size).find(differs),
+            None => (words * WORD..size).find(differs),
+        }
+    }
+}
+
+/// The block is freed, and is being filled with poison.
 const ENTERING: u8 = 0;
-const WAITING: u8 = 1;
+/// The block is in the queue.
+const QUEUED: u8 = 1;
+/// The pool may reuse the block.
 const RELEASED: u8 = 2;
 
-/// The wait of one block.
-struct Wait {
+/// A block in quarantine. It is the completion of the deferred free of this block.
+struct Entry {
     block: BlockSpan,
     state: AtomicU8,
 }
 
-impl Completion for Wait {
+impl Completion for Entry {
     fn progress(&self) -> Progress {
         match self.state.load(Ordering::Acquire) {
             RELEASED => Progress::Ready,
-            WAITING if deferred::is_polling_all() => Progress::Ready,
+            QUEUED if deferred::is_polling_all() => Progress::Ready,
             _ => Progress::Pending,
         }
     }
@@ -45,36 +90,37 @@ impl Completion for Wait {
     }
 }
 
-/// What waits, in the order in which it was freed.
-struct Waits {
-    /// Appended here.
-    back: Vec<Arc<Wait>, Mapped>,
-    /// Taken from here, the last first.
-    front: Vec<Arc<Wait>, Mapped>,
-    /// By address, until the pool has the block back.
-    blocks: HashMap<u64, Arc<Wait>, BuildHasherDefault<DefaultHasher>, Mapped>,
+/// The quarantined blocks, in the order of their frees.
+struct Queue {
+    /// New entries are pushed here.
+    back: Vec<Arc<Entry>, Mapped>,
+    /// The oldest entry is the last of this. When it is empty, it takes over `back`, reversed.
+    front: Vec<Arc<Entry>, Mapped>,
+    /// The entries by address, until the pool reclaims the block.
+    blocks: HashMap<u64, Arc<Entry>, BuildHasherDefault<DefaultHasher>, Mapped>,
     /// Bytes in `blocks`.
     bytes: u64,
-    /// Of these, bytes that are not released.
-    waiting: u64,
-    /// The process, as [`fork::generation`] counts: what waits in the parent never comes back here.
+    /// The part of `bytes` that is not released.
+    unreleased: u64,
+    /// The process of these entries ([`fork::generation`]). A forked child starts with an empty
+    /// queue: it never reuses a block that its parent has freed.
     process: u32,
 }
 
-impl Waits {
+impl Queue {
     fn new() -> Self {
         Self {
             back: Vec::new_in(Mapped),
             front: Vec::new_in(Mapped),
             blocks: HashMap::with_hasher_in(BuildHasherDefault::default(), Mapped),
             bytes: 0,
-            waiting: 0,
+            unreleased: 0,
             process: fork::generation(),
         }
     }
 
-    /// The oldest.
-    fn first(&mut self) -> Option<&Arc<Wait>> {
+    /// Returns the oldest entry.
+    fn oldest(&mut self) -> Option<&Arc<Entry>> {
         if self.front.is_empty() {
             core::mem::swap(&mut self.front, &mut self.back);
             self.front.reverse();
@@ -82,108 +128,120 @@ impl Waits {
         self.front.last()
     }
 
-    fn next(&mut self) -> Option<Arc<Wait>> {
-        self.first()?;
+    fn pop(&mut self) -> Option<Arc<Entry>> {
+        self.oldest()?;
         self.front.pop()
     }
 
-    fn release(&mut self, wait: &Wait) {
-        if wait.state.swap(RELEASED, Ordering::AcqRel) == WAITING {
-            self.waiting -= wait.block.size as u64;
+    fn release(&mut self, entry: &Entry) {
+        if entry.state.swap(RELEASED, Ordering::AcqRel) == QUEUED {
+            self.unreleased -= entry.block.size as u64;
         }
     }
 
-    /// Releases the oldest until at most `most` bytes wait.
-    fn release_above(&mut self, most: u64) {
-        while self.waiting > most
-            && let Some(wait) = self.next()
+    /// Releases the oldest blocks until at most `limit` bytes are unreleased.
+    fn release_down_to(&mut self, limit: u64) {
+        while self.unreleased > limit
+            && let Some(entry) = self.pop()
         {
-            self.release(&wait);
+            self.release(&entry);
         }
     }
 
-    fn push(&mut self, wait: Arc<Wait>) {
-        let size = wait.block.size as u64;
+    /// Adds an entry. Without memory for it, the block is released at once.
+    fn push(&mut self, entry: Arc<Entry>) {
+        let size = entry.block.size as u64;
         if self.back.try_reserve(1).is_err() || self.blocks.try_reserve(1).is_err() {
-            return wait.state.store(RELEASED, Ordering::Release);
+            return entry.state.store(RELEASED, Ordering::Release);
         }
-        // What was reclaimed before its turn is not kept in the line.
-        while self.first().is_some_and(|first| first.state.load(Ordering::Relaxed) == RELEASED) {
+        // Entries whose block was reclaimed early would otherwise accumulate.
+        while self.oldest().is_some_and(|oldest| oldest.state.load(Ordering::Relaxed) == RELEASED) {
             self.front.pop();
         }
-        self.blocks.insert(wait.block.address.to_bits(), Arc::clone(&wait));
-        (self.bytes, self.waiting) = (self.bytes + size, self.waiting + size);
-        // From here on the pool may take the block back.
-        wait.state.store(WAITING, Ordering::Release);
-        self.back.push(wait);
+        self.blocks.insert(entry.block.address.to_bits(), Arc::clone(&entry));
+        (self.bytes, self.unreleased) = (self.bytes + size, self.unreleased + size);
+        // From here on the pool may reclaim the block.
+        entry.state.store(QUEUED, Ordering::Release);
+        self.back.push(entry);
     }
 }
 
+/// Up to `capacity` bytes of freed blocks that the pool does not reuse yet.
 pub(super) struct Quarantine {
-    most: u64,
-    waits: Lock<Waits>,
+    capacity: u64,
+    queue: Lock<Queue>,
 }
 
 impl Quarantine {
-    pub(super) fn new(most: u64) -> Self {
-        Self { most, waits: Lock::new(Waits::new()) }
+    pub(super) fn new(capacity: u64) -> Self {
+        Self { capacity, queue: Lock::new(Queue::new()) }
     }
 
-    pub(super) const fn takes(&self, size: usize) -> bool {
-        size as u64 <= self.most
+    /// Returns whether a block of `size` bytes fits.
+    pub(super) const fn fits(&self, size: usize) -> bool {
+        size as u64 <= self.capacity
     }
 
-    fn waits(&self) -> LockGuard<'_, Waits> {
-        let mut waits = self.waits.lock();
-        if waits.process != fork::generation() {
-            *waits = Waits::new();
+    fn queue(&self) -> LockGuard<'_, Queue> {
+        let mut queue = self.queue.lock();
+        if queue.process != fork::generation() {
+            *queue = Queue::new();
         }
-        waits
+        queue
     }
 
-    /// Frees a block that waits here. A block that other processes have open does not: its lease
-    /// holds it.
+    /// Frees a block into the quarantine. A block that other processes have open does not enter it,
+    /// because its leases hold it.
     ///
     /// # Safety
-    /// As [`DeferredFree::free_after`]; if `poisons`, the CPU may write to the block.
-    pub(super) unsafe fn free(&self, pool: &dyn DeferredFree, block: BlockSpan, poisons: bool) -> Result<()> {
-        let wait = Arc::new(Wait { block, state: AtomicU8::new(ENTERING) });
-        let completion: Arc<dyn Completion> = Arc::clone(&wait) as _;
+    /// As [`DeferredFree::free_after`]. If `has_poison`, the CPU may write to the block.
+    pub(super) unsafe fn free(
+        &self,
+        pool: &dyn DeferredFree,
+        block: BlockSpan,
+        has_poison: bool,
+    ) -> Result<()> {
+        let entry = Arc::new(Entry { block, state: AtomicU8::new(ENTERING) });
+        let completion: Arc<dyn Completion> = Arc::clone(&entry) as _;
         // SAFETY: passed on to the caller.
         unsafe { pool.free_after(block.address, completion) }?;
-        if Arc::strong_count(&wait) == 1 {
+        // The pool has dropped the completion: the leases of the block hold it.
+        if Arc::strong_count(&entry) == 1 {
             return Ok(());
         }
-        if poisons {
-            // SAFETY: the pool holds the block until the wait is over, and nothing has it open.
+        if has_poison {
+            // SAFETY: the pool holds the block until the completion is ready, and no process has it
+            // open.
             unsafe { poison::fill(block.address, block.size, CheckSettings::FREED_BYTE) };
         }
-        let mut waits = self.waits();
-        waits.push(wait);
-        waits.release_above(self.most);
+        let mut queue = self.queue();
+        queue.push(entry);
+        queue.release_down_to(self.capacity);
         Ok(())
     }
 
-    /// The pool takes the block at `address` back: its size, if it has waited here.
-    pub(super) fn end(&self, address: Address) -> Option<usize> {
-        let mut waits = self.waits();
-        let wait = waits.blocks.remove(&address.to_bits())?;
-        waits.bytes -= wait.block.size as u64;
-        waits.release(&wait);
-        Some(wait.block.size)
+    /// Removes the block at `address`, which the pool reclaims. Returns its size if it was in
+    /// quarantine.
+    pub(super) fn remove(&self, address: Address) -> Option<usize> {
+        let mut queue = self.queue();
+        let entry = queue.blocks.remove(&address.to_bits())?;
+        queue.bytes -= entry.block.size as u64;
+        queue.release(&entry);
+        Some(entry.block.size)
     }
 
+    /// Releases all blocks.
     pub(super) fn release_all(&self) {
-        self.waits().release_above(0);
+        self.queue().release_down_to(0);
     }
 
-    /// Bytes that the pool holds because of this.
+    /// Returns the bytes of the quarantined blocks.
     pub(super) fn bytes(&self) -> u64 {
-        self.waits().bytes
+        self.queue().bytes
     }
 
-    /// The pieces of a region at `base`, with the held blocks told from those that wait here.
-    pub(super) fn relabelled(&self, base: Address, pieces: &[Piece]) -> std::vec::Vec<Piece> {
+    /// Returns the pieces of the region at `base`, with quarantined blocks marked as such.
+    pub(super) fn relabel(&self, base: Address, pieces: &[Piece]) -> std::vec::Vec<Piece> {
         let mut all = std::vec::Vec::with_capacity(pieces.len());
         for piece in pieces {
             if piece.state != PieceState::Held {
@@ -192,8 +250,8 @@ impl Quarantine {
             }
             for index in 0..piece.count {
                 let offset = piece.offset + index * piece.block_size;
-                let is_waiting = self.waits().blocks.contains_key(&(base.to_bits() + offset));
-                let state = if is_waiting { PieceState::Quarantined } else { PieceState::Held };
+                let is_quarantined = self.queue().blocks.contains_key(&(base.to_bits() + offset));
+                let state = if is_quarantined { PieceState::Quarantined } else { PieceState::Held };
                 match all.last_mut() {
                     Some(last) if index > 0 && last.state == state => last.count += 1,
                     _ => all.push(Piece { offset, count: 1, state, ..*piece }),
@@ -209,16 +267,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_keeps_no_block_that_was_reclaimed_before_its_turn() {
+    fn queue_drops_entries_of_blocks_that_were_reclaimed_early() {
         let quarantine = Quarantine::new(1 << 30);
         for number in 0..10_000 {
             let address = Address::from_bits(4096 * (number + 1));
             let block = BlockSpan { address, size: 64 };
-            quarantine.waits().push(Arc::new(Wait { block, state: AtomicU8::new(ENTERING) }));
-            assert_eq!(quarantine.end(address), Some(64));
+            quarantine.queue().push(Arc::new(Entry { block, state: AtomicU8::new(ENTERING) }));
+            assert_eq!(quarantine.remove(address), Some(64));
         }
-        let waits = quarantine.waits();
-        assert!(waits.back.len() + waits.front.len() <= 2, "{} stay", waits.back.len() + waits.front.len());
-        assert_eq!((waits.bytes, waits.waiting, waits.blocks.len()), (0, 0, 0));
+        let queue = quarantine.queue();
+        let length = queue.back.len() + queue.front.len();
+        assert!(length <= 2, "{length} entries are left");
+        assert_eq!((queue.bytes, queue.unreleased, queue.blocks.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn first_difference_is_found_at_every_offset_and_alignment() {
+        let mut memory = [0_u64; 20];
+        let base = Address::from_ptr(memory.as_mut_ptr());
+        for (start, size) in [(0, 1), (0, 8), (0, 100), (0, 160), (1, 57), (3, 8)] {
+            let address = base.checked_add(start).unwrap();
+            // SAFETY: all accesses of this test lie within the array.
+            unsafe { poison::fill(address, size, 7) };
+            // SAFETY: as above.
+            assert_eq!(unsafe { poison::first_difference(address, size, 7) }, None);
+            for offset in 0..size {
+                // SAFETY: within the array.
+                unsafe { address.as_ptr().unwrap().add(offset).write(8) };
+                // SAFETY: within the array.
+                let found = unsafe { poison::first_difference(address, size, 7) };
+                assert_eq!(found, Some(offset), "{size} from {start}");
+                // SAFETY: within the array.
+                unsafe { address.as_ptr().unwrap().add(offset).write(7) };
+            }
+        }
     }
 }

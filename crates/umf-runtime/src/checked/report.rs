@@ -1,4 +1,5 @@
-//! What is reported: leaks at the end of the pool or process, and faults.
+//! Reports of a checked pool: leaks when the pool is dropped or the process ends, and writes after
+//! the free.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -8,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use allocator_api2::vec::Vec;
 use umf_sync::fork;
 
-use super::{CheckSettings, Checked, Leaks, Poison, Sites, poison};
+use super::quarantine::poison;
+use super::{CheckSettings, Checked, Leaks, Poison, Sites};
 use crate::metadata::Mapped;
 use crate::registry::PoolRegistry;
 use umf_core::history::{EventKind, reason};
@@ -18,60 +20,68 @@ use umf_os::output::write_to_stderr;
 use umf_os::process::at_exit;
 use umf_os::{background, output};
 
-/// Pools that report leaks at the end of the process.
+/// The pools that report leaks when the process ends.
 static POOLS: PoolRegistry<Checked> = PoolRegistry::new(1 << 14);
 
-extern "C" fn end_of_process() {
-    let tell = |is_global: bool| {
-        // Callbacks are the program's, and nothing may unwind from here.
+/// Reports the leaks of all pools. Called by `exit(3)`.
+extern "C" fn at_process_exit() {
+    let report = |is_global: bool| {
+        // Callbacks of the program may panic, and this function must not unwind.
         let _ = catch_unwind(AssertUnwindSafe(|| {
             POOLS.for_each(|pool| {
                 if pool.is_global == is_global && pool.process == fork::generation() {
-                    pool.tell_leaks(LeakTime::ProcessEnd);
+                    pool.report_leaks(LeakTime::ProcessEnd);
                 }
             });
         }));
     };
-    // Nothing is allocated for what may be the global allocator.
-    tell(true);
-    let mut others = false;
-    POOLS.for_each(|pool| others |= !pool.is_global && pool.process == fork::generation());
-    if !others {
+    // First the global allocator, whose report allocates nothing.
+    report(true);
+    let mut has_others = false;
+    POOLS.for_each(|pool| has_others |= !pool.is_global && pool.process == fork::generation());
+    if !has_others {
         return;
     }
-    // In another thread: the thread-local values of this one may be gone, and subscribers of events
-    // have such.
-    match background::spawn(c"umf-leaks", 2 << 20, move || tell(false)) {
+    // In a new thread: the thread-local storage of this one may be destroyed, and a `tracing`
+    // subscriber may use it.
+    match background::spawn(c"umf-leaks", 2 << 20, move || report(false)) {
         Ok(thread) => thread.join(),
-        Err(error) => write_to_stderr(&format_args!("no thread to report what was never freed: {error}")),
+        Err(error) => write_to_stderr(&format_args!(
+            "cannot report leaks at the end of the process: cannot start a thread: {error}; raise the limit of threads"
+        )),
     }
 }
 
 impl Checked {
+    /// Registers the pool for the report at the end of the process, if leaks are reported.
+    ///
+    /// # Errors
+    /// As [`PoolRegistry::enter`].
+    ///
     /// # Safety
     /// As [`PoolRegistry::enter`].
-    pub(super) unsafe fn watch_end_of_process(&self) -> Result<()> {
-        static IS_PREPARED: AtomicBool = AtomicBool::new(false);
+    pub(super) unsafe fn register_for_exit(&self) -> Result<()> {
+        static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
         if matches!(self.settings.leaks, Leaks::Off) {
             return Ok(());
         }
-        if !IS_PREPARED.swap(true, Ordering::Relaxed) {
-            // If it cannot be, ends of pools are reported all the same.
-            at_exit(end_of_process);
+        if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
+            // If this fails, leaks are still reported when a pool is dropped.
+            at_exit(at_process_exit);
         }
         // SAFETY: passed on to the caller.
         unsafe { POOLS.enter(NonNull::from(self)) }
     }
 
-    pub(super) fn forget_end_of_process(&self) {
+    pub(super) fn unregister_for_exit(&self) {
         if !matches!(self.settings.leaks, Leaks::Off) {
             POOLS.leave(NonNull::from(self));
         }
     }
 
-    /// Passes the live blocks to `look`; whether they are known. Takes no memory from the global
+    /// Calls `visit` with the live blocks. Returns whether they are known. Does not use the global
     /// allocator.
-    pub(super) fn show_leaks(&self, time: LeakTime, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+    pub(super) fn visit_leaks(&self, time: LeakTime, visit: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
         let none = || (Vec::new_in(Mapped), Vec::new_in(Mapped));
         let (sizes, sites) = self.sites.as_ref().map_or_else(none, |sites| sites.live(self.now()));
         let report = LeakReport {
@@ -84,24 +94,25 @@ impl Checked {
             sites: &sites,
             is_global: self.is_global,
         };
-        let is_known = self.inner.inspect().is_some_and(|inspect| {
+        // The counts of the pool are exact, and those of the sites may be a sample.
+        let is_counted = self.inner.inspect().is_some_and(|inspect| {
             inspect.leaks(&mut |counted| {
                 let LeakReport { blocks, bytes, sizes, .. } = *counted;
-                look(&LeakReport { blocks, bytes, sizes, ..report });
+                visit(&LeakReport { blocks, bytes, sizes, ..report });
             })
         });
-        if !is_known && self.sites.is_some() {
-            look(&report);
+        if !is_counted && self.sites.is_some() {
+            visit(&report);
         }
-        is_known || self.sites.is_some()
+        is_counted || self.sites.is_some()
     }
 
-    /// Reports what was never freed, if that is to be reported and anything was not.
-    pub(super) fn tell_leaks(&self, time: LeakTime) {
+    /// Reports the live blocks as leaks, if there are any and the settings ask for it.
+    pub(super) fn report_leaks(&self, time: LeakTime) {
         if matches!(self.settings.leaks, Leaks::Off) {
             return;
         }
-        self.show_leaks(time, &mut |report| {
+        self.visit_leaks(time, &mut |report| {
             if report.blocks == 0 {
                 return;
             }
@@ -118,16 +129,16 @@ impl Checked {
         });
     }
 
-    pub(super) const fn poisons(&self) -> bool {
+    /// Returns whether freed blocks are filled with poison.
+    pub(super) const fn has_poison(&self) -> bool {
         !matches!(self.settings.poison, Poison::Off)
     }
 
-    /// Reports a block that leaves the quarantine and was written to meanwhile.
+    /// Reports a write to a block that is leaving the quarantine, if there was one.
     pub(super) fn check_poison(&self, address: Address, size: usize) {
-        // SAFETY: the quarantine filled the block, and has it alone.
-        let Some(offset) = (unsafe { poison::find_other(address, size, CheckSettings::FREED_BYTE) }) else {
-            return;
-        };
+        // SAFETY: the quarantine filled the block, so the CPU may access it, and it is still free.
+        let difference = unsafe { poison::first_difference(address, size, CheckSettings::FREED_BYTE) };
+        let Some(offset) = difference else { return };
         let by = self.history.last_free(address, self.now());
         let fault = Error::WrittenAfterFree { address, size, offset, by };
         self.record(EventKind::WrittenAfterFree, address, (size as u64, size as u64), reason(&fault));

@@ -1,4 +1,4 @@
-//! [`Sites`]: live blocks, and where they were allocated.
+//! [`Sites`]: the live blocks of a pool, and the stacks that allocated them.
 
 use core::cell::Cell;
 use core::hash::BuildHasherDefault;
@@ -14,116 +14,121 @@ use crate::metadata::Mapped;
 use umf_core::Address;
 use umf_core::leaks::{LeakSite, LeakSize, Stack};
 
-/// Of a kind that needs no memory for being made.
+/// A hasher whose construction needs no memory.
 type Hashing = BuildHasherDefault<DefaultHasher>;
 
-/// The most different sites; what comes from others is not remembered.
-const MOST_SITES: usize = 1 << 16;
+/// The limit of the number of sites. Blocks from further sites are recorded without one.
+const MAX_SITES: usize = 1 << 16;
 
 type Map<K, V> = HashMap<K, V, Hashing, Mapped>;
 
-/// A block that is remembered.
+/// A live block.
 #[derive(Clone, Copy)]
-pub(super) struct Remembered {
-    /// `None` if its site is not known.
+pub(super) struct LiveBlock {
+    /// The index of the site in [`Table::stacks`]; `None` if it was not sampled.
     site: Option<u32>,
-    /// What was asked for.
-    bytes: u64,
-    /// Its size.
+    /// The requested size in bytes.
+    requested: u64,
+    /// The size of the block in bytes.
     size: u64,
+    /// The time of the allocation, since the pool was made.
     at: Duration,
 }
 
-struct Known {
-    numbers: Map<Stack, u32>,
+struct Table {
     stacks: Vec<Stack, Mapped>,
-    blocks: Map<u64, Remembered>,
+    /// The index of each stack in `stacks`.
+    indices: Map<Stack, u32>,
+    blocks: Map<u64, LiveBlock>,
 }
 
-/// Sites, and the blocks that are live from there. Nothing in it is from the global allocator, nor
-/// is what is done under its lock.
+/// Allocation sites and live blocks. Neither this nor the code under its lock uses the global
+/// allocator.
 pub(super) struct Sites {
-    /// The site of one in so many allocations is remembered; 0: of none.
+    /// One in `sample` allocations records its site; 0 is none.
     sample: u32,
-    /// Blocks without a site are remembered too, since the pool does not count them.
-    all: bool,
-    count: AtomicU64,
-    known: Lock<Known>,
+    /// Blocks without a site are recorded too, because the pool does not count its blocks.
+    records_all: bool,
+    /// Allocations so far, to select the sample.
+    allocations: AtomicU64,
+    table: Lock<Table>,
 }
 
 thread_local! {
-    /// This thread is finding out where it is: what it allocates for that is not remembered.
-    static LOOKS: Cell<bool> = const { Cell::new(false) };
+    /// The thread is capturing its stack. Allocations of the capture itself are not sampled.
+    static IS_CAPTURING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Sites {
-    pub(super) fn new(sample: u32, all: bool) -> Self {
-        let known = Known {
-            numbers: Map::with_hasher_in(Hashing::default(), Mapped),
+    pub(super) fn new(sample: u32, records_all: bool) -> Self {
+        let table = Table {
             stacks: Vec::new_in(Mapped),
+            indices: Map::with_hasher_in(Hashing::default(), Mapped),
             blocks: Map::with_hasher_in(Hashing::default(), Mapped),
         };
-        Self { sample, all, count: AtomicU64::new(0), known: Lock::new(known) }
+        Self { sample, records_all, allocations: AtomicU64::new(0), table: Lock::new(table) }
     }
 
+    /// Returns how many allocations there are for each one that records its site; 0 is none.
     pub(super) const fn sample(&self) -> u32 {
         self.sample
     }
 
-    /// Remembers a block that is allocated here, with its site if it is its turn.
-    pub(super) fn remember(&self, address: Address, bytes: u64, size: u64, at: Duration) {
-        let stack = self.is_turn().then(|| {
+    /// Records an allocation of the calling thread, with its site if it is in the sample.
+    pub(super) fn insert(&self, address: Address, requested: u64, size: u64, at: Duration) {
+        let stack = self.is_sampled().then(|| {
             let stack = umf_os::stack::capture();
-            LOOKS.set(false);
+            IS_CAPTURING.set(false);
             stack
         });
-        if stack.is_some() || self.all {
-            self.known.lock().insert(address, stack, Remembered { site: None, bytes, size, at });
+        if stack.is_some() || self.records_all {
+            self.table.lock().insert(address, stack, LiveBlock { site: None, requested, size, at });
         }
     }
 
-    fn is_turn(&self) -> bool {
-        let turn = match self.sample {
+    /// Returns whether this allocation is in the sample. If so, sets [`IS_CAPTURING`].
+    fn is_sampled(&self) -> bool {
+        let is_in_sample = match self.sample {
             0 => false,
             1 => true,
-            sample => self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(sample)),
+            sample => self.allocations.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(sample)),
         };
-        turn && !LOOKS.replace(true)
+        is_in_sample && !IS_CAPTURING.replace(true)
     }
 
-    /// A block is about to be freed.
-    pub(super) fn forget(&self, address: Address) -> Option<Remembered> {
-        self.known.lock().blocks.remove(&address.to_bits())
+    /// Removes a block, before it is freed.
+    pub(super) fn remove(&self, address: Address) -> Option<LiveBlock> {
+        self.table.lock().blocks.remove(&address.to_bits())
     }
 
-    /// It was not freed.
-    pub(super) fn put_back(&self, address: Address, block: Remembered) {
-        let mut known = self.known.lock();
-        if known.blocks.try_reserve(1).is_ok() {
-            known.blocks.insert(address.to_bits(), block);
+    /// Inserts a removed block again, because its free failed.
+    pub(super) fn restore(&self, address: Address, block: LiveBlock) {
+        let mut table = self.table.lock();
+        if table.blocks.try_reserve(1).is_ok() {
+            table.blocks.insert(address.to_bits(), block);
         }
     }
 
-    /// Live blocks by size, the smallest first, and by site, those with most bytes first. What
-    /// there is no memory for is left out.
+    /// Returns the live blocks by size, smallest first, and by site, most bytes first. Returns
+    /// empty lists without memory for them.
     pub(super) fn live(&self, now: Duration) -> (Vec<LeakSize, Mapped>, Vec<LeakSite, Mapped>) {
         let (mut sizes, mut sites) = (Vec::new_in(Mapped), Vec::new_in(Mapped));
-        let known = self.known.lock();
-        let (count, blocks) = (known.stacks.len(), known.blocks.len());
-        if sites.try_reserve_exact(count).is_err() || sizes.try_reserve_exact(blocks).is_err() {
+        let table = self.table.lock();
+        let (stacks, blocks) = (table.stacks.len(), table.blocks.len());
+        if sites.try_reserve_exact(stacks).is_err() || sizes.try_reserve_exact(blocks).is_err() {
             return (sizes, sites);
         }
-        let none = |&stack: &Stack| LeakSite { stack, blocks: 0, bytes: 0, oldest: Duration::ZERO };
-        sites.extend(known.stacks.iter().map(none));
-        for block in known.blocks.values() {
+        let empty = |&stack: &Stack| LeakSite { stack, blocks: 0, bytes: 0, oldest: Duration::ZERO };
+        sites.extend(table.stacks.iter().map(empty));
+        for block in table.blocks.values() {
             sizes.push(LeakSize { block_size: block.size, blocks: 1 });
             if let Some(site) = block.site.and_then(|site| sites.get_mut(site as usize)) {
                 site.blocks += 1;
-                site.bytes += block.bytes;
+                site.bytes += block.requested;
                 site.oldest = site.oldest.max(now.saturating_sub(block.at));
             }
         }
-        drop(known);
+        drop(table);
         sites.retain(|site| site.blocks > 0);
         sites.sort_unstable_by_key(|site| core::cmp::Reverse((site.bytes, site.blocks)));
         sizes.sort_unstable_by_key(|size| size.block_size);
@@ -136,27 +141,29 @@ impl Sites {
     }
 }
 
-impl Known {
-    /// Without memory for it the block is not remembered.
-    fn insert(&mut self, address: Address, stack: Option<Stack>, mut block: Remembered) {
-        block.site = stack.and_then(|stack| self.number(stack));
+impl Table {
+    /// Inserts a block. Without memory for it, it is left out.
+    fn insert(&mut self, address: Address, stack: Option<Stack>, mut block: LiveBlock) {
+        block.site = stack.and_then(|stack| self.site(stack));
         if self.blocks.try_reserve(1).is_ok() {
             self.blocks.insert(address.to_bits(), block);
         }
     }
 
-    fn number(&mut self, stack: Stack) -> Option<u32> {
-        if let Some(&site) = self.numbers.get(&stack) {
+    /// Returns the index of a site, and adds it if it is new. `None` at the limit or without
+    /// memory.
+    fn site(&mut self, stack: Stack) -> Option<u32> {
+        if let Some(&site) = self.indices.get(&stack) {
             return Some(site);
         }
-        if self.stacks.len() >= MOST_SITES {
+        if self.stacks.len() >= MAX_SITES {
             return None;
         }
-        self.numbers.try_reserve(1).ok()?;
+        self.indices.try_reserve(1).ok()?;
         self.stacks.try_reserve(1).ok()?;
         let site = u32::try_from(self.stacks.len()).ok()?;
         self.stacks.push(stack);
-        self.numbers.insert(stack, site);
+        self.indices.insert(stack, site);
         Some(site)
     }
 }

@@ -1,13 +1,23 @@
 //! The tracker: the process-wide map from an address to its region and pool.
 //!
-//! [`find`] costs two dependent loads and the comparison with the region's bounds; it takes no lock
-//! and writes nothing. The map is a two-level table over granules of 64 KiB ([`GRANULE`]); an entry
-//! names a region and a *span*, a number that the region's pool sets for its own use, so that
-//! `free(address)` finds the slab in the same load. Granules with more than one region (small,
-//! unaligned or nested ones) fall back to a short list of their own.
+//! The map is a two-level table over granules of 64 KiB ([`GRANULE`]). An entry has the number of a
+//! region and a *span*: a number that the region's pool sets, so that `free(address)` finds the
+//! slab in the same load. A granule with several regions (small, unaligned or nested ones) has an
+//! overflow list.
 //!
-//! Records are never unmapped, and each carries a sequence number: a reader that races with a
-//! change either reads one consistent record or notices, and looks again when no writer is at work.
+//! [`find`] costs two dependent loads and the comparison with the bounds of the region. It takes no
+//! lock and writes nothing.
+//!
+//! Records are never unmapped, and each has a sequence number. A reader that races with a writer
+//! either reads one consistent record, or detects the race and retries when no writer is active.
+//!
+//! | module | part |
+//! |---|---|
+//! | `page_map` | the table from granule to entry |
+//! | `overflow` | the lists of granules with several regions |
+//! | `record` | the record of a region |
+//! | `owner` | the owners of regions: provider and pool |
+//! | `upstream` | [`Upstream`], through which pools allocate and free regions |
 
 mod overflow;
 mod owner;
@@ -32,11 +42,11 @@ pub use upstream::Upstream;
 /// A tracked region, as found by an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrackedRegion {
-    /// The innermost region that holds the address.
+    /// The innermost region that contains the address.
     pub region: Region,
     /// The upstream that allocated it.
     pub owner: OwnerId,
-    /// The value that the region's pool set for this granule, 0 by default.
+    /// The span that the region's pool set for the granule; 0 by default.
     pub span: u32,
     /// The tracker's number for the region.
     pub number: RegionNumber,
@@ -48,7 +58,7 @@ pub struct RegionNumber(u32);
 
 static MAP: PageMap = PageMap::new();
 static WRITERS: Lock<()> = Lock::new(());
-/// Odd while a writer is at work.
+/// Odd while a writer is active.
 static CHANGES: SequenceLock = SequenceLock::new();
 
 /// Returns the innermost live region that contains `address`.
@@ -58,8 +68,8 @@ pub fn find(address: Address) -> Option<TrackedRegion> {
     find_where(address, |_| true)
 }
 
-/// Returns the innermost live region that contains `address` and that `accept` accepts. `accept` may be
-/// called several times, also with a region that is being freed.
+/// Returns the innermost live region that contains `address` and that `accept` accepts. `accept` may
+/// be called several times, also with a region that is being freed.
 ///
 /// Regions nest: a pool over a provider that forwards to another one has a region inside of the other
 /// provider's region, and both may have the same base and size.
@@ -68,13 +78,13 @@ pub fn find_where(address: Address, accept: impl Fn(&TrackedRegion) -> bool + Co
     let slot = MAP.get(address)?;
     match look(slot, address, accept) {
         None if slot.load() == Entry::Empty => None,
-        // Outside of every such region, or just being changed.
+        // The address is in no such region, or a writer is changing the entry.
         None => find_settled(slot, address, accept),
         found => found,
     }
 }
 
-/// Looks up once. A result is valid; `None` may be a concurrent change.
+/// Looks up once. A found region is valid. `None` may be due to a concurrent change.
 #[inline]
 fn look(slot: &MapSlot, address: Address, accept: impl Fn(&TrackedRegion) -> bool) -> Option<TrackedRegion> {
     match slot.load() {
@@ -89,8 +99,8 @@ fn look(slot: &MapSlot, address: Address, accept: impl Fn(&TrackedRegion) -> boo
     }
 }
 
-/// Looks up while no writer is at work. Does not wait for a fork, which holds the lock but changes
-/// nothing: the caller may hold locks that the fork waits for.
+/// Looks up while no writer is active. Does not wait for a fork, which holds the writer lock but
+/// changes nothing: the caller may hold locks that the fork waits for.
 #[cold]
 fn find_settled(
     slot: &MapSlot,
@@ -119,9 +129,9 @@ fn change<T>(change: impl FnOnce() -> T) -> T {
     CHANGES.write(change)
 }
 
-/// Number and span of the granule of `address`, without looking at the region: for pools, which
-/// check the address against their own record of the span. Granules shared by several regions yield
-/// the innermost.
+/// Returns the region number and the span of the granule of `address`, without a check of the
+/// region's bounds. For pools, which check the address against their own record of the span. If the
+/// granule has several regions, returns the innermost one that contains `address`.
 #[inline]
 #[must_use]
 pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
@@ -138,7 +148,7 @@ pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
 #[must_use]
 pub fn owner(address: Address) -> Option<OwnerId> {
     if let Some(slot) = MAP.get_in_process(address)
-        && let Some(number) = slot.alone()
+        && let Some(number) = slot.single()
         && let Some(record) = REGIONS.get(number)
         && let Some(owner) = record.owner_around(address)
     {
@@ -147,17 +157,17 @@ pub fn owner(address: Address) -> Option<OwnerId> {
     owner_of(address)
 }
 
-/// The pool of the live block at `address`, without keeping it alive: for `free(address)`. It costs
+/// Returns the pool of the live block at `address`, without a guard. For `free(address)`: it costs
 /// four dependent loads, and no shared write.
 ///
 /// # Safety
-/// As [`OwnerId::pool_unguarded`]: the caller owns a live block there. (An address that was never
-/// in any pool is safe to pass.)
+/// As [`OwnerId::pool_unguarded`]: the caller owns a live block there. An address that was never in
+/// any pool is safe to pass.
 #[inline]
 #[must_use]
 pub unsafe fn pool_of<'a>(address: Address) -> Option<&'a dyn Pool> {
     let owner = match MAP.get_in_process(address).map(MapSlot::load) {
-        // The region stays as it is as long as the block is live.
+        // The region does not change while the block is live.
         Some(Entry::Region { number, .. }) => REGIONS.get(number)?.owner(),
         _ => owner_of(address),
     };
@@ -170,10 +180,10 @@ fn owner_of(address: Address) -> Option<OwnerId> {
     find(address).map(|found| found.owner)
 }
 
-/// Frees the live block at `address`, whichever pool it is from.
+/// Frees the live block at `address` of any pool.
 ///
 /// # Errors
-/// [`Error::ForeignAddress`] if it is from none, and those of [`Pool::free`].
+/// [`Error::ForeignAddress`] if no pool has a region there, and those of [`Pool::free`].
 ///
 /// # Safety
 /// As [`Pool::free`], and [`pool_of`].
@@ -187,7 +197,7 @@ pub unsafe fn free(address: Address) -> Result<()> {
     }
 }
 
-/// As [`free`], of a block that may still be in use until `completion` is ready: see
+/// Frees the live block at `address` of any pool when `completion` is ready: see
 /// [`umf_core::DeferredFree::free_after`].
 ///
 /// # Errors
@@ -208,9 +218,9 @@ pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> R
     }
 }
 
-/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` if it is
-/// not below `limit`, a power of two, and in granules and address spaces for which one has to look
-/// longer. For common paths: it calls nothing.
+/// Returns the span of the granule of `address`; 0 if none was set. `None` if the span is not below
+/// `limit`, a power of two, if the granule has several regions, or in another address space. For
+/// fast paths: this calls no function.
 #[inline(always)]
 #[must_use]
 pub fn span_below(address: Address, limit: u32) -> Option<u32> {
@@ -223,15 +233,15 @@ fn insert(region: Region, owner: OwnerId) -> Result<RegionNumber> {
 }
 
 fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
-    // All memory that can be lacking is got before anything is published.
+    // Everything that can fail for lack of memory comes before the publication.
     for granule in granules(region.base(), region.size())? {
         MAP.get_or_grow(granule)?;
     }
     let (number, record) = REGIONS.allocate()?;
     record.publish(region, owner);
     for granule in granules(region.base(), region.size())? {
-        let placed = MAP.get_or_grow(granule).and_then(|slot| slot.place(number));
-        if let Err(error) = placed {
+        let inserted = MAP.get_or_grow(granule).and_then(|slot| slot.insert(number));
+        if let Err(error) = inserted {
             remove_locked(number, region);
             return Err(error);
         }
@@ -239,7 +249,8 @@ fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
     Ok(RegionNumber(number))
 }
 
-/// As [`insert`], for a region whose life was taken: it is found, and cannot be freed or exported.
+/// Adds a region that was freed, and whose provider failed to take it back. It can be found, but
+/// not freed or exported.
 pub(crate) fn insert_retired(region: Region, owner: OwnerId) -> Result<RegionNumber> {
     change(|| {
         let number = insert_locked(region, owner)?;
@@ -250,6 +261,7 @@ pub(crate) fn insert_retired(region: Region, owner: OwnerId) -> Result<RegionNum
     })
 }
 
+/// Removes a region.
 pub(crate) fn remove(number: RegionNumber, region: Region) {
     change(|| remove_locked(number.0, region));
 }
@@ -258,7 +270,7 @@ fn remove_locked(number: u32, region: Region) {
     if let Ok(granules) = granules(region.base(), region.size()) {
         for granule in granules {
             if let Some(slot) = MAP.get(granule) {
-                slot.unplace(number);
+                slot.remove(number);
             }
         }
     }
@@ -268,8 +280,8 @@ fn remove_locked(number: u32, region: Region) {
     }
 }
 
-/// Sets what [`find`] and [`span`] yield as `span` for the granules of `size` bytes from `base`,
-/// which lie in region `number`. For the pool that owns the region.
+/// Sets the span of the granules of `size` bytes from `base`, which lie in region `number`. For the
+/// pool that owns the region.
 ///
 /// # Errors
 /// [`Error::ForeignAddress`] if a granule does not belong to that region.
@@ -277,7 +289,7 @@ pub fn set_span(number: RegionNumber, base: Address, size: usize, span: u32) -> 
     for granule in granules(base, size)? {
         let foreign = Error::ForeignAddress { address: granule, owner: "the region" };
         let slot = MAP.get(granule).ok_or(foreign)?;
-        let set = slot.set_span_alone(number.0, span) || change(|| slot.set_span(number.0, span));
+        let set = slot.set_span_of_single(number.0, span) || change(|| slot.set_span(number.0, span));
         if !set {
             return Err(foreign);
         }
@@ -285,10 +297,10 @@ pub fn set_span(number: RegionNumber, base: Address, size: usize, span: u32) -> 
     Ok(())
 }
 
-/// Notes that the region has an export: its [`Upstream`] tells the observers before it goes.
+/// Marks a region as exported: its [`Upstream`] calls the observers before it is freed.
 ///
 /// # Errors
-/// [`Error::NotAllocated`] if the region has gone in the meantime.
+/// [`Error::NotAllocated`] if the region was freed meanwhile.
 pub fn mark_exported(number: RegionNumber, region: Region) -> Result<()> {
     let _writers = WRITERS.lock();
     if REGIONS.get(number.0).is_some_and(|record| record.mark_exported(region.id())) {
@@ -297,15 +309,18 @@ pub fn mark_exported(number: RegionNumber, region: Region) -> Result<()> {
     Err(Error::NotAllocated { address: region.base() })
 }
 
-/// Takes the life of a region, once, so that of several frees one succeeds; says whether it had an
-/// export.
+/// Clears the live bit of a region, so that of concurrent frees one succeeds. Returns whether the
+/// region is exported.
+///
+/// # Errors
+/// [`Error::NotAllocated`] if the bit was clear.
 fn end(number: RegionNumber, region: Region) -> Result<bool> {
     let _writers = WRITERS.lock();
     let ended = REGIONS.get(number.0).and_then(|record| record.end(region.id()));
     ended.ok_or(Error::NotAllocated { address: region.base() })
 }
 
-/// The first address of each granule that the range touches.
+/// Returns the first address of each granule that the range overlaps.
 fn granules(base: Address, size: usize) -> Result<impl Iterator<Item = Address>> {
     let overflow = Error::SizeOverflow { size, align: 1 };
     let last = base.checked_add((size as u64).saturating_sub(1)).ok_or(overflow)?;

@@ -1,4 +1,5 @@
-//! Granules that hold more than one region: a list that readers walk without a lock.
+//! [`OverflowList`]: the regions of a granule that has several, in a list that readers walk without a
+//! lock.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,22 +12,24 @@ use umf_sync::table::Table;
 
 pub(super) static OVERFLOW_LISTS: Table<OverflowList> = Table::new(u32::MAX >> 4);
 
-const PLACES: usize = 13;
+/// The regions per list: it fills two cache lines.
+const ENTRIES: usize = 13;
 
-/// Up to 13 regions of one granule, and the number of the next such list (a further 13).
+/// Up to 13 regions of one granule, and the number of the list with further ones.
 ///
-/// A sequence lock, written under the tracker's writer lock. Lists are never unmapped; one that was
-/// taken over by another granule yields regions that do not hold the address that is looked for.
+/// Guarded by a sequence lock, and written under the tracker's writer lock. Lists are never
+/// unmapped. A reader of a list that another granule has reused finds no region with its address.
 #[derive(Debug)]
 pub(super) struct OverflowList {
-    /// Odd while being written.
+    /// Odd while a writer is active.
     sequence: SequenceLock,
+    /// The number of the next list; 0 is none.
     next: AtomicU32,
-    /// Region number in the upper half, span in the lower; 0 is an empty place.
-    places: [AtomicU64; PLACES],
+    /// Region number in the upper half, span in the lower; 0 is an unused entry.
+    entries: [AtomicU64; ENTRIES],
 }
 
-// SAFETY: all fields are atomics.
+// SAFETY: all fields are atomics; zeros are an empty list.
 unsafe impl Zeroable for OverflowList {}
 
 const fn pack(number: u32, span: u32) -> u64 {
@@ -38,21 +41,20 @@ impl OverflowList {
         self.sequence.write(|| change(self))
     }
 
-    /// Returns the innermost region that holds `address` and that `accept` accepts. Returns `None` also
-    /// while the list is being changed.
+    /// Returns the innermost region that contains `address` and that `accept` accepts.
     pub(super) fn find(
         &self,
         address: Address,
         accept: impl Fn(&TrackedRegion) -> bool,
     ) -> Option<TrackedRegion> {
-        // Of two that cover the same range, the one carved from the other came later.
+        // Of two regions with the same range, the inner one was added later.
         let rank = |found: &TrackedRegion| (found.region.size(), u64::MAX - found.region.id().get());
         let mut best: Option<TrackedRegion> = None;
         let mut list = self;
         loop {
-            let whole = list.sequence.read(|| {
-                for place in &list.places {
-                    let bits = place.load(Ordering::Relaxed);
+            let consistent = list.sequence.read(|| {
+                for entry in &list.entries {
+                    let bits = entry.load(Ordering::Relaxed);
                     let (number, span) = ((bits >> 32) as u32, bits as u32);
                     let found = REGIONS.get(number).and_then(|record| record.read(number, span));
                     let found = found.filter(|found| number != 0 && found.region.contains(address));
@@ -65,8 +67,8 @@ impl OverflowList {
                 }
                 list.next.load(Ordering::Relaxed)
             });
-            let Some(next) = whole else {
-                // Being changed: start again. Changes are a few stores long.
+            let Some(next) = consistent else {
+                // A writer is active: start again. A change is a few stores.
                 core::hint::spin_loop();
                 best = None;
                 list = self;
@@ -79,13 +81,13 @@ impl OverflowList {
         }
     }
 
-    /// Sets the span of region `number`; `false` if it is not in the list.
+    /// Sets the span of region `number`. Returns `false` if it is not in the list.
     pub(super) fn set_span(&self, number: u32, span: u32) -> bool {
         let mut list = self;
         loop {
-            for place in &list.places {
-                if place.load(Ordering::Relaxed) >> 32 == u64::from(number) {
-                    list.write(|_| place.store(pack(number, span), Ordering::Relaxed));
+            for entry in &list.entries {
+                if entry.load(Ordering::Relaxed) >> 32 == u64::from(number) {
+                    list.write(|_| entry.store(pack(number, span), Ordering::Relaxed));
                     return true;
                 }
             }
@@ -98,16 +100,16 @@ impl OverflowList {
     }
 }
 
-/// A new list of two regions.
-pub(super) fn gather(first: u32, span: u32, second: u32) -> Result<u32> {
+/// Makes a list of two regions, and returns its number.
+pub(super) fn create(first: u32, span: u32, second: u32) -> Result<u32> {
     let (number, overflow) = OVERFLOW_LISTS.allocate()?;
     overflow.write(|overflow| {
         overflow.next.store(0, Ordering::Relaxed);
-        for place in &overflow.places {
-            place.store(0, Ordering::Relaxed);
+        for entry in &overflow.entries {
+            entry.store(0, Ordering::Relaxed);
         }
-        overflow.places[0].store(pack(first, span), Ordering::Relaxed);
-        overflow.places[1].store(pack(second, 0), Ordering::Relaxed);
+        overflow.entries[0].store(pack(first, span), Ordering::Relaxed);
+        overflow.entries[1].store(pack(second, 0), Ordering::Relaxed);
     });
     Ok(number)
 }
@@ -116,8 +118,8 @@ pub(super) fn gather(first: u32, span: u32, second: u32) -> Result<u32> {
 pub(super) fn add(mut overflow: u32, number: u32) -> Result<()> {
     loop {
         let Some(list) = OVERFLOW_LISTS.get(overflow) else { return Ok(()) };
-        if let Some(place) = list.places.iter().find(|place| place.load(Ordering::Relaxed) == 0) {
-            list.write(|_| place.store(pack(number, 0), Ordering::Relaxed));
+        if let Some(unused) = list.entries.iter().find(|entry| entry.load(Ordering::Relaxed) == 0) {
+            list.write(|_| unused.store(pack(number, 0), Ordering::Relaxed));
             return Ok(());
         }
         let next = list.next.load(Ordering::Relaxed);
@@ -128,30 +130,30 @@ pub(super) fn add(mut overflow: u32, number: u32) -> Result<()> {
         let (more, fresh) = OVERFLOW_LISTS.allocate()?;
         fresh.write(|fresh| {
             fresh.next.store(0, Ordering::Relaxed);
-            for place in &fresh.places {
-                place.store(0, Ordering::Relaxed);
+            for entry in &fresh.entries {
+                entry.store(0, Ordering::Relaxed);
             }
-            fresh.places[0].store(pack(number, 0), Ordering::Relaxed);
+            fresh.entries[0].store(pack(number, 0), Ordering::Relaxed);
         });
         list.write(|list| list.next.store(more, Ordering::Relaxed));
         return Ok(());
     }
 }
 
-/// Takes a region out of the list. If one is left, yields it with its span, for the caller to put
-/// in the place of the list.
+/// Removes a region from the list. If one region is left, returns its number and span: the caller
+/// replaces the list by it.
 pub(super) fn remove(overflow: u32, number: u32) -> Option<(u32, u32)> {
     let mut left = 0;
     let mut last = None;
     let mut current = overflow;
     while let Some(list) = OVERFLOW_LISTS.get(current).filter(|_| current != 0) {
-        for place in &list.places {
-            let bits = place.load(Ordering::Relaxed);
+        for entry in &list.entries {
+            let bits = entry.load(Ordering::Relaxed);
             if bits == 0 {
                 continue;
             }
             if bits >> 32 == u64::from(number) {
-                list.write(|_| place.store(0, Ordering::Relaxed));
+                list.write(|_| entry.store(0, Ordering::Relaxed));
             } else {
                 left += 1;
                 last = Some(((bits >> 32) as u32, bits as u32));
@@ -162,15 +164,15 @@ pub(super) fn remove(overflow: u32, number: u32) -> Option<(u32, u32)> {
     last.filter(|_| left == 1)
 }
 
-/// Gives the list's records back, once no entry names it.
-pub(super) fn dissolve(overflow: u32) {
+/// Releases a list that no entry of the map refers to.
+pub(super) fn release(overflow: u32) {
     let mut current = overflow;
     while let Some(list) = OVERFLOW_LISTS.get(current).filter(|_| current != 0) {
         let next = list.next.load(Ordering::Relaxed);
         list.write(|list| {
             list.next.store(0, Ordering::Relaxed);
-            for place in &list.places {
-                place.store(0, Ordering::Relaxed);
+            for entry in &list.entries {
+                entry.store(0, Ordering::Relaxed);
             }
         });
         OVERFLOW_LISTS.release(current);

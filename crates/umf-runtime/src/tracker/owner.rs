@@ -1,4 +1,4 @@
-//! The registry of region owners: [`OwnerId`] stands for an upstream, its provider and its pool.
+//! [`OwnerId`]: the number of an upstream, and the record with its provider and pool.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -17,7 +17,7 @@ use super::Upstream;
 pub struct OwnerId(u32);
 
 impl OwnerId {
-    /// The number, from 1 to 16,383.
+    /// Returns the number, from 1 to 16,383.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
@@ -33,7 +33,7 @@ impl OwnerId {
         OWNERS.get(self.0 as usize)
     }
 
-    /// Keeps provider and pool from going away while the guard lives; `None` if they are gone.
+    /// Returns a guard that keeps provider and pool alive; `None` if the upstream was dropped.
     #[must_use]
     pub fn guard(self) -> Option<OwnerGuard> {
         let record = self.record()?;
@@ -47,25 +47,25 @@ impl OwnerId {
         Some(OwnerGuard { record, id: self })
     }
 
-    /// The pool, without keeping it alive: for `free(address)`, which costs no shared write.
+    /// Returns the pool without a guard. For `free(address)`, which must not write shared memory.
     ///
     /// # Safety
-    /// The caller owns a live block of the pool for as long as it uses the reference, which keeps
-    /// the pool alive; and it found this id through the address of that block.
+    /// The caller found this id through the address of a live block that it owns. It owns the block
+    /// as long as it uses the reference: a pool with live blocks is not dropped.
     #[inline]
     #[must_use]
     pub unsafe fn pool_unguarded<'a>(self) -> Option<&'a dyn Pool> {
-        // SAFETY: a pool is set, if ever, before its first region is there, and stays until the
-        // last is gone; the caller has a block in one, so that `replace_pool` does not run.
+        // SAFETY: the pool is set before its first region is allocated, and is not cleared before
+        // its last region is freed. The caller has a live block, so `replace_pool` does not run.
         unsafe { (*self.record()?.pool.get()).map(|pool| pool.0.as_ref()) }
     }
 }
 
-/// The life of a number, for its [`Upstream`].
+/// The lifecycle of a number, for its [`Upstream`].
 impl OwnerId {
     /// Allocates an unused number.
     pub(super) fn enter(provider: &ProviderRef) -> Result<Self> {
-        // With the fork handlers in place before the lock is taken.
+        // Installs the fork handlers before the lock is acquired.
         fork::generation();
         let mut next = NEXT.lock();
         for step in 0..LIMIT - 1 {
@@ -74,8 +74,8 @@ impl OwnerId {
             if record.state.load(Ordering::Acquire) != 0 {
                 continue;
             }
-            // SAFETY: state 0 means that no guard and no owner exists; the lock keeps other makers
-            // out.
+            // SAFETY: state 0 means that there is no guard and no upstream. The lock excludes other
+            // calls of `enter`.
             unsafe {
                 *record.provider.get() = Some(provider.clone());
                 *record.pool.get() = None;
@@ -86,14 +86,16 @@ impl OwnerId {
             *next = number + 1;
             return Ok(Self(u32::try_from(number).unwrap_or(0)));
         }
-        Err(Error::TooMany { what: "users of providers", limit: LIMIT - 1 })
+        Err(Error::TooMany { what: "upstreams of providers", limit: LIMIT - 1 })
     }
 
+    /// Sets the pool.
+    ///
     /// # Safety
     /// As [`Upstream::set_pool`].
     pub(super) unsafe fn set_pool(self, pool: NonNull<dyn Pool>) {
         if let Some(record) = self.record() {
-            // SAFETY: readers look at the cell only once POOL is set, which is below.
+            // SAFETY: readers access the cell only after POOL is set, which happens below.
             unsafe { *record.pool.get() = Some(PoolPointer(pool)) };
             record.state.fetch_or(POOL, Ordering::Release);
         }
@@ -103,29 +105,29 @@ impl OwnerId {
         self.record().is_some_and(|record| record.state.load(Ordering::Relaxed) & POOL != 0)
     }
 
-    /// From now on no guard is made. The number is not given to another yet.
+    /// Prevents further guards. The number is not reused yet.
     pub(super) fn close(self) {
         if let Some(record) = self.record() {
-            // CLOSING keeps the record from being handed out again until it is empty.
+            // CLOSING keeps `enter` from reusing the record before `leave`.
             let closing = |state| Some((state | CLOSING) & !(LIVE | POOL));
             let _ = record.state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, closing);
         }
     }
 
+    /// Waits until all guards are dropped.
     pub(super) fn wait_for_guards(self) {
         while self.record().is_some_and(|record| record.state.load(Ordering::Acquire) & USERS != 0) {
             std::thread::yield_now();
         }
     }
 
-    /// Gives the number up; yields the provider, to be dropped.
+    /// Releases the number. Returns the provider, for the caller to drop.
     ///
     /// # Safety
-    /// It was [closed](OwnerId::close), and all guards were [waited for](OwnerId::wait_for_guards);
-    /// once.
+    /// Called once, after [`OwnerId::close`] and [`OwnerId::wait_for_guards`].
     pub(super) unsafe fn leave(self) -> Option<ProviderRef> {
         let record = self.record()?;
-        // SAFETY: no guard is left, none can be made without LIVE, and CLOSING keeps makers away.
+        // SAFETY: no guard is left, none is made without LIVE, and CLOSING excludes `enter`.
         let provider = unsafe {
             *record.pool.get() = None;
             (*record.provider.get()).take()
@@ -135,7 +137,7 @@ impl OwnerId {
     }
 }
 
-/// The number of a pool that has its regions through an [`Upstream`].
+/// Returns the number of a pool that uses an [`Upstream`].
 pub(crate) fn owner_of_pool(pool: &dyn Pool) -> Option<OwnerId> {
     (1..END.load(Ordering::Acquire)).find_map(|number| {
         let id = u32::try_from(number).ok().and_then(OwnerId::from_number)?;
@@ -144,19 +146,18 @@ pub(crate) fn owner_of_pool(pool: &dyn Pool) -> Option<OwnerId> {
     })
 }
 
-/// Has the tracker show another pool for a number, when no thread is shown the former one any more.
-/// In a child of the process that made the number, guards of the parent's threads never end: none
-/// is waited for.
+/// Replaces the pool of a number, after all guards are dropped. In a forked child it does not wait
+/// for the guards of an inherited number: those of the parent's threads never end.
 ///
 /// # Safety
-/// No thread uses a block of the number's regions meanwhile. The new pool stays where it is and
-/// alive until it is replaced, or the upstream is dropped.
+/// No thread uses a block of the number's regions meanwhile. The new pool does not move and stays
+/// alive until it is replaced or the upstream is dropped.
 pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool) {
     let Some(record) = id.record() else { return };
-    // SAFETY: only the lifetime of the trait object changes, and the caller answers for it.
+    // SAFETY: only the lifetime of the trait object changes, which the caller guarantees.
     let pool = unsafe { core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)) };
     loop {
-        // A fork waits for the lock, so that no child finds a replacement half done.
+        // A fork waits for this lock, so no child sees REPLACING set.
         let replacing = NEXT.lock();
         let state = record.state.load(Ordering::Relaxed);
         let is_inherited = record.process.load(Ordering::Relaxed) != fork::generation();
@@ -167,8 +168,8 @@ pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool) {
                 .compare_exchange(state, state | REPLACING, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         {
-            // SAFETY: no guard of this process is left, none is made before the store below, and
-            // the caller keeps blocks out, through which `pool_unguarded` is reached.
+            // SAFETY: no guard of this process is left, and none is made before the store below.
+            // No block is in use, so no thread calls `pool_unguarded`.
             unsafe { *record.pool.get() = Some(PoolPointer(pool)) };
             record.state.store(state, Ordering::Release);
             return;
@@ -178,7 +179,7 @@ pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool) {
     }
 }
 
-/// Provider and pool of a region, kept from going away.
+/// A guard that keeps the provider and pool of an upstream alive.
 #[derive(Debug)]
 pub struct OwnerGuard {
     record: &'static OwnerRecord,
@@ -186,26 +187,26 @@ pub struct OwnerGuard {
 }
 
 impl OwnerGuard {
-    /// The number that it guards.
+    /// Returns the number of the upstream.
     #[must_use]
     pub const fn id(&self) -> OwnerId {
         self.id
     }
 
-    /// The provider.
+    /// Returns the provider.
     #[must_use]
     pub fn provider(&self) -> Option<&ProviderRef> {
-        // SAFETY: while a guard exists the provider is not changed.
+        // SAFETY: the provider does not change while a guard exists.
         unsafe { (*self.record.provider.get()).as_ref() }
     }
 
-    /// The pool; `None` if the region belongs to no pool.
+    /// Returns the pool; `None` if the upstream belongs to no pool.
     #[must_use]
     pub fn pool(&self) -> Option<&dyn Pool> {
         if self.record.state.load(Ordering::Acquire) & POOL == 0 {
             return None;
         }
-        // SAFETY: POOL says that the pool is set, and it is dropped after its upstream, which waits
+        // SAFETY: POOL is set, so the pool is. The pool is dropped after its upstream, which waits
         // for this guard.
         unsafe { (*self.record.pool.get()).map(|pool| pool.0.as_ref()) }
     }
@@ -217,11 +218,15 @@ impl Drop for OwnerGuard {
     }
 }
 
+/// Guards can be made.
 const LIVE: u32 = 1 << 31;
+/// The pool is set.
 const POOL: u32 = 1 << 30;
+/// The upstream is being dropped.
 const CLOSING: u32 = 1 << 29;
 /// The pool is being replaced: no guard is made meanwhile.
 const REPLACING: u32 = 1 << 28;
+/// The number of guards.
 const USERS: u32 = REPLACING - 1;
 const LIMIT: usize = 1 << 14;
 
@@ -229,16 +234,16 @@ const LIMIT: usize = 1 << 14;
 struct PoolPointer(NonNull<dyn Pool>);
 
 struct OwnerRecord {
-    /// Four flags, and the number of guards.
+    /// Four flags, and the number of guards. 0 is an unused record.
     state: AtomicU32,
-    /// The process that made it, as [`fork::generation`] counts.
+    /// The process that made it ([`fork::generation`]).
     process: AtomicU32,
     provider: UnsafeCell<Option<ProviderRef>>,
     pool: UnsafeCell<Option<PoolPointer>>,
 }
 
-// SAFETY: the cells are written only before LIVE or POOL is set, after all guards are gone, or by
-// `replace_pool`, which lets no guard be made meanwhile; providers and pools are `Send + Sync`.
+// SAFETY: the cells are written only before LIVE or POOL is set, after all guards are dropped, or
+// by `replace_pool`, which prevents guards meanwhile. Providers and pools are `Send + Sync`.
 unsafe impl Sync for OwnerRecord {}
 
 impl fmt::Debug for OwnerRecord {
@@ -256,21 +261,21 @@ static OWNERS: [OwnerRecord; LIMIT] = [const {
     }
 }; LIMIT];
 
-/// Where to begin looking for a free record. Record 0 is not used.
+/// The number at which the search for an unused record begins. Record 0 is never used.
 static NEXT: Lock<usize> = Lock::new(1);
 
 /// Records from here on were never used.
 static END: AtomicUsize = AtomicUsize::new(1);
 
-/// Shows every pool that has its regions through an [`Upstream`], in no order. A pool that is being
-/// dropped waits until `look` has returned; `look` must not drop one.
-pub fn for_each_pool(mut look: impl FnMut(&dyn Pool)) {
+/// Calls `visit` with every pool that uses an [`Upstream`], in no order. The drop of a pool waits
+/// until `visit` has returned. `visit` must not drop a pool.
+pub fn for_each_pool(mut visit: impl FnMut(&dyn Pool)) {
     for number in 1..END.load(Ordering::Acquire) {
         let id = u32::try_from(number).ok().and_then(OwnerId::from_number);
         if let Some(guard) = id.and_then(OwnerId::guard)
             && let Some(pool) = guard.pool()
         {
-            look(pool);
+            visit(pool);
         }
     }
 }

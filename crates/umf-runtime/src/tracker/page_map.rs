@@ -1,4 +1,4 @@
-//! The two-level table from granule to entry.
+//! [`PageMap`]: the two-level table from granule to entry.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -18,11 +18,11 @@ const ROOT: usize = 1 << ROOT_BITS;
 type Leaf = [MapSlot; LEAF];
 type Root = [AtomicPtr<Leaf>; ROOT];
 
-/// What an entry says.
+/// An entry of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Empty,
-    /// One region, and the number that its pool set.
+    /// One region, and the span that its pool set.
     Region {
         number: u32,
         span: u32,
@@ -31,7 +31,8 @@ pub(super) enum Entry {
     Overflow(u32),
 }
 
-const CROWD: u32 = u32::MAX;
+/// Stands in an entry in place of a region number, if the entry is [`Entry::Overflow`].
+const OVERFLOW: u32 = u32::MAX;
 
 impl Entry {
     #[inline]
@@ -39,7 +40,7 @@ impl Entry {
         let (number, low) = ((bits >> 32) as u32, bits as u32);
         match number {
             0 => Self::Empty,
-            CROWD => Self::Overflow(low),
+            OVERFLOW => Self::Overflow(low),
             number => Self::Region { number, span: low },
         }
     }
@@ -48,12 +49,13 @@ impl Entry {
         match self {
             Self::Empty => 0,
             Self::Region { number, span } => ((number as u64) << 32) | span as u64,
-            Self::Overflow(number) => ((CROWD as u64) << 32) | number as u64,
+            Self::Overflow(number) => ((OVERFLOW as u64) << 32) | number as u64,
         }
     }
 }
 
-/// One entry of the map. All changes but `set_span_alone` happen under the tracker's writer lock.
+/// The slot of an entry. All changes but `set_span_of_single` happen under the tracker's writer
+/// lock.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct MapSlot(AtomicU64);
@@ -64,22 +66,22 @@ impl MapSlot {
         Entry::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// The number of the only region of the granule; `None` where there is none, or a list.
+    /// Returns the number of the granule's region, if it has exactly one.
     #[inline(always)]
-    pub(super) fn alone(&self) -> Option<u32> {
+    pub(super) fn single(&self) -> Option<u32> {
         let number = (self.0.load(Ordering::Acquire) >> 32) as u32;
-        (number != 0 && number != CROWD).then_some(number)
+        (number != 0 && number != OVERFLOW).then_some(number)
     }
 
-    /// The span of a granule with one region (or none: 0), if it is below `limit`, a power of two;
-    /// `None` for a list of regions.
+    /// Returns the span of a granule with at most one region, if it is below `limit`, a power of
+    /// two. The span of a granule without a region is 0. `None` for an overflow list.
     #[inline(always)]
     pub(super) fn span_below(&self, limit: u32) -> Option<u32> {
         let bits = self.0.load(Ordering::Acquire);
-        // No region has a number as large as that.
-        const { assert!(CROWD >> 31 == 1) };
-        let others = 1 << 63 | u64::from(0_u32.wrapping_sub(limit));
-        (bits & others == 0).then_some(bits as u32)
+        // Bit 63 is set for an overflow list, and for no region number.
+        const { assert!(OVERFLOW >> 31 == 1) };
+        let excluded = 1 << 63 | u64::from(0_u32.wrapping_sub(limit));
+        (bits & excluded == 0).then_some(bits as u32)
     }
 
     fn exchange(&self, old: Entry, new: Entry) -> bool {
@@ -87,7 +89,7 @@ impl MapSlot {
     }
 
     /// Adds a region to the granule.
-    pub(super) fn place(&self, number: u32) -> Result<()> {
+    pub(super) fn insert(&self, number: u32) -> Result<()> {
         loop {
             let old = self.load();
             match old {
@@ -97,20 +99,20 @@ impl MapSlot {
                     }
                 }
                 Entry::Region { number: first, span } => {
-                    let overflow = overflow::gather(first, span, number)?;
+                    let overflow = overflow::create(first, span, number)?;
                     if self.exchange(old, Entry::Overflow(overflow)) {
                         return Ok(());
                     }
-                    // The pool of the first region set a span meanwhile.
-                    overflow::dissolve(overflow);
+                    // The pool of the first region has set a span meanwhile.
+                    overflow::release(overflow);
                 }
                 Entry::Overflow(overflow) => return overflow::add(overflow, number),
             }
         }
     }
 
-    /// Takes a region out of the granule, if it is in it.
-    pub(super) fn unplace(&self, number: u32) {
+    /// Removes a region from the granule, if it is there.
+    pub(super) fn remove(&self, number: u32) {
         loop {
             let old = self.load();
             match old {
@@ -122,7 +124,7 @@ impl MapSlot {
                 Entry::Overflow(overflow) => {
                     if let Some((last, span)) = overflow::remove(overflow, number) {
                         self.0.store(Entry::Region { number: last, span }.pack(), Ordering::Release);
-                        overflow::dissolve(overflow);
+                        overflow::release(overflow);
                     }
                     return;
                 }
@@ -131,8 +133,9 @@ impl MapSlot {
         }
     }
 
-    /// Sets the span of the only region here; `false` if it is not `number`, or not alone.
-    pub(super) fn set_span_alone(&self, number: u32, span: u32) -> bool {
+    /// Sets the span of the granule's only region. Returns `false` if that is not region `number`,
+    /// or there are several. Takes no lock.
+    pub(super) fn set_span_of_single(&self, number: u32, span: u32) -> bool {
         loop {
             let old = self.load();
             match old {
@@ -146,20 +149,20 @@ impl MapSlot {
         }
     }
 
-    /// As [`MapSlot::set_span_alone`], among several regions too.
+    /// Sets the span of region `number`. Returns `false` if the granule does not have it.
     pub(super) fn set_span(&self, number: u32, span: u32) -> bool {
         match self.load() {
             Entry::Overflow(overflow) => {
                 OVERFLOW_LISTS.get(overflow).is_some_and(|overflow| overflow.set_span(number, span))
             }
-            _ => self.set_span_alone(number, span),
+            _ => self.set_span_of_single(number, span),
         }
     }
 }
 
-/// The table. The process's own space has its root in static memory (8 MiB, untouched until used);
-/// other spaces get one when they are first used. A leaf covers 128 GiB in 16 MiB, of which only
-/// touched pages count.
+/// The table. The root of the process's address space is static (8 MiB, of which pages are
+/// allocated on first use). The roots of other spaces are mapped when first used. A leaf covers 128
+/// GiB and has 16 MiB, of which only used pages are allocated.
 pub(super) struct PageMap {
     process: Root,
     others: [AtomicPtr<Root>; AddressSpace::COUNT],
@@ -189,7 +192,7 @@ impl PageMap {
         Some(unsafe { root.as_ref() })
     }
 
-    /// The entry of the granule that holds `address`; `None` where nothing was ever tracked.
+    /// Returns the slot of the granule of `address`; `None` if no region was ever tracked near it.
     #[inline]
     pub(super) fn get(&self, address: Address) -> Option<&MapSlot> {
         let (root, leaf) = Self::locate(address);
@@ -198,7 +201,7 @@ impl PageMap {
         Some(&unsafe { found.as_ref() }[leaf])
     }
 
-    /// As [`PageMap::get`], for addresses of the process's own space alone.
+    /// Returns the slot as [`PageMap::get`] does; `None` for addresses of other spaces.
     #[inline(always)]
     pub(super) fn get_in_process(&self, address: Address) -> Option<&MapSlot> {
         let granule = (address.to_bits() >> GRANULE_BITS) as usize;
@@ -211,22 +214,22 @@ impl PageMap {
         Some(&unsafe { found.as_ref() }[granule & (LEAF - 1)])
     }
 
-    /// The entry of the granule that holds `address`.
+    /// Returns the slot of the granule of `address`, and maps its tables as needed.
     pub(super) fn get_or_grow(&self, address: Address) -> Result<&MapSlot> {
         if self.root(address.space()).is_none() {
             grow(&self.others[usize::from(address.space().number())])?;
         }
-        let lost = Error::OutOfMemory { size: size_of::<Leaf>(), owner: "metadata", native: 0 };
+        let missing = Error::OutOfMemory { size: size_of::<Leaf>(), owner: "metadata", native: 0 };
         let (root, _) = Self::locate(address);
-        let slot = &self.root(address.space()).ok_or(lost)?[root];
+        let slot = &self.root(address.space()).ok_or(missing)?[root];
         if slot.load(Ordering::Acquire).is_null() {
             grow(slot)?;
         }
-        self.get(address).ok_or(lost)
+        self.get(address).ok_or(missing)
     }
 }
 
-/// Maps a zeroed table for an empty slot. Called under the tracker's writer lock.
+/// Maps a zeroed table for an empty slot of a root. The caller holds the tracker's writer lock.
 fn grow<T>(slot: &AtomicPtr<T>) -> Result<()> {
     let table = umf_os::metadata::map(size_of::<T>())?;
     slot.store(table.as_ptr().cast(), Ordering::Release);

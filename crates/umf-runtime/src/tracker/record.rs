@@ -1,4 +1,4 @@
-//! What is known of one region, readable while it changes.
+//! [`RegionRecord`]: the record of a region, which readers copy without a lock.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,10 +15,10 @@ pub(super) static REGIONS: Table<RegionRecord> = Table::new(u32::MAX >> 2);
 const LIVE: u32 = 1;
 const EXPORTED: u32 = 2;
 
-/// A region's record: a sequence lock over plain words, written under the tracker's writer lock.
+/// The record of a region: words behind a sequence lock, written under the tracker's writer lock.
 #[derive(Debug)]
 pub(super) struct RegionRecord {
-    /// Odd while the record is free or being written.
+    /// Odd while the record is unused or being written.
     sequence: SequenceLock,
     owner: AtomicU32,
     base: AtomicU64,
@@ -27,8 +27,7 @@ pub(super) struct RegionRecord {
     state: AtomicU32,
 }
 
-// SAFETY: all fields are atomics. (A zeroed record reads as region of size 0, which holds no
-// address.)
+// SAFETY: all fields are atomics. A zeroed record is a region of size 0, which contains no address.
 unsafe impl Zeroable for RegionRecord {}
 
 impl RegionRecord {
@@ -43,7 +42,7 @@ impl RegionRecord {
         });
     }
 
-    /// Marks the record as free.
+    /// Marks the record as unused.
     pub(super) fn withdraw(&self) {
         self.state.store(0, Ordering::Relaxed);
         self.sequence.withdraw();
@@ -70,7 +69,7 @@ impl RegionRecord {
         if is_inside { OwnerId::from_number(owner) } else { None }
     }
 
-    /// A consistent copy, or `None` if the record is free or being changed.
+    /// Returns a consistent copy; `None` if the record is unused or being changed.
     #[inline]
     pub(super) fn read(&self, number: u32, span: u32) -> Option<TrackedRegion> {
         let (owner, base, size, id) = self.sequence.read(|| {
@@ -90,15 +89,17 @@ impl RegionRecord {
         })
     }
 
-    /// Notes an export; `false` if the record is no longer that of a live region `id`. Under the
-    /// tracker's writer lock, which keeps the record from being given to another region meanwhile.
+    /// Marks the region as exported. Returns `false` if the record does not belong to a live region
+    /// `id` any more. The caller holds the tracker's writer lock, so the record is not reused
+    /// meanwhile.
     pub(super) fn mark_exported(&self, id: RegionId) -> bool {
-        let mine = self.id.load(Ordering::Relaxed) == id.get();
-        mine && self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok()
+        let is_same = self.id.load(Ordering::Relaxed) == id.get();
+        let mark = |state: u32| (state & LIVE != 0).then_some(state | EXPORTED);
+        is_same && self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok()
     }
 
-    /// Takes the life of region `id`, once: `None` if it had none, else whether it had an export.
-    /// Under the tracker's writer lock.
+    /// Clears the live bit of region `id`. Returns whether the region is exported; `None` if the
+    /// bit was clear. The caller holds the tracker's writer lock.
     pub(super) fn end(&self, id: RegionId) -> Option<bool> {
         if self.id.load(Ordering::Relaxed) != id.get() {
             return None;
@@ -106,8 +107,4 @@ impl RegionRecord {
         let old = self.state.swap(0, Ordering::AcqRel);
         (old & LIVE != 0).then_some(old & EXPORTED != 0)
     }
-}
-
-fn mark(state: u32) -> Option<u32> {
-    (state & LIVE != 0).then_some(state | EXPORTED)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use umf_core::deferred::OnFree;
 use umf_core::{AddressSpace, Completion, Layout, MemoryKind, Progress, Provider, ProviderKind, Visibility};
 
-/// A provider of addresses without memory, in a space of its own, so that tests do not meet.
+/// A provider of addresses without memory. Each test uses its own address space.
 struct Numbers {
     space: AddressSpace,
     next: AtomicU64,
@@ -55,7 +55,7 @@ fn layout(size: usize, align: usize) -> Layout {
 }
 
 #[test]
-fn finds_every_address_of_small_and_large_regions_and_none_outside() {
+fn find_returns_the_region_of_each_address_and_none_outside() {
     let provider = Numbers::new(100);
     let upstream = Upstream::new(provider.clone()).unwrap();
     let mut regions = Vec::new();
@@ -81,7 +81,7 @@ fn finds_every_address_of_small_and_large_regions_and_none_outside() {
 }
 
 #[test]
-fn many_regions_in_one_granule() {
+fn regions_that_share_a_granule_are_found() {
     let provider = Numbers::new(101);
     let upstream = Upstream::new(provider.clone()).unwrap();
     let regions: Vec<_> = (0..100).map(|_| upstream.allocate(layout(256, 256)).unwrap().0).collect();
@@ -98,7 +98,7 @@ fn many_regions_in_one_granule() {
 }
 
 #[test]
-fn the_innermost_region_wins_and_the_outer_comes_back() {
+fn find_returns_the_innermost_region_until_it_is_removed() {
     let provider = Numbers::new(102);
     let outer_user = Upstream::new(provider.clone()).unwrap();
     let (outer, _) = outer_user.allocate(layout(1 << 20, 1 << 20)).unwrap();
@@ -141,7 +141,7 @@ fn spans_belong_to_their_region() {
 }
 
 #[test]
-fn readers_race_with_churn_and_never_see_a_wrong_region() {
+fn find_is_consistent_while_regions_come_and_go() {
     let provider = Numbers::new(105);
     let upstream = Upstream::new(provider.clone()).unwrap();
     let fixed = upstream.allocate(layout(256, 256)).unwrap().0;
@@ -203,7 +203,7 @@ impl Completion for Unfinished {
 }
 
 #[test]
-fn a_region_that_waits_for_a_completion_counts_as_awaited_and_lost() {
+fn region_with_pending_blocks_counts_as_pending_and_lost() {
     let upstream = Upstream::new(Numbers::new(117)).unwrap();
     let region = upstream.allocate(layout(1024, 256)).unwrap().0;
     let blocks = [1, 2].map(|progress| Arc::new(Unfinished(AtomicU64::new(progress))));
@@ -238,7 +238,7 @@ impl Leases for Lease {
 }
 
 #[test]
-fn held_limit_counts_leased_bytes_and_not_awaited_ones() {
+fn held_limit_counts_leased_bytes_but_not_pending_ones() {
     let upstream = Upstream::new(Numbers::new(118)).unwrap();
     upstream.set_on_free(OnFree::Hold, 512);
     let region = upstream.allocate(layout(1024, 256)).unwrap().0;
@@ -255,18 +255,19 @@ fn held_limit_counts_leased_bytes_and_not_awaited_ones() {
     assert_eq!(upstream.admit(), Ok(()));
 }
 
-/// The first address of another space is one beyond the process's own.
+/// The first address of another space follows the last one of the process.
 #[test]
-fn addresses_beyond_the_processs_own_have_no_owner() {
+fn addresses_outside_of_the_process_space_have_no_owner() {
     for bits in [1 << Address::BITS, u64::MAX] {
         assert_eq!(owner(Address::from_bits(bits)), None);
         assert_eq!(span_below(Address::from_bits(bits), u32::MAX), None);
     }
 }
 
-/// In the process's own space, never mapped: what [`owner`] finds without and with a list.
+/// In the process's address space, at addresses that are never mapped; with and without an overflow
+/// list.
 #[test]
-fn an_owner_is_that_of_the_region_around_the_address() {
+fn owner_is_that_of_the_region_around_the_address() {
     let provider = Numbers::new(107);
     let (one, other) =
         (Upstream::new(provider.clone()).unwrap().id(), Upstream::new(provider.clone()).unwrap().id());
@@ -297,7 +298,7 @@ fn an_owner_is_that_of_the_region_around_the_address() {
 }
 
 #[test]
-fn readers_never_see_the_owner_of_another_region() {
+fn owner_is_consistent_while_a_record_is_reused() {
     let provider = Numbers::new(108);
     let (low, high) = (Upstream::new(provider.clone()).unwrap(), Upstream::new(provider.clone()).unwrap());
     let at = |value: usize| Address::new(0x71_0000_0000_0000 + value).unwrap();
@@ -305,8 +306,8 @@ fn readers_never_see_the_owner_of_another_region() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                for (value, whose) in [(0x100, &low), (0x9_0000, &high)] {
-                    assert!(owner(at(value)).is_none_or(|found| found == whose.id()));
+                for (value, upstream) in [(0x100, &low), (0x9_0000, &high)] {
+                    assert!(owner(at(value)).is_none_or(|found| found == upstream.id()));
                 }
                 // Between the two there is never one.
                 assert_eq!(owner(at(0x8_0000)), None);
@@ -314,16 +315,16 @@ fn readers_never_see_the_owner_of_another_region() {
         });
         // One record is reused again and again, each time for the other owner.
         for _ in 0..20_000 {
-            for (value, whose) in [(0, &low), (0x9_0000, &high)] {
+            for (value, upstream) in [(0, &low), (0x9_0000, &high)] {
                 let region = Region::new(at(value), 0x1_0000);
-                remove(insert(region, whose.id()).unwrap(), region);
+                remove(insert(region, upstream.id()).unwrap(), region);
             }
         }
         stop.store(true, Ordering::Relaxed);
     });
 }
 
-/// A provider whose regions lie where the test says.
+/// A provider whose next region has the address that the test sets.
 struct Placed {
     numbers: Arc<Numbers>,
     next: AtomicU64,

@@ -19,11 +19,10 @@ use umf_sync::{failpoint, fork};
 
 use umf_core::{Address, Error, Layout, Pool, Region, Result};
 
-/// A provider as its user sees it: regions that are got here are tracked, and their exports are
-/// retired before they go back.
+/// A tracked user of a provider. It tracks the regions that it allocates, and retires their exports
+/// before it frees them.
 ///
-/// Pools hold one; an application that exports regions of a provider without a pool holds one
-/// itself.
+/// Each pool has one. An application that exports regions without a pool makes one itself.
 #[derive(Debug)]
 pub struct Upstream {
     id: OwnerId,
@@ -50,24 +49,23 @@ impl Upstream {
         })
     }
 
-    /// Says which pool the regions belong to, once, when the pool has its final address. From here
-    /// on other threads may be shown the pool, and take its locks.
+    /// Sets the pool that the regions belong to, once the pool has its final address. From here on,
+    /// other threads may use the pool and acquire its locks.
     ///
     /// # Safety
-    /// The pool stays at that address and alive as long as this upstream, which is dropped before
-    /// the pool is (a pool that holds its upstream as a field does that, in its own `drop`). Called
-    /// once, before the first region is allocated.
+    /// Called once, before the first region is allocated. The pool does not move, and outlives this
+    /// upstream. A pool that has its upstream as a field drops it in its own `drop`.
     pub unsafe fn set_pool(&self, pool: NonNull<dyn Pool>) {
         // SAFETY: passed on to the caller.
         unsafe { self.id.set_pool(pool) };
     }
 
     /// Hides the pool from [`for_each_pool`](super::for_each_pool) and [`OwnerId::guard`], and
-    /// waits for the threads that use it. A pool calls it at the end of its `drop`: another thread
-    /// may hold the pool's locks until this returns. Idempotent.
+    /// waits for the guards. A pool calls this at the end of its `drop`: other threads may hold the
+    /// pool's locks until it returns. Idempotent.
     ///
-    /// In a forked child of the process that made the upstream it does not wait: guards of the
-    /// parent's threads never end there.
+    /// If a forked child has inherited the upstream, this does not wait: guards of the parent's
+    /// threads never end there.
     pub fn close(&self) {
         self.id.close();
         if self.generation == fork::generation() {
@@ -75,32 +73,32 @@ impl Upstream {
         }
     }
 
-    /// The number under which the tracker knows this upstream.
+    /// Returns the number of this upstream in the tracker.
     #[must_use]
     pub const fn id(&self) -> OwnerId {
         self.id
     }
 
-    /// The provider.
+    /// Returns the provider.
     #[must_use]
     pub const fn provider(&self) -> &ProviderRef {
         &self.provider
     }
 
-    /// Whether memory of this upstream may be allocated here: not if it is shared with the parent
-    /// that this process was forked from. Two loads.
+    /// Returns whether a forked child has inherited this upstream, and its memory is shared with
+    /// the parent. Such memory cannot be allocated or freed. Costs two loads.
     #[inline]
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.generation != fork::generation() && self.provider.visibility() == umf_core::Visibility::Shared
     }
 
-    /// What becomes of memory that is freed while it is leased.
+    /// Returns the policy for memory that is freed while it is leased.
     pub(crate) const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The callback for a lack of memory.
+    /// Returns the slot of the out-of-memory callback.
     pub(crate) const fn slot(&self) -> &CallbackSlot {
         &self.slot
     }
@@ -116,7 +114,7 @@ impl Upstream {
         if self.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
         }
-        // A pool may be calling with its locks taken; it polls by itself (`admit`).
+        // A pool may call this with its locks held, so it polls itself, by `admit`.
         if self.id.has_pool() { self.check_held() } else { self.admit() }?;
         let region = self.provider.allocate(layout)?;
         failpoint!("upstream.allocated");
@@ -134,32 +132,29 @@ impl Upstream {
         }
     }
 
-    /// The number of a region of this upstream that is live.
+    /// Returns the number of a live region of this upstream. A region from which live regions were
+    /// carved at its base is not found, because [`find`] returns the innermost region.
     fn number_of(&self, region: &Region) -> Result<RegionNumber> {
-        let foreign = Error::ForeignAddress { address: region.base(), owner: "this provider's user" };
-        let found = self.find_exact(region).ok_or(foreign)?;
-        Ok(found)
-    }
-
-    fn find_exact(&self, region: &Region) -> Option<RegionNumber> {
-        // A nested region may begin at the same address; the record's id decides, and the innermost
-        // is what `find` yields, so a region can only be freed after what was carved from it.
-        let found = find(region.base())?;
-        (found.region == *region && found.owner == self.id).then_some(found.number)
+        find(region.base())
+            .filter(|found| found.region == *region && found.owner == self.id)
+            .map(|found| found.number)
+            .ok_or(Error::ForeignAddress { address: region.base(), owner: "this user of the provider" })
     }
 
     /// Retires the exports of a region, stops tracking it, and frees it, in this order.
     ///
-    /// While other processes have it open, or blocks of it that are held, its provider does not get
-    /// it back ([`FreeOutcome::Deferred`]; see [`crate::deferred`]). It stays tracked meanwhile,
+    /// If other processes have the region or held blocks of it open, the free is deferred
+    /// ([`FreeOutcome::Deferred`]; see [`crate::deferred`]). Meanwhile the region stays tracked,
     /// and cannot be freed again.
     ///
+    /// In a forked child, freeing shared memory does nothing and succeeds.
+    ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from
-    /// it are still live), [`Error::NotAllocated`] if it was freed and is held, or what the
-    /// provider says; the region then stays tracked, its exports retired, under another number and
-    /// without spans: find it again. In a forked child, freeing shared memory does nothing and
-    /// succeeds.
+    /// - [`Error::ForeignAddress`]: not a live region of this upstream, or regions that were carved
+    ///   from it are live.
+    /// - [`Error::NotAllocated`]: the region was freed, and its free is deferred.
+    /// - The provider's. Then the exports are retired, and the region stays tracked, with another
+    ///   number and without spans.
     ///
     /// # Safety
     /// As [`Provider::free`].
@@ -179,18 +174,18 @@ impl Upstream {
         }
         remove(number, region);
         failpoint!("upstream.removed");
-        // SAFETY: passed on to the caller; nothing names the region any more.
+        // SAFETY: passed on to the caller. The region is not tracked any more, and has no lease.
         let freed = unsafe { self.provider.free(region) };
         failpoint!("upstream.freed");
         if freed.is_err() {
-            // The region may still be mapped: track it again. If that fails, it is not found any
-            // more. It had to be removed first: after the provider's free, another region may have
-            // the addresses.
+            // The region may still be mapped, so track it again; if that fails, it leaks. It was
+            // removed before the free, because after it another region may have the addresses.
             let _ = insert(region, self.id);
         }
         freed.map(|()| FreeOutcome::Freed)
     }
 
+    /// Clears the live bit of a region and retires its exports. Adds their leases to `leases`.
     fn retire(&self, number: RegionNumber, region: Region, leases: &mut Joined) -> Result<()> {
         if end(number, region)?
             && let Some(more) = before_free(Freed::Region(region))
@@ -201,13 +196,13 @@ impl Upstream {
     }
 }
 
-/// Checks that a region which begins or ends in another region is contained in it; and in one block, if
-/// that region's pool has a block there.
+/// Checks that a region that starts or ends in another region is contained in it. If the pool of the
+/// other region has a block there, the region must be contained in that block.
 fn check_nesting(region: &Region) -> Result<()> {
     let ends_at = |address: Address, size: usize| address.to_bits().checked_add(size as u64);
     let last = region.base().checked_add((region.size() as u64).saturating_sub(1));
     let Some(outer) = find(region.base()).or_else(|| last.and_then(find)) else { return Ok(()) };
-    // The region of an owner that is gone: its memory may have gone with it.
+    // The owner was dropped, perhaps with its memory.
     let Some(owner) = outer.owner.guard() else { return Ok(()) };
     let block = owner.pool().and_then(|pool| pool.block_at(region.base()).ok());
     let (start, size) = match &block {
@@ -228,11 +223,11 @@ impl Drop for Upstream {
         self.stop_reclaiming();
         self.close();
         if self.generation != fork::generation() {
-            // Guards of the parent's threads never end here: the record stays used in this child.
+            // Guards of the parent's threads never end here, so the record stays used.
             return;
         }
         self.orphan();
-        // SAFETY: it was closed, and no guard is left; this is its one upstream.
+        // SAFETY: `close` has waited for the guards, and this runs once.
         drop(unsafe { self.id.leave() });
     }
 }

@@ -14,7 +14,7 @@ const FORMAT: u32 = 2;
 #[non_exhaustive]
 pub enum MapError {
     /// The text is not JSON, or not a document of this form.
-    #[error("not the map of a pool: {0}")]
+    #[error("not the map of a pool: {0}; pass a document that umf::map::to_json wrote")]
     Document(#[from] serde_json::Error),
     /// The document has a format that this version does not read.
     #[error(
@@ -26,7 +26,7 @@ pub enum MapError {
     },
     /// A piece is empty, lies outside of its region, or overlaps the piece before it.
     #[error(
-        "not the map of a pool: piece {piece} of region {region} is empty, outside of the region or overlaps the piece before it"
+        "not the map of a pool: piece {piece} of region {region} is empty, outside of the region or overlaps the piece before it; pass a document that umf::map::to_json wrote"
     )]
     Piece {
         /// The index of the region.
