@@ -7,7 +7,7 @@ use std::path::Path;
 use config::{Value, ValueKind};
 
 use crate::check::{Kinds, Layer};
-use crate::schema::{Group, Schema, Sets, Shape, Tree, closest, is_name, variable_name};
+use crate::schema::{Group, LegacyVariable, Schema, Sets, Shape, Tree, closest, is_name, variable_name};
 use crate::strict::Trust;
 use crate::{Context, Error, Origin, Warning, escape, file};
 
@@ -55,52 +55,62 @@ pub(crate) fn layers(
     kinds: &Kinds,
     warnings: &mut Vec<Warning>,
 ) -> Result<Vec<Layer>, Error> {
-    let mut layers = Vec::new();
-    for legacy in &schema.legacy {
-        let Some(value) = context.variable(legacy.name) else { continue };
-        let parsed = value.to_str().and_then(legacy.read);
-        let keys = parsed
-            .filter(|keys| keys.iter().all(|(key, text)| accepts(schema, key, text)))
-            .unwrap_or_else(|| {
-                warnings.push(Warning::BadLegacyVariable {
-                    variable: legacy.name,
-                    value: escape::quoted(&value.to_string_lossy()),
-                    effect: legacy.effect,
-                    expected: legacy.expected,
-                });
-                legacy.fallback.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
-            });
-        let successors = keys.iter().map(|(key, _)| variable_name(key));
-        let successors: Vec<_> = successors.filter(|name| context.variable(name).is_some()).collect();
-        if let [by, ..] = &successors[..]
-            && successors.len() == keys.len()
-        {
-            warnings.push(Warning::Shadowed { variable: legacy.name.to_owned(), by: by.clone() });
-            continue;
-        }
-        let mut tree = Tree::new();
-        let origin = Origin::Environment(legacy.name.to_owned());
-        for (key, text) in keys {
-            let path: Vec<_> = key.split('.').map(str::to_owned).collect();
-            let name = path.last().map_or("", String::as_str);
-            let value = value_of(&text, &origin, name, &shapes_of(schema, &key));
-            put(&mut tree, &path, value);
-        }
-        layers.push(Layer { tree, trust: Trust::Environment });
+    let legacy = schema.legacy.iter().filter_map(|legacy| legacy_layer(context, schema, legacy, warnings));
+    let mut layers: Vec<Layer> = legacy.collect();
+    layers.push(key_layer(context, schema, kinds, warnings)?);
+    Ok(layers)
+}
+
+/// Returns the keys that a legacy variable sets. `None` if it is unset, or if current variables set
+/// all of its keys.
+fn legacy_layer(
+    context: &Context,
+    schema: &Schema,
+    legacy: &LegacyVariable,
+    warnings: &mut Vec<Warning>,
+) -> Option<Layer> {
+    let value = context.variable(legacy.name)?;
+    let parsed = value.to_str().and_then(legacy.read);
+    let valid = parsed.filter(|keys| keys.iter().all(|(key, text)| accepts(schema, key, text)));
+    let keys = valid.unwrap_or_else(|| {
+        warnings.push(Warning::BadLegacyVariable {
+            variable: legacy.name,
+            value: escape::quoted(&value.to_string_lossy()),
+            effect: legacy.effect,
+            expected: legacy.expected,
+        });
+        legacy.fallback.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
+    });
+    let successors = keys.iter().map(|(key, _)| variable_name(key));
+    let successors: Vec<_> = successors.filter(|name| context.variable(name).is_some()).collect();
+    if let [by, ..] = &successors[..]
+        && successors.len() == keys.len()
+    {
+        warnings.push(Warning::Shadowed { variable: legacy.name.to_owned(), by: by.clone() });
+        return None;
     }
     let mut tree = Tree::new();
+    let origin = Origin::Environment(legacy.name.to_owned());
+    for (key, text) in keys {
+        let path: Vec<_> = key.split('.').map(str::to_owned).collect();
+        let name = path.last().map_or("", String::as_str);
+        let value = value_of(&text, &origin, name, &shapes_of(schema, &key));
+        put(&mut tree, &path, value);
+    }
+    Some(Layer { tree, trust: Trust::Environment })
+}
+
+/// Returns the keys that variables named `UMF_<SECTION>_<KEY>` set. Unknown variables are warnings.
+fn key_layer(
+    context: &Context,
+    schema: &Schema,
+    kinds: &Kinds,
+    warnings: &mut Vec<Warning>,
+) -> Result<Layer, Error> {
+    let mut tree = Tree::new();
     for (name, value) in context.variables().filter(|(name, _)| name.as_bytes().starts_with(b"UMF_")) {
-        let is_no_key = |name: &str| {
-            LOADER_VARIABLES.contains(&name)
-                || schema.legacy.iter().any(|legacy| legacy.name == name)
-                || schema.recognised.iter().any(|(known, _)| *known == name)
-                || schema
-                    .ignored
-                    .iter()
-                    .any(|section| name.starts_with(&format!("{}_", variable_name(section))))
-        };
         let target = match name.to_str() {
-            Some(name) if is_no_key(name) => continue,
+            Some(name) if has_other_use(schema, name) => continue,
             Some(name) => target(name, schema, kinds)?,
             None => None,
         };
@@ -112,13 +122,22 @@ pub(crate) fn layers(
         let Some(text) = value.to_str() else {
             return Err(Error::NotUnicode { variable, key: Some(key) });
         };
-        let origin = Origin::Environment(variable.clone());
+        let origin = Origin::Environment(variable);
         let name = target.path.last().map_or("", String::as_str);
         let value = value_of(text, &origin, name, &target.shapes);
         put(&mut tree, &target.path, value);
     }
-    layers.push(Layer { tree, trust: Trust::Environment });
-    Ok(layers)
+    Ok(Layer { tree, trust: Trust::Environment })
+}
+
+/// Returns whether a variable has a use other than setting one key: it controls loading, is a
+/// legacy variable, or belongs to another part of the program or to an ignored section.
+fn has_other_use(schema: &Schema, name: &str) -> bool {
+    let is_ignored = |section: &&str| name.starts_with(&format!("{}_", variable_name(section)));
+    LOADER_VARIABLES.contains(&name)
+        || schema.legacy.iter().any(|legacy| legacy.name == name)
+        || schema.recognised.iter().any(|(known, _)| *known == name)
+        || schema.ignored.iter().any(is_ignored)
 }
 
 fn shapes_of(schema: &Schema, key: &str) -> Vec<Shape> {
@@ -208,7 +227,8 @@ fn target(variable: &str, schema: &Schema, kinds: &Kinds) -> Result<Option<Targe
                 return Ok(Some(Target { path: vec![(*group).to_owned(), name], shapes: vec![*shape] }));
             }
             Group::Sets(sets) => {
-                if let Some(target) = set_target(variable, rest, group, form, sets, kinds)? {
+                let set_variable = SetVariable { variable, rest, group, form, sets, kinds };
+                if let Some(target) = set_variable.target()? {
                     return Ok(Some(target));
                 }
             }
@@ -225,42 +245,70 @@ fn ambiguous(variable: &str, candidates: impl Iterator<Item = String>) -> Error 
     Error::AmbiguousVariable { variable: variable.to_owned(), candidates: candidates.collect() }
 }
 
-/// Splits the rest of a variable's name into the name of a set and a key. Declared names are tried
-/// first, then the shortest name that is followed by a known key.
-fn set_target(
-    variable: &str,
-    rest: &str,
+/// A variable `UMF_<GROUP>_<SET>_<KEY>`. Names of sets and keys contain underscores too, so it may
+/// split in several ways.
+struct SetVariable<'a> {
+    variable: &'a str,
+    /// The part after the group.
+    rest: &'a str,
     group: &'static str,
-    form: &Group,
-    sets: &Sets,
-    kinds: &Kinds,
-) -> Result<Option<Target>, Error> {
-    let declared = kinds.keys().filter(|(of, _)| *of == group).map(|(_, name)| name.as_str());
-    let mut names: Vec<&str> = declared.chain(sets.built_in()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let key_after = |name: &str| {
-        let key = rest.strip_prefix(&upper(name))?.strip_prefix('_')?.to_lowercase();
-        form.has_key(&key).then(|| (name.to_owned(), key))
-    };
-    let mut fits: Vec<_> = names.into_iter().filter_map(key_after).collect();
-    if fits.is_empty() {
-        let splits =
-            rest.match_indices('_').map(|(at, _)| (rest[..at].to_lowercase(), rest[at + 1..].to_lowercase()));
-        fits.extend(splits.into_iter().find(|(name, key)| is_name(name) && form.has_key(key)));
-    }
-    match &fits[..] {
-        [] => Ok(None),
-        [(name, key)] => {
-            let kind =
-                kinds.get(&(group, name.clone())).map_or_else(|| sets.kind_of_name(name), String::as_str);
-            let kind_shape =
-                sets.kinds.get(kind).filter(|shape| shape.has(key) || shape.current_name(key).is_some());
-            let shapes =
-                kind_shape.map_or_else(|| sets.shapes(sets.kinds.values()), |shape| sets.shapes([shape]));
-            Ok(Some(Target { path: vec![group.to_owned(), name.clone(), key.clone()], shapes }))
+    form: &'a Group,
+    sets: &'a Sets,
+    kinds: &'a Kinds,
+}
+
+impl SetVariable<'_> {
+    /// Returns the key that the variable sets, or `None` if there is no such key.
+    fn target(&self) -> Result<Option<Target>, Error> {
+        let mut splits = self.known_splits();
+        if splits.is_empty() {
+            splits.extend(self.shortest_split());
         }
-        _ => Err(ambiguous(variable, fits.iter().map(|(name, key)| format!("{group}.{name}.{key}")))),
+        match &splits[..] {
+            [] => Ok(None),
+            [(name, key)] => {
+                let path = vec![self.group.to_owned(), name.clone(), key.clone()];
+                Ok(Some(Target { path, shapes: self.shapes(name, key) }))
+            }
+            _ => {
+                let keys = splits.iter().map(|(name, key)| format!("{}.{name}.{key}", self.group));
+                Err(ambiguous(self.variable, keys))
+            }
+        }
+    }
+
+    /// Returns the splits into a declared or built-in set and a known key.
+    fn known_splits(&self) -> Vec<(String, String)> {
+        let declared = self.kinds.keys().filter(|(of, _)| *of == self.group).map(|(_, name)| name.as_str());
+        let mut names: Vec<&str> = declared.chain(self.sets.built_in()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let split = |name: &str| {
+            let key = self.rest.strip_prefix(&upper(name))?.strip_prefix('_')?.to_lowercase();
+            self.form.has_key(&key).then(|| (name.to_owned(), key))
+        };
+        names.into_iter().filter_map(split).collect()
+    }
+
+    /// Returns the split into the shortest valid name and a known key.
+    fn shortest_split(&self) -> Option<(String, String)> {
+        let mut splits = self
+            .rest
+            .match_indices('_')
+            .map(|(at, _)| (self.rest[..at].to_lowercase(), self.rest[at + 1..].to_lowercase()));
+        splits.find(|(name, key)| is_name(name) && self.form.has_key(key))
+    }
+
+    /// Returns the shapes that may have the key: that of the set's kind, or those of all kinds if
+    /// this kind does not have it.
+    fn shapes(&self, name: &str, key: &str) -> Vec<Shape> {
+        let declared = self.kinds.get(&(self.group, name.to_owned())).map(String::as_str);
+        let kind = declared.unwrap_or_else(|| self.sets.kind_of_name(name));
+        let shape = self.sets.kinds.get(kind);
+        match shape.filter(|shape| shape.has(key) || shape.current_name(key).is_some()) {
+            Some(shape) => self.sets.shapes([shape]),
+            None => self.sets.shapes(self.sets.kinds.values()),
+        }
     }
 }
 

@@ -1,9 +1,9 @@
-//! [`Error`]: the reasons why settings cannot be loaded.
+//! [`Error`]: the reasons why settings cannot be loaded; and [`Warning`], problems that do not prevent it.
 
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Origin, escape};
+use crate::Origin;
 
 /// The reason why settings cannot be loaded. The text has the source, the key and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -188,10 +188,127 @@ fn existing(valid: &[String]) -> String {
     }
 }
 
+/// A problem that does not prevent loading. This crate prints nothing; the program reports
+/// warnings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A variable starts with `UMF_` and is unknown.
+    #[error(
+        "environment variable {variable} is not one of umf's and is ignored{}",
+        closest.as_ref().map_or_else(String::new, |name| format!("; did you mean {name}?"))
+    )]
+    UnknownVariable {
+        /// The variable.
+        variable: String,
+        /// The most similar known variable.
+        closest: Option<String>,
+    },
+    /// A legacy variable has an invalid value. The effect is that of the library that defined it.
+    #[error("invalid value {value} of environment variable {variable}: {effect}; valid is {expected}")]
+    BadLegacyVariable {
+        /// The variable.
+        variable: &'static str,
+        /// The value, quoted and shortened.
+        value: String,
+        /// The effect.
+        effect: &'static str,
+        /// The valid values.
+        expected: &'static str,
+    },
+    /// A legacy variable and its successor are both set.
+    #[error("environment variable {variable} is ignored: {by} is set and sets the same key")]
+    Shadowed {
+        /// The variable that is ignored.
+        variable: String,
+        /// The variable that is used.
+        by: String,
+    },
+    /// A file in a default location is not readable by this process.
+    #[error(
+        "settings file {} is skipped: this process may not read it; make it readable, or remove it",
+        escape::path(path)
+    )]
+    UnreadableFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The working directory's file belongs to another user, or other users can write it.
+    #[error(
+        "settings file {} is ignored: it belongs to uid {owner} and has mode {mode:04o}, and a file in the working \
+         directory must belong to uid {user} or root and be writable only by its owner; to use it, run `chown` and \
+         `chmod go-w`, or name it with UMF_TOML",
+        escape::path(path)
+    )]
+    UntrustedFile {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its mode: permissions, set-user-id, set-group-id and sticky bits.
+        mode: u32,
+        /// The effective user of this process.
+        user: u32,
+    },
+    /// The working directory's file is a symbolic link.
+    #[error(
+        "settings file {} is ignored: it is a symbolic link, which is not followed in the working directory; \
+         name its target with UMF_TOML",
+        escape::path(path)
+    )]
+    LinkedFile {
+        /// The link.
+        path: PathBuf,
+    },
+}
+
+/// Escaping of external text in messages: control characters are escaped and long texts cut, so
+/// that they cannot corrupt a terminal or a log.
+pub(crate) mod escape {
+    use std::path::Path;
+
+    use config::{Value, ValueKind};
+
+    /// Limit of the characters of a text.
+    const MAX_LENGTH: usize = 120;
+
+    /// Returns the escaped text in quotes.
+    pub(crate) fn quoted(text: &str) -> String {
+        format!("\"{}\"", plain(text))
+    }
+
+    /// Returns the escaped text without quotes.
+    pub(crate) fn plain(text: &str) -> String {
+        let mut short: String = text.chars().take(MAX_LENGTH).flat_map(char::escape_debug).collect();
+        if text.chars().nth(MAX_LENGTH).is_some() {
+            short.push_str("...");
+        }
+        short
+    }
+
+    /// Returns the escaped path. Paths are not cut, because a partial path is of no use.
+    pub(crate) fn path(path: &Path) -> String {
+        path.to_string_lossy().chars().flat_map(char::escape_debug).collect()
+    }
+
+    /// Returns the escaped value of a source.
+    pub(crate) fn value(value: &Value) -> String {
+        match &value.kind {
+            ValueKind::String(text) => quoted(text),
+            ValueKind::Table(_) => "(a table)".to_owned(),
+            ValueKind::Array(list) => {
+                let elements: Vec<_> = list.iter().take(8).map(self::value).collect();
+                let more = if list.len() > 8 { ", ..." } else { "" };
+                format!("[{}{more}]", elements.join(", "))
+            }
+            other => plain(&other.to_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Warning;
 
     #[test]
     fn control_characters_of_paths_are_escaped() {

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_file_is_the_only_one() {
+    fn named_file_is_the_only_one() {
         let named = context().with_variable("UMF_TOML", "mine.toml");
         assert_eq!(paths(&named), ["/srv/mine.toml"]);
         let unnamed = context().with_variable("UMF_TOML", "");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_folder_stays_trusted_when_it_is_the_working_directory() {
+    fn user_folder_is_trusted_even_as_working_directory() {
         let mut inside = context();
         inside.cwd = Some("/home/me/.config/umf".into());
         let found = candidates(&inside);

@@ -32,29 +32,25 @@
 //! fit no variable.
 
 mod check;
-mod context;
 mod environment;
 mod error;
-mod escape;
 mod file;
 mod loaded;
 mod loader;
 mod origin;
 mod schema;
 mod strict;
-mod warning;
 
 pub use config::ValueKind;
-pub use context::Context;
 pub use environment::RecognisedVariable;
-pub use error::Error;
+use error::escape;
+pub use error::{Error, Warning};
 pub use file::FILE_LIMIT;
 pub use loaded::{Loaded, Row, Set};
-pub use loader::Loader;
+pub use loader::{Context, Loader};
 pub use origin::Origin;
 pub use schema::{KeyTexts, LegacyVariable, Schema, Sets, Shape, variable_name};
 pub use umf_core::settings::ByteSize;
-pub use warning::Warning;
 
 /// The example in the README compiles.
 #[cfg(doctest)]

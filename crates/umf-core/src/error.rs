@@ -69,7 +69,7 @@ pub enum Error {
     OutOfMemory {
         /// The requested size in bytes.
         size: usize,
-        /// The provider, pool or system that was asked for memory.
+        /// The provider, pool or system that could not allocate.
         owner: &'static str,
         /// The native error number (errno for system calls), 0 if none.
         native: i32,

@@ -38,12 +38,13 @@ impl Chunk {
 /// The header of a block.
 struct Header {
     size: usize,
-    /// [`LIVE`] plus the class of the block, [`CLASSES`] if it goes to no free list; 0 once it is
-    /// free.
+    /// [`LIVE`] plus the class of the block, or plus [`CLASSES`] if the block is too large for a
+    /// free list. 0 after the block was freed.
     tag: usize,
 }
 
-/// A magic number. It tells a block from another address, and the first free from the second.
+/// A magic number that marks the header of a live block. An address without it is not a block, or
+/// was freed before.
 const LIVE: usize = 0x756d_665f_6c69_7665 & !0xff;
 
 /// The heads of the free lists. The first word of a free block is the address of the next one.

@@ -2,7 +2,7 @@
 //!
 //! They behave as `malloc(3)`, `posix_memalign(3)` and `malloc_usable_size(3)` describe. Blocks are
 //! aligned to at least 16 bytes. Any thread may call any function at any time, from the first
-//! instruction of the process to its last. What the fast paths do not serve is in `slow_path`.
+//! instruction of the process to its last. `slow_path` serves what the fast paths do not.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, NonNull};
@@ -167,8 +167,8 @@ pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
     }
 }
 
-/// `malloc_usable_size(3)`. Returns 0 if no live block begins at the address, and `0xDEADBEEF` for
-/// the address 1: programs that know the original library ask so whether it serves them.
+/// `malloc_usable_size(3)`. Returns 0 if no live block begins at the address. Returns `0xDEADBEEF`
+/// for the address 1, by which programs detect the original library.
 ///
 /// # Safety
 /// As `malloc_usable_size`.

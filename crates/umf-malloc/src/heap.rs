@@ -19,9 +19,10 @@ use crate::next::NextAllocator;
 use crate::settings::{Disposition, Printable, Settings, report};
 use crate::shared::{self, SharedProvider};
 
-/// The largest request that the pool keeps blocks for. Larger blocks are mappings of their own.
+/// The largest request that is served from slabs and caches. Larger blocks are mappings of their
+/// own.
 pub(crate) const LARGEST_POOLED: usize = 8 << 20;
-/// How long free memory stays in the process, about.
+/// The approximate age at which free memory is released to the system.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
 static PRIVATE: HostProvider = HostProvider::private_static();
@@ -123,12 +124,12 @@ pub(crate) unsafe fn free(address: Address) -> Result<()> {
     result
 }
 
-/// Why the heap has no block for a request.
+/// The reason why the heap has no block for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeapError {
-    /// There is no pool yet.
+    /// The pool does not exist yet.
     NoPool,
-    /// The pool has no memory.
+    /// The pool is out of memory.
     OutOfMemory,
 }
 

@@ -1,5 +1,5 @@
-//! What keeps a thread from entering the pool twice: [`ReentrancyGuard`], blocks freed meanwhile,
-//! and `errno`.
+//! [`ReentrancyGuard`], which keeps a thread from entering the pool twice; deferred frees; and
+//! `errno`.
 //!
 //! The slow paths of the pool may call the C library, which may allocate in turn: for a thread's
 //! first value under a late pthread key, in the dynamic linker for thread-local storage, in

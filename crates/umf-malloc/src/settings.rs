@@ -25,9 +25,9 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) const DEFAULT: Self = Self { disposition: Disposition::Private, threshold: 0 };
 
-    /// Parses settings separated by semicolons. Ignores a part that is no setting, and passes it to
-    /// `complain` with the reason.
-    pub(crate) fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &'static str)) -> Self {
+    /// Parses settings separated by semicolons. Ignores an invalid part, and passes it to `warn`
+    /// with what is valid.
+    pub(crate) fn parse(text: &[u8], mut warn: impl FnMut(&[u8], &'static str)) -> Self {
         let mut settings = Self::DEFAULT;
         for part in text.split(|&byte| byte == b';').map(<[u8]>::trim_ascii).filter(|part| !part.is_empty()) {
             let middle = part.iter().position(|&byte| byte == b'=').unwrap_or(part.len());
@@ -36,12 +36,12 @@ impl Settings {
                 (b"page.disposition", b"private") => settings.disposition = Disposition::Private,
                 (b"page.disposition", b"shared-fd") => settings.disposition = Disposition::SharedFd,
                 (b"page.disposition", b"shared-shm") => settings.disposition = Disposition::SharedShm,
-                (b"page.disposition", _) => complain(part, "use private, shared-fd or shared-shm"),
+                (b"page.disposition", _) => warn(part, "use private, shared-fd or shared-shm"),
                 (b"size.threshold", value) => match number(value) {
                     Some(bytes) => settings.threshold = bytes,
-                    None => complain(part, "use a number of bytes"),
+                    None => warn(part, "use a number of bytes"),
                 },
-                _ => complain(part, "the settings are page.disposition and size.threshold"),
+                _ => warn(part, "the settings are page.disposition and size.threshold"),
             }
         }
         settings
@@ -63,8 +63,8 @@ struct Line {
 impl fmt::Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         // The last byte is for the line feed.
-        let room = self.bytes.len() - 1 - self.len;
-        let part = &text.as_bytes()[..text.len().min(room)];
+        let available = self.bytes.len() - 1 - self.len;
+        let part = &text.as_bytes()[..text.len().min(available)];
         self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
         self.len += part.len();
         Ok(())
@@ -100,18 +100,18 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> (Settings, Vec<String>) {
-        let mut complaints = Vec::new();
+        let mut warnings = Vec::new();
         let settings = Settings::parse(text.as_bytes(), |part, _| {
-            complaints.push(String::from_utf8_lossy(part).into_owned());
+            warnings.push(String::from_utf8_lossy(part).into_owned());
         });
-        (settings, complaints)
+        (settings, warnings)
     }
 
     #[test]
     fn settings_of_the_original_library_are_read() {
-        let (settings, complaints) = read("page.disposition=shared-fd;size.threshold=64");
+        let (settings, warnings) = read("page.disposition=shared-fd;size.threshold=64");
         assert_eq!(settings, Settings { disposition: Disposition::SharedFd, threshold: 64 });
-        assert!(complaints.is_empty());
+        assert!(warnings.is_empty());
         assert_eq!(
             read(" size.threshold = 0 ; page.disposition = shared-shm ;").0.disposition,
             Disposition::SharedShm
@@ -121,11 +121,11 @@ mod tests {
 
     #[test]
     fn invalid_settings_are_reported_and_ignored() {
-        let (settings, complaints) =
+        let (settings, warnings) =
             read("page.disposition=mine;size.threshold=-1;colour;size.threshold=;a=b;size.threshold=7");
         assert_eq!(settings, Settings { disposition: Disposition::Private, threshold: 7 });
         assert_eq!(
-            complaints,
+            warnings,
             ["page.disposition=mine", "size.threshold=-1", "colour", "size.threshold=", "a=b"]
         );
         assert_eq!(read("size.threshold=99999999999999999999").1.len(), 1);

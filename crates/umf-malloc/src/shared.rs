@@ -233,7 +233,9 @@ unsafe impl Provider for SharedProvider {
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         if self.is_closed() {
-            report(format_args!("the program closed the file of its memory; from here on memory is private"));
+            report(format_args!(
+                "cannot allocate shared memory: the program closed its file; memory is private from now on"
+            ));
             return Err(Error::Frozen { what: "shared memory whose file was closed" });
         }
         let region = self.inner.allocate(layout)?;
@@ -430,9 +432,9 @@ fn copy_region(region: &FileRegion) -> Option<RegionCopy> {
     }
     let mut done = 0;
     while let Some((begin, end)) = next_data(region, done) {
-        // Other threads may write meanwhile. Then the child has a part of what they write, and not
-        // the threads.
-        // SAFETY: both mappings have `size` bytes, and `next_data` returns a range below that.
+        // Other threads may write meanwhile. The child may then have a part of a write, but it does
+        // not have these threads. SAFETY: both mappings have `size` bytes, and `next_data` returns
+        // a range below that.
         unsafe { ptr::copy_nonoverlapping(base.add(begin), copy.cast::<u8>().add(begin), end - begin) };
         done = end;
     }

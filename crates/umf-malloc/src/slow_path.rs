@@ -14,12 +14,11 @@ use crate::settings::report;
 use crate::{ALIGN, exports};
 
 const PAGE: usize = 4096;
-/// A block of at least this size that `realloc` grows a little gets a quarter more than it had,
-/// since it is likely to grow again.
-const GROWS: usize = 4 << 10;
-/// A block of at least this size gets half as much again: pages that are not touched cost no
-/// memory.
-const GROWS_MORE: usize = 64 << 10;
+/// If `realloc` grows a block of at least this size by less than a quarter, the block grows by a
+/// quarter, because it is likely to grow again.
+const QUARTER_GROWTH: usize = 4 << 10;
+/// A block of at least this size grows by a half: pages that are not used cost no memory.
+const HALF_GROWTH: usize = 64 << 10;
 /// Blocks up to this size are never moved by a `realloc` that shrinks them.
 const TINY: usize = 128;
 
@@ -138,7 +137,7 @@ fn size_of(block: NonNull<u8>) -> Option<usize> {
     found.map(|(_, found)| found.size).or_else(|| BOOTSTRAP.size_of(block.addr().get()))
 }
 
-/// Returns the size of a block, by whatever allocator; 0 if there is none.
+/// Returns the size of a block of any allocator; 0 if there is none.
 ///
 /// # Safety
 /// As `malloc_usable_size`.
@@ -170,8 +169,8 @@ pub(crate) unsafe fn reallocate(block: NonNull<u8>, size: usize) -> *mut c_void 
     if size <= old_size && (size >= old_size / 2 || old_size <= TINY) {
         return block.as_ptr().cast();
     }
-    let more = old_size.saturating_add(if old_size >= GROWS_MORE { old_size / 2 } else { old_size / 4 });
-    let grows = old_size >= GROWS && size > old_size && size < more;
+    let more = old_size.saturating_add(if old_size >= HALF_GROWTH { old_size / 2 } else { old_size / 4 });
+    let grows = old_size >= QUARTER_GROWTH && size > old_size && size < more;
     let padded = grows.then(|| allocate(more, ALIGN)).flatten();
     let fast = || exports::allocate_fast(size, ALIGN).map(|block| (block, false));
     let Some((new, _)) = padded.or_else(fast).or_else(|| allocate(size, ALIGN)) else {
@@ -190,7 +189,8 @@ pub(crate) unsafe fn reallocate(block: NonNull<u8>, size: usize) -> *mut c_void 
     returned(Some(new), errno)
 }
 
-/// Returns free memory to the system until at most `keep` bytes are free; returns whether any went.
+/// Returns free memory to the system until at most `keep` bytes are free. Returns whether it
+/// released any.
 pub(crate) fn trim(keep: usize) -> bool {
     let _errno = SavedErrno::save();
     let Some(_guard) = ReentrancyGuard::enter() else { return false };

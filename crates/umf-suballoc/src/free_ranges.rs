@@ -1,8 +1,8 @@
 //! [`FreeRanges`]: the free ranges of a file or of an address range.
 //!
-//! Best fit, lowest offset first, coalesced with neighbours when freed. Nothing is written into the
-//! file. Freeing never needs memory: there are at most as many free ranges as taken ones, plus one
-//! for each part, and taking a range reserves the node.
+//! Best fit, lowest offset first, coalesced with neighbours when freed. Metadata is not stored in
+//! the file. Freeing never needs memory: there are at most as many free ranges as taken ranges,
+//! plus one per part, and taking a range reserves the node.
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::Result;
@@ -91,7 +91,7 @@ impl FreeRanges {
         Ok(())
     }
 
-    /// Removes a part; `false`, and nothing is changed, if not all of it is free.
+    /// Removes a part. Returns `false` and changes nothing if it is not completely free.
     pub fn remove_part(&mut self, offset: u64, size: u64) -> bool {
         let is_free = self.by_offset.find(&offset).get().is_some_and(|free| free.size == size);
         if is_free {
@@ -101,8 +101,8 @@ impl FreeRanges {
         is_free
     }
 
-    /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is
-    /// long enough.
+    /// Takes `size` bytes at a multiple of `align`, a power of two. Returns the offset, or `None`
+    /// if no free range is long enough.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -118,7 +118,7 @@ impl FreeRanges {
         Ok(Some(offset))
     }
 
-    /// Splits a taken range in two, which are freed separately.
+    /// Counts a taken range as two, which are freed separately.
     ///
     /// # Errors
     /// Those of [`NodeArena::ensure`].
@@ -128,12 +128,12 @@ impl FreeRanges {
         Ok(())
     }
 
-    /// Merges two adjacent taken ranges.
+    /// Counts two adjacent taken ranges as one.
     pub fn merge_taken(&mut self) {
         self.taken -= 1;
     }
 
-    /// Frees a range that was taken.
+    /// Frees a taken range.
     pub fn give(&mut self, offset: u64, size: u64) {
         self.put(offset, size);
         self.taken -= 1;
@@ -210,7 +210,7 @@ impl FreeRanges {
         {
             return Some(found);
         }
-        // What is left are the few ranges between `size` and `sufficient`.
+        // The remaining ranges have sizes between `size` and `sufficient`.
         while let Some(free) = cursor.get() {
             if let Some(found) = fits(free) {
                 return Some(found);
@@ -226,8 +226,7 @@ impl FreeRanges {
         }
         let make =
             |number| Free { by_offset: RBTreeLink::new(), by_size: RBTreeLink::new(), number, offset, size };
-        // Cannot fail, because `take` reserved the node (see the module text). A failure would leak
-        // the range.
+        // Cannot fail, because `take` reserved the node (see the module documentation).
         if let Ok(node) = self.nodes.insert(make) {
             // SAFETY: the node does not move until `remove` has unlinked it from both trees.
             let (first, second) =
@@ -247,7 +246,7 @@ impl FreeRanges {
         }
     }
 
-    /// Bytes that are free, and in how many ranges.
+    /// Returns the free bytes and the number of free ranges.
     #[cfg(test)]
     fn free(&self) -> (u64, usize) {
         self.by_offset.iter().fold((0, 0), |(bytes, count), free| (bytes + free.size, count + 1))
@@ -277,9 +276,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map of which unit is taken.
+        /// Compares with an array that has a flag for each unit.
         #[test]
-        fn agrees_with_a_map(steps in proptest::collection::vec(step(), 1..200)) {
+        fn free_ranges_agree_with_a_model(steps in proptest::collection::vec(step(), 1..200)) {
             let mut ranges = FreeRanges::new(SIZE).unwrap();
             let mut map = [false; SIZE as usize];
             let mut taken: Vec<(u64, u64)> = Vec::new();
@@ -304,7 +303,7 @@ mod tests {
                         let (offset, size) = taken.swap_remove(which % taken.len());
                         let capacity = ranges.nodes.capacity();
                         ranges.give(offset, size);
-                        prop_assert_eq!(ranges.nodes.capacity(), capacity, "giving back took memory");
+                        prop_assert_eq!(ranges.nodes.capacity(), capacity, "freeing allocated memory");
                         map[offset as usize..(offset + size) as usize].fill(false);
                     }
                     Step::Split(which) if !taken.is_empty() => {
@@ -320,13 +319,13 @@ mod tests {
                 }
                 let free = map.iter().filter(|taken| !**taken).count() as u64;
                 let runs = map.chunk_by(|a, b| a == b).filter(|run| !run[0]).count();
-                prop_assert_eq!(ranges.free(), (free, runs), "neighbours are joined, nothing is lost");
+                prop_assert_eq!(ranges.free(), (free, runs), "free bytes and ranges");
             }
         }
     }
 
     #[test]
-    fn parts_come_and_go() {
+    fn parts_are_added_and_removed() {
         let mut ranges = FreeRanges::empty();
         assert_eq!(ranges.take(1, 1).unwrap(), None);
         ranges.add_part(100, 10).unwrap();
@@ -340,30 +339,30 @@ mod tests {
         ranges.give(200, 11);
         assert!(!ranges.remove_part(100, 10) && ranges.remove_part(200, 20));
         ranges.give(100, 4);
-        assert_eq!(ranges.nodes.capacity(), capacity, "giving back took memory");
+        assert_eq!(ranges.nodes.capacity(), capacity, "freeing allocated memory");
         assert!(ranges.remove_part(100, 10) && !ranges.remove_part(100, 10));
         assert_eq!((ranges.free(), ranges.parts, ranges.taken), ((0, 0), 0, 0));
     }
 
     #[test]
-    fn ranges_of_no_part_come_and_go() {
+    fn put_ranges_coalesce_and_pop_longest_first() {
         let mut ranges = FreeRanges::empty();
         ranges.reserve(3).unwrap();
         let capacity = ranges.nodes.capacity();
         assert_eq!([ranges.put(10, 5), ranges.put(30, 10), ranges.put(20, 5)], [0, 0, 0]);
         assert_eq!([ranges.put(15, 5), ranges.put(50, 1)], [2, 0]);
-        assert_eq!(ranges.nodes.capacity(), capacity, "adding took memory");
+        assert_eq!(ranges.nodes.capacity(), capacity, "adding allocated memory");
         assert_eq!(ranges.pop(), Some((10, 15)));
         assert_eq!([ranges.pop(), ranges.pop(), ranges.pop()], [Some((30, 10)), Some((50, 1)), None]);
         assert_eq!(ranges.taken(), 0);
     }
 
     #[test]
-    fn best_fit_and_alignment() {
+    fn take_is_best_fit_and_aligned() {
         let mut ranges = FreeRanges::new(1 << 30).unwrap();
         assert_eq!(ranges.take(4096, 1 << 21).unwrap(), Some(0));
         assert_eq!(ranges.take(4096, 1 << 21).unwrap(), Some(1 << 21));
-        // The hole in between is what fits best.
+        // The gap between them is the best fit.
         assert_eq!(ranges.take(4096, 4096).unwrap(), Some(4096));
         assert_eq!(ranges.take(1 << 30, 4096).unwrap(), None);
         ranges.give(0, 4096);

@@ -16,7 +16,7 @@ union Content<T> {
 #[repr(transparent)]
 struct NodeSlot<T>(UnsafeCell<MaybeUninit<Content<T>>>);
 
-// SAFETY: uninitialised is valid for MaybeUninit, and so are zeros; dropping does nothing.
+// SAFETY: any bytes are a valid `MaybeUninit`, and it has no drop.
 unsafe impl<T> Zeroable for NodeSlot<T> {}
 // SAFETY: a slot is accessed through `&mut NodeArena`, or through a pointer that `insert` returned,
 // whose dereference is `unsafe`.
@@ -88,19 +88,19 @@ impl<T> NodeArena<T> {
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<NonNull<T>> {
         self.ensure(1)?;
         let number = if self.free == 0 { self.fresh } else { self.free - 1 };
-        let place = self.slots.get_or_grow(number)?.0.get();
+        let slot = self.slots.get_or_grow(number)?.0.get();
         // SAFETY: slot `number` is free, so no pointer to it is in use, and `NodeArena` is borrowed
         // mutably. A free slot that was in use before contains the number of the next one.
         unsafe {
             if self.free == 0 {
                 self.fresh += 1;
             } else {
-                self.free = (*place).assume_init_ref().next_free;
+                self.free = (*slot).assume_init_ref().next_free;
             }
             self.used += 1;
             let node = core::mem::ManuallyDrop::new(make(number));
-            let place = (*place).write(Content { node });
-            Ok(NonNull::from(&mut *place.node))
+            let content = (*slot).write(Content { node });
+            Ok(NonNull::from(&mut *content.node))
         }
     }
 
@@ -110,12 +110,12 @@ impl<T> NodeArena<T> {
     /// `insert` gave this number to the node, it was not removed since, and its pointer is not in
     /// use.
     pub unsafe fn remove(&mut self, number: u32) -> Option<T> {
-        let place = self.slots.get(number)?.0.get();
+        let slot = self.slots.get(number)?.0.get();
         // SAFETY: by the contract of this function the slot contains a node, and no pointer to it
         // is in use.
         let node = unsafe {
-            let node = core::mem::ManuallyDrop::take(&mut (*place).assume_init_mut().node);
-            (*place).write(Content { next_free: self.free });
+            let node = core::mem::ManuallyDrop::take(&mut (*slot).assume_init_mut().node);
+            (*slot).write(Content { next_free: self.free });
             node
         };
         self.free = number + 1;

@@ -34,7 +34,7 @@ pub struct RegionTable<T> {
     owner: &'static str,
 }
 
-// SAFETY: the tree's nodes lie in `nodes`, which moves along, and nothing else points to them.
+// SAFETY: the tree's nodes lie in `nodes`, which moves along, and no other pointer to them exists.
 unsafe impl<T: Send> Send for RegionTable<T> {}
 
 impl<T> core::fmt::Debug for RegionTable<T> {
@@ -75,7 +75,7 @@ impl<T> RegionTable<T> {
     pub fn insert(&mut self, region: Region, value: T) -> Result<()> {
         let node: NonNull<Node<T>> =
             self.nodes.insert(|number| Node { link: RBTreeLink::new(), number, region, value })?;
-        // SAFETY: the node stays at its place until `remove` has taken it out of the tree.
+        // SAFETY: the node does not move until `remove` has unlinked it from the tree.
         let node = unsafe { UnsafeRef::from_raw(node.as_ptr()) };
         self.tree.get_or_insert_with(|| RBTree::new(ByBase::new())).insert(node);
         Ok(())
@@ -157,7 +157,7 @@ impl<T> RegionTable<T> {
         let address = region.base();
         let node = self.tree.as_mut().and_then(|tree| tree.find_mut(&address.to_bits()).remove());
         let number = node.map(|node| node.number).ok_or(self.foreign(address))?;
-        // SAFETY: the node is out of the tree, and no reference to it is left.
+        // SAFETY: the node was unlinked from the tree, and no reference to it is left.
         unsafe { self.nodes.remove(number) }.map(|node| node.value).ok_or(self.foreign(address))
     }
 }
@@ -166,7 +166,7 @@ impl<T> Drop for RegionTable<T> {
     fn drop(&mut self) {
         let mut pop = || Some(self.tree.as_mut()?.front_mut().remove()?.number);
         while let Some(number) = pop() {
-            // SAFETY: as in `remove`.
+            // SAFETY: the node was unlinked from the tree, and no reference to it is left.
             drop(unsafe { self.nodes.remove(number) });
         }
     }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_by_base_and_by_content() {
+    fn regions_are_found_by_base_and_by_range() {
         let mut regions = RegionTable::new("the test");
         let all: Vec<Region> = (1..100).map(|i| region(i * 0x3000, 0x2000)).collect();
         for (value, region) in all.iter().enumerate() {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_regions_are_seen() {
+    fn overlap_is_detected() {
         let mut regions = RegionTable::new("the test");
         assert!(!regions.overlap(&region(0x2000, 0x2000)));
         regions.insert(region(0x2000, 0x2000), ()).unwrap();

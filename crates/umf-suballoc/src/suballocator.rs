@@ -5,7 +5,7 @@ use umf_sync::Lock;
 
 use crate::{FreeRanges, RegionTable};
 
-struct Parts {
+struct State {
     ranges: FreeRanges,
     /// The live regions, each with its offset.
     live: RegionTable<u64>,
@@ -17,7 +17,7 @@ struct Parts {
 /// The provider maps an offset to an address of this process when it allocates. Live regions never
 /// overlap in offsets. If the mapping is injective, they do not overlap in addresses either.
 pub struct Suballocator {
-    parts: Lock<Parts>,
+    state: Lock<State>,
     owner: &'static str,
 }
 
@@ -30,7 +30,7 @@ impl Suballocator {
         if start >= end {
             return Err(Error::InvalidArgument {
                 what: "range to suballocate",
-                why: "must hold at least one page",
+                why: "must have at least one page",
             });
         }
         let mut ranges = FreeRanges::new(end)?;
@@ -38,7 +38,7 @@ impl Suballocator {
             // The offsets before `start` stay taken.
             ranges.take(start, 1)?;
         }
-        Ok(Self { parts: Lock::new(Parts { ranges, live: RegionTable::new(owner) }), owner })
+        Ok(Self { state: Lock::new(State { ranges, live: RegionTable::new(owner) }), owner })
     }
 
     /// Allocates a region of `size` bytes at an offset that is a multiple of `align`, a power of
@@ -52,27 +52,27 @@ impl Suballocator {
         align: u64,
         map: impl FnOnce(u64) -> Result<Address>,
     ) -> Result<Region> {
-        let place = {
-            let mut parts = self.parts.lock();
-            let taken = parts.ranges.take(size as u64, align)?;
-            let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
+        let offset = {
+            let mut state = self.state.lock();
+            let taken = state.ranges.take(size as u64, align)?;
+            let offset = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
             // Reserves a node for each taken range, so that no insertion below fails.
-            let missing = parts.ranges.taken().saturating_sub(parts.live.count());
-            if let Err(error) = parts.live.ensure(missing) {
-                parts.ranges.give(place, size as u64);
+            let missing = state.ranges.taken().saturating_sub(state.live.count());
+            if let Err(error) = state.live.ensure(missing) {
+                state.ranges.give(offset, size as u64);
                 return Err(error);
             }
-            place
+            offset
         };
         // Without the lock: mapping is slow.
-        match map(place) {
+        match map(offset) {
             Ok(base) => {
                 let region = Region::new(base, size);
-                self.parts.lock().live.insert(region, place)?;
+                self.state.lock().live.insert(region, offset)?;
                 Ok(region)
             }
             Err(error) => {
-                self.parts.lock().ranges.give(place, size as u64);
+                self.state.lock().ranges.give(offset, size as u64);
                 Err(error)
             }
         }
@@ -86,8 +86,8 @@ impl Suballocator {
     pub fn allocate_pages(&self, layout: Layout, page: usize) -> Result<Region> {
         let layout = layout.pad_to(page)?.align_to(page)?;
         let size = layout.size();
-        self.allocate(size, layout.align() as u64, |place| {
-            let address = usize::try_from(place).ok().and_then(Address::new);
+        self.allocate(size, layout.align() as u64, |offset| {
+            let address = usize::try_from(offset).ok().and_then(Address::new);
             address.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })
         })
     }
@@ -96,8 +96,8 @@ impl Suballocator {
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
-    pub fn place_of(&self, region: &Region) -> Result<u64> {
-        self.parts.lock().live.get(region).copied()
+    pub fn offset_of(&self, region: &Region) -> Result<u64> {
+        self.state.lock().live.get(region).copied()
     }
 
     /// Returns the live region that contains these bytes, whole pages of `page` bytes, and its
@@ -106,22 +106,22 @@ impl Suballocator {
     /// # Errors
     /// As [`RegionTable::holding`].
     pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, u64)> {
-        self.parts.lock().live.holding(address, size, page).map(|(region, place)| (region, *place))
+        self.state.lock().live.holding(address, size, page).map(|(region, offset)| (region, *offset))
     }
 
     /// Frees a region. `unmap` runs before the offset can be allocated again. If it fails, the
     /// region stays live.
     ///
     /// # Errors
-    /// As [`Suballocator::place_of`]; those of `unmap`.
+    /// As [`Suballocator::offset_of`]; those of `unmap`.
     pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         // Removed first: once unmapped, another thread may get the same address.
-        let place = self.parts.lock().live.remove(region)?;
-        let unmapped = unmap(place);
-        let mut parts = self.parts.lock();
+        let offset = self.state.lock().live.remove(region)?;
+        let unmapped = unmap(offset);
+        let mut state = self.state.lock();
         match unmapped {
-            Ok(()) => parts.ranges.give(place, region.size() as u64),
-            Err(_) => parts.live.insert(*region, place)?,
+            Ok(()) => state.ranges.give(offset, region.size() as u64),
+            Err(_) => state.live.insert(*region, offset)?,
         }
         unmapped
     }
@@ -129,7 +129,7 @@ impl Suballocator {
     /// Returns the number of live regions.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.parts.lock().live.count() as usize
+        self.state.lock().live.count() as usize
     }
 }
 
@@ -145,8 +145,8 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    fn at(place: u64) -> Result<Address> {
-        Ok(Address::from_bits(place))
+    fn at(offset: u64) -> Result<Address> {
+        Ok(Address::from_bits(offset))
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
         suballocator.free(&first, |_| Ok(())).unwrap();
         assert!(matches!(suballocator.free(&first, |_| Ok(())), Err(Error::ForeignAddress { .. })));
         suballocator.free(&second, |_| Ok(())).unwrap();
-        // All of it is one range again.
+        // The whole range is free again.
         let whole = suballocator.allocate(1 << 20, 1, at).unwrap();
         assert_eq!(whole.base().value(), 1 << 20);
     }
@@ -173,6 +173,6 @@ mod tests {
         assert_eq!(suballocator.allocate(1 << 20, 1, |_| Err(failed)).unwrap_err(), failed);
         let whole = suballocator.allocate(1 << 20, 1, at).unwrap();
         assert_eq!(suballocator.free(&whole, |_| Err(failed)), Err(failed));
-        assert_eq!(suballocator.place_of(&whole), Ok(0));
+        assert_eq!(suballocator.offset_of(&whole), Ok(0));
     }
 }

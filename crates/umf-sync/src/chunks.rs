@@ -10,20 +10,21 @@ use umf_core::{Error, Result};
 /// Types for which memory full of zeros is a valid value.
 ///
 /// # Safety
-/// All-zero bytes are a valid value of the type, and it has no drop glue that matters: elements are
-/// never dropped.
+/// All-zero bytes are a valid value of the type. Elements are never dropped, so the type must not
+/// need its drop.
 pub unsafe trait Zeroable: Sync {}
 
-// SAFETY: zero is a valid integer, and the atomics have the layout of their integers.
-unsafe impl Zeroable for AtomicU8 {}
-// SAFETY: as above.
-unsafe impl Zeroable for AtomicU16 {}
-// SAFETY: as above.
-unsafe impl Zeroable for AtomicU32 {}
-// SAFETY: as above.
-unsafe impl Zeroable for AtomicU64 {}
-// SAFETY: as above.
-unsafe impl Zeroable for AtomicUsize {}
+macro_rules! zeroable {
+    ($($atomic:ty),*) => {
+        $(
+            // SAFETY: 0 is a valid integer, and atomics have the layout of their integers.
+            unsafe impl Zeroable for $atomic {}
+        )*
+    };
+}
+
+zeroable!(AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize);
+
 // SAFETY: a null pointer is a valid `AtomicPtr`.
 unsafe impl<T> Zeroable for AtomicPtr<T> {}
 
@@ -60,6 +61,7 @@ impl<T: Zeroable, const FIRST: usize> Chunks<T, FIRST> {
         Self { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; COUNT], elements: PhantomData }
     }
 
+    /// Returns the chunk of an index, and the offset in the chunk.
     const fn locate(index: u32) -> (usize, usize) {
         let position = index as usize + FIRST;
         let chunk = (position.ilog2() - Self::SHIFT) as usize;
@@ -120,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_zero_distinct_and_stay() {
+    fn elements_are_zeroed_distinct_and_do_not_move() {
         let array: Chunks<AtomicU64, 4> = Chunks::new();
         assert!(array.get(0).is_none());
         for index in 0..5_000 {

@@ -1,22 +1,22 @@
 //! Failpoints: named points at which tests end, stop or delay a process.
 //!
-//! What a process leaves behind when it is killed depends on what it did last. Every change of
-//! state that another process or the kernel sees (a descriptor, a mapping, a ledger slot, a
-//! message) has a [`failpoint!`](crate::failpoint!) before or after it, and a test kills processes
-//! at each of them.
+//! The state that a killed process leaves depends on its last action. So each change of state that
+//! is visible to another process or the kernel (a descriptor, a mapping, a ledger slot, a message)
+//! has a [`failpoint!`](crate::failpoint!) before or after it. Tests kill processes at each of
+//! them.
 //!
-//! Without the feature `failpoints` they compile to nothing. The package `umf-tests` switches it
-//! on, and with it every test of the workspace has them. `UMF_FAILPOINTS` says what happens:
+//! Without the feature `failpoints` they compile to nothing. The package `umf-tests` enables it for
+//! all tests of the workspace. `UMF_FAILPOINTS` sets the actions:
 //!
 //! ```text
 //! UMF_FAILPOINTS="ledger.published:3=kill,upstream.allocated=sleep:20"
 //! ```
 //!
-//! kills the process with SIGKILL the third time that it reaches `ledger.published`, and lets it
-//! wait for 20 ms the first time that it reaches `upstream.allocated`. `stop` sends SIGSTOP; `:*`
+//! kills the process with SIGKILL the third time that it reaches `ledger.published`, and makes it
+//! sleep for 20 ms the first time that it reaches `upstream.allocated`. `stop` sends SIGSTOP; `:*`
 //! means each time.
 //!
-//! A failpoint may stand anywhere: it takes no lock and allocates nothing. A name stands at one
+//! A failpoint acquires no lock and allocates nothing, so it may be anywhere. Each name has one
 //! place.
 
 use core::fmt;
@@ -30,16 +30,17 @@ pub use linkme;
 #[linkme::distributed_slice]
 pub static FAILPOINTS: [Failpoint];
 
-/// A failpoint, as [`failpoint!`](crate::failpoint!) makes it.
+/// A failpoint, which [`failpoint!`](crate::failpoint!) defines.
 #[derive(Debug)]
 pub struct Failpoint {
     name: &'static str,
+    /// How often it was reached.
     reached: AtomicU64,
-    /// What happens when; read and written as a whole.
+    /// The packed action and time; 0 is none.
     plan: AtomicU64,
 }
 
-/// What a process does to itself at a failpoint.
+/// The action of a process at a failpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
@@ -47,12 +48,12 @@ pub enum Action {
     Kill,
     /// Sends SIGSTOP. SIGCONT continues it.
     Stop,
-    /// Sleeps, for as many milliseconds.
+    /// Sleeps for this many milliseconds.
     Sleep(u16),
 }
 
-// A plan: the action in the upper two bits, the milliseconds, and the time at which it happens; 0
-// is each time.
+// A plan packs the action into the upper two bits, then the milliseconds, then the count at which
+// the action happens; 0 is each time.
 const KILL: u64 = 1 << 62;
 const STOP: u64 = 2 << 62;
 const SLEEP: u64 = 3 << 62;
@@ -60,14 +61,14 @@ const ACTION: u64 = 3 << 62;
 const MILLISECONDS: u32 = 46;
 const TIME: u64 = (1 << MILLISECONDS) - 1;
 
-/// Whether this process ever had a plan. Without one a failpoint costs one load.
+/// Whether this process ever had a plan. Without a plan, a failpoint costs one load.
 static STATE: AtomicU8 = AtomicU8::new(UNREAD);
 
 /// The variable has not been read.
 const UNREAD: u8 = 0;
 /// The variable was read, and there was no plan.
 const OFF: u8 = 1;
-/// There is a plan, or there was one.
+/// There is or was a plan.
 const ON: u8 = 2;
 
 impl Failpoint {
@@ -77,7 +78,7 @@ impl Failpoint {
         Self { name, reached: AtomicU64::new(0), plan: AtomicU64::new(0) }
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
@@ -99,7 +100,7 @@ impl Failpoint {
         }
         match self.count() {
             None => {}
-            Some(Action::Kill) => end_this_process(libc::SIGKILL),
+            Some(Action::Kill) => kill_this_process(),
             // SAFETY: sends a signal to this process.
             Some(Action::Stop) => unsafe {
                 libc::kill(libc::getpid(), libc::SIGSTOP);
@@ -110,7 +111,7 @@ impl Failpoint {
         }
     }
 
-    /// Counts, and returns what is to happen now.
+    /// Counts, and returns the action that is due.
     fn count(&self) -> Option<Action> {
         let now = self.reached.fetch_add(1, Ordering::Relaxed) + 1;
         let plan = self.plan.load(Ordering::Relaxed);
@@ -139,11 +140,11 @@ impl Failpoint {
     }
 }
 
-fn end_this_process(signal: i32) -> ! {
+fn kill_this_process() -> ! {
     // SAFETY: sends a signal to this process.
-    unsafe { libc::kill(libc::getpid(), signal) };
-    // The first process of a pid namespace gets no signal from itself. This, too, ends all threads.
-    // SAFETY: runs nothing of the program's.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    // The first process of a pid namespace ignores its own SIGKILL. `_exit` ends all threads, too.
+    // SAFETY: `_exit` runs no code of the program.
     unsafe { libc::_exit(137) }
 }
 
@@ -151,7 +152,7 @@ fn find(name: &str) -> Option<&'static Failpoint> {
     FAILPOINTS.iter().find(|point| point.name == name)
 }
 
-/// The names of all failpoints of the program, sorted.
+/// Returns the names of all failpoints of the program, sorted.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
     let mut names: Vec<_> = FAILPOINTS.iter().map(Failpoint::name).collect();
@@ -159,9 +160,8 @@ pub fn names() -> Vec<&'static str> {
     names
 }
 
-/// Plans an action for the `nth` time from now (1 is the next) that this process reaches a
-/// failpoint; 0 is each time. Replaces the plan that it had. Returns false if there is no failpoint
-/// of this name.
+/// Plans an action for the `nth` time from now that this process reaches a failpoint: 1 is the next
+/// time, 0 is each time. Replaces an earlier plan. Returns `false` if there is no such failpoint.
 #[must_use]
 pub fn arm(name: &str, nth: u32, action: Action) -> bool {
     read_variable();
@@ -171,20 +171,20 @@ pub fn arm(name: &str, nth: u32, action: Action) -> bool {
     true
 }
 
-/// Forgets all plans.
+/// Removes all plans.
 pub fn disarm() {
     read_variable();
     FAILPOINTS.iter().for_each(|point| point.plan.store(0, Ordering::Relaxed));
 }
 
-/// How often this process (and, if it was forked, its parent before that) reached a failpoint since
-/// there was a plan for the first time. 0 for an unknown name.
+/// Returns how often this process reached a failpoint since the first plan, including its parent
+/// before a fork; 0 for an unknown name.
 #[must_use]
 pub fn reached(name: &str) -> u64 {
     find(name).map_or(0, |point| point.reached.load(Ordering::Relaxed))
 }
 
-/// A text that is no plan.
+/// The error for an invalid plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPlan(String);
 
@@ -193,17 +193,17 @@ impl fmt::Display for BadPlan {
         let Self(text) = self;
         write!(
             f,
-            "{text:?}: not valid; valid is <failpoint>[:<n> or :*]=kill, stop or sleep:<ms>, in a list with commas"
+            "{text:?} is not a valid plan; use a list of <failpoint>[:<n> or :*]=<kill, stop or sleep:<ms>>, separated by commas"
         )
     }
 }
 
 impl core::error::Error for BadPlan {}
 
-/// One part of a plan: at which failpoint, at which time, what.
+/// Parses one part of a plan: failpoint, count, action.
 fn parse(part: &str) -> Option<(&str, u64, Action)> {
-    let (place, action) = part.split_once('=')?;
-    let (name, time) = place.split_once(':').unwrap_or((place, "1"));
+    let (point, action) = part.split_once('=')?;
+    let (name, time) = point.split_once(':').unwrap_or((point, "1"));
     let time = match time {
         "*" => 0,
         number => number.parse().ok().filter(|&time| time > 0 && time <= TIME)?,
@@ -226,27 +226,27 @@ fn plan(text: &str) -> Result<(), BadPlan> {
     Ok(())
 }
 
-/// Reads `UMF_FAILPOINTS` once, and returns the state. No thread waits for another one here: a
-/// child that is forked meanwhile does not have it.
-#[allow(clippy::disallowed_methods, reason = "for tests alone, which have no rights that others lack")]
+/// Reads `UMF_FAILPOINTS` once, and returns the state. Does not wait for another thread, which a
+/// child that is forked meanwhile would not have.
+#[allow(clippy::disallowed_methods, reason = "for tests only, which are never set-user-id")]
 fn read_variable() -> u8 {
     let state = STATE.load(Ordering::Acquire);
     if state != UNREAD {
         return state;
     }
-    // SAFETY: a C string; as everywhere, no thread changes the environment while others read it.
+    // SAFETY: the name is a C string. No thread changes the environment while others read it.
     let value = unsafe { libc::getenv(c"UMF_FAILPOINTS".as_ptr()) };
-    // SAFETY: getenv returns null, or a C string that stays.
+    // SAFETY: `getenv` returns null, or a C string that stays valid.
     let value = (!value.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(value) });
-    let planned = value
-        .map(|text| text.to_str().map_err(|_| BadPlan("bytes that are no text".to_owned())).and_then(plan));
+    let planned =
+        value.map(|text| text.to_str().map_err(|_| BadPlan("(not UTF-8)".to_owned())).and_then(plan));
     if let Some(Err(error)) = planned {
-        // A test that kills no process would pass.
+        // Without the plan, a test would kill no process and pass.
         eprintln!("UMF_FAILPOINTS: {error}");
         std::process::abort();
     }
     let read = if planned.is_some() { ON } else { OFF };
-    // Another thread may have made a plan meanwhile.
+    // Another thread may have set a plan meanwhile.
     STATE
         .compare_exchange(UNREAD, read, Ordering::Release, Ordering::Acquire)
         .map_or_else(|now| now, |_| read)
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plans_are_read_as_documented() {
+    fn plans_are_parsed_as_documented() {
         assert_eq!(parse("a.b=kill"), Some(("a.b", 1, Action::Kill)));
         assert_eq!(parse("a.b:3=stop"), Some(("a.b", 3, Action::Stop)));
         assert_eq!(parse("a.b:*=sleep:20"), Some(("a.b", 0, Action::Sleep(20))));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_time_counts_from_when_it_was_planned() {
+    fn nth_time_counts_from_the_plan() {
         let point = Failpoint::new("test");
         assert_eq!(point.count(), None);
         point.arm(2, Action::Kill);

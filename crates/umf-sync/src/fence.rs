@@ -93,9 +93,9 @@ mod tests {
 
     /// Dekker's two flags: at least one thread sees the other's.
     #[test]
-    fn of_two_threads_one_sees_the_other() {
+    fn of_two_fenced_threads_one_sees_the_other() {
         if !is_usable() {
-            println!("umf-skip: no membarrier(2) here");
+            println!("umf-skip: membarrier(2) is not available");
             return;
         }
         let (rare, often) = (AtomicU32::new(0), AtomicU32::new(0));

@@ -182,7 +182,7 @@ impl Machine for Kernel {
     type Word = AtomicUsize;
     type Patience = Span;
 
-    fn me() -> usize {
+    fn thread_id() -> usize {
         sys::this_thread()
     }
 
@@ -274,14 +274,14 @@ extern "C" fn prepare() {
     SEQUENCE.fetch_add(1, Ordering::Relaxed);
     close(Outer::NUMBER);
     close(Leaf::NUMBER);
-    each(|hooks| (hooks.prepare)());
+    for_each_hooks(|hooks| (hooks.prepare)());
     failpoint!("fork.prepared");
 }
 
 extern "C" fn parent() {
     // A second time, so that a value that was read during the fork differs.
     SEQUENCE.fetch_add(1, Ordering::Relaxed);
-    each(|hooks| (hooks.parent)());
+    for_each_hooks(|hooks| (hooks.parent)());
     open(Leaf::NUMBER);
     open(Outer::NUMBER);
     failpoint!("fork.returned");
@@ -292,7 +292,7 @@ extern "C" fn child() {
     generation::begin_child();
     open_in_child(Leaf::NUMBER);
     open_in_child(Outer::NUMBER);
-    each(|hooks| (hooks.child)());
+    for_each_hooks(|hooks| (hooks.child)());
     failpoint!("fork.child_ready");
 }
 
@@ -350,9 +350,9 @@ impl Hooks {
 }
 
 /// The capacity of [`HOOKS`].
-const MOST_HOOKS: usize = 32;
+const MAX_HOOKS: usize = 32;
 
-static HOOKS: [AtomicPtr<Hooks>; MOST_HOOKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST_HOOKS];
+static HOOKS: [AtomicPtr<Hooks>; MAX_HOOKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_HOOKS];
 
 /// Runs `hooks` around each fork from now on, in no particular order. Adding the same hooks again
 /// has no effect.
@@ -364,20 +364,20 @@ pub fn add_hooks(hooks: &'static Hooks) -> Result<()> {
     // Otherwise a fork could run `child` without having run `prepare`.
     let _no_fork = ForkGuard::<Outer>::new();
     let hooks = core::ptr::from_ref(hooks).cast_mut();
-    for place in &HOOKS {
-        match place.compare_exchange(core::ptr::null_mut(), hooks, Ordering::AcqRel, Ordering::Acquire) {
+    for slot in &HOOKS {
+        match slot.compare_exchange(core::ptr::null_mut(), hooks, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return Ok(()),
             Err(other) if other == hooks => return Ok(()),
             Err(_) => {}
         }
     }
-    Err(Error::TooMany { what: "functions to run at forks", limit: MOST_HOOKS })
+    Err(Error::TooMany { what: "fork hooks", limit: MAX_HOOKS })
 }
 
-fn each(run: impl Fn(&'static Hooks)) {
-    for place in &HOOKS {
-        // SAFETY: `add_hooks` stores references to statics there, and nothing else.
-        if let Some(hooks) = unsafe { place.load(Ordering::Acquire).as_ref() } {
+fn for_each_hooks(run: impl Fn(&'static Hooks)) {
+    for slot in &HOOKS {
+        // SAFETY: a slot is null, or `add_hooks` stored a reference to a static in it.
+        if let Some(hooks) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
             run(hooks);
         }
     }
@@ -439,15 +439,15 @@ mod tests {
     use super::*;
     use crate::Lock;
 
-    /// Runs `act` in a forked child; whether it returned true there.
+    /// Runs `act` in a forked child. Returns its result.
     fn in_fork(act: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child only takes this crate's locks, and ends within a bounded time.
+        // SAFETY: the child acquires locks of this crate only, and exits within a bounded time.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: sets an alarm for this child.
             unsafe { libc::alarm(20) };
             let code = i32::from(!act());
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` runs no code of this process.
             unsafe { libc::_exit(code) };
         }
         let mut status = 0;
@@ -456,8 +456,8 @@ mod tests {
         status == 0
     }
 
-    /// Pairs that are equal but for the moments in which they are changed, under two gates, one
-    /// inside of the other.
+    /// Pairs of numbers that are equal whenever their lock is free. The locks have different gates,
+    /// and are nested.
     static OUTER: Lock<(u64, u64)> = Lock::new((0, 0));
     static LEAF: Lock<(u64, u64), Leaf> = Lock::new((0, 0));
 
@@ -473,13 +473,13 @@ mod tests {
         outer.1 += 1;
     }
 
-    fn are_whole() -> bool {
+    fn are_consistent() -> bool {
         let (outer, leaf) = (*OUTER.lock(), *LEAF.lock());
         outer.0 == outer.1 && leaf.0 == leaf.1
     }
 
     #[test]
-    fn child_finds_locks_free_and_their_values_whole() {
+    fn locks_are_free_and_their_values_consistent_in_a_child() {
         let stop = AtomicBool::new(false);
         let before = generation();
         std::thread::scope(|scope| {
@@ -491,7 +491,7 @@ mod tests {
                 });
             }
             // Two threads fork.
-            let forks = || (0..200).all(|_| in_fork(|| generation() == before + 1 && are_whole()));
+            let forks = || (0..200).all(|_| in_fork(|| generation() == before + 1 && are_consistent()));
             let other = scope.spawn(forks);
             let all = forks() & other.join().unwrap();
             stop.store(true, Ordering::Relaxed);
@@ -500,8 +500,7 @@ mod tests {
         assert_eq!(generation(), before);
     }
 
-    /// Runs `act` in a thread that the standard library, which takes a lock for that, does not
-    /// start.
+    /// Runs `act` in a new thread, without the standard library, which would acquire a lock.
     fn in_plain_thread(act: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void) -> bool {
         let mut thread = 0;
         let none = core::ptr::null_mut();
@@ -513,12 +512,12 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_a_child_pass_both_gates() {
+    fn threads_of_a_forked_child_pass_both_gates() {
         extern "C" fn take_both(_: *mut libc::c_void) -> *mut libc::c_void {
             change();
             core::ptr::null_mut()
         }
-        assert!(in_fork(|| in_plain_thread(take_both) && are_whole()));
+        assert!(in_fork(|| in_plain_thread(take_both) && are_consistent()));
     }
 
     #[test]
@@ -540,8 +539,8 @@ mod tests {
     }
 
     #[test]
-    fn fork_inside_of_a_lock_leaves_it_to_both() {
-        // No other thread waits for it.
+    fn lock_held_by_the_forking_thread_is_held_in_both_processes() {
+        // No other thread waits for this lock.
         static HELD: Lock<()> = Lock::new(());
         let inside = HELD.lock();
         assert!(in_fork(|| HELD.try_lock().is_none()));
@@ -549,17 +548,17 @@ mod tests {
         assert!(in_fork(|| HELD.try_lock().is_some()));
     }
 
-    /// A thread that holds a lock for long stops neither the fork for ever nor the others
-    /// meanwhile.
+    /// Rule 3 of the gate: a thread that holds a lock for long delays the fork, and does not block
+    /// other threads meanwhile.
     #[test]
-    fn slow_holder_stops_others_for_a_while_only() {
+    fn slow_lock_holder_does_not_block_others_until_the_fork() {
         static SLOW: Lock<()> = Lock::new(());
         let (begun, end) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _slow = SLOW.lock();
                 begun.store(true, Ordering::Release);
-                // It waits for the other one, which has to pass the gate.
+                // Waits for the other thread, which must pass the gate.
                 while !end.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
@@ -572,13 +571,13 @@ mod tests {
                 change();
                 end.store(true, Ordering::Release);
             });
-            assert!(in_fork(are_whole));
+            assert!(in_fork(are_consistent));
             other.join().unwrap();
         });
     }
 
     #[test]
-    fn hooks_run_once_each() {
+    fn hooks_run_once_per_fork() {
         static RAN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
         static COUNT: Hooks = Hooks {
             prepare: || _ = RAN[0].fetch_add(1, Ordering::Relaxed),
@@ -588,7 +587,7 @@ mod tests {
         let ran = || [0, 1, 2].map(|index: usize| RAN[index].load(Ordering::Relaxed));
         add_hooks(&COUNT).unwrap();
         add_hooks(&COUNT).unwrap();
-        // (Other tests of this program fork as well.)
+        // Other tests of this program fork too, so counts of this process may be larger.
         let before = ran();
         assert!(in_fork(|| ran()[2] == 1));
         let after = ran();

@@ -44,7 +44,7 @@ pub(crate) trait Machine {
     type Patience: Patience;
 
     /// Returns the id of the calling thread: not 0, and the same in a forked child.
-    fn me() -> usize;
+    fn thread_id() -> usize;
     /// Fences cheaply; pairs with [`Machine::heavy`]. Runs at each entry.
     fn light();
     /// Makes all threads of the process pass a full fence.
@@ -59,11 +59,11 @@ pub(crate) trait Machine {
 
 /// A time span, measured from its start.
 pub(crate) trait Patience: Sized {
-    /// The first span, which starts now.
+    /// Returns the first span, which starts now.
     fn start() -> Self;
-    /// A span twice as long, which starts now.
+    /// Returns a span twice as long, which starts now.
     fn double(self) -> Self;
-    /// The same span again.
+    /// Starts the same span again.
     fn again(&mut self);
     /// Waits a moment. Returns false once the span is over.
     fn pause(&mut self) -> bool;
@@ -89,38 +89,38 @@ impl<W: GateWord> Gate<W> {
         Self { owner, depth, is_closed, openings, others }
     }
 
-    /// Enters the gate. `mine` is the count word of the calling thread.
+    /// Enters the gate. `count` is the count word of the calling thread.
     #[inline(always)]
-    pub(crate) fn enter<M: Machine<Word = W>>(&self, mine: &W) {
-        let inside = mine.load(Ordering::Relaxed);
-        mine.store(inside + 1, Ordering::Relaxed);
+    pub(crate) fn enter<M: Machine<Word = W>>(&self, count: &W) {
+        let inside = count.load(Ordering::Relaxed);
+        count.store(inside + 1, Ordering::Relaxed);
         if inside == 0 {
             M::light();
             if self.owner.load(Ordering::Acquire) != 0 {
-                self.enter_closed::<M>(mine);
+                self.enter_closed::<M>(count);
             }
         }
     }
 
     /// Exits the gate.
     #[inline(always)]
-    pub(crate) fn exit(&self, mine: &W) {
-        mine.store(mine.load(Ordering::Relaxed) - 1, Ordering::Release);
+    pub(crate) fn exit(&self, count: &W) {
+        count.store(count.load(Ordering::Relaxed) - 1, Ordering::Release);
     }
 
     #[cold]
-    fn enter_closed<M: Machine<Word = W>>(&self, mine: &W) {
-        let me = M::me();
+    fn enter_closed<M: Machine<Word = W>>(&self, count: &W) {
+        let this = M::thread_id();
         loop {
             // Loaded before `owner`, so that an opening in between ends the sleep below.
             let openings = self.openings.load(Ordering::Acquire);
             let owner = self.owner.load(Ordering::Acquire);
-            if owner == 0 || owner == me {
+            if owner == 0 || owner == this {
                 return;
             }
-            mine.store(0, Ordering::Release);
+            count.store(0, Ordering::Release);
             M::sleep(&self.openings, openings);
-            mine.store(1, Ordering::Relaxed);
+            count.store(1, Ordering::Relaxed);
             M::light();
         }
     }
@@ -129,13 +129,13 @@ impl<W: GateWord> Gate<W> {
     /// thread is closing the gate, this waits until rule 3 opens it.
     #[cold]
     pub(crate) fn enter_without_word<M: Machine<Word = W>>(&self) {
-        let me = M::me();
+        let this = M::thread_id();
         loop {
             self.others.add(1, Ordering::SeqCst);
             M::light();
             let openings = self.openings.load(Ordering::Acquire);
             let owner = self.owner.load(Ordering::SeqCst);
-            if owner == 0 || owner == me {
+            if owner == 0 || owner == this {
                 return;
             }
             self.others.sub(1, Ordering::Release);
@@ -150,16 +150,16 @@ impl<W: GateWord> Gate<W> {
     }
 
     /// Closes the gate for a fork by the calling thread. When this returns, no other thread is
-    /// inside. `threads` yields the count words of all threads that have one, and `mine` is the
+    /// inside. `threads` yields the count words of all threads that have one, and `count` is the
     /// calling thread's.
-    pub(crate) fn close<'w, M, I>(&self, mine: Option<&'w W>, threads: impl Fn() -> I)
+    pub(crate) fn close<'w, M, I>(&self, count: Option<&'w W>, threads: impl Fn() -> I)
     where
         M: Machine<Word = W>,
         I: Iterator<Item = &'w W>,
         W: 'w,
     {
-        let me = M::me();
-        let depth = self.take::<M>(me, None);
+        let this = M::thread_id();
+        let depth = self.take::<M>(this, None);
         // A nested fork of a gate that is fully closed does not wait again: fork handlers of other
         // libraries have run since and may hold locks that a thread let in here would wait for.
         if self.is_closed.load(Ordering::Relaxed) != 0 {
@@ -168,17 +168,17 @@ impl<W: GateWord> Gate<W> {
         let mut patience = M::Patience::start();
         'closed: loop {
             M::heavy();
-            let is_mine = |word: &W| mine.is_some_and(|mine| core::ptr::eq(mine, word));
-            for word in threads().filter(|word| !is_mine(word)) {
+            let is_own = |word: &W| count.is_some_and(|count| core::ptr::eq(count, word));
+            for word in threads().filter(|word| !is_own(word)) {
                 if !self.wait_until_outside::<M>(word, &mut patience) {
-                    patience = self.open_a_while::<M>(word, patience);
-                    self.take::<M>(me, Some(depth));
+                    patience = self.open_for_a_while::<M>(word, patience);
+                    self.take::<M>(this, Some(depth));
                     continue 'closed;
                 }
             }
             if !self.wait_until_outside::<M>(&self.others, &mut patience) {
-                patience = self.open_a_while::<M>(&self.others, patience);
-                self.take::<M>(me, Some(depth));
+                patience = self.open_for_a_while::<M>(&self.others, patience);
+                self.take::<M>(this, Some(depth));
                 continue 'closed;
             }
             self.is_closed.store(1, Ordering::Relaxed);
@@ -188,13 +188,13 @@ impl<W: GateWord> Gate<W> {
 
     /// Makes the calling thread the owner of the gate, and sets `depth`: to the given value, or to
     /// one more than it was. Returns it.
-    fn take<M: Machine<Word = W>>(&self, me: usize, depth: Option<usize>) -> usize {
+    fn take<M: Machine<Word = W>>(&self, this: usize, depth: Option<usize>) -> usize {
         loop {
             let openings = self.openings.load(Ordering::Acquire);
             let taken = M::uninterrupted(|| {
-                let inside = match self.owner.replace(0, me) {
+                let inside = match self.owner.replace(0, this) {
                     Ok(()) => 0,
-                    Err(owner) if owner == me => self.depth.load(Ordering::Relaxed),
+                    Err(owner) if owner == this => self.depth.load(Ordering::Relaxed),
                     Err(_) => return None,
                 };
                 let depth = depth.unwrap_or(inside + 1);
@@ -219,7 +219,7 @@ impl<W: GateWord> Gate<W> {
 
     /// Opens the gate until the slow thread is outside or the time is over. Doubles the time for
     /// the next attempt.
-    fn open_a_while<M: Machine<Word = W>>(&self, slow: &W, patience: M::Patience) -> M::Patience {
+    fn open_for_a_while<M: Machine<Word = W>>(&self, slow: &W, patience: M::Patience) -> M::Patience {
         self.set_open::<M>();
         let mut patience = patience.double();
         while slow.load(Ordering::Acquire) != 0 && patience.pause() {}
@@ -247,14 +247,14 @@ impl<W: GateWord> Gate<W> {
 
     /// Ends one [`Gate::close`] in the child, which has one thread. Resets the count words of all
     /// other threads: they may count an entry that was waiting for the gate.
-    pub(crate) fn open_in_child<'w, M, I>(&self, mine: Option<&'w W>, threads: impl Fn() -> I)
+    pub(crate) fn open_in_child<'w, M, I>(&self, count: Option<&'w W>, threads: impl Fn() -> I)
     where
         M: Machine<Word = W>,
         I: Iterator<Item = &'w W>,
         W: 'w,
     {
         for word in threads() {
-            if !mine.is_some_and(|mine| core::ptr::eq(mine, word)) {
+            if !count.is_some_and(|count| core::ptr::eq(count, word)) {
                 word.store(0, Ordering::Relaxed);
             }
         }

@@ -1,10 +1,13 @@
-//! The generation of a process: a number that differs between a process and its forked children.
+//! Words that the kernel zeroes in a forked child (`MADV_WIPEONFORK`, `madvise(2)`, Linux 4.14):
+//! [`WipeOnForkWord`], and the generation of a process.
 //!
-//! It lies in a page that the kernel zeroes in a child (`MADV_WIPEONFORK`, `madvise(2)`, Linux
-//! 4.14). If the kernel refuses that, the child's handler of `fork(3)` zeroes it.
+//! The [`generation`] is a number that differs between a process and its forked children. Before
+//! Linux 4.14, the child's handler of `fork(3)` zeroes its word.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+use umf_core::Result;
 
 use crate::{fork, sys};
 
@@ -69,5 +72,70 @@ pub(crate) fn make_canary() {
     if CANARY.compare_exchange(none, canary.as_ptr(), Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: another thread was first, and no thread has seen this page.
         unsafe { sys::unmap(page, sys::PAGE) };
+    }
+}
+
+/// A word that the kernel zeroes in every forked child, also in one of raw `clone(2)`. So one load
+/// checks a flag and whether this is still the process that set it.
+#[derive(Debug)]
+pub struct WipeOnForkWord {
+    word: NonNull<AtomicU32>,
+}
+
+// SAFETY: the word is atomic, and its page belongs to this value.
+unsafe impl Send for WipeOnForkWord {}
+// SAFETY: a shared reference gives access to an atomic only.
+unsafe impl Sync for WipeOnForkWord {}
+
+impl WipeOnForkWord {
+    /// Makes a word with this value, in a page of its own.
+    ///
+    /// # Errors
+    /// [`umf_core::Error::OutOfMemory`]; [`umf_core::Error::Native`] before Linux 4.14.
+    pub fn new(value: u32) -> Result<Self> {
+        let page = sys::map(sys::PAGE)?;
+        let wiped = Self { word: page.cast() };
+        // SAFETY: the page was mapped above, and this value owns it.
+        unsafe { sys::wipe_on_fork(page, sys::PAGE)? };
+        wiped.word().store(value, Ordering::Relaxed);
+        Ok(wiped)
+    }
+
+    /// Returns the word.
+    #[must_use]
+    pub fn word(&self) -> &AtomicU32 {
+        // SAFETY: the page is mapped as long as this value exists, and zeros are a valid
+        // `AtomicU32`.
+        unsafe { self.word.as_ref() }
+    }
+}
+
+impl Drop for WipeOnForkWord {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the page, and no reference into it is left.
+        unsafe { sys::unmap(self.word.cast(), sys::PAGE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn word_is_zero_in_a_forked_child() {
+        let wiped = WipeOnForkWord::new(7).unwrap();
+        assert_eq!(wiped.word().load(Ordering::Relaxed), 7);
+        // SAFETY: the child reads a word and exits.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let value = wiped.word().load(Ordering::Relaxed);
+            // SAFETY: `_exit` runs no code of this process.
+            unsafe { libc::_exit(value as i32) };
+        }
+        let mut status = 1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        assert_eq!(wiped.word().load(Ordering::Relaxed), 7);
     }
 }

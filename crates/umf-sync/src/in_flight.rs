@@ -18,7 +18,7 @@ pub struct InFlight(
     AtomicU64,
 );
 
-/// A thread's stay in the section, which ends when this is dropped.
+/// The calling thread's section, which ends when this is dropped.
 #[derive(Debug)]
 pub struct InFlightGuard<'c> {
     in_flight: &'c InFlight,
@@ -76,12 +76,12 @@ mod tests {
     }
 
     #[test]
-    fn a_child_counts_its_own_threads() {
+    fn forked_child_counts_its_own_threads() {
         static IN_FLIGHT: InFlight = InFlight::new();
         let outer = IN_FLIGHT.enter();
         let inner = IN_FLIGHT.enter();
         assert_eq!(inside(&IN_FLIGHT), 2);
-        // SAFETY: the child runs code of this crate, and ends within a bounded time.
+        // SAFETY: the child runs code of this crate only, and exits within a bounded time.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: sets an alarm for this child.
@@ -93,7 +93,7 @@ mod tests {
             let counted = inside(&IN_FLIGHT);
             drop(one);
             IN_FLIGHT.wait();
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` runs no code of this process.
             unsafe { libc::_exit(i32::from(counted != 1)) };
         }
         let mut status = 0;

@@ -1,6 +1,6 @@
 //! Synchronisation primitives that need no allocator and survive a fork.
 //!
-//! | chapter | content |
+//! | module or type | content |
 //! |---|---|
 //! | [`Lock`] | a futex lock for a `static` or a field; a forked child finds it free |
 //! | [`fork`] | the gates that locks pass, [`fork::generation`], hooks around a fork |
@@ -30,14 +30,13 @@ pub mod sequence;
 mod sys;
 pub mod table;
 pub mod thread;
-mod wipe_on_fork;
-mod word;
+mod thread_word;
 pub mod words;
 
+pub use generation::WipeOnForkWord;
 pub use lock::{Lock, LockGuard};
 pub use sequence::SequenceLock;
 pub use sys::BlockedSignals;
-pub use wipe_on_fork::WipeOnForkWord;
 
 /// A point at which tests end, stop or delay the process: `failpoint!("ledger.published")`.
 /// Compiles to nothing without the feature `failpoints`.

@@ -1,5 +1,5 @@
-//! What the models for loom share: words, how far the models go, and what they reached. (`loom_`
-//! tests; in full with `tests/run --loom`.)
+//! Support for loom models (tests named `loom_...`): words, the bound of preemptions, and the
+//! states that a model reached. `tests/run --loom` explores more preemptions.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -8,48 +8,47 @@ use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::words::{Number, Word};
 
-/// Runs a model with at most so many preemptions, in which nearly all mistakes show; with
-/// `--cfg loom` with `in_full` of them (`None`: every interleaving).
-pub fn explore(preemptions: usize, in_full: Option<usize>, run: impl Fn() + Send + Sync + 'static) {
+/// Runs a model with at most `preemptions` preemptions, which reveal most errors. With `--cfg loom`
+/// the bound is `max_preemptions`; `None` explores every interleaving.
+pub fn explore(preemptions: usize, max_preemptions: Option<usize>, run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = if cfg!(loom) { in_full } else { Some(preemptions) };
+    builder.preemption_bound = if cfg!(loom) { max_preemptions } else { Some(preemptions) };
     builder.check(run);
 }
 
-/// The states that a model reached, in any interleaving: one that never gets anywhere proves
-/// nothing.
+/// The states that a model reached in any interleaving. A model that does not reach its interesting
+/// states proves nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Reached(Arc<Mutex<BTreeSet<&'static str>>>);
 
 impl Reached {
-    /// Notes that a state was reached.
+    /// Records that a state was reached.
     ///
     /// # Panics
-    /// If another thread panicked here.
+    /// If another thread panicked in this function.
     pub fn reach(&self, state: &'static str) {
         self.0.lock().expect("no thread panics under the lock").insert(state);
     }
 
-    /// Checks that what was reached is this and nothing else.
+    /// Checks that exactly these states were reached.
     ///
     /// # Panics
-    /// If it is not.
+    /// If they were not.
     #[track_caller]
     pub fn check<const COUNT: usize>(&self, states: [&'static str; COUNT]) {
         let reached = self.0.lock().expect("no thread panics under the lock");
-        assert_eq!(*reached, BTreeSet::from(states), "what the model reached");
+        assert_eq!(*reached, BTreeSet::from(states), "the states that the model reached");
     }
 }
 
-/// A word as loom has it.
+/// A word over an atomic of loom.
 ///
-/// Of the accesses to a word loom 0.7 remembers the last only, and of two loads it believes that
-/// their order means nothing. So a thread that loads a word and then stores into it hides its
-/// store: loom does not see any more that it could as well have come before another thread's
-/// earlier load, and leaves such interleavings out (issues 166 and 392 of tokio-rs/loom). That is
-/// how most counts are written. Therefore each load comes with a store into a second word. The
-/// order of stores means something, so that loom tries the loads in every order; and no thread
-/// reads what is stored, so that it orders nothing for the threads.
+/// loom 0.7 records only the last access to a word, and treats two loads as independent. If a
+/// thread loads a word and then stores to it, loom does not consider that the store could precede
+/// an earlier load of another thread. It leaves such interleavings out (issues 166 and 392 of
+/// tokio-rs/loom). Most counters are written this way. Therefore each load also stores to a second
+/// word. Stores are not independent, so loom explores all orders of the loads. No thread reads the
+/// second word, so it adds no ordering between threads.
 #[derive(Debug)]
 pub struct ModelWord<A = AtomicU64> {
     value: A,
@@ -57,7 +56,7 @@ pub struct ModelWord<A = AtomicU64> {
 }
 
 impl ModelWord {
-    /// A word of 64 bits with this value.
+    /// Returns a 64-bit word with this value.
     #[must_use]
     pub fn new(value: u64) -> Self {
         Self::over(AtomicU64::new(value))
@@ -65,16 +64,16 @@ impl ModelWord {
 }
 
 impl<A> ModelWord<A> {
-    /// A word over one of loom's atomics.
+    /// Returns a word over an atomic of loom.
     #[must_use]
     pub fn over(value: A) -> Self {
         Self { value, loads: AtomicU64::new(0) }
     }
 }
 
-/// loom 0.7 takes sequentially consistent accesses for acquiring and releasing ones; its fences are
-/// what they say. So such a load comes after a fence here, and such a store before one, which
-/// orders them as the memory model does.
+/// Fences if the order is sequentially consistent. loom 0.7 treats sequentially consistent accesses
+/// as acquire and release; its fences are correct. A fence before the load and after the store
+/// gives the ordering of the memory model.
 fn fence_at(order: Ordering) {
     if order == Ordering::SeqCst {
         fence(order);
@@ -153,9 +152,9 @@ impl Number for ModelWord {
     }
 }
 
-/// What a thread loads before it stores hides nothing (see [`ModelWord`]).
+/// Checks the workaround of [`ModelWord`].
 #[test]
-fn loom_a_load_before_a_store_hides_nothing() {
+fn loom_load_before_a_store_does_not_hide_interleavings() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(2, None, move || {

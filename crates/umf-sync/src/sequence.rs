@@ -5,9 +5,9 @@
 //!
 //! | | writers | promise |
 //! |---|---|---|
-//! | [`write`](SequenceLock::write), [`withdraw`](SequenceLock::withdraw), [`read`](SequenceLock::read) | one at a time | a record is seen whole, or not at all |
-//! | [`write`](SequenceLock::write) around a change of a whole map, [`settled`](SequenceLock::settled) | one at a time | what was there all the time is found |
-//! | [`record`](SequenceLock::record), [`read_record`](SequenceLock::read_record) | any number | a record of a ring is seen whole or not at all, and never goes back; no thread waits |
+//! | [`write`](SequenceLock::write), [`withdraw`](SequenceLock::withdraw), [`read`](SequenceLock::read) | one at a time | a record is read consistently, or not at all |
+//! | [`write`](SequenceLock::write) around a change of a whole map, [`settled`](SequenceLock::settled) | one at a time | an object that exists during the look-up is found |
+//! | [`record`](SequenceLock::record), [`read_record`](SequenceLock::read_record) | any number | a record of a ring is read consistently or not at all, and never an older one after a newer one; no thread waits |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

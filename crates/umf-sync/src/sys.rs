@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 use umf_core::{Error, Result};
 
-/// Bytes of a page; larger ones are multiples.
+/// The size of the smallest pages in bytes. Other page sizes are multiples of it.
 pub(crate) const PAGE: usize = 4096;
 
 fn last_errno() -> i32 {
@@ -26,28 +26,28 @@ pub(crate) fn map(size: usize) -> Result<NonNull<u8>> {
     NonNull::new(mapped.cast()).ok_or(Error::OutOfMemory { size, owner: "metadata", native: 0 })
 }
 
-/// Unmaps.
+/// Unmaps a range.
 ///
 /// # Safety
-/// The range is a mapping of [`map`], and nothing uses it any more.
+/// The range is a mapping of [`map`], and is not in use any more.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) {
     // SAFETY: passed on to the caller.
     unsafe { libc::munmap(base.as_ptr().cast(), size) };
 }
 
-/// Gives forked children zeros in place of this page (Linux 4.14, `madvise(2)`).
+/// Makes the page read as zeros in forked children (`MADV_WIPEONFORK`, Linux 4.14, `madvise(2)`).
 ///
 /// # Safety
 /// The range is a mapping of [`map`].
 pub(crate) unsafe fn wipe_on_fork(page: NonNull<u8>, size: usize) -> Result<()> {
-    // SAFETY: the caller has the mapping; the advice changes nothing in this process.
+    // SAFETY: passed on to the caller; the advice changes nothing in this process.
     match unsafe { libc::madvise(page.as_ptr().cast(), size, libc::MADV_WIPEONFORK) } {
         0 => Ok(()),
         _ => Err(Error::native("madvise(MADV_WIPEONFORK)", last_errno())),
     }
 }
 
-/// Sleeps while the word is `expected`, until it is woken. May return at any time.
+/// Sleeps until woken, unless the word differs from `expected`. May return spuriously.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32) {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let forever = ptr::null::<libc::timespec>();
@@ -55,14 +55,14 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, forever) };
 }
 
-/// Wakes as many sleepers.
+/// Wakes up to `count` threads that sleep on the word.
 pub(crate) fn futex_wake(word: &AtomicU32, count: i32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the word is valid.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, count) };
 }
 
-/// The half of a word that changes when one is added.
+/// Returns the half of a word with the low bits.
 pub(crate) fn low_half(word: &AtomicUsize) -> &AtomicU32 {
     let halves = size_of::<AtomicUsize>() / size_of::<AtomicU32>();
     let offset = if cfg!(target_endian = "big") { halves - 1 } else { 0 };
@@ -74,28 +74,29 @@ const MEMBARRIER_PRIVATE_EXPEDITED: i32 = 1 << 3;
 const MEMBARRIER_REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
 
 fn membarrier(command: i32) -> bool {
-    // SAFETY: takes numbers.
+    // SAFETY: the arguments are numbers.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Asks for [`barrier`] to be possible in this process.
+/// Registers this process for [`barrier`]. Returns whether that succeeded.
 pub(crate) fn register_barrier() -> bool {
     membarrier(MEMBARRIER_REGISTER_PRIVATE_EXPEDITED)
 }
 
-/// Has every running thread of this process pass a full memory fence; `false` if the kernel does
-/// not.
+/// Makes every running thread of this process pass a full memory fence. Returns `false` if the
+/// kernel does not support it.
 pub(crate) fn barrier() -> bool {
     membarrier(MEMBARRIER_PRIVATE_EXPEDITED)
 }
 
-/// A number of the calling thread that a forked child keeps (`pthread_self(3)`), not 0.
+/// Returns the id of the calling thread, which is the same in a forked child (`pthread_self(3)`),
+/// and not 0.
 pub(crate) fn this_thread() -> usize {
-    // SAFETY: has no preconditions.
+    // SAFETY: the call has no preconditions.
     (unsafe { libc::pthread_self() }) as usize
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns the nanoseconds of the monotonic clock.
 pub(crate) fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is valid for the write.
@@ -103,10 +104,10 @@ pub(crate) fn now() -> u64 {
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
-/// Lets other threads run, for about as many nanoseconds if that is not 0.
+/// Sleeps for about `nanoseconds`; yields the processor if that is 0.
 pub(crate) fn pause(nanoseconds: u32) {
     if nanoseconds == 0 {
-        // SAFETY: has no preconditions.
+        // SAFETY: the call has no preconditions.
         unsafe { libc::sched_yield() };
     } else {
         let time = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(nanoseconds as i32) };
@@ -115,17 +116,17 @@ pub(crate) fn pause(nanoseconds: u32) {
     }
 }
 
-/// All signals of the calling thread are blocked until this is dropped.
+/// A scope in which all signals of the calling thread are blocked, until this is dropped.
 #[derive(Debug)]
 pub struct BlockedSignals {
-    /// The mask before; `None` if it could not be changed.
+    /// The previous mask; `None` if it could not be changed.
     before: Option<libc::sigset_t>,
     /// The mask is the calling thread's.
     not_send: PhantomData<*const ()>,
 }
 
 impl BlockedSignals {
-    /// Blocks them.
+    /// Blocks all signals.
     #[must_use]
     pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
@@ -135,7 +136,7 @@ impl BlockedSignals {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
         };
-        // SAFETY: a call that succeeds writes it.
+        // SAFETY: the call succeeded, so it wrote `before`.
         let before = is_blocked.then(|| unsafe { before.assume_init() });
         Self { before, not_send: PhantomData }
     }
@@ -150,7 +151,7 @@ impl Default for BlockedSignals {
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // SAFETY: the mask that this thread had.
+            // SAFETY: the guard is not `Send`, so this is the thread whose mask was saved.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
         }
     }

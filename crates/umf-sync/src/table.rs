@@ -8,6 +8,7 @@ use crate::chunks::{Chunks, Zeroable};
 
 use umf_core::{Error, Result};
 
+/// The unused numbers.
 #[derive(Debug)]
 struct Numbers {
     /// The first number that was never allocated.
@@ -18,8 +19,9 @@ struct Numbers {
 
 /// Records by number. Number 0 is never allocated, so that 0 can mean "none".
 ///
-/// Reading a record takes no lock; allocating and releasing a number take one. A released record
-/// keeps its memory and its old content. If readers may meet a released record, its owner marks it.
+/// Reading a record acquires no lock; allocating and releasing a number acquire one. A released
+/// record keeps its memory and its old content. If readers may find a released record, its owner
+/// must mark it.
 #[derive(Debug)]
 pub struct Table<T: Zeroable, const FIRST: usize = 4096> {
     records: Chunks<T, FIRST>,

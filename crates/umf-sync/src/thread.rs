@@ -12,17 +12,17 @@ use crate::chunks::Chunks;
 use crate::fork::{self, LeafUnindexed};
 use umf_core::{Error, Result};
 
-use crate::{Lock, word};
+use crate::{Lock, thread_word};
 
 /// The index of a running thread: dense, from 0, reused after the thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadIndex(u32);
 
 impl ThreadIndex {
-    /// The most threads that can have an index at one time.
+    /// The largest number of threads that can have an index at the same time.
     pub const LIMIT: u32 = 1 << 16;
 
-    /// The number.
+    /// Returns the number.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u32 {
@@ -56,7 +56,7 @@ static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize), LeafUnindexed> = Lock::n
 /// [`ThreadIndex::LIMIT`] threads. Callers then work without per-thread state.
 #[inline]
 pub fn current() -> Option<ThreadIndex> {
-    match word::get() as u32 {
+    match thread_word::get() as u32 {
         NONE => enter(),
         ENDED => None,
         number => Some(ThreadIndex(number - 1)),
@@ -65,7 +65,7 @@ pub fn current() -> Option<ThreadIndex> {
 
 /// Returns the index of the calling thread, if one was assigned before.
 pub(crate) fn known() -> Option<ThreadIndex> {
-    match word::get() as u32 {
+    match thread_word::get() as u32 {
         NONE | ENDED => None,
         number => Some(ThreadIndex(number - 1)),
     }
@@ -76,7 +76,7 @@ pub(crate) fn known() -> Option<ThreadIndex> {
 #[inline(always)]
 #[must_use]
 pub fn index_plus_one() -> u64 {
-    word::get()
+    thread_word::get()
 }
 
 /// Returns an upper bound of all indices that were ever assigned.
@@ -113,7 +113,7 @@ fn enter() -> Option<ThreadIndex> {
         release(number);
         return None;
     }
-    word::set(number + 1);
+    thread_word::set(number + 1);
     Some(ThreadIndex(number))
 }
 
@@ -142,19 +142,19 @@ fn exit_key() -> Option<libc::pthread_key_t> {
 }
 
 extern "C" fn leave(_value: *mut libc::c_void) {
-    let number = word::get() as u32;
+    let number = thread_word::get() as u32;
     if number == NONE || number == ENDED {
         return;
     }
     let hooks = { EXIT_HOOKS.lock().0 };
     for hook in hooks.into_iter().flatten() {
-        // Subscribers of events may panic, and nothing may unwind from here.
+        // A hook may panic in a `tracing` subscriber, and this function must not unwind.
         if let Err(payload) = catch_unwind(|| hook(ThreadIndex(number - 1))) {
-            // Dropping it may panic again.
+            // Dropping the payload may panic again.
             core::mem::forget(payload);
         }
     }
-    word::set(ENDED);
+    thread_word::set(ENDED);
     release(number - 1);
 }
 
@@ -171,7 +171,7 @@ fn allocate() -> Option<u32> {
     }
     LINKS.get_or_grow(number).ok()?;
     numbers.next += 1;
-    // Before the thread can count anything anywhere.
+    // Before the thread uses its index.
     END.store(numbers.next, Ordering::SeqCst);
     Some(number)
 }
@@ -190,26 +190,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_dense_and_reused() {
-        let mine = current().unwrap();
-        assert_eq!(current(), Some(mine));
+    fn indices_are_dense_and_reused() {
+        let this = current().unwrap();
+        assert_eq!(current(), Some(this));
         for _ in 0..100 {
             let other = std::thread::spawn(|| current().unwrap()).join().unwrap();
-            assert_ne!(other, mine);
+            assert_ne!(other, this);
         }
-        // Other tests of this binary run beside this one; but nowhere near a hundred at once.
-        assert!(end() < 100, "numbers are not reused: {}", end());
+        // Other tests of this program run at the same time, but far fewer than a hundred.
+        assert!(end() < 100, "indices are not reused: {}", end());
     }
 
     #[test]
-    fn hooks_run_at_exit_with_the_number_of_the_thread() {
-        static SEEN: Lock<Vec<u32>> = Lock::new(Vec::new());
+    fn exit_hooks_run_with_the_index_of_the_thread() {
+        static EXITED: Lock<Vec<u32>> = Lock::new(Vec::new());
         fn hook(index: ThreadIndex) {
-            SEEN.lock().push(index.get());
+            EXITED.lock().push(index.get());
         }
         on_exit(hook).unwrap();
         on_exit(hook).unwrap();
         let number = std::thread::spawn(|| current().unwrap().get()).join().unwrap();
-        assert!(SEEN.lock().contains(&number));
+        assert!(EXITED.lock().contains(&number));
     }
 }

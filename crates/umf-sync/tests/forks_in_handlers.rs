@@ -1,34 +1,36 @@
-//! A signal handler that forks, in a process of one thread, wherever the signal comes: inside of a
-//! lock, at its gate, in the middle of a fork. Without libtest, which has threads.
+//! A signal handler forks in a process with one thread. The signal arrives while the thread holds a
+//! lock, while it acquires one, or during a fork. The test does not use libtest, which has threads.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use umf_sync::Lock;
 use umf_sync::fork::{self, Leaf};
 
-/// Forks of the handler.
+/// How often the handler forks.
 const FORKS: u32 = 300;
 
 static OUTER: Lock<u64> = Lock::new(0);
 static LEAF: Lock<u64, Leaf> = Lock::new(0);
-/// What the main loop holds for certain, or certainly not.
+/// True only while the main loop holds [`OUTER`].
 static HOLDS: AtomicBool = AtomicBool::new(false);
+/// True only while the main loop does not hold [`OUTER`].
 static HOLDS_NOT: AtomicBool = AtomicBool::new(false);
 static DONE: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
+/// Returns whether the state of [`OUTER`] matches the flags.
 fn is_right() -> bool {
-    // For a handler that comes while this looks, and holds the lock.
+    // A signal handler may interrupt this function while it holds the lock.
     let holds_not = HOLDS_NOT.swap(false, Ordering::Relaxed);
     let is_free = OUTER.try_lock().is_some();
     HOLDS_NOT.store(holds_not, Ordering::Relaxed);
     !(is_free && HOLDS.load(Ordering::Relaxed) || !is_free && holds_not)
 }
 
-/// Forks; whether parent and child find the locks as they were.
+/// Forks. Returns whether the locks are unchanged in the parent and in the child.
 fn fork_and_look() -> bool {
     let before = fork::generation();
-    // SAFETY: the child takes locks of this crate without waiting, and ends.
+    // SAFETY: the child only tries locks of this crate, then exits.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let is_right = is_right() && fork::generation() == before + 1;
@@ -36,7 +38,7 @@ fn fork_and_look() -> bool {
         unsafe { libc::_exit(i32::from(!is_right)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above. (`SA_RESTART`.)
+    // SAFETY: waits for the child made above. With `SA_RESTART`, signals do not interrupt the call.
     let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid;
     ended && status == 0 && is_right() && fork::generation() == before
 }
@@ -49,7 +51,7 @@ extern "C" fn on_alarm(_: i32) {
     arm();
 }
 
-/// Has one signal come a little later, each time another little.
+/// Sets a timer that sends the next signal, each time after a different delay.
 fn arm() {
     let after = 20 + i64::from(DONE.load(Ordering::Relaxed) * 17 % 301);
     let timer = libc::itimerval {

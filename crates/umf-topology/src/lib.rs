@@ -26,26 +26,22 @@
 //! changes need a new one. This crate neither allocates nor binds memory; providers do. Files are
 //! validated: content that the kernel would not write is an [`Error`] that names the file.
 
-mod access;
 mod error;
 mod ids;
 mod name;
 mod node;
 mod rank;
 mod read;
-mod recording;
 mod source;
 mod space;
 mod topology;
 
-pub use access::{AccessClass, Performance};
 pub use error::{Error, Result};
 pub use ids::{IdList, ParseIdListError};
 pub use name::{ParseSpaceNameError, SpaceName};
-pub use node::{HugePool, Memory, Node, SideCache};
+pub use node::{AccessClass, HugePool, Memory, Node, Performance, SideCache};
 pub use rank::{Attribute, Basis, Choice, Initiator};
-pub use recording::Recording;
-pub use source::Source;
+pub use source::{Recording, Source};
 pub use space::MemorySpace;
 pub use topology::{Tier, Topology};
 

@@ -1,4 +1,4 @@
-//! Malformed files: an error that names the file, and no panic.
+//! Malformed files give an error that names the file, and no panic.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -50,7 +50,7 @@ fn error_names_the_malformed_file() {
             let error = read.unwrap_err();
             assert!(matches!(error, Error::Malformed { .. }), "{path}: {error}");
             let folder = path.rsplit_once('/').unwrap().0;
-            // A folder's name may be what is wrong.
+            // The error may be in the name of the folder.
             assert!(
                 error.to_string().contains(&path) || error.to_string().contains(folder),
                 "{path}: {error}"
@@ -165,7 +165,8 @@ fn huge_folders_are_errors() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// One file holds anything: a topology or an error, and what can be asked of it does not panic.
+    /// Puts arbitrary content into one file. Reading gives a topology or an error, and no query of
+    /// the topology panics.
     #[test]
     fn read_never_panics(
         which in 0_usize..ALL.len(),
@@ -182,7 +183,7 @@ proptest! {
                     if let (Ok(best), Ok(ranked)) = (topology.best(&all, attribute, from), topology.ranked(&all, attribute, from)) {
                         prop_assert_eq!(ranked.space.len(), all.len());
                         prop_assert!(!best.space.is_empty() && best.space.difference(&all).is_empty());
-                        // One of the best is the best.
+                        // The first of the ranked nodes is one of the best.
                         prop_assert!(best.space.contains(ranked.space.nodes()[0].id), "{:?} {:?}", attribute, from);
                     }
                 }

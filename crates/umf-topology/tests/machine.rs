@@ -1,4 +1,4 @@
-//! A machine whose nodes are known: the topology is compared with the command line of QEMU
+//! Compares the topology of a virtual machine with the command line of QEMU
 //! (`tests/vm/boots/numa`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -35,7 +35,7 @@ fn nodes_match_the_machine() {
         let node = topology.node(u32::try_from(id).unwrap()).unwrap();
         let cpus: Vec<u64> = node.cpus.iter().map(u64::from).collect();
         assert_eq!(cpus, cpu.into_iter().collect::<Vec<_>>());
-        // The kernel keeps a part for itself.
+        // The kernel reserves a part.
         let qemu_table = mebibytes << 20;
         assert!(
             node.memory.total <= qemu_table && node.memory.total > qemu_table / 10 * 8,
@@ -118,7 +118,8 @@ fn spaces_follow_the_performance_data() {
     let Some(nodes) = qemu_table("spaces_follow_the_performance_data", "TESTS_NODES") else { return };
     let Some(speeds) = qemu_table("spaces_follow_the_performance_data", "TESTS_SPEEDS") else { return };
     let topology = Topology::of_this_machine().unwrap();
-    // Among the nodes that are nearest to `from`: the one that QEMU was told to be the best.
+    // Returns the best of the nodes that are nearest to `from`, according to the configuration of
+    // QEMU.
     let best = |from: u64, better: fn(&(u64, u64)) -> u64| -> u32 {
         let near = nodes.iter().filter(|entry| entry[3] == Some(from)).map(|entry| entry[0].unwrap());
         let qemu_table = |to: u64| {
@@ -136,13 +137,13 @@ fn spaces_follow_the_performance_data() {
         assert_eq!(ids(&topology.lowest_latency(node).unwrap().space), [quick(from)]);
     }
     assert_eq!(ids(&topology.highest_bandwidth(Initiator::Any).unwrap().space), [fast(0), fast(1)]);
-    // A process that may run near one of them alone.
+    // A process that may only run near one of these nodes.
     // SAFETY: zeros are an empty set.
     let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is this function's, and large enough for processor 0.
     unsafe { libc::CPU_SET(0, &mut only) };
-    // SAFETY: the set lives through the call. (This is the first thread, whose affinity
-    // /proc/self/status has.)
+    // SAFETY: the set is valid during the call. The call changes the first thread, whose affinity
+    // is in /proc/self/status.
     let set = unsafe { libc::sched_setaffinity(libc::getpid(), size_of_val(&only), &raw const only) };
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     let pinned = Topology::of_this_machine().unwrap();

@@ -1,4 +1,4 @@
-//! Recorded machines: what is read of them, and which of their nodes are the best.
+//! Recorded machines: their topologies, and their best nodes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -46,8 +46,8 @@ fn recording_survives_its_text() {
     }
 }
 
-/// Found by the fuzz target: folders of which nothing is read were counted, and were not in what is
-/// kept of them.
+/// The fuzz target found that folders without relevant files were counted, although the recording
+/// did not contain them.
 #[test]
 fn folders_without_relevant_files_are_ignored() {
     let more = "sys/devices/system/node/node3/hugepages/hugepages-524288kB/surplus_hugepages:7\n\
@@ -95,7 +95,7 @@ fn nodes_have_the_content_of_their_files() {
 #[test]
 fn performance_decides_as_seen_from_the_initiators() {
     let topology = machine(HBM);
-    // Processor 0 has the fast memory near it, processor 1 its own.
+    // Node 2, the fast memory, is near processor 0; processor 1 has node 1.
     assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Performance));
     assert_eq!(
         found(&topology.highest_bandwidth(Initiator::Node(1)).unwrap()),
@@ -108,11 +108,11 @@ fn performance_decides_as_seen_from_the_initiators() {
     assert_eq!(ranked(Attribute::Bandwidth, Initiator::Any), [2, 0, 1, 3]);
     assert_eq!(ranked(Attribute::Latency, Initiator::Cpu(0)), [0, 2, 1, 3], "measured before far");
     assert_eq!(ranked(Attribute::Capacity, Initiator::Any), [3, 1, 0, 2]);
-    // What is not measured goes by distance, whatever order it had.
+    // Nodes without measurements are ordered by distance, not by the order in the space.
     let turned = topology.space([3, 1, 2, 0]).unwrap();
     let turned = topology.ranked(&turned, Attribute::Latency, Initiator::Cpu(0)).unwrap();
     assert_eq!(ids(&turned.space), [0, 2, 1, 3]);
-    // A process that may run on processor 1 alone.
+    // A process that may only run on processor 1.
     let pinned =
         Tree::new(HBM).with(STATUS, "Cpus_allowed_list:\t1\nMems_allowed_list:\t0-3\n").read().unwrap();
     assert_eq!(found(&pinned.highest_bandwidth(Initiator::Process).unwrap()), (vec![1], Basis::Performance));
@@ -130,7 +130,7 @@ fn equal_nodes_are_chosen_together() {
         found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()),
         (vec![0, 2], Basis::Performance)
     );
-    // Where reading is equal, writing decides.
+    // With equal read bandwidths, the write bandwidth decides.
     let topology =
         tree.with(&format!("{NODES}/node2/access1/initiators/write_bandwidth"), "204801").read().unwrap();
     assert_eq!(found(&topology.highest_bandwidth(Initiator::Cpu(0)).unwrap()), (vec![2], Basis::Performance));
@@ -147,7 +147,7 @@ fn without_hmat_distances_decide_latency_and_bandwidth_is_an_error() {
     let error = topology.highest_bandwidth(Initiator::Any).unwrap_err();
     assert!(matches!(error, Error::NoPerformanceData { attribute: Attribute::Bandwidth, .. }), "{error}");
     assert!(error.to_string().contains("0-3") && error.to_string().contains("HMAT"), "{error}");
-    // The figures of other nodes are no help.
+    // Measurements of other nodes are not used.
     let figured = machine(HBM);
     let others = figured.space([1, 3]).unwrap();
     assert!(figured.best(&others, Attribute::Bandwidth, Initiator::Cpu(0)).is_err());
@@ -208,10 +208,10 @@ fn spaces_exclude_nodes_outside_of_the_cpuset() {
         topology.space([9]).unwrap_err(),
         Error::UnknownNode { node: 9, online: "0-3".parse().unwrap() }
     );
-    // Nothing at all: a cpuset whose nodes are gone.
+    // No node of the cpuset exists.
     let topology = Tree::new(HBM).with(STATUS, "Mems_allowed_list:\t7\n").read().unwrap();
     assert_eq!(topology.highest_capacity().unwrap_err(), Error::Empty);
-    // A process of which nothing is known may use all.
+    // Without the file `status`, the process may use all nodes.
     assert_eq!(ids(&Tree::new(HBM).without(STATUS).read().unwrap().all()), [0, 1, 2, 3]);
 }
 
@@ -220,8 +220,8 @@ fn offline_nodes_are_listed_only() {
     let topology = Tree::new(HBM).with(&format!("{NODES}/possible"), "0-5\n").read().unwrap();
     assert_eq!((topology.offline().to_string().as_str(), topology.nodes().len()), ("4-5", 4));
     assert!(topology.node(4).is_none() && topology.space([4]).is_err());
-    // A node that went: others keep their numbers, and rows of distances are of those that are
-    // there.
+    // Node 1 was removed. The other nodes keep their numbers, and the rows of distances only
+    // contain the remaining nodes.
     let mut tree =
         Tree::new(HBM).without("node1/").without("/node1").with(&format!("{NODES}/online"), "0,2-3\n");
     for (node, row) in [(0, "10 13 31"), (2, "13 10 28"), (3, "31 28 10")] {
@@ -296,7 +296,7 @@ fn this_machine_can_be_read() {
     let status = std::fs::read_to_string(format!("/{STATUS}")).unwrap();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
     assert_eq!(allowed.map(str::trim), Some(all.id_list().to_string().as_str()));
-    // SAFETY: asks for a number.
+    // SAFETY: the call has no preconditions.
     let cpu = u32::try_from(unsafe { libc::sched_getcpu() }).unwrap();
     assert!(topology.node_of_cpu(cpu).is_some());
 }

@@ -166,7 +166,7 @@ impl VirtualRange {
     /// # Errors
     /// [`Error::NotSupported`] if the device cannot export it; [`Error::NotAllocated`].
     pub(crate) fn physical_of(&self, region: &Region) -> Result<PhysicalMemory> {
-        let address = self.suballocator.place_of(region)?;
+        let address = self.suballocator.offset_of(region)?;
         if self.handle_types == CU_MEM_HANDLE_TYPE_NONE {
             return Err(Error::NotSupported {
                 what: "file descriptors of physical memory (use memory kind \"device\")",
@@ -178,7 +178,7 @@ impl VirtualRange {
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        self.suballocator.place_of(region).map(drop)
+        self.suballocator.offset_of(region).map(drop)
     }
 }
 

@@ -120,11 +120,11 @@ impl Suballocated {
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        self.suballocator.place_of(region).map(drop)
+        self.suballocator.offset_of(region).map(drop)
     }
 
     pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
-        let offset = self.suballocator.place_of(region)? - self.mapping.address().to_bits();
+        let offset = self.suballocator.offset_of(region)? - self.mapping.address().to_bits();
         let mut export = NativeExport::from_fd(self.buffer.checked_fd()?, offset);
         export.isolated = region.size() == self.mapping.size();
         Ok(export)

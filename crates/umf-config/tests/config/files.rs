@@ -1,4 +1,4 @@
-//! Which files count, and what becomes of those that do not.
+//! Which settings files are loaded, and the errors and warnings for the other ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -24,7 +24,7 @@ fn assert_names(refusal: &str, parts: &[&str]) {
 
 const OTHER_USER: u32 = 65534;
 
-/// The default of `ipc.max_handles`, and what files of these tests set.
+/// The default of `ipc.max_handles`; the files of these tests set another value.
 const DEFAULT: u32 = 0;
 const SET: &str = "[ipc]\nmax_handles = 3\n";
 
@@ -44,7 +44,7 @@ fn unreadable_file_is_a_warning_unless_named() {
     let sandbox = Sandbox::with_file("[ipc]\n");
     fs::set_permissions(sandbox.user(), fs::Permissions::from_mode(0o000)).unwrap();
     if fs::File::open(sandbox.user()).is_ok() {
-        return; // Root reads everything.
+        return; // Root can read every file.
     }
     assert_eq!(sandbox.loaded().warnings(), [Warning::UnreadableFile { path: sandbox.user() }]);
     let named = sandbox.user().into_os_string();
@@ -58,7 +58,7 @@ fn working_directory_file_of_another_user_is_ignored_with_a_warning() {
     sandbox.write_cwd(SET);
     let own = sandbox.context.user;
     let owner = if own == 0 {
-        // Root's file counts for every user.
+        // A file that root owns is loaded for every user.
         sandbox.context.user = OTHER_USER;
         assert_eq!(timeout(&sandbox.loaded()), 3);
         sandbox.context.user = own;
@@ -68,7 +68,7 @@ fn working_directory_file_of_another_user_is_ignored_with_a_warning() {
         }
         OTHER_USER
     } else {
-        // The file stays, and the process is another user's.
+        // The process runs as another user than the owner of the file.
         sandbox.context.user = own + 1;
         own
     };
@@ -106,7 +106,7 @@ fn working_directory_file_that_other_users_can_write_is_ignored_with_a_warning()
     assert_eq!(timeout(&sandbox.loaded()), 3);
 }
 
-/// Other users can make each of these in `/tmp`.
+/// Other users can create each of these in `/tmp`.
 #[test]
 fn links_fifos_and_sockets_in_the_working_directory_are_warnings() {
     let sandbox = Sandbox::new();

@@ -11,8 +11,8 @@ use umf_config::{Context, Loader};
 
 use crate::schema::{Ipc, Slab, schema};
 
-/// Text that is nearly a settings file.
-fn nearly_toml() -> impl Strategy<Value = String> {
+/// Returns texts that are almost settings files.
+fn almost_toml() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         prop::sample::select(vec![
             "[ipc]\n",
@@ -74,13 +74,13 @@ fn any_variable() -> impl Strategy<Value = OsString> {
 fn any_value() -> impl Strategy<Value = OsString> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..32).prop_map(OsString::from_vec),
-        nearly_toml().prop_map(OsString::from),
+        almost_toml().prop_map(OsString::from),
         "[0-9,:;-]{0,12}".prop_map(OsString::from),
     ]
 }
 
-/// Whatever comes out can be shown and read.
-fn show(loader: Loader) {
+/// Loads the settings, then reads all of them or displays the error.
+fn load_and_read(loader: Loader) {
     match loader.load(schema()) {
         Ok(loaded) => {
             for row in loaded.rows() {
@@ -103,12 +103,12 @@ proptest! {
     fn arbitrary_bytes_as_a_file(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
         let sandbox = Sandbox::new();
         std::fs::write(sandbox.user(), bytes).unwrap();
-        show(sandbox.loader());
+        load_and_read(sandbox.loader());
     }
 
     #[test]
-    fn nearly_settings_as_a_file(text in nearly_toml()) {
-        show(Sandbox::with_file(&text).loader());
+    fn almost_settings_as_a_file(text in almost_toml()) {
+        load_and_read(Sandbox::with_file(&text).loader());
     }
 
     #[test]
@@ -117,7 +117,7 @@ proptest! {
     ) {
         let mut context = Context::empty();
         context.env.extend(variables);
-        show(Loader::with_context(context));
+        load_and_read(Loader::with_context(context));
     }
 
     #[test]
@@ -125,6 +125,6 @@ proptest! {
         key in "(ipc|pool|provider|[a-z.\\[\\]0-9]{0,6})(\\.[a-z_.]{0,12}){0,4}",
         text in ".{0,12}",
     ) {
-        show(Loader::with_context(Context::empty()).set(key, text));
+        load_and_read(Loader::with_context(Context::empty()).set(key, text));
     }
 }

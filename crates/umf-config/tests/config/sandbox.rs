@@ -1,4 +1,5 @@
-//! Folders of a test's own that stand for the system's, the user's and the working directory.
+//! A folder per test that replaces the system's folder, the user's folder and the working
+//! directory.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -39,7 +40,7 @@ impl Sandbox {
         self.root.path().join("cwd/umf.toml")
     }
 
-    /// A sandbox whose user file holds `text`.
+    /// Returns a sandbox whose user file contains `text`.
     pub fn with_file(text: &str) -> Self {
         let sandbox = Self::new();
         std::fs::write(sandbox.user(), text).unwrap();
@@ -75,17 +76,18 @@ impl Sandbox {
         self.loader().load(schema())
     }
 
-    /// Loads what must be right.
+    /// Loads the settings, which must be valid.
     pub fn loaded(&self) -> Loaded {
         self.load().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Loads what must be wrong, and gives the text of the error.
+    /// Loads the settings, which must be invalid. Returns the text of the error.
     pub fn refusal(&self) -> String {
         self.load().unwrap_err().to_string()
     }
 
-    /// As [`Sandbox::refusal`], without the folder of the user's file.
+    /// Returns the text of the error as [`Sandbox::refusal`] does, without the folder of the user's
+    /// file.
     pub fn text(&self) -> String {
         let folder = format!("{}/", self.user().parent().unwrap().display());
         self.refusal().replace(&folder, "")

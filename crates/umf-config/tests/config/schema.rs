@@ -1,4 +1,4 @@
-//! A small schema: what the tests of this crate read, with kinds that no part of umf has.
+//! A small schema for the tests of this crate, with kinds that umf does not have.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ umf_core::settings! {
     pub struct Ipc {
         /// Most handles.
         pub max_handles: u32 = 0;
-        /// What a limit is.
+        /// The type of limit.
         pub limit: Limit = Limit::Soft;
         /// Whether leases are taken.
         pub leases: bool = true;
@@ -35,7 +35,7 @@ umf_core::settings! {
 }
 
 umf_core::settings! {
-    /// What all pools share.
+    /// The keys of all pools.
     pub struct Common {
         /// The kind.
         pub kind: String = "slab".to_owned();
@@ -63,13 +63,13 @@ umf_core::settings! {
     pub struct Arena {
         /// How many arenas.
         pub arenas: u32 = 0;
-        /// Of the same name as a key of `slab`, and of another type.
+        /// A key that has the name of a key of `slab` and another type.
         pub capacity: String = String::new();
     }
 }
 
 umf_core::settings! {
-    /// What all providers share.
+    /// The keys of all providers.
     pub struct ProviderKeys {
         /// The kind.
         pub kind: String = "host".to_owned();
@@ -89,7 +89,7 @@ umf_core::settings! {
     pub struct Plugin {
         /// The path.
         pub path: Option<String> as Option<Code<String>> = None;
-        /// What the plugin is handed.
+        /// The parameters of the plugin.
         pub params: BTreeMap<String, serde_json::Value> = BTreeMap::new();
     }
 }

@@ -44,11 +44,11 @@ fn set_inherits_the_keys_that_its_kind_has() {
     let expected =
         ["kind", "provider", "memory_limit", "arenas", "capacity"].map(|key| format!("pool.a.{key}"));
     assert_eq!(names, expected);
-    // The kind of all may be set too.
+    // `defaults` can set the kind.
     let loaded = Sandbox::with_file("[pool.defaults]\nkind = \"arena\"\n[pool.a]\narenas = 3\n").loaded();
     assert_eq!((loaded.set("pool", "a").kind(), loaded.set("pool", "other").kind()), ("arena", "arena"));
-    // A key of two kinds: a value that neither takes is wrong, and one that the set's kind does
-    // not.
+    // Two kinds have this key. Its value is an error if neither kind accepts it, or if the kind of
+    // the set does not.
     assert!(Sandbox::with_file("[pool.defaults]\ncapacity = true\n").load().is_err());
     let loaded = Sandbox::with_file("[pool.defaults]\ncapacity = 4\n[pool.a]\nkind = \"arena\"\n").loaded();
     let error = loaded.set("pool", "a").read::<Arena>().unwrap_err().to_string();
@@ -177,10 +177,10 @@ fn listing_sets_nothing_and_uncommented_sets_the_defaults() {
         let rows = loaded.rows().into_iter().filter(|row| !row.key.starts_with("provider."));
         rows.map(|row| (row.key, row.value)).collect()
     };
-    let asleep = Sandbox::with_file(&listing).loaded();
-    assert_eq!(values(&asleep), values(&defaults));
-    assert!(asleep.rows().iter().all(|row| row.origin == Origin::Default));
-    let awake: String = listing
+    let commented = Sandbox::with_file(&listing).loaded();
+    assert_eq!(values(&commented), values(&defaults));
+    assert!(commented.rows().iter().all(|row| row.origin == Origin::Default));
+    let uncommented: String = listing
         .lines()
         .map(|line| {
             line.strip_prefix('#')
@@ -188,12 +188,16 @@ fn listing_sets_nothing_and_uncommented_sets_the_defaults() {
                 .unwrap_or(line)
         })
         .flat_map(|line| [line, "\n"])
-        // Of two kinds with another type each, one can be set.
+        // Two kinds have this key with different types, so only one of its lines can be set.
         .filter(|line| *line != "capacity = \"\"")
         .collect();
-    let awake = Sandbox::with_file(&awake).loaded();
-    assert_eq!(values(&awake).len(), values(&defaults).len());
-    let unset: Vec<_> =
-        awake.rows().into_iter().filter(|row| row.origin == Origin::Default).map(|row| row.key).collect();
+    let uncommented = Sandbox::with_file(&uncommented).loaded();
+    assert_eq!(values(&uncommented).len(), values(&defaults).len());
+    let unset: Vec<_> = uncommented
+        .rows()
+        .into_iter()
+        .filter(|row| row.origin == Origin::Default)
+        .map(|row| row.key)
+        .collect();
     assert_eq!(unset, ["provider.plugin.params"], "an empty table has no origin");
 }

@@ -1,4 +1,4 @@
-//! The texts of errors: source, key, value, what is valid.
+//! Error texts name the source, the key, the value, and the valid values.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -8,7 +8,7 @@ use crate::sandbox::Sandbox;
 use crate::schema::schema;
 use umf_config::{Error, Loader};
 
-/// The text of the error of a file, without its folder.
+/// Returns the error of a settings file, without the folder of its path.
 fn text(file: &str) -> String {
     Sandbox::with_file(file).text()
 }
@@ -33,7 +33,7 @@ fn unknown_key_suggests_or_names_the_kind_that_has_it() {
         "umf.toml:3: unknown key pool.gpu.max_cached; it is a key of kind \"slab\"; \
          valid here: kind, provider, memory_limit"
     );
-    // The kind may be said by a stronger source.
+    // A source of higher precedence sets the kind.
     let sandbox = Sandbox::with_file("[pool.gpu]\nmax_cached = 1\n").variable("UMF_POOL_GPU_KIND", "proxy");
     assert!(sandbox.text().contains("it is a key of kind \"slab\""), "{}", sandbox.text());
     assert_eq!(
@@ -55,7 +55,7 @@ fn ambiguous_variable_names_all_keys() {
     );
 }
 
-/// One wrong value from each source: the weakest that says it is named.
+/// Each source in turn has a wrong value, and the error names that source.
 #[test]
 fn each_source_is_named() {
     const WRONG: &str = "[ipc]\n\nlimit = \"medium\"\n";
@@ -99,7 +99,7 @@ fn older_name_is_the_key_and_both_are_a_conflict() {
         loaded.set("pool", "defaults").read::<crate::schema::Slab>().unwrap().min_block_size
     };
     assert_eq!(block("[pool.defaults]\nmin_bucket_size = 64\n"), 64);
-    // Of two sources the stronger wins, whatever names they use.
+    // The source of higher precedence wins, even if it uses the old name of the key.
     let sandbox = Sandbox::with_file("[pool.defaults]\nmin_block_size = 16\n");
     let sandbox = sandbox.variable("UMF_POOL_DEFAULTS_MIN_BUCKET_SIZE", "32");
     let pool = sandbox.loaded().set("pool", "other");
@@ -132,7 +132,7 @@ fn code_is_refused_from_untrusted_sources() {
         assert!(matches!(error, Error::Refused { .. }), "{error}");
     }
     assert!(Sandbox::new().loader().set("provider.plugin.path", "/opt/x.so").load(schema()).is_ok());
-    // A variable may set what a file in the working directory may not.
+    // An environment variable may set a key that a file in the working directory may not set.
     let sandbox = Sandbox::new();
     sandbox.write_cwd("[ipc]\nptracer = 7\n");
     assert!(matches!(sandbox.load(), Err(Error::Refused { .. })));

@@ -66,7 +66,7 @@ fn closed_or_replaced_descriptor_makes_the_heap_private() {
         assert_eq!((outcome.status, outcome.output.as_str()), (0, "2\n"), "{}", outcome.errors);
         assert_eq!(
             outcome.errors,
-            "umf_proxy: the program closed the file of its memory; from here on memory is private\n"
+            "umf_proxy: cannot allocate shared memory: the program closed its file; memory is private from now on\n"
         );
         assert!(std::fs::read(&kept).unwrap() == vec![b'k'; 3 << 20]);
     }

@@ -1,4 +1,4 @@
-//! The fork gate in loom: while it is closed no other thread is inside, and no thread deadlocks.
+//! The fork gate in loom: while it is closed, no other thread is inside, and no thread deadlocks.
 
 use core::cell::Cell;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use loom::thread;
 
 use super::{Gate, GateWord, Machine, Ordering, Patience};
 
-/// A word with its futex queue: comparing the word and going to sleep is one atomic step.
+/// A word with its futex queue: the comparison of the word and the sleep are one atomic step.
 struct ModelWord {
     value: AtomicUsize,
     queue: Mutex<()>,
@@ -49,16 +49,17 @@ loom::thread_local! {
     static ME: Cell<usize> = Cell::new(0);
 }
 
-/// loom's machine. `FENCE` says whether an entry fences, and `PAUSES` how often a forking thread
-/// looks before it opens the gate again; 0 is for ever.
+/// The machine in loom. With `FENCE`, entries fence. `PAUSES` is how often a forking thread polls
+/// before it opens the gate again; 0 is for ever.
 struct Loom<const FENCE: bool, const PAUSES: usize>;
 
-struct Looks<const PAUSES: usize> {
+/// A number of polls in place of a time.
+struct Polls<const PAUSES: usize> {
     left: usize,
     span: usize,
 }
 
-impl<const PAUSES: usize> Patience for Looks<PAUSES> {
+impl<const PAUSES: usize> Patience for Polls<PAUSES> {
     fn start() -> Self {
         Self { left: PAUSES, span: PAUSES }
     }
@@ -83,9 +84,9 @@ impl<const PAUSES: usize> Patience for Looks<PAUSES> {
 
 impl<const FENCE: bool, const PAUSES: usize> Machine for Loom<FENCE, PAUSES> {
     type Word = ModelWord;
-    type Patience = Looks<PAUSES>;
+    type Patience = Polls<PAUSES>;
 
-    fn me() -> usize {
+    fn thread_id() -> usize {
         ME.with(Cell::get)
     }
 
@@ -116,7 +117,7 @@ impl<const FENCE: bool, const PAUSES: usize> Machine for Loom<FENCE, PAUSES> {
     }
 }
 
-/// The gate, with a word for each thread and what a lock of each would guard.
+/// The gate, the count word of each thread, and the data that the lock of each thread guards.
 struct Process {
     gate: Gate<ModelWord>,
     words: [ModelWord; 2],
@@ -124,7 +125,7 @@ struct Process {
     flag: ModelWord,
 }
 
-// SAFETY: loom tells of accesses to the cells at the same time, which is what they are there for.
+// SAFETY: loom detects concurrent accesses to the cells, and the test then fails.
 unsafe impl Sync for Process {}
 
 impl Process {
@@ -144,11 +145,11 @@ impl Process {
     }
 
     fn change(&self, data: usize) {
-        // SAFETY: only one thread is here, or loom ends the test.
+        // SAFETY: loom fails the test if another thread accesses the cell.
         self.data[data].with_mut(|data| unsafe { *data += 1 });
     }
 
-    /// What a thread does inside of a lock of its own.
+    /// Runs `act` while the thread holds its lock.
     fn inside<M: Machine<Word = ModelWord>>(&self, number: usize, act: impl FnOnce()) {
         self.gate.enter::<M>(&self.words[number]);
         self.change(number);
@@ -157,10 +158,10 @@ impl Process {
         self.gate.exit(&self.words[number]);
     }
 
-    /// A fork, which finds nothing being changed.
-    fn fork<M: Machine<Word = ModelWord>>(&self, mine: Option<usize>) {
-        let mine = mine.map(|number| &self.words[number]);
-        self.gate.close::<M, _>(mine, || self.words.iter());
+    /// Forks. No data must be in change meanwhile.
+    fn fork<M: Machine<Word = ModelWord>>(&self, this: Option<usize>) {
+        let count = this.map(|number| &self.words[number]);
+        self.gate.close::<M, _>(count, || self.words.iter());
         (0..2).for_each(|data| self.change(data));
         self.gate.open::<M>();
     }
@@ -200,7 +201,7 @@ fn loom_no_thread_is_inside_while_the_gate_is_closed() {
         let threads = (0..2).map(|number| {
             spawn(process, number + 2, move |process| {
                 process.inside::<M>(number, || {
-                    // A lock inside of a lock.
+                    // A nested lock.
                     process.gate.enter::<M>(&process.words[number]);
                     process.gate.exit(&process.words[number]);
                 });
@@ -214,7 +215,7 @@ fn loom_no_thread_is_inside_while_the_gate_is_closed() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn loom_an_entry_without_a_fence_is_missed() {
+fn loom_entry_without_a_fence_races_with_a_fork() {
     type M = Loom<false, 0>;
     explore(3, |process| {
         let thread = spawn(process, 2, |process| process.inside::<M>(0, || {}));
@@ -224,7 +225,7 @@ fn loom_an_entry_without_a_fence_is_missed() {
 }
 
 #[test]
-fn loom_threads_without_words_are_waited_for() {
+fn loom_fork_waits_for_threads_without_a_count_word() {
     type M = Loom<true, 0>;
     explore(3, |process| {
         let thread = spawn(process, 2, |process| {
@@ -237,9 +238,9 @@ fn loom_threads_without_words_are_waited_for() {
     });
 }
 
-/// Rule 3. The thread inside waits for the other one, which waits for the gate.
+/// Rule 3. The thread inside waits for the other thread, which waits for the gate.
 #[test]
-fn loom_a_gate_that_waits_too_long_opens() {
+fn loom_gate_that_stays_closed_too_long_opens() {
     type M = Loom<true, 1>;
     explore(2, |process| {
         let inside = spawn(process, 2, |process| {
@@ -270,17 +271,17 @@ fn loom_two_threads_fork_in_turn() {
     });
 }
 
-/// A fork that begins inside of another of the same thread, which may be inside of a lock itself.
+/// A fork inside of another fork of the same thread, which holds a lock.
 #[test]
-fn loom_forks_nest_and_may_begin_inside() {
+fn loom_nested_fork_of_a_thread_inside_does_not_deadlock() {
     type M = Loom<true, 0>;
     explore(3, |process| {
         let other = spawn(process, 2, |process| process.inside::<M>(0, || {}));
         process.inside::<M>(1, || {
-            let mine = Some(&process.words[1]);
-            process.gate.close::<M, _>(mine, || process.words.iter());
+            let count = Some(&process.words[1]);
+            process.gate.close::<M, _>(count, || process.words.iter());
             process.change(0);
-            process.gate.close::<M, _>(mine, || process.words.iter());
+            process.gate.close::<M, _>(count, || process.words.iter());
             process.gate.enter::<M>(&process.words[1]);
             process.gate.exit(&process.words[1]);
             process.change(0);
@@ -292,9 +293,9 @@ fn loom_forks_nest_and_may_begin_inside() {
     });
 }
 
-/// The second of two nested closes: handlers of others ran in between, and hold locks.
+/// Between two nested closes, handlers of other libraries run and may hold locks.
 #[test]
-fn loom_a_fork_inside_of_another_lets_no_thread_in() {
+fn loom_nested_close_admits_no_thread() {
     type M = Loom<true, 1>;
     explore(2, |process| {
         let other = spawn(process, 2, |process| {

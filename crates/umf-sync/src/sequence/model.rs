@@ -1,11 +1,10 @@
-//! The tracker's page map in loom's model: a lookup against regions that come and go. With
-//! `--cfg loom` (`tests/run --loom`) it is every interleaving; otherwise those with few
-//! preemptions, in which nearly all mistakes show. And slots of a ring.
+//! Sequence locks in loom: a look-up in the tracker's page map while regions are added and removed,
+//! and the slots of a ring. `tests/run --loom` explores more preemptions.
 //!
-//! An entry of the map is a word here: 0, the number of a record, or [`LIST`] for the list of
-//! records. Records and list are read and written as in `record` and `crowd`; the order in which a
-//! change does things is that of `insert_locked`, `remove_locked`, `Slot::place` and
-//! `Slot::unplace`.
+//! The entry of the map is a word: 0, the number of a record, or [`LIST`] for the overflow list.
+//! Records and the list are read and written as in the modules `record` and `overflow` of the
+//! tracker. The order of the steps of a change is that of `insert_locked`, `remove_locked`,
+//! `MapSlot::insert` and `MapSlot::remove`.
 
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     explore(preemptions, Some(preemptions + 2), run);
 }
 
-/// A region's record: where it begins, and twice that.
+/// The record of a region: its base, and twice the base, to detect a torn read.
 struct Record {
     sequence: ModelLock,
     base: ModelWord,
@@ -53,10 +52,10 @@ impl Record {
     }
 }
 
-/// The entry that says that there is a list.
+/// The entry that refers to the list.
 const LIST: u64 = 100;
-/// Where the regions are that are looked for.
-const HERE: u64 = 5;
+/// The base of the regions that contain the address.
+const BASE: u64 = 5;
 
 /// One granule of the map, two records, and a list for both.
 struct Map {
@@ -64,20 +63,20 @@ struct Map {
     entry: ModelWord,
     records: [Record; 2],
     list: ModelLock,
-    places: [ModelWord; 2],
+    list_entries: [ModelWord; 2],
 }
 
 impl Map {
-    /// With the region of record 1 in it.
+    /// Returns a map with the region of record 1.
     fn new() -> Arc<Self> {
         let map = Self {
             changes: ModelLock::over(ModelWord::new(0)),
             entry: ModelWord::new(1),
             records: [Record::new(), Record::new()],
             list: ModelLock::over(ModelWord::new(0)),
-            places: [ModelWord::new(0), ModelWord::new(0)],
+            list_entries: [ModelWord::new(0), ModelWord::new(0)],
         };
-        map.records[0].publish(HERE);
+        map.records[0].publish(BASE);
         Arc::new(map)
     }
 
@@ -85,24 +84,24 @@ impl Map {
         self.records.get(number.checked_sub(1)? as usize)?.read()
     }
 
-    /// As `look`.
+    /// Models `look` of the tracker.
     fn look(&self) -> Option<u64> {
         let found = match self.entry.load(Ordering::Acquire) {
             LIST => {
                 let in_list = || {
-                    let here = |place: &ModelWord| {
-                        self.record(place.load(Ordering::Relaxed)).filter(|&base| base == HERE)
+                    let matches = |entry: &ModelWord| {
+                        self.record(entry.load(Ordering::Relaxed)).filter(|&base| base == BASE)
                     };
-                    self.places.iter().find_map(here)
+                    self.list_entries.iter().find_map(matches)
                 };
                 self.list.read(in_list)?
             }
             number => self.record(number),
         };
-        found.filter(|&base| base == HERE)
+        found.filter(|&base| base == BASE)
     }
 
-    /// As `find`; `None` where that would look again.
+    /// Models `find` of the tracker; `None` where that would retry.
     fn find(&self) -> Option<Option<u64>> {
         match self.look() {
             Some(found) => return Some(Some(found)),
@@ -117,9 +116,9 @@ impl Map {
     }
 }
 
-/// A record that is given to one region after the other.
+/// A record that another region reuses.
 #[test]
-fn loom_a_record_is_seen_whole() {
+fn loom_record_is_read_consistently() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(3, move || {
@@ -134,19 +133,19 @@ fn loom_a_record_is_seen_whole() {
             })
         };
         in_model.reach(match record.read() {
-            Some(1) => "the first",
-            Some(2) => "the second",
-            Some(_) => "another",
+            Some(1) => "first",
+            Some(2) => "second",
+            Some(_) => "other",
             None => "none",
         });
         writer.join().unwrap();
     });
-    reached.check(["none", "the first", "the second"]);
+    reached.check(["none", "first", "second"]);
 }
 
-/// Merging regions puts a new one in the place of an old one: at each moment one of them is found.
+/// A merge of regions replaces an old region by a new one: at each moment one of them is found.
 #[test]
-fn loom_what_is_there_all_the_time_is_found() {
+fn loom_region_that_is_replaced_is_always_found() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(2, move || {
@@ -155,69 +154,69 @@ fn loom_what_is_there_all_the_time_is_found() {
             let map = Arc::clone(&map);
             thread::spawn(move || {
                 map.changes.write(|| {
-                    // The new one comes.
-                    map.records[1].publish(HERE);
+                    // Adds the new region.
+                    map.records[1].publish(BASE);
                     map.list.write(|| {
-                        map.places[0].store(1, Ordering::Relaxed);
-                        map.places[1].store(2, Ordering::Relaxed);
+                        map.list_entries[0].store(1, Ordering::Relaxed);
+                        map.list_entries[1].store(2, Ordering::Relaxed);
                     });
                     map.entry.store(LIST, Ordering::Release);
-                    // The old one goes.
-                    map.list.write(|| map.places[0].store(0, Ordering::Relaxed));
+                    // Removes the old region.
+                    map.list.write(|| map.list_entries[0].store(0, Ordering::Relaxed));
                     map.entry.store(2, Ordering::Release);
-                    map.list.write(|| map.places[1].store(0, Ordering::Relaxed));
+                    map.list.write(|| map.list_entries[1].store(0, Ordering::Relaxed));
                     map.records[0].sequence.withdraw();
                 });
             })
         };
         match map.find() {
             Some(Some(_)) => in_model.reach("found"),
-            Some(None) => panic!("a region that is there is not found"),
-            None => in_model.reach("look again"),
+            Some(None) => panic!("the region is not found"),
+            None => in_model.reach("retry"),
         }
         writer.join().unwrap();
-        assert_eq!(map.find(), Some(Some(HERE)));
+        assert_eq!(map.find(), Some(Some(BASE)));
     });
-    reached.check(["found", "look again"]);
+    reached.check(["found", "retry"]);
 }
 
-/// A region goes, and its number is used again at once, for one that lies elsewhere.
+/// A region is removed, and another one at a different address reuses its record at once.
 #[test]
-fn loom_what_is_gone_is_not_found() {
+fn loom_removed_region_is_not_found() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(3, move || {
         let map = Map::new();
-        let gone = Arc::new(ModelWord::new(0));
+        let removed = Arc::new(ModelWord::new(0));
         let writer = {
-            let (map, gone) = (Arc::clone(&map), Arc::clone(&gone));
+            let (map, removed) = (Arc::clone(&map), Arc::clone(&removed));
             thread::spawn(move || {
                 map.changes.write(|| {
                     map.entry.store(0, Ordering::Release);
                     map.records[0].sequence.withdraw();
                 });
-                gone.store(1, Ordering::Release);
-                map.changes.write(|| map.records[0].publish(HERE + 1));
+                removed.store(1, Ordering::Release);
+                map.changes.write(|| map.records[0].publish(BASE + 1));
             })
         };
-        let was_gone = gone.load(Ordering::Acquire) == 1;
+        let was_removed = removed.load(Ordering::Acquire) == 1;
         match map.find() {
             Some(Some(base)) => {
-                assert!(base == HERE && !was_gone, "{base} is found, and gone");
+                assert!(base == BASE && !was_removed, "found {base} after its removal");
                 in_model.reach("found");
             }
             Some(None) => in_model.reach("not found"),
-            None => in_model.reach("look again"),
+            None => in_model.reach("retry"),
         }
         writer.join().unwrap();
         assert_eq!(map.find(), Some(None));
     });
-    reached.check(["found", "not found", "look again"]);
+    reached.check(["found", "not found", "retry"]);
 }
 
-/// Two writers of one slot of a ring, and a reader that comes twice.
+/// Two writers of a ring slot, and a reader that reads it twice.
 #[test]
-fn loom_a_slot_is_read_whole_and_never_goes_back() {
+fn loom_ring_slot_is_read_consistently_and_never_goes_back() {
     let reached = Reached::default();
     let in_model = reached.clone();
     // With five preemptions it takes minutes.
@@ -235,7 +234,7 @@ fn loom_a_slot_is_read_whole_and_never_goes_back() {
                         slot.1[0].store(ticket, Ordering::Relaxed);
                         slot.1[1].store(ticket * 10, Ordering::Relaxed);
                     });
-                    reached.reach(if wrote { "written" } else { "given up" });
+                    reached.reach(if wrote { "written" } else { "dropped" });
                 })
             })
             .collect();
@@ -243,8 +242,8 @@ fn loom_a_slot_is_read_whole_and_never_goes_back() {
         for _ in 0..2 {
             match read(&slot) {
                 Some((ticket, words)) => {
-                    assert_eq!(words, [ticket, ticket * 10], "of two writers");
-                    assert!(ticket >= last, "it went back");
+                    assert_eq!(words, [ticket, ticket * 10], "the words of two writers");
+                    assert!(ticket >= last, "an older record");
                     last = ticket;
                     in_model.reach(if ticket == 1 { "first" } else { "second" });
                 }
@@ -255,5 +254,5 @@ fn loom_a_slot_is_read_whole_and_never_goes_back() {
         let (ticket, _) = read(&slot).unwrap();
         assert!(ticket == 1 || ticket == 2);
     });
-    reached.check(["written", "given up", "first", "second", "nothing"]);
+    reached.check(["written", "dropped", "first", "second", "nothing"]);
 }

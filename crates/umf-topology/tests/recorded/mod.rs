@@ -1,4 +1,4 @@
-//! Recorded machines, and changes to them.
+//! Recorded machines, which tests can change.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -45,7 +45,7 @@ impl Tree {
         self.0.iter().map(lines).collect()
     }
 
-    /// Read as a recording.
+    /// Reads the topology from a recording.
     pub fn recorded(&self) -> Result<Topology> {
         Topology::read(&Source::recording(Recording::new(&self.recording())))
     }
@@ -59,7 +59,7 @@ impl Tree {
         }
     }
 
-    /// Read from files.
+    /// Reads the topology from files.
     pub fn read(&self) -> Result<Topology> {
         let folder = tempfile::tempdir().expect("a folder for temporary files");
         self.write(folder.path());

@@ -1,4 +1,4 @@
-//! Leak reports at the exit of a process. The processes are runs of this test.
+//! Leak reports at the exit of a process. The test starts itself again as these processes.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use umf::{Leaks, Pool, PoolBuilder};
 
-/// Says to a run of this test what it is to do.
+/// The environment variable that holds the task of a child process of this test.
 const TASK: &str = "LEAKS_TASK";
 const TEST: &str = "leaks::exiting_process_reports_leaks";
 
@@ -22,14 +22,14 @@ fn leaking_place(pool: &Pool, size: usize) {
 
 fn work(task: &str) {
     match task {
-        // As the environment says, and with the pool there still.
+        // The pool exists until the process exits; the environment sets its checks.
         "exit" => leaking_place(POOL.get_or_init(|| Pool::named("left").unwrap()), 1000),
         "clean" => drop(POOL.get_or_init(|| Pool::named("left").unwrap()).allocate(1000).unwrap()),
         "drop" => leaking_place(&Pool::named("left").unwrap(), 1000),
-        // A child has what its parent had, and tells nothing of it.
+        // A forked child does not report the leaks of its parent.
         "fork" => {
             leaking_place(POOL.get_or_init(|| Pool::named("left").unwrap()), 1000);
-            // SAFETY: the child goes on to end at once, as the parent does.
+            // SAFETY: the child exits at once.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 std::process::exit(0);
@@ -42,7 +42,7 @@ fn work(task: &str) {
         // The callback may use the pool, and may panic.
         "hook" => {
             let checks = umf::CheckSettings::new().leaks(Leaks::Count).on_leaks(|report| {
-                eprintln!("told of {} bytes", report.bytes);
+                eprintln!("{} bytes leaked", report.bytes);
                 drop(POOL.get().unwrap().allocate(10).unwrap());
                 panic!("a mistake");
             });
@@ -53,7 +53,7 @@ fn work(task: &str) {
     std::process::exit(7);
 }
 
-/// What a process that does a task writes to standard error.
+/// Runs a task in a new process. Returns what the process writes to standard error.
 fn report_of(task: &str, leaks: &str) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", TEST, "--nocapture", "--test-threads=1"])
@@ -92,14 +92,14 @@ fn exiting_process_reports_leaks() {
     }
     assert_eq!(report_of("fork", "count").matches("never freed").count(), 1);
     let text = report_of("hook", "off");
-    assert!(text.contains("told of 1024 bytes") && text.contains("a mistake"), "{text}");
+    assert!(text.contains("1024 bytes leaked") && text.contains("a mistake"), "{text}");
     if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not capture stacks");
         return;
     }
     let text = report_of("exit", "sites");
     assert!(text.contains("1 blocks, 1000 bytes requested"), "{text}");
-    // The stack has symbol names, and begins with the caller of umf.
+    // The stack has symbol names and starts with the caller of umf.
     let first = text.split_once("ago, at\n").unwrap().1.lines().next().unwrap();
     assert!(first.contains("leaking_place") && first.contains("leaks.rs:"), "{text}");
 }

@@ -1,5 +1,5 @@
-//! The log of a program that forks and ends threads: real processes, which are runs of this very
-//! test.
+//! The log of a process that forks, and of threads that exit. The tests start themselves again as
+//! these processes.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -10,10 +10,11 @@ use std::sync::mpsc;
 
 use umf::Pool;
 
-/// Says to a run of this test what it is to do.
+/// The environment variable that holds the task of a child process of a test.
 const TASK: &str = "LOG_TASK";
 
-/// Runs the test again as a process that logs to standard error, unless this is it: `None` then.
+/// Runs the test again in a child process that logs to standard error. Returns `None` in that
+/// process.
 fn alone(test: &str, task: &str, level: &str) -> Option<Output> {
     if std::env::var(TASK).is_ok() {
         return None;
@@ -51,8 +52,7 @@ fn child_logs_if_forked_during_a_write_to_stderr() {
     // SAFETY: the child runs code that is made for forked children, and ends below.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: a timer of this process, which ends it if it waits for the lock, and the end of
-        // this process.
+        // SAFETY: the alarm ends this process if it waits for the lock; `_exit` ends it otherwise.
         unsafe {
             libc::alarm(30);
             log();
@@ -64,7 +64,7 @@ fn child_logs_if_forked_during_a_write_to_stderr() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     over.send(()).unwrap();
     writer.join().unwrap();
-    assert_eq!(status, 0, "the child waits for a lock of its parent's");
+    assert_eq!(status, 0, "the child waits for a lock that its parent held");
     log();
 }
 
@@ -88,12 +88,12 @@ fn exiting_thread_can_log() {
         }
     }
     let work: fn(&Pool) = match std::env::var(TASK).as_deref() {
-        // What the thread keeps goes back at its end.
+        // The exiting thread returns the blocks that it keeps.
         Ok("caches") => |pool| drop((0..2000).map(|_| pool.allocate(3000).unwrap()).collect::<Vec<_>>()),
-        // A pool goes at its end.
+        // The exiting thread drops the last handle of a pool.
         Ok("last") => |_| {
             LAST.set(Some(leaky()));
-            // The thread has logged something before.
+            // The thread has logged before.
             drop(leaky());
         },
         _ => return,

@@ -1,5 +1,5 @@
-//! Memory lies on the nodes of its memory space, as `move_pages(2)` tells. On a machine with one
-//! node that says little; in the guest `numa` of tests/vm there are four.
+//! Memory is on the nodes of its memory space, which `move_pages(2)` shows. The guest `numa` of
+//! tests/vm has four nodes; a machine with one node tests little.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -16,8 +16,8 @@ use umf::topology::{Initiator, Topology};
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// The machine's nodes; `None`, with a line that says so, where they cannot be read or memory is
-/// not bound.
+/// Returns the topology of the machine. Returns `None`, and prints a note, if it cannot be read or
+/// if the kernel does not bind memory.
 fn topology(test: &str) -> Option<Topology> {
     match Topology::of_this_machine() {
         Ok(topology) if topology.has_numa() => Some(topology),
@@ -32,7 +32,7 @@ fn topology(test: &str) -> Option<Topology> {
     }
 }
 
-/// How many pages of a fresh block lie on which node.
+/// Returns how many pages of a new block are on each node.
 fn places(pool: &Pool) -> BTreeMap<i32, usize> {
     let block = pool.allocate_aligned(PAGES * PAGE, PAGE).unwrap();
     for page in 0..PAGES {
@@ -42,8 +42,7 @@ fn places(pool: &Pool) -> BTreeMap<i32, usize> {
     let pages: Vec<_> = (0..PAGES).map(|page| base.wrapping_add(page * PAGE)).collect();
     let mut found = vec![-1_i32; PAGES];
     let no_nodes: *const i32 = std::ptr::null();
-    // SAFETY: both arrays have as many elements as the call is told of; without target nodes it
-    // moves nothing.
+    // SAFETY: both arrays have `pages.len()` elements. Without target nodes the call moves nothing.
     let result = unsafe {
         libc::syscall(libc::SYS_move_pages, 0, pages.len(), pages.as_ptr(), no_nodes, found.as_mut_ptr(), 0)
     };
@@ -55,7 +54,7 @@ fn places(pool: &Pool) -> BTreeMap<i32, usize> {
     counted
 }
 
-/// A pool that takes each block from the provider, so that its pages are fresh.
+/// Returns a pool that allocates each block from the provider, so that no page was used before.
 fn pool(space: &MemorySpace, policy: &Policy) -> Pool {
     let provider = memory_space::provider(space, policy).unwrap();
     Pool::from_pool(umf::pools::ProxyPool::new(provider).unwrap())
@@ -75,7 +74,7 @@ fn pools_lie_on_their_space() {
         {
             assert_eq!(places(&pool(&alone, &policy)), only(node.id), "{policy:?}");
         }
-        // The first is preferred, whatever number it has.
+        // The first node is preferred, even if it has not the lowest number.
         let others = alone.union(&all);
         assert_eq!(places(&pool(&others, &Policy::Preferred)), only(node.id));
     }

@@ -13,7 +13,7 @@ use umf_testkit::pool::ManualCompletion;
 
 const MIB: usize = 1 << 20;
 
-/// KiB of pages that are there, of the mapping that holds `address`.
+/// Returns how many KiB are resident in the mapping that contains `address`.
 fn resident(address: umf::Address) -> u64 {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut is_it = false;
@@ -30,7 +30,7 @@ fn resident(address: umf::Address) -> u64 {
     0
 }
 
-/// One process has one set of settings, so one test looks at all of them.
+/// A process has one configuration, so all settings are tested in one test.
 #[test]
 fn settings_reach_the_pools() {
     if ran_alone("policy::settings_reach_the_pools") {
@@ -76,7 +76,7 @@ fn settings_reach_the_pools() {
     let statistics = ahead.statistics();
     assert_eq!((statistics.reserved_bytes, statistics.live_bytes), (24 << 20, 0));
     let block = ahead.allocate(MIB).unwrap();
-    // (A kernel before 5.14 makes them when they are used.)
+    // Kernels before 5.14 cannot populate pages, so the pages are not resident there.
     let pages = resident(block.address());
     let known = umf_core::Layout::new(4096, 4096).unwrap();
     let region = ahead.provider().allocate(known).unwrap();
@@ -84,13 +84,13 @@ fn settings_reach_the_pools() {
     // SAFETY: allocated above, and not in use.
     unsafe { ahead.provider().free(region) }.unwrap();
     if can {
-        assert!(pages >= 24 << 10, "{pages} KiB of pages are there");
+        assert!(pages >= 24 << 10, "{pages} KiB are resident");
     } else {
         println!("umf-skip: pages made ahead: this kernel does not");
     }
 
-    // 48 MiB in all: what the one has free goes before the other is refused, but not what is
-    // reserved.
+    // The limit is 48 MiB for both pools. The free memory of one pool is released before an
+    // allocation of the other one fails, but its reserved memory is not.
     let mut rest: Vec<_> = (0..20).map(|_| ahead.allocate(MIB).unwrap()).collect();
     rest.extend((0..16).map(|_| ahead.allocate(MIB).unwrap()));
     drop(rest);
@@ -138,7 +138,7 @@ fn a_block_is_freed_when_its_completion_is_ready() {
     assert!(!mapping.is_current(), "its handle is retired at once");
     drop(mapping);
     assert_eq!(pool.drain(Duration::from_millis(1)).blocks, 1);
-    // SAFETY: an error is expected: it is freed.
+    // SAFETY: the block was freed before, so the call only returns an error.
     let twice = unsafe { umf_runtime::tracker::free_after(address, ManualCompletion::new()) };
     assert!(twice.is_err());
     token.set_ready();

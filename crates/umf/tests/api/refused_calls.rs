@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 
 use umf::{Pool, PoolBuilder, open};
 
-/// From now on the kernel refuses this call of this thread, and of threads that it starts, with
-/// `errno`; if `second` is given, only where that is the second argument.
+/// Makes the system call `call` fail with `errno` in this thread and in the threads that it starts.
+/// With `second`, the call fails only if that is its second argument.
 fn refuse(call: libc::c_long, second: Option<i32>, errno: i32) {
     let instruction =
         |code: u32, k: u32, (jt, jf): (u8, u8)| libc::sock_filter { code: code as u16, jt, jf, k };
@@ -16,7 +16,8 @@ fn refuse(call: libc::c_long, second: Option<i32>, errno: i32) {
     let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, (0, 0));
     let skip_unless =
         |value: u32, count| instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, (0, count));
-    // What the filter sees begins with the number of the call; its arguments begin at byte 16.
+    // In the data of the filter, the number of the call is at byte 0, and the arguments start at
+    // byte 16.
     let number = u32::try_from(call).unwrap();
     let mut filter = match second {
         Some(second) => {
@@ -27,7 +28,7 @@ fn refuse(call: libc::c_long, second: Option<i32>, errno: i32) {
     filter.push(answer(libc::SECCOMP_RET_ERRNO | errno.unsigned_abs()));
     filter.push(answer(libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: u16::try_from(filter.len()).unwrap(), filter: filter.as_mut_ptr() };
-    // SAFETY: the program is valid for the call; what is refused is this thread's own.
+    // SAFETY: the program is valid during the call. It changes the calls of this thread only.
     let result = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
@@ -59,7 +60,7 @@ fn pools_work_without_optional_system_calls() {
     }
 }
 
-/// What a child answers to that opens `handle` where such a call is refused.
+/// Opens `handle` in a forked child in which the system call fails. Returns "open" or the error.
 fn opened_without(handle: &umf::Handle, call: libc::c_long, second: Option<i32>) -> String {
     let (mut answer, mut to) = std::io::pipe().unwrap();
     // SAFETY: the child runs code that is made for forked children, and ends below.

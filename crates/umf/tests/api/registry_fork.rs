@@ -1,4 +1,4 @@
-//! A fork while one registration replaces another, whose pool goes with it.
+//! A fork while a registration replaces another one, which drops the pool of the replaced one.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -27,20 +27,20 @@ fn fork_and_wait() {
     assert_eq!(unsafe { libc::waitpid(pid, core::ptr::null_mut(), 0) }, pid);
 }
 
-/// Is dropped while another thread forks.
+/// Owns a pool. While it is dropped, another thread forks.
 struct Owner(Option<Arc<ProxyPool>>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
         let fork = std::thread::spawn(fork_and_wait);
-        // So that it has come as far as it can.
+        // Time for the other thread to reach the locks of the fork.
         std::thread::sleep(Duration::from_millis(200));
         drop(self.0.take());
         fork.join().unwrap();
     }
 }
 
-/// Opens nothing.
+/// An import that opens nothing.
 struct Opening {
     _owner: Option<Owner>,
 }
@@ -65,12 +65,14 @@ fn replaced_import_is_dropped_without_the_lock() {
     if ran_alone("registry_fork::replaced_import_is_dropped_without_the_lock") {
         return;
     }
-    let (tell, told) = mpsc::channel();
-    // Not joined: if this fails it never ends.
+    let (done, when_done) = mpsc::channel();
+    // The thread is not joined, because it never ends if the test fails.
     std::thread::spawn(move || {
         umf::registry::register_import(Arc::new(Opening { _owner: Some(Owner(Some(pool()))) }));
         umf::registry::register_import(Arc::new(Opening { _owner: None }));
-        tell.send(()).unwrap();
+        done.send(()).unwrap();
     });
-    told.recv_timeout(Duration::from_secs(20)).expect("a fork and the end of a pool wait for each other");
+    when_done
+        .recv_timeout(Duration::from_secs(20))
+        .expect("a fork and the end of a pool wait for each other");
 }

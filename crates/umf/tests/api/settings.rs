@@ -10,7 +10,7 @@ use umf::settings::{ByteSize, Context, Loader};
 use umf::{Error, Pool};
 
 umf::registry::settings! {
-    /// The keys of a kind that only this test has.
+    /// The keys of a kind of this test.
     pub struct ScratchSettings {
         /// A size.
         pub size: usize as ByteSize = 0;
@@ -29,7 +29,7 @@ impl ProviderFactory for Scratch {
     }
 }
 
-/// One process has one set of settings, so one test looks at all that they can say.
+/// A process has one configuration, so all settings are tested in one test.
 #[test]
 fn pools_and_providers_are_built_by_name() {
     if ran_alone("settings::pools_and_providers_are_built_by_name") {
@@ -172,7 +172,7 @@ fn pools_and_providers_are_built_by_name() {
     umf::init(loader()).unwrap();
     assert!(matches!(umf::init(loader()), Err(Error::AlreadyInitialised)));
 
-    // The set of this name is of shared memory unless it says otherwise.
+    // A pool of this name has shared memory unless its settings say otherwise.
     let shared = Pool::shared().unwrap();
     assert!(shared.allocate(100).unwrap().handle().is_ok());
     let fine = Pool::named("fine").unwrap();
@@ -198,7 +198,7 @@ fn pools_and_providers_are_built_by_name() {
     assert_eq!(fixed.provider().kind().as_str(), "fixed");
     fixed.allocate(4096).unwrap().write(0, b"fixed").unwrap();
     assert!(fixed.allocate(2 << 20).is_err());
-    // The default of every pool without settings of its own.
+    // The default of all pools without settings.
     assert_eq!(Pool::named("whatever").unwrap().provider().name(), "host");
 
     let limited = [Pool::named("limited").unwrap(), Pool::named("limited2").unwrap()];
@@ -217,7 +217,7 @@ fn pools_and_providers_are_built_by_name() {
     let block = loaded.allocate(5000).unwrap();
     block.write(4990, b"plugin").unwrap();
 
-    // Another process, as far as the pool knows.
+    // It has a lease on a block, as another process would.
     let borrower = umf_testkit::LeaseHolder::new();
     let lent = Pool::named("lent").unwrap();
     let block = lent.allocate(4096).unwrap();
@@ -227,7 +227,7 @@ fn pools_and_providers_are_built_by_name() {
     let address = block.address();
     drop(block);
     // SAFETY: the block is held, so its memory stays mapped.
-    assert_eq!(unsafe { address.as_ptr().unwrap().read_volatile() }, 0, "its page went");
+    assert_eq!(unsafe { address.as_ptr().unwrap().read_volatile() }, 0, "the page was released");
     assert_eq!(lent.statistics().held_bytes, 4096);
     let error = lent.allocate(4096).unwrap_err();
     assert!(
@@ -239,7 +239,7 @@ fn pools_and_providers_are_built_by_name() {
     assert!(lent.drain(std::time::Duration::from_secs(20)).is_empty());
     lent.allocate(4096).unwrap();
 
-    // Placed by what the machine tells of its nodes.
+    // The nodes are chosen from the topology of the machine.
     if umf::topology::Topology::of_this_machine().is_ok() {
         let closest = Pool::named("closest").unwrap();
         closest.allocate(4096).unwrap().write(0, b"near").unwrap();

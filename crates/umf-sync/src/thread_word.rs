@@ -1,16 +1,15 @@
-//! A word of thread-local storage that is read without a call, wherever the reading code was
-//! compiled to.
+//! A word of thread-local storage that is read without a function call.
 //!
-//! Code of a library cannot know that it ends up in a program and not in a shared object, so the
-//! compiler has it call the dynamic linker for each `thread_local!`; where the linker finds out
-//! better, the registers that were saved for that call still are. With the *initial-exec* model of
-//! thread-local storage (Drepper, ELF Handling For Thread-Local Storage, 4.3), the offset from the
-//! thread pointer is one load; a shared object that is opened at run time takes the word from the
-//! surplus that the C library keeps for that. Rust has no stable way to ask for it but assembly.
+//! A Rust library may become part of a shared object, so the compiler calls the dynamic linker for
+//! each access to a `thread_local!`. The linker may replace the call by a load, but the registers
+//! are still saved for it. In the *initial-exec* model of thread-local storage (Drepper, ELF
+//! Handling For Thread-Local Storage, 4.3), the offset from the thread pointer is one load. A
+//! shared object that is opened at run time gets the word from the surplus that the C library
+//! reserves. Stable Rust selects this model only by assembly.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 mod model {
-    /// Named by version: two versions of this crate in one program have a word each.
+    /// The symbol has the version: two versions of this crate in one program have separate words.
     macro_rules! name {
         () => {
             concat!(
@@ -37,9 +36,9 @@ mod model {
     );
 
     #[inline(always)]
-    pub(in crate::word) fn get() -> u64 {
+    pub(in crate::thread_word) fn get() -> u64 {
         let word: u64;
-        // SAFETY: reads the calling thread's own word, which is there as long as the thread.
+        // SAFETY: reads the word of the calling thread, which exists as long as the thread.
         unsafe {
             core::arch::asm!(
                 concat!("mov {offset}, qword ptr [rip + ", name!(), "@GOTTPOFF]"),
@@ -53,9 +52,8 @@ mod model {
     }
 
     #[inline(always)]
-    pub(in crate::word) fn set(word: u32) {
-        // SAFETY: writes the calling thread's own word, which nothing but these two functions
-        // knows.
+    pub(in crate::thread_word) fn set(word: u32) {
+        // SAFETY: writes the word of the calling thread, which only these two functions access.
         unsafe {
             core::arch::asm!(
                 concat!("mov {offset}, qword ptr [rip + ", name!(), "@GOTTPOFF]"),
@@ -77,24 +75,24 @@ mod model {
     }
 
     #[inline(always)]
-    pub(in crate::word) fn get() -> u64 {
+    pub(in crate::thread_word) fn get() -> u64 {
         u64::from(WORD.get())
     }
 
     #[inline(always)]
-    pub(in crate::word) fn set(word: u32) {
+    pub(in crate::thread_word) fn set(word: u32) {
         WORD.set(word);
     }
 }
 
-/// The calling thread's word, 0 at first. (What is read fills a register; to say so saves clearing
-/// its upper half.)
+/// Returns the word of the calling thread, initially 0. The load clears the upper half of the
+/// register, so a 64-bit result saves an instruction.
 #[inline(always)]
 pub(crate) fn get() -> u64 {
     model::get()
 }
 
-/// Sets the calling thread's word.
+/// Sets the word of the calling thread.
 #[inline(always)]
 pub(crate) fn set(word: u32) {
     model::set(word);
