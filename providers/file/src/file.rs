@@ -346,7 +346,7 @@ impl SuballocatedFile {
 
 impl Export for SuballocatedFile {
     fn export(&self, region: &Region) -> Result<NativeExport> {
-        let place = self.suballocator.place_of(region)?;
+        let place = self.suballocator.offset_of(region)?;
         Ok(NativeExport::from_fd(Arc::clone(self.file.fd()?), place - self.origin))
     }
 
