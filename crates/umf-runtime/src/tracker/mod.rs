@@ -68,11 +68,11 @@ pub fn find(address: Address) -> Option<TrackedRegion> {
     find_where(address, |_| true)
 }
 
-/// Returns the innermost live region that contains `address` and that `accept` accepts. `accept` may
-/// be called several times, also with a region that is being freed.
+/// Returns the innermost live region that contains `address` and that `accept` accepts. `accept`
+/// may be called several times, also with a region that is being freed.
 ///
-/// Regions nest: a pool over a provider that forwards to another one has a region inside of the other
-/// provider's region, and both may have the same base and size.
+/// Regions nest: a pool over a provider that forwards to another one has a region inside of the
+/// other provider's region, and both may have the same base and size.
 #[inline]
 pub fn find_where(address: Address, accept: impl Fn(&TrackedRegion) -> bool + Copy) -> Option<TrackedRegion> {
     let slot = MAP.get(address)?;

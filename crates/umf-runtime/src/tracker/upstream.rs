@@ -196,8 +196,8 @@ impl Upstream {
     }
 }
 
-/// Checks that a region that starts or ends in another region is contained in it. If the pool of the
-/// other region has a block there, the region must be contained in that block.
+/// Checks that a region that starts or ends in another region is contained in it. If the pool of
+/// the other region has a block there, the region must be contained in that block.
 fn check_nesting(region: &Region) -> Result<()> {
     let ends_at = |address: Address, size: usize| address.to_bits().checked_add(size as u64);
     let last = region.base().checked_add((region.size() as u64).saturating_sub(1));
