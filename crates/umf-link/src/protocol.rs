@@ -1,6 +1,6 @@
 //! The lock-free protocols of a link. They are generic over the memory of their words: a lane, or
 //! loom's model (tests `loom_*`, with more interleavings in `tests/run --loom`). One process writes
-//! each word, except the bell.
+//! each word, except the bell and the marks.
 //!
 //! | protocol | guarantee |
 //! |---|---|
@@ -75,6 +75,7 @@ pub(crate) trait Futex {
     fn set(&self, bits: u32) -> u32;
     /// Returns the previous value.
     fn clear(&self, bits: u32) -> u32;
+    fn add(&self, count: u32);
     /// As [`Word::fence`].
     fn fence();
 }
@@ -93,6 +94,11 @@ impl Futex for AtomicU32 {
     #[inline]
     fn clear(&self, bits: u32) -> u32 {
         self.fetch_and(!bits, Ordering::AcqRel)
+    }
+
+    #[inline]
+    fn add(&self, count: u32) {
+        self.fetch_add(count, Ordering::AcqRel);
     }
 
     #[inline(always)]
@@ -199,10 +205,17 @@ pub(crate) fn take_marks<F: Futex>(marks: &F) -> u32 {
     if marks.load() == 0 { 0 } else { marks.clear(u32::MAX) }
 }
 
-/// A thread sleeps on the bell, or is about to.
+/// A thread sleeps on the bell, or is about to. A thread that stops sleeping leaves it set, so that the
+/// next ring may wake no thread.
 pub(crate) const ASLEEP: u32 = 1;
 /// A link has to be woken through its socket. The bit stays set.
 pub(crate) const ARMED: u32 = 2;
+
+/// The bits that a peer acts on.
+const REQUESTS: u32 = ASLEEP | ARMED;
+/// The other bits count how often sleeping threads were woken. A thread that polled before a ring
+/// does not sleep after it, even if another thread has set [`ASLEEP`] again meanwhile.
+const WOKEN: u32 = 4;
 
 /// Announces that this thread goes to sleep. Returns the value of the bell until it is rung. The
 /// caller polls once more before it sleeps. Pairs with [`rings`].
@@ -212,7 +225,7 @@ pub(crate) fn fall_asleep<F: Futex>(bell: &F) -> u32 {
     seen
 }
 
-/// Returns the bits of the peer's bell, after a change for which the peer may wait. If [`ASLEEP`]
+/// Returns the requests of the peer's bell, after a change for which the peer may wait. If [`ASLEEP`]
 /// is set, the caller wakes the peer's threads.
 #[inline(always)]
 pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
@@ -223,9 +236,18 @@ pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
 /// As [`rings`], after [`Word::turn`].
 #[inline(always)]
 pub(crate) fn rings_unfenced<F: Futex>(bell: &F) -> u32 {
-    let bits = bell.load();
+    let requests = bell.load() & REQUESTS;
+    if requests & ASLEEP == 0 {
+        return requests;
+    }
     // If several processes ring at once, the one that clears the bit wakes all threads.
-    if bits & ASLEEP == 0 { bits } else { bell.clear(ASLEEP) }
+    let requests = bell.clear(ASLEEP) & REQUESTS;
+    if requests & ASLEEP != 0 {
+        // After the bit is cleared, and before the caller wakes: the value that a thread has seen
+        // does not come back when another thread sets the bit again.
+        bell.add(WOKEN);
+    }
+    requests
 }
 
 /// The sender's state of an offered message.

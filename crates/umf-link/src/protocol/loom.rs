@@ -77,6 +77,10 @@ impl Futex for Bell {
         self.value.fetch_and(!bits, Ordering::AcqRel)
     }
 
+    fn add(&self, count: u32) {
+        self.value.fetch_add(count, Ordering::AcqRel);
+    }
+
     fn fence() {
         fence(Ordering::SeqCst);
     }
@@ -197,6 +201,38 @@ fn loom_message_wakes_sleeping_receiver() {
         sender.join().unwrap();
     });
     reached.check(["the receiver sleeps", "the sender is not woken", "the sender sleeps"]);
+}
+
+/// Two threads of a process sleep on its bell: a ring that one of them has seen before it slept does not
+/// leave the other asleep.
+#[test]
+fn loom_two_threads_sleep_on_one_bell() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let inbox = Arc::new(([ModelWord::new(0), ModelWord::new(0)], Bell::new()));
+        let sender = {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || {
+                for lane in &inbox.0 {
+                    announce(lane, 0, SlotHeader { kind: 1, length: 8, context: 0 });
+                    inbox.1.ring();
+                }
+            })
+        };
+        let other = {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || {
+                let (lanes, bell) = &*inbox;
+                bell.wait(|| arrived(&lanes[1], 0), || {});
+            })
+        };
+        let (lanes, bell) = &*inbox;
+        bell.wait(|| arrived(&lanes[0], 0), || in_model.reach("the receiver sleeps"));
+        sender.join().unwrap();
+        other.join().unwrap();
+    });
+    reached.check(["the receiver sleeps"]);
 }
 
 /// A receiver that reads marked lanes only misses no message of two senders.
