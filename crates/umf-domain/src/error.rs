@@ -12,7 +12,9 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The name cannot be the name of a domain.
-    #[error("{name:?} cannot name a domain: {why}")]
+    #[error(
+        "cannot use the name {name:?} for a domain: {why}; use 1 to 64 letters and digits of ASCII and . _ : / + = @ -"
+    )]
     BadName {
         /// The name, cut to 64 characters.
         name: String,
@@ -20,7 +22,9 @@ pub enum Error {
         why: &'static str,
     },
     /// The object id belongs to another domain.
-    #[error("object {id} does not belong to domain {domain:?}: use the domain in which it was created")]
+    #[error(
+        "cannot find object {id} in domain {domain:?}: the id is of another domain; use the domain in which it was created"
+    )]
     WrongDomain {
         /// The id.
         id: ObjectId,
@@ -40,7 +44,7 @@ pub enum Error {
     },
     /// The object is of another kind.
     #[error(
-        "object {id} is of kind {kind}, not of kind {wanted}: register it with the kind it was created with"
+        "cannot register for object {id}: it is of kind {kind}, not of kind {wanted}; pass the kind with which it was created"
     )]
     WrongKind {
         /// The id.
@@ -51,13 +55,13 @@ pub enum Error {
         wanted: u32,
     },
     /// The object exists, but this process is not registered for it.
-    #[error("this process is not registered for object {id}: register first")]
+    #[error("cannot unregister from object {id}: this process is not registered for it; register first")]
     NotRegistered {
         /// The id.
         id: ObjectId,
     },
     /// A region cannot have this size.
-    #[error("a region cannot have {size} bytes: pass 1 to {largest}")]
+    #[error("cannot create a region of {size} bytes: a region has 1 to {largest} bytes; pass another size")]
     BadSize {
         /// The size.
         size: usize,
@@ -78,8 +82,8 @@ pub enum Error {
     },
     /// A process of another user has bound a socket name that the domain needs.
     #[error(
-        "process {pid} of user {uid} has bound {socket:?}, which domain {domain:?} of user {own_uid} needs: end it, or \
-         use another name for the domain"
+        "process {pid} of user {uid} has bound {socket:?}, which domain {domain:?} of user {own_uid} needs; end that process, \
+         or use another name for the domain"
     )]
     OtherUser {
         /// The domain.
@@ -124,14 +128,14 @@ pub enum Error {
     },
     /// This process is a forked child, and its parent joined the domain.
     #[error(
-        "the domain was joined by this process's parent, which is the registrant of its objects: join the domain in \
-         this process"
+        "cannot use the domain: the parent of this process joined it and is the registrant of its objects; join the domain \
+         in this process"
     )]
     Forked,
     /// Another process took this process's participant id.
     #[error(
-        "this process is no longer a participant of domain {domain:?}: its socket was closed, so that it looked dead; \
-         close only your own fds, and join again. Mapped objects stay mapped"
+        "cannot use domain {domain:?}: the socket of this process was closed, so that another process took its participant \
+         id; close only your own fds, and join again (mapped objects stay mapped)"
     )]
     Expelled {
         /// The domain.
@@ -173,8 +177,8 @@ impl Error {
                     "; this process has no fds left: raise RLIMIT_NOFILE (ulimit -n) or unregister some"
                 }
                 Errno::NFILE => "; the system has no fds left: raise fs.file-max",
-                Errno::NOMEM => "; no memory, or vm.max_map_count mappings reached",
-                Errno::NOSPC => "; no shared memory left",
+                Errno::NOMEM => "; no memory is left, or vm.max_map_count mappings exist",
+                Errno::NOSPC => "; no shared memory is left",
                 Errno::FBIG => "; raise RLIMIT_FSIZE (ulimit -f)",
                 _ => "",
             };

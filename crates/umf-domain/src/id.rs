@@ -63,7 +63,9 @@ impl fmt::Display for ObjectId {
 ///
 /// The text must be `0x` and 1 to 16 hexadecimal digits, or a decimal number of 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an object id: write 0x and up to 16 hexadecimal digits, or a decimal number of 64 bits")]
+#[error(
+    "the text is not an object id: it is neither 0x with 1 to 16 hexadecimal digits nor a decimal number of 64 bits; copy the id from Object::id"
+)]
 pub struct ParseObjectIdError;
 
 impl FromStr for ObjectId {

@@ -12,11 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use umf_ipc::fd_socket::{Deadline, Request, Server};
 use umf_sync::{failpoint, fork};
 
-use crate::arbiter::{self, ArbiterGuard};
 use crate::object::{Registrations, ServedFds};
 use crate::participant::{Participant, timed_out};
 use crate::request::{PROTOCOL, Response, request_fd};
-use crate::socket::{DomainName, bind_first, is_peer_alive, probe_with};
+use crate::socket::{ArbiterGuard, DomainName, bind_first, is_peer_alive, lock_arbiter, probe_with};
 use crate::sys::CloseOnFork;
 use crate::table::{LockedTable, MAX_PARTICIPANTS, Table};
 use crate::{DomainSettings, Error, Result, sys};
@@ -31,12 +30,12 @@ impl Participant {
         let timeout = settings.timeout;
         let deadline = Deadline::after(timeout);
         let nonce = sys::random().map_err(Error::system("getrandom"))?;
-        // The id that is probed first, and the number of free ids after which the search ends.
+        // The first id of the search, and the number of free ids after which the search ends.
         let (mut first, mut max_dead) = (0, FIRST_IDS);
         loop {
             // Without the arbiter, since a participant may take long to answer.
             let fetched = fetch_table(&name, first, max_dead, settings, deadline)?;
-            let arbiter = arbiter::lock(&name, deadline, timeout)?;
+            let arbiter = lock_arbiter(&name, deadline, timeout)?;
             let table = match fetched {
                 // The sender is alive while the arbiter is held, so the domain has not ended.
                 Some((table, sender)) if is_peer_alive(&sender) => Some(table),
@@ -98,8 +97,8 @@ fn fetch_table(
 
 /// Returns the lowest id of a living participant, by probing each id.
 ///
-/// A list of sockets from the kernel can miss one that exists all the time. A second table for a
-/// living domain would make two domains of it.
+/// A list of all sockets from the kernel is not atomic and can miss one. A second table would then
+/// be made for a living domain, which would split it.
 fn first_alive(name: &DomainName) -> Result<Option<u16>> {
     let mut spare = None;
     for id in 0..MAX_PARTICIPANTS {
@@ -111,7 +110,7 @@ fn first_alive(name: &DomainName) -> Result<Option<u16>> {
     Ok(None)
 }
 
-/// Takes the lowest id whose socket name can be bound. A process that had it before is dead.
+/// Takes the lowest id whose socket name can be bound. A previous participant with this id is dead.
 fn enter(
     name: &DomainName,
     arbiter: &ArbiterGuard,
@@ -131,8 +130,8 @@ fn enter(
     })
 }
 
-/// The participant of one domain. Its lock is held while joining, so that two threads do not join
-/// the same domain twice.
+/// The participant of one domain. The lock is held during a join, so that two threads do not join
+/// the domain twice.
 type RegistryEntry = Arc<Mutex<Weak<Participant>>>;
 
 /// The domains that this process has joined.

@@ -12,13 +12,12 @@
 //! Domain::register    table        looks up the registrants
 //!                     request      gets the fd from one of them
 //!
-//! arbiter             the lock of the table: a bound socket name
-//! socket              abstract socket names: a bound one proves that its participant is alive
+//! socket              abstract socket names: a bound one proves that its participant is alive;
+//!                     the arbiter, the lock of the table, is one of them
 //! ```
 //!
 //! `docs/domain.md` has the rules and the layout of the table.
 
-mod arbiter;
 mod domain;
 mod error;
 mod id;

@@ -156,14 +156,15 @@ impl Registrations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what `read` makes of the registration. Its result is dropped outside of the lock.
+    /// Calls `read` with a registration, under the lock. Returns the result, which the caller drops
+    /// outside of the lock.
     pub(crate) fn with<T>(&self, id: ObjectId, read: impl FnOnce(&mut Registration) -> T) -> Option<T> {
         self.lock().get_mut(&id).map(read)
     }
 
     pub(crate) fn insert(&self, id: ObjectId, registration: Registration) {
-        let before = self.lock().insert(id, registration);
-        drop(before);
+        let former = self.lock().insert(id, registration);
+        drop(former);
     }
 
     /// Removes a registration, and marks it as ended.
@@ -175,7 +176,7 @@ impl Registrations {
         removed
     }
 
-    /// Whether there is a registration for the object, and no handle to it.
+    /// Returns whether the object has a registration and no handle.
     pub(crate) fn is_unused(&self, id: ObjectId) -> bool {
         self.with(id, |registration| registration.handle.strong_count() == 0).unwrap_or(false)
     }
@@ -187,8 +188,8 @@ impl Registrations {
         unused.map(|(&id, _)| id).collect()
     }
 
-    /// Whether the lock is free. If it is not in a forked child, a thread of the parent was
-    /// changing the map, which may be inconsistent.
+    /// Returns whether the lock is free. If it is held in a forked child, a thread of the parent
+    /// was changing the map, which may be inconsistent.
     pub(crate) fn is_consistent(&self) -> bool {
         !matches!(self.0.try_lock(), Err(std::sync::TryLockError::WouldBlock))
     }

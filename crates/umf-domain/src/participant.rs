@@ -9,10 +9,9 @@ use std::time::Duration;
 use umf_ipc::fd_socket::{Deadline, Request, Server};
 use umf_sync::fork;
 
-use crate::arbiter::{self, ArbiterGuard, milliseconds};
 use crate::object::{Object, ObjectInner, Registration, Registrations, region};
 use crate::request::{Response, request_fd};
-use crate::socket::{DomainName, probe};
+use crate::socket::{ArbiterGuard, DomainName, lock_arbiter, milliseconds, probe};
 use crate::sys::SharedMapping;
 use crate::table::{CreateError, Entry, ListedObject, LockedTable, LookupError, Table};
 use crate::{Error, ObjectId, Result};
@@ -27,14 +26,14 @@ pub(crate) struct Participant {
     pub(super) generation: u32,
     pub(super) name: DomainName,
     pub(super) timeout: Duration,
-    /// The index in the table, and in the name of the socket.
+    /// The participant id: the index in the table, and in the name of the socket.
     pub(super) id: u16,
-    /// The nonce that the table has for `id`, as long as it belongs to this process.
+    /// The nonce of `id` in the table, as long as the id belongs to this process.
     pub(super) nonce: [u64; 2],
     pub(super) _server: Server,
     pub(super) table: Table,
     pub(super) registrations: ManuallyDrop<Arc<Registrations>>,
-    /// Whether a registration could not be ended when its last handle was dropped.
+    /// Whether the end of a registration failed when its last handle was dropped.
     pub(super) has_unused: AtomicBool,
 }
 
@@ -48,7 +47,7 @@ impl Drop for Participant {
 }
 
 impl Participant {
-    /// Whether this process joined. It did not if it is a forked child.
+    /// Returns whether this process joined, and not its parent.
     pub(crate) fn is_own_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -63,9 +62,9 @@ impl Participant {
     }
 
     /// Locks the domain's arbiter, and checks that this process is still a participant. Ends
-    /// registrations that were left without handles.
+    /// registrations without handles.
     fn lock(&self, deadline: Deadline) -> Result<ArbiterGuard> {
-        let arbiter = arbiter::lock(&self.name, deadline, self.timeout)?;
+        let arbiter = lock_arbiter(&self.name, deadline, self.timeout)?;
         if !self.is_current() {
             return Err(Error::Expelled { domain: self.name().to_owned() });
         }
@@ -103,7 +102,7 @@ impl Participant {
         }
     }
 
-    /// Whether the table still has this process as a participant.
+    /// Returns whether the table still has this process as a participant.
     pub(crate) fn is_current(&self) -> bool {
         self.table.is_participant(self.id, self.nonce)
     }
@@ -171,7 +170,7 @@ impl Participant {
                     Err(error) => return Err(self.create_error(error)),
                 }
             } else {
-                // Made without the arbiter, so that other processes do not wait for these system
+                // Created without the arbiter, so that other processes do not wait for these system
                 // calls.
                 drop(arbiter);
                 region = Some(region::create(self.name(), size)?);
@@ -182,7 +181,7 @@ impl Participant {
         }
     }
 
-    /// Registers this process. If the caller holds the arbiter, the first look-up is made under it.
+    /// Registers this process. If the caller passes the arbiter, the first lookup is made under it.
     fn register_until(
         self: &Arc<Self>,
         deadline: Deadline,
@@ -204,9 +203,9 @@ impl Participant {
             if let Some(object) = self.new_handle(&arbiter, id, kind)? {
                 return Ok(object);
             }
-            let looked_up = self.table(&arbiter).look_up(id, kind);
+            let found = self.table(&arbiter).look_up(id, kind);
             drop(arbiter);
-            let (entry, mut registrants) = looked_up.map_err(|error| self.lookup_error(id, kind, error))?;
+            let (entry, mut registrants) = found.map_err(|error| self.lookup_error(id, kind, error))?;
             registrants.retain(|&registrant| registrant != self.id);
             // Spreads the requests of several processes over the registrants.
             let count = registrants.len().max(1);
@@ -219,11 +218,11 @@ impl Participant {
                     if let Some(object) = self.new_handle(&arbiter, id, kind)? {
                         return Ok(object);
                     }
-                    let now = self.table(&arbiter).register(self.id, id, kind);
-                    if now == Ok(entry) {
+                    let registered = self.table(&arbiter).register(self.id, id, kind);
+                    if registered == Ok(entry) {
                         return Ok(self.add_registration(&arbiter, id, entry, fd, memory));
                     }
-                    now.map_err(|error| self.lookup_error(id, kind, error))?;
+                    registered.map_err(|error| self.lookup_error(id, kind, error))?;
                     return Err(self.misbehaved("it changed the table's description of an object"));
                 }
                 Response::NotFound { dead } => {
@@ -360,7 +359,7 @@ impl Participant {
     }
 }
 
-/// Whether the participant with this id is alive.
+/// Returns whether the participant with this id is alive.
 fn is_alive(name: &DomainName, id: u16) -> Result<bool> {
     Ok(probe(&name.participant_socket(id)).map_err(Error::system("connect to a participant"))?.is_alive())
 }
@@ -391,7 +390,7 @@ mod tests {
         let object = first.create(1, 1).unwrap();
         let id = object.id();
         let arbiter = second.lock(Deadline::after(second.timeout)).unwrap();
-        // What a newcomer does after the socket was closed, which makes its name free.
+        // As a new participant does after the socket was closed, which frees the name.
         second.table(&arbiter).enter(first.id, [0, 0]);
         drop(arbiter);
         let expelled = Error::Expelled { domain: first.name().to_owned() };

@@ -17,7 +17,7 @@ use umf_sync::failpoint;
 use crate::socket::{DomainName, Probe, probe_with};
 use crate::{Error, Result};
 
-/// The nonce of requests to participants, in the field that has a producer's nonce elsewhere.
+/// The nonce of requests to participants, in place of a producer's nonce.
 pub(crate) const PROTOCOL: Nonce = Nonce::from_bytes(*b"umf-domain-00001");
 
 /// The time after which the next participant gets the request too.
@@ -31,11 +31,11 @@ const BUSY_RETRY: Duration = Duration::from_millis(1);
 pub(crate) enum Response<T> {
     /// The accepted fd, and the connection to its sender.
     Found(T, OwnedFd),
-    /// No living participant has it. `dead` are the ids without a process.
+    /// No living participant has the fd. `dead` are the ids without a process.
     NotFound { dead: Vec<u16> },
     /// Some participants are alive and did not answer.
     NoAnswer { pids: Vec<i32> },
-    /// No participant sent it, and one broke the protocol.
+    /// No participant sent the fd, and one broke the protocol.
     Misbehaved(&'static str),
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn request_fd<T>(
                 Probe::Busy => busy.push_back(id),
                 Probe::Connected(connection) => {
                     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                    // A participant that ended after the connection was made has nothing to send.
+                    // If the send fails, the participant has ended since.
                     if rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, flags)).is_ok() {
                         failpoint!("domain.asked");
                         pending.push(connection);
@@ -86,7 +86,7 @@ pub(crate) fn request_fd<T>(
         if pending.is_empty() && busy.is_empty() {
             return Ok(misbehaved.map_or(Response::NotFound { dead }, Response::Misbehaved));
         }
-        let Ok(left) = deadline.left() else {
+        let Ok(remaining) = deadline.left() else {
             let pid = |connection: &OwnedFd| peer(connection.as_fd()).map_or(0, |(_, pid)| pid);
             return Ok(Response::NoAnswer { pids: pending.iter().map(pid).collect() });
         };
@@ -97,24 +97,24 @@ pub(crate) fn request_fd<T>(
         } else {
             None
         };
-        let readable = poll_readable(&pending, delay.into_iter().chain(left).min())?;
+        let readable = poll_readable(&pending, delay.into_iter().chain(remaining).min())?;
         for index in readable.into_iter().rev() {
             let connection = pending.swap_remove(index);
             match receive(&connection, Deadline::after(Duration::ZERO)) {
                 Ok(Answer::Fd { fd, .. }) => match check(fd)? {
                     Some(found) => return Ok(Response::Found(found, connection)),
-                    None => misbehaved = Some("it sent another file than it was asked for"),
+                    None => misbehaved = Some("it sent another file than the requested one"),
                 },
                 Ok(Answer::Stale(_)) => {}
                 Ok(Answer::NotPermitted | Answer::OtherUser | Answer::UnmappedUser) => {
-                    misbehaved = Some("it refuses its own user")
+                    misbehaved = Some("it refused its own user")
                 }
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
                 Err(Errno::TIMEDOUT) => pending.push(connection),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     return Err(Error::system("receiving an fd")(errno));
                 }
-                // The participant ended, or dropped this connection in favour of others.
+                // The participant ended, or closed this connection to serve others.
                 Err(_) => {}
             }
         }

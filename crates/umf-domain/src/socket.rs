@@ -1,12 +1,19 @@
-//! Abstract sockets: the names of a domain and of its participants, binding one, probing one.
+//! Abstract sockets: the names of a domain and of its participants, binding one, probing one, and
+//! the arbiter.
 //!
 //! A bound name proves that its process is alive, since the kernel frees the name with the last
 //! descriptor of the socket. Forked children therefore close the sockets of their parent.
+//!
+//! The arbiter is the lock under which a domain's table is changed. It is a socket name too: the
+//! process that has bound it holds the lock. The kernel gives a name to one socket, and frees it
+//! when the process dies, at any instruction. A lock word in shared memory would stay locked.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use umf_ipc::fd_socket::Deadline;
 use umf_os::socket::{PeerTrust, peer, peer_trust};
 use umf_sync::failpoint;
 
@@ -28,11 +35,11 @@ impl DomainName {
     pub(crate) fn new(text: &str, uid: u32) -> Result<Self> {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:/+=@-".contains(&byte);
         let why = if text.is_empty() {
-            "it is empty; use 1 to 64 characters"
+            "it is empty"
         } else if text.len() > MAX_LENGTH {
             "it has more than 64 characters"
         } else if !text.bytes().all(is_allowed) {
-            "use letters and digits of ASCII and . _ : / + = @ -"
+            "it has other characters"
         } else {
             return Ok(Self { text: text.to_owned(), uid });
         };
@@ -97,7 +104,7 @@ pub(crate) fn bind_first(
 /// The result of connecting to an abstract name.
 #[derive(Debug)]
 pub(crate) enum Probe {
-    /// The name is not bound, or not listened on, or its process has ended.
+    /// The name is not bound, its socket does not listen, or its process has ended.
     Free,
     /// A process of another user listens. The pid is 0 if it is unknown.
     OtherUser { uid: u32, pid: i32 },
@@ -108,7 +115,7 @@ pub(crate) enum Probe {
 }
 
 impl Probe {
-    /// Whether the name belongs to a living participant.
+    /// Returns whether the name belongs to a living participant.
     pub(crate) const fn is_alive(&self) -> bool {
         matches!(self, Self::Busy | Self::Connected(_))
     }
@@ -119,9 +126,9 @@ pub(crate) fn probe(name: &[u8]) -> sys::Result<Probe> {
     probe_with(&mut None, name)
 }
 
-/// Connects to the name, with the socket in `spare` if there is one.
+/// Connects to the name. Uses the socket in `spare`, if it has one.
 ///
-/// If the name is free, the unused socket is left in `spare`. Probing the next name then takes one
+/// If the name is free, stores the unused socket in `spare`. Probing the next name then takes one
 /// system call instead of three.
 pub(crate) fn probe_with(spare: &mut Option<OwnedFd>, name: &[u8]) -> sys::Result<Probe> {
     let (socket, address) = match spare.take() {
@@ -147,13 +154,14 @@ pub(crate) fn probe_with(spare: &mut Option<OwnedFd>, name: &[u8]) -> sys::Resul
     if sys::listener_has_ended(socket.as_fd()) { Ok(Probe::Free) } else { Ok(Probe::Connected(socket)) }
 }
 
-/// Returns the uid of the socket that has the name. `None` for root, this process's user, or an
-/// unknown one.
+/// Returns the uid of the socket that has the name. Returns `None` for root, for this process's
+/// user, and if the uid is unknown.
 pub(crate) fn foreign_owner(name: &[u8]) -> Option<u32> {
     sock_diag::owner(name).filter(|&uid| uid != 0 && uid != sys::effective_uid())
 }
 
-/// Whether the listener that accepted the connection has neither closed it nor ended.
+/// Returns whether the process that listens at the other end has neither closed the connection nor
+/// ended.
 pub(crate) fn is_peer_alive(connection: &OwnedFd) -> bool {
     let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut fds = [PollFd::new(connection, PollFlags::empty())];
@@ -161,12 +169,84 @@ pub(crate) fn is_peer_alive(connection: &OwnedFd) -> bool {
     !is_closed && !sys::listener_has_ended(connection.as_fd())
 }
 
+/// A guard that holds a domain's arbiter from [`lock_arbiter`] until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ArbiterGuard {
+    socket: Option<CloseOnFork>,
+}
+
+impl Drop for ArbiterGuard {
+    fn drop(&mut self) {
+        drop(self.socket.take());
+        failpoint!("domain.turn_given_back");
+    }
+}
+
+const MIN_BACKOFF: Duration = Duration::from_micros(20);
+const MAX_BACKOFF: Duration = Duration::from_millis(1);
+/// Failed attempts between two checks of the holder. A participant holds the arbiter for
+/// microseconds, and each check leaves a connection in the holder's backlog.
+const ATTEMPTS_PER_CHECK: u32 = 16;
+
+/// Locks the arbiter, or fails at `deadline`. `timeout` is that of the whole call, for errors.
+pub(crate) fn lock_arbiter(name: &DomainName, deadline: Deadline, timeout: Duration) -> Result<ArbiterGuard> {
+    let address = name.arbiter_socket();
+    let mut backoff = MIN_BACKOFF;
+    let mut holder = 0;
+    for attempt in 1_u32.. {
+        let bound = bind(&address).map_err(Error::system("bind of the arbiter's name"))?;
+        if let Some(socket) = bound {
+            return Ok(ArbiterGuard { socket: Some(socket) });
+        }
+        if attempt.is_multiple_of(ATTEMPTS_PER_CHECK) {
+            holder = check_holder(name, &address)?.unwrap_or(holder);
+        }
+        if deadline.left().is_err() {
+            holder = check_holder(name, &address)?.unwrap_or(holder);
+            break;
+        }
+        std::thread::sleep(backoff);
+        backoff = (backoff * 2).min(MAX_BACKOFF);
+    }
+    Err(Error::ArbiterHeld {
+        domain: name.as_str().to_owned(),
+        socket: String::from_utf8_lossy(&address).into_owned(),
+        pid: holder,
+        milliseconds: milliseconds(timeout),
+    })
+}
+
+/// Returns the pid of the holder, if it is known. Fails if the holder belongs to another user.
+fn check_holder(name: &DomainName, address: &[u8]) -> Result<Option<i32>> {
+    let other = match probe(address).map_err(Error::system("connect to the arbiter's name"))? {
+        Probe::OtherUser { uid, pid } => Some((uid, pid)),
+        Probe::Connected(connection) => return Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
+        // The name can be bound by a socket that does not listen.
+        Probe::Free => foreign_owner(address).map(|uid| (uid, 0)),
+        Probe::Busy => None,
+    };
+    let Some((uid, pid)) = other else { return Ok(None) };
+    Err(Error::OtherUser {
+        domain: name.as_str().to_owned(),
+        socket: String::from_utf8_lossy(address).into_owned(),
+        uid,
+        pid,
+        own_uid: sys::effective_uid(),
+    })
+}
+
+pub(crate) fn milliseconds(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// `sock_diag(7)`: the uid of a bound socket, also if it accepts no connection.
 mod sock_diag {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
     // Constants of `netlink(7)` and `linux/unix_diag.h`.
+    /// Bytes of a request: header and `unix_diag_req`.
     const LENGTH: u32 = 40;
+    /// Bytes of a header.
     const HEADER: usize = 16;
     const BY_FAMILY: u16 = 20;
     const ERROR: u16 = 2;
@@ -184,8 +264,8 @@ mod sock_diag {
 
     /// Returns the user whose process made the `SOCK_SEQPACKET` socket with this abstract name.
     ///
-    /// Returns `None` if the name is free, or the kernel cannot tell (no `CONFIG_UNIX_DIAG`, or
-    /// before Linux 5.3).
+    /// Returns `None` if the name is free, or the kernel does not report it (no `CONFIG_UNIX_DIAG`,
+    /// or before Linux 5.3).
     pub(crate) fn owner(name: &[u8]) -> Option<u32> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(
@@ -297,7 +377,7 @@ mod tests {
 
     #[test]
     fn probe_tells_free_from_connected_and_busy() {
-        let name = format!("umf-test-knock-{}", std::process::id());
+        let name = format!("umf-test-probe-{}", std::process::id());
         let name = name.as_bytes();
         assert!(matches!(probe(name), Ok(Probe::Free)));
         let (listener, address) = sys::socket(name).unwrap();

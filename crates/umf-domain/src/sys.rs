@@ -64,19 +64,19 @@ pub(crate) fn address(name: &[u8]) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(name)
 }
 
-/// Whether the process that listened at a connection's other end has ended. Its socket may be open
-/// in a child that was made by a raw `clone`, without fork handlers.
+/// Returns whether the process that listened at a connection's other end has ended. A child that
+/// was made by a raw `clone`, without fork handlers, may still have its socket open.
 pub(crate) fn listener_has_ended(connection: BorrowedFd<'_>) -> bool {
     match so_peerpidfd(connection) {
         Ok(pidfd) => has_ended(pidfd.as_fd()),
         // The process was reaped: ESRCH, EINVAL before Linux 6.16.
         Err(Errno::SRCH | Errno::INVAL) => true,
-        // Linux before 6.5. A recycled pid is taken for the listener's.
+        // Linux before 6.5. A reused pid counts as that of the listener.
         Err(_) => peer(connection).is_ok_and(|(_, pid)| is_free(pid)),
     }
 }
 
-/// Whether no process has this pid, in this pid namespace.
+/// Returns whether no process has this pid, in this pid namespace.
 fn is_free(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid) else { return false };
     rustix::process::pidfd_open(pid, PidfdFlags::empty()).is_err_and(|errno| errno == Errno::SRCH)

@@ -169,9 +169,9 @@ pub(crate) fn check_name(name: &str, longest: usize) -> crate::Result<()> {
     let why = if name.is_empty() {
         "it is empty"
     } else if name.len() > longest {
-        "it is too long: endpoints have names of up to 64 characters, jobs of up to 32"
+        "it is longer than 64 characters (endpoint) or 32 characters (job)"
     } else if !name.bytes().all(is_plain) {
-        "letters and digits of ASCII and . _ : / + = @ - are allowed"
+        "it has other characters"
     } else {
         return Ok(());
     };

@@ -32,7 +32,9 @@ pub enum Error {
         pid: u32,
     },
     /// The name cannot be the name of an endpoint or a job.
-    #[error("{name:?} cannot name an endpoint or a job: {why}")]
+    #[error(
+        "cannot use the name {name:?} for an endpoint or a job: {why}; use letters and digits of ASCII and . _ : / + = @ -"
+    )]
     BadName {
         /// The name, cut to 64 characters.
         name: String,
@@ -74,17 +76,17 @@ pub enum Error {
         pid: i32,
     },
     /// The peer has closed the link, and all its messages were received.
-    #[error("peer {pid} has closed the link; make a new one")]
+    #[error("cannot use the link: peer {pid} has closed it; make a new link")]
     Closed {
         /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
     /// This process is a forked child, and the link belongs to its parent.
-    #[error("the link belongs to the parent of this process; make one here")]
+    #[error("cannot use the link: it belongs to the parent of this process; make a link in this process")]
     Forked,
     /// The request belongs to another link, or to a rank that was forgotten.
     #[error(
-        "the request was begun on another link or with a forgotten rank; pass it to the link that made it"
+        "cannot use the request: it belongs to another link, or to a forgotten rank; pass it to the link that made it"
     )]
     WrongLink,
     /// The peer broke the protocol.
@@ -106,7 +108,9 @@ pub enum Error {
         capacity: usize,
     },
     /// The message cannot be received as a view. It stays in the queue.
-    #[error("message {tag:#x} was {is}, and is not {wanted}; receive it with recv (probe returns its form)")]
+    #[error(
+        "cannot receive message {tag:#x} as a view: it was {is}, and is not {wanted}; receive it with recv (probe returns its form)"
+    )]
     WrongForm {
         /// Its tag.
         tag: u64,
@@ -117,7 +121,7 @@ pub enum Error {
     },
     /// The engine that the settings name cannot carry the message.
     #[error(
-        "engine {engine} cannot carry this: {why}; set another one, or \"auto\" (link.engine, UMF_LINK_ENGINE)"
+        "engine {engine} cannot carry this message: {why}; set another engine, or \"auto\" (link.engine, UMF_LINK_ENGINE)"
     )]
     EngineImpossible {
         /// The engine.
@@ -126,7 +130,9 @@ pub enum Error {
         why: String,
     },
     /// No other rank of the job has this number.
-    #[error("a job of {size} has no other rank {rank}; ranks count from 0, and jobs have 1 to 1024")]
+    #[error(
+        "cannot use rank {rank} in a job of {size} ranks: ranks count from 0, a rank has no link with itself, and jobs have 1 to 1024 ranks; pass another rank or size"
+    )]
     BadRank {
         /// The rank.
         rank: usize,
@@ -159,7 +165,7 @@ pub enum Error {
     },
     /// Another rank joined with another size of the job.
     #[error(
-        "another rank joined a job of {other} ranks, this rank a job of {own}; give all ranks the same size"
+        "cannot join: another rank joined a job of {other} ranks, this rank a job of {own}; pass the same size on all ranks"
     )]
     SizeMismatch {
         /// The size that the other rank gave.
@@ -178,7 +184,7 @@ pub enum Error {
     },
     /// The ranks called different collectives.
     #[error(
-        "rank {rank} calls another collective: {what}; call the same collective on all ranks, with memory of the same \
+        "cannot finish the collective with rank {rank}: {what}; call the same collective on all ranks, with memory of the same \
          length"
     )]
     Mismatch {
@@ -197,7 +203,9 @@ pub enum Error {
         rank: usize,
     },
     /// The operation is not defined for the kind of numbers.
-    #[error("{operation:?} of {element:?} is not defined; use bit operations for integers only")]
+    #[error(
+        "cannot combine {element:?} by {operation:?}: bit operations are for integers; use another operation or integers"
+    )]
     NoReduction {
         /// The operation.
         operation: Operation,
@@ -205,7 +213,9 @@ pub enum Error {
         element: Element,
     },
     /// The bytes are not whole numbers. A message stays in the queue.
-    #[error("{length} bytes are not numbers of {size} bytes each; send and receive whole numbers")]
+    #[error(
+        "cannot combine {length} bytes: that is no multiple of the element size of {size} bytes; send and receive whole numbers"
+    )]
     PartialElement {
         /// The number of bytes.
         length: usize,
@@ -213,7 +223,9 @@ pub enum Error {
         size: usize,
     },
     /// The memory cannot be divided into blocks of the same length for all ranks.
-    #[error("{length} bytes cannot be divided among {ranks} ranks; pass a multiple of {ranks} bytes")]
+    #[error(
+        "cannot divide {length} bytes among {ranks} ranks: the blocks would differ in length; pass a multiple of {ranks} bytes"
+    )]
     NotDivisible {
         /// The number of bytes.
         length: usize,
@@ -222,12 +234,12 @@ pub enum Error {
     },
     /// A one-sided transfer cannot combine numbers.
     #[error(
-        "put and get replace bytes and do not combine; get into other memory and combine that, or send a message"
+        "cannot combine in a one-sided transfer: put and get replace bytes; get into other memory and combine that, or send a message"
     )]
     NotCombined,
     /// The message was lost after a part of it was combined.
     #[error(
-        "the message was lost while it was combined ({why}): some numbers are combined and others not; begin again from a copy"
+        "the message was lost while it was combined, because {why}: some numbers are combined and others are not; begin again from a copy"
     )]
     PartlyCombined {
         /// The reason.
@@ -235,7 +247,7 @@ pub enum Error {
     },
     /// The range is outside of the memory.
     #[error(
-        "{length} bytes at offset {offset} reach past the end of memory of {size} bytes; use a smaller range"
+        "cannot use {length} bytes at offset {offset}: they reach past the end of memory of {size} bytes; use a smaller range"
     )]
     OutOfBounds {
         /// Its start.
@@ -249,11 +261,13 @@ pub enum Error {
     #[error(transparent)]
     Key(#[from] KeyError),
     /// The key was made by another process than the peer.
-    #[error("the peer of this link did not make the key; use it on a link with the process that made it")]
+    #[error(
+        "cannot use the key on this link: the peer did not make it; use a link with the process that made it"
+    )]
     ForeignKey,
     /// The registration of the key has ended.
     #[error(
-        "the range of the key (slot {slot}, generation {generation}) is not registered any more; ask its owner for a new key"
+        "cannot use the key of slot {slot}, generation {generation}: the registration of its range has ended; ask the owner for a new key"
     )]
     Expired {
         /// Its slot.
@@ -263,7 +277,7 @@ pub enum Error {
     },
     /// The key does not allow the transfer.
     #[error(
-        "the key does not allow to {what}: its owner registered the range for {allowed:?}; ask it for another key"
+        "cannot {what}: the owner of the key registered the range for {allowed:?}; ask the owner for another key"
     )]
     NotAllowed {
         /// `get` or `put`.
@@ -272,7 +286,9 @@ pub enum Error {
         allowed: crate::RemoteAccess,
     },
     /// The remote and the local memory have different lengths.
-    #[error("remote memory of {remote} and local memory of {local} bytes were passed; pass the same length")]
+    #[error(
+        "cannot transfer between {remote} bytes of remote and {local} bytes of local memory: the lengths differ; pass the same length"
+    )]
     LengthMismatch {
         /// The length of the remote or the incoming memory.
         remote: usize,
@@ -281,21 +297,23 @@ pub enum Error {
     },
     /// The call needs memory in one piece.
     #[error(
-        "memory of {pieces} pieces cannot be registered or used in a collective; use each piece by itself"
+        "cannot register memory or use it in a collective: it has {pieces} pieces; pass each piece by itself"
     )]
     NotContiguous {
         /// The number of pieces.
         pieces: usize,
     },
     /// The peer could not access the registered memory.
-    #[error("peer {pid} could not access the memory of the range: its driver refuses; see its log")]
+    #[error(
+        "peer {pid} could not access the memory of the range: its driver refused; see the log of the peer"
+    )]
     RemoteFailed {
         /// Its pid; 0 where this pid namespace does not show it.
         pid: i32,
     },
     /// All slots for registered ranges are used.
     #[error(
-        "cannot register a range: {most} are registered, which is the most; end some, or register larger ones"
+        "cannot register a range: {most} ranges are registered, which is the limit; end some registrations, or register larger ranges"
     )]
     TooManyRanges {
         /// The limit.

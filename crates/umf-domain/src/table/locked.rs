@@ -5,14 +5,14 @@ use core::sync::atomic::Ordering;
 use umf_sync::failpoint;
 
 use super::{HEADER_SIZE, MAX_PARTICIPANTS, SLOT_SIZE, Slot, Table, bitmap};
-use crate::arbiter::ArbiterGuard;
 use crate::id::{Generation, ObjectId};
+use crate::socket::ArbiterGuard;
 use crate::sys::{self, SealedFile};
 
 /// Access to the table by a process that holds the domain's arbiter.
 ///
-/// The last store of a change makes it take effect. A process that dies before it leaves at most
-/// the bit of a registrant, which [`LockedTable::reclaim`] clears.
+/// The last store of a change makes it take effect. If a process dies before, at most the bit of a
+/// registrant is left, which [`LockedTable::reclaim`] clears.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockedTable<'t> {
     table: &'t Table,
@@ -52,8 +52,8 @@ pub(crate) enum CreateError {
     NoMemory(rustix::io::Errno),
 }
 
-/// The number of slots whose pages are allocated at once.
-const RESERVED_AT_ONCE: u32 = 256;
+/// The number of slots whose pages are allocated in one step.
+const RESERVE_STEP: u32 = 256;
 
 impl<'t> LockedTable<'t> {
     pub(crate) const fn new(table: &'t Table, _arbiter: &ArbiterGuard) -> Self {
@@ -133,7 +133,7 @@ impl<'t> LockedTable<'t> {
         if index < reserved {
             return Ok(());
         }
-        let end = index.saturating_add(RESERVED_AT_ONCE).min(self.table.capacity);
+        let end = index.saturating_add(RESERVE_STEP).min(self.table.capacity);
         let at = |slot: u32| HEADER_SIZE as u64 + u64::from(slot) * SLOT_SIZE as u64;
         sys::reserve(&*self.table.file, at(reserved), at(end) - at(reserved))
             .map_err(CreateError::NoMemory)?;
