@@ -39,7 +39,7 @@ fn first() {
 fn allreduce() {
     let program = env!("CARGO_BIN_EXE_allreduce");
     let output = run(program);
-    assert!(output.starts_with("4 ranks have the sum of 1048576 numbers of each, in "), "{output}");
+    assert!(output.starts_with("4 ranks summed 1048576 numbers each, in "), "{output}");
     let odd = Command::new(program).arg("two").output().unwrap();
     assert!(!odd.status.success() && !odd.stderr.is_empty(), "{odd:?}");
 }

@@ -1,4 +1,4 @@
-//! Collections that live in a pool.
+//! A vector and a hash map whose memory is allocated from a pool.
 
 use allocator_api2::vec::Vec;
 use hashbrown::{DefaultHashBuilder, HashMap};

@@ -44,10 +44,10 @@ fn write_after_free(pool: &Pool) -> umf::Result<()> {
     let stale = block.address();
     drop(block);
     if let Some(pointer) = stale.as_ptr() {
-        // SAFETY: none; this is the bug to detect. The quarantine still has the memory.
+        // SAFETY: none; this is the bug to detect. The memory is still mapped, in the quarantine.
         unsafe { pointer.add(40).write(1) };
     }
-    // The block is checked when it leaves the quarantine, here because the pool is trimmed.
+    // A block is checked when it leaves the quarantine. Trimming empties the quarantine.
     pool.trim(0)?;
     Ok(())
 }

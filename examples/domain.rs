@@ -1,12 +1,12 @@
 //! A region that outlives the process that created it.
 //!
 //! ```text
-//! $ domain jobs                          creates a region, prints its number, waits for Enter
+//! $ domain jobs                          creates a region, prints its id, waits for Enter
 //! $ domain jobs 0x43a1c0be7d210000       in other terminals: registers, adds one, waits for Enter
 //! ```
 //!
-//! End them in any order, also by a signal. As long as one is running, another can register. After
-//! the last one, the number is invalid.
+//! The processes can end in any order, also by a signal. While one is running, others can register.
+//! After the end of the last process, the id is invalid.
 
 use std::io::Write;
 use std::sync::atomic::Ordering;

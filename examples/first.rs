@@ -1,9 +1,8 @@
-//! The first program: one process shares a block, another opens it, and only text passes between
-//! them.
+//! A first program: one process exports a block, and another opens it by its handle, which is text.
 //!
 //! ```text
 //! $ first                     prints a handle, and waits for Enter
-//! $ first umf1.VU1GSA...      in another terminal: reads the block and answers in it
+//! $ first umf1.VU1GSA...      in another terminal: reads the block and writes a reply into it
 //! ```
 
 use std::io::Write;
@@ -23,9 +22,9 @@ fn produce() -> umf::Result<()> {
     let _ = std::io::stdout().flush();
 
     let _ = std::io::stdin().read_line(&mut String::new());
-    let mut answer = [0; 23];
-    block.read(100, &mut answer)?;
-    println!("{}", String::from_utf8_lossy(&answer));
+    let mut reply = [0; 23];
+    block.read(100, &mut reply)?;
+    println!("{}", String::from_utf8_lossy(&reply));
     Ok(())
 }
 

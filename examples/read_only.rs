@@ -1,8 +1,8 @@
-//! A block that exposes nothing else, opened for reading; and what an old handle says after the
-//! block was freed.
+//! A block that shares no page with other blocks, opened for reading; and the error of its handle
+//! after the block was freed.
 
 fn main() -> umf::Result<()> {
-    // Every block of this pool is a memory file of its own.
+    // Every block of this pool is a separate memory file.
     let pool = umf::Pool::isolated()?;
     let block = pool.allocate(4096)?;
     block.write(0, b"look, do not touch")?;

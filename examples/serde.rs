@@ -1,4 +1,4 @@
-//! Handles inside messages: text in JSON, 256 bytes in binary formats.
+//! A handle as a field of a serialised message: text in JSON, 256 bytes in binary formats.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let received: Tensor = serde_json::from_str(&message)?;
     let mapping = umf::open(&received.memory)?;
-    // The mapping is as large as the block, which its pool may have rounded up.
+    // The pool may have rounded the size of the block up, and the mapping has the size of the
+    // block.
     let mut bytes = vec![0; received.shape.iter().product::<usize>() * 4];
     mapping.read(0, &mut bytes)?;
     println!("{} {:?}: {} bytes of {}", received.name, received.shape, bytes.len(), bytes[0]);

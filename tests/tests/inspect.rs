@@ -387,7 +387,7 @@ fn unreadable_processes_are_counted_with_remedy() {
     let answer = as_other_user(&["why", &handle]);
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(ps.code, Some(0), "{ps:?}");
-    assert_has(&ps.out, "may not be looked into");
+    assert_has(&ps.out, "cannot be inspected");
     assert_has(&ps.out, "run as root");
     assert!(!ps.out.contains(&format!("{} ", producer.pid())), "{}", ps.out);
     assert_begins(&answer.out, &format!("unknown: pid {}", producer.pid()));

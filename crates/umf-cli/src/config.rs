@@ -5,11 +5,11 @@ use std::fmt::Write;
 use clap::Args;
 use clap::builder::styling::Style;
 use serde_json::json;
-use umf::settings::{Loaded, Loader, Origin, Row};
-use umf::settings::{Settings, template};
+use umf::settings::{Loaded, Loader, Origin, Row, Settings, template};
 
 use crate::output::{self, Failure};
-/// Shows the effective settings, and where each came from.
+
+/// Shows the effective settings, and the origin of each.
 ///
 /// Defaults, then the settings files, then the environment: later ones win. Warnings go to standard
 /// error; invalid settings end with exit code 2.
@@ -50,8 +50,8 @@ impl ConfigCommand {
     }
 
     fn rows(&self, loaded: &Loaded) -> Vec<Row> {
-        let shown = |row: &Row| !self.changed || row.origin != Origin::Default;
-        loaded.rows().into_iter().filter(shown).collect()
+        let is_listed = |row: &Row| !self.changed || row.origin != Origin::Default;
+        loaded.rows().into_iter().filter(is_listed).collect()
     }
 
     fn document(&self, loaded: &Loaded) -> Result<String, std::io::Error> {
@@ -70,20 +70,21 @@ impl ConfigCommand {
     fn table(&self, loaded: &Loaded, colour: bool) -> String {
         let rows = self.rows(loaded);
         let width = |text: fn(&Row) -> &str, most: usize| {
-            rows.iter().map(|row| shown(text(row)).chars().count()).max().unwrap_or(0).min(most)
+            rows.iter().map(|row| cell_text(text(row)).chars().count()).max().unwrap_or(0).min(most)
         };
         let (keys, values) = (width(|row| &row.key, 40), width(|row| &row.value, 32));
         let mut out = String::new();
         let mut section = "";
         // Writing to a String does not fail.
         for row in &rows {
-            let (its, _) = row.key.rsplit_once('.').unwrap_or((&row.key, ""));
-            if !section.is_empty() && its != section {
+            let (row_section, _) = row.key.rsplit_once('.').unwrap_or((&row.key, ""));
+            if !section.is_empty() && row_section != section {
                 out.push('\n');
             }
-            section = its;
+            section = row_section;
             let unread = if row.unread { " (not read: this program does not know the kind)" } else { "" };
-            let text = format!("{:<keys$}  {:<values$}  {}{unread}", row.key, shown(&row.value), row.origin);
+            let text =
+                format!("{:<keys$}  {:<values$}  {}{unread}", row.key, cell_text(&row.value), row.origin);
             let style =
                 if row.origin == Origin::Default { Style::new().dimmed() } else { Style::new().bold() };
             let _ = if colour { writeln!(out, "{style}{text}{style:#}") } else { writeln!(out, "{text}") };
@@ -105,6 +106,6 @@ impl ConfigCommand {
 }
 
 /// Returns the value as a table cell: `-` for the empty string.
-fn shown(value: &str) -> &str {
+fn cell_text(value: &str) -> &str {
     if value.is_empty() { "-" } else { value }
 }

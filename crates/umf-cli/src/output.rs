@@ -1,4 +1,4 @@
-//! What the subcommands share: printing, progress, formatted sizes, and the exit code of a failure.
+//! Output of the subcommands: printing, progress, formatted sizes, and the exit code of a failure.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -24,9 +24,9 @@ pub(crate) fn print_diagnostic(line: &str) {
 
 /// Returns whether standard output is a terminal that shows colour (<https://no-color.org>).
 pub(crate) fn wants_colour() -> bool {
-    let asked_not_to = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let cannot = variable("TERM").is_none_or(|term| term == "dumb");
-    std::io::stdout().is_terminal() && !asked_not_to && !cannot
+    let is_disabled = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let is_dumb = variable("TERM").is_none_or(|term| term == "dumb");
+    std::io::stdout().is_terminal() && !is_disabled && !is_dumb
 }
 
 /// Formats `text` in a style if `colour` is set.
@@ -60,30 +60,30 @@ pub(crate) fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// The time between two progress lines where standard error is not a terminal, and before the
-/// first.
+/// The time before the first progress line and between two of them, if standard error is not a
+/// terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Progress on standard error. On a terminal: one line, rewritten at each step. Elsewhere: a line
-/// per second, from the second second on.
+/// per second.
 pub(crate) struct Progress {
     last_shown: Instant,
-    terminal: bool,
-    shown: bool,
+    is_terminal: bool,
+    was_shown: bool,
     step: String,
 }
 
 impl Progress {
     /// Starts the clock of a run.
     pub(crate) fn new() -> Progress {
-        let terminal = std::io::stderr().is_terminal();
-        Progress { last_shown: Instant::now(), terminal, shown: false, step: String::new() }
+        let is_terminal = std::io::stderr().is_terminal();
+        Progress { last_shown: Instant::now(), is_terminal, was_shown: false, step: String::new() }
     }
 
     /// Announces the next step.
     pub(crate) fn step(&mut self, step: impl Into<String>) {
         self.step = step.into();
-        if self.terminal {
+        if self.is_terminal {
             self.show();
         } else {
             self.tick();
@@ -99,10 +99,10 @@ impl Progress {
 
     fn show(&mut self) {
         self.last_shown = Instant::now();
-        self.shown = true;
+        self.was_shown = true;
         // A closed standard error must not fail the run.
         let mut stderr = std::io::stderr().lock();
-        let _ = if self.terminal {
+        let _ = if self.is_terminal {
             write!(stderr, "\r\x1b[Kumf: {}", self.step)
         } else {
             writeln!(stderr, "umf: {}", self.step)
@@ -112,14 +112,14 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.shown && self.terminal {
+        if self.was_shown && self.is_terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
 }
 
-/// Formats a number of bytes in the largest binary unit that keeps it above one. Prints one decimal
-/// unless it is zero or the number has three digits.
+/// Formats a number of bytes in the largest binary unit that is not above it. Prints one decimal,
+/// unless the decimal is zero or the number has three digits.
 pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::output::{self, Failure};
+
 /// The largest map that is read, in bytes.
 const MAX_MAP: u64 = 1 << 30;
 
@@ -28,17 +29,17 @@ impl PoolMapCommand {
     /// # Errors
     /// The input cannot be read or is not a map, or the picture cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let failure = |path: &Path, error: &dyn std::fmt::Display| {
-            Failure::Message(format!("{}: {error}", path.display()))
+        let cannot = |action: &str, path: &Path, error: &dyn std::fmt::Display| {
+            Failure::Message(format!("cannot {action} {}: {error}", path.display()))
         };
-        let text = read(&self.map).map_err(|error| failure(&self.map, &error))?;
-        let map = umf::map::from_json(&text).map_err(|error| failure(&self.map, &error))?;
+        let text = read(&self.map).map_err(|error| cannot("read", &self.map, &error))?;
+        let map = umf::map::from_json(&text).map_err(|error| cannot("use the map", &self.map, &error))?;
         let picture = umf::map::to_svg(&map);
         let Some(path) = &self.output else { return Ok(output::print(&picture)?) };
-        std::fs::write(path, picture).map_err(|error| failure(path, &error))?;
+        std::fs::write(path, picture).map_err(|error| cannot("write", path, &error))?;
         let totals = map.totals();
         let mut text = format!(
-            "reserved    {} (peak {})\nlive        {} (asked for {}, internal fragmentation {:.3})\nheld        {}\n\
+            "reserved    {} (peak {})\nlive        {} (requested {}, internal fragmentation {:.3})\nheld        {}\n\
              quarantined {}\ncached      {}\nfree        {} (largest {}, external fragmentation {:.3})\nunusable    {}\n",
             totals.reserved,
             map.peak_reserved,
@@ -55,7 +56,7 @@ impl PoolMapCommand {
         );
         for size in &totals.sizes {
             text += &format!(
-                "blocks of {}: {} live, {} held, {} quarantined, {} cached; {} slabs, {} bytes of them wasted\n",
+                "blocks of {}: {} live, {} held, {} quarantined, {} cached; {} slabs, which waste {} bytes\n",
                 size.block_size, size.live, size.held, size.quarantined, size.cached, size.slabs, size.waste
             );
         }
@@ -72,7 +73,9 @@ fn read(path: &Path) -> std::io::Result<String> {
     };
     input.take(MAX_MAP + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_MAP {
-        return Err(std::io::Error::other(format!("longer than {MAX_MAP} bytes")));
+        return Err(std::io::Error::other(format!(
+            "it is longer than {MAX_MAP} bytes; pass the map of one pool"
+        )));
     }
     Ok(text)
 }

@@ -95,7 +95,7 @@ pub(crate) fn dumpable() -> SysResult<DumpableBehavior> {
 /// Raises the soft limit of open files to the hard limit.
 pub(crate) fn raise_fd_limit() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    // On failure the limit stays. An open that exceeds it reports that.
+    // On failure the limit stays, and an open beyond it fails.
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -347,9 +347,9 @@ impl ShmObject {
 impl ShmLease {
     /// Unlinks the name if it still refers to the leased object.
     pub(crate) fn remove(self, path: &Path) -> SysResult<()> {
-        let mine = rustix::fs::fstat(self.file.as_fd())?;
+        let leased = rustix::fs::fstat(self.file.as_fd())?;
         let named = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
-        if (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino) {
+        if (leased.st_dev, leased.st_ino) != (named.st_dev, named.st_ino) {
             // The name was unlinked and created again meanwhile.
             return Err(Errno::STALE);
         }

@@ -127,7 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn id_is_made_of_its_parts_and_printed_in_hexadecimal() {
+    fn id_has_documented_bits_and_hexadecimal_text() {
         let id = ObjectId::new(0xfffe, DomainTag(0xabc), Generation(0x1_2345_6789));
         assert_eq!(u64::from(id), 0x1234_5678_9abc_fffe);
         assert_eq!(id.to_string(), "0x123456789abcfffe");

@@ -80,7 +80,7 @@ fn find_in_processes(name: &str, processes: usize, killed: usize, microseconds: 
 }
 
 #[test]
-fn killed_processes_do_not_split_the_object() {
+fn killed_processes_do_not_split_object() {
     let mut all = Vec::new();
     for round in 0..40 {
         let name = format!("find-{}-{round}", std::process::id());

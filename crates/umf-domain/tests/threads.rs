@@ -46,7 +46,7 @@ fn wait_for(pid: i32) -> i32 {
 }
 
 #[test]
-fn concurrent_threads_and_forked_children_share_a_domain() {
+fn concurrent_threads_and_forked_children_share_domain() {
     let name = format!("threads-{}", std::process::id());
     let before = fds();
     let mut settings = DomainSettings::default();

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_lane_do_not_overlap() {
+    fn parts_of_lane_do_not_overlap() {
         let words =
             [MAGIC, NONCE[0], NONCE[1], CLOSED, PROCESSOR, ARMED, ENDED_COLLECTIVES, CONSUMED, RETURNED];
         let mut extents: Vec<Extent> = words.map(|word| (word, 8)).into();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_catalog_do_not_overlap() {
+    fn parts_of_catalog_do_not_overlap() {
         let mut extents: Vec<Extent> =
             [MAGIC, NONCE[0], NONCE[1], ANNOUNCE_ONLY].map(|word| (word, 8)).into();
         for index in 0..HANDLES {

@@ -316,9 +316,9 @@ mod tests {
     #[test]
     fn only_sealed_file_of_right_kind_is_mapped() {
         let (own, fd) = OwnLane::create(7).unwrap();
-        let theirs = PeerLane::adopt(&fd, 7).unwrap().unwrap();
+        let peer = PeerLane::adopt(&fd, 7).unwrap().unwrap();
         own.word(CONSUMED).store(9, Ordering::Relaxed);
-        assert_eq!(theirs.word(CONSUMED).load(Ordering::Relaxed), 9);
+        assert_eq!(peer.word(CONSUMED).load(Ordering::Relaxed), 9);
         assert!(PeerLane::adopt(&fd, 8).unwrap().is_none(), "another nonce");
         assert!(PeerCatalog::adopt(&fd, 7).unwrap().is_none(), "another kind");
         for size in [PAGE, LANE] {
@@ -354,9 +354,9 @@ mod tests {
         own.populate(LARGE_RING).unwrap();
         own.populate(LARGE_RING).unwrap();
         assert_eq!(blocks(), 17);
-        let theirs = PeerLane::adopt(&fd, 7).unwrap().unwrap();
-        theirs.populate(offer_line(0)).unwrap();
-        theirs.populate(offer_line(31)).unwrap();
+        let peer = PeerLane::adopt(&fd, 7).unwrap().unwrap();
+        peer.populate(offer_line(0)).unwrap();
+        peer.populate(offer_line(31)).unwrap();
         assert_eq!(blocks(), 18);
     }
 

@@ -1,18 +1,18 @@
-//! A memory pool for umf, as you would write it in your own repository. It depends on `umf-core`,
-//! on `umf-runtime`, and on `umf-sync` for its lock.
+//! A memory pool for umf in a repository of its own. It depends on `umf-core`, on `umf-runtime`,
+//! and on `umf-sync` for its lock.
 //!
 //! [`ClassPool`] rounds sizes up to powers of two, and divides regions into blocks of one size. A
-//! large block is a region of its own. One lock protects everything. It is slower than the slab
-//! pool, and a tenth of its length.
+//! large block is a region of its own. One lock protects all slabs. The pool is slower than the
+//! slab pool, and has a tenth of its code.
 //!
-//! What is worth copying:
+//! Points to copy:
 //!
 //! - Regions are allocated through an [`umf_runtime::Upstream`], which tracks them, retires exports
 //!   of regions, and freezes shared memory in a forked child.
-//! - Nothing is written into the memory, because it may be device memory.
-//! - A foreign, interior or twice freed address is an error that changes nothing.
+//! - The pool writes no metadata into the memory, because it may be device memory.
+//! - A foreign, interior or twice freed address is an error that changes no state.
 //! - The free of an exported block is announced before the block is reused.
-//! - A freed block that other processes have open is held by the upstream, and returns through
+//! - The upstream defers the free of a block that other processes have open, and then calls
 //!   `reclaim`.
 //! - The lock survives a fork, and the provider is called under it.
 //! - One line in `tests/conformance.rs` runs the conformance suite.
@@ -22,7 +22,6 @@
 //! allocator.
 
 mod pool;
-mod slab;
 mod slabs;
 
 pub use pool::ClassPool;

@@ -1,4 +1,4 @@
-//! [`ClassPool`].
+//! [`ClassPool`]: the pool, with its deferred free.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -12,18 +12,17 @@ use umf_runtime::Upstream;
 use umf_runtime::observer::before_free;
 use umf_sync::Lock;
 
-use crate::slab::BlockState;
-use crate::slabs::SlabTable;
+use crate::slabs::{BlockState, SlabTable};
 
 /// A pool of blocks whose sizes are powers of two.
 pub struct ClassPool {
-    // First, so that it is dropped before what its guards could still reach.
+    // The first field, so that it is dropped before the slabs, which its guards access.
     upstream: Upstream,
     slabs: Lock<SlabTable>,
 }
 
 impl ClassPool {
-    /// A pool over `provider`.
+    /// Makes a pool over `provider`.
     ///
     /// # Errors
     /// [`umf_core::Error::TooMany`] past some thousand pools in one process.
@@ -31,8 +30,8 @@ impl ClassPool {
         let upstream = Upstream::new(provider)?;
         let pool = Arc::new(Self { upstream, slabs: Lock::new(SlabTable::default()) });
         let this: &(dyn Pool + 'static) = &*pool;
-        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the
-        // pool goes.
+        // SAFETY: the content of an `Arc` does not move. `upstream` is a field of the pool, so it
+        // does not outlive the pool.
         unsafe { pool.upstream.set_pool(NonNull::from(this)) };
         Ok(pool)
     }
@@ -41,22 +40,22 @@ impl ClassPool {
         if self.upstream.is_frozen() {
             return Ok(());
         }
-        let was = {
-            let mut books = self.slabs.lock();
-            std::mem::replace(books.slab_at(address)?.state_at(address)?, BlockState::Freed)
+        let former = {
+            let mut slabs = self.slabs.lock();
+            std::mem::replace(slabs.slab_at(address)?.state_at(address)?, BlockState::Freed)
         };
-        // Without the lock: an observer takes locks of its own.
-        let leases = if was == BlockState::Exported { before_free(Freed::Block { address }) } else { None };
+        // Without the lock, because observers lock, too.
+        let leases =
+            if former == BlockState::Exported { before_free(Freed::Block { address }) } else { None };
         if leases.is_some() || completion.is_some() {
             let size = self.slabs.lock().slab_at(address)?.block_size;
-            let held = match (completion, leases) {
+            let is_deferred = match (completion, leases) {
                 (Some(completion), leases) => self.upstream.defer_until(address, size, completion, leases),
                 (None, Some(leases)) => self.upstream.defer(address, size, leases),
                 (None, None) => false,
             };
-            if held {
-                // It stays `Freed`, which is neither live nor free, until it comes back through
-                // `reclaim`.
+            if is_deferred {
+                // The block stays `Freed`, which is neither live nor free, until `reclaim`.
                 self.slabs.lock().count_free(size);
                 self.upstream.poll_some();
                 return Ok(());
@@ -66,9 +65,9 @@ impl ClassPool {
     }
 }
 
-// SAFETY: blocks are parts of regions that the upstream handed out, at multiples of a block size
-// that is a multiple of the alignment. The slabs never allocate a live block, and `free` announces
-// exported blocks before they are reused.
+// SAFETY: blocks lie in regions of the upstream, at multiples of a block size that is a multiple of
+// the alignment. The slabs never allocate a live block, and `free` announces exported blocks before
+// they are reused.
 unsafe impl Pool for ClassPool {
     fn name(&self) -> &str {
         "classes"
@@ -82,8 +81,8 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
-        // Without the lock, because reclaimed blocks return through `reclaim`, and the
-        // out-of-memory callback may free blocks.
+        // Without the lock, because the upstream calls `reclaim`, and the out-of-memory callback
+        // may free blocks.
         self.upstream.retry_on_out_of_memory(self, layout, || {
             self.upstream.admit()?;
             self.upstream.poll_pending();
@@ -124,8 +123,8 @@ unsafe impl Pool for ClassPool {
     }
 }
 
-// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the
-// upstream holds stays out of reach until `reclaim`.
+// SAFETY: `free_block` announces exported blocks before they can be allocated again. A deferred
+// block is not allocated until `reclaim`.
 unsafe impl DeferredFree for ClassPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         *self.slabs.lock().slab_at(address)?.state_at(address)? = BlockState::Exported;
@@ -139,7 +138,7 @@ unsafe impl DeferredFree for ClassPool {
     unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         match freed {
             Freed::Block { address } => {
-                self.slabs.lock().end(&self.upstream, address, BlockState::Freed).map(drop)
+                self.slabs.lock().free_uncounted(&self.upstream, address, BlockState::Freed).map(drop)
             }
             Freed::Region(region) => {
                 self.slabs.lock().count_released_region(region);
@@ -156,15 +155,15 @@ impl Drop for ClassPool {
         for slab in slabs {
             for address in slab.exported().filter(|_| !self.upstream.is_frozen()) {
                 if let Some(leases) = before_free(Freed::Block { address }) {
-                    // The region is held when it is freed, as long as one of its blocks is.
+                    // The free of the region is deferred as long as that of one of its blocks.
                     let _ = self.upstream.defer(address, slab.block_size, leases);
                 }
             }
-            // SAFETY: by the contract of `allocate`, no block of a dropped pool is in use. If the
-            // provider fails, it keeps the region.
+            // If the provider fails, it keeps the region.
+            // SAFETY: by the contract of `allocate`, no block of a dropped pool is in use.
             let _ = unsafe { self.upstream.free(slab.region) };
         }
-        // Waits for threads that are shown the pool.
+        // Waits for threads that access the pool through the upstream.
         self.upstream.close();
     }
 }

@@ -1,13 +1,12 @@
-//! [`SlabTable`]: all slabs of a pool, and those with free blocks.
+//! [`Slab`]: a region that is divided into blocks of one size. [`SlabTable`]: all slabs of a pool, and
+//! those with free blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, Error, Layout, Region, Result};
+use umf_core::{Address, BlockSpan, Error, Layout, Region, Result};
 use umf_runtime::Upstream;
 use umf_runtime::deferred::FreeOutcome;
-
-use crate::slab::{BlockState, Slab};
 
 /// Blocks up to this size share a region.
 const LARGEST_SHARED: usize = 32 << 10;
@@ -38,9 +37,9 @@ impl SlabTable {
             self.partial.insert((class, key));
             key
         };
-        let none = Error::OutOfMemory { size: layout.size(), owner: "this class pool", native: 0 };
-        let slab = self.slabs.get_mut(&key).ok_or(none)?;
-        let address = slab.take().ok_or(none)?;
+        let out_of_memory = Error::OutOfMemory { size: layout.size(), owner: "this class pool", native: 0 };
+        let slab = self.slabs.get_mut(&key).ok_or(out_of_memory)?;
+        let address = slab.allocate().ok_or(out_of_memory)?;
         if slab.is_full() {
             self.partial.remove(&(slab.block_size, key));
         }
@@ -69,14 +68,14 @@ impl SlabTable {
 
     /// Frees a block that is [`BlockState::Freed`].
     pub(crate) fn free(&mut self, upstream: &Upstream, address: Address) -> Result<()> {
-        let size = self.end(upstream, address, BlockState::Live)?;
+        let size = self.free_uncounted(upstream, address, BlockState::Live)?;
         self.count_free(size);
         Ok(())
     }
 
-    /// Frees a block that is [`BlockState::Freed`], and returns its size. If the provider rejects
-    /// its region, the block becomes `fallback`.
-    pub(crate) fn end(
+    /// Frees a block that is [`BlockState::Freed`], without counting it. Returns its size. If the
+    /// provider does not free the region of a large block, the block becomes `fallback`.
+    pub(crate) fn free_uncounted(
         &mut self,
         upstream: &Upstream,
         address: Address,
@@ -88,7 +87,7 @@ impl SlabTable {
         if block_size > LARGEST_SHARED {
             if let Err(error) = self.release_region(upstream, region) {
                 if let Ok(slab) = self.slab_at(address) {
-                    slab.take();
+                    slab.allocate();
                     slab.set_state(address, fallback);
                 }
                 return Err(error);
@@ -107,12 +106,12 @@ impl SlabTable {
 
     fn release_region(&mut self, upstream: &Upstream, region: Region) -> Result<()> {
         // SAFETY: the region has no live block.
-        let fate = unsafe { upstream.free(region) }?;
+        let outcome = unsafe { upstream.free(region) }?;
         let key = region.base().to_bits();
         if let Some(slab) = self.slabs.remove(&key) {
             self.partial.remove(&(slab.block_size, key));
         }
-        if fate == FreeOutcome::Freed {
+        if outcome == FreeOutcome::Freed {
             self.count_released_region(region);
         }
         Ok(())
@@ -144,5 +143,90 @@ impl SlabTable {
     /// Removes and returns all slabs.
     pub(crate) fn take_all(&mut self) -> Vec<Slab> {
         std::mem::take(&mut self.slabs).into_values().collect()
+    }
+}
+
+/// The state of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockState {
+    Free,
+    Live,
+    /// Live and exported. Its free must be announced to exporters.
+    Exported,
+    /// Freed by its owner, but not reusable yet: being announced, or deferred because other
+    /// processes have it open.
+    Freed,
+}
+
+/// A region that is divided into blocks of one size.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    pub(crate) region: Region,
+    pub(crate) block_size: usize,
+    states: Vec<BlockState>,
+    /// The numbers of the free blocks.
+    free: Vec<usize>,
+}
+
+impl Slab {
+    pub(crate) fn new(region: Region, block_size: usize) -> Self {
+        let count = region.size() / block_size;
+        Self { region, block_size, states: vec![BlockState::Free; count], free: (0..count).rev().collect() }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.states.len()
+    }
+
+    /// Allocates a block.
+    fn allocate(&mut self) -> Option<Address> {
+        let number = self.free.pop()?;
+        self.states[number] = BlockState::Live;
+        self.region.base().checked_add((number * self.block_size) as u64)
+    }
+
+    fn number_at(&self, address: Address) -> Option<usize> {
+        let offset = usize::try_from(address.offset_from(self.region.base())?).ok()?;
+        Some(offset / self.block_size).filter(|&number| number < self.states.len())
+    }
+
+    /// Returns the live block that contains `address`.
+    pub(crate) fn block_at(&self, address: Address) -> Result<BlockSpan> {
+        let not_allocated = Error::NotAllocated { address };
+        let number = self.number_at(address).ok_or(not_allocated)?;
+        if !matches!(self.states[number], BlockState::Live | BlockState::Exported) {
+            return Err(not_allocated);
+        }
+        let start = self.region.base().checked_add((number * self.block_size) as u64).ok_or(not_allocated)?;
+        Ok(BlockSpan { address: start, size: self.block_size })
+    }
+
+    /// Returns the state of the live block that begins at `address`.
+    pub(crate) fn state_at(&mut self, address: Address) -> Result<&mut BlockState> {
+        if self.block_at(address)?.address != address {
+            return Err(Error::InteriorAddress { address });
+        }
+        let number = self.number_at(address).ok_or(Error::NotAllocated { address })?;
+        Ok(&mut self.states[number])
+    }
+
+    /// Changes the state of a block that is [`BlockState::Freed`].
+    pub(crate) fn set_state(&mut self, address: Address, state: BlockState) {
+        if let Some(number) = self.number_at(address) {
+            self.states[number] = state;
+            if state == BlockState::Free {
+                self.free.push(number);
+            }
+        }
+    }
+
+    /// Returns the exported blocks.
+    pub(crate) fn exported(&self) -> impl Iterator<Item = Address> {
+        let numbers = self.states.iter().enumerate().filter(|(_, state)| **state == BlockState::Exported);
+        numbers.filter_map(|(number, _)| self.region.base().checked_add((number * self.block_size) as u64))
     }
 }

@@ -1,4 +1,4 @@
-//! The pool does what a pool must do.
+//! The pool passes the conformance suite of pools.
 
 use own_pool::ClassPool;
 

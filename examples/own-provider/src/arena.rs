@@ -1,9 +1,13 @@
-//! [`Arena`]: the provider.
+//! [`Arena`], the provider, and its settings [`ArenaSettings`].
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use umf_core::{Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
+use umf_core::settings::ByteSize;
+use umf_core::{
+    Error, FactoryError, Layout, MemoryKind, Provider, ProviderFactory, ProviderKind, Region, Result,
+    Visibility,
+};
 use umf_sync::Lock;
 
 use crate::ranges::FreeRanges;
@@ -17,7 +21,7 @@ const KIND: ProviderKind = match ProviderKind::new("arena") {
 
 /// A provider of private host memory in one reserved range of addresses.
 ///
-/// The reservation takes addresses, but no memory: pages are populated on first touch.
+/// The reservation takes no memory: the kernel allocates pages at first use.
 ///
 /// ```
 /// use own_provider::Arena;
@@ -55,7 +59,7 @@ impl Arena {
         let size = Layout::new(size, PAGE)?.pad_to(PAGE)?.size();
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let mapped = unsafe { libc::mmap(null_mut(), size, access, flags, -1, 0) };
         let start = NonNull::new(mapped).filter(|_| mapped != libc::MAP_FAILED);
         let start = start.ok_or_else(|| Error::OutOfMemory { size, owner: "mmap", native: errno() })?;
@@ -93,18 +97,19 @@ unsafe impl Provider for Arena {
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let layout = layout.pad_to(PAGE)?.align_to(PAGE)?;
-        self.ranges.lock().take(layout.size(), layout.align())
+        self.ranges.lock().allocate(layout.size(), layout.align())
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
         self.ranges.lock().check(&region)?;
         let start = region.base().as_ptr().unwrap_or(null_mut());
-        // Before the range is free: afterwards another thread may allocate it. SAFETY: the region
-        // is live, and by the caller's contract it is not in use. It reads as zero afterwards.
+        // Before the range is freed, because another thread may allocate it afterwards.
+        // SAFETY: the region is live and, by the caller's contract, not in use. It reads as zero
+        // afterwards.
         if unsafe { libc::madvise(start.cast(), region.size(), libc::MADV_DONTNEED) } != 0 {
             return Err(Error::native("madvise(MADV_DONTNEED)", errno()));
         }
-        self.ranges.lock().give_back(&region)
+        self.ranges.lock().free(&region)
     }
 
     fn zeroed(&self) -> bool {
@@ -114,10 +119,27 @@ unsafe impl Provider for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // Live regions must stay valid, so they keep the arena mapped for ever.
+        // Live regions must stay valid, so the mapping is leaked if there are any.
         if self.ranges.lock().is_empty() {
             // SAFETY: `new` created the mapping, and no part of it is in use.
             unsafe { libc::munmap(self.start.as_ptr(), self.size) };
         }
+    }
+}
+
+umf_core::settings! {
+    /// The settings of the kind `arena`.
+    pub struct ArenaSettings {
+        /// The bytes of addresses to reserve.
+        pub size: usize as ByteSize = 1 << 30, "a number of bytes above 0" if |bytes| *bytes > 0;
+    }
+}
+
+impl ProviderFactory for Arena {
+    const KIND: &'static str = "arena";
+    type Settings = ArenaSettings;
+
+    fn build(name: &str, settings: ArenaSettings) -> std::result::Result<Arc<dyn Provider>, FactoryError> {
+        Ok(Self::new(name, settings.size)?)
     }
 }

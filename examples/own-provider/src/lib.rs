@@ -1,11 +1,11 @@
-//! A memory provider for umf, as you would write it in your own repository. It depends only on
-//! `umf-core`, and on `umf-sync` for its lock.
+//! A memory provider for umf in a repository of its own. It depends on `umf-core`, and on
+//! `umf-sync` for its lock.
 //!
 //! [`Arena`] reserves one large range of addresses when it is created, and allocates regions in it.
-//! All its memory is within a fixed distance, so that 32-bit offsets can address it. Freeing
-//! returns the pages to the system and the addresses to the arena.
+//! All regions lie within that range, so that 32-bit offsets can address them. Freeing returns the
+//! pages to the system and the addresses to the arena.
 //!
-//! What is worth copying:
+//! Points to copy:
 //!
 //! - [`Provider`] has few mandatory methods. Exporting, purging and other abilities are separate
 //!   traits, which this provider does not implement.
@@ -17,12 +17,10 @@
 //! - One line in `tests/conformance.rs` runs the conformance suite.
 //!
 //! For use in `umf.toml`, a program registers it: `umf::registry::register_provider::<Arena>()`.
-//! Its key is [`ArenaSettings`], with which `[provider.arena] size = "4GiB"` and
-//! `UMF_PROVIDER_ARENA_SIZE` work.
+//! Its keys are the fields of [`ArenaSettings`]: `[provider.arena] size = "4GiB"`, or
+//! `UMF_PROVIDER_ARENA_SIZE`.
 
 mod arena;
 mod ranges;
-mod settings;
 
-pub use arena::Arena;
-pub use settings::ArenaSettings;
+pub use arena::{Arena, ArenaSettings};

@@ -6,7 +6,7 @@ use umf_core::{Address, Error, Region, Result};
 
 const OWNER: &str = "this arena";
 
-/// Free ranges and live regions, by address. Allocation is first fit; free neighbours are
+/// Free ranges and live regions, by address. Allocation is first fit. Adjacent free ranges are
 /// coalesced.
 #[derive(Debug)]
 pub(crate) struct FreeRanges {
@@ -21,17 +21,18 @@ impl FreeRanges {
     }
 
     /// Allocates the first range of `size` bytes at a multiple of `align`, a power of two.
-    pub(crate) fn take(&mut self, size: usize, align: usize) -> Result<Region> {
-        let none = Error::OutOfMemory { size, owner: OWNER, native: 0 };
-        let wanted = size as u64;
-        let place = self.free.iter().find_map(|(&start, &len)| {
+    pub(crate) fn allocate(&mut self, size: usize, align: usize) -> Result<Region> {
+        let out_of_memory = Error::OutOfMemory { size, owner: OWNER, native: 0 };
+        let length = size as u64;
+        let found = self.free.iter().find_map(|(&start, &len)| {
             let base = start.checked_next_multiple_of(align as u64)?;
-            (base.checked_add(wanted)? <= start + len).then_some((start, len, base))
+            (base.checked_add(length)? <= start + len).then_some((start, len, base))
         });
-        let (start, len, base) = place.ok_or(none)?;
-        let region = Region::new(Address::in_space(umf_core::AddressSpace::PROCESS, base).ok_or(none)?, size);
+        let (start, len, base) = found.ok_or(out_of_memory)?;
+        let region =
+            Region::new(Address::in_space(umf_core::AddressSpace::PROCESS, base).ok_or(out_of_memory)?, size);
         self.free.remove(&start);
-        let rest = [(start, base), (base + wanted, start + len)].into_iter();
+        let rest = [(start, base), (base + length, start + len)].into_iter();
         self.free.extend(rest.filter(|(part, end)| part < end).map(|(part, end)| (part, end - part)));
         self.live.insert(base, region);
         Ok(region)
@@ -42,23 +43,23 @@ impl FreeRanges {
         let address = region.base();
         match self.live.get(&address.to_bits()) {
             Some(live) if live == region => Ok(()),
-            // The address was reused; the caller's region was freed before.
+            // The caller's region was freed before, and its address reused.
             Some(_) => Err(Error::NotAllocated { address }),
             None => Err(Error::ForeignAddress { address, owner: OWNER }),
         }
     }
 
     /// Frees the range of a live region.
-    pub(crate) fn give_back(&mut self, region: &Region) -> Result<()> {
+    pub(crate) fn free(&mut self, region: &Region) -> Result<()> {
         self.check(region)?;
         let (mut start, mut len) = (region.base().to_bits(), region.size() as u64);
         self.live.remove(&start);
-        if let Some(behind) = self.free.remove(&(start + len)) {
-            len += behind;
+        if let Some(next) = self.free.remove(&(start + len)) {
+            len += next;
         }
-        let before = self.free.range(..start).next_back().map(|(&before, &size)| (before, size));
-        if let Some((before, size)) = before.filter(|(before, size)| before + size == start) {
-            start = before;
+        let previous = self.free.range(..start).next_back().map(|(&previous, &size)| (previous, size));
+        if let Some((previous, size)) = previous.filter(|(previous, size)| previous + size == start) {
+            start = previous;
             len += size;
         }
         self.free.insert(start, len);
@@ -75,15 +76,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_neighbours_are_coalesced() {
+    fn adjacent_free_ranges_are_coalesced() {
         let mut ranges = FreeRanges::new(0x1000, 0x9000);
-        let three: Vec<_> = (0..3).map(|_| ranges.take(0x3000, 0x1000).unwrap()).collect();
-        assert!(ranges.take(1, 1).is_err());
-        for place in [0, 2, 1] {
-            ranges.give_back(&three[place]).unwrap();
-            assert!(ranges.give_back(&three[place]).is_err());
+        let three: Vec<_> = (0..3).map(|_| ranges.allocate(0x3000, 0x1000).unwrap()).collect();
+        assert!(ranges.allocate(1, 1).is_err());
+        for index in [0, 2, 1] {
+            ranges.free(&three[index]).unwrap();
+            assert!(ranges.free(&three[index]).is_err());
         }
         assert_eq!(ranges.free, BTreeMap::from([(0x1000, 0x9000)]));
-        assert_eq!(ranges.take(0x1000, 0x4000).unwrap().base(), Address::new(0x4000).unwrap());
+        assert_eq!(ranges.allocate(0x1000, 0x4000).unwrap().base(), Address::new(0x4000).unwrap());
     }
 }

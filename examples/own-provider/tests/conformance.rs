@@ -1,4 +1,4 @@
-//! The arena does what a provider must do.
+//! The arena passes the conformance suite of providers.
 
 use own_provider::Arena;
 

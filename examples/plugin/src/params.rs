@@ -1,10 +1,10 @@
-//! What `umf.toml` says in `params`: a flat JSON object.
+//! The parameters of a provider: `params` of `umf.toml`, as a flat JSON object.
 //!
-//! A plugin that has more than two keys takes a JSON library; this one shows that none is needed.
+//! A plugin with more keys would use a JSON library. This one has two keys and parses them itself.
 
 use std::ffi::CStr;
 
-/// The name of a provider that was given none.
+/// The name of a provider without the parameter `name`.
 pub(crate) const DEFAULT_NAME: &CStr = c"example";
 
 /// The settings of a provider.
@@ -15,9 +15,9 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// Reads `{"name":"mine","limit":4096}`, each key optional; `None` for anything else, unknown
-    /// keys included.
-    pub(crate) fn read(json: &str) -> Option<Self> {
+    /// Parses `{"name":"mine","limit":4096}`. Both keys are optional. Returns `None` for other
+    /// text, also for unknown keys.
+    pub(crate) fn parse(json: &str) -> Option<Self> {
         let mut params = Self { name: DEFAULT_NAME.to_string_lossy().into_owned(), limit: 0 };
         let json = json.trim();
         if json.is_empty() {
@@ -27,11 +27,11 @@ impl Params {
         while !rest.is_empty() {
             let (key, value) = string(rest)?;
             let value = value.trim_start().strip_prefix(':')?.trim_start();
-            let behind = match key {
+            let after = match key {
                 "name" => {
-                    let (name, behind) = string(value)?;
+                    let (name, after) = string(value)?;
                     params.name = name.to_owned();
-                    behind
+                    after
                 }
                 "limit" => {
                     let end = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
@@ -40,7 +40,7 @@ impl Params {
                 }
                 _ => return None,
             };
-            rest = behind.trim_start();
+            rest = after.trim_start();
             if !rest.is_empty() {
                 rest = rest.strip_prefix(',')?.trim_start();
             }
@@ -49,10 +49,10 @@ impl Params {
     }
 }
 
-/// A string without escapes at the beginning of `json`, and what is behind it.
+/// Splits a string without escapes off the beginning of `json`. Returns the string and the rest.
 fn string(json: &str) -> Option<(&str, &str)> {
-    let (text, behind) = json.strip_prefix('"')?.split_once('"')?;
-    (!text.contains('\\')).then_some((text, behind))
+    let (text, after) = json.strip_prefix('"')?.split_once('"')?;
+    (!text.contains('\\')).then_some((text, after))
 }
 
 #[cfg(test)]
@@ -60,15 +60,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_keys_are_read_and_others_refused() {
-        let read = |json| Params::read(json).map(|params| (params.name, params.limit));
-        assert_eq!(read(""), Some(("example".to_owned(), 0)));
-        assert_eq!(read("{}"), Some(("example".to_owned(), 0)));
-        assert_eq!(read(r#"{"limit":4096,"name":"mine"}"#), Some(("mine".to_owned(), 4096)));
+    fn both_keys_are_parsed_and_others_are_refused() {
+        let parse = |json| Params::parse(json).map(|params| (params.name, params.limit));
+        assert_eq!(parse(""), Some(("example".to_owned(), 0)));
+        assert_eq!(parse("{}"), Some(("example".to_owned(), 0)));
+        assert_eq!(parse(r#"{"limit":4096,"name":"mine"}"#), Some(("mine".to_owned(), 4096)));
         for wrong in
             ["[]", "{", r#"{"limit":-1}"#, r#"{"limit":"1"}"#, r#"{"nmae":"x"}"#, r#"{"name":"a\"b"}"#]
         {
-            assert_eq!(read(wrong), None, "{wrong}");
+            assert_eq!(parse(wrong), None, "{wrong}");
         }
     }
 }

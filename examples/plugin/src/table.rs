@@ -1,11 +1,11 @@
-//! UMF's provider operations, version 1.2, as `umf/memory_provider_ops.h` has them.
+//! UMF's provider operations, version 1.2, with the layout of `umf/memory_provider_ops.h`.
 
 use std::ffi::{c_char, c_void};
 
 /// `umf_result_t`.
 pub(crate) type Code = i32;
 
-/// Those results that this plugin returns.
+/// The results that this plugin returns.
 pub(crate) mod code {
     use super::Code;
 
@@ -18,10 +18,10 @@ pub(crate) mod code {
 type OnRange = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> Code;
 type GetSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> Code;
 type OnHandle = unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code;
-/// Members that this plugin does not have, whatever their parameters are.
+/// An operation that this plugin lacks. Its parameters do not matter, because the member is NULL.
 type Absent = unsafe extern "C" fn();
 
-/// `umf_memory_provider_ops_t`. The order is what counts.
+/// `umf_memory_provider_ops_t`. The order of the members is part of the ABI.
 #[repr(C)]
 pub struct Table {
     pub(crate) version: u32,

@@ -14,8 +14,7 @@ use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use umf::Handle;
-use umf::settings::Settings;
-use umf::settings::{ByteSize, Loader};
+use umf::settings::{ByteSize, Loader, Settings};
 
 use crate::child::Child;
 use crate::info::procfs;
@@ -24,15 +23,12 @@ use rank::{RankReport, Request};
 use report::{DemoOutcome, OpenResources};
 
 /// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and
-/// leaked
-/// resources.
+/// leaked resources.
 ///
-/// Each process exports its blocks and opens those of all other processes. Handles travel as text.
-/// Readers check what the owner wrote and write a reply into the block; the owner checks the
-/// replies.
+/// Each process exports its blocks and opens those of all other processes. Handles are sent as
+/// text. Readers check the contents and write a reply into the block; the owner checks the replies.
 /// In the end all blocks are freed, and their handles must fail as stale. No file descriptor,
-/// mapping,
-/// name, socket or process may be left behind.
+/// mapping, name, socket or process may be left behind.
 #[derive(Args)]
 pub(crate) struct DemoCommand {
     /// Processes
@@ -47,11 +43,11 @@ pub(crate) struct DemoCommand {
     #[arg(long, value_name = "BYTES", default_value = "64KiB")]
     size: ByteSize,
 
-    /// How file descriptors travel [default: the setting ipc.exchange]
+    /// How file descriptors are sent [default: the setting ipc.exchange]
     #[arg(long)]
     exchange: Option<Exchange>,
 
-    /// Where the memory comes from: a provider set of the settings, or level-zero, cuda or dma-buf
+    /// The provider of the memory: a provider set of the settings, or level-zero, cuda or dma-buf
     /// [default: shared memory of the host]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
@@ -111,7 +107,7 @@ impl DemoCommand {
             None => settings.ipc.exchange.to_string(),
         };
         if plan.provider.is_some() {
-            // Reports an unusable provider once, and not once per rank.
+            // Reports an unusable provider once, instead of once per rank.
             drop(plan.pool().map_err(|error| Failure::Message(error.to_string()))?);
         }
         let outcome = launch(plan, exchange, self.timeout.map(Duration::from_secs))?;
@@ -124,11 +120,15 @@ impl DemoCommand {
     }
 
     fn plan(&self) -> Result<Plan, Failure> {
-        /// Bytes that a rank needs, a block beyond its contents, and an open handle.
-        const NEEDS: (u64, u64, u64) = (8 << 20, 2 << 10, 1 << 10);
+        const RANK_BYTES: u64 = 8 << 20;
+        /// Bytes of a block beyond its contents.
+        const BLOCK_BYTES: u64 = 2 << 10;
+        const OPEN_BYTES: u64 = 1 << 10;
         let size = usize::try_from(self.size.get()).unwrap_or(usize::MAX);
         if size == 0 {
-            return Err(Failure::Message("--size 0: a block has at least 1 byte".to_owned()));
+            return Err(Failure::Message(
+                "cannot run with --size 0: a block has at least 1 byte; pass a larger --size".to_owned(),
+            ));
         }
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let run = clock.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40);
@@ -136,18 +136,18 @@ impl DemoCommand {
             Plan { provider: self.provider.clone(), ranks: self.ranks, blocks: self.blocks, size, run };
         let ranks = u64::from(self.ranks);
         // Slabs and large blocks are rounded up by at most an eighth.
-        let block = (size as u64).saturating_add(size as u64 / 8).saturating_add(NEEDS.1);
+        let block = (size as u64).saturating_add(size as u64 / 8).saturating_add(BLOCK_BYTES);
         let needs = (ranks * u64::from(self.blocks)).saturating_mul(block);
         let needs =
-            needs.saturating_add(ranks * NEEDS.0).saturating_add(plan.opens().saturating_mul(NEEDS.2));
-        let is_there =
-            usize::try_from(needs).is_ok_and(|it| umf_os::AvailableMemory::find().check(it, "").is_ok());
-        if is_there {
+            needs.saturating_add(ranks * RANK_BYTES).saturating_add(plan.opens().saturating_mul(OPEN_BYTES));
+        let is_available = usize::try_from(needs)
+            .is_ok_and(|bytes| umf_os::AvailableMemory::find().check(bytes, "").is_ok());
+        if is_available {
             return Ok(plan);
         }
         Err(Failure::Message(format!(
-            "{} ranks with {} blocks of {} need about {} of memory, which is more than is free: ask for less with \
-             --ranks, --blocks or --size",
+            "cannot run {} ranks with {} blocks of {}: they need about {} of memory, which is more than is available; \
+             pass smaller --ranks, --blocks or --size",
             self.ranks,
             self.blocks,
             self.size,
@@ -202,7 +202,7 @@ fn launch(plan: Plan, exchange: String, timeout: Option<Duration>) -> Result<Dem
     Ok(DemoOutcome { plan, exchange, carried, ranks: reports, leaked })
 }
 
-/// Describes what a handle carries besides its own bytes.
+/// Describes the descriptor and the driver's bytes of a handle.
 fn carried(handle: &Handle) -> String {
     match (handle.data_fd().is_some(), handle.native().len()) {
         (true, 0) => "a descriptor".to_owned(),
@@ -270,9 +270,9 @@ impl Ranks {
         Ok(reports)
     }
 
-    fn request_all<T: DeserializeOwned>(&mut self, step: &str, order: &Request) -> Result<Vec<T>, Failure> {
+    fn request_all<T: DeserializeOwned>(&mut self, step: &str, request: &Request) -> Result<Vec<T>, Failure> {
         let all: Vec<usize> = (0..self.children.len()).collect();
-        self.request(step, &all, order)
+        self.request(step, &all, request)
     }
 
     /// Sends a request to some ranks and waits for their replies.
@@ -280,11 +280,11 @@ impl Ranks {
         &mut self,
         step: &str,
         numbers: &[usize],
-        order: &impl Serialize,
+        request: &impl Serialize,
     ) -> Result<Vec<T>, Failure> {
         let Self { children, timeout, progress } = self;
         progress.step(step);
-        let line = serde_json::to_string(order).map_err(std::io::Error::from)?;
+        let line = serde_json::to_string(request).map_err(std::io::Error::from)?;
         let fail = |number: usize, pid: u32, why: &dyn std::fmt::Display| {
             Failure::Message(format!("rank {number} (process {pid}) {why}, while {step}"))
         };
@@ -292,13 +292,13 @@ impl Ranks {
             let child = &mut children[number];
             child.send(&line, *timeout).map_err(|error| fail(number, child.pid(), &error))?;
         }
-        let mut answers = Vec::new();
+        let mut replies = Vec::new();
         for &number in numbers {
             let child = &mut children[number];
-            let answer = child.receive::<Result<T, String>>(*timeout, || progress.tick());
-            let answer = answer.map_err(|error| fail(number, child.pid(), &error))?;
-            answers.push(answer.map_err(|why| fail(number, child.pid(), &format!("failed: {why}")))?);
+            let reply = child.receive::<Result<T, String>>(*timeout, || progress.tick());
+            let reply = reply.map_err(|error| fail(number, child.pid(), &error))?;
+            replies.push(reply.map_err(|why| fail(number, child.pid(), &format!("failed: {why}")))?);
         }
-        Ok(answers)
+        Ok(replies)
     }
 }

@@ -10,8 +10,8 @@ use super::Plan;
 use super::report::OpenResources;
 use crate::child::Parent;
 
-/// The most handles of a pass over cached handles. Few enough that the pass times umf's cache and
-/// not cache misses of the processor.
+/// The most handles of a pass over cached handles: so few that the pass measures umf's cache
+/// without cache misses of the processor.
 const PASS_HANDLES: usize = 1024;
 /// Bytes that are written, checked and copied at a time.
 const CHUNK: usize = 1 << 20;
@@ -27,10 +27,10 @@ pub(super) enum Request {
     Export,
     /// Opens another rank's blocks and checks their contents.
     Open { owner: u32, handles: Vec<Handle> },
-    /// Writes into the opened blocks of the rank that is `distance` below this one, modulo the
-    /// ranks.
+    /// Writes into the opened blocks of the rank that is `distance` before this one, modulo the
+    /// number of ranks.
     Answer { distance: u32 },
-    /// Checks what the rank that is `distance` above this one wrote into this rank's blocks.
+    /// Checks the replies of the rank that is `distance` after this one, in this rank's blocks.
     Verify { distance: u32 },
     /// Times cached exports and opens, and copies.
     Measure,
@@ -83,7 +83,7 @@ enum RankError {
     #[error("{what} of rank {owner}, block {index}: {error}")]
     Block { what: &'static str, owner: u32, index: u32, error: umf::Error },
     #[error(
-        "block {index} of rank {owner} does not hold what rank {writer} wrote, in the {CHUNK} bytes from {offset}"
+        "block {index} of rank {owner} has not the contents that rank {writer} wrote, in the {CHUNK} bytes from {offset}"
     )]
     Content { owner: u32, index: u32, writer: u32, offset: usize },
     #[error("block {index} of rank {owner} was freed, and its handle {outcome}")]
@@ -97,9 +97,9 @@ enum RankError {
 pub(super) fn serve() -> std::io::Result<()> {
     let mut launcher = Parent::listen()?;
     let Some((plan, number)) = launcher.next_request::<(Plan, u32)>()? else { return Ok(()) };
-    let warm = warm_up(&plan).and_then(|report| Ok((plan.pool()?, report)));
-    launcher.reply(&warm.as_ref().map(|_| ()).map_err(ToString::to_string))?;
-    let Ok((pool, report)) = warm else { return Ok(()) };
+    let prepared = warm_up(&plan).and_then(|report| Ok((plan.pool()?, report)));
+    launcher.reply(&prepared.as_ref().map(|_| ()).map_err(ToString::to_string))?;
+    let Ok((pool, report)) = prepared else { return Ok(()) };
     let report = serve_requests(&plan, number, &pool, report, &mut launcher)?;
     drop(pool);
     launcher.reply(&Ok::<_, String>(RankReport { after: wait_until_released(&report.before), ..report }))
@@ -115,8 +115,8 @@ fn serve_requests(
 ) -> std::io::Result<RankReport> {
     let times = <[_; 3]>::default();
     let mut rank = Rank { plan, number, pool, blocks: Vec::new(), opened: Vec::new(), times, report };
-    while let Some(order) = launcher.next_request()? {
-        let done = match order {
+    while let Some(request) = launcher.next_request()? {
+        let done = match request {
             Request::Export => {
                 launcher.reply(&rank.export().map_err(|error| error.to_string()))?;
                 continue;
@@ -138,8 +138,8 @@ fn serve_requests(
     Ok(rank.report)
 }
 
-/// Creates what a process has once: its ledger, its socket, the driver of a device. The baseline of
-/// leaked resources is taken afterwards.
+/// Creates the resources that a process has once: ledger, socket, driver of a device. Then takes
+/// the baseline for leaked resources.
 fn warm_up(plan: &Plan) -> umf::Result<RankReport> {
     let pool = plan.pool()?;
     let (exporter, importer) = (umf::exporter()?, umf::importer()?);
@@ -301,7 +301,7 @@ impl Rank<'_> {
                     self.report.stale_refused += 1;
                     continue;
                 }
-                Err(error) => format!("failed otherwise than as stale: {error}"),
+                Err(error) => format!("failed with another error than stale: {error}"),
                 Ok(_) => "can still be opened".to_owned(),
             };
             return Err(RankError::NotStale { owner: *owner, index, outcome });

@@ -17,7 +17,7 @@ use crate::output::{self, styled};
 pub(super) struct DemoOutcome {
     pub plan: Plan,
     pub exchange: String,
-    /// What a handle carries besides its own bytes.
+    /// Description of the descriptor and the driver's bytes of a handle.
     pub carried: String,
     pub ranks: Vec<RankReport>,
     /// Resources that were left behind; empty in a correct run.
@@ -123,18 +123,18 @@ impl DemoOutcome {
     }
 }
 
-fn counters(out: &mut String, rank: &str, name: &str, it: &CacheStatistics) -> std::fmt::Result {
+fn counters(out: &mut String, rank: &str, name: &str, cache: &CacheStatistics) -> std::fmt::Result {
     writeln!(
         out,
         "{rank:>4}  {name:<8}  {:>8}  {:>8}  {:>6}  {:>5}  {:>7}  {:>4}  {:>8}  {:>3}",
-        it.hits,
-        it.table_hits,
-        it.misses,
-        it.stale,
-        it.evictions,
-        it.entries,
-        output::format_bytes(it.bytes),
-        it.fds,
+        cache.hits,
+        cache.table_hits,
+        cache.misses,
+        cache.stale,
+        cache.evictions,
+        cache.entries,
+        output::format_bytes(cache.bytes),
+        cache.fds,
     )
 }
 
@@ -148,7 +148,7 @@ fn time(nanoseconds: Option<f64>) -> String {
     }
 }
 
-/// The resources that a process holds. Metadata of umf that is kept and reused is not counted.
+/// The resources of a process, without metadata of umf that is kept and reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OpenResources {
     /// The target of each file descriptor.
@@ -159,7 +159,7 @@ pub(crate) struct OpenResources {
 }
 
 impl OpenResources {
-    /// Lists what this process holds now.
+    /// Lists the resources of this process.
     pub(crate) fn now() -> OpenResources {
         let links = |entry: Result<std::fs::DirEntry, std::io::Error>| {
             // The descriptor of this very folder is closed by then.
@@ -184,23 +184,23 @@ impl OpenResources {
         OpenResources { fds, mappings, children }
     }
 
-    /// Lists what is held now and was not held `before`. Empty if nothing was leaked.
+    /// Lists the resources that `before` lacks. Empty if no resource was leaked.
     pub(crate) fn leaked_since(&self, before: &OpenResources) -> Vec<String> {
-        let mut more = Vec::new();
-        for (kind, now, then) in [
+        let mut leaked = Vec::new();
+        for (kind, current, former) in [
             ("file descriptor", &self.fds, &before.fds),
             ("mapping", &self.mappings, &before.mappings),
             ("child", &self.children, &before.children),
         ] {
-            let mut then = then.clone();
-            for name in now {
-                match then.iter().position(|other| other == name) {
-                    Some(place) => drop(then.swap_remove(place)),
-                    None => more.push(format!("{kind} {name}")),
+            let mut former = former.clone();
+            for name in current {
+                match former.iter().position(|other| other == name) {
+                    Some(index) => drop(former.swap_remove(index)),
+                    None => leaked.push(format!("{kind} {name}")),
                 }
             }
         }
-        more
+        leaked
     }
 
     /// Lists the names in `/dev/shm` that are open or mapped.

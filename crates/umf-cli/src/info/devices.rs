@@ -94,14 +94,13 @@ struct Device {
 pub(super) struct DriverReply {
     /// Path of the library that was loaded.
     library: Option<String>,
-    /// The drivers, or why there are none.
+    /// The drivers, or the reason why there are none.
     drivers: Result<Vec<Driver>, String>,
 }
 
 /// Loads a library for the rest of the process, and returns its path.
 fn load(name: &CStr) -> Option<String> {
-    // SAFETY: loading a driver runs its initialisers. This is a child that only serves that
-    // purpose.
+    // SAFETY: loading a driver runs its initialisers, in a child that only queries drivers.
     if unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
         return None;
     }
@@ -120,7 +119,12 @@ pub(super) fn query_level_zero() -> DriverReply {
         devices: found
             .devices
             .into_iter()
-            .map(|it| Device { name: it.name, memory: it.memory, parts: Some(it.sub_devices), has: None })
+            .map(|device| Device {
+                name: device.name,
+                memory: device.memory,
+                parts: Some(device.sub_devices),
+                has: None,
+            })
             .collect(),
     };
     DriverReply { library, drivers: drivers.map(|drivers| drivers.into_iter().map(driver).collect()) }
@@ -215,7 +219,7 @@ fn cuda() -> Finding {
     let finding = if driver.devices.iter().all(shares) {
         question.ok(text)
     } else {
-        let remedy = "Where virtual memory has no descriptors, memory = \"device\" travels by the driver's own handles.";
+        let remedy = "Where virtual memory has no descriptors, memory = \"device\" is exported by the driver's own handles.";
         question.limited(text, remedy)
     };
     finding.value(json!(driver))

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::procfs;
 use crate::output::styled;
 
-/// How well the machine serves umf in one respect.
+/// The state of one feature of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum FindingState {
@@ -45,36 +45,36 @@ pub(crate) struct Finding {
     pub(crate) remedy: Option<String>,
 }
 
-/// Creates the question `key`. `why` tells why it matters.
+/// Creates the question `key`. `why` is the reason why it matters.
 pub(crate) fn ask(key: impl Into<Cow<'static, str>>, why: impl Into<Cow<'static, str>>) -> Question {
     Question { key: key.into(), why: why.into() }
 }
 
 impl Question {
-    /// Answers that everything works.
+    /// Answers that the feature works.
     pub(crate) fn ok(self, text: impl Into<String>) -> Finding {
         self.answer(FindingState::Ok, text.into(), None)
     }
 
-    /// Answers that it works in part.
+    /// Answers that the feature works in part.
     pub(crate) fn limited(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
         self.answer(FindingState::Limited, text.into(), Some(remedy.into()))
     }
 
-    /// Answers that it is absent or refused.
+    /// Answers that the feature is absent or refused.
     pub(crate) fn missing(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
         self.answer(FindingState::Missing, text.into(), Some(remedy.into()))
     }
 
-    /// Answers that a source could not be read, so nothing is known.
+    /// Answers that the state is unknown, because a source could not be read.
     pub(crate) fn unknown(self, unread: impl Into<String>) -> Finding {
         let remedy = "Mount /proc and /sys, or run where they can be read.";
         self.answer(FindingState::Limited, format!("unknown: {}", unread.into()), Some(remedy.to_owned()))
             .value(Value::Null)
     }
 
-    /// Answers with the outcome of testing a kernel feature of release `since`. The value is
-    /// whether it works.
+    /// Answers with the outcome of a test of a kernel feature of release `since`. The value is
+    /// whether the feature works.
     pub(crate) fn tested(self, outcome: Result<(), Errno>, since: &str) -> Finding {
         let Err(number) = outcome else {
             return self.ok("works").value(true);

@@ -152,7 +152,7 @@ pub(super) fn seccomp_mode() -> Result<SeccompMode, String> {
 
 /// Returns the test with this key.
 pub(super) fn find_test(key: &str) -> Option<&'static FeatureTest> {
-    FEATURE_TESTS.iter().chain([&numa::BIND_TEST]).find(|trial| trial.key == key)
+    FEATURE_TESTS.iter().chain([&numa::BIND_TEST]).find(|test| test.key == key)
 }
 
 impl FeatureTest {
@@ -162,7 +162,7 @@ impl FeatureTest {
         if seccomp_mode() != Ok(SeccompMode::Installed) {
             return question.tested((self.test)(), self.since);
         }
-        match run_in_child(&Role::Try(self.key.to_owned())) {
+        match run_in_child(&Role::Test(self.key.to_owned())) {
             Ok(0) => question.tested(Ok(()), self.since),
             Ok(number) => question.tested(Err(Errno::from_raw_os_error(number)), self.since),
             Err(ChildError::SeccompKill) => {
@@ -212,7 +212,7 @@ pub(super) fn probe_permissions() -> Group {
 /// Reads yama's `ptrace_scope`. Returns `None` where yama is absent, and an error where it cannot
 /// be read.
 fn yama_scope() -> Result<Option<u64>, String> {
-    // Without this file /proc is not mounted, which tells nothing about yama.
+    // If this file is missing, /proc is not mounted, and yama may be there.
     procfs::text("/proc/sys/kernel/osrelease")?;
     if !std::path::Path::new("/proc/sys/kernel/yama").exists() {
         return Ok(None);
@@ -283,7 +283,7 @@ fn dumpable() -> Finding {
     }
 }
 
-/// Returns whether capabilities reach beyond a container; `None` if `/proc` does not tell.
+/// Returns whether capabilities are valid outside of containers; `None` if `/proc` cannot be read.
 pub(crate) fn in_initial_user_namespace() -> Option<bool> {
     std::fs::metadata("/proc/self/ns/user").ok().map(|found| found.ino() == INITIAL_USER)
 }

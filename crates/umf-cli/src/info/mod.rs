@@ -1,5 +1,5 @@
-//! `umf info`: tests what this machine can do for umf, and prints a remedy where something is
-//! missing.
+//! `umf info`: tests the features of this machine that umf uses, and prints remedies for missing
+//! ones.
 
 use clap::Args;
 
@@ -16,18 +16,17 @@ mod transfer;
 
 use finding::Report;
 
-/// Shows what this machine can do for umf, and the remedy where something is missing.
+/// Shows the features of this machine that umf uses, and the remedy for each that is missing.
 ///
 /// Features are tested with the caller's rights: short-lived children try to open each other's
-/// memory,
-/// as two processes of a job would. Nothing is changed or left behind.
+/// memory, as two processes of a job would. Nothing is changed or left behind.
 #[derive(Args)]
 pub(crate) struct InfoCommand {
     /// Print one JSON document: GROUP.FINDING has state, text, value, why and remedy
     #[arg(long)]
     json: bool,
 
-    /// Tell for every finding why it matters, not only where something is missing
+    /// Print why a finding matters for all of them, not only for missing features
     #[arg(short, long)]
     verbose: bool,
 

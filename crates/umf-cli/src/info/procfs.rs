@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_forms_that_the_kernel_writes() {
+    fn kernel_formats_are_parsed() {
         assert_eq!(chosen("always [madvise] never"), Some("madvise"));
         assert_eq!(chosen("nothing"), None);
         assert_eq!(field("Name:\tumf\nSeccomp:\t2\n", "Seccomp"), Some("2"));

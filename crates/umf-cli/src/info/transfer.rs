@@ -1,8 +1,8 @@
-//! `umf info`, group "transfer": tries each exchange mode between two child processes.
+//! `umf info`, group "transfer": tests each exchange mode between two child processes.
 //!
 //! One child exports a block, and its siblings open it, each in one mode. The report has the
-//! library's own error texts. A test within one process, or between parent and child, would succeed
-//! where yama refuses siblings. Probes that may kill their process run in children as well.
+//! library's error texts. A test within one process, or between parent and child, would succeed
+//! although yama refuses siblings. Probes that may kill their process run in children as well.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) fn probe() -> Group {
         Ok(((handle, address), child)) => {
             let tried = modes.map(|(mode, question)| {
                 let opened = open_in_child(&Role::Open(Box::new(handle), mode.name().to_owned()));
-                (mode, opened.as_ref().err().map(|refusal| refusal.reason.clone()), finding(question, opened))
+                (mode, opened.as_ref().err().map(|error| error.reason.clone()), finding(question, opened))
             });
             let auto = auto_mode(auto, &tried);
             let mut findings: Vec<Finding> = tried.into_iter().map(|(.., finding)| finding).collect();
@@ -89,18 +89,18 @@ fn finding(question: Question, outcome: OpenResult) -> Finding {
 fn auto_mode(question: Question, tried: &[(Mode, Option<String>, Finding)]) -> Finding {
     let works = |(_, _, finding): &&(Mode, Option<String>, Finding)| finding.state == FindingState::Ok;
     let chosen = tried.iter().find(works).map(|(mode, ..)| *mode);
-    let before =
+    let refused =
         tried.iter().map_while(|(mode, why, _)| Some(format!("{mode} is refused ({})", why.as_ref()?)));
-    let before = before.collect::<Vec<_>>().join(", ");
+    let refused = refused.collect::<Vec<_>>().join(", ");
     let text = chosen.map_or("none", Mode::name);
     match chosen {
         Some(Mode::Pidfd) => question.ok(text),
         Some(Mode::Procfs) => question.limited(
-            format!("{text}, and socket for dma-buf, since {before}"),
+            format!("{text}, and socket for dma-buf, since {refused}"),
             "Make pidfd work (see above) to need neither a second mode nor a thread.",
         ),
         Some(_) => question.limited(
-            format!("{text}, since {before}"),
+            format!("{text}, since {refused}"),
             "Make pidfd work (see above) to do without a thread in each producer.",
         ),
         None => {
@@ -110,14 +110,14 @@ fn auto_mode(question: Question, tried: &[(Mode, Option<String>, Finding)]) -> F
     .value(json!(chosen.map(Mode::name)))
 }
 
-/// The longest that a child may take before it is killed.
-const TIME: Duration = Duration::from_secs(2);
+/// The time after which a child is killed.
+const CHILD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Role {
-    /// Runs the trial with this key. Replies with its error number, or 0.
-    Try(String),
+    /// Runs the feature test with this key. Replies with its error number, or 0.
+    Test(String),
     /// Queries the CUDA driver for its devices.
     Cuda,
     /// Queries the Level Zero drivers for their devices.
@@ -132,22 +132,22 @@ pub(super) enum Role {
 
 /// Runs a task in a child, and returns its reply.
 pub(super) fn run_in_child<T: DeserializeOwned>(role: &Role) -> Result<T, ChildError> {
-    start_child(role).map(|(answer, _)| answer)
+    start_child(role).map(|(reply, _)| reply)
 }
 
 pub(super) fn start_child<T: DeserializeOwned>(role: &Role) -> Result<(T, Child), ChildError> {
     let mut child = Child::start(&["info", "--child"], &[], Stdio::null)?;
-    child.send(&serde_json::to_string(role)?, TIME)?;
-    Ok((child.receive(TIME, || {})?, child))
+    child.send(&serde_json::to_string(role)?, CHILD_TIMEOUT)?;
+    Ok((child.receive(CHILD_TIMEOUT, || {})?, child))
 }
 
 /// Serves one request of the parent. Runs in a child.
 pub(super) fn serve() -> std::io::Result<()> {
     let mut parent = Parent::listen()?;
     match parent.next_request()? {
-        Some(Role::Try(key)) => {
-            let trial = kernel::find_test(&key).ok_or(Errno::INVAL)?;
-            parent.reply(&(trial.test)().err().map_or(0, Errno::raw_os_error))
+        Some(Role::Test(key)) => {
+            let test = kernel::find_test(&key).ok_or(Errno::INVAL)?;
+            parent.reply(&(test.test)().err().map_or(0, Errno::raw_os_error))
         }
         Some(Role::Cuda) => parent.reply(&devices::query_cuda()),
         Some(Role::LevelZero) => parent.reply(&devices::query_level_zero()),

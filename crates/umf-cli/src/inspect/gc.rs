@@ -16,11 +16,9 @@ const FOLDER: &str = "/dev/shm";
 
 /// Shows and removes shared memory that killed processes left behind.
 ///
-/// Only named shared memory in /dev/shm can be left behind: all other memory goes with the last
-/// process
-/// that uses it. An object is removed if a umf provider marked it as its own and the kernel grants
-/// a
-/// lease on it, so that no process has it open or mapped.
+/// Only named shared memory in /dev/shm can be left behind: all other memory is freed with the last
+/// process that uses it. An object is removed if a umf provider marked it as its own and the kernel
+/// grants a lease on it, so that no process has it open or mapped.
 #[derive(Args)]
 pub(crate) struct GcCommand {
     /// Show what would be removed, and remove nothing
@@ -43,13 +41,17 @@ impl GcCommand {
                 paths.iter().for_each(|path| tally.collect(&mut out, path, self.dry_run));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::Message(format!("{FOLDER}: {error}"))),
+            Err(error) => {
+                return Err(Failure::Message(format!("cannot list {FOLDER}: {error}; mount a tmpfs there")));
+            }
         }
         tally.summarize(&mut out, self.dry_run);
         output::print(&out)?;
         match tally.failed {
             0 => Ok(()),
-            failed => Err(Failure::Message(format!("{failed} of them could not be removed"))),
+            failed => Err(Failure::Message(format!(
+                "{failed} objects were not removed, for the reasons above; remove them as their owner or as root"
+            ))),
         }
     }
 }
@@ -65,16 +67,16 @@ struct Tally {
     marks_missing: bool,
 }
 
-/// What happens to an object in `/dev/shm`.
+/// The decision on an object in `/dev/shm`.
 enum Verdict {
-    /// No mark of umf: ignored.
+    /// Without a mark of umf. Ignored.
     Foreign,
-    /// The file system does not store marks, so the object may be umf's: kept.
+    /// On a file system that does not store marks, so the object may be umf's. Kept.
     Unmarked,
     /// Marked by umf, and kept for this reason.
     Kept(String),
-    /// Marked by umf and unused. `maker` names the process that created it.
-    Leftover { maker: String, bytes: u64, lease: ShmLease },
+    /// Marked by umf and unused. `creator` describes the process that created it.
+    Leftover { creator: String, bytes: u64, lease: ShmLease },
 }
 
 impl Tally {
@@ -91,9 +93,9 @@ impl Tally {
                 self.kept += 1;
                 let _ = writeln!(out, "{name}: stays: {why}");
             }
-            Verdict::Leftover { maker, bytes, lease } => {
+            Verdict::Leftover { creator, bytes, lease } => {
                 let size = output::format_bytes(bytes);
-                let made = format!("{name}: {size}, left by {maker}");
+                let made = format!("{name}: {size}, left by {creator}");
                 if dry_run {
                     let _ = writeln!(out, "{made}: would be removed");
                 } else if let Err(errno) = lease.remove(path) {
@@ -131,8 +133,8 @@ impl Tally {
             );
         }
         out.push_str(
-            "(Checked: named shared memory. Unnamed memory, ledgers and sockets have nothing that could stay: \
-             the kernel frees them with the last process that uses them.)\n",
+            "(Checked: named shared memory. The kernel frees unnamed memory, ledgers and sockets with the last \
+             process that uses them.)\n",
         );
     }
 }
@@ -150,21 +152,23 @@ fn verdict(path: &Path) -> Verdict {
         Err(_) => return Verdict::Foreign,
     };
     let Some(mark) = umf::host::CreatorMark::parse(&mark) else { return Verdict::Foreign };
-    let maker = format!("pid {}", mark.pid());
+    let creator = format!("pid {}", mark.pid());
     let may_be_alive = mark.may_be_alive();
     let bytes = object.size();
     match object.lease() {
-        // The maker neither maps the object nor has it open, so it will never unlink its name.
-        Ok(Some(lease)) if may_be_alive => {
-            Verdict::Leftover { maker: format!("{maker}, which is another program now (exec)"), bytes, lease }
-        }
-        Ok(Some(lease)) => Verdict::Leftover { maker: format!("{maker}, which has ended"), bytes, lease },
+        // The creator neither maps the object nor has it open, so it will not unlink the name.
+        Ok(Some(lease)) if may_be_alive => Verdict::Leftover {
+            creator: format!("{creator}, which is another program now (exec)"),
+            bytes,
+            lease,
+        },
+        Ok(Some(lease)) => Verdict::Leftover { creator: format!("{creator}, which has ended"), bytes, lease },
         _ if may_be_alive => {
-            Verdict::Kept(format!("{maker}, which made it, runs (or may, in another pid namespace)"))
+            Verdict::Kept(format!("{creator}, which made it, runs (or may, in another pid namespace)"))
         }
-        Ok(None) => Verdict::Kept(format!("{maker} has ended, but another process has it open or mapped")),
+        Ok(None) => Verdict::Kept(format!("{creator} has ended, but another process has it open or mapped")),
         Err(errno) => Verdict::Kept(format!(
-            "{maker} has ended, but the kernel does not tell whether another process has it open ({})",
+            "{creator} has ended, but the kernel does not tell whether another process has it open ({})",
             crate::info::procfs::errno_name(errno)
         )),
     }

@@ -10,14 +10,14 @@ use crate::sys;
 /// A process that uses or used umf, merged from all of its ledgers.
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
-    /// Process id in this pid namespace, or else the id in its own.
+    /// The process id in this pid namespace; if it has none here, the id in its own namespace.
     pub pid: u32,
     #[serde(rename = "state", serialize_with = "state")]
     pub owner: OwnerStatus,
     pub name: String,
-    /// User id at the time when it created its first ledger.
+    /// The user id at the creation of its first ledger.
     pub uid: u32,
-    /// Number of current exports.
+    /// The number of current exports.
     pub exports: u64,
     pub exporter: CacheStatistics,
     pub importer: CacheStatistics,
@@ -26,7 +26,7 @@ pub(super) struct Process {
     pub importers: u64,
     pub pools: Vec<PoolFigures>,
     pub pools_in_all: u64,
-    /// Boot-clock time in nanoseconds at which it last published its counters; 0 if never.
+    /// The boot-clock time of its last publication of counters, in nanoseconds; 0 for none.
     #[serde(rename = "published_ns")]
     pub time: u64,
     #[serde(skip)]
@@ -84,24 +84,24 @@ impl Process {
             self.slots.add(slot);
         }
         self.holders.extend(found.holders.iter().filter(|&&pid| pid != self.pid));
-        let Some(it) = found.ledger.statistics() else { return };
-        self.add_counters(&it);
-        if it.pools_time >= *pools_time {
-            *pools_time = it.pools_time;
-            (self.pools_in_all, self.pools) = (it.pools_in_all, it.pools);
+        let Some(statistics) = found.ledger.statistics() else { return };
+        self.add_counters(&statistics);
+        if statistics.pools_time >= *pools_time {
+            *pools_time = statistics.pools_time;
+            (self.pools_in_all, self.pools) = (statistics.pools_in_all, statistics.pools);
         }
     }
 
-    fn add_counters(&mut self, it: &Statistics) {
+    fn add_counters(&mut self, statistics: &Statistics) {
         if self.name.is_empty() {
-            self.name.clone_from(&it.name);
+            self.name.clone_from(&statistics.name);
         }
-        self.exporter = self.exporter.saturating_add(&it.exporter.unwrap_or_default());
-        self.importer = self.importer.saturating_add(&it.importer.unwrap_or_default());
-        self.leases = self.leases.saturating_add(it.leases);
-        self.held_bytes = self.held_bytes.saturating_add(it.held_bytes);
-        self.importers = self.importers.saturating_add(it.importers);
-        self.time = self.time.max(it.time);
+        self.exporter = self.exporter.saturating_add(&statistics.exporter.unwrap_or_default());
+        self.importer = self.importer.saturating_add(&statistics.importer.unwrap_or_default());
+        self.leases = self.leases.saturating_add(statistics.leases);
+        self.held_bytes = self.held_bytes.saturating_add(statistics.held_bytes);
+        self.importers = self.importers.saturating_add(statistics.importers);
+        self.time = self.time.max(statistics.time);
     }
 }
 
@@ -126,7 +126,7 @@ impl LastSlots {
     }
 }
 
-/// Returns when a slot's export began or ended.
+/// Returns the time at which the latest export of a slot began or ended; 0 if it is unknown.
 pub(super) fn last_change(slot: &Slot) -> u64 {
     slot.exported.or(slot.ended.map(|end| end.time)).unwrap_or(0)
 }
@@ -144,7 +144,7 @@ fn state<S: Serializer>(owner: &OwnerStatus, serializer: S) -> Result<S::Ok, S::
     serializer.serialize_str(state_of(*owner))
 }
 
-/// Sums counters of another process, which may hold any value: saturates.
+/// Returns the saturating sum of counters. Another process wrote them, so they can have any value.
 fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
@@ -192,24 +192,25 @@ fn read_name(owner: OwnerStatus) -> String {
 
 pub(super) use umf::ipc::inspect::plain;
 
-/// Returns what could not be inspected and the remedy, as text. Empty if everything was inspected.
+/// Returns a note on processes that could not be inspected, with a remedy. Empty if there are none.
 pub(super) fn denied_note(search: &Search) -> String {
     let mut text = String::new();
     match search.denied.len() {
         0 => {}
         1 => {
             text +=
-                "1 process may not be looked into (another user's, or not dumpable): run as root to see it\n"
+                "1 process cannot be inspected (another user's, or not dumpable); run as root to inspect it\n"
         }
         n => {
             text += &format!(
-                "{n} processes may not be looked into (other users', or not dumpable): run as root to see them\n"
+                "{n} processes cannot be inspected (other users', or not dumpable); run as root to inspect them\n"
             );
         }
     }
     if search.unreadable > 0 {
         text += &format!(
-            "{} ledgers cannot be read: another version of umf, or this process is out of fds (ulimit -n)\n",
+            "{} ledgers cannot be read: another version of umf wrote them, or no fds are left; use the same version, or \
+             raise the limit of open files (ulimit -n)\n",
             search.unreadable
         );
     }

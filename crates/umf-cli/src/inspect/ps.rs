@@ -1,4 +1,4 @@
-//! `umf ps`: lists the processes that use umf.
+//! `umf ps`: lists the processes that use umf. Also the columns that it shares with `umf top`.
 
 use std::fmt::Write;
 
@@ -14,8 +14,8 @@ use crate::output::{self, Failure};
 ///
 /// Reads the ledgers that they publish: no process is stopped or contacted. A process appears with
 /// its first export or its first open. Counters are as of the process's last export, miss, error or
-/// free; AGE tells how long ago that was. A killed process is listed as long as another process has
-/// its ledger open.
+/// free; AGE is the time since then. A killed process is listed as long as another process has its
+/// ledger open.
 #[derive(Args)]
 pub(crate) struct PsCommand {
     /// Print one JSON document
@@ -44,62 +44,117 @@ impl PsCommand {
     }
 }
 
-const HEADING: [&str; 13] = [
-    "PID", "STATE", "NAME", "EXPORTS", "OPENED", "IN USE", "MAPPED", "POOLS", "LIVE", "RESERVED", "HELD",
-    "FDS", "AGE",
+/// A column of the tables of processes in `umf ps` and `umf top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Column {
+    Pid,
+    State,
+    Name,
+    Exports,
+    Opened,
+    InUse,
+    Mapped,
+    Pools,
+    Live,
+    Reserved,
+    Held,
+    Fds,
+    /// Opens and exports per second.
+    Rate,
+    Stale,
+    Evicted,
+    Age,
+}
+
+impl Column {
+    /// Returns the heading of the column.
+    pub(super) const fn heading(self) -> &'static str {
+        match self {
+            Self::Pid => "PID",
+            Self::State => "STATE",
+            Self::Name => "NAME",
+            Self::Exports => "EXPORTS",
+            Self::Opened => "OPENED",
+            Self::InUse => "IN USE",
+            Self::Mapped => "MAPPED",
+            Self::Pools => "POOLS",
+            Self::Live => "LIVE",
+            Self::Reserved => "RESERVED",
+            Self::Held => "HELD",
+            Self::Fds => "FDS",
+            Self::Rate => "/S",
+            Self::Stale => "STALE",
+            Self::Evicted => "EVICTED",
+            Self::Age => "AGE",
+        }
+    }
+
+    /// Returns the cell of a process. `rate` is the value of [`Column::Rate`], if it is known.
+    pub(super) fn cell(self, process: &Process, now: u64, rate: Option<f64>) -> String {
+        let Process { importer, exporter, .. } = process;
+        match self {
+            Self::Pid => process.pid.to_string(),
+            Self::State => process.state().to_owned(),
+            Self::Name => process.name.clone(),
+            Self::Exports => process.exports.to_string(),
+            Self::Opened => importer.entries.to_string(),
+            Self::InUse => importer.in_use.to_string(),
+            Self::Mapped => output::format_bytes(importer.bytes),
+            Self::Pools => process.pools_in_all.to_string(),
+            Self::Live => output::format_bytes(process.live_bytes()),
+            Self::Reserved => output::format_bytes(process.reserved_bytes()),
+            Self::Held => output::format_bytes(process.held_bytes),
+            Self::Fds => process.fds().to_string(),
+            Self::Rate => rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}")),
+            Self::Stale => importer.stale.to_string(),
+            Self::Evicted => importer.evictions.saturating_add(exporter.evictions).to_string(),
+            Self::Age if process.time == 0 => "-".to_owned(),
+            Self::Age => processes::format_duration(now.saturating_sub(process.time)),
+        }
+    }
+}
+
+const COLUMNS: [Column; 13] = [
+    Column::Pid,
+    Column::State,
+    Column::Name,
+    Column::Exports,
+    Column::Opened,
+    Column::InUse,
+    Column::Mapped,
+    Column::Pools,
+    Column::Live,
+    Column::Reserved,
+    Column::Held,
+    Column::Fds,
+    Column::Age,
 ];
 
 fn table(processes: &[Process], now: u64, colour: bool) -> String {
     if processes.is_empty() {
         return "no process uses umf (they appear with their first export or open)\n".to_owned();
     }
-    let row = |it: &Process| {
-        [
-            it.pid.to_string(),
-            it.state().to_owned(),
-            it.name.clone(),
-            it.exports.to_string(),
-            it.importer.entries.to_string(),
-            it.importer.in_use.to_string(),
-            output::format_bytes(it.importer.bytes),
-            it.pools_in_all.to_string(),
-            output::format_bytes(it.live_bytes()),
-            output::format_bytes(it.reserved_bytes()),
-            output::format_bytes(it.held_bytes),
-            it.fds().to_string(),
-            age(it, now),
-        ]
+    let cells = |process: &Process| COLUMNS.map(|column| column.cell(process, now, None));
+    let rows: Vec<_> = processes.iter().map(cells).collect();
+    let width = |number: usize| {
+        let widths = rows.iter().map(|row| row[number].chars().count());
+        widths.max().unwrap_or(0).max(COLUMNS[number].heading().len())
     };
-    let rows: Vec<_> = processes.iter().map(row).collect();
-    let width = |column: usize| {
-        let widths = rows.iter().map(|row| row[column].chars().count());
-        widths.max().unwrap_or(0).max(HEADING[column].len())
-    };
-    let widths: [usize; HEADING.len()] = std::array::from_fn(width);
+    let widths: [usize; COLUMNS.len()] = std::array::from_fn(width);
     let line = |row: &[String]| {
-        let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| match column {
-            1 | 2 => format!("{cell:<width$}"),
+        let cells = row.iter().zip(widths).zip(COLUMNS).map(|((cell, width), column)| match column {
+            Column::State | Column::Name => format!("{cell:<width$}"),
             _ => format!("{cell:>width$}"),
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let heading = line(&HEADING.map(str::to_owned));
-    let bold = Style::new().bold();
-    let mut out = if colour { format!("{bold}{heading}{bold:#}\n") } else { heading + "\n" };
+    let heading = line(&COLUMNS.map(|column| column.heading().to_owned()));
+    let mut out = output::styled(&heading, Style::new().bold(), colour) + "\n";
     for row in &rows {
         // Writing to a String does not fail.
         let _ = writeln!(out, "{}", line(row));
     }
     out
-}
-
-/// Formats the age of the counters that a process published.
-pub(super) fn age(process: &Process, now: u64) -> String {
-    if process.time == 0 {
-        "-".to_owned()
-    } else {
-        processes::format_duration(now.saturating_sub(process.time))
-    }
 }
 
 fn document(search: &Search, processes: &[Process]) -> Value {

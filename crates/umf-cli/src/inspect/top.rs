@@ -19,7 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use umf::ipc::inspect::{self, Slot};
 
 use super::processes::{self, Process, format_age, last_change};
-use super::ps;
+use super::ps::Column;
 use crate::output::{self, Failure};
 
 /// Shows the processes that use umf, their pools and their latest events, and refreshes the view.
@@ -67,13 +67,32 @@ fn refresh(view: &mut View) -> Result<(), Failure> {
 /// The most pools that are listed for the selected process.
 const MAX_POOLS: usize = 8;
 
+/// The columns of the table of processes, and their widths.
+const COLUMNS: [(Column, u16); 15] = [
+    (Column::Pid, 8),
+    (Column::State, 6),
+    (Column::Name, 16),
+    (Column::Exports, 8),
+    (Column::Opened, 7),
+    (Column::InUse, 7),
+    (Column::Mapped, 10),
+    (Column::Live, 10),
+    (Column::Reserved, 10),
+    (Column::Held, 9),
+    (Column::Fds, 5),
+    (Column::Rate, 8),
+    (Column::Stale, 7),
+    (Column::Evicted, 8),
+    (Column::Age, 8),
+];
+
 /// The contents of the screen.
 #[derive(Default)]
 pub(super) struct View {
     processes: Vec<Process>,
     denied_note: String,
     now: u64,
-    /// Id of the process that is shown in detail.
+    /// The id of the process that is shown in detail.
     selected: Option<u32>,
     /// Opens and exports per second by process id, between its last two publications.
     rates: HashMap<u32, f64>,
@@ -91,23 +110,23 @@ impl View {
     }
 
     /// Returns the opens and exports per second between the process's last two publications.
-    fn rate(&self, now: &Process) -> Option<f64> {
-        let before = self.processes.iter().find(|process| process.pid == now.pid)?;
-        let time = now.time.checked_sub(before.time)?;
+    fn rate(&self, latest: &Process) -> Option<f64> {
+        let previous = self.processes.iter().find(|process| process.pid == latest.pid)?;
+        let time = latest.time.checked_sub(previous.time)?;
         if time == 0 {
-            // Nothing was published since. Keeps the rate for two seconds.
+            // No publication since. Keeps the rate for two seconds.
             return self
                 .rates
-                .get(&now.pid)
+                .get(&latest.pid)
                 .copied()
-                .filter(|_| self.now.saturating_sub(now.time) < 2_000_000_000);
+                .filter(|_| self.now.saturating_sub(latest.time) < 2_000_000_000);
         }
         let count = |process: &Process| {
             [process.importer, process.exporter].iter().fold(0_u64, |sum, cache| {
                 sum.saturating_add(cache.hits).saturating_add(cache.table_hits).saturating_add(cache.misses)
             })
         };
-        Some(count(now).saturating_sub(count(before)) as f64 * 1e9 / time as f64)
+        Some(count(latest).saturating_sub(count(previous)) as f64 * 1e9 / time as f64)
     }
 
     /// Moves the selection by `step` rows.
@@ -118,7 +137,7 @@ impl View {
         self.selected = self.processes.get(index).map(|process| process.pid);
     }
 
-    /// Returns the number of lines that the full view takes.
+    /// Returns the number of lines of the full view.
     pub(super) fn height(&self) -> u16 {
         let lines = 4 + self.processes.len() + self.detail_height() + self.denied_note.lines().count();
         u16::try_from(lines).unwrap_or(u16::MAX).min(2000)
@@ -130,12 +149,13 @@ impl View {
 
     /// Returns the number of lines of the selected process's details.
     fn detail_height(&self) -> usize {
-        self.selected().map_or(0, |it| it.pools.len().min(MAX_POOLS) + it.slots.get().len() + 5)
+        self.selected()
+            .map_or(0, |process| process.pools.len().min(MAX_POOLS) + process.slots.get().len() + 5)
     }
 
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let lines = |lines: usize| u16::try_from(lines).unwrap_or(u16::MAX);
-        let [head, processes, below, notes] = Layout::vertical([
+        let [head, processes, detail, notes] = Layout::vertical([
             Constraint::Length(2),
             Constraint::Min(2),
             Constraint::Length(lines(self.detail_height())),
@@ -147,7 +167,7 @@ impl View {
         if let Some(process) = self.selected() {
             let pools = process.pools.len().min(MAX_POOLS);
             let [pools_area, events_area] =
-                Layout::vertical([Constraint::Length(lines(pools + 3)), Constraint::Min(0)]).areas(below);
+                Layout::vertical([Constraint::Length(lines(pools + 3)), Constraint::Min(0)]).areas(detail);
             draw_pools(frame, pools_area, process);
             self.draw_events(frame, events_area, process);
         }
@@ -170,40 +190,21 @@ impl View {
     }
 
     fn draw_processes(&self, frame: &mut Frame<'_>, area: Rect) {
-        let heading = [
-            "PID", "STATE", "NAME", "EXPORTS", "OPENED", "IN USE", "MAPPED", "LIVE", "RESERVED", "HELD",
-            "FDS", "/S", "STALE", "EVICTED", "AGE",
-        ];
-        let widths = [8, 6, 16, 8, 7, 7, 10, 10, 10, 9, 5, 8, 7, 8, 8].map(Constraint::Length);
         // Scrolls such that the selected row is visible.
         let visible_rows = usize::from(area.height.saturating_sub(1)).max(1);
         let index = self.processes.iter().position(|process| Some(process.pid) == self.selected).unwrap_or(0);
         let first = (index + 1).saturating_sub(visible_rows);
-        let rows = self.processes.iter().skip(first).map(|it| {
-            let rate = self.rates.get(&it.pid).map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
-            let row = Row::new([
-                it.pid.to_string(),
-                it.state().to_owned(),
-                it.name.clone(),
-                it.exports.to_string(),
-                it.importer.entries.to_string(),
-                it.importer.in_use.to_string(),
-                output::format_bytes(it.importer.bytes),
-                output::format_bytes(it.live_bytes()),
-                output::format_bytes(it.reserved_bytes()),
-                output::format_bytes(it.held_bytes),
-                it.fds().to_string(),
-                rate,
-                it.importer.stale.to_string(),
-                it.importer.evictions.saturating_add(it.exporter.evictions).to_string(),
-                ps::age(it, self.now),
-            ]);
-            if Some(it.pid) == self.selected {
+        let rows = self.processes.iter().skip(first).map(|process| {
+            let rate = self.rates.get(&process.pid).copied();
+            let row = Row::new(COLUMNS.map(|(column, _)| column.cell(process, self.now, rate)));
+            if Some(process.pid) == self.selected {
                 row.style(Style::new().add_modifier(Modifier::REVERSED))
             } else {
                 row
             }
         });
+        let heading = COLUMNS.map(|(column, _)| column.heading());
+        let widths = COLUMNS.map(|(_, width)| Constraint::Length(width));
         frame.render_widget(Table::new(rows, widths).header(Row::new(heading).style(bold())), area);
     }
 
@@ -263,12 +264,12 @@ fn describe_event(slot: &Slot, now: u64) -> String {
 
 /// The longest delay between a signal and its effect.
 const TICK: Duration = Duration::from_millis(100);
-/// Columns of a view that is printed as text.
-const COLUMNS: u16 = 140;
+/// The width of a view that is printed as text, in characters.
+const TEXT_WIDTH: u16 = 140;
 
-/// Renders a view as text, as long as it needs to be.
+/// Renders a whole view as text.
 pub(super) fn as_text(view: &View) -> String {
-    let mut terminal = match Terminal::new(TestBackend::new(COLUMNS, view.height())) {
+    let mut terminal = match Terminal::new(TestBackend::new(TEXT_WIDTH, view.height())) {
         Ok(terminal) => terminal,
         Err(never) => match never {},
     };
@@ -278,7 +279,7 @@ pub(super) fn as_text(view: &View) -> String {
     }
     let buffer = terminal.backend().buffer();
     let mut out = String::new();
-    for row in buffer.content().chunks(usize::from(COLUMNS)) {
+    for row in buffer.content().chunks(usize::from(TEXT_WIDTH)) {
         let line: String = row.iter().map(ratatui::buffer::Cell::symbol).collect();
         out.push_str(line.trim_end());
         out.push('\n');
@@ -295,7 +296,7 @@ struct TerminalGuard;
 
 impl Drop for TerminalGuard {
     fn drop(&mut self) {
-        // A terminal that is gone needs no restoring.
+        // An error means that the terminal is gone.
         let _ = ratatui::try_restore();
     }
 }

@@ -1,4 +1,4 @@
-//! `umf why`: tells whether a handle is current, and otherwise how its export ended.
+//! `umf why`: reports whether a handle is current, and otherwise how its export ended.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -10,7 +10,7 @@ use umf::ipc::inspect::{self, ExportEnd, FoundLedger, OwnerStatus, RetireReason,
 use super::processes::{self, format_age};
 use crate::output::{self, Failure};
 
-/// Tells whether a handle is current, and if it is not, how and when its export ended.
+/// Reports whether a handle is current, and if it is not, how and when its export ended.
 ///
 /// Reads the ledger of the process that made it, without contacting that process. Works after the
 /// producer was killed, as long as another process has its ledger open.
@@ -29,12 +29,12 @@ impl WhyCommand {
         let mut text = self.handle.clone();
         if text == "-" {
             text.clear();
-            // A handle is short, so longer input cannot be one and is not read to its end.
-            let stdin = std::io::stdin().lock().take(64 << 10);
-            let mut stdin = stdin;
-            stdin
+            // Bounded, because a handle is short.
+            std::io::stdin()
+                .lock()
+                .take(64 << 10)
                 .read_to_string(&mut text)
-                .map_err(|error| Failure::Message(format!("standard input: {error}")))?;
+                .map_err(|error| Failure::Message(format!("cannot read standard input: {error}")))?;
         }
         let handle: Handle = text
             .trim()
@@ -142,7 +142,7 @@ fn explain_from_ledger(out: &mut String, handle: &Handle, found: &FoundLedger, n
             let _ = writeln!(out, "  this export: {last}, {place}, now {generation}");
         }
     }
-    // If the generation is further ahead, the lease rows belong to a later export of the slot.
+    // With a higher generation, the lease rows belong to a later export of the slot.
     if generation - handle.generation() <= 1 {
         list_open_leases(out, handle, found, current);
     }

@@ -29,7 +29,7 @@ pub(crate) struct TopologyOptions {
     #[arg(long, value_name = "FILE", requires = "topology")]
     svg: Option<PathBuf>,
 
-    /// Write what the topology was read from into a text file, for --from
+    /// Write the files that the topology is read from into one text file, for --from
     #[arg(long, value_name = "FILE", requires = "topology")]
     record: Option<PathBuf>,
 
@@ -68,7 +68,7 @@ impl TopologyOptions {
             Some(path) if path.is_dir() => Ok(Source::folder(path)),
             Some(path) => match read(path) {
                 Ok(text) => Ok(Source::recording(Recording::new(&text))),
-                Err(error) => Err(Failure::Message(format!("{}: {error}", path.display()))),
+                Err(error) => Err(Failure::Message(format!("cannot read {}: {error}", path.display()))),
             },
         }
     }
@@ -78,13 +78,16 @@ fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(MAX_RECORDING + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_RECORDING {
-        return Err(std::io::Error::other(format!("longer than {MAX_RECORDING} bytes")));
+        return Err(std::io::Error::other(format!(
+            "it is longer than {MAX_RECORDING} bytes; pass a file of --record"
+        )));
     }
     Ok(text)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|error| Failure::Message(format!("{}: {error}", path.display())))
+    std::fs::write(path, text)
+        .map_err(|error| Failure::Message(format!("cannot write {}: {error}", path.display())))
 }
 
 /// Returns the named memory spaces, as seen by this process.

@@ -1,23 +1,23 @@
-//! A topology as a picture: a box for each node, and a matrix each for distance, bandwidth and
-//! latency.
+//! A topology as SVG: a box for each node, and a matrix each for distance, bandwidth and latency.
 
 use std::fmt::Write;
 
 use umf::topology::{Node, Topology};
 
 use crate::output::format_bytes;
-/// Nodes that are drawn at most; of more, the picture says how many it leaves out.
+
+/// The most nodes that are drawn. The title has the number of others.
 const MAX_NODES: usize = 64;
 
 const MARGIN: usize = 20;
 const BOX_WIDTH: usize = 200;
 const BOX_HEIGHT: usize = 150;
 const GAP: usize = 16;
-/// Boxes in a row.
+/// The number of boxes in a row.
 const IN_A_ROW: usize = 4;
 const CELL: usize = 64;
 const CELL_HEIGHT: usize = 26;
-/// From a heading to what is under it.
+/// The height of a heading.
 const HEADING: usize = 24;
 
 const WITH_CPUS: &str = "#2b6cb0";
@@ -133,7 +133,7 @@ impl Picture {
         self.reach(x + BOX_WIDTH);
     }
 
-    /// How much memory there is, and a bar of how much of it is used.
+    /// Draws the size of the memory, and a bar for its used part.
     fn memory(&mut self, x: usize, y: usize, node: &Node) {
         let (total, width) = (node.memory.total, BOX_WIDTH - 24);
         if total == 0 {
@@ -166,8 +166,8 @@ impl Picture {
         self.text(x, y + 9, "dashed: not for this process");
     }
 
-    /// A matrix, a line for each node that has a value; returns where it ends. Nothing where there
-    /// are no values.
+    /// Draws a matrix with a row for each node that has values. Returns the y coordinate below it.
+    /// Draws nothing if no node has a value.
     fn matrix(
         &mut self,
         y: usize,
@@ -247,7 +247,7 @@ fn colour(node: &Node) -> &'static str {
     }
 }
 
-/// The processors, cut where the box ends.
+/// Returns the list of processors, cut at the width of the box.
 fn cpus(node: &Node) -> String {
     let list = node.cpus.to_string();
     if list.len() <= 20 {
@@ -257,7 +257,7 @@ fn cpus(node: &Node) -> String {
     }
 }
 
-/// How dark a value is, in percent: the better, the darker.
+/// Returns the darkness of a value in percent: better values are darker.
 fn shade(value: u64, least: u64, most: u64, better: Better) -> u32 {
     let range = u128::from((most - least).max(1));
     let above = u128::from(value - least) * 100 / range;

@@ -88,7 +88,7 @@ fn without_files_all_settings_are_defaults() {
 }
 
 #[test]
-fn unknown_variable_is_a_warning() {
+fn unknown_variable_is_warning() {
     let folder = Folder::new("odd");
     let mut command = folder.umf(&["--json"]);
     let (code, stdout, stderr) = text(command.env("UMF_IPC_EXCHAGNE", "auto").env("UMF_CONF", "a;b"));
@@ -100,7 +100,7 @@ fn unknown_variable_is_a_warning() {
 }
 
 #[test]
-fn file_that_other_users_can_write_is_ignored_with_a_warning() {
+fn file_writable_by_other_users_is_ignored_with_warning() {
     let folder = Folder::new("writable");
     let path = folder.write("[ipc]\nlimit = \"hard\"\n");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
@@ -112,7 +112,7 @@ fn file_that_other_users_can_write_is_ignored_with_a_warning() {
 }
 
 #[test]
-fn invalid_file_is_one_message_and_code_2() {
+fn invalid_file_prints_one_message_and_exits_with_2() {
     let folder = Folder::new("wrong");
     for (text_of_file, part) in [
         ("[ipc]\nlimit = \"medium\"\n", "soft"),
@@ -127,7 +127,7 @@ fn invalid_file_is_one_message_and_code_2() {
 }
 
 #[test]
-fn template_is_the_umf_toml_of_the_repository() {
+fn template_equals_repository_umf_toml() {
     let (code, stdout, stderr) = text(&mut Folder::new("template").umf(&["--template"]));
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let file = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../umf.toml")).unwrap();
@@ -147,7 +147,7 @@ fn repository_umf_toml_sets_nothing() {
 
 /// Uncomments every key of every kind.
 #[test]
-fn template_without_comment_signs_sets_the_defaults() {
+fn uncommented_template_sets_defaults() {
     let folder = Folder::new("awake");
     let (_, template, _) = text(&mut folder.umf(&["--template"]));
     let awake = template.lines().map(|line| match line.strip_prefix('#') {
@@ -179,7 +179,7 @@ fn template_without_comment_signs_sets_the_defaults() {
 }
 
 #[test]
-fn set_of_an_unknown_kind_is_shown_as_not_read() {
+fn set_of_unknown_kind_is_shown_as_not_read() {
     let folder = Folder::new("unknown");
     folder.write("[pool.theirs]\nkind = \"acme\"\ndepth = 3\n");
     let (code, stdout, _) = text(&mut folder.umf(&["--changed"]));
@@ -189,7 +189,7 @@ fn set_of_an_unknown_kind_is_shown_as_not_read() {
 }
 
 #[test]
-fn key_of_another_kind_is_an_error() {
+fn key_of_other_kind_is_error() {
     let folder = Folder::new("kinds");
     folder.write("[pool.x]\nkind = \"proxy\"\nmax_cached = 1\n");
     let (code, _, stderr) = text(&mut folder.umf(&[]));

@@ -114,7 +114,7 @@ fn table_fits_80_columns() {
 fn invalid_arguments_are_refused() {
     for (arguments, code, part) in [
         (["--size", "0"], 1, "at least 1 byte"),
-        (["--size", "8000000TiB"], 1, "more than is free: ask for less"),
+        (["--size", "8000000TiB"], 1, "more than is available; pass smaller"),
         (["--size", "64KB"], 2, "not a unit of bytes"),
         (["--ranks", "0"], 2, "1..=1024"),
         (["--ranks", "99999999999"], 2, "1..=1024"),

@@ -116,7 +116,7 @@ fn filter(command: &mut Command, number: libc::c_long, action: u32) {
 }
 
 #[test]
-fn text_is_narrow_and_plain_without_a_terminal() {
+fn text_without_terminal_is_narrow_and_plain() {
     for arguments in [&["info"][..], &["info", "--verbose"]] {
         let text = run(umf(arguments));
         assert!(!text.contains('\x1b'), "colour without a terminal");
@@ -153,7 +153,7 @@ fn auto_is_first_working_mode() {
 }
 
 #[test]
-fn low_file_limit_is_a_finding() {
+fn low_file_limit_is_reported() {
     // Below four, the dynamic loader cannot open a library.
     for files in 4..=20 {
         let mut command = umf(&["info", "--json"]);
@@ -165,7 +165,7 @@ fn low_file_limit_is_a_finding() {
 }
 
 #[test]
-fn low_address_space_limit_is_a_finding() {
+fn low_address_space_limit_is_reported() {
     let mut command = umf(&["info", "--json"]);
     limit(&mut command, rustix::process::Resource::As, 64 << 20);
     assert_eq!(report(command)["limits"]["rlimit_as"]["state"], "limited");
@@ -234,7 +234,7 @@ fn user_namespace_is_reported() {
 }
 
 #[test]
-fn missing_proc_and_sys_are_findings() {
+fn missing_proc_and_sys_are_reported() {
     if !is_root() {
         println!("umf-skip: umf info: hiding /proc takes root");
         return;
@@ -265,7 +265,7 @@ fn missing_proc_and_sys_are_findings() {
 }
 
 #[test]
-fn low_process_limit_is_a_finding() {
+fn low_process_limit_is_reported() {
     if !is_root() {
         println!("umf-skip: umf info: a user without other processes takes root to become");
         return;
@@ -360,7 +360,7 @@ fn closed_stdout_is_success() {
 }
 
 #[test]
-fn full_disk_is_an_error() {
+fn full_disk_is_error() {
     let mut command = umf(&["info"]);
     command.stdout(File::options().write(true).open("/dev/full").unwrap());
     let Output { status, stderr, .. } = command.output().unwrap();

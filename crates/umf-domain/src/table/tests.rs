@@ -216,7 +216,7 @@ fn participant_killed_between_two_stores_leaves_no_object() {
 }
 
 #[test]
-fn only_table_of_the_domain_is_opened() {
+fn only_table_of_own_domain_is_opened() {
     let tag = DomainTag::of(b"test");
     let good = table(3);
     let copy = |table: &Table| ReceivedFd::from(table.file.as_fd().try_clone_to_owned().unwrap());

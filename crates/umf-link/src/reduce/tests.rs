@@ -102,27 +102,27 @@ fn check<T: Reference>(operation: Operation, pairs: &[(u64, u64)]) -> Result<(),
             .map(|chunk| unsafe { chunk.as_ptr().cast::<T>().read_unaligned() })
             .collect()
     };
-    let (mut mine, mut theirs) = (place(&ones), place(&others));
+    let (mut first, mut second) = (place(&ones), place(&others));
     let length = pairs.len() * size;
     // SAFETY: both have that many bytes from their second on.
-    unsafe { reduction.combine(mine.as_mut_ptr().add(1), theirs.as_ptr().add(1), length) };
-    for ((result, one), other) in numbers(&mine).into_iter().zip(&ones).zip(&others) {
+    unsafe { reduction.combine(first.as_mut_ptr().add(1), second.as_ptr().add(1), length) };
+    for ((result, one), other) in numbers(&first).into_iter().zip(&ones).zip(&others) {
         let expected = T::expected(operation, *one, *other);
         prop_assert!(
             expected.is_some_and(|expected| expected.same(result)),
             "{reduction} {one:?} {other:?}: {result:?}"
         );
     }
-    prop_assert!(theirs == place(&others), "what is read stays");
-    let once = mine.clone();
-    mine = place(&ones);
+    prop_assert!(second == place(&others), "the second operand does not change");
+    let once = first.clone();
+    first = place(&ones);
     // SAFETY: as above.
-    unsafe { reduction.combine_both(mine.as_mut_ptr().add(1), theirs.as_mut_ptr().add(1), length) };
-    prop_assert!(mine[1..=length] == theirs[1..=length], "both have the result, bit for bit");
+    unsafe { reduction.combine_both(first.as_mut_ptr().add(1), second.as_mut_ptr().add(1), length) };
+    prop_assert!(first[1..=length] == second[1..=length], "both have the result, bit for bit");
     // The bits of what is no number may differ between loops.
-    let is_same = numbers(&mine).into_iter().zip(numbers(&once)).all(|(one, other)| one.same(other));
+    let is_same = numbers(&first).into_iter().zip(numbers(&once)).all(|(one, other)| one.same(other));
     prop_assert!(is_same, "{reduction}: it is the same result");
-    prop_assert!(mine[0] == 0xa5 && mine[length + 1] == 0xa5, "nothing beside it is touched");
+    prop_assert!(first[0] == 0xa5 && first[length + 1] == 0xa5, "bytes beside the range do not change");
     Ok(())
 }
 

@@ -15,7 +15,7 @@ fn announcing() -> LinkSettings {
 }
 
 #[test]
-fn dropped_request_does_not_withdraw_the_next_message_in_its_slot() {
+fn dropped_request_keeps_next_message_of_slot() {
     let (mut one, mut other) = pair();
     let (first, second) = (content(LONG, 1), content(LONG, 2));
     let mut into = vec![0; LONG];
@@ -30,7 +30,7 @@ fn dropped_request_does_not_withdraw_the_next_message_in_its_slot() {
 }
 
 #[test]
-fn message_of_a_dropped_receive_stays_in_order() {
+fn message_of_dropped_receive_stays_in_order() {
     let (mut one, mut other) = pair();
     let receive_in_order = |other: &mut Link, receive: &dyn Fn(&mut Link) -> u8| {
         let mut unused = [0];
@@ -60,7 +60,7 @@ fn message_of_a_dropped_receive_stays_in_order() {
 }
 
 #[test]
-fn view_comes_after_the_message_of_a_dropped_receive() {
+fn view_comes_after_message_of_dropped_receive() {
     let (mut one, mut other) = pair();
     let blocks: Vec<_> = (0..2_u64).map(|_| super::memory(4096)).collect();
     let _lent: Vec<_> = blocks
@@ -79,7 +79,7 @@ fn view_comes_after_the_message_of_a_dropped_receive() {
 /// A receive that times out while its message goes through bounce buffers leaves it to a posted
 /// one.
 #[test]
-fn message_of_a_receive_that_timed_out_goes_to_a_posted_one() {
+fn message_of_timed_out_receive_is_assigned_to_posted_one() {
     let (mut one, mut other) = pair_with([forced(Engine::Bounce), forced(Engine::Bounce)]);
     let (bytes, mut into) = (content(LONG, 3), vec![0; LONG]);
     let mut send = one.start_send(1, &bytes).unwrap();
@@ -97,7 +97,7 @@ fn message_of_a_receive_that_timed_out_goes_to_a_posted_one() {
 
 /// A full ring holds more records than are read in one turn.
 #[test]
-fn last_message_of_a_full_ring_comes_before_the_end() {
+fn last_message_of_full_ring_comes_before_end() {
     for is_posted in [false, true] {
         let (mut one, mut other) = pair();
         for _ in 0..240 {
@@ -117,7 +117,7 @@ fn last_message_of_a_full_ring_comes_before_the_end() {
 
 /// A receiver that is woken reads all that has come before it sleeps again.
 #[test]
-fn receiver_does_not_sleep_before_a_full_ring_is_read() {
+fn receiver_reads_full_ring_before_sleep() {
     let mut settings = LinkSettings::default();
     settings.spin = Duration::ZERO;
     let (mut one, mut other) = pair_with([settings.clone(), settings]);
@@ -163,7 +163,7 @@ fn empty_messages_count_as_unexpected() {
 }
 
 #[test]
-fn sender_that_waits_for_announcements_to_end_is_woken() {
+fn inline_sender_is_woken_when_announcing_ends() {
     let mut mine = forced(Engine::Inline);
     mine.spin = Duration::ZERO;
     let (mut one, mut other) = pair_with([mine, announcing()]);
