@@ -3,7 +3,7 @@
 //! A process that creates a region in a domain is its first registrant. Other processes register
 //! by [`ObjectId`], once each. The region exists until its last registrant unregisters or dies.
 //! The domain exists until its last participant leaves. There is no daemon, no heartbeat, and no
-//! name in a file system. After `kill -9` of all participants nothing is left.
+//! name in a file system. After `kill -9` of all participants, no resource is left.
 //!
 //! ```text
 //! Domain::join        join         fetches the table from a participant, takes a participant id

@@ -115,7 +115,7 @@ impl LinkAddress {
     /// Decodes an address. Never panics, whatever the bytes.
     ///
     /// # Errors
-    /// [`AddressError`] says what is wrong.
+    /// [`AddressError`] if the bytes are not an address.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, AddressError> {
         let Ok(bytes) = <[u8; ADDRESS_SIZE]>::try_from(bytes) else {
             return Err(AddressError::Length { length: bytes.len() });

@@ -99,7 +99,7 @@ impl RemoteKey {
     /// Decodes a key. Never panics, whatever the bytes.
     ///
     /// # Errors
-    /// [`KeyError`] says what is wrong.
+    /// [`KeyError`] if the bytes are not a key.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let Ok(bytes) = <&[u8; KEY_SIZE]>::try_from(bytes) else {
             return Err(KeyError::Length { length: bytes.len() });

@@ -23,7 +23,7 @@ pub(crate) trait Load {
     fn load(&self, order: Ordering) -> u64;
 }
 
-/// A word that this process alone writes.
+/// A word that only this process writes.
 pub(crate) trait Word: Load {
     fn store(&self, value: u64, order: Ordering);
     /// Stores `new` if the word is `current`. Returns its value otherwise. Acquires and releases.

@@ -117,7 +117,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Does what the receiver has requested, if it has.
+    /// Serves the request of the receiver, if there is one.
     fn serve(
         &mut self,
         channel: &Channel,

@@ -109,7 +109,7 @@ impl<const SIZE: usize> Mapped<SIZE> {
     }
 }
 
-/// A file that this process alone writes.
+/// A file that only this process writes.
 #[derive(Debug)]
 pub(crate) struct OwnFile<const SIZE: usize> {
     mapped: Mapped<SIZE>,
@@ -132,7 +132,7 @@ impl<const SIZE: usize> OwnFile<SIZE> {
         Ok((file, fd))
     }
 
-    /// Returns whether this process has it mapped: a forked child has not.
+    /// Returns whether this process created the file, and not its parent.
     #[inline(always)]
     pub(crate) fn is_own_process(&self) -> bool {
         self.process == umf_sync::fork::generation()
@@ -278,7 +278,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether peers are to mark their lanes.
+    /// Returns whether peers have to mark their lanes.
     pub(crate) fn has_marks(&self) -> bool {
         self.at(HAS_MARKS).load(Ordering::Relaxed) != 0
     }

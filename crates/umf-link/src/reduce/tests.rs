@@ -53,7 +53,7 @@ macro_rules! floats {
             }
 
             fn of_bits(bits: u64) -> Self {
-                // Numbers of all sizes, and what is none.
+                // Numbers of all magnitudes, and NaNs.
                 match bits % 16 {
                     0 => Self::NAN,
                     1 => Self::INFINITY,
@@ -119,7 +119,7 @@ fn check<T: Reference>(operation: Operation, pairs: &[(u64, u64)]) -> Result<(),
     // SAFETY: as above.
     unsafe { reduction.combine_both(first.as_mut_ptr().add(1), second.as_mut_ptr().add(1), length) };
     prop_assert!(first[1..=length] == second[1..=length], "both have the result, bit for bit");
-    // The bits of what is no number may differ between loops.
+    // The bits of a NaN may differ between loops.
     let is_same = numbers(&first).into_iter().zip(numbers(&once)).all(|(one, other)| one.same(other));
     prop_assert!(is_same, "{reduction}: it is the same result");
     prop_assert!(first[0] == 0xa5 && first[length + 1] == 0xa5, "bytes beside the range do not change");

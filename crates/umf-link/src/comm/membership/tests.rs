@@ -155,7 +155,7 @@ fn word_of_stalled_publisher_is_replaced() {
     let (value, old) = (stalled.incarnation() << 32 | 1, 0);
     assert!(slot.words[3].compare_exchange(old, value, Ordering::Relaxed, Ordering::Relaxed).is_err());
     assert_eq!(slot.read(claim.incarnation()), Some((7, [7; 64])));
-    // A word that it replaced in time is no part of what is read, until it is written again.
+    // Readers reject the word that it replaced, until the word is written again.
     slot.words[3].store(value, Ordering::Relaxed);
     assert_eq!(slot.read(claim.incarnation()), None);
     assert!(slot.write(claim, 7, &[7; 64]));
