@@ -478,7 +478,7 @@ fn gc_removes_names_of_killed_processes_only() {
     assert!(!used.path().exists() && living.path().exists() && foreign.path().exists());
     alive.ok("drop-pool p");
     assert!(!living.path().exists(), "a dropped pool leaves nothing");
-    assert_has(&gc(&[]), "ledgers and sockets have nothing that could stay");
+    assert_has(&gc(&[]), "frees unnamed memory, ledgers and sockets");
 }
 
 /// A process that created named memory and then called `exec` lives, but does not use the memory.
