@@ -94,7 +94,7 @@ fn cache_limits_are_obeyed() {
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr.contains("limit 1 reached") && stderr.contains("rank "), "{stderr}");
+    assert!(stderr.contains("their limit of 1 is reached") && stderr.contains("rank "), "{stderr}");
 }
 
 #[test]
