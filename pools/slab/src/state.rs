@@ -5,10 +5,13 @@
 //!   LIVE --free by the owner--> 0
 //!   LIVE --remote free--> REMOTE --collected by the owner--> 0
 //!   LIVE | EXPORTED --free--> 0, or DEFERRED while other processes have the block open
+//!   LIVE --free with a completion--> DEFERRED --reclaimed--> 0 --slab of an owner--> REMOTE
 //! ```
 //!
-//! The thread that [`Span::owner`](crate::types::Span::owner) names frees blocks by a load and a
-//! store. All other transitions are compare-exchanges. `remote` explains two frees of one block.
+//! A thread that may be the only one to change a state uses a load and a store: the thread that
+//! [`Span::owner`](crate::types::Span::owner) names in a free, the thread that drains an inbox, and
+//! the thread that defers or reclaims a block, which no other thread has then. The other transitions
+//! are compare-exchanges. `remote` explains two frees of one block.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
