@@ -24,11 +24,11 @@ pub trait ExportObserver: Send + Sync {
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>>;
 }
 
-/// The leases of other processes on freed memory. An implementation needs no message from
+/// The leases of importers on freed memory. An implementation needs no message from
 /// importers, and a process that died has no leases.
 pub trait Leases: Send + Sync {
     /// Returns whether another process still has open what was exported from this range and is
-    /// freed now. Any thread may call it at any time. After `false` it does not return `true`
+    /// freed now. Releases what it finds to have ended. Any thread may call it at any time. After `false` it does not return `true`
     /// before part of the range is exported again.
     fn is_leased(&self, base: Address, size: usize) -> bool;
 }

@@ -4,7 +4,7 @@
 //! | part | what it does | cost of a hit |
 //! |---|---|---|
 //! | [`Memo`] | remembers the look-ups of each thread: handles, windows | comparing or copying 256 bytes |
-//! | [`Pins`] | counts uses, one counter per thread and entry | an atomic add on a line of its own, a load |
+//! | [`Pins`] | counts uses, one counter per thread and entry | a load and a store on a line of its own, and a load |
 //! | [`Cache`] | owns the entries: hashbrown for look-up, an intrusive LRU list, limits | only on a miss |
 //!
 //! A hit takes no lock and writes no cache line that another thread writes. Eviction bears the

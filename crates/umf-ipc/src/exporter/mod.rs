@@ -31,8 +31,8 @@ use state::ExporterState;
 ///
 /// A process normally has one. Each has a ledger of its own, which the first export creates. If the
 /// exchange settings need a socket, the first export also starts its thread. All methods may be
-/// called from several threads at once. Getting an export that exists takes no lock and no system
-/// call.
+/// called from several threads at once. Getting an export that the calling thread got before takes
+/// no lock and makes no system call.
 ///
 /// # How an export ends
 /// - The block or its region is freed: the export is retired before the memory is freed. Every

@@ -167,7 +167,7 @@ impl ExportTable {
         }
     }
 
-    /// Returns whether another process has a retired export open. Once it returns `false`, the slot
+    /// Returns whether an importer has a retired export open. Once it returns `false`, the slot
     /// belongs to the caller.
     fn is_open(&self, slot: u32, scan: &mut Scan, is_device: bool) -> bool {
         self.leases.is_leased(slot, scan) || (is_device && self.leases.is_in_device_grace())

@@ -37,7 +37,9 @@ pub(crate) struct TableHeader {
     pub slots: AtomicU32,
     pub height: CacheAligned<AtomicU32>,
     pub search: CacheAligned<AtomicU32>,
+    /// Not used.
     pub events: CacheAligned<AtomicU64>,
+    /// Not used.
     pub dead: CacheAligned<AtomicU32>,
     /// Number of times that a row of an ended importer was cleared.
     pub cleared: CacheAligned<AtomicU64>,

@@ -1,5 +1,5 @@
-//! Leases: cross-process use counts of exports. Freed memory is not reused while another process
-//! has it open.
+//! Leases: use counts of exports, in memory that processes share. Freed memory is not reused while
+//! an importer of any process, the producer's included, has it open.
 //!
 //! A lease lasts from open to close. Beside its ledger a producer has a *lease table*: a file that
 //! importers may write. An importer owns a few rows of it. A row has one counter per ledger slot:
@@ -9,8 +9,8 @@
 //!
 //! | part of the table | written by | content |
 //! |---|---|---|
-//! | header | the producer; `height` by importers | identity of the producer, shape, number of rows that were ever used |
-//! | owners, one per row | importers | for diagnosis: which process owns the row |
+//! | header | the producer; `height`, `search` and `cleared` by importers | identity of the producer, shape, number of rows that were ever used, where to look for a free one |
+//! | owners, one per row | importers; the producer if the owner has ended | which process owns the row; an importer prefers a row that has no owner |
 //! | opened bitmap, one word per slot | importers set bits, the producer clears them | rows (modulo 64) in which the slot was ever opened |
 //! | rows of counters | their owners; the producer if the owner has ended | how often each slot is open |
 //!

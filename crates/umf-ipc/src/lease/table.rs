@@ -152,7 +152,7 @@ impl LeaseTable {
     }
 
     /// Returns whether a living process has the retired export of `slot` open. `false` is final:
-    /// the scan is complete, and the slot can be reused.
+    /// the scan is complete, and the slot can be reused. Releases rows whose owners have ended.
     pub(crate) fn is_leased(&self, slot: u32, scan: &mut Scan) -> bool {
         while scan.row < scan.height {
             let Some(row) = next_opened(scan) else { break };
