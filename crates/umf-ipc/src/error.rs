@@ -57,8 +57,8 @@ pub enum Error {
         /// What differs.
         evidence: &'static str,
     },
-    /// The memory was freed (and perhaps allocated again) since the handle was made, or its export was
-    /// evicted from the producer's cache.
+    /// The memory was freed (and perhaps allocated again) since the handle was made, or its export
+    /// was evicted from the producer's cache.
     #[error(
         "stale handle: slot {slot} of producer {pid} has generation {now}, the handle has {generation}: the memory \
          was freed since, or its export was evicted; get a new handle from the producer"

@@ -238,7 +238,7 @@ impl Channel {
         if self.has_marks {
             self.peer_bell.mark(self.shared.rank);
         }
-        let bits = protocol::rings(self.peer_bell.word());
+        let bits = protocol::take_requests(self.peer_bell.word());
         if bits != 0 {
             self.wake(bits);
         }
@@ -265,7 +265,7 @@ impl Channel {
         if self.has_marks {
             return self.notify();
         }
-        let bits = protocol::rings_unfenced(self.peer_bell.word());
+        let bits = protocol::take_requests_unfenced(self.peer_bell.word());
         if bits != 0 {
             self.wake(bits);
         }

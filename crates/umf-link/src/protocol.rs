@@ -7,7 +7,7 @@
 //! | [`announce`], [`arrived`] | the receiver sees a record whole |
 //! | [`has_space`], [`release`] | the sender overwrites a slot only after it was consumed, and is woken for free slots |
 //! | [`mark`], [`take_marks`] | a lane that its reader does not poll is read before its reader sleeps |
-//! | [`fall_asleep`], [`rings`] | a thread that goes to sleep misses no change |
+//! | [`fall_asleep`], [`take_requests`] | a thread that goes to sleep misses no change |
 //! | [`take`], [`withdraw`] | sender and receiver agree whether a message was taken |
 //! | [`place`], [`cancel`] | an offer of a backlog gets a slot or is cancelled |
 //! | [`claim_front`], [`claim_back`] | each chunk is copied; afterwards the sender copies none |
@@ -195,7 +195,7 @@ pub(crate) fn release<W: Word>(consumed: &W, wants: &impl Load, next: u64) -> bo
 }
 
 /// Marks a lane with new records, for a receiver that reads marked lanes only. The sender calls it
-/// after [`announce`] and before [`rings`].
+/// after [`announce`] and before [`take_requests`].
 pub(crate) fn mark<F: Futex>(marks: &F, lane: u32) {
     marks.set(1 << lane);
 }
@@ -205,8 +205,8 @@ pub(crate) fn take_marks<F: Futex>(marks: &F) -> u32 {
     if marks.load() == 0 { 0 } else { marks.clear(u32::MAX) }
 }
 
-/// A thread sleeps on the bell, or is about to. A thread that stops sleeping leaves it set, so that the
-/// next ring may wake no thread.
+/// A thread sleeps on the bell, or is about to. A thread that stops sleeping leaves it set, so that
+/// the next ring may wake no thread.
 pub(crate) const ASLEEP: u32 = 1;
 /// A link has to be woken through its socket. The bit stays set.
 pub(crate) const ARMED: u32 = 2;
@@ -218,24 +218,24 @@ const REQUESTS: u32 = ASLEEP | ARMED;
 const WOKEN: u32 = 4;
 
 /// Announces that this thread goes to sleep. Returns the value of the bell until it is rung. The
-/// caller polls once more before it sleeps. Pairs with [`rings`].
+/// caller polls once more before it sleeps. Pairs with [`take_requests`].
 pub(crate) fn fall_asleep<F: Futex>(bell: &F) -> u32 {
     let seen = bell.set(ASLEEP) | ASLEEP;
     F::fence();
     seen
 }
 
-/// Returns the requests of the peer's bell, after a change for which the peer may wait. If [`ASLEEP`]
-/// is set, the caller wakes the peer's threads.
+/// Returns the requests of the peer's bell, after a change for which the peer may wait. If
+/// [`ASLEEP`] is set, the caller wakes the peer's threads.
 #[inline(always)]
-pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
+pub(crate) fn take_requests<F: Futex>(bell: &F) -> u32 {
     F::fence();
-    rings_unfenced(bell)
+    take_requests_unfenced(bell)
 }
 
-/// As [`rings`], after [`Word::turn`].
+/// As [`take_requests`], after [`Word::turn`].
 #[inline(always)]
-pub(crate) fn rings_unfenced<F: Futex>(bell: &F) -> u32 {
+pub(crate) fn take_requests_unfenced<F: Futex>(bell: &F) -> u32 {
     let requests = bell.load() & REQUESTS;
     if requests & ASLEEP == 0 {
         return requests;

@@ -273,7 +273,7 @@ impl Bell {
 
     /// Wakes all threads that sleep on it, after a change in this process for which they wait.
     pub(crate) fn ring(&self) {
-        if protocol::rings(self.word()) & ASLEEP != 0 {
+        if protocol::take_requests(self.word()) & ASLEEP != 0 {
             sys::wake(self.word());
         }
     }

@@ -28,8 +28,8 @@ pub trait ExportObserver: Send + Sync {
 /// importers, and a process that died has no leases.
 pub trait Leases: Send + Sync {
     /// Returns whether another process still has open what was exported from this range and is
-    /// freed now. Releases what it finds to have ended. Any thread may call it at any time. After `false` it does not return `true`
-    /// before part of the range is exported again.
+    /// freed now. Releases what it finds to have ended. Any thread may call it at any time. After
+    /// `false` it does not return `true` before part of the range is exported again.
     fn is_leased(&self, base: Address, size: usize) -> bool;
 }
 

@@ -29,8 +29,8 @@ use umf_sync::fork::{ForkGuard, Outer};
 
 use crate::types::Heap;
 
-/// The memory is shared with other processes, and a forked child must not use it. With this flag alone,
-/// the process that created the pool takes the fast paths ([`ALLOWED_IN_CREATOR`]).
+/// The memory is shared with other processes, and a forked child must not use it. With this flag
+/// alone, the process that created the pool takes the fast paths ([`ALLOWED_IN_CREATOR`]).
 pub(crate) const SHARED: u8 = 1;
 /// Slow-path flag: each block is traced.
 pub(crate) const TRACED: u8 = 2;

@@ -102,10 +102,10 @@ umf_core::pool_settings! {
         /// Bytes that the pool takes from its provider at the beginning, for blocks that are
         /// pooled, and keeps: [`umf_core::Reserve::reserve`]. Default: 0.
         pub(crate) reserve: u64 = 0;
-        /// Whether `capacity` bounds the free memory of the pool, too, as in UMF's disjoint pool. The
-        /// pool then keeps, beyond as many free bytes as are live: `capacity` blocks of each size
-        /// class of 64 KiB and above that was used, or 8 MiB times `capacity` if smaller blocks were
-        /// used, whichever is more. Default: false.
+        /// Whether `capacity` bounds the free memory of the pool, too, as in UMF's disjoint pool.
+        /// The pool then keeps, beyond as many free bytes as are live: `capacity` blocks of each
+        /// size class of 64 KiB and above that was used, or 8 MiB times `capacity` if smaller
+        /// blocks were used, whichever is more. Default: false.
         pub(crate) capacity_bounds_cache: bool = false;
     }
     parts {

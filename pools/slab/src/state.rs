@@ -10,8 +10,8 @@
 //!
 //! A thread that may be the only one to change a state uses a load and a store: the thread that
 //! [`Span::owner`](crate::types::Span::owner) names in a free, the thread that drains an inbox, and
-//! the thread that defers or reclaims a block, which no other thread has then. The other transitions
-//! are compare-exchanges. `remote` explains two frees of one block.
+//! the thread that defers or reclaims a block, which no other thread has then. The other
+//! transitions are compare-exchanges. `remote` explains two frees of one block.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

@@ -47,8 +47,8 @@ pub struct FixedProvider {
 }
 
 impl FixedProvider {
-    /// Makes a provider of `size` bytes at `memory`. If they contain no whole page, every allocation
-    /// is [`Error::OutOfMemory`].
+    /// Makes a provider of `size` bytes at `memory`. If they contain no whole page, every
+    /// allocation is [`Error::OutOfMemory`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the memory is not in the address space.

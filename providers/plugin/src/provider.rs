@@ -55,9 +55,9 @@ pub struct ProviderInfo {
     /// Whether requested sizes are passed unchanged, as UMF's own pools do, and not rounded up to
     /// pages.
     pub exact_sizes: bool,
-    /// Whether each failure to allocate is [`Error::OutOfMemory`], whatever the provider returns, so
-    /// that a pool returns free memory and tries again. Drivers' providers report a lack of device
-    /// memory by results of their own.
+    /// Whether each failure to allocate is [`Error::OutOfMemory`], whatever the provider returns,
+    /// so that a pool returns free memory and tries again. Drivers' providers report a lack of
+    /// device memory by results of their own.
     pub failure_is_out_of_memory: bool,
 }
 

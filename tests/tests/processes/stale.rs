@@ -8,7 +8,10 @@ use umf_tests::{Actor, ProcessSnapshot, actor, machine, spawn};
 
 fn assert_stale(importer: &mut Actor, handle: &str) {
     let message = importer.fails(&format!("open {handle} -> stale"), "Stale");
-    assert!(message.contains("the memory was freed since, or its export was evicted; get a new handle"), "{message}");
+    assert!(
+        message.contains("the memory was freed since, or its export was evicted; get a new handle"),
+        "{message}"
+    );
 }
 
 /// Starts two actors with a common control block: `c.control` in the producer, `control` in the

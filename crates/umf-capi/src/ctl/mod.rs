@@ -86,9 +86,9 @@ fn ask_pool(pool: *mut Pool, query: &CtlQuery<'_>) -> Outcome<()> {
     }
 }
 
-/// Returns whether the query is for the number of live blocks, which all pools have. Any other query,
-/// with its wildcards, is for the pool's own functions. A wildcard of theirs may stand for a number,
-/// so only those of the two nodes of this path are looked at.
+/// Returns whether the query is for the number of live blocks, which all pools have. Any other
+/// query, with its wildcards, is for the pool's own functions. A wildcard of theirs may stand for a
+/// number, so only those of the two nodes of this path are looked at.
 fn is_alloc_count(query: &CtlQuery<'_>) -> bool {
     const PATH: &str = "stats.alloc_count";
     match query.path() {

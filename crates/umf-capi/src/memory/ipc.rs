@@ -102,8 +102,8 @@ impl IpcHandle {
     }
 }
 
-/// Returns the importer of heaps of `libumf_proxy.so` with a name, which the original opens through any
-/// provider of shared OS memory.
+/// Returns the importer of heaps of `libumf_proxy.so` with a name, which the original opens through
+/// any provider of shared OS memory.
 fn named_heap_importer() -> Outcome<&'static Importer> {
     static IMPORTER: OnceLock<Importer> = OnceLock::new();
     if let Some(importer) = IMPORTER.get() {

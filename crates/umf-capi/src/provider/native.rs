@@ -313,8 +313,8 @@ extern "C" fn free(state: State, memory: *mut c_void, size: usize) -> Code {
         if memory.is_null() {
             return Ok(());
         }
-        // Devices need no size, as in the original. Elsewhere 0 is a wrong size, which for OS memory
-        // the system refuses in the original.
+        // Devices need no size, as in the original. Elsewhere 0 is a wrong size, which for OS
+        // memory the system refuses in the original.
         if size == 0 && native.counted.flavour() == NativeKind::Os {
             let zero = Error::InvalidArgument { what: "size", why: "must be what was allocated there" };
             return Err(native.native_failure(zero, FailedOperation::Free));

@@ -242,8 +242,8 @@ impl ExporterState {
         Ok(Some(handle))
     }
 
-    /// Exports as a whole the innermost region of `provider` that holds `address`, until the region is
-    /// freed.
+    /// Exports as a whole the innermost region of `provider` that holds `address`, until the region
+    /// is freed.
     #[cold]
     pub(super) fn region_handle(&self, address: Address, provider: &dyn Provider) -> Result<Handle> {
         let is_of_provider = |found: &TrackedRegion| {
@@ -275,8 +275,8 @@ impl ExporterState {
         }
     }
 
-    /// Returns the cached native export of a region, made if there is none. The observer finds it when
-    /// the region is freed.
+    /// Returns the cached native export of a region, made if there is none. The observer finds it
+    /// when the region is freed.
     fn exported_region(
         &self,
         found: &TrackedRegion,

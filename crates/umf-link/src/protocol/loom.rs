@@ -122,7 +122,7 @@ impl Bell {
     }
 
     fn ring(&self) {
-        self.ring_for(rings(self));
+        self.ring_for(take_requests(self));
     }
 
     fn ring_for(&self, bits: u32) {
@@ -203,8 +203,8 @@ fn loom_message_wakes_sleeping_receiver() {
     reached.check(["the receiver sleeps", "the sender is not woken", "the sender sleeps"]);
 }
 
-/// Two threads of a process sleep on its bell: a ring that one of them has seen before it slept does not
-/// leave the other asleep.
+/// Two threads of a process sleep on its bell: a ring that one of them has seen before it slept
+/// does not leave the other asleep.
 #[test]
 fn loom_two_threads_sleep_on_one_bell() {
     let reached = Reached::default();
@@ -511,7 +511,7 @@ fn loom_block_return_wakes_sleeping_owner() {
             thread::spawn(move || {
                 let (bits, owner) = &*shared;
                 bits.turn(0b10);
-                owner.ring_for(rings_unfenced(owner));
+                owner.ring_for(take_requests_unfenced(owner));
             })
         };
         let (bits, owner) = &*shared;

@@ -92,8 +92,8 @@ impl Upstream {
 
     /// Polls a few blocks and regions, the least recently polled first, if a block waits for a
     /// completion. For pools, on the slow paths of allocating and of freeing with a completion.
-    /// Memory that only leases defer does not cause a poll here. The caller must not hold a lock that
-    /// [`umf_core::DeferredFree::reclaim`] acquires.
+    /// Memory that only leases defer does not cause a poll here. The caller must not hold a lock
+    /// that [`umf_core::DeferredFree::reclaim`] acquires.
     #[inline]
     pub fn poll_pending(&self) {
         if self.has_pending_blocks() {
@@ -101,8 +101,8 @@ impl Upstream {
         }
     }
 
-    /// As [`Upstream::poll_pending`], but polls more of them, before a pool takes more memory instead.
-    /// Returns whether any was reclaimed.
+    /// As [`Upstream::poll_pending`], but polls more of them, before a pool takes more memory
+    /// instead. Returns whether any was reclaimed.
     #[must_use]
     pub fn poll_many_pending(&self) -> bool {
         self.has_pending_blocks() && poll::account(self.id().number(), MANY) > 0

@@ -155,8 +155,8 @@ impl Counter {
         }
     }
 
-    /// Returns the number of slabs of a size without live blocks, if live blocks share slabs as far as
-    /// they fit. A block without a slab counts as one.
+    /// Returns the number of slabs of a size without live blocks, if live blocks share slabs as far
+    /// as they fit. A block without a slab counts as one.
     fn empty_slabs(made: &BuiltPool, block: usize) -> u64 {
         let totals = made.slab.map().map(|map| map.totals()).unwrap_or_default();
         let empty = |size: &SizeTotals| {
