@@ -85,6 +85,10 @@ impl ProxyPool {
     fn allocate_once(&self, layout: Layout) -> Result<Address> {
         self.upstream.admit()?;
         self.upstream.poll_pending();
+        // Memory that only leases deferred.
+        if !self.upstream.deferred().is_empty() {
+            self.upstream.poll_some();
+        }
         let (region, number) = match self.reserved.allocate_region(&self.upstream, layout) {
             // The memory that is missing may be deferred, or free in pools that share the limit.
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if self.upstream.poll() > 0 => {

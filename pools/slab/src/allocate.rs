@@ -171,7 +171,11 @@ impl SlabPool {
             upstream.admit()?;
             upstream.poll_pending();
             let result = allocate();
-            if !matches!(result, Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })) {
+            // A provider may report a lack of aligned memory by the alignment.
+            if !matches!(
+                result,
+                Err(Error::OutOfMemory { .. } | Error::LimitReached { .. } | Error::BadAlignment { .. })
+            ) {
                 return result;
             }
             // A region that the provider refuses stays in the pool.

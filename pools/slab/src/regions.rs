@@ -191,8 +191,7 @@ impl Backend {
                 // The provider cannot align that much: allocate more, and align within.
                 let overflow = Error::SizeOverflow { size: request, align };
                 let padded = request.checked_add(align).ok_or(overflow)?;
-                let align = self.upstream.provider().page_size().min(GRANULE);
-                self.limits.allocate_region(&self.upstream, Layout::new(padded, align)?)?
+                self.limits.allocate_region(&self.upstream, Layout::new(padded, 1)?)?
             }
             result => result?,
         };

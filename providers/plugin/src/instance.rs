@@ -3,6 +3,7 @@
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{NonNull, null, null_mut};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
@@ -57,6 +58,8 @@ pub struct Instance {
     observe: Box<dyn Fn(Code) + Send + Sync>,
     /// The plugin, if this crate loaded it.
     loaded: Option<LoadedPlugin>,
+    /// The provider was finalised, and its functions are not called any more.
+    is_finalized: AtomicBool,
 }
 
 // SAFETY: UMF requires that all functions of a provider may be called by any threads at the same
@@ -78,13 +81,19 @@ impl Instance {
         owner: &'static str,
         observe: Box<dyn Fn(Code) + Send + Sync>,
     ) -> Self {
-        Self { table, state, owner, observe, loaded: None }
+        Self { table, state, owner, observe, loaded: None, is_finalized: AtomicBool::new(false) }
     }
 
     /// Makes an instance of a loaded plugin, which is finalised when the instance is dropped.
     pub(crate) fn loaded(table: Table, state: State, loaded: LoadedPlugin) -> Result<Self> {
-        let mut instance =
-            Self { table, state, owner: "the plugin", observe: Box::new(|_| {}), loaded: Some(loaded) };
+        let mut instance = Self {
+            table,
+            state,
+            owner: "the plugin",
+            observe: Box::new(|_| {}),
+            loaded: Some(loaded),
+            is_finalized: AtomicBool::new(false),
+        };
         instance.owner = intern(&format!("plugin {}", instance.name()?), instance.owner);
         instance.post_initialize()?;
         Ok(instance)
@@ -146,6 +155,16 @@ impl Instance {
     /// Returns the error for an operation that the table lacks.
     pub(crate) const fn unsupported(&self, what: &'static str) -> Error {
         Error::NotSupported { what, owner: self.owner, native: 0 }
+    }
+
+    /// Returns whether the provider was finalised: its memory and mappings went with it.
+    fn is_finalized(&self) -> bool {
+        self.is_finalized.load(Ordering::Acquire)
+    }
+
+    /// Notes that the caller finalises the provider.
+    pub(crate) fn set_finalized(&self) {
+        self.is_finalized.store(true, Ordering::Release);
     }
 
     fn check(&self, code: Code, operation: &'static str, size: usize) -> Result<()> {
@@ -240,6 +259,9 @@ impl Instance {
     /// # Safety
     /// The memory is one allocation of this provider, of that size, and not in use.
     pub(crate) unsafe fn free(&self, address: Address, size: usize) -> Result<()> {
+        if self.is_finalized() {
+            return Ok(());
+        }
         // SAFETY: the caller's contract.
         let code = unsafe { (self.table.functions.free)(self.state, pointer(address), size) };
         self.check(code, "free", size)
@@ -300,6 +322,9 @@ impl Instance {
     /// Releases a handle.
     pub(crate) fn put_handle(&self, mut bytes: HandleBytes) -> Result<()> {
         let operation = "ext_put_ipc_handle";
+        if self.is_finalized() {
+            return Ok(());
+        }
         let put = self.table.functions.ext_put_ipc_handle.ok_or(self.unsupported(operation))?;
         // SAFETY: the bytes are a handle of this provider.
         let code = unsafe { put(self.state, bytes.as_mut_ptr()) };
@@ -325,6 +350,9 @@ impl Instance {
     /// use.
     pub(crate) unsafe fn close_handle(&self, address: Address, size: usize) -> Result<()> {
         let operation = "ext_close_ipc_handle";
+        if self.is_finalized() {
+            return Ok(());
+        }
         let close = self.table.functions.ext_close_ipc_handle.ok_or(self.unsupported(operation))?;
         // SAFETY: the caller's contract.
         let code = unsafe { close(self.state, pointer(address), size) };

@@ -84,6 +84,12 @@ impl PluginProvider {
         self.import.clone()
     }
 
+    /// Notes that the caller finalises the provider of a borrowed instance. From then on, freeing
+    /// memory, releasing handles and closing them do nothing: leases may have deferred them.
+    pub fn set_finalized(&self) {
+        self.instance.set_finalized();
+    }
+
     /// Returns whether this is a forked child and the memory belongs to the parent.
     pub(crate) fn is_frozen(&self) -> bool {
         self.info.visibility == Visibility::Shared && self.generation != fork::generation()
@@ -127,13 +133,10 @@ unsafe impl Provider for PluginProvider {
         let page = self.info.page;
         let exact = self.info.exact_sizes;
         let layout = if exact { layout } else { layout.pad_to(page)?.align_to(page)? };
-        let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() <= page);
-        let base = base.map_err(|error| match error {
-            Error::Native { native, .. } if self.info.failure_is_out_of_memory => {
-                tracing::debug!(provider = self.info.name, %error, "an allocation failed");
-                Error::OutOfMemory { size: layout.size(), owner: self.instance.owner(), native }
-            }
-            error => error,
+        let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() == 1);
+        let base = base.map_err(|error| match self.info.failure_is_out_of_memory {
+            true => self.failure_to_allocate(layout, error),
+            false => error,
         })?;
         let region = Region::new(base, layout.size());
         let mut regions = self.regions.lock();
@@ -190,6 +193,18 @@ unsafe impl Provider for PluginProvider {
 }
 
 impl PluginProvider {
+    /// Converts the error of an allocation under `failure_is_out_of_memory`. If the alignment is more
+    /// than a page, it may be the reason: pools then ask for more memory at any address.
+    fn failure_to_allocate(&self, layout: Layout, error: Error) -> Error {
+        tracing::debug!(provider = self.info.name, %error, "an allocation failed");
+        let is_misaligned = matches!(error, Error::Untrusted { .. });
+        if layout.align() > self.info.page || is_misaligned {
+            return Error::BadAlignment { align: layout.align() };
+        }
+        let native = if let Error::Native { native, .. } = error { native } else { 0 };
+        Error::OutOfMemory { size: layout.size(), owner: self.instance.owner(), native }
+    }
+
     /// Releases the pages of a range.
     ///
     /// # Safety

@@ -290,7 +290,7 @@ fn registered_range_is_accessible_to_peer() {
         let damaged = format!("00{}", &key[2..]);
         assert!(other.fails(&format!("link-get link {damaged} 0 2 1"), "Key").contains("UMFR"));
         owner.ok("link-unexpose link");
-        assert!(other.fails(&format!("link-get link {key} 0 8 7"), "Expired").contains("not registered"));
+        assert!(other.fails(&format!("link-get link {key} 0 8 7"), "Expired").contains("has ended"));
         let key = owner.ok("link-expose link 100000 both");
         owner.kill();
         other.fails(&format!("link-get link {key} 0 8 7"), "PeerGone");

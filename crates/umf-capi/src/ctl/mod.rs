@@ -107,8 +107,10 @@ fn pools_by_name(query: &CtlQuery<'_>) -> Outcome<()> {
     if below.path() == "count" {
         return below.read_only(Value::Size(all.len()));
     }
-    each(&all, &below, |pool, query| ask_pool(core::ptr::with_exposed_provenance_mut(pool), query))
-        .map(|_| ())
+    let handled =
+        each(&all, &below, |pool, query| ask_pool(core::ptr::with_exposed_provenance_mut(pool), query))?;
+    // All of them were destroyed meanwhile.
+    if handled { Ok(()) } else { Err(Failure::argument("no pool has that name")) }
 }
 
 /// Forwards the query to the entry with the index at the start of the path, or to all. A read needs

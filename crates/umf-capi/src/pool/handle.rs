@@ -148,6 +148,7 @@ impl Pool {
             (pool.flags & OWN_PROVIDER != 0).then_some(pool.provider)
         };
         let code = Self::dismantle(handle);
+        umf_runtime::deferred::poll();
         let provider = owned.map_or(Ok(None), Handle::take)?;
         let provider_code = provider.map_or(SUCCESS, |provider| Provider::destroy(&provider));
         match (code, provider_code) {

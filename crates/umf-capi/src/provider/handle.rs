@@ -170,6 +170,14 @@ impl Provider {
         if let Some(native) = provider.native() {
             native.instrumented().set_handle(core::ptr::null());
         }
+        // Memory whose leases have ended goes back while its provider is there.
+        umf_runtime::deferred::poll();
+        if let Some(importer) = provider.importer.get() {
+            importer.evict_idle();
+        }
+        if let Some(foreign) = provider.foreign.get() {
+            foreign.set_finalized();
+        }
         provider.finalize()
     }
 

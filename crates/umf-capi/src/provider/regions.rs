@@ -77,6 +77,10 @@ impl Regions {
 
     /// Allocates `size` bytes at a multiple of `align`; 0 is any alignment.
     pub(super) fn allocate(&self, size: usize, align: usize) -> Result<*mut c_void> {
+        // Memory that other processes had open at its free: the end of a lease sends no message.
+        if !self.upstream.deferred().is_empty() {
+            self.upstream.poll_some();
+        }
         let (region, _) = self.upstream.allocate(Layout::new(size, align.max(1))?)?;
         let base = region.base();
         base.as_ptr()

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use umf_core::Pool as _;
 use umf_pool_slab::SlabPool;
+use umf_sync::fork;
 
 /// Returns the block sizes of a slab pool in ascending order, from `smallest` (a power of two) to
 /// at least `largest`. There are eight per doubling, as in the slab pool.
@@ -76,15 +77,18 @@ pub(crate) struct SharedLimits {
     live: AtomicU64,
     /// Free bytes above the limit that could not be returned.
     stuck: AtomicU64,
+    /// The fork generation that created it.
+    generation: u32,
 }
 
 impl SharedLimits {
-    pub(super) const fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         Self {
             most: most as u64,
             pools: Mutex::new(Vec::new()),
             live: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
+            generation: fork::generation(),
         }
     }
 
@@ -123,9 +127,23 @@ impl SharedLimits {
         }
     }
 
-    /// Enforces the limit when a pool is gone, of which `live` bytes were live.
-    pub(super) fn leave(&self, live: u64) {
-        self.live.fetch_sub(live, Ordering::Relaxed);
+    /// Removes a pool that is being destroyed, and waits until no other thread trims it: its
+    /// provider may be destroyed next.
+    pub(super) fn leave(&self, pool: &Arc<SlabPool>) {
+        let generation = fork::generation();
+        {
+            let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+            pools.retain(|known| !core::ptr::eq(known.as_ptr(), Arc::as_ptr(pool)));
+        }
+        // In a forked child, threads of the parent that trimmed it do not run.
+        while Arc::strong_count(pool) > 1 && generation == self.generation {
+            std::thread::yield_now();
+        }
+        self.live.fetch_sub(pool.statistics().live_bytes, Ordering::Relaxed);
+    }
+
+    /// Enforces the limit when a pool is gone.
+    pub(super) fn pool_is_gone(&self) {
         self.enforce(&self.pools());
     }
 

@@ -232,10 +232,12 @@ impl Drop for Disjoint {
     fn drop(&mut self) {
         let Some(made) = self.made.take() else { return };
         let limits = made.params.limits.clone();
-        let live = made.slab.statistics().live_bytes;
+        if let Some(limits) = &limits {
+            limits.leave(&made.slab);
+        }
         drop(made);
         if let Some(limits) = limits {
-            limits.leave(live);
+            limits.pool_is_gone();
         }
     }
 }
