@@ -8,13 +8,13 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use umf_core::{Error, Result};
 use umf_sync::fork::{self, ForkGuard, Hooks, Outer};
 use umf_sync::table::Table;
-use umf_sync::{chunks::Zeroable, failpoint};
+use umf_sync::{Lock, chunks::Zeroable, failpoint};
 
 use crate::file::{FileIdentity, identity};
 use crate::{Errno, SystemResult, background};
@@ -264,15 +264,23 @@ impl Drop for CloseOnFork {
 ///
 /// Closing such a descriptor may block: for a file server (FUSE), or for the linger time of a
 /// socket (`SO_LINGER`, `socket(7)`). Dropping this does not block: if the file is not shared
-/// memory, a new thread closes it. At most 64 such threads run at the same time. Without a thread,
-/// the descriptor stays open.
+/// memory, another thread closes it. At most 64 such threads run at the same time. If all of them
+/// are blocked, or no thread can be started, the descriptor stays open until one of them is free.
 #[derive(Debug)]
 pub struct ReceivedFd(Option<OwnedFd>);
 
 /// The limit of threads that close descriptors.
 const MAX_CLOSERS: u32 = 64;
 
-static CLOSERS: AtomicU32 = AtomicU32::new(0);
+/// Descriptors that threads are to close.
+struct Closing {
+    waiting: Vec<RawFd>,
+    threads: u32,
+    /// The process whose threads these are, as [`fork::generation`] counts.
+    generation: u32,
+}
+
+static CLOSING: Lock<Closing> = Lock::new(Closing { waiting: Vec::new(), threads: 0, generation: 0 });
 
 impl ReceivedFd {
     /// Returns the descriptor. For a caller that knows that closing it cannot block.
@@ -308,28 +316,52 @@ impl Drop for ReceivedFd {
 
 #[cold]
 fn close_in_thread(fd: OwnedFd) {
-    let more = |closers: u32| (closers < MAX_CLOSERS).then_some(closers + 1);
     // As a number, so that it is not closed here if no thread can be started.
     let number = fd.into_raw_fd();
-    if CLOSERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
-        tracing::warn!(
-            number,
-            "a descriptor of another process stays open: {MAX_CLOSERS} threads are blocked closing others"
-        );
-        return;
+    {
+        let mut closing = CLOSING.lock();
+        let generation = fork::generation();
+        if closing.generation != generation {
+            // The threads of the parent do not run here.
+            *closing = Closing { waiting: Vec::new(), threads: 0, generation };
+        }
+        if closing.waiting.try_reserve(1).is_err() {
+            tracing::warn!(
+                number,
+                "a descriptor of another process stays open: there is no memory to list it"
+            );
+            return;
+        }
+        closing.waiting.push(number);
+        if closing.threads >= MAX_CLOSERS {
+            // One of them closes it.
+            return;
+        }
+        closing.threads += 1;
     }
-    let begun = background::spawn(c"umf-close", 256 << 10, move || {
-        // SAFETY: `into_raw_fd` released the ownership, and only this thread takes it.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
-        CLOSERS.fetch_sub(1, Ordering::Relaxed);
-    });
-    if let Err(error) = begun {
-        CLOSERS.fetch_sub(1, Ordering::Relaxed);
+    if let Err(error) = background::spawn(c"umf-close", 256 << 10, close_waiting) {
+        CLOSING.lock().threads -= 1;
         tracing::warn!(
             number,
             %error,
-            "a descriptor of another process stays open: cannot start a thread that closes it"
+            "a descriptor of another process stays open until a thread can be started that closes it"
         );
+    }
+}
+
+/// Closes descriptors until none is waiting.
+fn close_waiting() {
+    loop {
+        let number = {
+            let mut closing = CLOSING.lock();
+            let Some(number) = closing.waiting.pop() else {
+                closing.threads -= 1;
+                return;
+            };
+            number
+        };
+        // SAFETY: `into_raw_fd` released the ownership, and only this thread took the number.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
     }
 }
 
@@ -356,6 +388,19 @@ mod tests {
         // SAFETY: `dup2` made the number refer to this file, and no other code closes it.
         let number = unsafe { OwnedFd::from_raw_fd(number) };
         assert_eq!(identity(&number), identity(&other));
+    }
+
+    /// More descriptors than threads: all are closed.
+    #[test]
+    fn received_descriptors_are_all_closed() {
+        const COUNT: usize = 4 * MAX_CLOSERS as usize;
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        for _ in 0..COUNT {
+            drop(ReceivedFd::from(writer.try_clone().unwrap()));
+        }
+        drop(writer);
+        // The end of the pipe comes when the last descriptor is closed.
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]).unwrap(), 0);
     }
 
     #[test]
