@@ -106,13 +106,8 @@ impl IpcHandle {
 /// any provider of shared OS memory.
 fn named_heap_importer() -> Outcome<&'static Importer> {
     static IMPORTER: OnceLock<Importer> = OnceLock::new();
-    if let Some(importer) = IMPORTER.get() {
-        return Ok(importer);
-    }
     let import = HostImport::new().allow_unsealed_below("/dev/shm/umf_proxy_lib_shm_pid_");
-    let made = provider_handle::importer_of(Arc::new(import))?;
-    // If two threads create one, the second is dropped unused.
-    Ok(IMPORTER.get_or_init(|| made))
+    provider_handle::importer_in(&IMPORTER, || Ok(Arc::new(import)))
 }
 
 const FREED: Failure = Failure::argument("the memory was freed meanwhile");
@@ -290,9 +285,18 @@ pub(crate) mod provider_handle {
         openings::close_of_provider(memory.addr(), of)
     }
 
-    /// Creates an importer for one kind of memory, with the settings of the process's importer.
-    pub(crate) fn importer_of(import: Arc<dyn Import>) -> Outcome<Importer> {
+    /// Returns the importer in `cell`. The first call creates it, for one kind of memory, with the
+    /// settings of the process's importer.
+    pub(crate) fn importer_in(
+        cell: &OnceLock<Importer>,
+        import: impl FnOnce() -> Outcome<Arc<dyn Import>>,
+    ) -> Outcome<&Importer> {
+        if let Some(importer) = cell.get() {
+            return Ok(importer);
+        }
         let settings = umf::importer()?.settings().clone();
-        Ok(Importer::builder().settings(settings).import(import).build()?)
+        let made = Importer::builder().settings(settings).import(import()?).build()?;
+        // If two threads create one, the second is dropped unused.
+        Ok(cell.get_or_init(|| made))
     }
 }

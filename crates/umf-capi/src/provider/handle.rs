@@ -16,7 +16,7 @@ use super::regions::Regions;
 use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS, Taken};
 use crate::ctl::{self, registry};
 use crate::last_error::{self, explain};
-use crate::memory::importer_of;
+use crate::memory::importer_in;
 use crate::pool::Pool;
 
 /// A provider: a table of functions and the state that they get.
@@ -320,13 +320,10 @@ impl Provider {
         if let Some(native) = base.native() {
             return native.importer();
         }
-        if let Some(importer) = base.importer.get() {
-            return Ok(importer);
-        }
-        let without = Failure::unsupported("the provider has no IPC handles");
-        let made = importer_of(base.foreign().importer().ok_or(without)?)?;
-        // If two threads create one, the second is dropped unused.
-        Ok(base.importer.get_or_init(|| made))
+        importer_in(&base.importer, || match base.foreign().importer() {
+            Some(import) => Ok(import as _),
+            None => Err(Failure::unsupported("the provider has no IPC handles")),
+        })
     }
 
     pub(crate) fn cache_line(&self) -> usize {

@@ -19,7 +19,7 @@ use crate::boundary::{
 };
 use crate::ctl::{self, CtlQuery, CtlTree, Value, no_such_path, object_of};
 use crate::last_error::{FailedOperation, NativeKind, explain};
-use crate::memory::{close_all, importer_of, provider_handle};
+use crate::memory::{close_all, importer_in, provider_handle};
 
 /// The value of a property of memory.
 #[derive(Clone, Copy, Debug)]
@@ -136,14 +136,9 @@ pub(crate) fn makes_states_of(given: &Functions) -> bool {
 impl NativeProvider {
     /// Returns the importer for such memory.
     pub(super) fn importer(&self) -> Outcome<&Importer> {
-        match (&self.import, self.importer.get()) {
-            (None, _) => Ok(umf::importer()?),
-            (_, Some(importer)) => Ok(importer),
-            (Some(import), None) => {
-                let made = importer_of(Arc::clone(import))?;
-                // If two threads create one, the second is dropped unused.
-                Ok(self.importer.get_or_init(|| made))
-            }
+        match &self.import {
+            None => Ok(umf::importer()?),
+            Some(import) => importer_in(&self.importer, || Ok(Arc::clone(import))),
         }
     }
 

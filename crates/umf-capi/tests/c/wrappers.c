@@ -8,10 +8,9 @@
 #include <sys/mman.h>
 
 #include "two_processes.h"
+#include "host_memory.h"
 #include <umf/pools/pool_scalable.h>
-#include <umf/providers/provider_file_memory.h>
 #include <umf/providers/provider_fixed_memory.h>
-#include <umf/providers/provider_os_memory.h>
 
 /* Not in the headers of every release. */
 const umf_memory_pool_ops_t *umfJemallocPoolOps(void);
@@ -103,27 +102,16 @@ static const umf_memory_provider_ops_t wrapper = {
 };
 
 static umf_memory_provider_handle_t provider_of(const char *memory) {
-    umf_memory_provider_handle_t provider;
-    if (strcmp(memory, "file") == 0) {
-        umf_file_memory_provider_params_handle_t params;
-        CHECK(umfFileMemoryProviderParamsCreate(getenv("IPC_FILE"), &params));
-        CHECK(umfFileMemoryProviderParamsSetVisibility(params, UMF_MEM_MAP_SHARED));
-        CHECK(umfMemoryProviderCreate(umfFileMemoryProviderOps(), params, &provider));
-        CHECK(umfFileMemoryProviderParamsDestroy(params));
-    } else if (strcmp(memory, "fixed") == 0) {
-        size_t size = 256 << 20;
-        void *range = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        umf_fixed_memory_provider_params_handle_t params;
-        CHECK(umfFixedMemoryProviderParamsCreate(range, size, &params));
-        CHECK(umfMemoryProviderCreate(umfFixedMemoryProviderOps(), params, &provider));
-        CHECK(umfFixedMemoryProviderParamsDestroy(params));
-    } else {
-        umf_os_memory_provider_params_handle_t params;
-        CHECK(umfOsMemoryProviderParamsCreate(&params));
-        CHECK(umfOsMemoryProviderParamsSetVisibility(params, UMF_MEM_MAP_SHARED));
-        CHECK(umfMemoryProviderCreate(umfOsMemoryProviderOps(), params, &provider));
-        CHECK(umfOsMemoryProviderParamsDestroy(params));
+    if (strcmp(memory, "fixed") != 0) {
+        return host_memory(memory);
     }
+    umf_memory_provider_handle_t provider;
+    size_t size = 256 << 20;
+    void *range = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    umf_fixed_memory_provider_params_handle_t params;
+    CHECK(umfFixedMemoryProviderParamsCreate(range, size, &params));
+    CHECK(umfMemoryProviderCreate(umfFixedMemoryProviderOps(), params, &provider));
+    CHECK(umfFixedMemoryProviderParamsDestroy(params));
     return provider;
 }
 
