@@ -8,6 +8,9 @@ use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region
 use umf_testkit::pool::{AddressOnlyProvider, Random};
 
 use super::*;
+use core::sync::atomic::AtomicBool;
+
+use crate::SlabSettings;
 
 const MIB: usize = 1 << 20;
 const HOUR: u64 = 3_600_000;
