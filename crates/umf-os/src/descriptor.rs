@@ -368,6 +368,10 @@ fn close_waiting() {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
     use super::*;
 
     fn memfd() -> OwnedFd {
@@ -390,16 +394,26 @@ mod tests {
         assert_eq!(identity(&number), identity(&other));
     }
 
-    /// More descriptors than threads: all are closed.
+    /// Returns a connection whose close blocks for a second, as its data is not read, and the other
+    /// end.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(1))).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 4096]).is_ok() {}
+        (stream.into(), other)
+    }
+
+    /// A descriptor that is dropped while all threads are blocked is closed by one of them.
     #[test]
-    fn received_descriptors_are_all_closed() {
-        const COUNT: usize = 4 * MAX_CLOSERS as usize;
+    fn descriptor_beyond_blocked_threads_is_closed() {
+        let (blocking, _others): (Vec<_>, Vec<_>) = (0..MAX_CLOSERS).map(|_| lingering()).unzip();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        for _ in 0..COUNT {
-            drop(ReceivedFd::from(writer.try_clone().unwrap()));
-        }
-        drop(writer);
-        // The end of the pipe comes when the last descriptor is closed.
+        blocking.into_iter().for_each(|fd| drop(ReceivedFd::from(fd)));
+        drop(ReceivedFd::from(writer));
+        // The pipe ends when the other end is closed.
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]).unwrap(), 0);
     }
 
