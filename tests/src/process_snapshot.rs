@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 use crate::Actor;
 
@@ -40,6 +41,7 @@ impl ProcessSnapshot {
     /// If the process is gone.
     #[must_use]
     pub fn of_pid(pid: u32) -> Self {
+        wait_for_closing_threads(pid);
         let mut fds = BTreeMap::new();
         let mut inodes = Vec::new();
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
@@ -97,18 +99,20 @@ impl ProcessSnapshot {
         }
     }
 
-    /// Waits until the actor holds what this snapshot shows. A thread of the actor closes the
-    /// objects of a dead peer with a delay.
+    /// Waits until the actor holds what this snapshot shows, with as many threads or fewer. A
+    /// thread of the actor closes the objects of a dead peer with a delay, and a thread that was
+    /// joined stays in `/proc` for a moment.
     ///
     /// # Panics
-    /// If the actor holds anything else after 5 s.
+    /// If the actor holds anything else after 20 s.
     #[track_caller]
     pub fn assert_restored(&self, actor: &Actor) {
-        for _ in 0..500 {
-            if Self::of(actor) == *self {
+        for _ in 0..2_000 {
+            let now = Self::of(actor);
+            if (Self { threads: self.threads, ..now.clone() }) == *self && now.threads <= self.threads {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(Self::of(actor), *self, "actor {} has more or less than before", actor.pid());
     }
@@ -124,6 +128,20 @@ impl ProcessSnapshot {
     pub fn is_bound(socket: &str) -> bool {
         let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
         table.lines().any(|line| line.ends_with(&format!(" @{socket}")))
+    }
+}
+
+/// Waits until the process has no thread that only closes received fds, for 2 s at most. Some tests
+/// block such threads.
+fn wait_for_closing_threads(pid: u32) {
+    let closes = |task: fs::DirEntry| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim_end() == "umf-close")
+    };
+    for _ in 0..1_000 {
+        if !fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().any(closes) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -106,10 +106,8 @@ fn ps_shows_producer_and_importer_with_counters() {
     assert!(!picture.out.contains('\u{1b}'), "no escape sequences");
 
     // The commands leave nothing in the processes.
-    assert_eq!(
-        [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)],
-        [before_producer, before_importer]
-    );
+    before_producer.assert_restored(&producer);
+    before_importer.assert_restored(&importer);
 }
 
 /// The commands do not wait for a stopped process.
@@ -138,7 +136,7 @@ fn ledger_of_importer_ends_with_its_mappings() {
         importer.ok("close m");
         assert!(ps_entry(importer.pid()).is_some());
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(&importer), clean);
+        clean.assert_restored(&importer);
         assert_eq!(ps_entry(importer.pid()), None);
     }
 }

@@ -494,7 +494,7 @@ fn w11_lease_table_changed_in_use_is_survived() {
     hostile.restore();
     for (importer, clean) in importers.iter_mut().zip(&clean) {
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(importer), *clean);
+        clean.assert_restored(importer);
         assert!(open_repeatedly(importer, &handle, 20) > 0, "the restored table works");
     }
 }

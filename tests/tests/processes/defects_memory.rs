@@ -47,7 +47,7 @@ fn w16_freed_range_is_punched_and_reused() {
             producer.ok("handle p.b");
             producer.ok("drop-pool p");
         }
-        assert_eq!(ProcessSnapshot::of(&producer), clean, "{kind}");
+        clean.assert_restored(&producer);
     }
 }
 

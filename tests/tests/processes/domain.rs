@@ -83,7 +83,7 @@ fn process_registers_object_once() {
     }
     // A second join changes nothing.
     other.ok(&format!("join {domain}"));
-    assert_eq!(ProcessSnapshot::of(&other), before);
+    before.assert_restored(&other);
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
     // One unregistration suffices, however often the process registered.
     other.ok(&format!("unregister {domain} {number}"));
@@ -380,7 +380,7 @@ fn exec_ends_membership() {
     other.ok(&format!("register {domain} {number} 1 -> o"));
     actor.ok("exec");
     actor.ok("ping");
-    assert_eq!(ProcessSnapshot::of(&actor), clean, "everything is close-on-exec");
+    clean.assert_restored(&actor);
     assert_eq!(other.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
     actor.ok(&format!("join {domain}"));
     actor.ok(&format!("register {domain} {number} 1 -> o"));

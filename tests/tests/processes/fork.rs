@@ -57,7 +57,7 @@ fn forked_importer_and_parent_keep_their_mappings() {
         }
         assert_eq!(importer.ok("reap"), "0");
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}");
+        clean.assert_restored(&importer);
     }
 }
 

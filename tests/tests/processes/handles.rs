@@ -35,7 +35,7 @@ fn handle_opens_from_bytes_and_text() {
         importer.ok("close m");
     }
     importer.ok("evict");
-    assert_eq!(ProcessSnapshot::of(&importer), before);
+    before.assert_restored(&importer);
     importer.finish();
     producer.finish();
 }
@@ -92,7 +92,7 @@ fn truncated_or_flipped_bytes_are_refused() {
         };
         importer.fails(&format!("open {} -> m", forge::hex(&flipped)), variant);
     }
-    assert_eq!(ProcessSnapshot::of(&importer), before, "the importer contacted no producer");
+    before.assert_restored(&importer);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn forged_fields_with_valid_checksum_are_refused() {
             }
         }
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(&importer), before, "known: {known}");
+        before.assert_restored(&importer);
     }
     // Slot and generation of another live block of the region: the ledger has the other block's
     // fields.
@@ -243,7 +243,7 @@ fn handle_naming_other_process_or_fd_is_refused() {
             assert!(known, "pid {pid}, fd {number}: {failure}");
         }
     }
-    assert_eq!(ProcessSnapshot::of(&importer), before);
+    before.assert_restored(&importer);
     importer.ok(&format!("open {handle} -> m"));
     importer.check("m", 7);
     producer.check("p.b", 7);

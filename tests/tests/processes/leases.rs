@@ -86,8 +86,8 @@ fn freed_block_is_reused_only_after_last_close() {
             producer.ok("trim p");
             importer.ok("evict");
             if let Some((produced, imported)) = clean {
-                assert_eq!(ProcessSnapshot::of(&producer), produced, "{kind}");
-                assert_eq!(ProcessSnapshot::of(&importer), imported, "{kind}");
+                produced.assert_restored(&producer);
+                imported.assert_restored(&importer);
             }
         }
     }
@@ -315,7 +315,7 @@ fn deferred_regions_and_pools_are_freed_after_close() {
     importer.check("m", 5);
     importer.ok("close m");
     assert_drains(&mut producer);
-    assert_eq!(ProcessSnapshot::of(&producer), clean);
+    clean.assert_restored(&producer);
     // A dropped pool, with one freed and one live block that are open.
     for kind in ["shared", "proxy", "isolated"] {
         producer.ok(&format!("pool p {kind}"));
@@ -333,7 +333,7 @@ fn deferred_regions_and_pools_are_freed_after_close() {
         importer.check("n", 9);
         importer.ok("close n");
         assert_drains(&mut producer);
-        assert_eq!(ProcessSnapshot::of(&producer), clean, "{kind}");
+        clean.assert_restored(&producer);
     }
 }
 

@@ -50,9 +50,9 @@ fn importer_without_fds_reports_rlimit_and_recovers() {
                 }
             }
             importer.ok("evict");
-            assert_eq!(ProcessSnapshot::of(&importer), taken, "mode {mode}, {left} fds left");
+            taken.assert_restored(&importer);
             importer.ok("give-fds-back");
-            assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}, {left} fds left");
+            clean.assert_restored(&importer);
             importer.ok(&format!("open {} -> m", handles[1]));
             importer.check("m", 2);
             importer.finish();
@@ -176,7 +176,7 @@ fn cache_of_one_entry_serves_ten_thousand_opens() {
         assert_eq!(importer.number("importer", "entries"), 1, "mode {mode}");
         importer.ok("close last");
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(&importer), clean);
+        clean.assert_restored(&importer);
     }
 }
 

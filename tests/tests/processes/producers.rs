@@ -45,7 +45,7 @@ fn assert_gone(importer: &mut Actor, handles: &[Handle; 2], clean: &ProcessSnaps
     for handle in handles {
         importer.fails(&format!("open {handle} -> n"), "ProducerGone");
     }
-    assert_eq!(&ProcessSnapshot::of(importer), clean);
+    clean.assert_restored(importer);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn producer_after_exec_is_gone() {
         importer.ok(&format!("open {} -> m", handles[0]));
         producer.ok("exec");
         producer.ok("ping");
-        assert_eq!(ProcessSnapshot::of(&producer), clean_producer, "everything is close-on-exec");
+        clean_producer.assert_restored(&producer);
         assert_gone(&mut importer, &handles, &clean);
         // The same process is now another producer.
         let again = two_blocks(&mut producer);

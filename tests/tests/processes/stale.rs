@@ -237,7 +237,7 @@ fn dropped_pool_makes_exports_stale_and_leaks_nothing() {
             );
         }
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(&importer), clean);
+        clean.assert_restored(&importer);
     }
 }
 

@@ -40,7 +40,7 @@ fn threads_open_and_evict_same_handles() {
             assert_eq!(importer.number("importer", "in_use"), 0);
             importer.ok("evict");
             assert_eq!(importer.number("importer", "entries"), 0);
-            assert_eq!(ProcessSnapshot::of(&importer), clean, "limit {limit}, {shards} shards");
+            clean.assert_restored(&importer);
         }
     }
 }

@@ -55,7 +55,7 @@ fn each_mode_and_order_works_and_leaks_nothing() {
         let clean = ProcessSnapshot::of(&importer);
         assert_opens(&mut importer, &handles);
         importer.ok("evict");
-        assert_eq!(ProcessSnapshot::of(&importer), clean, "mode {mode}");
+        clean.assert_restored(&importer);
         importer.finish();
         producer.finish();
     }
