@@ -10,9 +10,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use umf::Handle;
+
+use crate::Patience;
 
 /// Default limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,7 +98,7 @@ impl Actor {
     /// The actor's error answer.
     ///
     /// # Panics
-    /// If the process ends, or does not answer within `timeout`.
+    /// If the process ends, or does not answer within `timeout`, as [`Patience`] counts it.
     pub fn answer(&mut self, timeout: Duration) -> Result<String, Failure> {
         match self.outcome(timeout) {
             Outcome::Answer(answer) => answer,
@@ -108,12 +110,12 @@ impl Actor {
         }
     }
 
-    /// Waits up to `timeout` for the answer or the end of an actor that may be killed meanwhile.
+    /// Waits up to `timeout` (as [`Patience`] counts it) for the answer or the end of an actor that may be killed meanwhile.
     ///
     /// # Panics
     /// If the answer begins with neither `ok` nor `err`.
     pub fn outcome(&mut self, timeout: Duration) -> Outcome {
-        let end = Instant::now() + timeout;
+        let mut patience = Patience::new(timeout);
         let line = loop {
             if let Some(length) = self.pending.iter().position(|&byte| byte == b'\n') {
                 let rest = self.pending.split_off(length + 1);
@@ -121,9 +123,9 @@ impl Actor {
                 line.pop();
                 break String::from_utf8(line).unwrap();
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if !ready(&self.output, left) {
-                return Outcome::TimedOut;
+            let Some(wait) = patience.next_wait() else { return Outcome::TimedOut };
+            if !ready(&self.output, wait) {
+                continue;
             }
             let mut bytes = [0; 65536];
             let count = self.output.read(&mut bytes).unwrap();
@@ -256,10 +258,9 @@ impl Actor {
             let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
             stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
         };
-        let end = Instant::now() + TIMEOUT;
+        let mut patience = Patience::new(TIMEOUT);
         while !std::fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap().all(is_stopped) {
-            assert!(Instant::now() < end, "actor {} does not stop", self.pid);
-            std::thread::yield_now();
+            assert!(patience.sleep(), "actor {} does not stop", self.pid);
         }
     }
 
@@ -278,7 +279,7 @@ impl Actor {
     /// If the process is gone already.
     pub fn kill_unreaped(&mut self) {
         self.signal(libc::SIGKILL);
-        assert!(ready(&self.pidfd, TIMEOUT), "a killed process ends");
+        assert!(ready_in_time(&self.pidfd), "a killed process ends");
     }
 
     /// Sends `exit` and reaps the process.
@@ -301,7 +302,7 @@ impl Actor {
     /// # Panics
     /// If the process does not end in time.
     pub fn reap(&mut self) -> String {
-        assert!(ready(&self.pidfd, TIMEOUT), "actor {} does not end: a hang", self.pid);
+        assert!(ready_in_time(&self.pidfd), "actor {} does not end: a hang", self.pid);
         if self.reaped {
             return "reaped before".to_owned();
         }
@@ -329,7 +330,7 @@ impl Drop for Actor {
             send_signal(&self.pidfd, libc::SIGKILL);
             // `reap` panics if the process does not end. A second panic would abort the test
             // program.
-            if !std::thread::panicking() || ready(&self.pidfd, TIMEOUT) {
+            if !std::thread::panicking() || ready_in_time(&self.pidfd) {
                 self.reap();
             }
         }
@@ -353,6 +354,17 @@ fn ready(fd: &impl AsRawFd, timeout: Duration) -> bool {
     // SAFETY: one valid structure.
     let count = unsafe { libc::poll(&raw mut poll, 1, i32::try_from(timeout.as_millis()).unwrap() + 1) };
     count > 0
+}
+
+/// Waits up to [`TIMEOUT`] until an fd is readable.
+fn ready_in_time(fd: &impl AsRawFd) -> bool {
+    let mut patience = Patience::new(TIMEOUT);
+    while let Some(wait) = patience.next_wait() {
+        if ready(fd, wait) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Builder of an [`Actor`]. The process inherits only the two pipes, and no variables `UMF_*`.

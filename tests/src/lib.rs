@@ -11,6 +11,7 @@
 //! - [`scenarios`]: sequences of commands that each kind of memory must pass
 //! - [`machine`]: what this machine permits a test to do; its CUDA driver and MPI
 //! - [`command`]: the `umf` command
+//! - [`Patience`]: a limit for a wait, which counts less on a busy machine
 //! - [`Rng`]: reproducible pseudo-random numbers
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
@@ -22,12 +23,14 @@ pub mod command;
 mod counting_import;
 pub mod forge;
 pub mod machine;
+mod patience;
 mod process_snapshot;
 mod rng;
 pub mod scenarios;
 
 pub use actor_client::{Actor, Failure, Outcome, ShmName, Spawn};
 pub use counting_import::CountingImport;
+pub use patience::Patience;
 pub use process_snapshot::{ProcessSnapshot, domain};
 pub use rng::Rng;
 

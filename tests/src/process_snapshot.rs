@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use crate::Actor;
+use crate::{Actor, Patience};
 
 /// Kernel objects of a process at one time. A test compares the snapshots before and after an
 /// action.
@@ -104,15 +104,15 @@ impl ProcessSnapshot {
     /// joined stays in `/proc` for a moment.
     ///
     /// # Panics
-    /// If the actor holds anything else after 20 s.
+    /// If the actor still holds anything else after 10 s, as [`Patience`] counts them.
     #[track_caller]
     pub fn assert_restored(&self, actor: &Actor) {
-        for _ in 0..2_000 {
+        let mut patience = Patience::new(Duration::from_secs(10));
+        while patience.sleep() {
             let now = Self::of(actor);
             if (Self { threads: self.threads, ..now.clone() }) == *self && now.threads <= self.threads {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(Self::of(actor), *self, "actor {} has more or less than before", actor.pid());
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::{Access, Handle, Mapping, Pool};
+use umf_tests::Patience;
 
 use crate::memory::{self, ActorState, content, fill, holds};
 use crate::process::wait_for;
@@ -205,10 +206,15 @@ fn fork_storm(actor: &ActorState, pool: &str, forks: &str, words: &[&str]) -> An
     failed.map_or(Ok(rounds.to_string()), Err)
 }
 
-// Offsets in a control block: the turn, the number of the handle, the handle.
+// Offsets in a control block: the turn, the number of the handle, the sleeping processes, the
+// handle.
 const TURN: usize = 0;
 const AFTER: usize = 8;
+const SLEEPERS: usize = 16;
 const HANDLE: usize = 64;
+
+/// Limit for one turn of the other process, which is a few system calls.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns the word at an offset of a control block.
 fn number(memory: umf::View<'_>, offset: usize) -> &AtomicU64 {
@@ -225,11 +231,17 @@ impl Turns<'_> {
         number(self.memory, TURN)
     }
 
-    /// Waits for a turn. Returns an error if the other process failed, or takes longer than 5 s.
+    /// The number of processes that sleep until their turn.
+    fn sleepers(&self) -> &AtomicU64 {
+        number(self.memory, SLEEPERS)
+    }
+
+    /// Waits for a turn: spins, then sleeps, as a process that spins takes the processor from the
+    /// other on a busy machine. Returns an error if the other process failed, or if a turn takes
+    /// longer than [`TURN_LIMIT`].
     fn wait(&self, turn: u64) -> Result<(), Failure> {
-        let begun = Instant::now();
-        let mut tries = 0_u32;
-        loop {
+        let mut patience = None;
+        for tries in 0_u32.. {
             let now = self.turn().load(Ordering::Acquire);
             if now == turn {
                 return Ok(());
@@ -237,14 +249,37 @@ impl Turns<'_> {
             if now == u64::MAX {
                 return Err(Failure::new("OtherSide", "the other process failed"));
             }
-            tries += 1;
-            if tries.is_multiple_of(64) {
-                std::thread::yield_now();
+            if tries < 4096 {
+                std::hint::spin_loop();
+                continue;
             }
-            if tries.is_multiple_of(1 << 20) && begun.elapsed() > Duration::from_secs(5) {
+            if patience.get_or_insert_with(|| Patience::new(TURN_LIMIT)).next_wait().is_none() {
                 return Err(Failure::new("OtherSide", format!("turn {now}, waiting for {turn}")));
             }
+            self.sleepers().fetch_add(1, Ordering::SeqCst);
+            // The other process reads `sleepers` after it stores the turn.
+            if self.turn().load(Ordering::SeqCst) == now {
+                self.futex(libc::FUTEX_WAIT, now as u32);
+            }
+            self.sleepers().fetch_sub(1, Ordering::SeqCst);
         }
+        unreachable!("the limit ends the wait");
+    }
+
+    /// Gives the turn to the other process.
+    fn pass(&self, turn: u64) {
+        self.turn().store(turn, Ordering::SeqCst);
+        if self.sleepers().load(Ordering::SeqCst) != 0 {
+            self.futex(libc::FUTEX_WAKE, 2);
+        }
+    }
+
+    /// Sleeps on the low half of the turn for at most 100 ms, or wakes the process that sleeps.
+    fn futex(&self, operation: i32, value: u32) {
+        let limit = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        let word = self.turn().as_ptr().cast::<u32>();
+        // SAFETY: the word lies in the block that the view borrows; the limit outlives the call.
+        unsafe { libc::syscall(libc::SYS_futex, word, operation, value, &raw const limit) };
     }
 
     /// Runs `step` at each of this process's turns: the even ones if `parity` is 0, the odd ones if
@@ -258,10 +293,10 @@ impl Turns<'_> {
         for cycle in 0..cycles {
             let result = self.wait(2 * cycle + parity).and_then(|()| step(cycle));
             if result.is_err() {
-                self.turn().store(u64::MAX, Ordering::Release);
+                self.pass(u64::MAX);
                 return result;
             }
-            self.turn().store(2 * cycle + parity + 1, Ordering::Release);
+            self.pass(2 * cycle + parity + 1);
         }
         Ok(())
     }
