@@ -4,7 +4,7 @@ use core::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use umf_core::{Access, Address, Import, Provider, Region};
-use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
+use umf_ipc::{HANDLE_SIZE, Importer, ImporterBuilder, Mapping};
 use umf_provider_host::HostImport;
 use umf_runtime::tracker::{self, TrackedRegion};
 
@@ -81,13 +81,18 @@ impl IpcHandle {
     }
 
     /// Opens the handle. Returns the mapping, and the pointer's address in this process.
-    fn open<'i>(&self, importer: &'i Importer) -> Outcome<(Mapping<'i>, usize)> {
+    fn open<'i>(
+        &self,
+        importers: &'i OwnImporters,
+        imports: impl FnOnce() -> Vec<Arc<dyn Import>>,
+    ) -> Outcome<(Mapping<'i>, usize)> {
+        let importer = importers.main(imports)?;
         let mapping = match importer.open_bytes(&self.handle, Access::ReadWrite) {
             // The memory is read-only for this process.
             Err(umf_ipc::Error::ReadOnly) => importer.open_bytes(&self.handle, Access::ReadOnly)?,
             // Memory of `malloc` under `libumf_proxy.so` has a name, and so no seals.
             Err(refused @ umf_ipc::Error::Memory(umf_core::Error::Untrusted { .. })) => {
-                match named_heap_importer()?.open_bytes(&self.handle, Access::ReadWrite) {
+                match importers.named_heap()?.open_bytes(&self.handle, Access::ReadWrite) {
                     Ok(mapping) => mapping,
                     Err(_) => return Err(refused.into()),
                 }
@@ -102,12 +107,46 @@ impl IpcHandle {
     }
 }
 
-/// Returns the importer of heaps of `libumf_proxy.so` with a name, which the original opens through
-/// any provider of shared OS memory.
-fn named_heap_importer() -> Outcome<&'static Importer> {
-    static IMPORTER: OnceLock<Importer> = OnceLock::new();
-    let import = HostImport::new().allow_unsealed_below("/dev/shm/umf_proxy_lib_shm_pid_");
-    provider_handle::importer_in(&IMPORTER, || Ok(Arc::new(import)))
+/// Importers of one pool, or of one provider. Each pool maps memory at addresses of its own, as in
+/// the original: `umfCloseIPCHandle` gets an address only, and must close the opening of the right
+/// pool.
+#[derive(Default)]
+pub(crate) struct OwnImporters {
+    main: OnceLock<Importer>,
+    named_heap: OnceLock<Importer>,
+}
+
+impl OwnImporters {
+    /// Returns the importer. The first call creates it with the settings and the kinds of memory of
+    /// the process's importer, and with `imports`.
+    pub(crate) fn main(&self, imports: impl FnOnce() -> Vec<Arc<dyn Import>>) -> Outcome<&Importer> {
+        Self::create_once(&self.main, imports)
+    }
+
+    /// Returns the importer if [`OwnImporters::main`] has created it.
+    pub(crate) fn known_main(&self) -> Option<&Importer> {
+        self.main.get()
+    }
+
+    /// Returns the importer of heaps of `libumf_proxy.so` with a name, which the original opens
+    /// through any provider of shared OS memory.
+    fn named_heap(&self) -> Outcome<&Importer> {
+        let import = HostImport::new().allow_unsealed_below("/dev/shm/umf_proxy_lib_shm_pid_");
+        Self::create_once(&self.named_heap, || vec![Arc::new(import)])
+    }
+
+    fn create_once(
+        cell: &OnceLock<Importer>,
+        imports: impl FnOnce() -> Vec<Arc<dyn Import>>,
+    ) -> Outcome<&Importer> {
+        if let Some(importer) = cell.get() {
+            return Ok(importer);
+        }
+        let builder = umf::importer()?.to_builder();
+        let made = imports().into_iter().fold(builder, ImporterBuilder::import).build()?;
+        // If two threads create one, the second is dropped unused.
+        Ok(cell.get_or_init(|| made))
+    }
 }
 
 const FREED: Failure = Failure::argument("the memory was freed meanwhile");
@@ -193,8 +232,7 @@ extern "C" fn umfOpenIPCHandle(
         && let Some(offset) = handle.offset()
     {
         let of = pool.opens();
-        // SAFETY: the pool closes its openings when it is destroyed; its provider, and thus the
-        // importer, outlives it.
+        // SAFETY: the pool closes its openings when it is destroyed, before its importers.
         if let Some(address) = unsafe { openings::open_again(importer, &handle.handle, offset, of) } {
             memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
             return SUCCESS;
@@ -210,9 +248,10 @@ extern "C" fn open_slow(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory
         let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
         pool.check_is_pool()?;
         let provider = pool.provider()?;
-        let (mapping, address) = handle.open(pool.importer()?).inspect_err(|_| provider.has_failed())?;
-        // SAFETY: the pool closes its openings when it is destroyed; its provider, and thus the
-        // importer, outlives it.
+        let opened = handle.open(pool.importers(), || provider.imports());
+        let (mapping, address) = opened.inspect_err(|_| provider.has_failed())?;
+        pool.keep_importer();
+        // SAFETY: the pool closes its openings when it is destroyed, before its importers.
         unsafe { openings::insert(address, mapping, pool.opens()) };
         memory.set(core::ptr::with_exposed_provenance_mut(address))
     })
@@ -235,6 +274,9 @@ pub(crate) mod provider_handle {
 
     /// Size in bytes.
     pub(crate) const SIZE: usize = super::SIZE;
+
+    /// The most addresses of one handle. Each costs an importer, which has descriptors.
+    const MOST_ADDRESSES: usize = 16;
 
     const NULL: Failure = Failure::argument("a handle is NULL");
 
@@ -270,33 +312,42 @@ pub(crate) mod provider_handle {
         handle.offset().map(|_| ()).ok_or(CORRUPT)
     }
 
-    /// Opens a handle.
-    pub(crate) fn open(handle: *mut c_void, importer: &Importer, of: usize) -> Outcome<*mut c_void> {
-        let handle = read(handle)?;
-        let (mapping, address) = handle.open(importer)?;
-        // SAFETY: the provider closes its openings when it is destroyed, before its importer; the
-        // process's importer is never destroyed.
-        unsafe { openings::insert_of_provider(address, mapping, of) };
-        Ok(core::ptr::with_exposed_provenance_mut(address))
+    /// Importers of a provider. Each opening of a handle has an address of its own, as in the
+    /// original, up to [`MOST_ADDRESSES`]: two pools may open it through one provider of the program that forwards here.
+    #[derive(Default)]
+    pub(crate) struct ImporterChain {
+        importers: OwnImporters,
+        next: OnceLock<Box<Self>>,
+    }
+
+    impl ImporterChain {
+        /// Opens a handle by the first importer that does not have it open.
+        pub(crate) fn open(
+            &self,
+            handle: *mut c_void,
+            imports: impl Fn() -> Vec<Arc<dyn Import>>,
+            of: usize,
+        ) -> Outcome<*mut c_void> {
+            let handle = read(handle)?;
+            let (mut chain, mut before) = (self, None);
+            for length in 1.. {
+                let (mapping, address) = handle.open(&chain.importers, &imports)?;
+                // A driver may return one address for each opening, and counts them itself.
+                let may_repeat = before == Some(address) || length == MOST_ADDRESSES;
+                // SAFETY: the provider closes its openings when it is destroyed, before its
+                // importers.
+                if unsafe { openings::insert_of_provider(address, mapping, of, may_repeat) } {
+                    return Ok(core::ptr::with_exposed_provenance_mut(address));
+                }
+                before = Some(address);
+                chain = chain.next.get_or_init(Box::default);
+            }
+            unreachable!("the last importer may repeat an address")
+        }
     }
 
     /// Closes one opening through the provider with this state.
     pub(crate) fn close(memory: *mut c_void, of: usize) -> Outcome<()> {
         openings::close_of_provider(memory.addr(), of)
-    }
-
-    /// Returns the importer in `cell`. The first call creates it, for one kind of memory, with the
-    /// settings of the process's importer.
-    pub(crate) fn importer_in(
-        cell: &OnceLock<Importer>,
-        import: impl FnOnce() -> Outcome<Arc<dyn Import>>,
-    ) -> Outcome<&Importer> {
-        if let Some(importer) = cell.get() {
-            return Ok(importer);
-        }
-        let settings = umf::importer()?.settings().clone();
-        let made = Importer::builder().settings(settings).import(import()?).build()?;
-        // If two threads create one, the second is dropped unused.
-        Ok(cell.get_or_init(|| made))
     }
 }

@@ -6,7 +6,6 @@ mod openings;
 pub(crate) mod owners;
 mod properties;
 
-pub(crate) use ipc::provider_handle;
-pub(crate) use ipc::provider_handle::importer_in;
+pub(crate) use ipc::{OwnImporters, provider_handle};
 pub(crate) use openings::close_all;
 pub(crate) use properties::{CONTEXT, DEVICE, POINTER_TYPE};

@@ -192,13 +192,26 @@ pub(super) unsafe fn insert(address: usize, mapping: Mapping<'_>, of: usize) {
 }
 
 /// Records a mapping that was opened through a provider, under the address that C gets for it.
+/// Returns `false`, and closes the mapping, if it is open at this address already and may not be
+/// twice.
 ///
 /// # Safety
 /// As [`insert`].
-pub(super) unsafe fn insert_of_provider(address: usize, mapping: Mapping<'_>, of: usize) {
+pub(super) unsafe fn insert_of_provider(
+    address: usize,
+    mapping: Mapping<'_>,
+    of: usize,
+    may_repeat: bool,
+) -> bool {
+    let mut all = OF_PROVIDERS.lock();
+    if !may_repeat && all.iter().any(|(known, open)| *known == address && open.of == of) {
+        drop(all);
+        return false;
+    }
     // SAFETY: extends the lifetime only, which the caller guarantees.
     let mapping = unsafe { core::mem::transmute::<Mapping<'_>, Mapping<'static>>(mapping) };
-    OF_PROVIDERS.lock().push((address, Opening { mapping, of }));
+    all.push((address, Opening { mapping, of }));
+    true
 }
 
 /// Closes one opening of this address through the provider `of`.

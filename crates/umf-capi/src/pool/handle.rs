@@ -14,7 +14,7 @@ use crate::boundary::{
     Code, Failure, Handle, INVALID_ARGUMENT, INVALID_CTL_PATH, NOT_SUPPORTED, Outcome, SUCCESS,
 };
 use crate::ctl::{self, registry};
-use crate::memory::{close_all, owners};
+use crate::memory::{OwnImporters, close_all, owners};
 use crate::pools::{disjoint, preloaded};
 use crate::provider::Provider;
 
@@ -32,7 +32,7 @@ pub(crate) struct Pool {
     /// The slab pool behind a plain disjoint pool; null for all other pools. Fast paths only read
     /// this cache line, which no thread writes.
     pub(super) slab: *const SlabPool,
-    /// Importer for the provider's memory, once it was needed. Null before, and during destruction.
+    /// The main one of [`Pool::importers`], once it was needed. Null before, and during destruction.
     importer: AtomicPtr<Importer>,
     /// Whether handles were opened through this pool.
     has_opened: AtomicBool,
@@ -44,6 +44,8 @@ pub(crate) struct Pool {
     tracking: Option<Box<Provider>>,
     pub(super) tag: AtomicPtr<c_void>,
     pub(super) live: BlockCounter,
+    /// Dropped after the openings are closed, which borrow them.
+    importers: OwnImporters,
 }
 
 // SAFETY: UMF requires that the functions of a pool are thread-safe.
@@ -76,6 +78,7 @@ impl Pool {
             tracking,
             tag: AtomicPtr::new(core::ptr::null_mut()),
             live: BlockCounter::new(),
+            importers: OwnImporters::default(),
         });
         if let Some(tracking) = &pool.get()?.tracking {
             tracking.owner().into_iter().for_each(|owner| owners::set(owner, pool.to_ptr()));
@@ -163,11 +166,9 @@ impl Pool {
         pool.importer.store(core::ptr::null_mut(), Ordering::Relaxed);
         if pool.has_opened.load(Ordering::Relaxed) {
             close_all(pool.opening_owner());
-            // Drops cached mappings with the pool, as the original does.
-            if let Ok(importer) = pool.provider().and_then(|provider| provider.importer()) {
-                importer.evict_idle();
-            }
         }
+        // Unmaps what is cached while the provider can.
+        pool.importers = OwnImporters::default();
         let code = if pool.magic == LIVE_MAGIC {
             // SAFETY: a function of the table; a pool is destroyed once.
             unsafe { (pool.functions.finalize)(pool.state) }
@@ -214,20 +215,23 @@ impl Pool {
         self.provider
     }
 
-    /// Returns the importer for memory of the pool's provider.
-    pub(crate) fn importer(&self) -> Outcome<&Importer> {
-        let importer = self.provider()?.importer()?;
-        self.importer.store(core::ptr::from_ref(importer).cast_mut(), Ordering::Release);
-        Ok(importer)
+    pub(crate) const fn importers(&self) -> &OwnImporters {
+        &self.importers
     }
 
-    /// Returns the importer if the pool is live and [`Pool::importer`] was called before.
+    /// Makes the main importer known to the fast paths.
+    pub(crate) fn keep_importer(&self) {
+        let main = self.importers.known_main().map_or(core::ptr::null(), core::ptr::from_ref);
+        self.importer.store(main.cast_mut(), Ordering::Release);
+    }
+
+    /// Returns the main importer if the pool is live and [`Pool::keep_importer`] was called before.
     #[inline(always)]
     pub(crate) fn known_importer(&self) -> Option<&Importer> {
         if self.magic != LIVE_MAGIC {
             return None;
         }
-        // SAFETY: null, or the importer of the provider, which outlives the pool.
+        // SAFETY: null, or one of the pool's importers, which are dropped with it.
         unsafe { self.importer.load(Ordering::Acquire).as_ref() }
     }
 

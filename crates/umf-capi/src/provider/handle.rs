@@ -4,8 +4,7 @@ use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use umf_core::{MemoryKind, ProviderKind, Visibility};
-use umf_ipc::Importer;
+use umf_core::{Import, MemoryKind, ProviderKind, Visibility};
 use umf_provider_plugin::table::{Code, Functions, State, Table};
 use umf_provider_plugin::{Instance, PluginProvider, ProviderInfo, TableError};
 use umf_runtime::Upstream;
@@ -16,8 +15,8 @@ use super::regions::Regions;
 use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS, Taken};
 use crate::ctl::{self, registry};
 use crate::last_error::{self, explain};
-use crate::memory::importer_in;
 use crate::pool::Pool;
+use crate::providers::file_imports;
 
 /// A provider: a table of functions and the state that they get.
 pub(crate) struct Provider {
@@ -29,7 +28,6 @@ pub(crate) struct Provider {
     /// Present in the handle that a pool gets instead of the program's handle.
     tracking: Option<Tracking>,
     foreign: OnceLock<Arc<PluginProvider>>,
-    importer: OnceLock<Importer>,
 }
 
 /// Registers the memory that a pool allocates through its provider handle.
@@ -84,7 +82,6 @@ impl Provider {
             state,
             tracking: None,
             foreign: OnceLock::new(),
-            importer: OnceLock::new(),
         });
         if let Some(native) = provider.native() {
             native.instrumented().set_handle(&raw const *provider);
@@ -113,7 +110,6 @@ impl Provider {
             is_native: false,
             tracking: Some(Tracking { regions, base, pool: AtomicPtr::default() }),
             foreign: OnceLock::new(),
-            importer: OnceLock::new(),
         }))
     }
 
@@ -172,9 +168,6 @@ impl Provider {
         }
         // Memory whose leases have ended goes back while its provider is there.
         umf_runtime::deferred::poll();
-        if let Some(importer) = provider.importer.get() {
-            importer.evict_idle();
-        }
         if let Some(foreign) = provider.foreign.get() {
             foreign.set_finalized();
         }
@@ -314,16 +307,16 @@ impl Provider {
         }
     }
 
-    /// Returns the importer for such memory: the process's, or one of the provider's own.
-    pub(crate) fn importer(&self) -> Outcome<&Importer> {
+    /// Returns what imports memory of this provider, besides the process's importer, and memory that
+    /// a provider of the program exported by forwarding to one like this.
+    pub(crate) fn imports(&self) -> Vec<Arc<dyn Import>> {
         let base = self.base();
-        if let Some(native) = base.native() {
-            return native.importer();
-        }
-        importer_in(&base.importer, || match base.foreign().importer() {
-            Some(import) => Ok(import as _),
-            None => Err(Failure::unsupported("the provider has no IPC handles")),
-        })
+        let mut imports = match base.native() {
+            Some(native) => Vec::from_iter(native.import()),
+            None => file_imports().to_vec(),
+        };
+        imports.extend(base.foreign().importer().map(|import| import as Arc<dyn Import>));
+        imports
     }
 
     pub(crate) fn cache_line(&self) -> usize {

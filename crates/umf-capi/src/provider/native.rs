@@ -3,10 +3,9 @@
 use core::any::Any;
 use core::ffi::{CStr, c_char, c_void};
 use std::ffi::CString;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use umf_core::{Error, Provider as _, Visibility};
-use umf_ipc::Importer;
 use umf_provider_plugin::table::{Functions, GetName, Initialize, State, Table};
 use umf_runtime::Upstream;
 use umf_runtime::tracker::OwnerId;
@@ -19,7 +18,7 @@ use crate::boundary::{
 };
 use crate::ctl::{self, CtlQuery, CtlTree, Value, no_such_path, object_of};
 use crate::last_error::{FailedOperation, NativeKind, explain};
-use crate::memory::{close_all, importer_in, provider_handle};
+use crate::memory::{close_all, provider_handle};
 
 /// The value of a property of memory.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +53,7 @@ pub(crate) struct NativeProvider {
     name: CString,
     /// Importer of this provider's memory, if it is not the process's.
     import: Option<Arc<dyn umf_core::Import>>,
-    importer: OnceLock<Importer>,
+    importers: provider_handle::ImporterChain,
     device: Option<Box<dyn Device>>,
 }
 
@@ -88,7 +87,7 @@ extern "C" fn initialize<T: NativeTable>(params: *const c_void, state: *mut Stat
             counted: made.counted,
             name: made.name,
             import: made.import,
-            importer: OnceLock::new(),
+            importers: provider_handle::ImporterChain::default(),
             device: made.device,
         };
         state.set(Box::into_raw(Box::new(native)).cast())
@@ -134,12 +133,9 @@ pub(crate) fn makes_states_of(given: &Functions) -> bool {
 }
 
 impl NativeProvider {
-    /// Returns the importer for such memory.
-    pub(super) fn importer(&self) -> Outcome<&Importer> {
-        match &self.import {
-            None => Ok(umf::importer()?),
-            Some(import) => importer_in(&self.importer, || Ok(Arc::clone(import))),
-        }
+    /// Returns what imports such memory, if the process's importer does not.
+    pub(super) fn import(&self) -> Option<Arc<dyn umf_core::Import>> {
+        self.import.clone()
     }
 
     /// Returns the data of one kind of device; `None` for any other.
@@ -413,7 +409,8 @@ extern "C" fn open_ipc_handle(state: State, handle: *mut c_void, memory: *mut *m
     with("open_ipc_handle", state, |native| {
         let memory = Out::from_ptr(memory).check()?;
         native.check_ipc()?;
-        memory.set(provider_handle::open(handle, native.importer()?, state.addr())?)
+        let imports = || native.import().into_iter().collect();
+        memory.set(native.importers.open(handle, imports, state.addr())?)
     })
 }
 

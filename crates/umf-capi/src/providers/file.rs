@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use umf_core::Visibility;
+use umf_core::{Import, Visibility};
 use umf_provider_file::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider};
 use umf_provider_plugin::table::Table;
 
@@ -66,6 +66,20 @@ extern "C" fn umfFileMemoryProviderOps() -> *const Table {
 
 struct File;
 
+fn file_import() -> Arc<dyn Import> {
+    Arc::new(FileImport::trust_writers())
+}
+
+fn devdax_import() -> Arc<dyn Import> {
+    Arc::new(DevDaxImport)
+}
+
+/// Returns what imports memory of the file and devdax providers, which a provider of the program
+/// may forward to.
+pub(crate) fn file_imports() -> [Arc<dyn Import>; 2] {
+    [file_import(), devdax_import()]
+}
+
 impl NativeTable for File {
     const NAME: &'static CStr = c"FILE";
 
@@ -82,7 +96,7 @@ impl NativeTable for File {
         Ok(NativeParts {
             counted: InstrumentedProvider::new(file, NativeKind::File, protection),
             name: params.name.clone(),
-            import: Some(Arc::new(FileImport::trust_writers())),
+            import: Some(file_import()),
             device: None,
         })
     }
@@ -133,7 +147,7 @@ impl NativeTable for DevDax {
         Ok(NativeParts {
             counted: InstrumentedProvider::new(device, NativeKind::DevDax, protection),
             name: params.name.clone(),
-            import: Some(Arc::new(DevDaxImport)),
+            import: Some(devdax_import()),
             device: None,
         })
     }

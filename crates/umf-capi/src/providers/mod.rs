@@ -6,4 +6,5 @@ mod file;
 mod level_zero;
 mod os;
 
+pub(crate) use file::file_imports;
 pub(crate) use os::{Params, Partition, mode, of_nodes, umfOsMemoryProviderOps};

@@ -121,20 +121,25 @@ static umf_memory_provider_handle_t wrapped(const char *memory) {
     return provider;
 }
 
-static umf_memory_pool_handle_t make(const char *memory, const char *kind) {
+/* Returns a pool that owns its provider; NULL if there are no such pools here. */
+static umf_memory_pool_handle_t pool_of(umf_memory_provider_handle_t provider, const char *kind) {
     const umf_memory_pool_ops_t *ops = NULL;
     if (strcmp(kind, "jemalloc") == 0) {
         ops = umfJemallocPoolOps();
     } else if (strcmp(kind, "scalable") == 0) {
         ops = umfScalablePoolOps();
     } else {
-        return pool_over(wrapped(memory), kind);
+        return pool_over(provider, kind);
     }
     umf_memory_pool_handle_t pool = NULL;
-    if (ops && umfPoolCreate(ops, wrapped(memory), NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool)) {
+    if (ops && umfPoolCreate(ops, provider, NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool)) {
         pool = NULL;
     }
     return pool;
+}
+
+static umf_memory_pool_handle_t make(const char *memory, const char *kind) {
+    return pool_of(wrapped(memory), kind);
 }
 
 static void copy(void *to, const void *from, size_t size) { memcpy(to, from, size); }
@@ -236,6 +241,54 @@ static void ranges(const char *memory) {
     }
 }
 
+static umf_memory_pool_handle_t proxy_over(umf_memory_provider_handle_t provider) {
+    umf_memory_pool_handle_t pool;
+    CHECK(umfPoolCreate(umfProxyPoolOps(), provider, NULL, 0, &pool));
+    return pool;
+}
+
+/* Pools over providers, and over wrappers of them, open one handle in turn. Each has an address of its
+ * own, which is readable until it is closed, also after other pools have closed theirs and are gone. */
+static void openers(const char *memory, const char *kind) {
+    umf_memory_provider_handle_t outer = wrapped(memory);
+    umf_memory_pool_handle_t sources[] = {pool_of(provider_of(memory), kind), make(memory, kind)};
+    for (int source = 0; source < 2; source++) {
+        char *block = umfPoolMalloc(sources[source], 4096);
+        umf_ipc_handle_t handle;
+        size_t size;
+        strcpy(block, "shared");
+        CHECK(umfGetIPCHandle(block, &handle, &size));
+        enum { OPENERS = 5 };
+        umf_memory_pool_handle_t pools[OPENERS] = {
+            pool_of(provider_of(memory), kind), pool_of(provider_of(memory), kind),
+            make(memory, kind), proxy_over(outer), proxy_over(outer),
+        };
+        char *opened[OPENERS];
+        int distinct = 1, readable = 1;
+        for (int i = 0; i < OPENERS; i++) {
+            umf_ipc_handler_handle_t handler;
+            CHECK(umfPoolGetIPCHandler(pools[i], &handler));
+            CHECK(umfOpenIPCHandle(handler, handle, (void **)&opened[i]));
+            for (int other = 0; other < i; other++) {
+                distinct &= opened[i] != opened[other];
+            }
+        }
+        for (int gone = 0; gone < OPENERS; gone++) {
+            CHECK(umfCloseIPCHandle(opened[gone]));
+            CHECK(umfPoolDestroy(pools[gone]));
+            for (int i = gone + 1; i < OPENERS; i++) {
+                readable &= strcmp(opened[i], "shared") == 0;
+            }
+        }
+        printf("%s source: distinct addresses: %d, readable until closed: %d\n", source ? "wrapped" : "plain",
+               distinct, readable);
+        CHECK(umfPutIPCHandle(handle));
+        CHECK(umfPoolFree(sources[source], block));
+        CHECK(umfPoolDestroy(sources[source]));
+    }
+    CHECK(umfMemoryProviderDestroy(outer));
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) {
         return 2;
@@ -256,6 +309,9 @@ int main(int argc, char **argv) {
         if (getpid() != parent) {
             return 0;
         }
+    }
+    if (has_handles) {
+        openers(memory, kind);
     }
     shared = make(memory, kind);
     threads();

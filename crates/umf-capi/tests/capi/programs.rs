@@ -184,6 +184,8 @@ fn wrappers_of_every_provider_work_under_every_pool() {
             has(&lines, "threads failed: 0");
             has(&lines, "the wrapper was called: 1");
             if memory != "fixed" {
+                has(&lines, "plain source: distinct addresses: 1, readable until closed: 1");
+                has(&lines, "wrapped source: distinct addresses: 1, readable until closed: 1");
                 has(&lines, "child reads: question");
                 // The scalable pool exports regions, and not blocks.
                 if kind != "scalable" {

@@ -75,6 +75,14 @@ impl Importer {
         Ok(Self { inner: Box::new(inner) })
     }
 
+    /// Returns a builder of another importer with the settings and the kinds of memory of this one.
+    /// Both map memory at addresses of their own.
+    #[must_use]
+    pub fn to_builder(&self) -> ImporterBuilder {
+        let imports = self.inner.imports.lock().clone();
+        ImporterBuilder { settings: self.inner.settings.clone(), imports }
+    }
+
     /// Opens a handle for reading and writing.
     ///
     /// # Errors
