@@ -339,6 +339,11 @@ impl Backend {
     pub(crate) fn reserve(&self, bytes: usize) -> Result<usize> {
         let _reserving = self.reserving.lock();
         let (before, floor) = (self.region_bytes(), self.reserve_floor());
+        // All that is missing, before a part of it takes memory that other processes need.
+        let missing = usize::try_from((bytes as u64).saturating_sub(before)).unwrap_or(usize::MAX);
+        if let Some(populate) = self.upstream.provider().populate().filter(|_| missing > 0) {
+            populate.check_available(missing)?;
+        }
         // Before the first region is added, so that automatic release does not return it meanwhile.
         self.reserve_floor.store(floor.max(bytes as u64), Ordering::Relaxed);
         let mut part = usize::MAX;

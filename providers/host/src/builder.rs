@@ -78,8 +78,8 @@ impl HostBuilder {
     /// with [`Error::OutOfMemory`]. Default: off.
     ///
     /// Without it, pages are populated on first touch, as with `malloc`. If the machine is out of
-    /// memory then, the OOM killer ends a process. If a tmpfs is full, which concerns named memory,
-    /// the access raises SIGBUS. Reserved huge pages are always populated.
+    /// memory then, the OOM killer ends a process. Named memory is always populated, because the
+    /// access raises SIGBUS if `/dev/shm` is full; and so are reserved huge pages.
     pub fn populate(mut self, populate: bool) -> Self {
         self.populate = populate;
         self
@@ -153,7 +153,7 @@ impl HostBuilder {
         if self.shm_name.is_some() && self.huge.hugetlb().is_some() {
             return invalid("named", "named memory cannot have reserved huge pages");
         }
-        let pages = PagePolicy::new(self.huge, self.numa, self.populate, shared)?;
+        let pages = PagePolicy::new(self.huge, self.numa, self.populate || self.shm_name.is_some(), shared)?;
         if self.arena_size < pages.granularity() as u64 {
             return invalid("arena size", "must be at least one page");
         }

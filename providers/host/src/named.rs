@@ -9,8 +9,8 @@
 //!   machine restarts. `umf gc` finds such names by the mark that the provider leaves on them
 //!   ([`crate::CreatorMark`]), and removes them.
 //! - It counts towards the size of `/dev/shm`, which is small in containers. If `/dev/shm` is full,
-//!   an access to a new page raises SIGBUS, unless regions are populated when allocated
-//!   ([`crate::HostBuilder::populate`]).
+//!   an access to a new page raises SIGBUS. So regions are populated when they are allocated, which
+//!   fails with an error instead. After a purge, an access can still raise SIGBUS.
 
 use std::ffi::CString;
 use std::fs;

@@ -102,6 +102,9 @@ pub(crate) const fn huge_pages_exhausted(size: usize, native: i32) -> Error {
     }
 }
 
+/// What lacks memory if pages cannot be populated.
+const POPULATED: &str = "this machine, to populate at once";
+
 /// Page size, NUMA placement and population of a provider's memory.
 #[derive(Debug)]
 pub(crate) struct PagePolicy {
@@ -188,8 +191,17 @@ impl PagePolicy {
     /// OOM killer. Huge pages are reserved, so they are not checked.
     pub(crate) fn check_available(&self, size: usize, huge_page: Option<usize>) -> Result<()> {
         match &self.populate {
-            Some(room) if huge_page.is_none() => room.check(size, "this machine, to populate at once"),
+            Some(room) if huge_page.is_none() => room.check(size, POPULATED),
             _ => Ok(()),
+        }
+    }
+
+    /// Checks that there is enough memory to populate a range of a region. Huge pages are populated
+    /// when they are allocated.
+    pub(crate) fn check_populating(&self, size: usize) -> Result<()> {
+        match self.huge.hugetlb() {
+            Some(_) => Ok(()),
+            None => AvailableMemory::find().check(size, POPULATED),
         }
     }
 

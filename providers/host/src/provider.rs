@@ -227,6 +227,7 @@ impl Populate for HostProvider {
             Backend::Private(private) => private.check_range(&self.pages, base, size),
             Backend::Shared(shared) => shared.check_range(&self.pages, base, size),
         }?;
+        self.check_available(size)?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: the range lies in a live region, as checked above, and populating does not change
@@ -243,6 +244,12 @@ impl Populate for HostProvider {
             },
             _ => Error::native("madvise(MADV_POPULATE_WRITE)", errno.raw_os_error()),
         })
+    }
+
+    /// Checks the machine and the process's control groups. Pages of the range that are present
+    /// already count as well.
+    fn check_available(&self, size: usize) -> Result<()> {
+        self.pages.check_populating(size)
     }
 }
 

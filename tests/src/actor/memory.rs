@@ -64,6 +64,9 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
             let held = umf_runtime::deferred::statistics();
             Ok(format!("blocks={} regions={} bytes={}", held.blocks, held.regions, held.bytes))
         }
+        ("reserve", [name, bytes]) => {
+            actor.pool(name).and_then(|pool| Ok(pool.reserve(bytes.parse()?)?.to_string()))
+        }
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),
         ("alloc", [pool, size, "->", name]) => alloc(actor, pool, size, name),
         ("free", [pool, name]) => free(actor, pool, name),
@@ -164,7 +167,7 @@ fn pool(actor: &mut ActorState, name: &str, kind: &[&str]) -> Answer {
         ["proxy"] => each(shared().build()?)?,
         ["read-only"] => each(shared().read_only_export(true).build()?)?,
         ["named", object] => over(shared().named(*object).arena_size(64 << 20).build()?)?,
-        ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).populate(true).build()?)?,
+        ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).build()?)?,
         ["at-once"] => each(shared().populate(true).build()?)?,
         ["dma-buf", source] => over_dma_buf(source, name)?,
         ["cuda", memory] => cuda_pool(memory, name)?,

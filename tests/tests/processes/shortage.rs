@@ -196,8 +196,51 @@ fn allocation_beyond_cgroup_limit_fails_without_oom_kill() {
         group.limit(64 * MIB);
         bystanders.assert_working();
     }
+    // A pool that reserves asks before it populates any page.
+    let mut actor = actor!();
+    group.add(&actor);
+    actor.ok("pool p shared");
+    for size in [80 * MIB, 160 * MIB] {
+        let message = actor.fails(&format!("reserve p {size}"), "OutOfMemory");
+        assert!(message.contains("control group") && message.contains("memory.max"), "{message}");
+    }
+    assert!(group.used() < 16 * MIB, "{} bytes of a refused reserve", group.used());
+    actor.ok(&format!("reserve p {}", 24 * MIB));
+    actor.finish();
+    bystanders.assert_working();
     assert_eq!(group.events("oom_kill"), 0, "a process was killed");
     assert!(group.used() < 8 * MIB, "{} bytes are left in the group", group.used());
+}
+
+/// Named memory is populated when it is allocated. The default size of `/dev/shm` in containers is
+/// 64 MiB, and an access to a page beyond it would raise SIGBUS.
+#[test]
+fn named_memory_beyond_dev_shm_is_an_error() {
+    let Some(_serial) = guest_only("named_memory_beyond_dev_shm_is_an_error") else { return };
+    mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=16m");
+    let mut actors = [actor!(), actor!()];
+    let mut allocated = [const { Vec::new() }; 2];
+    for (actor, allocated) in actors.iter_mut().zip(&mut allocated) {
+        actor.ok(&format!("pool p named /umf-tests-{}-small", actor.pid()));
+        let message = actor.fails(&format!("alloc p {} -> p.b", 32 * MIB), "OutOfMemory");
+        assert!(message.contains("/dev/shm, which is full: mount it larger"), "{message}");
+        for block in 0..8 {
+            match actor.ask(&format!("alloc p {} -> p.{block}", 3 * MIB)) {
+                Ok(_) => allocated.push(block),
+                Err(failure) => assert_eq!(failure.variant, "OutOfMemory", "{failure}"),
+            }
+        }
+    }
+    let total = allocated.iter().flatten().count();
+    assert!((1..=5).contains(&total), "{total} blocks of 3 MiB in 16 MiB");
+    for (actor, allocated) in actors.iter_mut().zip(&allocated) {
+        for block in allocated {
+            actor.ok(&format!("fill p.{block} 3"));
+            actor.check(&format!("p.{block}"), 3);
+        }
+        actor.ok("drop-pool p");
+    }
+    mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=50%");
 }
 
 /// If pages are populated at the first access, the OOM killer ends a process that exceeds the

@@ -38,6 +38,16 @@ pub trait Populate: Send + Sync {
     /// - [`crate::Error::ForeignAddress`]: the range does not lie in one live region.
     /// - [`crate::Error::NotSupported`]: the system has no such operation.
     fn populate(&self, base: Address, size: usize) -> Result<()>;
+
+    /// Checks that `size` bytes of pages are available now. Populating more than that can make the
+    /// kernel end processes. By default, this checks nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] if they are not.
+    fn check_available(&self, size: usize) -> Result<()> {
+        let _ = size;
+        Ok(())
+    }
 }
 
 /// A property of a region.
