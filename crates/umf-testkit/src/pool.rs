@@ -30,8 +30,9 @@ pub use blocks::{
 pub use completion::{
     ManualCompletion, block_is_not_reused_before_completion, block_is_reused_after_completion,
     completion_may_use_its_pool, concurrent_threads_never_get_pending_blocks,
-    forked_child_has_no_pending_blocks, free_after_ends_exports_at_once,
-    free_after_of_invalid_address_is_refused, lost_completion_keeps_block_held, pending_blocks_outlive_pool,
+    drain_returns_after_completions_are_dropped, forked_child_has_no_pending_blocks,
+    free_after_ends_exports_at_once, free_after_of_invalid_address_is_refused,
+    lost_completion_keeps_block_held, pending_blocks_outlive_pool,
 };
 pub use fork::{
     fork_during_pool_drop_does_not_deadlock, private_pool_works_in_forked_child,
@@ -118,6 +119,7 @@ macro_rules! pool_conformance {
                 free_after_ends_exports_at_once,
                 free_after_of_invalid_address_is_refused,
                 completion_may_use_its_pool,
+                drain_returns_after_completions_are_dropped,
                 concurrent_threads_never_get_pending_blocks,
                 forked_child_has_no_pending_blocks,
             }

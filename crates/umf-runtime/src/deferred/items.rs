@@ -121,6 +121,8 @@ pub(super) struct List {
     pub(super) parts: u32,
     /// The items that a thread is polling or reclaiming.
     pub(super) busy: u32,
+    /// Threads that poll an item, or have yet to drop what they polled.
+    pub(super) dropping: u32,
     /// The pool is being dropped: its items are not polled any more.
     pub(super) closed: bool,
 }

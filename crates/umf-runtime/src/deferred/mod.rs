@@ -79,11 +79,16 @@ pub fn after_poll(call: fn()) {
     REGISTRY.lock().after_poll = Some(call);
 }
 
-/// Waits until nothing is held, for at most `timeout`. Returns what is still held.
+/// Waits until nothing is held, for at most `timeout`. Returns what is still held. Completions of
+/// what was reclaimed are dropped then.
 ///
 /// Polls in intervals of 50 microseconds to 5 milliseconds.
 pub fn drain(timeout: Duration) -> DeferredStatistics {
-    wait(timeout, poll, statistics)
+    let is_settling = || {
+        let end = REGISTRY.lock().end();
+        (0..end).any(poll::is_settling)
+    };
+    wait(timeout, poll, statistics, is_settling)
 }
 
 /// Returns the held memory of this process.
@@ -96,6 +101,7 @@ fn wait(
     timeout: Duration,
     poll: impl Fn() -> u64,
     held: impl Fn() -> DeferredStatistics,
+    is_settling: impl Fn() -> bool,
 ) -> DeferredStatistics {
     const LONGEST: Duration = Duration::from_millis(5);
     let begin = Instant::now();
@@ -104,7 +110,7 @@ fn wait(
         poll();
         let held = held();
         let left = timeout.saturating_sub(begin.elapsed());
-        if held.is_empty() || left.is_zero() {
+        if left.is_zero() || held.is_empty() && !is_settling() {
             return held;
         }
         std::thread::sleep(pause.min(left));

@@ -1,9 +1,11 @@
 //! Polling: finds held memory that is not in use any more, and reclaims it.
 
 use core::cell::Cell;
+use core::time::Duration;
+use std::time::Instant;
 
 use super::items::{DeferredItem, DeferredMemory};
-use super::registry::{Begun, REGISTRY};
+use super::registry::{self, Begun, REGISTRY};
 use super::upstream::purge;
 use crate::tracker::{self, OwnerGuard, OwnerId};
 use umf_core::Freed;
@@ -15,6 +17,8 @@ thread_local! {
     static IS_POLLING: Cell<bool> = const { Cell::new(false) };
     /// The thread polls all items of an account.
     static IS_POLLING_ALL: Cell<bool> = const { Cell::new(false) };
+    /// The account of the item that the thread polls.
+    static OWN_POLL: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 /// Returns whether the calling thread polls all held memory, because memory is needed or waited
@@ -41,20 +45,54 @@ impl Drop for PollScope {
 
 /// Polls up to `most` items of an account, each once, and returns the bytes that were reclaimed.
 /// Returns 0 if the calling thread is already polling.
+///
+/// If `most` is `u32::MAX`, memory is needed or waited for: the call then waits up to [`PATIENCE`]
+/// for other threads that are polling items of the account, and counts what they reclaim.
 pub(super) fn account(account: u32, most: u32) -> u64 {
     let Some(_scope) = PollScope::begin() else { return 0 };
-    IS_POLLING_ALL.set(most == u32::MAX);
+    let is_all = most == u32::MAX;
+    IS_POLLING_ALL.set(is_all);
+    let before = registry::of(account).bytes;
     let count = REGISTRY.lock().count(account).min(most);
     let mut went = 0;
     for _ in 0..count {
         let Some(begun) = REGISTRY.lock().begin(account) else { break };
+        OWN_POLL.set(Some(account));
+        let _dropping = Dropping(account);
         let listed = Cell::new(begun.number);
         // The item is dropped after the poll of it has ended: it may be the last owner of a
         // provider.
         let (bytes, _gone) = ItemPoll { account, begun, listed }.settle();
         went += bytes;
     }
-    went
+    if !is_all {
+        return went;
+    }
+    let end = Instant::now() + PATIENCE;
+    while is_settling(account) && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    went.max(before.saturating_sub(registry::of(account).bytes))
+}
+
+/// The longest wait for polls of other threads. A completion that blocks must not block all others.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// Returns whether a thread is polling an item of the account, or has yet to drop what it reclaimed.
+/// In a completion that calls this, the poll of the calling thread does not count.
+pub(super) fn is_settling(account: u32) -> bool {
+    let own = u32::from(OWN_POLL.get() == Some(account));
+    REGISTRY.lock().dropping(account) > own
+}
+
+/// Counts the calling thread among those that [`is_settling`] finds, until this is dropped.
+struct Dropping(u32);
+
+impl Drop for Dropping {
+    fn drop(&mut self) {
+        OWN_POLL.set(None);
+        REGISTRY.lock().end_drop(self.0);
+    }
 }
 
 /// The poll of one item. The item is marked busy until this is dropped.

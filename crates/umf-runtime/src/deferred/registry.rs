@@ -172,7 +172,9 @@ impl DeferredRegistry {
                 let item = self.item(number)?.clone();
                 self.unlink(number);
                 self.link(number);
-                self.list(account)?.busy += 1;
+                let list = self.list(account)?;
+                list.busy += 1;
+                list.dropping += 1;
                 return Some(Begun { number, item });
             }
             number = next;
@@ -218,6 +220,20 @@ impl DeferredRegistry {
         if let Some(list) = self.list(account) {
             list.busy = list.busy.saturating_sub(1);
         }
+    }
+
+    /// Notes that what [`DeferredRegistry::begin`] returned was dropped, and the item if it was
+    /// reclaimed.
+    pub(super) fn end_drop(&mut self, account: u32) {
+        if let Some(list) = self.list(account) {
+            list.dropping = list.dropping.saturating_sub(1);
+        }
+    }
+
+    /// Returns the number of threads between [`DeferredRegistry::begin`] and
+    /// [`DeferredRegistry::end_drop`].
+    pub(super) fn dropping(&mut self, account: u32) -> u32 {
+        self.list(account).map_or(0, |list| list.dropping)
     }
 
     /// A number for a claim.
@@ -326,7 +342,7 @@ impl DeferredRegistry {
                 account.lost.store(0, Ordering::Relaxed);
             }
             if let Some(list) = self.list(number) {
-                *list = List { first: 0, last: 0, count: 0, parts: 0, busy: 0, closed: false };
+                *list = List { first: 0, last: 0, count: 0, parts: 0, busy: 0, dropping: 0, closed: false };
             }
         }
         UNRECORDED.store(0, Ordering::Relaxed);

@@ -159,7 +159,8 @@ impl Upstream {
     /// Waits until this upstream holds nothing, but no longer than `timeout`; returns what it still
     /// holds. See [`crate::deferred::drain`].
     pub fn drain(&self, timeout: Duration) -> DeferredStatistics {
-        wait(timeout, || self.poll(), || self.deferred())
+        let account = self.id().number();
+        wait(timeout, || self.poll(), || self.deferred(), || poll::is_settling(account))
     }
 
     /// Stops calls of [`umf_core::DeferredFree::reclaim`], and waits for those that have begun.

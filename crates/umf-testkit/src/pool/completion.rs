@@ -352,6 +352,58 @@ pub fn completion_may_use_its_pool(make: MakePool<'_>) {
     assert_eq!(provider.live_regions(), 0);
 }
 
+/// A completion that waits, when it is dropped, until another thread drains the pool.
+struct SlowToDrop {
+    is_pending: Arc<AtomicBool>,
+    is_dropping: Arc<AtomicBool>,
+    drains: Arc<AtomicBool>,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Completion for SlowToDrop {
+    fn progress(&self) -> Progress {
+        if self.is_pending.load(Ordering::SeqCst) { Progress::Pending } else { Progress::Ready }
+    }
+}
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        self.is_dropping.store(true, Ordering::SeqCst);
+        while !self.drains.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        // A drain that does not wait returns meanwhile.
+        std::thread::sleep(Duration::from_millis(20));
+        self.dropped.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A drain waits for what another thread has reclaimed and not dropped yet.
+pub fn drain_returns_after_completions_are_dropped(make: MakePool<'_>) {
+    let pool = make(MmapProvider::private().into());
+    let [is_dropping, drains, dropped, is_pending] = [false; 4].map(|it| Arc::new(AtomicBool::new(it)));
+    is_pending.store(true, Ordering::SeqCst);
+    let slow = SlowToDrop {
+        is_pending: is_pending.clone(),
+        is_dropping: is_dropping.clone(),
+        drains: drains.clone(),
+        dropped: dropped.clone(),
+    };
+    let address = allocate(&*pool, 100);
+    // SAFETY: a block of this test that is not used any more.
+    unsafe { deferred(&*pool).free_after(address, Arc::new(slow)) }.expect("it is live");
+    std::thread::scope(|scope| {
+        is_pending.store(false, Ordering::SeqCst);
+        scope.spawn(deferred::poll);
+        while !is_dropping.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        drains.store(true, Ordering::SeqCst);
+        assert!(controls(&*pool).drain(LONG).is_empty());
+        assert!(dropped.load(Ordering::SeqCst), "the drain returned before the completion was dropped");
+    });
+}
+
 /// Four threads free their own and each other's blocks with completions that become ready later. No
 /// block is reused while its completion is pending, and none is lost.
 pub fn concurrent_threads_never_get_pending_blocks(make: MakePool<'_>) {
