@@ -120,8 +120,14 @@ fn create(loader: Loader) -> Result<Process> {
                     umf-rs; logging is off\n";
         let _ = std::io::Write::write_all(&mut umf_os::output::stderr(), text.as_bytes());
     }
+    // Neither the log nor a subscriber of the program takes warnings.
+    let on_stderr = settings.log.warnings && !tracing::enabled!(tracing::Level::WARN);
     for warning in settings.loaded().warnings() {
         tracing::warn!("{warning}");
+        if on_stderr {
+            let line = format!("umf: {warning} (UMF_LOG_WARNINGS=false hides this)\n");
+            let _ = std::io::Write::write_all(&mut umf_os::output::stderr(), line.as_bytes());
+        }
     }
     let ipc = &settings.ipc;
     let mut exporter = ExporterSettings::default();

@@ -177,6 +177,9 @@ umf_core::settings! {
         pub pid: bool = false;
         /// Lowest severity after which the output is flushed.
         pub flush: LogLevel = LogLevel::Error;
+        /// Whether warnings about settings, such as a misspelled variable, are written to standard
+        /// error if no log takes them.
+        pub warnings: bool = true;
     }
 }
 

@@ -228,7 +228,9 @@ impl Ranks {
             || std::io::stderr().as_fd().try_clone_to_owned().map_or_else(|_| Stdio::null(), Stdio::from);
         for number in 0..plan.ranks {
             ranks.progress.step(format!("starting process {} of {}", number + 1, plan.ranks));
-            let child = Child::start(&["demo", "--rank"], &[("UMF_IPC_EXCHANGE", exchange)], output);
+            // This process has shown the warnings.
+            let variables = [("UMF_IPC_EXCHANGE", exchange), ("UMF_LOG_WARNINGS", "false")];
+            let child = Child::start(&["demo", "--rank"], &variables, output);
             ranks.children.push(child.map_err(|error| Failure::Message(format!("rank {number}: {error}")))?);
         }
         for number in 0..plan.ranks {

@@ -33,6 +33,32 @@ fn text_of(output: &Output) -> String {
 }
 
 #[test]
+fn misspelled_variable_is_reported_once_unless_switched_off() {
+    let test = "log::misspelled_variable_is_reported_once_unless_switched_off";
+    if std::env::var(TASK).is_ok() {
+        drop(Pool::private().unwrap());
+        return;
+    }
+    for (variables, count) in [
+        (&[][..], 1),
+        (&[("UMF_LOG", "level:error;output:stderr")], 1),
+        (&[("UMF_LOG", "level:warning;output:stderr")], 1),
+        (&[("UMF_LOG_WARNINGS", "false")], 0),
+    ] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(TASK, "create");
+        command.env("UMF_IPC_EXCHANG", "socket").envs(variables.iter().copied());
+        let text = text_of(&command.output().unwrap());
+        assert_eq!(
+            text.matches("UMF_IPC_EXCHANG is not one of umf's").count(),
+            count,
+            "{variables:?}: {text}"
+        );
+        assert_eq!(text.matches("did you mean UMF_IPC_EXCHANGE?").count(), count, "{variables:?}: {text}");
+    }
+}
+
+#[test]
 fn child_logs_if_forked_during_a_write_to_stderr() {
     let test = "log::child_logs_if_forked_during_a_write_to_stderr";
     if let Some(output) = alone(test, "fork", "debug") {
