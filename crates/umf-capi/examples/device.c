@@ -2,9 +2,9 @@
  *
  *   cc device.c $(pkg-config --cflags --libs libumf) -ldl -o device && ./device
  *
- * The program loads the driver, libcuda.so.1, and creates a context. The library uses both, and loads
- * and creates none itself. Headers of CUDA are not needed. Without a driver or a device the program says
- * so and ends. The software driver of this repository works, too: docs/cuda-soft.md. */
+ * The program loads the driver, libcuda.so.1, and creates a context. The library uses both, and
+ * loads and creates none itself. Headers of CUDA are not needed. Without a driver or a device the
+ * program prints a line and ends. The software driver of this repository works, too: docs/cuda-soft.md. */
 
 #include <dlfcn.h>
 #include <stdint.h>

@@ -2,9 +2,9 @@
  *
  *   cc share.c $(pkg-config --cflags --libs libumf) -o share && ./share
  *
- * The parent allocates a block and sends its handle over a socket, as bytes. The child opens the handle,
- * reads the block and writes a reply into it. Neither copies the block. The processes need no common
- * parent: any way to send bytes will do. */
+ * The parent allocates a block and sends its handle over a socket, as bytes. The child opens the
+ * handle, reads the block and writes a reply into it. The block is not copied. The processes need not
+ * be related: any way to send bytes will do. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +115,7 @@ int main(void) {
         perror("socketpair");
         return 1;
     }
-    /* Before the library is used: a child of a fork cannot allocate from shared memory of its parent. */
+    /* Before the library is used: a forked child cannot allocate from shared memory of its parent. */
     pid_t child = fork();
     if (child == 0) {
         close(sockets[0]);

@@ -22,19 +22,20 @@ extern "C" {
 #define UMFRS_NATIVE_ERROR_EXPORT_FAILED (-1)
 #define UMFRS_NATIVE_ERROR_OPEN_FAILED (-2)
 
-/* Returns the text of the last call of this thread that failed: what failed on what, why, and what to
- * do. A call that succeeds does not change it. Never returns NULL; the text is empty if no call failed.
- * The text belongs to the library, and is valid until the next call of the library in this thread. */
+/* Returns the text of the last call of this thread that failed: what failed on what, why, and
+ * what to do. A call that succeeds does not change it. Never returns NULL; the text is empty if
+ * no call failed. The text belongs to the library, and is valid until the next call of the
+ * library in this thread. */
 const char *umfrsLastErrorText(void);
 
-/* Makes an IPC handle from what another process sent or printed.
- * @param bytes  a Rust handle, a C handle, or the text of a Rust handle ("umf1.", with or without white
- *               space around it and a NUL). Any alignment; the library copies them.
- * @param size   in bytes: 256, 264, or that of the text.
- * @param handle the IPC handle, which umfPutIPCHandle frees. A C handle keeps the offset of its pointer.
- *               With a Rust handle, umfOpenIPCHandle yields the start of the block.
- * Fails with UMF_RESULT_ERROR_INVALID_ARGUMENT if a pointer is NULL, or the bytes are no handle. Whether
- * the memory still exists is checked by umfOpenIPCHandle. */
+/* Makes an IPC handle from what another process sent or printed. umfOpenIPCHandle checks whether the
+ * memory still exists.
+ * @param bytes a Rust handle, a C handle, or the text of a Rust handle. The text begins with "umf1.",
+ *     and may have white space around it and a NUL. Any alignment; the library copies the bytes.
+ * @param size in bytes: 256, 264, or that of the text.
+ * @param handle where the IPC handle is written; umfPutIPCHandle frees it. A C handle keeps the
+ *     offset of its pointer. With a Rust handle, umfOpenIPCHandle yields the start of the block.
+ * Errors: INVALID_ARGUMENT if a pointer is NULL, or the bytes are no handle. */
 umf_result_t umfrsIPCHandleFromBytes(const void *bytes, size_t size, umf_ipc_handle_t *handle);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* Opens memory of a Rust process: from_bytes. Standard input has the 256 bytes of the handle, then its
- * text in a line. Reads "question" at the start of the block, and writes "answer" there. */
+/* Opens memory of a Rust process: from_bytes. Standard input has the 256 bytes of the handle, then
+ * its text in a line. Reads "question" at the start of the block, and writes "answer" there. */
 
 #include "two_processes.h"
 #include "host_memory.h"

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use object::elf;
+use object::read::Object as _;
 use object::read::elf::{
     Dyn as _, ElfFile64, FileHeader as _, ProgramHeader as _, SectionHeader as _, Sym as _,
 };
@@ -73,6 +74,37 @@ fn it_exports_its_148_functions_and_nothing_else() {
     assert!(has(b"UMF_IPC_EXCHANGE") && !has(b"UMF_FAILPOINTS"), "the feature failpoints is on");
 }
 
+#[test]
+fn install_moves_debug_information_to_files_of_its_own() {
+    const TEST: &str = "install_moves_debug_information_to_files_of_its_own";
+    let Some(installed) = installed(TEST) else { return };
+    if installed.progress.contains("the libraries keep their debug information") {
+        println!("umf-skip: {TEST}: there is no objcopy (Debian: apt-get install binutils)");
+        return;
+    }
+    let lib = installed.prefix.join("lib");
+    for name in ["libumf.so.1.2.0", "libumf_proxy.so"] {
+        let bytes = std::fs::read(lib.join(name)).unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        assert!(file.section_by_name(".debug_line").is_none(), "{name}");
+        let (link, _) = file.gnu_debuglink().unwrap().unwrap();
+        assert_eq!(link, format!("{name}.debug").as_bytes());
+        let bytes = std::fs::read(lib.join(".debug").join(format!("{name}.debug"))).unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        assert!(file.section_by_name(".debug_line").is_some(), "{name}");
+    }
+}
+
+#[test]
+fn install_shows_its_steps() {
+    let Some(installed) = installed("install_shows_its_steps") else { return };
+    for part in
+        ["== building libumf.a", "== linking libumf.so.1.2.0", "== building libumf_proxy.so", "Finished "]
+    {
+        assert!(installed.progress.contains(part), "{part}\nnot in {}", installed.progress);
+    }
+}
+
 /// A library that is loaded at run time shares glibc's static TLS surplus, about 1600 bytes, with
 /// all other such libraries.
 #[test]
@@ -129,4 +161,53 @@ fn the_headers_declare_what_is_exported() {
         let output = check.arg(&header).output().unwrap();
         assert!(output.status.success(), "{}: {}", header.display(), String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// Returns each function that a header declares, with its parameters and the comment before it.
+fn declared(header: &str) -> Vec<(String, Vec<String>, String)> {
+    let mut found = Vec::new();
+    let is_name = |char: char| char.is_ascii_alphanumeric() || char == '_';
+    let statements = header.split("/*").flat_map(|piece| {
+        let (comment, code) = piece.split_once("*/").unwrap_or(("", piece));
+        // The comment is that of the first statement after it.
+        code.split(';').enumerate().map(move |(index, code)| (if index == 0 { comment } else { "" }, code))
+    });
+    for (comment, code) in statements {
+        let Some((head, rest)) = code.split_once('(') else { continue };
+        let name = head.rsplit(|char| !is_name(char)).next().unwrap();
+        if code.contains("typedef") || code.contains('{') || !name.starts_with("umf") {
+            continue;
+        }
+        let parameters = rest.rsplit_once(')').unwrap().0.split(',').map(str::trim);
+        let parameters = parameters.filter(|text| !matches!(*text, "" | "void" | "..."));
+        let last_word = |text: &str| text.rsplit(|char| !is_name(char)).next().unwrap().to_owned();
+        found.push((name.to_owned(), parameters.map(last_word).collect(), comment.to_owned()));
+    }
+    found
+}
+
+#[test]
+fn the_headers_describe_each_function_and_parameter() {
+    let headers = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let mut folders = vec![headers];
+    let (mut functions, mut missing) = (0, Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            for (name, parameters, comment) in declared(&std::fs::read_to_string(&path).unwrap()) {
+                functions += 1;
+                if comment.trim().is_empty() {
+                    missing.push(name.clone());
+                }
+                let is_missing = |parameter: &&String| !comment.contains(&format!("@param {parameter} "));
+                missing.extend(parameters.iter().filter(is_missing).map(|what| format!("{name}: {what}")));
+            }
+        }
+    }
+    assert_eq!(functions, 148);
+    assert!(missing.is_empty(), "{missing:#?}");
 }
