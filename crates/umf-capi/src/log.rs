@@ -134,7 +134,10 @@ pub(crate) fn report_settings(error: umf::Error) -> Failure {
     let is_off = matches!(STATE.lock().output, Output::Off);
     if failure.is_of_settings() && is_off && !IS_REPORTED.swap(true, Ordering::Relaxed) {
         // A closed standard error is no error.
-        let _ = writeln!(output::stderr(), "umf: {failure}; IPC handles are not available until then");
+        let _ = writeln!(
+            output::stderr(),
+            "umf: {failure}; making and opening IPC handles fails until this is corrected"
+        );
     }
     failure
 }
