@@ -299,7 +299,9 @@ impl NativeKind {
         }
         let failure = failure.clone();
         record(|failures| failures.sharing.replace((self, failed, failure)));
-        LAST_ERRORS.with(|last| last.host.set(Some((self, failed))));
+        if !self.is_of_device() {
+            LAST_ERRORS.with(|last| last.host.set(Some((self, failed))));
+        }
     }
 
     /// Records that a native operation failed. Its result code is [`PROVIDER_SPECIFIC`].
