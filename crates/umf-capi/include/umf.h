@@ -1,4 +1,5 @@
-/* Start and end of the library. Both calls are optional: the first provider, pool or query starts the library. */
+/* Start and end of the library. Both calls are optional: the first provider, pool or query
+ * starts the library. */
 
 #ifndef UMF_RS_UMF_H
 #define UMF_RS_UMF_H

@@ -1,5 +1,5 @@
-//! The last error of the calling thread: per kind of provider and pool, and the provider whose call
-//! failed.
+//! The last error of the calling thread: per kind of provider and pool, the provider whose call
+//! failed, and the text of the last call that failed.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_char};
@@ -15,7 +15,7 @@ use umf_provider_level_zero::sys::{
     ZE_RESULT_ERROR_UNSUPPORTED_SIZE, ze_result_t,
 };
 
-use crate::boundary::{Code, Failure, Out, Outcome, PROVIDER_SPECIFIC, SUCCESS};
+use crate::boundary::{Code, Failure, Out, Outcome, PROVIDER_SPECIFIC, SUCCESS, UNKNOWN};
 use crate::provider::Provider;
 
 struct LastErrors {
@@ -29,6 +29,23 @@ struct LastErrors {
     drivers: [Cell<u32>; 2],
     /// The last failure of each kind of pool.
     pools: [Cell<Code>; PoolKind::COUNT],
+    /// Number of functions of this library that the thread is in: a table's function may run inside
+    /// an exported one.
+    depth: Cell<u32>,
+    /// Whether a failure was recorded since the outermost function began.
+    has_recorded: Cell<bool>,
+    /// Whether the thread is in [`record_call`] or [`NativeKind::record_sharing_failure`]. The program's
+    /// allocator, which they may call, may be a pool of this library.
+    is_recording: Cell<bool>,
+}
+
+/// Failures with texts. They own memory.
+#[derive(Default)]
+struct Failures {
+    /// The exported function that failed last, and its failure.
+    call: Option<(&'static str, Failure)>,
+    /// The last failure to export or open memory that no driver caused.
+    sharing: Option<(NativeKind, FailedOperation, Failure)>,
 }
 
 thread_local! {
@@ -39,10 +56,106 @@ thread_local! {
             host: Cell::new(None),
             drivers: [const { Cell::new(0) }; 2],
             pools: [const { Cell::new(SUCCESS) }; PoolKind::COUNT],
+            depth: Cell::new(0),
+            has_recorded: Cell::new(false),
+            is_recording: Cell::new(false),
         }
     };
-    /// The text that `write_last` returned last.
-    static TEXT: RefCell<CString> = RefCell::default();
+    static FAILURES: RefCell<Failures> = const { RefCell::new(Failures { call: None, sharing: None }) };
+    /// The texts that C got last: of `write_last`, and of `umfrsLastErrorText`.
+    static TEXTS: RefCell<[CString; 2]> = RefCell::default();
+}
+
+/// A running function of this library ([`enter`]).
+pub(crate) struct Running(());
+
+/// Notes that a function of this library runs, until the result is dropped.
+#[inline]
+pub(crate) fn enter() -> Running {
+    LAST_ERRORS.with(|last| {
+        let depth = last.depth.get();
+        if depth == 0 {
+            last.has_recorded.set(false);
+        }
+        last.depth.set(depth + 1);
+    });
+    Running(())
+}
+
+impl Drop for Running {
+    #[inline]
+    fn drop(&mut self) {
+        LAST_ERRORS.with(|last| last.depth.set(last.depth.get() - 1));
+    }
+}
+
+/// Changes the recorded failures. Does nothing in a thread that is exiting, and in an allocation
+/// that recording a failure made.
+fn record<T>(change: impl FnOnce(&mut Failures) -> T) {
+    LAST_ERRORS.with(|last| {
+        if last.is_recording.replace(true) {
+            return;
+        }
+        let before =
+            FAILURES.try_with(|failures| failures.try_borrow_mut().ok().map(|mut all| change(&mut all)));
+        // Dropped without the borrow: freeing may call this library.
+        drop(before);
+        last.is_recording.set(false);
+    });
+}
+
+/// Records that the exported function `name` failed in this thread.
+pub(crate) fn record_call(name: &'static str, failure: Failure) {
+    record(|failures| failures.call.replace((name, failure)));
+    LAST_ERRORS.with(|last| last.has_recorded.set(true));
+}
+
+/// Records that a pool's function returned NULL to the exported function `name`, unless the reason
+/// is recorded.
+#[cold]
+pub(crate) fn record_null(name: &'static str) {
+    if !LAST_ERRORS.with(|last| last.has_recorded.get()) {
+        let why = "the function of the pool returned NULL; umfPoolGetLastAllocationError has its result";
+        record_call(name, Failure::new(UNKNOWN, why));
+    }
+}
+
+/// Returns the failure with this code that was recorded inside of the running exported function.
+pub(crate) fn failure_within(code: Code) -> Option<Failure> {
+    if !LAST_ERRORS.with(|last| last.has_recorded.get()) {
+        return None;
+    }
+    let failure =
+        FAILURES.try_with(|failures| failures.try_borrow().ok()?.call.as_ref().map(|(_, f)| f.clone()));
+    failure.ok().flatten().filter(|failure| failure.code() == code)
+}
+
+/// Keeps a text for C until the next one of the same place. Returns an empty text in a thread that
+/// is exiting.
+fn keep(place: usize, text: String) -> *const c_char {
+    // A path in the text may contain any byte but NUL.
+    let text = CString::new(text).unwrap_or_default();
+    let kept = TEXTS.try_with(|texts| {
+        let (pointer, before) = {
+            let mut texts = texts.borrow_mut();
+            let before = core::mem::replace(&mut texts[place], text);
+            (texts[place].as_ptr(), before)
+        };
+        // Dropped without the borrow: freeing may call this library.
+        drop(before);
+        pointer
+    });
+    kept.unwrap_or(c"".as_ptr())
+}
+
+/// Returns the text of the thread's last call that failed; an empty text if none did.
+#[unsafe(no_mangle)]
+extern "C" fn umfrsLastErrorText() -> *const c_char {
+    let text = FAILURES.try_with(|failures| {
+        let failures = failures.try_borrow().ok()?;
+        failures.call.as_ref().map(|(name, failure)| format!("{name}: {failure}"))
+    });
+    keep(1, text.ok().flatten().unwrap_or_default())
 }
 
 /// Returns the provider whose call failed last in this thread.
@@ -112,6 +225,11 @@ pub(crate) enum NativeKind {
     Cuda,
 }
 
+/// Native error of all kinds of provider: making an IPC handle failed (`umfrs.h`).
+const EXPORT_FAILED: i32 = -1;
+/// Native error of all kinds of provider: opening an IPC handle failed (`umfrs.h`).
+const OPEN_FAILED: i32 = -2;
+
 /// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailedOperation {
@@ -119,6 +237,10 @@ pub(crate) enum FailedOperation {
     Free,
     PurgeLazy,
     PurgeForce,
+    /// Making an IPC handle.
+    Export,
+    /// Opening an IPC handle.
+    Open,
 }
 
 impl FailedOperation {
@@ -129,6 +251,8 @@ impl FailedOperation {
             Self::Free => c"memory deallocation failed",
             Self::PurgeLazy => c"lazy purging failed",
             Self::PurgeForce => c"force purging failed",
+            Self::Export => c"making an IPC handle failed",
+            Self::Open => c"opening an IPC handle failed",
         }
     }
 }
@@ -153,6 +277,8 @@ impl NativeKind {
     /// Returns the number of an error, as defined in the headers.
     const fn number(self, failed: FailedOperation) -> i32 {
         let step = match (self, failed) {
+            (_, FailedOperation::Export) => return EXPORT_FAILED,
+            (_, FailedOperation::Open) => return OPEN_FAILED,
             (Self::LevelZero | Self::Cuda, _) => 0,
             (Self::Fixed, _) | (_, FailedOperation::Allocation) => 1,
             (Self::Os, FailedOperation::Free) => 4,
@@ -164,6 +290,18 @@ impl NativeKind {
             (Self::File, _) => 3,
         };
         self.first() + step
+    }
+
+    /// Records that memory could not be exported or opened, unless a driver's result says why.
+    pub(crate) fn record_sharing_failure(self, failed: FailedOperation, failure: &Failure) {
+        if self.is_of_device() && failure.is_native() {
+            return;
+        }
+        let failure = failure.clone();
+        record(|failures| failures.sharing.replace((self, failed, failure)));
+        if !self.is_of_device() {
+            LAST_ERRORS.with(|last| last.host.set(Some((self, failed))));
+        }
     }
 
     /// Records that a native operation failed. Its result code is [`PROVIDER_SPECIFIC`].
@@ -198,6 +336,8 @@ impl NativeKind {
     }
 
     fn set_answer(self, answer: u32) {
+        // It is newer than a failure of this library.
+        record(|failures| failures.sharing.take_if(|(of, ..)| *of == self));
         LAST_ERRORS.with(|last| last.drivers[usize::from(self == Self::Cuda)].set(answer));
     }
 
@@ -242,18 +382,32 @@ impl NativeKind {
             let last = LAST_ERRORS.with(|last| last.host.get()).filter(|(of, _)| *of == self);
             let (number, text) =
                 last.map_or((self.first(), c"success"), |(of, failed)| (of.number(failed), failed.text()));
-            message.set(text.as_ptr())?;
+            message.set(self.sharing_text(number).unwrap_or(text.as_ptr()))?;
             return native.set(number);
         }
+        for number in [EXPORT_FAILED, OPEN_FAILED] {
+            if let Some(text) = self.sharing_text(number) {
+                message.set(text)?;
+                return native.set(number);
+            }
+        }
         let answer = self.answer();
-        let text = CString::new(self.text_of(answer)).unwrap_or_default();
-        let kept = TEXT.try_with(|kept| {
-            *kept.borrow_mut() = text;
-            kept.borrow().as_ptr()
-        });
-        // A thread that is exiting cannot keep the text.
-        message.set(kept.unwrap_or(c"".as_ptr()))?;
+        message.set(keep(0, self.text_of(answer)))?;
         native.set(answer.cast_signed())
+    }
+
+    /// Returns the text of the last failure to export or open such memory, if its native error has
+    /// this number.
+    fn sharing_text(self, number: i32) -> Option<*const c_char> {
+        let text = FAILURES.try_with(|failures| {
+            let failures = failures.try_borrow().ok()?;
+            let (_, _, failure) = failures
+                .sharing
+                .as_ref()
+                .filter(|(of, failed, _)| *of == self && of.number(*failed) == number)?;
+            Some(failure.to_string())
+        });
+        Some(keep(0, text.ok().flatten()?))
     }
 }
 

@@ -16,7 +16,7 @@
 //! | `pools`, `providers` | `umf/pools/*.h`, `umf/providers/*.h`: the pools and providers of this
 //! library |
 //! | `boundary` | calls across the C boundary: result codes, pointers, panics |
-//! | `last_error` | the last error of a thread |
+//! | `last_error` | the last error of a thread; `umfrs.h`, with `memory` |
 //! | `log` | `UMF_LOG` |
 
 // Exported functions have their C names.

@@ -2,6 +2,7 @@
 //! output.
 
 use core::fmt::{self, Write as _};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -123,6 +124,22 @@ pub(crate) fn start() {
             );
         }
     }
+}
+
+/// Converts an error of creating the process's exporter or importer. If the settings are wrong, the
+/// first such error of the process is a line on standard error, unless the log has an output.
+pub(crate) fn report_settings(error: umf::Error) -> Failure {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    let failure = Failure::from(error);
+    let is_off = matches!(STATE.lock().output, Output::Off);
+    if failure.is_of_settings() && is_off && !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        // A closed standard error is no error.
+        let _ = writeln!(
+            output::stderr(),
+            "umf: {failure}; making and opening IPC handles fails until this is corrected"
+        );
+    }
+    failure
 }
 
 /// Flushes the output.

@@ -83,7 +83,9 @@ pub enum Error {
     },
     /// This importer has no [`umf_core::Import`] for this kind of memory.
     #[error(
-        "no provider of kind \"{kind}\" is registered with this importer; add one with Importer::builder().import(..)"
+        "cannot open memory of kind \"{kind}\": this process has no importer for that kind; register one with \
+         umf::registry::register_import (kinds of other crates), enable the kind's feature of umf-rs (kinds of umf), or \
+         add one with Importer::builder().import(..)"
     )]
     UnknownProvider {
         /// The kind in the handle.

@@ -12,7 +12,7 @@ use umf_sync::Lock;
 
 use crate::ranges::FreeRanges;
 
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 const KIND: ProviderKind = match ProviderKind::new("arena") {
     Some(kind) => kind,
@@ -68,7 +68,7 @@ impl Arena {
     }
 }
 
-fn errno() -> i32 {
+pub(crate) fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 

@@ -1,4 +1,8 @@
-/* The table of functions of a pool that a program implements. All functions must be thread-safe. */
+/* The table of functions of a pool that a program implements. All functions must be thread-safe.
+ *
+ * A member has the meaning, parameters and results of the function umfPool... of the same name
+ * (umf/memory_pool.h). Its first parameter is the state of the pool, which initialize writes to *pool
+ * and finalize frees. params is what umfPoolCreate got. A member ext_... may be NULL. */
 
 #ifndef UMF_RS_UMF_MEMORY_POOL_OPS_H
 #define UMF_RS_UMF_MEMORY_POOL_OPS_H

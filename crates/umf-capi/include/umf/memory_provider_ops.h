@@ -1,5 +1,11 @@
-/* The table of functions of a provider that a program implements. Versions 1.1 and 1.2 add members at the
- * end. All functions must be thread-safe, except split and merge of the same memory. */
+/* The table of functions of a provider that a program implements. Versions 1.1 and 1.2 add
+ * members at the end. All functions must be thread-safe, except split and merge of the same
+ * memory.
+ *
+ * A member has the meaning, parameters and results of the function umfMemoryProvider... of the same
+ * name (umf/memory_provider.h). Its first parameter is the state of the provider, which initialize
+ * writes to *provider and finalize frees. params is what umfMemoryProviderCreate got. A member
+ * ext_... may be NULL; the five for IPC handles are all NULL or none, and so are split and merge. */
 
 #ifndef UMF_RS_UMF_MEMORY_PROVIDER_OPS_H
 #define UMF_RS_UMF_MEMORY_PROVIDER_OPS_H

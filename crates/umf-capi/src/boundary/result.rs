@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use umf_core::Error;
 
+use crate::last_error;
+
 /// `umf_result_t`.
 pub(crate) type Code = i32;
 
@@ -54,9 +56,30 @@ impl Failure {
         Self::new(NOT_SUPPORTED, why)
     }
 
-    /// A result code of a foreign provider or pool.
-    pub(crate) const fn foreign(code: Code) -> Self {
-        Self::new(code, "returned by the provider or pool")
+    /// A result code that a function of a table returned. The failure is the one that this library
+    /// recorded in that function, if it did: the table may be its own, or forward to it.
+    pub(crate) fn foreign(code: Code) -> Self {
+        last_error::failure_within(code).unwrap_or(Self::new(
+            code,
+            "a function of the provider or pool failed with this result; ask the provider for its native error",
+        ))
+    }
+
+    /// Returns whether a driver or the system caused the failure, whose error number is known.
+    pub(crate) fn is_native(&self) -> bool {
+        let is_native = |error: &Error| {
+            matches!(error, Error::Driver { .. } | Error::Native { .. } | Error::OutOfMemory { .. })
+        };
+        match &self.why {
+            Why::Memory(error) => is_native(error),
+            Why::Ipc(error) => matches!(&**error, umf_ipc::Error::Memory(error) if is_native(error)),
+            Why::LogSettings(_) | Why::Umf(_) => false,
+        }
+    }
+
+    /// Returns whether the settings are wrong: a file or a variable.
+    pub(crate) fn is_of_settings(&self) -> bool {
+        matches!(&self.why, Why::Umf(error) if matches!(**error, umf::Error::Settings(_)))
     }
 
     /// Returns the result code for C.
@@ -136,17 +159,22 @@ impl From<umf::Error> for Failure {
         match error {
             umf::Error::Memory(error) => error.into(),
             umf::Error::Ipc(error) => error.into(),
+            // The native error has the text.
+            error @ umf::Error::Settings(_) => {
+                Self { code: PROVIDER_SPECIFIC, why: Why::Umf(Box::new(error)) }
+            }
             error => Self { code: UNKNOWN, why: Why::Umf(Box::new(error)) },
         }
     }
 }
 
-/// Runs the body of the exported function `name`. Logs a failure or panic, and returns its result
-/// code.
+/// Runs the body of the exported function `name`. Logs and records a failure or panic, and returns
+/// its result code.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome<()>) -> Code {
+    let _running = last_error::enter();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => SUCCESS,
-        Ok(Err(failure)) => failed(name, &failure),
+        Ok(Err(failure)) => failed(name, failure),
         Err(_) => panicked(name),
     }
 }
@@ -154,10 +182,11 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome<()>) -> Co
 /// As [`call`], for a function that does not return a result code. Returns `otherwise` on a
 /// failure.
 pub(crate) fn call_with<T>(name: &'static str, otherwise: T, body: impl FnOnce() -> Outcome<T>) -> T {
+    let _running = last_error::enter();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => {
-            failed(name, &failure);
+            failed(name, failure);
             otherwise
         }
         Err(_) => {
@@ -168,14 +197,17 @@ pub(crate) fn call_with<T>(name: &'static str, otherwise: T, body: impl FnOnce()
 }
 
 #[cold]
-fn failed(name: &'static str, failure: &Failure) -> Code {
-    tracing::error!("{name}: {failure} (result {})", failure.code());
-    failure.code()
+fn failed(name: &'static str, failure: Failure) -> Code {
+    let code = failure.code();
+    tracing::error!("{name}: {failure} (result {code})");
+    last_error::record_call(name, failure);
+    code
 }
 
 #[cold]
 fn panicked(name: &'static str) -> Code {
     tracing::error!("{name}: a bug in this library; please report it (result {UNKNOWN})");
+    last_error::record_call(name, Failure::new(UNKNOWN, "a bug in this library; please report it"));
     UNKNOWN
 }
 

@@ -4,12 +4,14 @@ use core::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use umf_core::{Access, Address, Import, Provider, Region};
-use umf_ipc::{HANDLE_SIZE, Importer, ImporterBuilder, Mapping};
+use umf_ipc::{Exporter, HANDLE_SIZE, Importer, ImporterBuilder, Mapping};
 use umf_provider_host::HostImport;
 use umf_runtime::tracker::{self, TrackedRegion};
 
 use super::{openings, owners};
-use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, SUCCESS, call};
+use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, List, Out, Outcome, SUCCESS, call};
+use crate::last_error::FailedOperation;
+use crate::log;
 use crate::pool::Pool;
 use crate::pools::preloaded;
 use crate::provider::part_around;
@@ -61,10 +63,32 @@ impl IpcHandle {
         if check(offset, &self.handle) == place >> OFFSET_BITS { Some(offset) } else { None }
     }
 
+    /// Reads and checks what a process received from another one.
+    fn from_bytes(bytes: &[u8]) -> Outcome<Self> {
+        const TEXT: &[u8] = b"umf1.";
+        if let Some((handle, place)) = bytes.split_first_chunk()
+            && let Ok(place) = place.try_into()
+        {
+            umf_ipc::Handle::from_bytes(handle).map_err(umf_ipc::Error::from)?;
+            let read = Self { handle: *handle, place };
+            return if read.offset().is_some() { Ok(read) } else { Err(CORRUPT) };
+        }
+        let handle = if bytes.trim_ascii_start().starts_with(TEXT) {
+            let text = core::str::from_utf8(bytes).map_err(|_| NOT_TEXT)?;
+            // C may count the NUL.
+            text.trim_end_matches('\0').parse()
+        } else if bytes.len() == HANDLE_SIZE {
+            umf_ipc::Handle::from_bytes(bytes)
+        } else {
+            return Err(WRONG_SIZE);
+        };
+        Self::new(handle.map_err(umf_ipc::Error::from)?.to_bytes(), 0)
+    }
+
     /// Exports the block or region that holds an address.
     fn of(region: &Region, address: Address) -> Outcome<Self> {
         // SAFETY: C has pointers to this memory, and Rust has no references.
-        let exported = unsafe { umf::exporter()?.handle(address) }.map_err(|error| match error {
+        let exported = unsafe { exporter()?.handle(address) }.map_err(|error| match error {
             // The original reports an invalid argument.
             umf_ipc::Error::NotExportable { .. } => Failure::from(error).with_code(INVALID_ARGUMENT),
             error => error.into(),
@@ -142,13 +166,25 @@ impl OwnImporters {
         if let Some(importer) = cell.get() {
             return Ok(importer);
         }
-        let builder = umf::importer()?.to_builder();
+        let builder = umf::importer().map_err(log::report_settings)?.to_builder();
         let made = imports().into_iter().fold(builder, ImporterBuilder::import).build()?;
         // If two threads create one, the second is dropped unused.
         Ok(cell.get_or_init(|| made))
     }
 }
 
+/// Returns the process's exporter. Wrong settings are reported.
+fn exporter() -> Outcome<&'static Exporter> {
+    umf::exporter().map_err(log::report_settings)
+}
+
+const NOT_TEXT: Failure = Failure::argument(
+    "cannot make an IPC handle: the text of a handle is not ASCII; pass what the process printed, unchanged",
+);
+const WRONG_SIZE: Failure = Failure::argument(
+    "cannot make an IPC handle: the size is of no form of handle; pass the 256 bytes of a Rust handle, the 264 bytes \
+     of a C handle, or the 347 characters of a handle's text",
+);
 const FREED: Failure = Failure::argument("the memory was freed meanwhile");
 const CORRUPT: Failure = Failure::argument("the handle is corrupt: where it points is not what was written");
 
@@ -195,8 +231,8 @@ fn export(address: Address) -> Outcome<IpcHandle> {
     let exported = IpcHandle::of(&found.region, address);
     exported.or_else(|failure| {
         let provider = Handle::from_ptr(pool).get()?.provider()?;
-        provider.has_failed();
-        provider.check_ipc()?;
+        let failure = provider.check_ipc().err().unwrap_or(failure);
+        provider.has_failed_to_share(FailedOperation::Export, &failure);
         Err(failure)
     })
 }
@@ -207,6 +243,16 @@ extern "C" fn umfPutIPCHandle(handle: Handle<IpcHandle>) -> Code {
     call("umfPutIPCHandle", || {
         drop(handle.take()?);
         Ok(())
+    })
+}
+
+/// Makes an IPC handle from bytes that a process received: those of a Rust handle or of a C one, or
+/// the text of a Rust handle. A Rust handle names a block, so its pointer is the block's start.
+#[unsafe(no_mangle)]
+extern "C" fn umfrsIPCHandleFromBytes(bytes: List<u8>, size: usize, handle: Out<Handle<IpcHandle>>) -> Code {
+    call("umfrsIPCHandleFromBytes", || {
+        let handle = handle.check()?;
+        handle.set(Handle::new(IpcHandle::from_bytes(&bytes.get(size)?)?))
     })
 }
 
@@ -249,7 +295,8 @@ extern "C" fn open_slow(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory
         pool.check_is_pool()?;
         let provider = pool.provider()?;
         let opened = handle.open(pool.importers(), || provider.imports());
-        let (mapping, address) = opened.inspect_err(|_| provider.has_failed())?;
+        let (mapping, address) =
+            opened.inspect_err(|failure| provider.has_failed_to_share(FailedOperation::Open, failure))?;
         pool.keep_importer();
         // SAFETY: the pool closes its openings when it is destroyed, before its importers.
         unsafe { openings::insert(address, mapping, pool.opens()) };
@@ -295,7 +342,7 @@ pub(crate) mod provider_handle {
             return Err(NULL);
         }
         // SAFETY: C has pointers to this memory, and Rust has no references.
-        let exported = unsafe { umf::exporter()?.region_handle(address, provider) }?;
+        let exported = unsafe { exporter()?.region_handle(address, provider) }?;
         let is_exported = |found: &TrackedRegion| found.region.id().get() == exported.region_id();
         let region = tracker::find_where(address, is_exported).ok_or(FREED)?.region;
         part_around(&region, address).ok_or(umf_core::Error::NotAllocated { address })?;

@@ -8,7 +8,8 @@ use umf_core::{Address, Pool as _};
 
 use super::handle::Pool;
 use super::table::PoolTable;
-use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call, call_with};
+use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, SUCCESS, call, call_with};
+use crate::last_error;
 use crate::memory::owners;
 use crate::pools::{disjoint, preloaded};
 use crate::provider::Provider;
@@ -33,10 +34,13 @@ extern "C" fn umfPoolDestroy(pool: Handle<Pool>) -> Code {
     call("umfPoolDestroy", || Pool::destroy(pool))
 }
 
-/// TraceCounters a block that a foreign pool returned.
-fn counted(pool: &Pool, block: *mut c_void) -> *mut c_void {
+/// Counts a block that the function of a pool's table returned. Records NULL as a failure of the
+/// exported function `name`, unless 0 bytes were requested or the function recorded a failure.
+fn counted(name: &'static str, pool: &Pool, block: *mut c_void, size: usize) -> *mut c_void {
     if !block.is_null() {
         pool.live.add(1);
+    } else if size != 0 {
+        last_error::record_null(name);
     }
     block
 }
@@ -75,7 +79,7 @@ fn malloc_foreign(pool: Handle<Pool>, size: usize) -> *mut c_void {
     call_with("umfPoolMalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: a function of the table with its state.
-        Ok(counted(pool, unsafe { (pool.functions.malloc)(pool.state, size) }))
+        Ok(counted("umfPoolMalloc", pool, unsafe { (pool.functions.malloc)(pool.state, size) }, size))
     })
 }
 
@@ -84,7 +88,8 @@ extern "C" fn umfPoolAlignedMalloc(pool: Handle<Pool>, size: usize, align: usize
     call_with("umfPoolAlignedMalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: a function of the table with its state.
-        Ok(counted(pool, unsafe { (pool.functions.aligned_malloc)(pool.state, size, align) }))
+        let block = unsafe { (pool.functions.aligned_malloc)(pool.state, size, align) };
+        Ok(counted("umfPoolAlignedMalloc", pool, block, size))
     })
 }
 
@@ -93,7 +98,8 @@ extern "C" fn umfPoolCalloc(pool: Handle<Pool>, count: usize, size: usize) -> *m
     call_with("umfPoolCalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: a function of the table with its state.
-        Ok(counted(pool, unsafe { (pool.functions.calloc)(pool.state, count, size) }))
+        let block = unsafe { (pool.functions.calloc)(pool.state, count, size) };
+        Ok(counted("umfPoolCalloc", pool, block, count.saturating_mul(size)))
     })
 }
 
@@ -106,6 +112,7 @@ extern "C" fn umfPoolRealloc(pool: Handle<Pool>, block: *mut c_void, size: usize
         match (block.is_null(), moved.is_null()) {
             (true, false) => pool.live.add(1),
             (false, true) if size == 0 => pool.live.add(-1),
+            (_, true) if size != 0 => last_error::record_null("umfPoolRealloc"),
             _ => {}
         }
         Ok(moved)
@@ -216,10 +223,11 @@ extern "C" fn pool_by_ptr_slow(memory: *const c_void, pool: Out<Handle<Pool>>) -
 
 #[unsafe(no_mangle)]
 extern "C" fn umfPoolGetLastAllocationError(pool: Handle<Pool>) -> Code {
-    call("umfPoolGetLastAllocationError", || {
+    // The code is an answer, and no failure of this call.
+    call_with("umfPoolGetLastAllocationError", INVALID_ARGUMENT, || {
         let pool = pool.get()?;
         // SAFETY: a function of the table with its state.
-        check_code(unsafe { (pool.functions.get_last_allocation_error)(pool.state) })
+        Ok(unsafe { (pool.functions.get_last_allocation_error)(pool.state) })
     })
 }
 

@@ -11,7 +11,7 @@ use umf_sync::fork;
 
 use crate::boundary::{Code, Failure, Handle, NOT_SUPPORTED, Out, Outcome, SUCCESS, call, call_with};
 use crate::ctl::{CtlTree, control, object_of};
-use crate::last_error::{PoolKind, explain};
+use crate::last_error::{self, PoolKind, explain};
 use crate::memory::owners;
 use crate::pool::{Functions, Initialize};
 use crate::provider::Provider;
@@ -205,25 +205,26 @@ fn allocation<T: TablePool>(
         Err(failure) => {
             T::KIND.set_last(failure.code());
             tracing::debug!("an allocation failed: {failure}");
+            last_error::record_call(what, failure);
             Ok(null_mut())
         }
     })
 }
 
 extern "C" fn malloc<T: TablePool>(state: State, size: usize) -> *mut c_void {
-    allocation("malloc", state, |pool: &T| pool.malloc(size))
+    allocation("umfPoolMalloc", state, |pool: &T| pool.malloc(size))
 }
 
 extern "C" fn aligned_malloc<T: TablePool>(state: State, size: usize, align: usize) -> *mut c_void {
-    allocation("aligned_malloc", state, |pool: &T| pool.aligned_malloc(size, align))
+    allocation("umfPoolAlignedMalloc", state, |pool: &T| pool.aligned_malloc(size, align))
 }
 
 extern "C" fn calloc<T: TablePool>(state: State, count: usize, size: usize) -> *mut c_void {
-    allocation("calloc", state, |pool: &T| pool.calloc(count, size))
+    allocation("umfPoolCalloc", state, |pool: &T| pool.calloc(count, size))
 }
 
 extern "C" fn realloc<T: TablePool>(state: State, old: *mut c_void, size: usize) -> *mut c_void {
-    allocation("realloc", state, |pool: &T| pool.realloc(old, size))
+    allocation("umfPoolRealloc", state, |pool: &T| pool.realloc(old, size))
 }
 
 extern "C" fn malloc_usable_size<T: TablePool>(

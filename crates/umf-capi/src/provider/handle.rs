@@ -14,7 +14,7 @@ use super::native::{self, Device, NativeProvider};
 use super::regions::Regions;
 use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS, Taken};
 use crate::ctl::{self, registry};
-use crate::last_error::{self, explain};
+use crate::last_error::{self, FailedOperation, explain};
 use crate::pool::Pool;
 use crate::providers::file_imports;
 
@@ -191,6 +191,15 @@ impl Provider {
     /// Makes the provider that the program created the thread's last failed one.
     pub(crate) fn has_failed(&self) {
         last_error::set_failed_provider(self.base());
+    }
+
+    /// Makes this the thread's last failed provider, and records why its memory could not be
+    /// exported or opened, for the native error.
+    pub(crate) fn has_failed_to_share(&self, failed: FailedOperation, failure: &Failure) {
+        self.has_failed();
+        if let Some(native) = self.base().native() {
+            native.instrumented().flavour().record_sharing_failure(failed, failure);
+        }
     }
 
     /// Checks that the provider has IPC handles.

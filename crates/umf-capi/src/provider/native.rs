@@ -393,8 +393,11 @@ extern "C" fn get_ipc_handle_size(state: State, size: *mut usize) -> Code {
 
 extern "C" fn get_ipc_handle(state: State, memory: *const c_void, _size: usize, handle: *mut c_void) -> Code {
     with("get_ipc_handle", state, |native| {
-        native.check_ipc()?;
-        provider_handle::get(address(memory), &*native.counted, handle)
+        let exported =
+            native.check_ipc().and_then(|()| provider_handle::get(address(memory), &*native.counted, handle));
+        exported.inspect_err(|failure| {
+            native.counted.flavour().record_sharing_failure(FailedOperation::Export, failure);
+        })
     })
 }
 
@@ -408,9 +411,11 @@ extern "C" fn put_ipc_handle(state: State, handle: *mut c_void) -> Code {
 extern "C" fn open_ipc_handle(state: State, handle: *mut c_void, memory: *mut *mut c_void) -> Code {
     with("open_ipc_handle", state, |native| {
         let memory = Out::from_ptr(memory).check()?;
-        native.check_ipc()?;
         let imports = || native.import().into_iter().collect();
-        memory.set(native.importers.open(handle, imports, state.addr())?)
+        let opened = native.check_ipc().and_then(|()| native.importers.open(handle, imports, state.addr()));
+        memory.set(opened.inspect_err(|failure| {
+            native.counted.flavour().record_sharing_failure(FailedOperation::Open, failure);
+        })?)
     })
 }
 

@@ -39,7 +39,7 @@ fn level_zero(test: &str, handles: &'static str) -> Option<With> {
 }
 
 /// Returns the environment of a CUDA program, with the software driver as `libcuda.so.1`.
-fn cuda(test: &str) -> Option<With> {
+pub fn cuda(test: &str) -> Option<With> {
     let folder = installed(test)?.prefix.join("drivers");
     std::fs::create_dir_all(&folder).unwrap();
     let link = folder.join("libcuda.so.1");

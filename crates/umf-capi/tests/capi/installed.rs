@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 /// An installed library.
 pub struct Installed {
     pub prefix: PathBuf,
+    /// What `install` printed on standard error.
+    pub progress: String,
 }
 
 impl Installed {
@@ -48,6 +50,7 @@ fn install() -> Installed {
         install.env("CARGO_TARGET_DIR", target);
     }
     let output = install.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Installed { prefix }
+    let progress = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{progress}");
+    Installed { prefix, progress }
 }

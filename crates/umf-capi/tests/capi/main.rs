@@ -9,9 +9,12 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod devices;
+mod errors;
+mod examples;
 mod exports;
 mod installed;
 mod pools;
 mod preloaded;
 mod programs;
 mod rights;
+mod rust_handles;

@@ -268,6 +268,11 @@ pub fn alone_with(test: &str, name: &str, arguments: &[&str], with: &With) -> Op
     Some(said(&ours))
 }
 
+/// Runs a program with this library, which may fail.
+pub fn start(installed: &Installed, program: &Path, arguments: &[&str], with: &With) -> Output {
+    run(program, &installed.library(), arguments, with)
+}
+
 /// Runs a program with this library. It must succeed.
 fn run_ours(installed: &Installed, program: &Path, arguments: &[&str], with: &With) -> Output {
     let mut variables = with.variables.clone();

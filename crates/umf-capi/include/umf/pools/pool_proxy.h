@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* Returns the table of functions of this pool. */
+/* Returns the table of functions of this pool, for umfPoolCreate. The table is static. */
 const umf_memory_pool_ops_t *umfProxyPoolOps(void);
 
 #ifdef __cplusplus
