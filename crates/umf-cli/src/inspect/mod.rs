@@ -4,5 +4,7 @@
 pub(crate) mod gc;
 mod processes;
 pub(crate) mod ps;
+mod screen;
+mod table;
 pub(crate) mod top;
 pub(crate) mod why;
