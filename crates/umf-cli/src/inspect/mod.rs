@@ -8,3 +8,5 @@ mod screen;
 mod table;
 pub(crate) mod top;
 pub(crate) mod why;
+
+pub(crate) use table::shortened;

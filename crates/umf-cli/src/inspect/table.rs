@@ -69,7 +69,7 @@ fn fit(headings: &[Heading], rows: &[TableRow], width: usize) -> Vec<(usize, usi
 }
 
 /// Returns the text, or its beginning and an ellipsis if it is longer than `width`.
-pub(super) fn shortened(text: &str, width: usize) -> String {
+pub(crate) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
