@@ -187,7 +187,8 @@ impl Picture {
         self.memory(x + PADDING, y + 36, bar, node);
         for (index, line) in lines.iter().enumerate() {
             let most = bar * 10 / (12 * 6);
-            let line = crate::inspect::shortened(line, most);
+            let is_long = text_width(line, 12) > bar;
+            let line = if is_long { crate::inspect::shortened(line, most) } else { line.clone() };
             self.text(x + PADDING, y + 80 + LINE * index, &line);
         }
         self.reach(x + width);

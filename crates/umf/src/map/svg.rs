@@ -74,7 +74,7 @@ pub fn to_svg(map: &PoolMap) -> String {
         text(&mut body, y, &format!("and {} more regions", map.regions.len() - number));
         y += CAPTION;
     }
-    let (width, height) = (OFFSETS + CELLS * WIDTH + 2 * MARGIN, y);
+    let (width, height) = (OFFSETS + CELLS * WIDTH + 3 * MARGIN, y);
     let mut picture = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
