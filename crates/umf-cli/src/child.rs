@@ -57,7 +57,8 @@ impl Child {
             .stdin(OwnedFd::from(child_end))
             .stdout(output())
             .stderr(output())
-            .spawn()?;
+            .spawn()
+            .map_err(explain_start)?;
         Ok(Child { process, channel: BufReader::new(channel) })
     }
 
@@ -129,6 +130,15 @@ impl Drop for Child {
         // Gives up on a process that is stuck in the kernel.
         wait(&mut self.process, EXIT_TIMEOUT);
     }
+}
+
+/// Names the cause of a failed start. Without `/proc`, the error of the kernel names no file.
+fn explain_start(error: std::io::Error) -> std::io::Error {
+    if error.kind() == ErrorKind::NotFound && !std::path::Path::new("/proc/self/exe").exists() {
+        let text = "cannot start a process of this program: /proc is not mounted; run `mount -t proc proc /proc` as root";
+        return std::io::Error::new(ErrorKind::NotFound, text);
+    }
+    error
 }
 
 fn wait(process: &mut std::process::Child, time: Duration) -> Option<ExitStatus> {

@@ -12,6 +12,7 @@ mod info;
 mod inspect;
 mod output;
 mod pool_map;
+mod signals;
 mod sys;
 mod topology;
 

@@ -1,10 +1,10 @@
-//! `umf top` in a pseudoterminal, which it restores on every exit path.
+//! `umf top` in a pseudoterminal, which it restores on every exit path; and `umf ps --watch`.
 
 // Clippy does not treat functions that tests share as tests.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -28,23 +28,41 @@ fn settings(fd: &impl AsRawFd) -> libc::termios {
     settings
 }
 
+fn send(child: &Child, signal: libc::c_int) {
+    // SAFETY: signals a child of this test.
+    assert_eq!(unsafe { libc::kill(i32::try_from(child.id()).unwrap(), signal) }, 0);
+}
+
 impl Terminal {
     fn start(arguments: &[&str]) -> Terminal {
+        Terminal::start_with(arguments, &[])
+    }
+
+    fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Terminal {
         let size = libc::winsize { ws_row: 40, ws_col: 160, ws_xpixel: 0, ws_ypixel: 0 };
-        let (mut master, mut slave) = (-1, -1);
-        let none = std::ptr::null_mut();
-        // SAFETY: `master`, `slave` and `size` are valid; the name and `termios` arguments may be
-        // null.
-        let opened =
-            unsafe { libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), &raw const size) };
-        assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: `openpty` has just created both fds, and no other value owns them.
-        let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+        // Both are closed in children, of other tests too: else a child holds its terminal open.
+        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+        // SAFETY: creates an fd.
+        let master = unsafe { libc::posix_openpt(flags) };
+        assert!(master >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: `posix_openpt` has just created the fd, and no other value owns it.
+        let master = unsafe { File::from_raw_fd(master) };
+        // SAFETY: changes a pseudoterminal of this process, and creates an fd.
+        let slave = unsafe {
+            assert_eq!(libc::unlockpt(master.as_raw_fd()), 0);
+            libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags)
+        };
+        assert!(slave >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the call has just created the fd, and no other value owns it.
+        let slave = unsafe { OwnedFd::from_raw_fd(slave) };
+        // SAFETY: `size` is valid for reads.
+        assert_eq!(unsafe { libc::ioctl(slave.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }, 0);
         // SAFETY: sets a flag of an fd of this process.
         assert_eq!(unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
         let end = || Stdio::from(slave.try_clone().unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
-        command.arg("top").args(arguments).env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        command.arg("top").args(arguments).env("TERM", "xterm").envs(variables.iter().copied());
+        command.stdin(end()).stdout(end()).stderr(end());
         let before = settings(&slave);
         let child = command.spawn().unwrap();
         Terminal { child, master, slave, before, shown: Vec::new() }
@@ -121,11 +139,103 @@ fn signals_quit_and_restore_terminal() {
         let mut terminal = Terminal::start(&["--interval", "3600"]);
         // Blanks are not drawn, so the screen contains single words.
         terminal.await_text("processes,");
-        // SAFETY: signals a child of this test.
-        assert_eq!(unsafe { libc::kill(i32::try_from(terminal.child.id()).unwrap(), signal) }, 0);
+        send(&terminal.child, signal);
         let status = terminal.await_end();
         assert!(status.success() && status.signal().is_none(), "{status}");
         terminal.assert_restored();
+    }
+}
+
+#[test]
+fn signal_in_escape_sequence_quits() {
+    let mut terminal = Terminal::start(&["--interval", "3600"]);
+    terminal.await_text("processes,");
+    // The beginning of a key, after which a reader could wait for the rest.
+    terminal.master.write_all(b"\x1b[").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    send(&terminal.child, libc::SIGTERM);
+    let status = terminal.await_end();
+    assert!(status.success() && status.signal().is_none(), "{status}");
+    terminal.assert_restored();
+}
+
+#[test]
+fn closed_terminal_ends_top() {
+    let mut terminal = Terminal::start(&["--interval", "3600"]);
+    terminal.await_text("processes,");
+    // Hangs up. The terminal does not control the child, which thus gets no signal.
+    terminal.master = File::open("/dev/null").unwrap();
+    let status = terminal.await_end();
+    assert_eq!(status.code(), Some(1), "{status}");
+}
+
+#[test]
+fn no_colour_without_wish() {
+    let mut terminal = Terminal::start_with(&["--interval", "0.1"], &[("NO_COLOR", "1")]);
+    terminal.await_text("processes,");
+    terminal.master.write_all(b"q").unwrap();
+    assert!(terminal.await_end().success());
+    for colour in 31..=33 {
+        assert!(!terminal.shows(&format!("[{colour}m")) && !terminal.shows(&format!(";{colour}m")));
+    }
+}
+
+/// Starts `umf ps --watch`, and returns it with the lines that it prints.
+fn watching() -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
+    command.args(["ps", "--watch", "0.1"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap());
+    (child, lines)
+}
+
+/// Returns whether a line is a time stamp such as `2026-11-26T10:16:07Z`.
+fn is_time_stamp(line: &str) -> bool {
+    line.len() == 20 && line.ends_with('Z') && line.as_bytes()[10] == b'T' && line.starts_with("20")
+}
+
+#[test]
+fn watched_table_is_printed_again_until_signal() {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        let (child, lines) = watching();
+        let mut stamps = 0;
+        for line in lines.lines() {
+            let line = line.unwrap();
+            assert!(!line.contains('\u{1b}'), "{line:?}");
+            stamps += u32::from(is_time_stamp(&line));
+            if stamps == 3 {
+                stamps += 1;
+                send(&child, signal);
+            }
+        }
+        assert!(stamps >= 4, "{stamps}");
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+#[test]
+fn watch_ends_when_output_is_closed() {
+    let (child, mut lines) = watching();
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    assert!(is_time_stamp(first.trim_end()), "{first:?}");
+    drop(lines);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn watch_has_default_and_refuses_json() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
+    let mut child = command.args(["ps", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(is_time_stamp(first.trim_end()), "{first:?}");
+    assert!(child.wait().unwrap().success());
+    for arguments in [&["ps", "--watch", "--json"][..], &["ps", "--watch", "0"], &["ps", "--watch", "x"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_umf")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
     }
 }
 

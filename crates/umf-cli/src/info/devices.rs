@@ -43,7 +43,7 @@ fn udmabuf() -> Finding {
             question.ok(format!("works{size}{parts}")).value(value)
         }
         Err(error) => {
-            let remedy = "modprobe udmabuf, or a kernel with CONFIG_UDMABUF.";
+            let remedy = "Run `modprobe udmabuf` as root on the host, or use a kernel with CONFIG_UDMABUF.";
             unusable(question, &error, Udmabuf::DEVICE, remedy, value)
         }
     }
@@ -156,7 +156,7 @@ pub(super) fn query_cuda() -> DriverReply {
 
 /// Returns the finding for a child that sent no reply.
 fn no_reply(question: Question, error: &ChildError) -> Finding {
-    let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
+    let remedy = "Look in `dmesg`; a driver that crashes or hangs cannot be used.";
     question.limited(format!("unknown: a child {error}"), remedy).value(Value::Null)
 }
 
@@ -186,7 +186,7 @@ fn level_zero() -> Vec<Finding> {
     let versions: Vec<&str> = drivers.iter().filter_map(|driver| driver.version.as_deref()).collect();
     let found = if devices.is_empty() {
         let remedy =
-            "Pass the device into the container (--device /dev/dri), and join the groups video and render.";
+            "Pass the device into the container (`--device /dev/dri`), and join the groups video and render.";
         question.missing("a driver, and no device", remedy)
     } else {
         question.ok(format!("{}; version {}", devices.join(", "), versions.join(", ")))
@@ -198,12 +198,12 @@ fn cuda() -> Finding {
     let question = ask("libcuda.so.1", "Memory of NVIDIA devices, and handles of it by value.");
     let driver = match run_in_child::<DriverReply>(&Role::Cuda) {
         Ok(DriverReply { library: None, drivers: Err(why) }) => {
-            let remedy = "Install the NVIDIA driver, or run the container with --gpus all.";
+            let remedy = "Install the NVIDIA driver, or run the container with `--gpus all`.";
             let text = if why.contains("No such file") { "not found".to_owned() } else { why };
             return question.missing(text, remedy).value(Value::Null);
         }
         Ok(DriverReply { drivers: Err(why), .. }) => {
-            let remedy = "Run nvidia-smi for details about the driver and its devices.";
+            let remedy = "Run `nvidia-smi` for details about the driver and its devices.";
             return question.missing(why, remedy).value(json!({ "devices": [] }));
         }
         Ok(DriverReply { drivers: Ok(mut drivers), .. }) => drivers.swap_remove(0),
@@ -219,7 +219,7 @@ fn cuda() -> Finding {
     let finding = if driver.devices.iter().all(shares) {
         question.ok(text)
     } else {
-        let remedy = "Where virtual memory has no descriptors, memory = \"device\" is exported by the driver's own handles.";
+        let remedy = "Where virtual memory has no descriptors, `memory = \"device\"` is exported by the driver's own handles.";
         question.limited(text, remedy)
     };
     finding.value(json!(driver))
@@ -231,7 +231,7 @@ fn nvidia() -> Finding {
         name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok())
     });
     if nodes.is_empty() {
-        let remedy = "Load the NVIDIA driver, or run the container with --gpus all.";
+        let remedy = "Load the NVIDIA driver, or run the container with `--gpus all`.";
         return question.missing("no device nodes", remedy).value(json!([]));
     }
     let names: Vec<String> = nodes.iter().map(|path| procfs::name(path)).collect();
@@ -258,7 +258,7 @@ fn unusable(question: Question, error: &umf::MemoryError, path: &str, absent: &s
         }
         (Some(number), _) => refused_device(question, number, path, value),
         (None, error) => {
-            question.missing(error.to_string(), format!("Look in dmesg for {path}.")).value(value)
+            question.missing(error.to_string(), format!("Look in `dmesg` for {path}.")).value(value)
         }
     }
 }
@@ -269,10 +269,11 @@ fn refused_device(question: Question, number: Errno, path: &str, value: Value) -
     let finding = if procfs::is_temporary_shortage(number) {
         question.limited(format!("could not be tried ({name})"), procfs::shortage_remedy(number))
     } else if procfs::is_denied(number) {
-        let remedy = format!("Join the group that owns {path} (ls -l), or allow it in the container.");
+        let remedy =
+            format!("Join the group that owns {path} (`ls -l {path}`), or allow it in the container.");
         question.missing(format!("there, but refused ({name})"), remedy)
     } else {
-        question.missing(format!("there, but does not work ({name})"), format!("Look in dmesg for {path}."))
+        question.missing(format!("there, but does not work ({name})"), format!("Look in `dmesg` for {path}."))
     };
     finding.value(value)
 }

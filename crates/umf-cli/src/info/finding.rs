@@ -45,6 +45,14 @@ pub(crate) struct Finding {
     pub(crate) remedy: Option<String>,
 }
 
+/// Returns the remedy for a seccomp filter that refuses a system call.
+pub(crate) fn allow(call: &str) -> String {
+    format!(
+        "Add {call} to the calls that the container's seccomp profile allows (`docker run --security-opt \
+         seccomp=PROFILE.json`, or `--security-opt seccomp=unconfined` for a trial)."
+    )
+}
+
 /// Creates the question `key`. `why` is the reason why it matters.
 pub(crate) fn ask(key: impl Into<Cow<'static, str>>, why: impl Into<Cow<'static, str>>) -> Question {
     Question { key: key.into(), why: why.into() }
@@ -68,14 +76,16 @@ impl Question {
 
     /// Answers that the state is unknown, because a source could not be read.
     pub(crate) fn unknown(self, unread: impl Into<String>) -> Finding {
-        let remedy = "Mount /proc and /sys, or run where they can be read.";
+        let remedy =
+            "Run `mount -t proc proc /proc; mount -t sysfs sys /sys` as root, or run where they can be read.";
         self.answer(FindingState::Limited, format!("unknown: {}", unread.into()), Some(remedy.to_owned()))
             .value(Value::Null)
     }
 
     /// Answers with the outcome of a test of a kernel feature of release `since`. The value is
     /// whether the feature works.
-    pub(crate) fn tested(self, outcome: Result<(), Errno>, since: &str) -> Finding {
+    /// `call` is the system call that a seccomp filter would have to allow.
+    pub(crate) fn tested(self, outcome: Result<(), Errno>, since: &str, call: &str) -> Finding {
         let Err(number) = outcome else {
             return self.ok("works").value(true);
         };
@@ -84,11 +94,13 @@ impl Question {
             self.limited(format!("could not be tried ({name})"), procfs::shortage_remedy(number))
                 .value(Value::Null)
         } else if procfs::is_denied(number) {
-            let remedy =
-                "A seccomp filter or a security module refuses it: allow it in the container's profile.";
+            let remedy = format!("A seccomp filter or a security module refuses {call}. {}", allow(call));
             self.missing(format!("refused ({name})"), remedy).value(false)
         } else {
-            let remedy = format!("Linux {since} or newer has it, unless a seccomp filter hides it.");
+            let remedy = format!(
+                "Linux {since} or newer has it, unless a seccomp filter hides {call}. {}",
+                allow(call)
+            );
             self.missing(format!("not there ({name})"), remedy).value(false)
         }
     }
@@ -215,11 +227,16 @@ fn push_line(out: &mut String, line: &str) {
 }
 
 /// Breaks `text` at spaces into lines of at most `width` characters. A longer word gets its own
-/// line.
+/// line. Text between backticks, which is a command to copy, is one word.
 pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
-    for word in text.split_whitespace() {
+    let mut is_command = false;
+    let words = text.split(|letter: char| {
+        is_command ^= letter == '`';
+        matches!(letter, ' ' | '\n') && !is_command
+    });
+    for word in words.filter(|word| !word.is_empty()) {
         if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
             lines.push(std::mem::take(&mut line));
         }
@@ -241,5 +258,11 @@ mod tests {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("", 7), [""]);
         assert_eq!(wrap("indivisible", 3), ["indivisible"]);
+    }
+
+    #[test]
+    fn commands_are_not_wrapped() {
+        assert_eq!(wrap("Run `one two three`, or `four`.", 7), ["Run", "`one two three`,", "or", "`four`."]);
+        assert_eq!(wrap("in:`a b` c", 3), ["in:`a b`", "c"]);
     }
 }

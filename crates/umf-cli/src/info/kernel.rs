@@ -9,7 +9,7 @@ use rustix::process::DumpableBehavior;
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-use super::finding::{Finding, Group, ask};
+use super::finding::{Finding, FindingState, Group, allow, ask};
 use super::transfer::{Role, run_in_child};
 use super::{numa, procfs};
 use crate::child::ChildError;
@@ -24,60 +24,70 @@ static FEATURE_TESTS: [FeatureTest; 10] = [
         key: "pidfd_open",
         why: "A pidfd identifies a producer without pid reuse, and reports its exit.",
         since: "5.3",
+        call: "pidfd_open",
         test: || sys::pidfd_of_self().map(drop),
     },
     FeatureTest {
         key: "pidfd_getfd",
         why: "The fastest way to fetch a peer's memory.",
         since: "5.6",
+        call: "pidfd_getfd",
         test: sys::fetch_own_fd,
     },
     FeatureTest {
         key: "process_vm_readv",
         why: "One copy between processes without mapping anything.",
         since: "3.2",
+        call: "process_vm_readv",
         test: sys::read_own_memory,
     },
     FeatureTest {
         key: "memfd_seals",
         why: "Shared memory without a name, whose size a peer cannot change.",
         since: "3.17",
+        call: "memfd_create",
         test: || sys::seal_a_memfd(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL),
     },
     FeatureTest {
         key: "mfd_noexec_seal",
         why: "Shared memory that cannot be made executable.",
         since: "6.3",
+        call: "memfd_create",
         test: sys::memfd_noexec_seal,
     },
     FeatureTest {
         key: "f_seal_future_write",
         why: "Guarantees that a read-only import stays read-only.",
         since: "5.1",
+        call: "memfd_create",
         test: || sys::seal_a_memfd(SealFlags::FUTURE_WRITE),
     },
     FeatureTest {
         key: "so_peerpidfd",
         why: "Reports a peer's exit where pids are not visible.",
         since: "6.5",
+        call: "getsockopt",
         test: sys::peer_pidfd,
     },
     FeatureTest {
         key: "madv_wipeonfork",
         why: "Detects a fork in the child, without a hook.",
         since: "4.14",
+        call: "madvise",
         test: sys::wipe_on_fork,
     },
     FeatureTest {
         key: "madv_collapse",
         why: "Huge pages for shared memory where shmem_enabled is never.",
         since: "6.1",
+        call: "madvise",
         test: collapse,
     },
     FeatureTest {
         key: "membarrier",
         why: "Lets fast paths run without memory fences.",
         since: "4.14",
+        call: "membarrier",
         test: sys::private_membarrier,
     },
 ];
@@ -122,6 +132,8 @@ pub(super) struct FeatureTest {
     pub(super) why: &'static str,
     /// Kernel release that introduced it.
     pub(super) since: &'static str,
+    /// System call that it needs.
+    pub(super) call: &'static str,
     /// Runs the test and undoes its effects.
     pub(super) test: fn() -> SysResult<()>,
 }
@@ -150,6 +162,11 @@ pub(super) fn seccomp_mode() -> Result<SeccompMode, String> {
     })
 }
 
+/// Returns whether memfd_create works. Where a filter may kill for it, a child tries it.
+pub(super) fn has_memfd() -> bool {
+    find_test("memfd_seals").is_none_or(|test| test.run().state != FindingState::Missing)
+}
+
 /// Returns the test with this key.
 pub(super) fn find_test(key: &str) -> Option<&'static FeatureTest> {
     FEATURE_TESTS.iter().chain([&numa::BIND_TEST]).find(|test| test.key == key)
@@ -160,17 +177,17 @@ impl FeatureTest {
     pub(super) fn run(&self) -> Finding {
         let question = ask(self.key, self.why);
         if seccomp_mode() != Ok(SeccompMode::Installed) {
-            return question.tested((self.test)(), self.since);
+            return question.tested((self.test)(), self.since, self.call);
         }
         match run_in_child(&Role::Test(self.key.to_owned())) {
-            Ok(0) => question.tested(Ok(()), self.since),
-            Ok(number) => question.tested(Err(Errno::from_raw_os_error(number)), self.since),
+            Ok(0) => question.tested(Ok(()), self.since, self.call),
+            Ok(number) => question.tested(Err(Errno::from_raw_os_error(number)), self.since, self.call),
             Err(ChildError::SeccompKill) => {
-                let remedy = "A seccomp filter kills for it: allow it in the container's profile.";
+                let remedy = format!("A seccomp filter kills for {}. {}", self.call, allow(self.call));
                 question.missing("killed (SIGSYS)", remedy).value(false)
             }
             Err(error) => {
-                let remedy = "Make room for child processes (ulimit -u, ulimit -n).";
+                let remedy = "Raise the limits of processes (`ulimit -u`), open files (`ulimit -n`) or address space (`ulimit -v`).";
                 question.limited(format!("could not be tried: a child {error}"), remedy).value(Value::Null)
             }
         }
@@ -235,7 +252,8 @@ fn capability(key: &'static str, wanted: CapabilitySet, why: &'static str) -> Fi
         Ok(held) if held.contains(wanted) => question.ok("held, over this user namespace only").value(true),
         Ok(_) => {
             let upper = key.trim_start_matches("cap_").to_uppercase();
-            let remedy = format!("Where that is needed: run as root, or with --cap-add {upper}.");
+            let remedy =
+                format!("Where that is needed: run as root, or in a container with `--cap-add {upper}`.");
             question.missing("not held", remedy).value(false)
         }
         Err(number) => question.unknown(format!("capget: {}", procfs::errno_name(number))),
@@ -256,16 +274,18 @@ fn yama() -> Finding {
         1 | 2 if allowed => question.ok(format!("{scope}: lifted by CAP_SYS_PTRACE")),
         1 => question.limited(
             "1: only a parent may, siblings may not",
-            "sysctl kernel.yama.ptrace_scope=0, or exchange by procfs or socket, or let producers allow it \
-             (PR_SET_PTRACER).",
+            "Run `sysctl kernel.yama.ptrace_scope=0` as root, exchange by procfs or socket \
+             (`UMF_IPC_EXCHANGE=procfs`), or let producers allow it (`UMF_IPC_PTRACER=any`).",
         ),
         2 => question.limited(
             "2: only CAP_SYS_PTRACE may",
-            "sysctl kernel.yama.ptrace_scope=0, or exchange by procfs or socket.",
+            "Run `sysctl kernel.yama.ptrace_scope=0` as root, or exchange by procfs or socket \
+             (`UMF_IPC_EXCHANGE=procfs`).",
         ),
         _ => question.missing(
             format!("{scope}: no process may, until the next boot"),
-            "Exchange by procfs or socket, or boot with kernel.yama.ptrace_scope=0.",
+            "Exchange by procfs or socket (`UMF_IPC_EXCHANGE=procfs`), or set \
+             `kernel.yama.ptrace_scope=0` in /etc/sysctl.d and reboot.",
         ),
     };
     finding.value(scope)
@@ -274,7 +294,7 @@ fn yama() -> Finding {
 fn dumpable() -> Finding {
     let question = ask("dumpable", "A process that is not dumpable cannot be reached by pidfd or procfs.");
     let remedy = "Make the program readable by its user, without set-uid bits or file capabilities, \
-                  or call prctl(PR_SET_DUMPABLE, 1).";
+                  or call `prctl(PR_SET_DUMPABLE, 1)`.";
     match sys::dumpable() {
         Ok(DumpableBehavior::Dumpable) => question.ok("yes").value(true),
         Ok(DumpableBehavior::NotDumpable) => question.missing("no", remedy).value(false),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rustix::process::Resource;
+use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
@@ -41,12 +41,23 @@ fn files() -> Finding {
     if soft >= DEFAULT_FILES {
         return question.ok(text).value(value);
     }
-    let remedy = match limit.maximum {
-        Some(hard) if hard <= soft => "Have the hard limit raised (limits.conf, LimitNOFILE=).".to_owned(),
-        Some(hard) => format!("ulimit -n {hard}"),
-        None => "ulimit -n unlimited".to_owned(),
-    };
-    question.limited(text, remedy).value(value)
+    question.limited(text, raise(limit, "n", 1, "nofile", "LimitNOFILE=")).value(value)
+}
+
+/// Returns the remedy for a low limit: the command of the shell if this process may raise it, or
+/// else where the hard limit is set. `unit` is the unit of the command in bytes.
+fn raise(limit: Rlimit, option: &str, unit: u64, name: &str, service: &str) -> String {
+    let soft = limit.current.unwrap_or(u64::MAX);
+    match limit.maximum {
+        None => format!("Run `ulimit -S{option} unlimited` in the shell that starts the program."),
+        Some(hard) if hard > soft => {
+            format!("Run `ulimit -S{option} {}` in the shell that starts the program.", hard / unit)
+        }
+        Some(_) => format!(
+            "Only root can raise the hard limit: entry {name} in /etc/security/limits.conf, {service} of a \
+             service, or `docker run --ulimit`."
+        ),
+    }
 }
 
 fn locked() -> Finding {
@@ -62,7 +73,7 @@ fn locked() -> Finding {
             question.ok(format!("{}, lifted by CAP_IPC_LOCK", format_bytes(soft))).value(value)
         }
         Some(soft) => question
-            .limited(format_bytes(soft), "ulimit -l unlimited, or LimitMEMLOCK=infinity.")
+            .limited(format_bytes(soft), raise(limit, "l", 1024, "memlock", "LimitMEMLOCK="))
             .value(value),
     }
 }
@@ -73,9 +84,11 @@ fn address_space() -> Finding {
     let value = json!({ "soft": limit.current, "hard": limit.maximum });
     match limit.current {
         None => question.ok("unlimited").value(value),
-        Some(soft) => question
-            .limited(format_bytes(soft), "ulimit -v unlimited; bound memory with a cgroup instead.")
-            .value(value),
+        Some(soft) => {
+            let text = format!("{} of address space (ulimit -v, RLIMIT_AS)", format_bytes(soft));
+            let raise = raise(limit, "v", 1024, "as", "LimitAS=");
+            question.limited(text, format!("{raise} Bound memory with a cgroup instead.")).value(value)
+        }
     }
 }
 
@@ -84,7 +97,7 @@ fn mappings() -> Finding {
     match procfs::number("/proc/sys/vm/max_map_count") {
         Ok(most) if most >= DEFAULT_MAPPINGS => question.ok(most.to_string()).value(most),
         Ok(most) => question
-            .limited(most.to_string(), format!("sysctl vm.max_map_count={DEFAULT_MAPPINGS} or more."))
+            .limited(most.to_string(), format!("Run `sysctl vm.max_map_count={DEFAULT_MAPPINGS}` as root."))
             .value(most),
         Err(unread) => question.unknown(unread),
     }
@@ -105,7 +118,7 @@ fn overcommit() -> Finding {
             question
                 .limited(
                     format!("{mode}: never{left}"),
-                    "sysctl vm.overcommit_memory=0, or raise vm.overcommit_ratio.",
+                    "Run `sysctl vm.overcommit_memory=0` as root, or raise vm.overcommit_ratio.",
                 )
                 .value(mode)
         }
@@ -116,7 +129,7 @@ fn overcommit() -> Finding {
 fn dev_shm() -> Finding {
     let question =
         ask("dev_shm", "Holds named shared memory only; the rest is memfd, which it does not bound.");
-    let remedy = "Only for named shared memory: mount a larger tmpfs (docker run --shm-size=8g).";
+    let remedy = "Only for named shared memory: mount a larger tmpfs (`docker run --shm-size=8g`).";
     let found = match sys::file_system("/dev/shm") {
         Ok(found) => found,
         Err(number) => {
@@ -195,7 +208,7 @@ fn reserved(folder: &Path) -> Option<Finding> {
     let usable = free.saturating_sub(promised);
     let value = json!({ "size": size, "total": total, "free": usable, "on_demand": on_demand });
     let pages = if size < 1 << 30 { 64 } else { 2 };
-    let remedy = format!("echo {pages} > {}/nr_hugepages", folder.display());
+    let remedy = format!("Run `echo {pages} > {}/nr_hugepages` as root.", folder.display());
     if usable == 0 {
         let text = match (total, on_demand) {
             (0, 0) => "none reserved".to_owned(),
@@ -229,7 +242,9 @@ fn transparent() -> Finding {
         Err(unread) => return question.unknown(unread),
     };
     match procfs::chosen(&text) {
-        Some("never") | None => question.limited(text, format!("echo madvise > {path}")).value("never"),
+        Some("never") | None => {
+            question.limited(text, format!("Run `echo madvise > {path}` as root.")).value("never")
+        }
         Some(choice) => question.ok(choice).value(choice),
     }
 }
@@ -243,7 +258,7 @@ fn transparent_shared() -> Finding {
     };
     match procfs::chosen(&text) {
         Some(choice @ ("never" | "deny")) => {
-            question.limited(choice, format!("echo advise > {path}")).value(choice)
+            question.limited(choice, format!("Run `echo advise > {path}` as root.")).value(choice)
         }
         Some(choice) => question.ok(choice).value(choice),
         None => question.unknown(text),

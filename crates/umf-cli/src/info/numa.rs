@@ -15,6 +15,7 @@ pub(crate) static BIND_TEST: FeatureTest = FeatureTest {
     key: "mbind",
     why: "Binds a provider's memory to nodes.",
     since: "2.6 with CONFIG_NUMA",
+    call: "mbind",
     test: bind,
 };
 
@@ -92,7 +93,7 @@ fn cpuset(topology: &Topology) -> Finding {
         return question.ok("all nodes are allowed").value(value);
     }
     let list: Vec<String> = forbidden.iter().map(u32::to_string).collect();
-    let remedy = "Have the container or job grant them: cpuset.mems of its cgroup, docker --cpuset-mems, srun --mem-bind.";
+    let remedy = "Have the container or job grant them: cpuset.mems of its cgroup, `docker run --cpuset-mems=...`, `srun --mem-bind=...`.";
     question.limited(format!("not allowed: nodes {}", list.join(", ")), remedy).value(value)
 }
 
@@ -125,7 +126,7 @@ fn hmat(topology: &Topology) -> Finding {
     let several = topology.all().len() > 1;
     let finding = if several {
         let remedy = "Firmware with an HMAT table, and Linux 5.2 or newer. Until then distances tell what is near, and \
-                      nothing tells what is fast: name nodes (numa_nodes) or another memory space (numa_space).";
+                      nothing tells what is fast: name nodes (`numa_nodes`) or another memory space (`numa_space`).";
         question.missing("unknown", remedy)
     } else {
         question.ok("unknown, and nothing to choose")

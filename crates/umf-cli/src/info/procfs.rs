@@ -119,9 +119,11 @@ pub(crate) fn is_denied(errno: Errno) -> bool {
 /// Returns the remedy for an error that [`is_temporary_shortage`] classifies.
 pub(crate) fn shortage_remedy(errno: Errno) -> &'static str {
     match errno {
-        Errno::MFILE => "Raise the limit of open files (ulimit -n) and run again.",
-        Errno::NFILE => "The whole system is out of open files: raise fs.file-max.",
-        Errno::NOMEM => "Free some memory or raise ulimit -v, and run again.",
+        Errno::MFILE => "Raise the limit of open files (`ulimit -n`) and run again.",
+        Errno::NFILE => {
+            "The whole system is out of open files: raise fs.file-max as root (`sysctl fs.file-max`)."
+        }
+        Errno::NOMEM => "Free some memory, or raise the limit of address space (`ulimit -v`), and run again.",
         _ => "Run again when the machine is less busy.",
     }
 }

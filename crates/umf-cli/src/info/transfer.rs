@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::Resource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use umf::host::{HostImport, HostProvider};
 use umf::ipc::ExporterSettings;
 use umf::{Exchange, Exporter, Handle, Importer, Mode, Pool};
 
-use super::finding::{Finding, FindingState, Group, Question, ask};
+use super::finding::{Finding, FindingState, Group, Question, allow, ask};
 use super::{devices, kernel, procfs};
 use crate::child::{Child, ChildError, Parent};
 use crate::sys;
@@ -52,9 +53,9 @@ pub(super) fn probe() -> Group {
         }
         Err(why) => {
             let questions = modes.into_iter().map(|(_, question)| question).chain([process_vm, auto]);
-            let remedy = "Make room for child processes (ulimit -u, ulimit -n) and mount /proc.";
+            let remedy = untried_remedy();
             let untried = |question: Question| {
-                question.limited(format!("could not be tried: {why}"), remedy).value(Value::Null)
+                question.limited(format!("could not be tried: {why}"), remedy.as_str()).value(Value::Null)
             };
             questions.map(untried).collect()
         }
@@ -66,11 +67,29 @@ fn open_in_child(role: &Role) -> OpenResult {
     match run_in_child(role) {
         Ok(opened) => opened,
         Err(ChildError::SeccompKill) => {
-            let remedy = "A seccomp filter kills for it: allow it in the container's profile.";
-            Err(OpenError { reason: "killed (SIGSYS)".to_owned(), remedy: Some(remedy.to_owned()) })
+            let call = match role {
+                Role::Read(..) => "process_vm_readv",
+                _ => "pidfd_open and pidfd_getfd",
+            };
+            let remedy = format!("A seccomp filter kills for a system call. {}", allow(call));
+            Err(OpenError { reason: "killed (SIGSYS)".to_owned(), remedy: Some(remedy) })
         }
         Err(error) => Err(OpenError { reason: format!("a child {error}"), remedy: None }),
     }
+}
+
+/// Returns the remedy if no block could be exported for a trial: what this process lacks.
+fn untried_remedy() -> String {
+    if !std::path::Path::new("/proc/self/exe").exists() {
+        return "Run `mount -t proc proc /proc` as root: child processes are started through it.".to_owned();
+    }
+    if !kernel::has_memfd() {
+        return format!("memfd_create is refused, which shared memory needs. {}", allow("memfd_create"));
+    }
+    if sys::resource_limit(Resource::As).current.is_some() {
+        return "Raise the limit of address space (`ulimit -v`; see rlimit_as below).".to_owned();
+    }
+    "Raise the limits of processes (`ulimit -u`) and open files (`ulimit -n`).".to_owned()
 }
 
 fn finding(question: Question, outcome: OpenResult) -> Finding {
@@ -212,7 +231,10 @@ fn open(handle: &Handle, mode: &str) -> OpenResult {
 fn read(pid: u32, address: u64) -> OpenResult {
     sys::read_remote(pid.cast_signed(), address).map(drop).map_err(|errno| OpenError {
         reason: format!("process_vm_readv: {errno}"),
-        remedy: (!procfs::is_temporary_shortage(errno))
-            .then(|| "Make pidfd work: it takes the same rights.".to_owned()),
+        remedy: (!procfs::is_temporary_shortage(errno)).then(|| {
+            let filter = kernel::seccomp_mode() == Ok(kernel::SeccompMode::Installed);
+            let filter = if filter { allow("process_vm_readv") } else { String::new() };
+            format!("It takes the same rights as pidfd: see its remedy. {filter}").trim_end().to_owned()
+        }),
     })
 }

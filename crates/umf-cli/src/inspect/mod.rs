@@ -4,5 +4,9 @@
 pub(crate) mod gc;
 mod processes;
 pub(crate) mod ps;
+mod screen;
+mod table;
 pub(crate) mod top;
 pub(crate) mod why;
+
+pub(crate) use table::shortened;

@@ -55,11 +55,16 @@ impl Process {
 
     fn new(found: &FoundLedger) -> Self {
         let identity = found.ledger.identity();
+        Self { uid: identity.uid, ..Self::empty(found.owner.pid().unwrap_or(identity.pid), found.owner) }
+    }
+
+    /// Returns a process without exports and counters.
+    pub(super) fn empty(pid: u32, owner: OwnerStatus) -> Self {
         Self {
-            pid: found.owner.pid().unwrap_or(identity.pid),
-            owner: found.owner,
+            pid,
+            owner,
             name: String::new(),
-            uid: identity.uid,
+            uid: 0,
             exports: 0,
             exporter: CacheStatistics::default(),
             importer: CacheStatistics::default(),

@@ -1,26 +1,44 @@
 //! `umf ps`: lists the processes that use umf. Also the columns that it shares with `umf top`.
 
 use std::fmt::Write;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
-use clap::builder::styling::Style;
+use clap::builder::styling::{AnsiColor, Style};
+use rustix::event::PollFlags;
 use serde_json::{Value, json};
-use umf::ipc::inspect::{self, Search};
+use umf::ipc::inspect::{self, OwnerStatus, Search};
 
 use super::processes::{self, Process};
+use super::table::ColumnKind;
+use super::top;
 use crate::output::{self, Failure};
+use crate::signals::{self, EndSignals};
 
 /// Lists the processes that use umf: what they export and have open, their pools and caches.
 ///
 /// Reads the ledgers that they publish: no process is stopped or contacted. A process appears with
 /// its first export or its first open. Counters are as of the process's last export, miss, error or
 /// free; AGE is the time since then. A killed process is listed as long as another process has its
-/// ledger open.
+/// ledger open. MAPPED VA is virtual address space, not memory.
 #[derive(Args)]
 pub(crate) struct PsCommand {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+
+    /// Print a time stamp and the table again every SECONDS (0.1 to 3600), without escape
+    /// sequences, until a signal or until the output is closed [default: 2]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "2",
+        conflicts_with = "json",
+        value_parser = top::seconds,
+    )]
+    watch: Option<f64>,
 }
 
 impl PsCommand {
@@ -29,6 +47,9 @@ impl PsCommand {
     /// # Errors
     /// `/proc` cannot be read, or standard output cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
+        if let Some(seconds) = self.watch {
+            return watch(Duration::from_secs_f64(seconds));
+        }
         let search = processes::find()?;
         let processes = processes::from_ledgers(&search);
         let printed = if self.json {
@@ -42,6 +63,54 @@ impl PsCommand {
         output::print(&printed)?;
         Ok(())
     }
+}
+
+/// Prints the table every `interval`, until a signal arrives or standard output is closed.
+fn watch(interval: Duration) -> Result<(), Failure> {
+    let ended = EndSignals::catch()?;
+    loop {
+        let next = Instant::now() + interval;
+        let search = processes::find()?;
+        let table = table(&processes::from_ledgers(&search), inspect::now(), false);
+        output::print(&format!("{}\n{table}{}\n", utc(SystemTime::now()), processes::denied_note(&search)))?;
+        loop {
+            let left = next.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let output = std::io::stdout();
+            let fds = [(ended.as_fd(), PollFlags::IN), (output.as_fd(), PollFlags::empty())];
+            let [signal, output] = signals::wait(fds, left)?;
+            // A pipe without a reader has an error, as has a terminal that was closed.
+            if !signal.is_empty() || !output.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Formats a time as `2026-11-26T10:16:07Z`.
+fn utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (mut days, second) = (seconds / 86_400, seconds % 86_400);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
 }
 
 /// A column of the tables of processes in `umf ps` and `umf top`.
@@ -67,6 +136,18 @@ pub(super) enum Column {
 }
 
 impl Column {
+    /// The meaning of [`Column::Mapped`].
+    pub(super) const MAPPED_LEGEND: &str = "virtual address space of open mappings, not memory";
+
+    /// Returns the alignment of the column.
+    pub(super) const fn kind(self) -> ColumnKind {
+        match self {
+            Self::Name => ColumnKind::Name,
+            Self::State => ColumnKind::Text,
+            _ => ColumnKind::Number,
+        }
+    }
+
     /// Returns the heading of the column.
     pub(super) const fn heading(self) -> &'static str {
         match self {
@@ -76,7 +157,7 @@ impl Column {
             Self::Exports => "EXPORTS",
             Self::Opened => "OPENED",
             Self::InUse => "IN USE",
-            Self::Mapped => "MAPPED",
+            Self::Mapped => "MAPPED VA",
             Self::Pools => "POOLS",
             Self::Live => "LIVE",
             Self::Reserved => "RESERVED",
@@ -141,18 +222,24 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
         widths.max().unwrap_or(0).max(COLUMNS[number].heading().len())
     };
     let widths: [usize; COLUMNS.len()] = std::array::from_fn(width);
-    let line = |row: &[String]| {
-        let cells = row.iter().zip(widths).zip(COLUMNS).map(|((cell, width), column)| match column {
-            Column::State | Column::Name => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+    let line = |row: &[String], state: Style| {
+        let cells = row.iter().zip(widths).zip(COLUMNS).map(|((cell, width), column)| match column.kind() {
+            ColumnKind::Number => format!("{cell:>width$}"),
+            _ if column == Column::State => output::styled(&format!("{cell:<width$}"), state, colour),
+            _ => format!("{cell:<width$}"),
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let heading = line(&COLUMNS.map(|column| column.heading().to_owned()));
+    let heading = line(&COLUMNS.map(|column| column.heading().to_owned()), Style::new());
     let mut out = output::styled(&heading, Style::new().bold(), colour) + "\n";
-    for row in &rows {
+    for (row, process) in rows.iter().zip(processes) {
+        let state = match process.owner {
+            OwnerStatus::Alive { .. } => AnsiColor::Green.on_default(),
+            OwnerStatus::Ended => AnsiColor::Red.on_default(),
+            _ => AnsiColor::Yellow.on_default(),
+        };
         // Writing to a String does not fail.
-        let _ = writeln!(out, "{}", line(row));
+        let _ = writeln!(out, "{}", line(row, state));
     }
     out
 }
@@ -166,4 +253,24 @@ fn document(search: &Search, processes: &[Process]) -> Value {
         "denied": search.denied,
         "unreadable": search.unreadable,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_stamps_are_utc() {
+        let texts = [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ];
+        for (seconds, text) in texts {
+            assert_eq!(utc(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
 }

@@ -10,15 +10,19 @@ use crate::output::format_bytes;
 const MAX_NODES: usize = 64;
 
 const MARGIN: usize = 20;
-const BOX_WIDTH: usize = 200;
-const BOX_HEIGHT: usize = 150;
 const GAP: usize = 16;
-/// The number of boxes in a row.
-const IN_A_ROW: usize = 4;
-const CELL: usize = 64;
+/// Space between the border of a box and its text.
+const PADDING: usize = 12;
+/// Limits of the width of a box. Its texts decide.
+const BOX_WIDTHS: std::ops::RangeInclusive<usize> = 130..=280;
+/// The greatest width of a row of boxes or matrices, unless one alone is wider.
+const ROW_WIDTH: usize = 1100;
 const CELL_HEIGHT: usize = 26;
+/// The width of the first column of a matrix.
+const ROW_NAMES: usize = 72;
 /// The height of a heading.
 const HEADING: usize = 24;
+const LINE: usize = 16;
 
 const WITH_CPUS: &str = "#2b6cb0";
 const MEMORY_ALONE: &str = "#2f855a";
@@ -37,29 +41,41 @@ pub(super) fn draw(topology: &Topology) -> String {
     if online > nodes.len() {
         let _ = write!(title, "; {} more are not drawn", online - nodes.len());
     }
-    picture.heading(y, &title);
+    picture.heading(MARGIN, y, &title);
     y += HEADING - 8;
-    for (index, node) in nodes.iter().enumerate() {
-        let x = MARGIN + index % IN_A_ROW * (BOX_WIDTH + GAP);
-        picture.node(x, y + index / IN_A_ROW * (BOX_HEIGHT + GAP), node);
-    }
-    y += nodes.len().div_ceil(IN_A_ROW) * (BOX_HEIGHT + GAP) + 6;
-    picture.legend(y);
-    y += 46;
+    y = picture.boxes(y, &nodes);
+    picture.legend(y, &nodes);
+    y += 36;
 
     let distance = |from: &Node, to: &Node| from.distance_to(to.id).map(u64::from);
-    y = picture.matrix(y, "Distance (SLIT; 10 is the node itself)", Better::Less, &nodes, distance);
     let bandwidth = |from: &Node, to: &Node| Some(to.performance_from(from.id)?.bandwidth()?.0);
-    let title = "Bandwidth in MB/s, read (HMAT; shown for the nearest nodes alone)";
-    y = picture.matrix(y, title, Better::More, &nodes, bandwidth);
     let latency = |from: &Node, to: &Node| Some(to.performance_from(from.id)?.latency()?.0);
-    let title = "Latency in ns, read (HMAT; shown for the nearest nodes alone)";
-    y = picture.matrix(y, title, Better::Less, &nodes, latency);
+    // The distance of a single node to itself is the same on every machine.
+    let matrices = [
+        (nodes.len() > 1)
+            .then(|| Matrix::new("Distance (SLIT)", "10 is the node itself", Better::Less, &nodes, distance)),
+        Some(Matrix::new(
+            "Read bandwidth, MB/s (HMAT)",
+            "of the nearest nodes",
+            Better::More,
+            &nodes,
+            bandwidth,
+        )),
+        Some(Matrix::new("Read latency, ns (HMAT)", "of the nearest nodes", Better::Less, &nodes, latency)),
+    ];
+    let matrices: Vec<Matrix<'_>> = matrices.into_iter().flatten().flatten().collect();
+    y = picture.matrices(y, &matrices, nodes.len());
     if !topology.has_performance() {
         picture.text(MARGIN, y, "Bandwidth and latency: unknown, there is no HMAT table.");
-        y += HEADING;
+        y += HEADING - 4;
     }
     picture.done(y)
+}
+
+/// Returns the width of a text in the picture's font, by its number of letters: no viewer's font
+/// is known. Most fonts are narrower.
+fn text_width(text: &str, font_size: usize) -> usize {
+    text.chars().count() * font_size * 6 / 10
 }
 
 #[derive(Clone, Copy)]
@@ -68,15 +84,56 @@ enum Better {
     More,
 }
 
+/// A matrix with a row for each node that has values.
+struct Matrix<'nodes> {
+    title: &'static str,
+    note: &'static str,
+    better: Better,
+    rows: Vec<(&'nodes Node, Vec<Option<u64>>)>,
+    columns: Vec<u32>,
+    least: u64,
+    most: u64,
+}
+
+impl<'nodes> Matrix<'nodes> {
+    /// Collects the values. Returns `None` if no node has a value.
+    fn new(
+        title: &'static str,
+        note: &'static str,
+        better: Better,
+        nodes: &[&'nodes Node],
+        value: impl Fn(&Node, &Node) -> Option<u64>,
+    ) -> Option<Self> {
+        let rows = nodes.iter().map(|&from| (from, nodes.iter().map(|to| value(from, to)).collect()));
+        let rows: Vec<(&Node, Vec<Option<u64>>)> =
+            rows.filter(|(_, values): &(_, Vec<Option<u64>>)| values.iter().any(Option::is_some)).collect();
+        let all = || rows.iter().flat_map(|(_, values)| values.iter().flatten().copied());
+        let (least, most) = (all().min()?, all().max()?);
+        let columns = nodes.iter().map(|node| node.id).collect();
+        Some(Self { title, note, better, rows, columns, least, most })
+    }
+
+    /// Returns the width of a cell: that of its longest text.
+    fn cell(&self) -> usize {
+        let ids = self.columns.iter().map(|id| u64::from(*id));
+        let longest = ids.chain([self.most]).map(|number| text_width(&number.to_string(), 12)).max();
+        longest.unwrap_or(0) + 18
+    }
+
+    fn width(&self) -> usize {
+        let title = text_width(self.title, 14).max(text_width(self.note, 12));
+        title.max(ROW_NAMES + self.columns.len() * self.cell())
+    }
+
+    fn height(&self) -> usize {
+        HEADING + LINE + (self.rows.len() + 1) * CELL_HEIGHT + GAP
+    }
+}
+
+#[derive(Default)]
 struct Picture {
     body: String,
     width: usize,
-}
-
-impl Default for Picture {
-    fn default() -> Self {
-        Self { body: String::new(), width: 760 }
-    }
 }
 
 impl Picture {
@@ -86,129 +143,137 @@ impl Picture {
 
     fn text(&mut self, x: usize, y: usize, text: &str) {
         let _ = writeln!(self.body, "<text x=\"{x}\" y=\"{y}\">{text}</text>");
+        self.reach(x + text_width(text, 12));
     }
 
-    fn heading(&mut self, y: usize, text: &str) {
+    fn heading(&mut self, x: usize, y: usize, text: &str) {
         let _ = writeln!(
             self.body,
-            "<text x=\"{MARGIN}\" y=\"{y}\" font-size=\"14\" font-weight=\"bold\">{text}</text>"
+            "<text x=\"{x}\" y=\"{y}\" font-size=\"14\" font-weight=\"bold\">{text}</text>"
         );
+        self.reach(x + text_width(text, 14));
     }
 
-    fn node(&mut self, x: usize, y: usize, node: &Node) {
+    /// Draws a box for each node: all have the size that the longest texts need. Returns the y
+    /// coordinate below them.
+    fn boxes(&mut self, y: usize, nodes: &[&Node]) -> usize {
+        let lines: Vec<Vec<String>> = nodes.iter().map(|node| lines(node)).collect();
+        let texts = nodes.iter().map(|node| memory(node)).chain(lines.iter().flatten().cloned());
+        let longest = texts.map(|text| text_width(&text, 12)).max().unwrap_or(0);
+        let width = (longest + 2 * PADDING).clamp(*BOX_WIDTHS.start(), *BOX_WIDTHS.end());
+        let height = 70 + LINE * lines.iter().map(Vec::len).max().unwrap_or(0) + PADDING;
+        // Rows of about equal length.
+        let most = ((ROW_WIDTH + GAP) / (width + GAP)).max(1);
+        let in_a_row = nodes.len().div_ceil(nodes.len().div_ceil(most).max(1)).max(1);
+        for (index, (node, lines)) in nodes.iter().zip(&lines).enumerate() {
+            let x = MARGIN + index % in_a_row * (width + GAP);
+            self.node(x, y + index / in_a_row * (height + GAP), (width, height), node, lines);
+        }
+        y + nodes.len().div_ceil(in_a_row) * (height + GAP)
+    }
+
+    fn node(&mut self, x: usize, y: usize, (width, height): (usize, usize), node: &Node, lines: &[String]) {
         let colour = colour(node);
-        let dashes = if node.is_allowed || node.memory.total == 0 { "" } else { " stroke-dasharray=\"6 4\"" };
+        let dashes = if is_forbidden(node) { " stroke-dasharray=\"6 4\"" } else { "" };
         let _ = writeln!(
             self.body,
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"6\" fill=\"white\" stroke=\"{colour}\" \
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"6\" fill=\"white\" stroke=\"{colour}\" \
              stroke-width=\"2\"{dashes}/>\n<text x=\"{}\" y=\"{}\" font-size=\"14\" font-weight=\"bold\" fill=\"{colour}\">node {}</text>",
-            x + 12,
+            x + PADDING,
             y + 24,
             node.id,
         );
-        self.memory(x + 12, y + 36, node);
-        let mut lines = vec![if node.cpus.is_empty() { "no cpus".to_owned() } else { cpus(node) }];
-        if let Some(figures) = node.best_performance() {
-            let bandwidth = figures.bandwidth().map(|(read, _)| format!("{read} MB/s"));
-            let latency = figures.latency().map(|(read, _)| format!("{read} ns"));
-            lines.push(bandwidth.into_iter().chain(latency).collect::<Vec<_>>().join(", "));
-        }
-        let pools = node.huge_pools.iter().filter(|pool| pool.pages > 0);
-        let pools: Vec<_> =
-            pools.map(|pool| format!("{} x {}", pool.pages, format_bytes(pool.page_size))).collect();
-        if !pools.is_empty() {
-            lines.push(format!("huge pages: {}", pools.join(", ")));
-        }
-        let mut marks: Vec<String> = node.tier.iter().map(|tier| format!("tier {tier}")).collect();
-        marks.extend(node.side_caches.first().map(|cache| format!("{} of cache", format_bytes(cache.size))));
-        if node.has_generic_initiator {
-            marks.push("device".to_owned());
-        }
-        if !marks.is_empty() {
-            lines.push(marks.join(", "));
-        }
+        let bar = width - 2 * PADDING;
+        self.memory(x + PADDING, y + 36, bar, node);
         for (index, line) in lines.iter().enumerate() {
-            self.text(x + 12, y + 86 + 16 * index, line);
+            let most = bar * 10 / (12 * 6);
+            let is_long = text_width(line, 12) > bar;
+            let line = if is_long { crate::inspect::shortened(line, most) } else { line.clone() };
+            self.text(x + PADDING, y + 80 + LINE * index, &line);
         }
-        self.reach(x + BOX_WIDTH);
+        self.reach(x + width);
     }
 
     /// Draws the size of the memory, and a bar for its used part.
-    fn memory(&mut self, x: usize, y: usize, node: &Node) {
-        let (total, width) = (node.memory.total, BOX_WIDTH - 24);
-        if total == 0 {
-            self.text(x, y + 26, "no memory");
-            return;
+    fn memory(&mut self, x: usize, y: usize, width: usize, node: &Node) {
+        let total = node.memory.total;
+        if total > 0 {
+            let used = total.saturating_sub(node.memory.free);
+            let part = (u128::from(used) * width as u128 / u128::from(total)).min(width as u128);
+            let _ = writeln!(
+                self.body,
+                "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"12\" fill=\"#e2e8f0\"/>\n\
+                 <rect x=\"{x}\" y=\"{y}\" width=\"{part}\" height=\"12\" fill=\"{}\"/>",
+                colour(node),
+            );
         }
-        let used = total.saturating_sub(node.memory.free);
-        let part = (u128::from(used) * width as u128 / u128::from(total)).min(width as u128);
-        let _ = writeln!(
-            self.body,
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"12\" fill=\"#e2e8f0\"/>\n\
-             <rect x=\"{x}\" y=\"{y}\" width=\"{part}\" height=\"12\" fill=\"{}\"/>",
-            colour(node),
-        );
-        self.text(x, y + 28, &format!("{}, {} free", format_bytes(total), format_bytes(node.memory.free)));
+        self.text(x, y + 28, &memory(node));
     }
 
-    fn legend(&mut self, y: usize) {
+    /// Draws the meanings of the colours that occur.
+    fn legend(&mut self, y: usize, nodes: &[&Node]) {
         let mut x = MARGIN;
         let meanings =
             [(WITH_CPUS, "memory and processors"), (MEMORY_ALONE, "memory alone"), (CPUS_ALONE, "no memory")];
-        for (colour, meaning) in meanings {
-            let _ = writeln!(
-                self.body,
-                "<rect x=\"{x}\" y=\"{y}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>"
-            );
+        for (used, meaning) in meanings {
+            if !nodes.iter().any(|node| colour(node) == used) {
+                continue;
+            }
+            let _ =
+                writeln!(self.body, "<rect x=\"{x}\" y=\"{y}\" width=\"10\" height=\"10\" fill=\"{used}\"/>");
             self.text(x + 15, y + 9, meaning);
-            x += 180;
+            x += 15 + text_width(meaning, 12) + GAP;
         }
-        self.text(x, y + 9, "dashed: not for this process");
+        if nodes.iter().any(|node| is_forbidden(node)) {
+            self.text(x, y + 9, "dashed: not for this process");
+        }
     }
 
-    /// Draws a matrix with a row for each node that has values. Returns the y coordinate below it.
-    /// Draws nothing if no node has a value.
-    fn matrix(
-        &mut self,
-        y: usize,
-        title: &str,
-        better: Better,
-        nodes: &[&Node],
-        value: impl Fn(&Node, &Node) -> Option<u64>,
-    ) -> usize {
-        let rows: Vec<(&Node, Vec<Option<u64>>)> =
-            nodes.iter().map(|from| (*from, nodes.iter().map(|to| value(from, to)).collect())).collect();
-        let rows: Vec<_> =
-            rows.into_iter().filter(|(_, values)| values.iter().any(Option::is_some)).collect();
-        let all = || rows.iter().flat_map(|(_, values)| values.iter().flatten().copied());
-        let (Some(least), Some(most)) = (all().min(), all().max()) else { return y };
-        self.heading(y, title);
-        let left = MARGIN + 72;
-        let top = y + 12;
-        self.text(MARGIN, top + 17, "from \\ to");
-        for (column, to) in nodes.iter().enumerate() {
+    /// Draws matrices beside each other, as many as fit. Returns the y coordinate below them.
+    fn matrices(&mut self, mut y: usize, matrices: &[Matrix<'_>], nodes: usize) -> usize {
+        let row_width = ROW_WIDTH.max(self.width.saturating_sub(2 * MARGIN));
+        let gap = if nodes > 1 { 3 * GAP } else { 2 * GAP };
+        let (mut x, mut height) = (0, 0);
+        for matrix in matrices {
+            if x > 0 && x + matrix.width() > row_width {
+                y += height;
+                (x, height) = (0, 0);
+            }
+            self.matrix(MARGIN + x, y, matrix);
+            x += matrix.width() + gap;
+            height = height.max(matrix.height());
+        }
+        y + height
+    }
+
+    fn matrix(&mut self, x: usize, y: usize, matrix: &Matrix<'_>) {
+        let cell = matrix.cell();
+        self.heading(x, y, matrix.title);
+        self.text(x, y + LINE, matrix.note);
+        let left = x + ROW_NAMES;
+        let top = y + LINE + 6;
+        self.text(x, top + 17, "from \\ to");
+        for (column, to) in matrix.columns.iter().enumerate() {
             let _ = writeln!(
                 self.body,
-                "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                left + column * CELL + CELL / 2,
+                "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{to}</text>",
+                left + column * cell + cell / 2,
                 top + 17,
-                to.id
             );
         }
-        for (line, (from, values)) in rows.iter().enumerate() {
+        for (line, (from, values)) in matrix.rows.iter().enumerate() {
             let top = top + (line + 1) * CELL_HEIGHT;
-            self.text(MARGIN, top + 17, &format!("node {}", from.id));
+            self.text(x, top + 17, &format!("node {}", from.id));
             for (column, value) in values.iter().enumerate() {
-                let shade = value.map(|value| shade(value, least, most, better));
-                self.cell(left + column * CELL, top, *value, shade);
+                let shade = value.map(|value| shade(value, matrix.least, matrix.most, matrix.better));
+                self.cell(left + column * cell, top, cell, *value, shade);
             }
         }
-        self.reach(left + nodes.len() * CELL);
-        top + (rows.len() + 1) * CELL_HEIGHT + 34
+        self.reach(x + matrix.width());
     }
 
-    fn cell(&mut self, x: usize, y: usize, value: Option<u64>, shade: Option<u32>) {
-        let (width, height) = (CELL - 2, CELL_HEIGHT - 2);
+    fn cell(&mut self, x: usize, y: usize, width: usize, value: Option<u64>, shade: Option<u32>) {
+        let (width, height) = (width - 2, CELL_HEIGHT - 2);
         let (Some(value), Some(shade)) = (value, shade) else {
             let _ = writeln!(
                 self.body,
@@ -237,6 +302,44 @@ impl Picture {
              <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n{body}</svg>\n"
         )
     }
+}
+
+/// Returns whether this process may not use the node's memory.
+fn is_forbidden(node: &Node) -> bool {
+    !node.is_allowed && node.memory.total > 0
+}
+
+/// Returns the size of a node's memory as text.
+fn memory(node: &Node) -> String {
+    match node.memory.total {
+        0 => "no memory".to_owned(),
+        total => format!("{}, {} free", format_bytes(total), format_bytes(node.memory.free)),
+    }
+}
+
+/// Returns the lines of a node's box below its memory.
+fn lines(node: &Node) -> Vec<String> {
+    let mut lines = vec![if node.cpus.is_empty() { "no cpus".to_owned() } else { cpus(node) }];
+    if let Some(figures) = node.best_performance() {
+        let bandwidth = figures.bandwidth().map(|(read, _)| format!("{read} MB/s"));
+        let latency = figures.latency().map(|(read, _)| format!("{read} ns"));
+        lines.push(bandwidth.into_iter().chain(latency).collect::<Vec<_>>().join(", "));
+    }
+    let pools = node.huge_pools.iter().filter(|pool| pool.pages > 0);
+    let pools: Vec<_> =
+        pools.map(|pool| format!("{} x {}", pool.pages, format_bytes(pool.page_size))).collect();
+    if !pools.is_empty() {
+        lines.push(format!("huge pages: {}", pools.join(", ")));
+    }
+    let mut marks: Vec<String> = node.tier.iter().map(|tier| format!("tier {tier}")).collect();
+    marks.extend(node.side_caches.first().map(|cache| format!("{} of cache", format_bytes(cache.size))));
+    if node.has_generic_initiator {
+        marks.push("device".to_owned());
+    }
+    if !marks.is_empty() {
+        lines.push(marks.join(", "));
+    }
+    lines
 }
 
 fn colour(node: &Node) -> &'static str {
@@ -321,5 +424,58 @@ mod tests {
         let picture = drawn(&recording);
         assert!(picture.len() < 1 << 20, "{}", picture.len());
         assert!(picture.contains("960 more are not drawn"));
+    }
+
+    /// Returns the value of an attribute of an element.
+    fn attribute(element: &str, name: &str) -> usize {
+        let begin = element.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
+        let digits: String = element[begin..].chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap()
+    }
+
+    fn machine(nodes: usize) -> String {
+        let mut recording = format!("sys/devices/system/node/online:0-{}\n", nodes - 1);
+        for node in 0..nodes {
+            let folder = format!("sys/devices/system/node/node{node}");
+            let _ = writeln!(recording, "{folder}/cpulist:{}-{}", node * 64, node * 64 + 63);
+            let _ = writeln!(recording, "{folder}/meminfo:MemTotal: 263921664 kB");
+            let _ = writeln!(recording, "{folder}/meminfo:MemFree: 150000000 kB");
+            let _ = writeln!(recording, "{folder}/distance:{}", vec!["21"; nodes].join(" "));
+            let _ = writeln!(recording, "{folder}/hugepages/hugepages-2048kB/nr_hugepages:512");
+            let _ = writeln!(recording, "{folder}/hugepages/hugepages-2048kB/free_hugepages:512");
+            let access = format!("{folder}/access1/initiators");
+            let _ = writeln!(recording, "{access}/read_bandwidth:204800\n{access}/read_latency:100");
+            let _ = writeln!(recording, "{access}/write_bandwidth:204800\n{access}/write_latency:100");
+            let _ = writeln!(recording, "{access}/node{node}");
+        }
+        recording
+    }
+
+    #[test]
+    fn texts_do_not_overlap_and_fill_the_picture() {
+        for nodes in [1, 2, 4, 8, 64] {
+            let picture = drawn(&machine(nodes));
+            let width = attribute(&picture, "width");
+            let mut texts: Vec<(usize, usize, usize)> = Vec::new();
+            for line in picture.lines().filter(|line| line.starts_with("<text ")) {
+                let text = line.split(['<', '>']).nth(2).unwrap();
+                let size = if line.contains("font-size=\"14\"") { 14 } else { 12 };
+                let length = text_width(&text.replace("&lt;", "<"), size);
+                let x = attribute(line, "x") - if line.contains("middle") { length / 2 } else { 0 };
+                assert!(x + length <= width, "{text:?} is cut at {width} with {nodes} nodes");
+                texts.push((attribute(line, "y"), x, x + length));
+            }
+            texts.sort_unstable();
+            for pair in texts.windows(2) {
+                let ((y, _, end), (next_y, next, _)) = (pair[0], pair[1]);
+                assert!(y != next_y || end <= next, "texts overlap in line {y} with {nodes} nodes");
+            }
+            // Something reaches the right margin.
+            let rects = picture.lines().filter(|line| line.starts_with("<rect x="));
+            let rects = rects.map(|line| attribute(line, "x") + attribute(line, "width"));
+            let right = rects.chain(texts.iter().map(|(_, _, end)| *end)).max().unwrap();
+            assert!(right + MARGIN + 2 >= width, "{right} of {width} with {nodes} nodes");
+        }
+        assert!(attribute(&drawn(&machine(1)), "width") < 560, "one node needs a small picture");
     }
 }

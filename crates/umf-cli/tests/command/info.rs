@@ -121,7 +121,9 @@ fn text_without_terminal_is_narrow_and_plain() {
         let text = run(umf(arguments));
         assert!(!text.contains('\x1b'), "colour without a terminal");
         for line in text.lines() {
-            let unbreakable = line.split_whitespace().count() <= 1;
+            // A command to copy is in one line, however long.
+            let unbreakable = line.split_whitespace().count() <= 1 || line.contains('`');
+            assert!(line.matches('`').count() % 2 == 0, "a broken command: {line}");
             assert!(line.chars().count() <= 80 || unbreakable, "too long: {line}");
             assert_eq!(line, line.trim_end());
         }
@@ -168,7 +170,98 @@ fn low_file_limit_is_reported() {
 fn low_address_space_limit_is_reported() {
     let mut command = umf(&["info", "--json"]);
     limit(&mut command, rustix::process::Resource::As, 64 << 20);
-    assert_eq!(report(command)["limits"]["rlimit_as"]["state"], "limited");
+    let report = report(command);
+    let limit = &report["limits"]["rlimit_as"];
+    assert_eq!(limit["state"], "limited");
+    let text = limit["text"].as_str().unwrap();
+    assert_eq!(text, "64 MiB of address space (ulimit -v, RLIMIT_AS)");
+    // The hard limit is as low: this process cannot raise it.
+    let remedy = limit["remedy"].as_str().unwrap();
+    assert!(remedy.contains("limits.conf") && !remedy.contains("`ulimit"), "{remedy}");
+}
+
+#[test]
+fn soft_limit_is_raised_by_command_that_works() {
+    let mut command = umf(&["info", "--json"]);
+    let limit = rustix::process::Rlimit { current: Some(1 << 30), maximum: Some(3 << 30) };
+    // SAFETY: the closure only calls `setrlimit`, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::process::setrlimit(rustix::process::Resource::As, limit)?))
+    };
+    let report = report(command);
+    let remedy = report["limits"]["rlimit_as"]["remedy"].as_str().unwrap();
+    assert!(remedy.starts_with("Run `ulimit -Sv 3145728` "), "{remedy}");
+}
+
+#[test]
+fn refused_memfd_create_has_remedy() {
+    for (action, text) in [
+        (libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap(), "refused (EPERM)"),
+        (libc::SECCOMP_RET_ERRNO | u32::try_from(libc::ENOSYS).unwrap(), "not there (ENOSYS)"),
+        (libc::SECCOMP_RET_KILL_PROCESS, "killed (SIGSYS)"),
+    ] {
+        let mut command = umf(&["info", "--json"]);
+        filter(&mut command, libc::SYS_memfd_create, action);
+        let report = report(command);
+        assert_eq!(report["kernel"]["memfd_seals"]["text"], text);
+        for (group, key) in [("kernel", "memfd_seals"), ("transfer", "pidfd"), ("transfer", "auto")] {
+            let remedy = report[group][key]["remedy"].as_str().unwrap();
+            assert!(remedy.contains("memfd_create"), "{key}: {remedy}");
+            assert!(remedy.contains("--security-opt seccomp="), "{key}: {remedy}");
+        }
+    }
+}
+
+/// Returns the texts between double quotes of a source file, without its tests.
+fn literals(source: &str) -> Vec<&str> {
+    let source = source.split("#[cfg(test)]").next().unwrap();
+    source.split('"').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn settings_in_remedies_exist() {
+    let template = run(umf(&["config", "--template"]));
+    let mut variables = BTreeSet::new();
+    let mut section = String::new();
+    for line in template.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.split(']').next()) {
+            section = name.replace(['.', '-'], "_").to_uppercase();
+        } else if let Some((key, _)) = line.strip_prefix('#').and_then(|line| line.split_once(" = ")) {
+            variables.insert(format!("UMF_{section}_{}", key.to_uppercase()));
+            variables.insert(key.to_owned());
+        }
+        let words = line.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        variables.extend(words.filter(|word| word.starts_with("UMF_")).map(str::to_owned));
+    }
+    let sources = [
+        include_str!("../../src/info/devices.rs"),
+        include_str!("../../src/info/finding.rs"),
+        include_str!("../../src/info/kernel.rs"),
+        include_str!("../../src/info/limits.rs"),
+        include_str!("../../src/info/numa.rs"),
+        include_str!("../../src/info/procfs.rs"),
+        include_str!("../../src/info/transfer.rs"),
+        include_str!("../../../umf-ipc/src/error.rs"),
+        include_str!("../../../umf-ipc/src/transfer/channel.rs"),
+        include_str!("../../../umf-ipc/src/transfer/diagnosis.rs"),
+    ];
+    let mut found = 0;
+    for text in sources.into_iter().flat_map(literals) {
+        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        for variable in words.filter(|word| word.starts_with("UMF_")) {
+            assert!(variables.contains(variable), "{variable}, which is no setting, in {text:?}");
+            found += 1;
+        }
+        // A key of the settings file is alone between backticks, or with its value.
+        for command in text.split('`').skip(1).step_by(2) {
+            let key = command.split(" = ").next().unwrap();
+            if key.contains('_') && key.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_') {
+                assert!(variables.contains(key), "{key}, which is no setting, in {text:?}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 10, "{found} settings were found");
 }
 
 #[test]
@@ -233,13 +326,8 @@ fn user_namespace_is_reported() {
     assert!(!report["limits"]["rlimit_memlock"]["text"].as_str().unwrap().contains("lifted"));
 }
 
-#[test]
-fn missing_proc_and_sys_are_reported() {
-    if !is_root() {
-        println!("umf-skip: umf info: hiding /proc takes root");
-        return;
-    }
-    let mut command = umf(&["info", "--json"]);
+/// Mounts empty folders over `/proc` and `/sys` in the child.
+fn hide_proc_and_sys(command: &mut Command) {
     // SAFETY: the closure only makes system calls, and mounts in a namespace of the child.
     unsafe {
         command.pre_exec(|| {
@@ -253,12 +341,44 @@ fn missing_proc_and_sys_are_reported() {
             if hidden { Ok(()) } else { Err(Error::last_os_error()) }
         })
     };
+}
+
+#[test]
+fn demo_without_proc_says_so() {
+    if !is_root() {
+        println!("umf-skip: umf demo: hiding /proc takes root");
+        return;
+    }
+    let mut command = umf(&["demo", "--ranks", "2", "--blocks", "1"]);
+    hide_proc_and_sys(&mut command);
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            println!("umf-skip: umf demo: /proc cannot be hidden here: {error}");
+            return;
+        }
+    };
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("/proc is not mounted; run `mount -t proc proc /proc`"), "{stderr}");
+}
+
+#[test]
+fn missing_proc_and_sys_are_reported() {
+    if !is_root() {
+        println!("umf-skip: umf info: hiding /proc takes root");
+        return;
+    }
+    let mut command = umf(&["info", "--json"]);
+    hide_proc_and_sys(&mut command);
     if let Err(error) = command.output() {
         println!("umf-skip: umf info: /proc cannot be hidden here: {error}");
         return;
     }
     let report = report(command);
     assert_eq!(report["transfer"]["auto"]["state"], "limited");
+    let remedy = report["transfer"]["auto"]["remedy"].as_str().unwrap();
+    assert!(remedy.contains("`mount -t proc proc /proc`"), "{remedy}");
     assert_eq!(report["limits"]["max_map_count"]["state"], "limited");
     assert!(report["permissions"]["yama_ptrace_scope"]["text"].as_str().unwrap().starts_with("unknown"));
     assert_eq!(report["kernel"]["pidfd_getfd"]["value"], true);

@@ -356,9 +356,15 @@ impl FdChannel {
 
     fn by_socket(&self, wanted: RemoteFd) -> core::result::Result<(ReceivedFd, bool), Failure> {
         if !self.served {
+            // A socket serves the user of its process alone.
+            let remedy = if self.is_in_same_pid_namespace && diagnosis::belongs_to_other_user(self.pid) {
+                "run both as the same user"
+            } else {
+                "UMF_IPC_EXCHANGE=socket in the producer"
+            };
             return Err(Self::socket_refused(
                 "the producer does not answer on a socket; it decided so at its first export",
-                "UMF_IPC_EXCHANGE=socket in the producer",
+                remedy,
             ));
         }
         let pid = self.pid;

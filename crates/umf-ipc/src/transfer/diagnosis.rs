@@ -86,6 +86,13 @@ pub(crate) fn yama_scope() -> u32 {
         .unwrap_or(0)
 }
 
+/// Returns whether a process is known to run as a user that this process is not, and this process
+/// does not run as root, which sockets serve too.
+pub(super) fn belongs_to_other_user(pid: u32) -> bool {
+    let own = umf_os::process::effective_uid();
+    own != 0 && uid_of(pid).is_some_and(|uid| uid != own)
+}
+
 /// Returns the real uid of a process.
 fn uid_of(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
