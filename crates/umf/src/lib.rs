@@ -195,8 +195,8 @@ pub mod plugin {
     pub use crate::kinds::PluginSettings;
     #[doc(inline)]
     pub use umf_provider_plugin::{
-        DEFAULT_KIND, DEFAULT_SYMBOL, PluginError, PluginImport, PluginLoader, PluginProvider, ProviderInfo,
-        TableError, load, table,
+        DEFAULT_KIND, DEFAULT_SYMBOL, FdImport, PluginError, PluginImport, PluginLoader, PluginProvider,
+        ProviderInfo, TableError, load, table,
     };
 }
 
