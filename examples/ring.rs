@@ -1,8 +1,8 @@
-//! Four worker processes pass typed records of mixed sizes round a ring. One worker is killed in the
-//! middle. Its neighbours notice and close the ring without it.
+//! Four worker processes pass typed records of mixed sizes round a ring. One worker is killed in
+//! the middle. Its neighbours notice and close the ring without it.
 //!
-//! A record is a block of the worker that passes it on. Its successor reads it in place, passes on a
-//! block of its own, and returns the record when that block was returned. So a worker that dies
+//! A record is a block of the worker that passes it on. Its successor reads it in place, passes on
+//! a block of its own, and returns the record when that block was returned. So a worker that dies
 //! returns nothing, and its predecessor still has the record.
 
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -112,7 +112,8 @@ impl<'p> Worker<'p> {
             let predecessor = endpoint.accept(TIMEOUT)?;
             (connect()?, predecessor)
         };
-        let mut worker = Self { number, pool, endpoint, addresses, successor: (next, successor), predecessor };
+        let mut worker =
+            Self { number, pool, endpoint, addresses, successor: (next, successor), predecessor };
         worker.successor.1.set_timeout(TIMEOUT);
         worker.predecessor.set_timeout(TIMEOUT);
         Ok(worker)

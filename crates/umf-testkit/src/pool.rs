@@ -67,8 +67,8 @@ pub type MakePool<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
 /// | the pool lacks | it reports that by |
 /// |---|---|
 /// | deferred frees, controls, a reserve | the accessor of [`Pool`] returns `None` |
-/// | frees with a completion | `DeferredFree::free_after` fails with `Error::NotSupported` |
-/// | the out-of-memory callback | `Controls::set_on_out_of_memory` fails with `Error::NotSupported` |
+/// | frees with a completion | `DeferredFree::free_after` fails with `NotSupported` |
+/// | an out-of-memory callback | `Controls::set_on_out_of_memory` fails with `NotSupported` |
 /// | reuse of memory while other blocks are live | [`Pool::reuse`] returns [`Reuse::WhenEmpty`] |
 ///
 /// ```ignore

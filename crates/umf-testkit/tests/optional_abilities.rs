@@ -342,8 +342,11 @@ umf_testkit::pool_conformance!(refusing, |provider| BumpArena::make(
     Variant::RefusesOptionalOperations
 ));
 
+/// A case of the suite.
+type Case = fn(MakePool<'_>);
+
 /// Returns the text of the panic of a case, if it panics.
-fn failure(variant: Variant, case: fn(MakePool<'_>)) -> Option<String> {
+fn failure(variant: Variant, case: Case) -> Option<String> {
     let run = || case(&|provider| BumpArena::make(provider, variant));
     let payload = catch_unwind(AssertUnwindSafe(run)).err()?;
     let text = payload.downcast_ref::<String>().cloned();
@@ -352,7 +355,7 @@ fn failure(variant: Variant, case: fn(MakePool<'_>)) -> Option<String> {
 
 #[test]
 fn suite_detects_faulty_arenas() {
-    let faults: [(Variant, fn(MakePool<'_>)); 4] = [
+    let faults: [(Variant, Case); 4] = [
         (Variant::ReusesLiveMemory, suite::blocks_are_aligned_contained_and_disjoint),
         (Variant::NeverReuses, suite::memory_is_bounded_over_a_million_cycles),
         (Variant::NeverReuses, suite::freed_addresses_are_reused),
@@ -368,7 +371,7 @@ fn suite_detects_faulty_arenas() {
 
 #[test]
 fn missing_fork_handling_is_reported_in_words() {
-    let cases: [(Variant, fn(MakePool<'_>), &str); 2] = [
+    let cases: [(Variant, Case, &str); 2] = [
         (Variant::HasPlainLock, suite::private_pool_works_in_forked_child, "must be `umf_sync::Lock`"),
         (Variant::IgnoresFork, suite::shared_pool_is_frozen_in_forked_child, "return `Error::Frozen` if"),
     ];

@@ -150,8 +150,8 @@ pub(crate) enum Format {
 /// An importer of files whose descriptors a plugin named, for processes that do not load it.
 ///
 /// A file that is not sealed can be truncated by any process that may write to it, and then an
-/// access to a lost page raises SIGBUS. Use it only if all these processes are trusted. A memfd must
-/// be sealed against shrinking.
+/// access to a lost page raises SIGBUS. Use it only if all these processes are trusted. A memfd
+/// must be sealed against shrinking.
 #[derive(Clone, Copy, Debug)]
 pub struct FdImport {
     kind: ProviderKind,

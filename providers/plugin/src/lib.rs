@@ -45,8 +45,8 @@
 //! ```
 //!
 //! Loading queries once with NULL: if the plugin writes the version, exports use descriptors. The
-//! plugin owns the descriptor, and keeps it open while the allocation is live. A memfd must be sealed
-//! against shrinking. A plugin without the entry returns `UMF_RESULT_ERROR_INVALID_CTL_PATH`.
+//! plugin owns the descriptor, and keeps it open while the allocation is live. A memfd must be
+//! sealed against shrinking. A plugin without the entry returns `UMF_RESULT_ERROR_INVALID_CTL_PATH`.
 //!
 //! In the other process, either the same plugin is loaded, or [`FdImport`] is registered.
 //!

@@ -112,7 +112,7 @@ pub fn pool_never_accesses_memory(make: MakePool<'_>) {
     pool.trim(0).expect("the provider frees all regions");
 }
 
-/// Freed addresses are allocated again, by a pool with `Reuse::WhenEmpty` after a trim at the latest.
+/// Freed addresses are allocated again. A pool with `Reuse::WhenEmpty` may wait for a trim.
 pub fn freed_addresses_are_reused(make: MakePool<'_>) {
     let pool = make(AddressOnlyProvider::new(4096).into());
     for size in [1, 64, 5000, 100_000, 8 << 20] {
