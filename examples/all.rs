@@ -104,6 +104,16 @@ fn link() {
 }
 
 #[test]
+fn ring() {
+    let output = run(env!("CARGO_BIN_EXE_ring"));
+    let backs = output.lines().filter(|line| line.ends_with(" is back")).count();
+    assert_eq!(backs, 60, "{output}");
+    assert!(output.contains("60 records went round"), "{output}");
+    assert!(output.contains("worker 1: process ") && output.contains("continues with worker 3"), "{output}");
+    assert!(output.contains("worker 3: the predecessor is gone"), "{output}");
+}
+
+#[test]
 fn domain() {
     let name = format!("umf-examples-{}", std::process::id());
     let start = |number: &[&str]| {

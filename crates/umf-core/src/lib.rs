@@ -41,7 +41,7 @@ pub use deferred::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
 pub use factory::{FactoryError, PoolFactory, PoolRequest, ProviderFactory};
 pub use layout::Layout;
-pub use pool::{BlockSpan, Controls, DeferredFree, Freed, Inspect, Pool, Reserve, ShareLimit};
+pub use pool::{BlockSpan, Controls, DeferredFree, Freed, Inspect, Pool, Reserve, Reuse, ShareLimit};
 pub use provider::{
     Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, ProviderRef, Purge,

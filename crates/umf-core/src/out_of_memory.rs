@@ -13,8 +13,8 @@
 //!     1 if event.pool.trim(0).is_ok_and(|bytes| bytes > 0) => OutOfMemoryAction::Retry,
 //!     _ => OutOfMemoryAction::GiveUp,
 //! };
-//! # fn set(pool: &dyn umf_core::Controls, callback: impl Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync + 'static) {
-//! pool.set_on_out_of_memory(Some(std::sync::Arc::new(callback)));
+//! # fn set(pool: &dyn umf_core::Controls, callback: impl Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync + 'static) -> umf_core::Result<()> {
+//! pool.set_on_out_of_memory(Some(std::sync::Arc::new(callback)))
 //! # }
 //! # let _ = callback;
 //! ```

@@ -46,6 +46,18 @@ pub enum Freed {
     Region(Region),
 }
 
+/// The time from which a pool may allocate the memory of a freed block again: see [`Pool::reuse`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reuse {
+    /// From the free of the block on, or from its [`DeferredFree::reclaim`].
+    #[default]
+    EachBlock,
+    /// While no block of the pool is live or held. The pool may wait until [`Pool::trim`] is called
+    /// in such a moment. A bump arena reuses memory in this way.
+    WhenEmpty,
+}
+
 /// Hands out blocks from regions.
 ///
 /// Several threads may call all methods at the same time. Any thread may free a block. A pool never
@@ -127,6 +139,12 @@ pub unsafe trait Pool: Send + Sync {
     /// paths.
     fn statistics(&self) -> PoolStatistics;
 
+    /// Returns when the memory of a freed block is reused. Always returns the same. A pool with
+    /// [`Reuse::WhenEmpty`] still detects invalid and second frees, and counts live blocks.
+    fn reuse(&self) -> Reuse {
+        Reuse::EachBlock
+    }
+
     /// Returns the ability to defer frees, if this pool has it. Only such a pool can export its
     /// blocks.
     fn deferred_free(&self) -> Option<&dyn DeferredFree> {
@@ -193,7 +211,8 @@ pub unsafe trait DeferredFree: Send + Sync {
     /// provider alive, until a `umf_runtime::deferred::poll` finds the completions ready.
     ///
     /// # Errors
-    /// As [`Pool::free`]. Then nothing has changed.
+    /// As [`Pool::free`]; [`Error::NotSupported`] if this kind of pool holds blocks for importers
+    /// only. After an error nothing has changed: the block is live.
     ///
     /// # Safety
     /// The caller owns the block, and no thread uses it any more once `completion` is ready.
@@ -223,7 +242,10 @@ pub trait Controls: Send + Sync {
 
     /// Sets the callback that runs before an allocation fails for lack of memory or because of a
     /// limit: see [`crate::out_of_memory`]. `None`, the default, removes it.
-    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>);
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if this kind of pool never calls the callback.
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) -> Result<()>;
 
     /// Waits until all deferred frees of the pool are reclaimed, for at most `timeout`. Returns
     /// those that are left.

@@ -16,11 +16,11 @@ mod threads;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use umf_core::{Address, Controls, DeferredFree, Layout, Pool, ProviderRef, Reserve};
+use umf_core::{Address, Controls, DeferredFree, Layout, Pool, ProviderRef, Reserve, Reuse};
 
 pub use abilities::{
-    failed_reserve_changes_nothing, has_controls, has_deferred_free, has_reserve,
-    reserved_memory_is_populated_and_kept,
+    failed_reserve_changes_nothing, has_deferred_free, has_free_after, has_out_of_memory_callback,
+    has_reserve, reserved_memory_is_populated_and_kept,
 };
 pub use blocks::{
     blocks_are_aligned_contained_and_disjoint, drop_returns_all_regions, freed_addresses_are_reused,
@@ -63,7 +63,14 @@ pub type MakePool<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
 ///
 /// The second argument makes a pool over a provider. Its settings must allow blocks of up to 64 MiB
 /// and set no limit. A case that needs an ability passes if the pool lacks it, after a check that
-/// the pool reports the lack.
+/// the pool reports the lack:
+///
+/// | the pool lacks | it reports that by |
+/// |---|---|
+/// | deferred frees, controls, a reserve | the accessor of [`Pool`] returns `None` |
+/// | frees with a completion | `DeferredFree::free_after` fails with `NotSupported` |
+/// | an out-of-memory callback | `Controls::set_on_out_of_memory` fails with `NotSupported` |
+/// | reuse of memory while other blocks are live | [`Pool::reuse`] returns [`Reuse::WhenEmpty`] |
 ///
 /// ```ignore
 /// umf_testkit::pool_conformance!(conformance, |provider: ProviderRef| -> Arc<dyn Pool> {
@@ -112,6 +119,8 @@ macro_rules! pool_conformance {
                 leased_blocks_outlive_pool,
                 concurrent_threads_never_get_leased_blocks,
                 forked_child_holds_no_parent_blocks,
+            }
+            $crate::pool_conformance! { @tests has_free_after:
                 block_is_not_reused_before_completion,
                 block_is_reused_after_completion,
                 lost_completion_keeps_block_held,
@@ -127,7 +136,7 @@ macro_rules! pool_conformance {
                 reserved_memory_is_populated_and_kept,
                 failed_reserve_changes_nothing,
             }
-            $crate::pool_conformance! { @tests has_controls:
+            $crate::pool_conformance! { @tests has_out_of_memory_callback:
                 out_of_memory_callback_can_free_and_retry,
                 out_of_memory_callback_is_called_bounded_times,
                 out_of_memory_callback_may_use_pool,
@@ -220,6 +229,13 @@ fn reserves(pool: &dyn Pool) -> &dyn Reserve {
 
 fn mark_exported(pool: &dyn Pool, address: Address) -> umf_core::Result<()> {
     deferred(pool).mark_exported(address)
+}
+
+/// Trims a pool that may need it to reuse memory, while the caller has no live block.
+fn trim_if_empty_only(pool: &dyn Pool) {
+    if pool.reuse() == Reuse::WhenEmpty {
+        pool.trim(0).expect("the provider frees all regions");
+    }
 }
 
 fn try_free(pool: &dyn Pool, address: Address) -> umf_core::Result<()> {

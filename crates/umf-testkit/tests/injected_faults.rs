@@ -215,8 +215,9 @@ unsafe impl DeferredFree for Faulty {
 }
 
 impl Controls for Faulty {
-    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) -> Result<()> {
         self.upstream.set_on_out_of_memory(callback);
+        Ok(())
     }
 
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {

@@ -195,8 +195,8 @@ pub mod plugin {
     pub use crate::kinds::PluginSettings;
     #[doc(inline)]
     pub use umf_provider_plugin::{
-        DEFAULT_KIND, DEFAULT_SYMBOL, PluginError, PluginImport, PluginLoader, PluginProvider, ProviderInfo,
-        TableError, load, table,
+        DEFAULT_KIND, DEFAULT_SYMBOL, FdImport, PluginError, PluginImport, PluginLoader, PluginProvider,
+        ProviderInfo, TableError, load, table,
     };
 }
 
@@ -224,3 +224,14 @@ pub mod topology {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The examples in the pages for users run. They need the default features.
+#[cfg(all(doctest, feature = "host", feature = "slab", feature = "link"))]
+mod pages {
+    #[doc = include_str!("../../../docs/share-a-vec.md")]
+    struct ShareAVec;
+    #[doc = include_str!("../../../docs/who-frees-what.md")]
+    struct Ownership;
+    #[doc = include_str!("../../../docs/worker-dies.md")]
+    struct DeathOfAProcess;
+}

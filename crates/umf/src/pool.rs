@@ -246,8 +246,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool has no such callback.
     pub fn on_out_of_memory(&self, callback: impl OnOutOfMemory + 'static) -> Result<()> {
-        self.controls()?.set_on_out_of_memory(Some(Arc::new(callback)));
-        Ok(())
+        Ok(self.controls()?.set_on_out_of_memory(Some(Arc::new(callback)))?)
     }
 
     /// Waits, for at most `timeout`, until all deferred frees of this pool are reclaimed: until

@@ -511,8 +511,9 @@ impl Controls for JemallocPool {
         self.set_held_limit(on_free, max_held_bytes);
     }
 
-    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) -> Result<()> {
         self.upstream.set_on_out_of_memory(callback);
+        Ok(())
     }
 
     fn drain(&self, timeout: Duration) -> DeferredStatistics {

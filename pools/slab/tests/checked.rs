@@ -523,7 +523,7 @@ fn out_of_memory_callback_gets_the_checked_pool() {
         let first = allocate(&pool, 5000);
         let calls = Arc::new(Mutex::new(0));
         let count = Arc::clone(&calls);
-        pool.controls().unwrap().set_on_out_of_memory(Some(Arc::new(move |event: &OutOfMemoryEvent<'_>| {
+        let callback = move |event: &OutOfMemoryEvent<'_>| {
             *count.lock().unwrap() += 1;
             match event.attempt {
                 // SAFETY: the test's own block.
@@ -531,7 +531,8 @@ fn out_of_memory_callback_gets_the_checked_pool() {
                 _ => return OutOfMemoryAction::GiveUp,
             }
             OutOfMemoryAction::Retry
-        })));
+        };
+        pool.controls().unwrap().set_on_out_of_memory(Some(Arc::new(callback))).unwrap();
         provider.fail_after(Some(0));
         assert!(pool.allocate(Layout::new(1 << 30, 1).unwrap()).is_err());
         assert_eq!(*calls.lock().unwrap(), 2);

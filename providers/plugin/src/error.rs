@@ -86,7 +86,11 @@ pub enum PluginError {
         mode: u32,
     },
     /// The dynamic linker rejected the file.
-    #[error("cannot load plugin {path:?}: {source}; check that it is a shared object for this machine")]
+    #[error(
+        "cannot load plugin {path:?}: {linker}; check that it is a shared object for this machine and that the libraries it \
+         needs are installed",
+        linker = linker_text(source)
+    )]
     NotASharedObject {
         /// The file, with links resolved.
         path: PathBuf,
@@ -95,8 +99,9 @@ pub enum PluginError {
     },
     /// The plugin does not export the symbol.
     #[error(
-        "plugin {path:?} exports no function {symbol}: {source}; set `symbol` to the one that returns its table of \
-         provider operations"
+        "plugin {path:?} exports no function {symbol}: {linker}; set `symbol` to the one that returns its table of \
+         provider operations",
+        linker = linker_text(source)
     )]
     NoSymbol {
         /// The file, with links resolved.
@@ -133,4 +138,10 @@ pub enum PluginError {
         /// The plugin's error.
         source: umf_core::Error,
     },
+}
+
+/// Returns the text of the dynamic linker (`dlerror(3)`), which is the source of the error.
+fn linker_text(error: &libloading::Error) -> String {
+    let source = std::error::Error::source(error);
+    source.map_or_else(|| error.to_string(), |text| text.to_string())
 }

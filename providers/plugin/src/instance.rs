@@ -5,6 +5,7 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{NonNull, null, null_mut};
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::BTreeSet;
+use std::os::fd::RawFd;
 use std::sync::Mutex;
 
 use umf_core::{Address, Error, Result};
@@ -26,6 +27,25 @@ const UNKNOWN: Code = 0x7fff_fffe;
 
 /// Limit of the size of an IPC handle in bytes.
 const MAX_HANDLE_SIZE: usize = 1 << 20;
+
+/// The control entry that names a descriptor for an allocation.
+const FD_QUERY: &CStr = c"umf-rs.export_fd";
+/// The version that a provider writes into [`FdQuery`].
+const FD_QUERY_VERSION: u32 = 1;
+
+/// The argument of [`FD_QUERY`]: `struct umf_rs_export_fd` of the crate's page.
+#[repr(C)]
+struct FdQuery {
+    memory: *const c_void,
+    size: usize,
+    offset: u64,
+    fd: i32,
+    version: u32,
+}
+
+/// An empty `va_list`, which has at most 32 bytes in all ABIs.
+#[repr(C, align(16))]
+struct NoArguments([u64; 4]);
 
 /// The bytes of an IPC handle, aligned as for any structure in C.
 pub(crate) struct HandleBytes {
@@ -119,15 +139,52 @@ impl Instance {
         if code == SUCCESS { Ok(state) } else { Err(error(code, "initialize", 0, 1, "the plugin", None)) }
     }
 
+    /// Queries the control entry [`FD_QUERY`]. Returns `None` if the provider has no such entry.
+    ///
+    /// # Errors
+    /// The provider's error.
+    fn query_fd(&self, mut query: FdQuery) -> Result<Option<FdQuery>> {
+        let Some(ctl) = self.table.functions.ext_ctl.filter(|_| self.table.is_1_1()) else { return Ok(None) };
+        const PROGRAMMATIC: i32 = 1;
+        const READ: i32 = 0;
+        let mut none = NoArguments([0; 4]);
+        let (argument, size, more) =
+            ((&raw mut query).cast(), size_of::<FdQuery>(), (&raw mut none).cast::<c_void>());
+        // SAFETY: the name is a C string, and the argument is valid for reads and writes of its
+        // size during the call.
+        let code = unsafe { ctl(self.state, PROGRAMMATIC, FD_QUERY.as_ptr(), argument, size, READ, more) };
+        match code {
+            INVALID_CTL_PATH | NOT_SUPPORTED => Ok(None),
+            code => self.check(code, "ext_ctl(umf-rs.export_fd)", 0).map(|()| Some(query)),
+        }
+    }
+
+    /// Returns whether the provider names file descriptors for its allocations. It answers a query
+    /// without an allocation by writing the version.
+    pub(crate) fn has_fds(&self) -> bool {
+        let query = FdQuery { memory: null(), size: 0, offset: 0, fd: -1, version: 0 };
+        // Other providers answer an unknown entry with any error.
+        matches!(self.query_fd(query), Ok(Some(FdQuery { version: FD_QUERY_VERSION, .. })))
+    }
+
+    /// Returns the descriptor of an allocation and the offset of the allocation in its file. The
+    /// provider owns the descriptor.
+    pub(crate) fn fd_of(&self, address: Address, size: usize) -> Result<(RawFd, u64)> {
+        let query = FdQuery { memory: pointer(address), size, offset: 0, fd: -1, version: 0 };
+        let FdQuery { fd, offset, .. } =
+            self.query_fd(query)?.ok_or(self.unsupported("a descriptor of this allocation"))?;
+        if fd < 0 {
+            return Err(self.contract_violation("named no descriptor for an allocation"));
+        }
+        Ok((fd, offset))
+    }
+
     /// Runs the control entry `post_initialize`, as UMF does from version 1.1 on. Some providers
     /// complete their initialisation there.
     fn post_initialize(&self) -> Result<()> {
         let Some(ctl) = self.table.functions.ext_ctl.filter(|_| self.table.is_1_1()) else { return Ok(()) };
         const PROGRAMMATIC: i32 = 1;
         const RUNNABLE: i32 = 2;
-        /// An empty `va_list`, which has at most 32 bytes in all ABIs.
-        #[repr(C, align(16))]
-        struct NoArguments([u64; 4]);
         let mut none = NoArguments([0; 4]);
         let (name, more) = (c"post_initialize".as_ptr(), (&raw mut none).cast());
         // SAFETY: the name is a C string, and the entry reads no arguments.

@@ -1,11 +1,11 @@
-//! Exports of regions, and [`PluginImport`], which opens handles that the same plugin exported in
-//! another process.
+//! Exports of regions, and [`PluginImport`], which opens what the same plugin exported in another
+//! process: IPC handles of the plugin, or descriptors that it names.
 
 use core::fmt;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use umf_core::{
     Access, Address, Error, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport,
     ProviderKind, Region, Result,
 };
+use umf_os::{FileRange, page_size};
 use umf_sync::Lock;
 
 use super::instance::{HandleBytes, Instance};
@@ -22,9 +23,14 @@ use super::provider::PluginProvider;
 impl Export for PluginProvider {
     /// Exports a region. A handle of up to 64 bytes is the export's native bytes; a longer one is
     /// in a memfd.
+    ///
+    /// If the plugin names descriptors, the export has a duplicate of the region's.
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_frozen()?;
         self.regions.lock().get(region)?;
+        if self.has_descriptors() {
+            return self.export_fd(region);
+        }
         let len = self.handle_size().ok_or(self.instance.unsupported("IPC handles"))?;
         let mut bytes = self.instance.get_handle(region.base(), region.size(), len)?;
         if len <= NATIVE_BYTES {
@@ -46,7 +52,7 @@ impl Export for PluginProvider {
     }
 
     fn unexport(&self, _region: &Region, export: NativeExport) -> Result<()> {
-        if self.is_frozen() {
+        if self.is_frozen() || self.has_descriptors() {
             return Ok(());
         }
         let len = self.handle_size().ok_or(self.instance.unsupported("IPC handles"))?;
@@ -55,13 +61,47 @@ impl Export for PluginProvider {
     }
 
     fn uses_fd_per_export(&self) -> bool {
-        self.handle_size().is_some_and(|size| size > NATIVE_BYTES)
+        self.has_descriptors() || self.handle_size().is_some_and(|size| size > NATIVE_BYTES)
     }
 }
 
 impl PluginProvider {
     fn handle_size(&self) -> Option<usize> {
-        self.importer().map(|import| import.handle_size)
+        match self.importer()?.format {
+            Format::Handles(size) => Some(size),
+            Format::Descriptors => None,
+        }
+    }
+
+    fn has_descriptors(&self) -> bool {
+        self.importer().is_some_and(|import| matches!(import.format, Format::Descriptors))
+    }
+
+    /// Exports a region with a duplicate of the descriptor that the plugin names.
+    fn export_fd(&self, region: &Region) -> Result<NativeExport> {
+        let (fd, offset) = self.instance.fd_of(region.base(), region.size())?;
+        // SAFETY: duplicates a number, and reads no memory.
+        let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+        if fd < 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(Error::Native {
+                call: "fcntl(F_DUPFD_CLOEXEC) of the descriptor that the plugin named",
+                native: error.raw_os_error().unwrap_or(0),
+                hint: "the plugin must keep it open while the allocation is live",
+            });
+        }
+        // SAFETY: the fd is new, and no other code owns it.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let len = file.metadata().map_or(0, |metadata| metadata.len());
+        let is_inside = offset.checked_add(region.size() as u64).is_some_and(|end| end <= len);
+        if !is_inside || !offset.is_multiple_of(page_size() as u64) {
+            return Err(self.instance.contract_violation(
+                "named a descriptor and an offset whose file does not have the allocation",
+            ));
+        }
+        let mut export = NativeExport::from_fd(Arc::new(file.into()), offset);
+        export.allocation_id = region.id().get();
+        Ok(export)
     }
 }
 
@@ -98,7 +138,87 @@ fn read_handle(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<Handl
     Ok(bytes)
 }
 
-/// An importer of a plugin's handles, from [`PluginProvider::importer`].
+/// The format of a plugin's exports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Format {
+    /// IPC handles of the plugin, of this size in bytes.
+    Handles(usize),
+    /// Descriptors and offsets that the plugin names.
+    Descriptors,
+}
+
+/// An importer of files whose descriptors a plugin named, for processes that do not load it.
+///
+/// A file that is not sealed can be truncated by any process that may write to it, and then an
+/// access to a lost page raises SIGBUS. Use it only if all these processes are trusted. A memfd
+/// must be sealed against shrinking.
+#[derive(Clone, Copy, Debug)]
+pub struct FdImport {
+    kind: ProviderKind,
+}
+
+impl FdImport {
+    /// Returns an importer of exports of the kind `kind`, for a program that trusts all processes
+    /// that can write to the files it opens. The kind is the name of the plugin's set in the
+    /// exporter's settings, or [`super::PluginLoader::kind`].
+    #[must_use]
+    pub const fn trust_writers(kind: ProviderKind) -> Self {
+        Self { kind }
+    }
+}
+
+// SAFETY: the mapping keeps the file open, and exists until it is released. The program vouches, by
+// `trust_writers` or by loading the plugin, that no process truncates the file.
+unsafe impl Import for FdImport {
+    fn kind(&self) -> ProviderKind {
+        self.kind
+    }
+
+    fn import(&self, mut request: ImportRequest) -> Result<Imported> {
+        let untrusted = |why| Error::Untrusted { why };
+        let file = request.fd.take().map(File::from);
+        let file = file.ok_or(untrusted("the handle needs a file descriptor, and none was received"))?;
+        let metadata = file.metadata().map_err(|_| untrusted("fstat does not support the descriptor"))?;
+        if !metadata.is_file() {
+            return Err(untrusted("the descriptor is not a regular file"));
+        }
+        // SAFETY: reads the seals of an open descriptor.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        // Named files of tmpfs have `F_SEAL_SEAL`, and other files have no seals at all.
+        if seals >= 0 && seals & (libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL) == 0 {
+            return Err(untrusted("the descriptor is an unsealed memfd, which any process may truncate"));
+        }
+        let FileRange { offset, size } = FileRange::of(&request, page_size(), metadata.len())?;
+        let protection = match request.access {
+            Access::ReadOnly => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        let place = i64::try_from(offset).map_err(|_| untrusted("the offset is not one of a file"))?;
+        // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
+        let mapped = unsafe {
+            libc::mmap(core::ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), place)
+        };
+        if mapped == libc::MAP_FAILED {
+            let native = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            return Err(Error::native("mmap of a plugin's file", native));
+        }
+        let base = Address::new(mapped.expose_provenance());
+        Ok(Imported::host(base.ok_or(untrusted("mmap returned no address"))?, size, request.access))
+    }
+
+    unsafe fn release(&self, imported: Imported) -> Result<()> {
+        let Some(base) = imported.base.as_ptr() else { return Ok(()) };
+        // SAFETY: `import` mapped this range, and by the caller's contract it is not in use.
+        if unsafe { libc::munmap(base.cast(), imported.size) } == 0 {
+            return Ok(());
+        }
+        Err(Error::native("munmap", std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+    }
+}
+
+/// An importer of a plugin's exports, from [`PluginProvider::importer`].
+///
+/// Descriptors are mapped as by [`FdImport`]. The rest of this page is about IPC handles.
 ///
 /// It checks the length of a handle; the plugin checks the content. For host memory it checks that
 /// the whole range is mapped. Memory that a plugin opens is always writable; a read-only import of
@@ -107,7 +227,7 @@ pub struct PluginImport {
     instance: Arc<Instance>,
     kind: ProviderKind,
     memory_kind: MemoryKind,
-    handle_size: usize,
+    format: Format,
 }
 
 /// The number of open imports of all plugins at each address.
@@ -118,9 +238,9 @@ impl PluginImport {
         instance: Arc<Instance>,
         kind: ProviderKind,
         memory_kind: MemoryKind,
-        handle_size: usize,
+        format: Format,
     ) -> Self {
-        Self { instance, kind, memory_kind, handle_size }
+        Self { instance, kind, memory_kind, format }
     }
 
     /// Checks, and protects if read-only, memory that the plugin opened.
@@ -226,12 +346,15 @@ unsafe impl Import for PluginImport {
     }
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
+        let Format::Handles(handle_size) = self.format else {
+            return FdImport::trust_writers(self.kind).import(request);
+        };
         if request.offset != 0 || request.size == 0 {
             let why = "the handle has an offset or no size, unlike handles of plugins";
             return Err(Error::Untrusted { why });
         }
         let native = request.native.get(..request.native_len).unwrap_or_default();
-        let handle = read_handle(request.fd, native, self.handle_size)?;
+        let handle = read_handle(request.fd, native, handle_size)?;
         let base = self.instance.open_handle(handle)?;
         let size = request.size;
         let checked = self.check_mapping(base, size, request.access);
@@ -255,6 +378,10 @@ unsafe impl Import for PluginImport {
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
+        if matches!(self.format, Format::Descriptors) {
+            // SAFETY: the caller's contract.
+            return unsafe { FdImport::trust_writers(self.kind).release(imported) };
+        }
         if let Entry::Occupied(mut count) = OPEN.lock().entry(imported.base.to_bits()) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {

@@ -13,6 +13,7 @@ use umf_sync::fork;
 
 use super::error::PluginError;
 use super::instance::Instance;
+use super::ipc::Format;
 use super::provider::{PluginProvider, ProviderInfo};
 use super::table::{Finalize, GetTable, State, Table};
 
@@ -105,7 +106,7 @@ impl PluginLoader {
     }
 
     /// Sets whether a forked child shares the memory. Default: shared if the plugin has IPC
-    /// handles, else private.
+    /// handles or names descriptors, else private.
     #[must_use]
     pub const fn visibility(mut self, visibility: Visibility) -> Self {
         self.visibility = Some(visibility);
@@ -164,11 +165,13 @@ impl PluginLoader {
         let mut instance = Instance::loaded(*table, state, loaded)?;
         let page = instance.min_page_size()?;
         let handle_size = instance.handle_size()?;
+        let has_fds = instance.has_fds();
         let memory_kind = match self.memory_kind {
             Some(known) => known,
             None => memory_kind_of(&instance, page)?.unwrap_or(MemoryKind::Host),
         };
-        let default = if handle_size.is_some() { Visibility::Shared } else { Visibility::Private };
+        let is_exported = has_fds || handle_size.is_some();
+        let default = if is_exported { Visibility::Shared } else { Visibility::Private };
         let visibility = self.visibility.unwrap_or(default);
         instance.set_parent_only(visibility == Visibility::Shared);
         let name = Some(instance.name()?).filter(|name| !name.is_empty());
@@ -182,7 +185,8 @@ impl PluginLoader {
             exact_sizes: false,
             failure_is_out_of_memory: false,
         };
-        Ok(PluginProvider::new(instance, about))
+        let format = if has_fds { Some(Format::Descriptors) } else { handle_size.map(Format::Handles) };
+        Ok(PluginProvider::with_format(instance, about, format))
     }
 }
 

@@ -12,7 +12,7 @@ use umf_suballoc::RegionTable;
 use umf_sync::{Lock, fork};
 
 use super::instance::Instance;
-use super::ipc::PluginImport;
+use super::ipc::{Format, PluginImport};
 
 /// A provider behind UMF's table of C functions. Thread-safe.
 ///
@@ -65,20 +65,26 @@ impl PluginProvider {
     /// Makes a provider over an instance.
     #[must_use]
     pub fn new(instance: Instance, info: ProviderInfo) -> Arc<Self> {
+        let format = info.handle_size.map(Format::Handles);
+        Self::with_format(instance, info, format)
+    }
+
+    /// Makes a provider whose exports have the given format.
+    pub(crate) fn with_format(instance: Instance, info: ProviderInfo, format: Option<Format>) -> Arc<Self> {
         let instance = Arc::new(instance);
         let import =
-            |size| Arc::new(PluginImport::new(Arc::clone(&instance), info.kind, info.memory_kind, size));
+            |format| Arc::new(PluginImport::new(Arc::clone(&instance), info.kind, info.memory_kind, format));
         Arc::new(Self {
             regions: Lock::new(RegionTable::new(instance.owner())),
-            import: info.handle_size.map(import),
+            import: format.map(import),
             instance: ManuallyDrop::new(instance),
             info,
             generation: fork::generation(),
         })
     }
 
-    /// Returns the importer of this provider's handles, or `None` if it has no IPC handles. The
-    /// importer does not need the provider, and keeps the plugin loaded.
+    /// Returns the importer of this provider's exports, or `None` if it has neither IPC handles nor
+    /// descriptors. The importer does not need the provider, and keeps the plugin loaded.
     #[must_use]
     pub fn importer(&self) -> Option<Arc<PluginImport>> {
         self.import.clone()

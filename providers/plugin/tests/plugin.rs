@@ -8,6 +8,7 @@ mod example_plugin;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +20,7 @@ use umf_core::{
     Access, Error, Import, ImportRequest, Layout, MemoryKind, Property, PropertyValue, Provider,
     ProviderKind, Region, Visibility,
 };
-use umf_provider_plugin::{PluginError, PluginLoader, PluginProvider, TableError, load};
+use umf_provider_plugin::{FdImport, PluginError, PluginLoader, PluginProvider, TableError, load};
 
 fn kind() -> ProviderKind {
     ProviderKind::new("example").unwrap()
@@ -91,10 +92,13 @@ fn load_rejects_files_that_are_not_plugins() {
     set_mode_of(&text, 0o644);
     let error = load_error(&text);
     assert!(matches!(error, PluginError::NotASharedObject { .. }), "{error}");
+    let has_dlerror =
+        ["file too short", "invalid ELF header"].iter().any(|text| error.to_string().contains(text));
+    assert!(has_dlerror, "the text of dlerror is missing: {error}");
 
     let error = load(&example(), Some("noSuchFunction"), None, kind()).unwrap_err();
     assert!(matches!(error, PluginError::NoSymbol { .. }), "{error}");
-    assert!(error.to_string().contains("noSuchFunction"), "{error}");
+    assert!(error.to_string().contains("undefined symbol: noSuchFunction"), "{error}");
 }
 
 #[test]
@@ -158,6 +162,7 @@ fn load_rejects_tables_of_unknown_versions() {
 /// A plugin in C with several tables. It counts calls, and violates the contract in some modes.
 const C: &str = r#"
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -177,7 +182,8 @@ static result initialize(const void *params, void **state) {
     (void)params;
     counts[0]++;
     *state = 0;
-    if (fd < 0 && ((fd = memfd_create("plugin", MFD_CLOEXEC)) < 0 || ftruncate(fd, 1 << 28))) return 1;
+    if (fd < 0 && ((fd = memfd_create("plugin", MFD_CLOEXEC | MFD_ALLOW_SEALING)) < 0 || ftruncate(fd, 1 << 28)
+            || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK))) return 1;
     return 0;
 }
 static result finalize(void *s) { (void)s; counts[1]++; return 0; }
@@ -231,6 +237,18 @@ static result ctl(void *s, int source, const char *n, void *a, size_t z, int q, 
     counts[6]++;
     return 0;
 }
+static int named; /* the descriptor that the plugin names; -1 after a close */
+void set_named(int n) { named = n; }
+static result file_ctl(void *s, int source, const char *n, void *a, size_t z, int q, void *l) {
+    (void)s; (void)source; (void)l;
+    struct { const void *memory; size_t size; uint64_t offset; int fd; uint32_t version; } *query = a;
+    if (strcmp(n, "umf-rs.export_fd") || q != 0 || z != sizeof *query) return 9;
+    query->version = 1;
+    if (!query->memory) return 0;
+    query->fd = named ? named : fd;
+    query->offset = *(const uint64_t *)query->memory;
+    return 0;
+}
 static result property(void *s, const void *p, int id, void *v) {
     (void)s; (void)p;
     int type = 2;
@@ -252,6 +270,7 @@ static const struct table v12 = {0x10002, {HEAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, (any
 static const struct table large = {0x10001, {HEAD, 0, 0, 0, 0, IPC(huge_handle)}};
 static const struct table off = {0x10001, {HEAD, 0, 0, 0, 0, IPC(no_handle)}};
 static const struct table private = {0x10001, {HEAD, 0, 0, 0, 0, IPC(private_handle)}};
+static const struct table file = {0x10001, {HEAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, (any)file_ctl}};
 static const struct table half = {0x10001, {HEAD, 0, 0, 0, 0, (any)handle_size}};
 static const struct table newer = {0x10003, {HEAD}};
 const void *umfPluginProviderOps(void) { return &v11; }
@@ -260,6 +279,7 @@ const void *ops12(void) { return &v12; }
 const void *opsLarge(void) { return &large; }
 const void *opsOff(void) { return &off; }
 const void *opsPrivate(void) { return &private; }
+const void *opsFile(void) { return &file; }
 const void *opsHalf(void) { return &half; }
 const void *opsNewer(void) { return &newer; }
 "#;
@@ -375,6 +395,91 @@ fn each_handle_is_put_once_and_finalize_is_called_last() {
     unsafe { imports.release(imported) }.unwrap();
     drop(imports);
     assert_eq!((since(INITIALIZED), since(CLOSES), since(FINALIZED), since(PUTS)), (1, 2, 1, 1));
+}
+
+#[test]
+fn plugin_over_a_file_exports_by_descriptor() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(path) = c_plugin() else { return };
+    let provider = PluginLoader::new(&path).symbol("opsFile").kind(kind()).load().unwrap();
+    assert_eq!(provider.visibility(), Visibility::Shared);
+    let (first, region) = (page(&provider), page(&provider));
+    let exports = provider.export().unwrap();
+    let export = exports.export(&region).unwrap();
+    assert!(export.native.as_slice().is_empty() && export.offset > 0 && exports.uses_fd_per_export());
+    let fd = || Some(export.fd.as_ref().unwrap().try_clone().unwrap());
+    let request = |size, access| ImportRequest::new(fd(), export.offset, size, access);
+    // Another process needs the plugin, or this importer.
+    let without_plugin = FdImport::trust_writers(kind());
+    let there = region.base().as_ptr().unwrap();
+    for import in [provider.import().unwrap(), &without_plugin as &dyn Import] {
+        let imported = import.import(request(4096, Access::ReadWrite)).unwrap();
+        let here = imported.base.as_ptr().unwrap();
+        // SAFETY: both pages are mapped, and only this test uses them.
+        unsafe {
+            there.add(100).write_volatile(42);
+            assert_eq!(here.add(100).read_volatile(), 42);
+            import.release(imported).unwrap();
+        }
+        let too_large = import.import(request(1 << 30, Access::ReadWrite));
+        assert!(matches!(too_large, Err(Error::Untrusted { .. })), "{too_large:?}");
+        let without_fd = import.import(ImportRequest::new(None, 0, 4096, Access::ReadWrite));
+        assert!(matches!(without_fd, Err(Error::Untrusted { .. })), "{without_fd:?}");
+    }
+    // SAFETY: `void set_named(int)` in the source above.
+    let set_named = |fd: i32| unsafe {
+        let library = libloading::Library::new(&path).unwrap();
+        library.get::<unsafe extern "C" fn(i32)>(b"set_named").unwrap()(fd);
+    };
+    for (fd, text) in [(-1, "named no descriptor"), (1 << 20, "must keep it open")] {
+        set_named(fd);
+        let error = exports.export(&region).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    set_named(0);
+    exports.unexport(&region, export).unwrap();
+    for region in [first, region] {
+        // SAFETY: not used any more.
+        unsafe { provider.free(region) }.unwrap();
+    }
+}
+
+#[test]
+fn second_process_opens_file_memory_without_the_plugin() {
+    const PLACE: &str = "PLUGIN_TEST_OFFSET";
+    if let Some(offset) = std::env::var_os(PLACE) {
+        // The second process: standard input is the exported descriptor.
+        let offset = offset.to_str().unwrap().parse().unwrap();
+        let fd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+        let import = FdImport::trust_writers(kind());
+        let imported = import.import(ImportRequest::new(Some(fd), offset, 4096, Access::ReadWrite)).unwrap();
+        let memory = imported.base.as_ptr().unwrap();
+        // SAFETY: the page is mapped, and the other process waits.
+        unsafe {
+            assert_eq!(memory.add(100).read_volatile(), 42);
+            memory.add(100).write_volatile(43);
+            import.release(imported).unwrap();
+        }
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(path) = c_plugin() else { return };
+    let provider = PluginLoader::new(&path).symbol("opsFile").kind(kind()).load().unwrap();
+    let (first, region) = (page(&provider), page(&provider));
+    let export = provider.export().unwrap().export(&region).unwrap();
+    let memory = region.base().as_ptr().unwrap();
+    // SAFETY: the page is mapped, and only this test uses it.
+    unsafe { memory.add(100).write_volatile(42) };
+    let name = "second_process_opens_file_memory_without_the_plugin";
+    let mut second = Command::new("/proc/self/exe");
+    second.args(["--exact", name]).env(PLACE, export.offset.to_string());
+    assert!(ran(second.stdin(export.fd.as_ref().unwrap().try_clone().unwrap())), "the second process");
+    // SAFETY: as above; the second process has ended.
+    assert_eq!(unsafe { memory.add(100).read_volatile() }, 43);
+    for region in [first, region] {
+        // SAFETY: not used any more.
+        unsafe { provider.free(region) }.unwrap();
+    }
 }
 
 #[test]

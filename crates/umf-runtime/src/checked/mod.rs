@@ -43,7 +43,7 @@ use umf_core::pool::{self, missing};
 use umf_core::statistics::PoolStatistics;
 use umf_core::{
     Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
-    Reserve, Result, ShareLimit, Visibility,
+    Reserve, Result, Reuse, ShareLimit, Visibility,
 };
 use umf_os::process::thread_id;
 
@@ -306,7 +306,11 @@ unsafe impl Pool for Checked {
         self.checked_free(address, |block| match (&self.quarantine, block) {
             // SAFETY: passed on to the caller, here and below.
             (Some(quarantine), Some(block)) if quarantine.fits(block.size) => unsafe {
-                quarantine.free(self.inner_deferred_free()?, block, self.has_poison())
+                match quarantine.free(self.inner_deferred_free()?, block, self.has_poison()) {
+                    // The pool holds blocks for importers only, so it has no quarantine.
+                    Err(Error::NotSupported { .. }) => pool::free(&*self.inner, address),
+                    freed => freed,
+                }
             },
             // SAFETY: as above.
             _ => unsafe { pool::free(&*self.inner, address) },
@@ -334,6 +338,10 @@ unsafe impl Pool for Checked {
         statistics.held_bytes -= quarantined;
         statistics.quarantined_bytes += quarantined;
         statistics
+    }
+
+    fn reuse(&self) -> Reuse {
+        self.inner.reuse()
     }
 
     fn deferred_free(&self) -> Option<&dyn DeferredFree> {

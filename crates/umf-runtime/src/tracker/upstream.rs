@@ -237,8 +237,9 @@ impl Controls for Upstream {
         Self::set_on_free(self, on_free, max_held_bytes);
     }
 
-    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) {
+    fn set_on_out_of_memory(&self, callback: Option<Arc<dyn OnOutOfMemory>>) -> Result<()> {
         Self::set_on_out_of_memory(self, callback);
+        Ok(())
     }
 
     fn drain(&self, timeout: Duration) -> DeferredStatistics {

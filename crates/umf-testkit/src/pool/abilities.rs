@@ -1,7 +1,11 @@
 //! Tests for the optional abilities of a pool, each of which must be reported correctly; and cases
 //! about reserving memory.
 
-use super::{AddressOnlyProvider, MakePool, ManualCompletion, MmapProvider, allocate, free, reserves};
+use std::sync::Arc;
+
+use super::{
+    AddressOnlyProvider, MakePool, ManualCompletion, MmapProvider, allocate, deferred, free, reserves,
+};
 use umf_core::Error;
 use umf_runtime::tracker;
 
@@ -28,10 +32,42 @@ pub fn has_deferred_free(make: MakePool<'_>) -> bool {
     report(pool.name(), "it does not defer frees", can)
 }
 
-/// Returns whether the pool has controls, such as the out-of-memory callback.
-pub fn has_controls(make: MakePool<'_>) -> bool {
+/// Returns whether the pool frees blocks with a completion. If not, the free must be refused with
+/// [`Error::NotSupported`] and without effect.
+pub fn has_free_after(make: MakePool<'_>) -> bool {
+    if !has_deferred_free(make) {
+        return false;
+    }
     let pool = make(MmapProvider::private().into());
-    report(pool.name(), "it has no controls", pool.controls().is_some())
+    let (block, completion) = (allocate(&*pool, 64), ManualCompletion::new());
+    completion.set_ready();
+    // SAFETY: a block of the suite that is not used.
+    match unsafe { deferred(&*pool).free_after(block, completion.clone()) } {
+        Err(Error::NotSupported { .. }) => {
+            assert!(pool.block_at(block).is_ok(), "a refused `free_after` freed the block");
+            assert_eq!(Arc::strong_count(&completion), 1, "a refused `free_after` kept the completion");
+            free(&*pool, block);
+            report(pool.name(), "it does not free with a completion", false)
+        }
+        freed => {
+            freed.unwrap_or_else(|error| panic!("`free_after` of a live block: {error}"));
+            true
+        }
+    }
+}
+
+/// Returns whether the pool calls an out-of-memory callback. If not, setting it must be refused
+/// with [`Error::NotSupported`].
+pub fn has_out_of_memory_callback(make: MakePool<'_>) -> bool {
+    let pool = make(MmapProvider::private().into());
+    let Some(controls) = pool.controls() else { return report(pool.name(), "it has no controls", false) };
+    match controls.set_on_out_of_memory(None) {
+        Err(Error::NotSupported { .. }) => report(pool.name(), "it has no out-of-memory callback", false),
+        set => {
+            set.unwrap_or_else(|error| panic!("removing the out-of-memory callback: {error}"));
+            true
+        }
+    }
 }
 
 /// Returns whether the pool can reserve memory.

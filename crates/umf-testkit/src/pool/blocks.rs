@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{AddressOnlyProvider, MakePool, MmapProvider, Random, allocate, allocate_at, at, free, layout};
+use super::{
+    AddressOnlyProvider, MakePool, MmapProvider, Random, allocate, allocate_at, at, free, layout,
+    trim_if_empty_only,
+};
 use umf_core::{Address, BlockSpan, Error, Pool};
 
 /// The live blocks of a pool. Panics if two overlap.
@@ -109,15 +112,18 @@ pub fn pool_never_accesses_memory(make: MakePool<'_>) {
     pool.trim(0).expect("the provider frees all regions");
 }
 
-/// Freed addresses are allocated again.
+/// Freed addresses are allocated again. A pool with `Reuse::WhenEmpty` may wait for a trim.
 pub fn freed_addresses_are_reused(make: MakePool<'_>) {
     let pool = make(AddressOnlyProvider::new(4096).into());
     for size in [1, 64, 5000, 100_000, 8 << 20] {
         let mut seen = BTreeSet::new();
-        for _ in 0..5_000 {
+        for cycle in 0..5_000_u32 {
             let address = allocate(&*pool, size);
             seen.insert(address);
             free(&*pool, address);
+            if cycle.is_multiple_of(50) {
+                trim_if_empty_only(&*pool);
+            }
         }
         assert!(seen.len() < 500, "{} addresses for one block of {size} bytes", seen.len());
     }
@@ -129,7 +135,10 @@ pub fn memory_is_bounded_over_a_million_cycles(make: MakePool<'_>) {
     let pool = make(provider.clone().into());
     let mut random = Random(3);
     let mut run = |cycles: usize| {
-        for _ in 0..cycles / 8 {
+        for cycle in 0..cycles / 8 {
+            if cycle.is_multiple_of(50) {
+                trim_if_empty_only(&*pool);
+            }
             let sizes: [usize; 8] = core::array::from_fn(|_| random.size(14));
             let blocks = sizes.map(|size| allocate(&*pool, size));
             for block in blocks {

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::fork::fork_during;
+use super::fork::{fork_during, require};
 use super::misuse::{is_not_allocated, is_not_live};
 use super::threads::join;
 use super::{
@@ -478,19 +478,23 @@ pub fn forked_child_has_no_pending_blocks(make: MakePool<'_>) {
         }
     };
     fork_during(traffic, || {
-        if !deferred::statistics().is_empty() || deferred::statistics().pending_bytes != 0 {
-            return 1;
-        }
+        let statistics = deferred::statistics();
+        require(
+            statistics.is_empty() && statistics.pending_bytes == 0,
+            "it counts blocks as pending that the parent holds",
+        )?;
         for round in 0..200 {
-            let Ok(address) = pool.allocate(layout(SIZES[round % 3], 1)) else { return 2 };
-            if delayed.iter().any(|&one| overlap(one, (address, SIZES[round % 3]))) {
-                return 3;
-            }
-            if round % 2 == 0 && try_free(pool, address).is_err() {
-                return 4;
+            let size = SIZES[round % 3];
+            let address =
+                pool.allocate(layout(size, 1)).map_err(|error| format!("`allocate` failed: {error}"))?;
+            let is_new = !delayed.iter().any(|&one| overlap(one, (address, size)));
+            require(is_new, "`allocate` returned a block that the parent holds")?;
+            if round % 2 == 0 {
+                require(try_free(pool, address).is_ok(), "`free` failed for a block of the child")?;
             }
         }
-        i32::from(!controls(pool).drain(Duration::from_millis(1)).is_empty()) * 5
+        let is_drained = controls(pool).drain(Duration::from_millis(1)).is_empty();
+        require(is_drained, "`drain` waits for blocks that the parent holds")
     });
     assert!(pool.statistics().held_bytes >= SIZES.iter().sum::<usize>() as u64);
     token.set_ready();

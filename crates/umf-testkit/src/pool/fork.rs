@@ -1,24 +1,48 @@
 //! Cases about forks while other threads use the pool.
+//!
+//! A child that fails writes the reason to a pipe, and the case panics with that text. A child that
+//! is blocked by a lock is found by its state in `/proc`, and one that spins by `RLIMIT_CPU`.
 
 use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::FromRawFd as _;
 use std::sync::Arc;
 
 use super::threads::join;
 use super::{MakePool, MmapProvider, Random, allocate, free, layout, try_free};
 use crate::SetOnDrop;
-use umf_core::{Error, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Visibility};
+use umf_core::{Error, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Reuse, Visibility};
 use umf_runtime::tracker;
 
 const FORKS: usize = 50;
+/// The documentation of fork handling, for error texts.
+const DOCS: &str = "see the section \"Fork\" of docs/extending.md";
+/// The interval between two looks at a child.
+const LOOK: Duration = Duration::from_millis(10);
+/// Looks without progress of a sleeping child after which it counts as blocked.
+const BLOCKED_LOOKS: u32 = 100;
+/// CPU seconds after which the kernel kills a child that spins.
+const CPU_SECONDS: u64 = 10;
 
-/// Forks `FORKS` times while two threads allocate and free. `child` returns the exit status of a
-/// child, 0 for success.
-fn fork_during_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
+/// The result of a child: an error is the text for the panic of the case.
+pub(super) type ChildResult = core::result::Result<(), String>;
+
+/// Returns the error `text` unless `holds`.
+pub(super) fn require(holds: bool, text: &str) -> ChildResult {
+    if holds { Ok(()) } else { Err(text.to_owned()) }
+}
+
+/// Forks `FORKS` times while two threads allocate and free.
+fn fork_during_traffic(pool: &dyn Pool, child: impl Fn() -> ChildResult) {
+    // The threads never free all blocks, so a pool without reuse grows all the time.
+    let bits = if pool.reuse() == Reuse::WhenEmpty { 8 } else { 18 };
     let traffic = |seed, stop: &AtomicBool| {
         let mut random = Random(seed);
         let mut live = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            live.push(allocate(pool, random.size(18)));
+            live.push(allocate(pool, random.size(bits)));
             if live.len() > 200 {
                 live.drain(random.below(200)..).for_each(|address| free(pool, address));
             }
@@ -29,37 +53,101 @@ fn fork_during_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
 }
 
 /// Forks `FORKS` times while two threads run `traffic` until their flag is set.
-pub(super) fn fork_during(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> i32) {
+pub(super) fn fork_during(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> ChildResult) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ends = SetOnDrop(&stop);
         let (stop, traffic) = (&stop, &traffic);
         let threads = (0..2).map(|seed| scope.spawn(move || traffic(seed, stop))).collect();
-        let mut bad = None;
-        for round in 0..FORKS {
-            // SAFETY: the child runs pool code, whose locks are valid after a fork, and leaves by
-            // `_exit`.
-            let pid = unsafe { libc::fork() };
-            if pid == 0 {
-                // The alarm kills a child that hangs, so that the parent sees it.
-                // SAFETY: sets a timer of the child process and ends it.
-                unsafe {
-                    libc::alarm(20);
-                    libc::_exit(child());
-                }
-            }
-            let mut status = 0;
-            // SAFETY: waits for the child forked above.
-            let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-            if waited != pid || status != 0 {
-                bad = Some((round, status));
-                break;
-            }
-        }
+        let failed = (1..=FORKS).find_map(|number| fork_once(&child).err().map(|error| (number, error)));
         stop.store(true, Ordering::Relaxed);
         join(threads);
-        assert_eq!(bad, None, "fork number and wait status");
+        if let Some((number, error)) = failed {
+            panic!("child of fork {number}, forked while two threads used the pool: {error}; {DOCS}");
+        }
     });
+}
+
+/// Runs `child` in a forked child, and returns its error or how it ended.
+fn fork_once(child: &impl Fn() -> ChildResult) -> ChildResult {
+    let mut pipe = [0; 2];
+    // SAFETY: the array has room for both descriptors.
+    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0, "a pipe for the child's error");
+    // SAFETY: the descriptors are new, and no other code owns them.
+    let [mut reader, mut writer] = pipe.map(|fd| unsafe { File::from_raw_fd(fd) });
+    // SAFETY: the child runs pool code, whose locks are valid after a fork, and leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let limit = libc::rlimit { rlim_cur: CPU_SECONDS, rlim_max: CPU_SECONDS };
+        // SAFETY: limits the child itself.
+        unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) };
+        let failed = child().is_err_and(|error| {
+            let _ = writer.write_all(error.as_bytes());
+            true
+        });
+        // SAFETY: ends the child without the destructors of the parent's values.
+        unsafe { libc::_exit(i32::from(failed)) };
+    }
+    drop(writer);
+    let status = wait_or_kill(pid)?;
+    let mut error = String::new();
+    // Not `read_to_end` before the wait: a child of another test may have a copy of the writer.
+    let mut buffer = [0; 512];
+    if status != 0
+        && libc::WIFEXITED(status)
+        && let Ok(length) = reader.read(&mut buffer)
+    {
+        error.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        return Err(error);
+    }
+    match libc::WTERMSIG(status) {
+        _ if status == 0 => Ok(()),
+        libc::SIGXCPU | libc::SIGKILL => Err(format!(
+            "it ran for {CPU_SECONDS} s of CPU time and did not end: it spins, most likely on a lock that a \
+             thread of the parent held at the fork; use `umf_sync::Lock`, which is free in a child"
+        )),
+        signal => Err(format!("signal {signal} ended it")),
+    }
+}
+
+/// Waits for a child, and returns its wait status. Kills a child that is blocked.
+fn wait_or_kill(pid: i32) -> core::result::Result<i32, String> {
+    let wait = |flags| {
+        let mut status = 0;
+        // SAFETY: waits for a child of this process.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, flags) };
+        assert!(waited >= 0, "waitpid: {}", std::io::Error::last_os_error());
+        (waited == pid).then_some(status)
+    };
+    let (mut last, mut looks) = (None, 0);
+    loop {
+        // Short children are the common case: no sleep before the first look.
+        if let Some(status) = wait(libc::WNOHANG) {
+            return Ok(status);
+        }
+        std::thread::sleep(LOOK);
+        let now = sleeping_switches(pid);
+        looks = if now.is_some() && now == last { looks + 1 } else { 0 };
+        last = now;
+        if looks >= BLOCKED_LOOKS {
+            // SAFETY: a child of this process that was not waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            wait(0);
+            return Err("it is blocked: it waits for a lock that a thread of the parent held at the fork, or for \
+                        a thread that the child does not have; locks of a pool must be `umf_sync::Lock`, which \
+                        is free in a child"
+                .to_owned());
+        }
+    }
+}
+
+/// Returns the number of context switches of a process that sleeps; `None` if it runs. A sleeping
+/// process whose number stays the same was not woken.
+fn sleeping_switches(pid: i32) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    line("State:")?.starts_with('S').then(|| line("voluntary_ctxt_switches:").unwrap_or_default().to_owned())
 }
 
 /// Over private memory, a child can allocate, and can free its own blocks and inherited ones.
@@ -73,23 +161,23 @@ pub fn private_pool_works_in_forked_child(make: MakePool<'_>) {
         let mut live = Vec::new();
         for _ in 0..2_000 {
             let size = random.size(17);
-            let Ok(address) = pool.allocate(layout(size, 8)) else { return 1 };
+            let allocated = pool.allocate(layout(size, 8));
+            let address =
+                allocated.map_err(|error| format!("`allocate` failed over private memory: {error}"))?;
             if let Some(pointer) = address.as_ptr() {
                 // SAFETY: a live block of this size.
                 unsafe { pointer.write_bytes(7, size) };
             }
             live.push(address);
-            if live.len() == 100 && live.drain(..).any(|address| try_free(pool, address).is_err()) {
-                return 2;
+            if live.len() == 100 {
+                let all_freed = live.drain(..).all(|address| try_free(pool, address).is_ok());
+                require(all_freed, "`free` failed for a block that the child allocated")?;
             }
         }
-        if inherited.iter().any(|&address| try_free(pool, address).is_err()) {
-            return 3;
-        }
-        if inherited.iter().any(|&address| try_free(pool, address).is_ok()) {
-            return 4;
-        }
-        0
+        let all_freed = inherited.iter().all(|&address| try_free(pool, address).is_ok());
+        require(all_freed, "`free` failed for an inherited block of private memory")?;
+        let all_refused = inherited.iter().all(|&address| try_free(pool, address).is_err());
+        require(all_refused, "`free` succeeded for a block that the child had freed before")
     });
     for address in inherited {
         free(pool, address);
@@ -106,19 +194,23 @@ pub fn shared_pool_is_frozen_in_forked_child(make: MakePool<'_>) {
     let inherited: Vec<_> = (0..50).map(|n| allocate(pool, 100 << (n % 12))).collect();
     fork_during_traffic(pool, || {
         for size in [8, 100, 5000, 100_000, 10 << 20] {
-            if !matches!(pool.allocate(layout(size, 8)), Err(Error::Frozen { .. })) {
-                return 1;
-            }
+            let result = pool.allocate(layout(size, 8));
+            require(
+                matches!(result, Err(Error::Frozen { .. })),
+                "`allocate` used shared memory of the parent: return `Error::Frozen` if `Upstream::is_frozen`",
+            )?;
         }
         for &address in inherited.iter().chain(&inherited) {
-            if try_free(pool, address).is_err() || pool.block_at(address).is_err() {
-                return 2;
-            }
+            require(
+                try_free(pool, address).is_ok() && pool.block_at(address).is_ok(),
+                "`free` of an inherited block of shared memory freed it or failed: return `Ok` without effect \
+                 if `Upstream::is_frozen`",
+            )?;
         }
-        if pool.trim(0) != Ok(0) {
-            return 3;
-        }
-        0
+        require(
+            pool.trim(0) == Ok(0),
+            "`trim` released shared memory of the parent: return `Ok(0)` if `Upstream::is_frozen`",
+        )
     });
     for address in inherited {
         free(pool, address);
@@ -203,7 +295,7 @@ pub fn fork_during_pool_drop_does_not_deadlock(make: MakePool<'_>) {
         };
         fork_during(traffic, || {
             look();
-            0
+            Ok(())
         });
         provider.may_continue.store(true, Ordering::SeqCst);
         join(vec![dropping]);

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::fork::fork_during;
+use super::fork::{fork_during, require};
 use super::misuse::is_not_allocated;
 use super::threads::join;
 use super::{MakePool, MmapProvider, Random, allocate, controls, free, layout, mark_exported, try_free};
@@ -331,21 +331,23 @@ pub fn forked_child_holds_no_parent_blocks(make: MakePool<'_>) {
         }
     };
     fork_during(traffic, || {
-        if !deferred::statistics().is_empty() || pool.statistics().held_bytes != 0 {
-            return 1;
-        }
+        require(
+            deferred::statistics().is_empty() && pool.statistics().held_bytes == 0,
+            "it counts blocks as held that the parent holds",
+        )?;
         for round in 0..200 {
             let size = SIZES[round % 3];
-            let Ok(address) = pool.allocate(layout(size, 1)) else { return 2 };
-            if held.iter().any(|&held| overlap(held, (address, size))) {
-                // The child has a copy of the parent's block, and did not reclaim it.
-                return 3;
-            }
-            if round % 2 == 0 && try_free(pool, address).is_err() {
-                return 4;
+            let address =
+                pool.allocate(layout(size, 1)).map_err(|error| format!("`allocate` failed: {error}"))?;
+            // The child has a copy of the parent's block, and did not reclaim it.
+            let is_new = !held.iter().any(|&held| overlap(held, (address, size)));
+            require(is_new, "`allocate` returned a block that the parent holds")?;
+            if round % 2 == 0 {
+                require(try_free(pool, address).is_ok(), "`free` failed for a block of the child")?;
             }
         }
-        i32::from(!controls(pool).drain(Duration::from_millis(1)).is_empty()) * 5
+        let is_drained = controls(pool).drain(Duration::from_millis(1)).is_empty();
+        require(is_drained, "`drain` waits for blocks that the parent holds")
     });
     for &(address, size) in &held {
         assert!(pool.statistics().held_bytes >= size as u64, "{address}");

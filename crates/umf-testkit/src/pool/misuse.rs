@@ -11,7 +11,8 @@ use umf_runtime::observer::{self, ExportObserver, Leases};
 /// effect.
 fn refused(pool: &dyn Pool, address: Address, expected: impl Fn(&Error) -> bool) {
     let before = pool.statistics();
-    for result in [try_free(pool, address), mark_exported(pool, address)] {
+    let marked = pool.deferred_free().map(|deferred| deferred.mark_exported(address));
+    for result in [Some(try_free(pool, address)), marked].into_iter().flatten() {
         assert!(result.as_ref().is_err_and(&expected), "{address}: {result:?}");
     }
     let after = pool.statistics();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::threads::join;
 use super::{AddressOnlyProvider, MakePool, Random, allocate, controls, free, layout, try_free};
 use umf_core::out_of_memory::{ATTEMPTS, OnOutOfMemory, OutOfMemoryAction, OutOfMemoryEvent};
-use umf_core::{Address, Error, Pool};
+use umf_core::{Address, Error, Pool, Reuse};
 
 const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
@@ -14,7 +14,12 @@ fn set_callback(
     pool: &dyn Pool,
     callback: impl Fn(&OutOfMemoryEvent<'_>) -> OutOfMemoryAction + Send + Sync + 'static,
 ) {
-    controls(pool).set_on_out_of_memory(Some(Arc::new(callback)));
+    let set = controls(pool).set_on_out_of_memory(Some(Arc::new(callback)));
+    set.expect("the pool has a callback");
+}
+
+fn remove_callback(pool: &dyn Pool) {
+    controls(pool).set_on_out_of_memory(None).expect("the pool has a callback");
 }
 
 /// Allocates until pool and provider have no more memory.
@@ -39,11 +44,18 @@ pub fn out_of_memory_callback_can_free_and_retry(make: MakePool<'_>) {
         let blocks = Arc::new(Mutex::new(live));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (from, notes) = (blocks.clone(), seen.clone());
+        // One block stays live, so such a pool reuses nothing that the callback frees.
+        let reuses = pool.reuse() == Reuse::EachBlock;
         set_callback(&*pool, move |event| {
             let number = (event.layout, event.attempt, event.error, event.statistics.live_blocks);
             notes.lock().expect("no thread panics").push(number);
             match from.lock().expect("no thread panics").pop() {
-                Some(address) => free(event.pool, address),
+                Some(address) => {
+                    free(event.pool, address);
+                    if !reuses {
+                        provider.fail_after(None);
+                    }
+                }
                 None if event.attempt == 1 => provider.fail_after(None),
                 None => return OutOfMemoryAction::GiveUp,
             }
@@ -59,7 +71,7 @@ pub fn out_of_memory_callback_can_free_and_retry(make: MakePool<'_>) {
         assert!(seen.iter().zip(1..).all(|(&(_, attempt, ..), expected)| attempt == expected));
         free(&*pool, address);
         free(&*pool, first);
-        controls(&*pool).set_on_out_of_memory(None);
+        remove_callback(&*pool);
         blocks.lock().expect("no thread panics").drain(..).for_each(|address| free(&*pool, address));
     }
 }
@@ -116,7 +128,7 @@ pub fn out_of_memory_callback_may_use_pool(make: MakePool<'_>) {
         let address = allocate(&*pool, size);
         free(&*pool, address);
         live.into_iter().for_each(|address| free(&*pool, address));
-        controls(&*pool).set_on_out_of_memory(None);
+        remove_callback(&*pool);
         pool.trim(0).expect("the provider frees all regions");
         assert_eq!((provider.live_regions(), pool.statistics().live_blocks), (0, 0));
     }
@@ -141,7 +153,7 @@ pub fn concurrent_threads_share_one_callback(make: MakePool<'_>) {
     let provider = AddressOnlyProvider::new(4096);
     let pool = make(provider.clone().into());
     let blocks = Arc::new(SharedBlocks(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
-    controls(&*pool).set_on_out_of_memory(Some(blocks.clone()));
+    controls(&*pool).set_on_out_of_memory(Some(blocks.clone())).expect("the pool has a callback");
     provider.fail_after(Some(0));
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
