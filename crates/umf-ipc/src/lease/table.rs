@@ -267,11 +267,20 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the number of importers that have rows, as they declare it.
+    /// Returns the number of importers that have rows, as they declare it. Returns the number of
+    /// their rows if there is no memory to tell them apart.
     pub(crate) fn importers(&self) -> usize {
         let numbers =
             (0..self.head.height()).map(|row| self.head.owner(row).importer.load(Ordering::Relaxed));
-        numbers.filter(|&number| number != 0).collect::<HashSet<_>>().len()
+        let numbers = numbers.filter(|&number| number != 0);
+        let mut distinct = HashSet::new();
+        // Counted first: another process may add rows meanwhile.
+        let rows = numbers.clone().count();
+        if distinct.try_reserve(rows).is_err() {
+            return rows;
+        }
+        distinct.extend(numbers.take(rows));
+        distinct.len()
     }
 }
 
