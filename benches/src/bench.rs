@@ -1,6 +1,6 @@
 //! [`Bench`]: the command line of a bench, its rows, and the table that it prints.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use clap::Parser;
 use serde::Serialize;
 
 use crate::measure::{self, Measured};
+use crate::plot::Plot;
 use crate::{Error, Result};
 
 /// Measures umf and its peers in one run, and prints NAME, OURS, PEER and RATIO (ours to the
@@ -21,6 +22,10 @@ struct Options {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
+
+    /// Draw the rows that have peers as SVG, too
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 
     /// The original C library: its libumf.so.1 (ipc, pool, capi)
     #[arg(long, value_name = "PATH")]
@@ -107,6 +112,7 @@ pub struct Bench {
     json: bool,
     wanted: Vec<String>,
     printed: usize,
+    plot: Plot,
 }
 
 impl Bench {
@@ -147,8 +153,10 @@ impl Bench {
         if !self.wants(name) {
             return Ok(());
         }
-        let figures = measure(self).map_err(|error| format!("{name}: {error}"))?.into();
+        let figures: Figures = measure(self).map_err(|error| format!("{name}: {error}"))?.into();
         self.printed += 1;
+        let peers: Vec<_> = figures.peers.iter().map(|(peer, measured)| (*peer, measured.median)).collect();
+        self.plot.add(name, unit, figures.ours.median, &peers);
         self.print(name, unit, &figures)
     }
 
@@ -206,6 +214,20 @@ impl Bench {
         }
         Ok(())
     }
+
+    /// Writes the picture of the rows, if one is wanted.
+    fn draw(&self, file: Option<&Path>) -> Result<()> {
+        let Some(file) = file else { return Ok(()) };
+        let program = std::env::args().next().unwrap_or_default();
+        let program = Path::new(&program).file_stem().map(|name| name.to_string_lossy().into_owned());
+        // Cargo appends a hash to the name.
+        let name = program.as_deref().and_then(|name| name.split('-').next()).unwrap_or("NAME");
+        let rows =
+            if self.wanted.is_empty() { String::new() } else { format!(" --rows {}", self.wanted.join(",")) };
+        let command = format!("cargo bench -p umf-benches --bench {name} --{rows} --svg FILE");
+        std::fs::write(file, self.plot.to_svg(&command))
+            .map_err(|error| format!("cannot write {}: {error}", file.display()).into())
+    }
 }
 
 /// Runs a bench program: `measure` prints the rows, `serve` is the part of its second process.
@@ -214,10 +236,10 @@ pub fn main(measure: fn(&mut Bench) -> Result<()>, serve: fn() -> Result<()>) ->
     if is_test() {
         return test();
     }
-    let Options { json, peer_umf, ours, quick, rows: wanted, serve: is_second, .. } = Options::parse();
+    let Options { json, svg, peer_umf, ours, quick, rows: wanted, serve: is_second, .. } = Options::parse();
     let time = Duration::from_millis(if quick { 5 } else { 300 });
-    let mut bench = Bench { time, quick, peer_umf, ours, json, wanted, printed: 0 };
-    match if is_second { serve() } else { bench.run(measure) } {
+    let mut bench = Bench { time, quick, peer_umf, ours, json, wanted, printed: 0, plot: Plot::default() };
+    match if is_second { serve() } else { bench.run(measure).and_then(|()| bench.draw(svg.as_deref())) } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

@@ -15,6 +15,7 @@ pub mod allocators;
 pub mod bench;
 pub mod libumf;
 pub mod measure;
+mod plot;
 pub mod process;
 pub mod workload;
 
