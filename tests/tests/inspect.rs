@@ -456,7 +456,7 @@ fn gc_removes_names_of_killed_processes_only() {
     let text = gc(&["--dry-run"]);
     assert_has(
         &text,
-        &format!("1.0 MiB, left by pid {}, which has ended: would be removed", killed[0].pid()),
+        &format!("1 MiB, left by pid {}, which has ended: would be removed", killed[0].pid()),
     );
     assert_has(
         &text,
@@ -468,7 +468,7 @@ fn gc_removes_names_of_killed_processes_only() {
     );
     assert!(left.path().exists());
     let text = gc(&[]);
-    assert_has(&text, &format!("1.0 MiB, left by pid {}, which has ended: removed", killed[0].pid()));
+    assert_has(&text, &format!("1 MiB, left by pid {}, which has ended: removed", killed[0].pid()));
     assert!(!left.path().exists());
     for name in [&used, &living, &foreign] {
         assert!(name.path().exists(), "{}", name.0);
