@@ -220,11 +220,12 @@ impl Bench {
         let Some(file) = file else { return Ok(()) };
         let program = std::env::args().next().unwrap_or_default();
         let program = Path::new(&program).file_stem().map(|name| name.to_string_lossy().into_owned());
+        let features = if cfg!(feature = "peers") { " --features peers" } else { "" };
         // Cargo appends a hash to the name.
         let name = program.as_deref().and_then(|name| name.split('-').next()).unwrap_or("NAME");
         let rows =
             if self.wanted.is_empty() { String::new() } else { format!(" --rows {}", self.wanted.join(",")) };
-        let command = format!("cargo bench -p umf-benches --bench {name} --{rows} --svg FILE");
+        let command = format!("cargo bench -p umf-benches{features} --bench {name} --{rows} --svg FILE");
         std::fs::write(file, self.plot.to_svg(&command))
             .map_err(|error| format!("cannot write {}: {error}", file.display()).into())
     }

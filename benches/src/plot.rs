@@ -37,7 +37,7 @@ impl Plot {
     /// Draws the rows as SVG, with the command that printed them below.
     pub(crate) fn to_svg(&self, command: &str) -> String {
         let height_of = |group: &Group| TITLE + BAR * group.bars.len() as f64 + GAP;
-        let height = self.groups.iter().map(height_of).sum::<f64>() + TITLE + GAP;
+        let height = self.groups.iter().map(height_of).sum::<f64>() + 2.0 * BAR + GAP;
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
              font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -64,7 +64,11 @@ impl Plot {
             }
             top += GAP;
         }
-        text(&mut svg, 8.0, top + 15.0, "fill=\"#555\" font-family=\"monospace\" font-size=\"11\"", command);
+        for line in command.split_inclusive(" -- ") {
+            let attributes = "fill=\"#555\" font-family=\"monospace\" font-size=\"11\"";
+            text(&mut svg, 8.0, top + 15.0, attributes, line.trim_end());
+            top += BAR;
+        }
         svg.push_str("</svg>\n");
         svg
     }

@@ -454,10 +454,7 @@ fn gc_removes_names_of_killed_processes_only() {
     // Another process has one of them open.
     let user = std::fs::File::open(used.path()).unwrap();
     let text = gc(&["--dry-run"]);
-    assert_has(
-        &text,
-        &format!("1 MiB, left by pid {}, which has ended: would be removed", killed[0].pid()),
-    );
+    assert_has(&text, &format!("1 MiB, left by pid {}, which has ended: would be removed", killed[0].pid()));
     assert_has(
         &text,
         &format!(
