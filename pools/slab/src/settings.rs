@@ -104,7 +104,7 @@ umf_core::pool_settings! {
         pub(crate) reserve: u64 = 0;
         /// Whether `capacity` bounds the free memory of the pool, too, as in UMF's disjoint pool.
         /// The pool then keeps, beyond as many free bytes as are live: `capacity` blocks of each
-        /// size class of 64 KiB and above that was used, or 8 MiB times `capacity` if smaller
+        /// size class of 64 KiB and above that was used, or 7 MiB times `capacity` if smaller
         /// blocks were used, whichever is more. Default: false.
         pub(crate) capacity_bounds_cache: bool = false;
     }
@@ -159,7 +159,7 @@ impl SlabSettings {
 
 /// Bytes of small blocks that a pool keeps for each empty slab of `capacity`, under
 /// `capacity_bounds_cache`.
-pub(crate) const SMALL_PER_CAPACITY: u64 = 8 << 20;
+pub(crate) const SMALL_PER_CAPACITY: u64 = 7 << 20;
 
 impl SlabSettings {
     /// Returns the most bytes that `capacity_bounds_cache` keeps beyond as many as are live.
