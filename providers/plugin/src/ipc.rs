@@ -5,7 +5,7 @@ use core::fmt;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::File;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use umf_core::{
     Access, Address, Error, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport,
     ProviderKind, Region, Result,
 };
-use umf_os::{FileRange, page_size};
+use umf_os::{FileRange, Mapping, map_error, page_size};
 use umf_sync::Lock;
 
 use super::instance::{HandleBytes, Instance};
@@ -189,30 +189,17 @@ unsafe impl Import for FdImport {
             return Err(untrusted("the descriptor is an unsealed memfd, which any process may truncate"));
         }
         let FileRange { offset, size } = FileRange::of(&request, page_size(), metadata.len())?;
-        let protection = match request.access {
-            Access::ReadOnly => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
-        };
-        let place = i64::try_from(offset).map_err(|_| untrusted("the offset is not one of a file"))?;
-        // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
-        let mapped = unsafe {
-            libc::mmap(core::ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), place)
-        };
-        if mapped == libc::MAP_FAILED {
-            let native = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-            return Err(Error::native("mmap of a plugin's file", native));
-        }
-        let base = Address::new(mapped.expose_provenance());
-        Ok(Imported::host(base.ok_or(untrusted("mmap returned no address"))?, size, request.access))
+        let is_writable = request.access == Access::ReadWrite;
+        let mapping = Mapping::of_file(file.as_fd(), offset, size, page_size(), is_writable)
+            .map_err(|errno| map_error(size, "a plugin's file", errno))?;
+        Ok(Imported::host(mapping.leak(), size, request.access))
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
-        let Some(base) = imported.base.as_ptr() else { return Ok(()) };
-        // SAFETY: `import` mapped this range, and by the caller's contract it is not in use.
-        if unsafe { libc::munmap(base.cast(), imported.size) } == 0 {
-            return Ok(());
-        }
-        Err(Error::native("munmap", std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+        // SAFETY: `import` mapped and leaked this range, and by the caller's contract it is not in
+        // use.
+        let mapping = unsafe { Mapping::of_region(&Region::new(imported.base, imported.size)) };
+        mapping.map_or(Ok(()), Mapping::unmap_or_leak)
     }
 }
 

@@ -143,7 +143,7 @@ pub(crate) struct OwnImporters {
 impl OwnImporters {
     /// Returns the importer. The first call creates it with the settings and the kinds of memory of
     /// the process's importer, and with `imports`.
-    pub(crate) fn main(&self, imports: impl FnOnce() -> Vec<Arc<dyn Import>>) -> Outcome<&Importer> {
+    fn main(&self, imports: impl FnOnce() -> Vec<Arc<dyn Import>>) -> Outcome<&Importer> {
         Self::create_once(&self.main, imports)
     }
 
@@ -155,8 +155,9 @@ impl OwnImporters {
     /// Returns the importer of heaps of `libumf_proxy.so` with a name, which the original opens
     /// through any provider of shared OS memory.
     fn named_heap(&self) -> Outcome<&Importer> {
-        let import = HostImport::new().allow_unsealed_below("/dev/shm/umf_proxy_lib_shm_pid_");
-        Self::create_once(&self.named_heap, || vec![Arc::new(import)])
+        Self::create_once(&self.named_heap, || {
+            vec![Arc::new(HostImport::new().allow_unsealed_below("/dev/shm/umf_proxy_lib_shm_pid_"))]
+        })
     }
 
     fn create_once(
@@ -277,7 +278,7 @@ extern "C" fn umfOpenIPCHandle(
         && let Some(importer) = pool.known_importer()
         && let Some(offset) = handle.offset()
     {
-        let of = pool.opens();
+        let of = pool.opening_owner();
         // SAFETY: the pool closes its openings when it is destroyed, before its importers.
         if let Some(address) = unsafe { openings::open_again(importer, &handle.handle, offset, of) } {
             memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
@@ -299,7 +300,7 @@ extern "C" fn open_slow(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory
             opened.inspect_err(|failure| provider.has_failed_to_share(FailedOperation::Open, failure))?;
         pool.keep_importer();
         // SAFETY: the pool closes its openings when it is destroyed, before its importers.
-        unsafe { openings::insert(address, mapping, pool.opens()) };
+        unsafe { openings::insert(address, mapping, pool.opening_owner()) };
         memory.set(core::ptr::with_exposed_provenance_mut(address))
     })
 }

@@ -1,7 +1,7 @@
 //! [`Pool`]: the target of a `umf_memory_pool_handle_t`.
 
 use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 
 use umf_core::Pool as _;
 use umf_ipc::Importer;
@@ -34,8 +34,6 @@ pub(crate) struct Pool {
     pub(super) slab: *const SlabPool,
     /// The main one of [`Pool::importers`], once it was needed. Null before, and during destruction.
     importer: AtomicPtr<Importer>,
-    /// Whether handles were opened through this pool.
-    has_opened: AtomicBool,
     magic: u64,
     pub(crate) functions: Functions,
     pub(crate) state: State,
@@ -69,7 +67,6 @@ impl Pool {
         let pool = Handle::new(Self {
             slab: core::ptr::null(),
             importer: AtomicPtr::new(core::ptr::null_mut()),
-            has_opened: AtomicBool::new(false),
             magic: LIVE_MAGIC,
             functions,
             state: core::ptr::null_mut(),
@@ -164,7 +161,7 @@ impl Pool {
     fn dismantle(handle: Handle<Self>) -> Code {
         let Ok(pool) = handle.get_mut() else { return INVALID_ARGUMENT };
         pool.importer.store(core::ptr::null_mut(), Ordering::Relaxed);
-        if pool.has_opened.load(Ordering::Relaxed) {
+        if pool.importers.known_main().is_some() {
             close_all(pool.opening_owner());
         }
         // Unmaps what is cached while the provider can.
@@ -235,16 +232,9 @@ impl Pool {
         unsafe { self.importer.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Marks the pool as having openings. Returns the id under which they are recorded.
+    /// Returns the id under which openings through this pool are recorded.
     #[inline(always)]
-    pub(crate) fn opens(&self) -> usize {
-        if !self.has_opened.load(Ordering::Relaxed) {
-            self.has_opened.store(true, Ordering::Relaxed);
-        }
-        self.opening_owner()
-    }
-
-    fn opening_owner(&self) -> usize {
+    pub(crate) fn opening_owner(&self) -> usize {
         core::ptr::from_ref(self).addr()
     }
 
