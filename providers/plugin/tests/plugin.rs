@@ -8,7 +8,7 @@ mod example_plugin;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -431,7 +431,12 @@ fn plugin_over_a_file_exports_by_descriptor() {
         let library = libloading::Library::new(&path).unwrap();
         library.get::<unsafe extern "C" fn(i32)>(b"set_named").unwrap()(fd);
     };
-    for (fd, text) in [(-1, "named no descriptor"), (1 << 20, "must keep it open")] {
+    let empty = fs::File::open("/dev/null").unwrap();
+    for (fd, text) in [
+        (-1, "named no descriptor"),
+        (1 << 20, "must keep it open"),
+        (empty.as_raw_fd(), "whose file does not have the allocation"),
+    ] {
         set_named(fd);
         let error = exports.export(&region).unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
