@@ -42,6 +42,14 @@ int main(void) {
     again = open_from(handler, handle, UMFRS_HANDLE_SIZE);
     printf("without the offset: %s\n", again + 10);
     CHECK(umfCloseIPCHandle(again));
+    /* The offset has a checksum of its own. */
+    char *changed = malloc(size);
+    umf_ipc_handle_t none;
+    memcpy(changed, handle, size);
+    changed[UMFRS_HANDLE_SIZE] ^= 1;
+    printf("changed offset: %d\n", umfrsIPCHandleFromBytes(changed, size, &none));
+    printf("other size: %d\n", umfrsIPCHandleFromBytes(changed, size - 1, &none));
+    free(changed);
     CHECK(umfPutIPCHandle(handle));
     CHECK(umfPoolFree(pool, block));
 

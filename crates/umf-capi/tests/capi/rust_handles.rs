@@ -48,6 +48,8 @@ fn c_process_opens_handle_of_rust_process() {
         "text: question",
         "C handle: offset",
         "without the offset: offset",
+        "changed offset: 3",
+        "other size: 3",
         "provider: question",
         "changed: 3",
     ] {
