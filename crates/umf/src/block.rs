@@ -24,6 +24,36 @@ pub struct Block<'p> {
 /// A block that keeps its pool alive.
 pub type OwnedBlock = Block<'static>;
 
+const NOT_HOST_ACCESSIBLE: Error = Error::Inaccessible(
+    "cannot access this block from the CPU: it is device memory; copy it with the device's functions",
+);
+
+/// What copies bytes of a block.
+enum Copier<'b> {
+    /// The CPU, and how the provider is notified.
+    Cpu(View<'b, u8>, Option<&'b dyn HostAccess>),
+    /// The device, from or to this address.
+    Device(&'b dyn Transfer, Address),
+}
+
+/// Runs `copy` between the begin and end notices that the provider requires, if it does.
+fn with_cpu_access<R>(
+    host_access: Option<&dyn HostAccess>,
+    part: View<'_, u8>,
+    access: Access,
+    copy: impl FnOnce() -> R,
+) -> Result<()> {
+    let Some(host_access) = host_access else {
+        copy();
+        return Ok(());
+    };
+    let base = Address::from_ptr(part.as_mut_ptr());
+    // SAFETY: the view's range is host-accessible and live, and `copy` makes no references into it.
+    let bracket = unsafe { CpuAccess::begin(Some(host_access), base, part.len(), access) }?;
+    copy();
+    Ok(bracket.end()?)
+}
+
 /// The pool of a block.
 enum BlockPool<'p> {
     Borrowed(&'p Pool),
@@ -68,11 +98,8 @@ impl<'p> Block<'p> {
 
     fn pointer(&self) -> Result<*mut u8> {
         let provider = self.pool().provider();
-        self.address.as_ptr().filter(|_| provider.memory_kind().is_host_accessible()).ok_or(
-            Error::Inaccessible(
-                "cannot access this block from the CPU: it is device memory; copy it with the device's functions",
-            ),
-        )
+        let pointer = self.address.as_ptr().filter(|_| provider.memory_kind().is_host_accessible());
+        pointer.ok_or(NOT_HOST_ACCESSIBLE)
     }
 
     /// Returns a view of the memory as elements of `T`: as many as fit completely. Other processes
@@ -108,12 +135,13 @@ impl<'p> Block<'p> {
     /// - [`Error::Memory`]: the driver's error.
     /// - [`Error::Inaccessible`]: the memory is not host-accessible and its provider cannot copy.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        if let Some((transfer, from)) = self.device_copy(offset, into.len())? {
+        match self.copier(offset, into.len())? {
             // SAFETY: the range lies in the block, which is live as long as `self`.
-            return Ok(unsafe { transfer.read(from, into) }?);
+            Copier::Device(transfer, from) => Ok(unsafe { transfer.read(from, into) }?),
+            Copier::Cpu(part, host_access) => {
+                with_cpu_access(host_access, part, Access::ReadOnly, || part.copy_to(into))
+            }
         }
-        let part = self.range(offset, into.len())?;
-        self.with_cpu_access(offset, into.len(), Access::ReadOnly, || part.copy_to(into))
     }
 
     /// Copies `from` to `offset` in the block.
@@ -121,59 +149,34 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        if let Some((transfer, to)) = self.device_copy(offset, from.len())? {
+        match self.copier(offset, from.len())? {
             // SAFETY: the range lies in the block, which is live as long as `self`; there are no
             // references into device memory.
-            return Ok(unsafe { transfer.write(to, from) }?);
+            Copier::Device(transfer, to) => Ok(unsafe { transfer.write(to, from) }?),
+            Copier::Cpu(part, host_access) => {
+                with_cpu_access(host_access, part, Access::ReadWrite, || part.copy_from(from))
+            }
         }
-        let part = self.range(offset, from.len())?;
-        self.with_cpu_access(offset, from.len(), Access::ReadWrite, || part.copy_from(from))
-    }
-
-    /// Runs `copy` between the begin and end notices that the provider requires, if it does.
-    fn with_cpu_access<R>(
-        &self,
-        offset: usize,
-        length: usize,
-        access: Access,
-        copy: impl FnOnce() -> R,
-    ) -> Result<()> {
-        let Some(host_access) = self.host_access() else {
-            copy();
-            return Ok(());
-        };
-        let base = self.address.checked_add(offset as u64).unwrap_or(self.address);
-        // SAFETY: the caller has checked that the range lies in the block and is host-accessible.
-        // The block is live, and `copy` makes no references into it.
-        let bracket = unsafe { CpuAccess::begin(Some(host_access), base, length, access) }?;
-        copy();
-        Ok(bracket.end()?)
     }
 
     pub(crate) fn host_access(&self) -> Option<&dyn HostAccess> {
         self.pool().provider().host_access()
     }
 
-    /// Returns the provider's copy functions and the address of `offset`, or `None` if the CPU can
-    /// copy.
-    fn device_copy(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
-        let provider = self.pool().provider();
-        if provider.memory_kind().is_host_accessible() {
-            return Ok(None);
-        }
-        // A provider without copy functions: `pointer` fails with the advice.
-        let Some(transfer) = provider.transfer() else { return self.pointer().map(|_| None) };
+    /// Returns what copies `length` bytes at `offset`. Asks the provider each question once, because
+    /// small copies cost as much as a question.
+    fn copier(&self, offset: usize, length: usize) -> Result<Copier<'_>> {
         let is_in_bounds = offset.checked_add(length).is_some_and(|end| end <= self.size);
         let start = self.address.checked_add(offset as u64).filter(|_| is_in_bounds);
         let start = start.ok_or(umf_ipc::Error::OutOfBounds { offset, length, size: self.size })?;
-        Ok(Some((transfer, start)))
-    }
-
-    /// Returns a view of `length` bytes at `offset`.
-    fn range(&self, offset: usize, length: usize) -> Result<View<'_>> {
-        let end = offset.checked_add(length);
-        let range = end.and_then(|end| self.view().map(|view| view.range(offset..end)).transpose());
-        range.unwrap_or(Err(umf_ipc::Error::OutOfBounds { offset, length, size: self.size }.into()))
+        let provider = self.pool().provider();
+        let is_host_accessible = provider.memory_kind().is_host_accessible();
+        if let Some(pointer) = start.as_ptr().filter(|_| is_host_accessible) {
+            // SAFETY: the range lies in the block, which is live and host-accessible until `self` is
+            // dropped, which the result borrows.
+            return Ok(Copier::Cpu(unsafe { View::new(pointer, length) }?, provider.host_access()));
+        }
+        provider.transfer().map(|transfer| Copier::Device(transfer, start)).ok_or(NOT_HOST_ACCESSIBLE)
     }
 
     /// Returns private memory as a slice.

@@ -176,7 +176,7 @@ impl<T> Handle<T> {
     /// Refuses a handle that is known to be destroyed.
     #[inline]
     fn check(self) -> Outcome<()> {
-        if tombstones::of::<T>().has(self.0.addr()) { Err(DESTROYED) } else { Ok(()) }
+        if tombstones::DESTROYED.has(self.0.addr()) { Err(DESTROYED) } else { Ok(()) }
     }
 
     /// Returns the object for a change. For settings, which C must not use from two threads at
@@ -212,7 +212,7 @@ impl<T> Drop for Taken<T> {
         // tombstones.
         unsafe {
             self.0.drop_in_place();
-            tombstones::of::<T>().add(self.0.cast(), Layout::new::<T>());
+            tombstones::DESTROYED.add(self.0.cast(), Layout::new::<T>());
         }
     }
 }

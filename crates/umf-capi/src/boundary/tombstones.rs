@@ -9,25 +9,14 @@ use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU16, Ordering};
 use std::alloc::dealloc;
 
-use umf_ipc::HANDLE_SIZE;
 use umf_sync::Lock;
 
 /// Tombstones of a list. An object keeps its tombstone while 1,024 more are destroyed.
 const COUNT: usize = 1 + 1024;
 /// Number of hash buckets. With a full list, one address of 32 shares its hash with a tombstone.
 const HASHES: usize = 1 << 15;
-/// Size of an IPC handle of the C interface in bytes.
-const IPC_HANDLE: usize = HANDLE_SIZE + 8;
-
-static IPC_HANDLES: Tombstones = Tombstones::new();
-static OTHERS: Tombstones = Tombstones::new();
-
-/// Returns the list for objects of a type. IPC handles have a list of their own: programs destroy
-/// far more of them than of other objects.
-#[inline]
-pub(super) fn of<T>() -> &'static Tombstones {
-    if size_of::<T>() == IPC_HANDLE { &IPC_HANDLES } else { &OTHERS }
-}
+/// The objects of this process that were destroyed last. IPC handles have marks instead.
+pub(super) static DESTROYED: Tombstones = Tombstones::new();
 
 /// The objects that were destroyed last. Thread-safe.
 pub(super) struct Tombstones {

@@ -1,6 +1,7 @@
 //! `umf/ipc.h`, and the IPC handles of memory that was allocated from a provider.
 
 use core::ffi::c_void;
+use core::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use umf_core::{Access, Address, Import, Provider, Region};
@@ -8,7 +9,7 @@ use umf_ipc::{Exporter, HANDLE_SIZE, Importer, ImporterBuilder, Mapping};
 use umf_provider_host::HostImport;
 use umf_runtime::tracker::{self, TrackedRegion};
 
-use super::{openings, owners};
+use super::{destroyed_handles, openings, owners};
 use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, List, Out, Outcome, SUCCESS, call};
 use crate::last_error::FailedOperation;
 use crate::log;
@@ -34,6 +35,11 @@ const fn check(offset: u64, handle: &[u8; HANDLE_SIZE]) -> u64 {
     (offset.wrapping_mul(SPREAD).wrapping_add((of_handle as u64) << 32)) >> OFFSET_BITS
 }
 
+/// Returns an [`IpcHandle::place`].
+const fn place(offset: u64, handle: &[u8; HANDLE_SIZE]) -> [u8; 8] {
+    (offset | check(offset, handle) << OFFSET_BITS).to_le_bytes()
+}
+
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 // Offsets that differ in one bit have different checksums: the products differ by at least 2^48.
@@ -46,16 +52,51 @@ const _: () = {
     }
 };
 
+/// Checksum and place of a destroyed handle.
+const DESTROYED_MARK: [u8; 8] = [0xff; 8];
+
+// The fast path of opening checks the offset only.
+const _: () = {
+    let mut destroyed = IpcHandle { handle: [0; HANDLE_SIZE], place: [0; 8] };
+    destroyed.mark_as_destroyed();
+    assert!(destroyed.offset().is_none());
+};
+
 impl IpcHandle {
     fn new(handle: [u8; HANDLE_SIZE], offset: u64) -> Outcome<Self> {
         if offset >> OFFSET_BITS != 0 {
             return Err(Failure::unsupported("a handle cannot say an offset of 256 TiB and more"));
         }
-        let place = offset | check(offset, &handle) << OFFSET_BITS;
-        Ok(Self { handle, place: place.to_le_bytes() })
+        Ok(Self { place: place(offset, &handle), handle })
     }
 
-    /// Returns the offset of the pointer in its block; `None` if the checksum is wrong.
+    /// Marks the handle as destroyed. Its memory is kept after `umfPutIPCHandle`.
+    #[inline]
+    pub(super) const fn mark_as_destroyed(&mut self) {
+        let (_, checksum) = self.handle.split_last_chunk_mut().expect("a handle has 256 bytes");
+        *checksum = DESTROYED_MARK;
+        self.place = DESTROYED_MARK;
+    }
+
+    /// Returns whether the handle has the mark of [`IpcHandle::mark_as_destroyed`].
+    fn is_destroyed(&self) -> bool {
+        self.handle.ends_with(&DESTROYED_MARK) && self.place == DESTROYED_MARK
+    }
+
+    /// Returns a handle for C, which lives until `umfPutIPCHandle`.
+    #[inline]
+    fn give(self) -> Handle<Self> {
+        Handle::from_ptr(destroyed_handles::allocate(self).as_ptr())
+    }
+
+    /// Returns the object of C's handle, which was not destroyed.
+    fn live<'a>(handle: Handle<Self>) -> Outcome<&'a Self> {
+        let handle = handle.get()?;
+        if handle.is_destroyed() { Err(DESTROYED) } else { Ok(handle) }
+    }
+
+    /// Returns the offset of the pointer in its block; `None` if the checksum is wrong, or if the
+    /// handle was destroyed.
     #[inline(always)]
     const fn offset(&self) -> Option<u64> {
         let place = u64::from_le_bytes(self.place);
@@ -189,17 +230,9 @@ const WRONG_SIZE: Failure = Failure::argument(
 const FREED: Failure = Failure::argument("the memory was freed meanwhile");
 const CORRUPT: Failure = Failure::argument("the handle is corrupt: where it points is not what was written");
 
-impl Drop for IpcHandle {
-    /// Invalidates the checksum. The memory is kept after `umfPutIPCHandle`, and the fast path of
-    /// open only checks this.
-    fn drop(&mut self) {
-        self.place[7] = !self.place[7];
-    }
-}
+const DESTROYED: Failure = Failure::argument("the handle was put before: get a new one");
 
 const SIZE: usize = size_of::<IpcHandle>();
-// The list of destroyed IPC handles relies on this size.
-const _: () = assert!(SIZE == HANDLE_SIZE + 8);
 
 #[unsafe(no_mangle)]
 extern "C" fn umfPoolGetIPCHandleSize(pool: Handle<Pool>, size: Out<usize>) -> Code {
@@ -216,9 +249,31 @@ extern "C" fn umfGetIPCHandle(
     handle: Out<Handle<IpcHandle>>,
     size: Out<usize>,
 ) -> Code {
+    if !handle.to_ptr().is_null()
+        && !size.to_ptr().is_null()
+        && let Some(again) = get_again(Address::from_ptr(memory.cast::<u8>()))
+    {
+        handle.set_if_wanted(again);
+        size.set_if_wanted(SIZE);
+        return SUCCESS;
+    }
+    get_slow(memory, handle, size)
+}
+
+/// Returns a handle of memory of which this thread got one before, and which begins a block.
+#[inline(always)]
+fn get_again(address: Address) -> Option<Handle<IpcHandle>> {
+    let exporter = umf::exporter().ok()?;
+    exporter
+        .copy_kept(address, |handle| IpcHandle::give(IpcHandle { handle: *handle, place: place(0, handle) }))
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn get_slow(memory: *const c_void, handle: Out<Handle<IpcHandle>>, size: Out<usize>) -> Code {
     call("umfGetIPCHandle", || {
         let (handle, size) = (handle.check()?, size.check()?);
-        handle.set(Handle::new(export(Address::from_ptr(memory.cast::<u8>()))?))?;
+        handle.set(IpcHandle::give(export(Address::from_ptr(memory.cast::<u8>()))?))?;
         size.set(SIZE)
     })
 }
@@ -242,7 +297,10 @@ fn export(address: Address) -> Outcome<IpcHandle> {
 #[unsafe(no_mangle)]
 extern "C" fn umfPutIPCHandle(handle: Handle<IpcHandle>) -> Code {
     call("umfPutIPCHandle", || {
-        drop(handle.take()?);
+        let Some(memory) = NonNull::new(handle.to_ptr()) else { return Ok(()) };
+        IpcHandle::live(handle)?;
+        // SAFETY: C guarantees that the handle is of this library, and is not used any more.
+        unsafe { destroyed_handles::destroy(memory) };
         Ok(())
     })
 }
@@ -253,7 +311,7 @@ extern "C" fn umfPutIPCHandle(handle: Handle<IpcHandle>) -> Code {
 extern "C" fn umfrsIPCHandleFromBytes(bytes: List<u8>, size: usize, handle: Out<Handle<IpcHandle>>) -> Code {
     call("umfrsIPCHandleFromBytes", || {
         let handle = handle.check()?;
-        handle.set(Handle::new(IpcHandle::from_bytes(&bytes.get(size)?)?))
+        handle.set(IpcHandle::give(IpcHandle::from_bytes(&bytes.get(size)?)?))
     })
 }
 
@@ -292,7 +350,7 @@ extern "C" fn umfOpenIPCHandle(
 #[inline(never)]
 extern "C" fn open_slow(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory: Out<*mut c_void>) -> Code {
     call("umfOpenIPCHandle", || {
-        let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
+        let (pool, handle, memory) = (handler.get()?, IpcHandle::live(handle)?, memory.check()?);
         pool.check_is_pool()?;
         let provider = pool.provider()?;
         let opened = handle.open(pool.importers(), || provider.imports());

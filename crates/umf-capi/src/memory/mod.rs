@@ -1,6 +1,7 @@
 //! Memory by its address: the owning pool, IPC handles, openings of other processes' memory, and
 //! properties.
 
+mod destroyed_handles;
 mod ipc;
 mod openings;
 pub(crate) mod owners;

@@ -117,6 +117,18 @@ impl Exporter {
         self.export_kept(address, None)
     }
 
+    /// Calls `copy` with the bytes of the handle of the block that begins at `address`, if this thread
+    /// called [`Exporter::handle`] for it before and the block was not freed since. Returns `None`
+    /// otherwise: then use [`Exporter::handle`].
+    #[inline(always)]
+    pub fn copy_kept<T>(
+        &self,
+        address: Address,
+        copy: impl FnOnce(&[u8; crate::HANDLE_SIZE]) -> T,
+    ) -> Option<T> {
+        self.inner.current()?.kept_bytes(address).map(copy)
+    }
+
     /// As [`Exporter::handle`], with the length of [`Exporter::get_with_len`].
     ///
     /// # Errors
@@ -153,8 +165,8 @@ impl Exporter {
     }
 
     fn export_kept(&self, address: Address, len: Option<usize>) -> Result<Handle> {
-        match self.inner.current().and_then(|state| state.kept_handle(address)) {
-            Some(handle) => Ok(handle),
+        match self.inner.current().and_then(|state| state.kept_bytes(address)) {
+            Some(bytes) => Ok(Handle::from_known(bytes)),
             None => Ok(self.export(address, len)?.keep()),
         }
     }

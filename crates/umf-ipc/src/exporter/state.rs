@@ -386,16 +386,17 @@ impl ExporterState {
         was_kept == Some(false)
     }
 
-    /// Returns the handle of a block that is kept according to this thread's memo and was not freed
-    /// since.
-    pub(super) fn kept_handle(&self, address: Address) -> Option<Handle> {
+    /// Returns the handle's bytes of a block that is kept according to this thread's memo and was not
+    /// freed since. They change at the thread's next export.
+    #[inline]
+    pub(super) fn kept_bytes(&self, address: Address) -> Option<&[u8; HANDLE_SIZE]> {
         let memo = self.memo.current()?;
         let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
         let current = unsafe { note.value.word.as_ref() }.load(Ordering::Acquire) == note.value.generation;
         (current && note.value.is_kept).then(|| {
             memo.count_hit();
-            Handle::from_known(bytes)
+            bytes
         })
     }
 

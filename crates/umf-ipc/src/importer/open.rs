@@ -25,31 +25,25 @@ const IDLE_PRODUCERS: usize = 64;
 impl ImporterInner {
     #[inline]
     pub(super) fn open(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
-        match self.open_fast(handle.as_bytes(), access) {
-            Some(mapping) => Ok(mapping),
+        match self.open_fast(handle.as_bytes(), access, |_, _| Some(())) {
+            // SAFETY: `open_fast` returns a pin and a lease of the block.
+            Some(((), pin, block)) => Ok(unsafe { Mapping::new(self, pin, *block) }),
             None => self.open_slow(handle, access),
         }
     }
 
     #[inline]
     pub(super) fn open_bytes(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
-        match self.open_fast(bytes, access) {
-            Some(mapping) => Ok(mapping),
+        match self.open_fast(bytes, access, |_, _| Some(())) {
+            // SAFETY: as above.
+            Some(((), pin, block)) => Ok(unsafe { Mapping::new(self, pin, *block) }),
             None => self.open_slow(&Handle::from_bytes(bytes)?, access),
         }
     }
 
-    /// Opens a handle that is in this thread's memo.
-    #[inline]
-    fn open_fast(&self, bytes: &[u8; SIZE], access: Access) -> Option<Mapping<'_>> {
-        let mut mapping = MaybeUninit::uninit();
-        let is_open = self.open_fast_into(bytes, access, |_, _| Some(&mut mapping));
-        // SAFETY: `open_fast_into` has written the mapping if it returns `true`.
-        is_open.then(|| unsafe { mapping.assume_init() })
-    }
-
-    /// As [`Self::open_fast`], but writes the mapping into the memory that `place` returns for the
-    /// block's address and length. Returns whether it was written.
+    /// As [`Self::open_bytes`] for a handle in this thread's memo, but writes the mapping into the
+    /// memory that `place` returns for the block's address and length. Returns whether it was
+    /// written.
     #[inline(always)]
     pub(super) fn open_fast_into<'i, 'p>(
         &'i self,
@@ -60,38 +54,54 @@ impl ImporterInner {
     where
         'i: 'p,
     {
-        if let Some(memo) = self.memo[access as usize].current()
-            && let Some(note) = memo.by_bytes(hash(bytes), bytes)
-            && let known = &note.value
-            && let Some(into) = place(known.base, known.length)
-            // SAFETY: the note was made in this thread's table for the pins of this importer.
-            && unsafe { note.pin.pin_stamped(note.stamp) }
-        {
-            let pin = Pin::new(memo.thread(), note.pin);
-            // Checked before the lease is counted: otherwise an importer that opens a stale handle
-            // repeatedly would keep its block from being reclaimed. SAFETY: the note was stored by
-            // `open_in` for the entry with this stamp. The pin keeps that entry, which keeps the
-            // region and the ledger mapped, and the producer with its lease rows.
-            if unsafe { known.word.as_ref() }.load(Ordering::Relaxed) != known.generation {
-                self.pins().give_back(pin, Some(memo.thread()));
-                return false;
-            }
-            if let Some(lease) = known.lease {
-                // SAFETY: the pinned entry keeps the lease rows mapped.
-                protocol::count_lease(unsafe { lease.word().as_ref() });
-                failpoint!("lease.counted_again");
-            }
-            // SAFETY: the pin is this call's, the lease was counted above, and `known` is of the
-            // pinned entry.
-            let mapping = unsafe { Mapping::new(self, pin, *known) };
-            // If it is not current, dropping the mapping releases the lease and the pin.
-            if mapping.is_current_since_lease() {
-                into.write(mapping);
-                memo.count_hit();
-                return true;
-            }
+        let opened = self.open_fast(bytes, access, place);
+        // SAFETY: `open_fast` returns a pin and a lease of the block.
+        let is_open = opened.map(|(into, pin, block)| into.write(unsafe { Mapping::new(self, pin, *block) }));
+        is_open.is_some()
+    }
+
+    /// Opens a handle that is in this thread's memo. Returns the pin and the block, of which a lease
+    /// was counted, and what `admit` returns for the block's address and length. The caller builds
+    /// the mapping where it stays: to copy one, a processor has to wait for the stores of its
+    /// fields.
+    #[inline(always)]
+    fn open_fast<T>(
+        &self,
+        bytes: &[u8; SIZE],
+        access: Access,
+        admit: impl FnOnce(Address, usize) -> Option<T>,
+    ) -> Option<(T, Pin, &OpenBlock)> {
+        let memo = self.memo[access as usize].current()?;
+        let note = memo.by_bytes(hash(bytes), bytes)?;
+        let known = &note.value;
+        let admitted = admit(known.base, known.length)?;
+        // SAFETY: the note was made in this thread's table for the pins of this importer.
+        if !unsafe { note.pin.pin_stamped(note.stamp) } {
+            return None;
         }
-        false
+        let pin = Pin::new(memo.thread(), note.pin);
+        // Checked before the lease is counted: otherwise an importer that opens a stale handle
+        // repeatedly would keep its block from being reclaimed. SAFETY: the note was stored by
+        // `open_in` for the entry with this stamp. The pin keeps that entry, which keeps the region
+        // and the ledger mapped, and the producer with its lease rows.
+        if unsafe { known.word.as_ref() }.load(Ordering::Relaxed) != known.generation {
+            self.pins().give_back(pin, Some(memo.thread()));
+            return None;
+        }
+        if let Some(lease) = known.lease {
+            // SAFETY: the pinned entry keeps the lease rows mapped.
+            protocol::count_lease(unsafe { lease.word().as_ref() });
+            failpoint!("lease.counted_again");
+        }
+        // SAFETY: the pinned entry keeps the ledger mapped.
+        if protocol::is_current(unsafe { known.word.as_ref() }, known.generation) {
+            memo.count_hit();
+            return Some((admitted, pin, known));
+        }
+        // Releases the lease and the pin. SAFETY: the pin is this call's, the lease was counted
+        // above, and `known` is of the pinned entry.
+        drop(unsafe { Mapping::new(self, pin, *known) });
+        None
     }
 
     /// Opens a handle that is not in this thread's memo, or that is stale.
