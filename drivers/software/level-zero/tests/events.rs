@@ -283,7 +283,7 @@ fn blocking_free_ignores_closed_lists() {
         let (send, freed) = mpsc::channel();
         std::thread::scope(|scope| {
             let user = &user;
-            scope.spawn(move || send.send(free_blocking(&user, address)).unwrap());
+            scope.spawn(move || send.send(free_blocking(user, address)).unwrap());
             let answer = freed.recv_timeout(Duration::from_secs(20));
             // A thread that does not return would block the end of the scope.
             answer.unwrap_or_else(|_| std::process::abort()).unwrap();
