@@ -175,7 +175,8 @@ pub mod level_zero {
     #[doc(inline)]
     pub use umf_provider_level_zero::{
         DeviceInfo, DeviceSelector, DriverInfo, FdFormat, FreePolicy, HandleFormat, LevelZeroBuilder,
-        LevelZeroImport, LevelZeroMemory, LevelZeroProvider, LevelZeroSettings, last_failure, survey,
+        LevelZeroImport, LevelZeroMemory, LevelZeroProvider, LevelZeroSettings, last_failure, release_unused,
+        survey,
     };
 }
 

@@ -79,8 +79,8 @@ pub(crate) struct Context {
 /// The live contexts that belong to the application.
 static APPLICATION_CONTEXTS: Lock<Vec<Weak<Context>>> = Lock::new(Vec::new());
 
-/// The contexts that this crate created, one per loader and driver number. They are never removed,
-/// so that providers and importers of one driver always share a context.
+/// The contexts that this crate created, one per loader and driver number. [`release_unused`] removes
+/// those without a user. Providers and importers of one driver always share a context.
 static OWNED_CONTEXTS: Lock<Vec<(OsString, u32, Arc<Context>)>> = Lock::new(Vec::new());
 
 impl core::fmt::Debug for Context {
@@ -188,6 +188,14 @@ impl Context {
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_usable() { Ok(()) } else { Err(Error::Frozen { what: "Level Zero memory" }) }
     }
+}
+
+/// Destroys the contexts of this crate that no provider and no copy engine uses.
+pub(crate) fn release_unused() {
+    // References are added under the lock alone, or from others. They are dropped without it.
+    let unused = |(_, _, context): &mut (OsString, u32, Arc<Context>)| Arc::strong_count(context) == 1;
+    let unused: Vec<_> = OWNED_CONTEXTS.lock().extract_if(.., unused).collect();
+    drop(unused);
 }
 
 impl Drop for Context {
@@ -325,6 +333,11 @@ impl AddressMap {
     /// opens; it is then closed once.
     pub(crate) fn is_imported(&self, base: Address) -> bool {
         self.0.get(&base.to_bits()).is_some_and(|entry| entry.imports > 0)
+    }
+
+    /// Returns whether there are imports.
+    pub(crate) fn has_imports(&self) -> bool {
+        self.0.values().any(|entry| entry.imports > 0)
     }
 
     /// Adds an import, or counts one more import of the same memory.

@@ -7,7 +7,7 @@ use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
 use umf_core::{Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer};
 use umf_sync::Lock;
 
-use crate::context::DeviceSelector;
+use crate::context::{self, DeviceSelector};
 use crate::copy_engine::{CopyEngine, NO_DEVICE};
 use crate::handles;
 use crate::native::{self, driver_error};
@@ -41,8 +41,8 @@ enum EngineSource {
     Selected(DeviceSelector),
 }
 
-/// The engines of importers without a provider. They are never removed: open imports are closed
-/// through them.
+/// The engines of importers without a provider. They stay while imports are open, which are closed
+/// through them, and until [`release_unused`].
 static ENGINES: Lock<Vec<(DeviceSelector, Arc<CopyEngine>)>> = Lock::new(Vec::new());
 
 impl LevelZeroImport {
@@ -88,6 +88,21 @@ impl LevelZeroImport {
             Error::ForeignAddress { address, owner: "the Level Zero importer, which has no open imports" };
         self.existing_engine().ok_or(foreign)
     }
+}
+
+/// Destroys the driver's objects that this process keeps for later use and does not use now: command
+/// lists of importers without open imports, and contexts without providers. Providers and importers
+/// create them again on their next use.
+///
+/// Without this call they stay until the process exits. It is for programs that exit under a leak
+/// checker of the driver. Thread-safe.
+pub fn release_unused() {
+    let unused = |(_, engine): &mut (DeviceSelector, Arc<CopyEngine>)| {
+        Arc::strong_count(engine) == 1 && !engine.context().address_map.lock().has_imports()
+    };
+    let unused: Vec<_> = ENGINES.lock().extract_if(.., unused).collect();
+    drop(unused);
+    context::release_unused();
 }
 
 fn find_engine(

@@ -54,7 +54,7 @@ mod native;
 pub use builder::{FreePolicy, LevelZeroBuilder, LevelZeroMemory, LevelZeroSettings};
 pub use context::{DeviceInfo, DeviceSelector, DriverInfo, survey};
 pub use handles::HandleFormat;
-pub use import::LevelZeroImport;
+pub use import::{LevelZeroImport, release_unused};
 pub use level_zero_sys as sys;
 pub use native::last_failure;
 pub use provider::{FdFormat, LevelZeroProvider};

@@ -110,6 +110,7 @@ impl DemoCommand {
             // Reports an unusable provider once, instead of once per rank.
             drop(plan.pool().map_err(|error| Failure::Message(error.to_string()))?);
         }
+        umf::level_zero::release_unused();
         let outcome = launch(plan, exchange, self.timeout.map(Duration::from_secs))?;
         let printed = if self.json { outcome.json()? } else { outcome.table(output::wants_colour()) };
         output::print(&printed)?;

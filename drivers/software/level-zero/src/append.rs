@@ -3,14 +3,49 @@
 use std::ffi::c_void;
 
 use level_zero_sys::*;
-use soft_device::{Command, MemoryRange, Span, Work};
+use soft_device::{MemoryRange, Span, Work};
 
 use crate::memory::Allocation;
 use crate::queue::{List, resolve};
 use crate::state::{DriverState, ZeResult, array, entry, number};
 
+/// The operation of a command, by the application's addresses.
+#[derive(Clone)]
+pub(crate) enum Operation {
+    /// No operation: the command only waits and signals.
+    Nothing,
+    Copy {
+        to: usize,
+        from: usize,
+        size: usize,
+    },
+    Fill {
+        to: usize,
+        size: usize,
+        pattern: Vec<u8>,
+    },
+}
+
+impl Operation {
+    /// Returns the operation on the memory that is at its addresses now.
+    ///
+    /// # Errors
+    /// The list's device cannot access the memory, or there is none.
+    pub(crate) fn work(&self, state: &DriverState, list: &List) -> ZeResult<Work> {
+        Ok(match self {
+            Self::Nothing => Work::Nothing,
+            Self::Copy { to, from, size } => {
+                Work::Copy { from: span(state, list, *from, *size)?, to: span(state, list, *to, *size)? }
+            }
+            Self::Fill { to, size, pattern } => {
+                Work::Fill { to: span(state, list, *to, *size)?, pattern: pattern.clone() }
+            }
+        })
+    }
+}
+
 /// The events of a command: the one to signal, and the array of those to wait for.
-type Events = (ze_event_handle_t, u32, *mut ze_event_handle_t);
+type EventHandles = (ze_event_handle_t, u32, *mut ze_event_handle_t);
 
 /// Appends a command with its events.
 ///
@@ -19,16 +54,16 @@ type Events = (ze_event_handle_t, u32, *mut ze_event_handle_t);
 unsafe fn append(
     function: &'static str,
     list: ze_command_list_handle_t,
-    (signal, waits, wait): Events,
-    work: impl FnOnce(&DriverState, &List) -> ZeResult<Work>,
+    (signal, waits, wait): EventHandles,
+    operation: impl FnOnce(&List) -> ZeResult<Operation>,
 ) -> ze_result_t {
     entry(function, |state| {
         let list = state.lists.get(number(list.0))?;
         list.device.health.check()?;
-        let work = work(state, &list)?;
+        let operation = operation(&list)?;
         // SAFETY: the caller upholds the contract.
-        let (wait, signal) = unsafe { resolve(state, signal, waits, wait) }?;
-        list.append(Command { wait, work, signal })
+        let events = unsafe { resolve(state, signal, waits, wait) }?;
+        list.append(state, operation, events)
     })
 }
 
@@ -41,18 +76,6 @@ fn span(state: &DriverState, list: &List, address: usize, size: usize) -> ZeResu
     state.core.addresses.span(address, size, check)
 }
 
-fn copy_work(
-    state: &DriverState,
-    list: &List,
-    to: *mut c_void,
-    from: *const c_void,
-    size: usize,
-) -> ZeResult<Work> {
-    let from = span(state, list, from.expose_provenance(), size)?;
-    let to = span(state, list, to.expose_provenance(), size)?;
-    Ok(Work::Copy { to, from })
-}
-
 pub(crate) unsafe extern "C" fn memory_copy(
     list: ze_command_list_handle_t,
     to: *mut c_void,
@@ -62,21 +85,19 @@ pub(crate) unsafe extern "C" fn memory_copy(
     waits: u32,
     wait: *mut ze_event_handle_t,
 ) -> ze_result_t {
-    let work = |state: &DriverState, list: &List| copy_work(state, list, to, from, size);
+    let operation = Operation::Copy { to: to.expose_provenance(), from: from.expose_provenance(), size };
     // SAFETY: the application passes valid or null pointers, as the interface requires.
-    unsafe { append("zeCommandListAppendMemoryCopy", list, (signal, waits, wait), work) }
+    unsafe { append("zeCommandListAppendMemoryCopy", list, (signal, waits, wait), |_| Ok(operation)) }
 }
 
 /// # Safety
 /// The pattern is null or valid for its length.
-unsafe fn fill_work(
-    state: &DriverState,
+unsafe fn fill(
     list: &List,
     to: *mut c_void,
-    pattern: (*const c_void, usize),
+    (pattern, length): (*const c_void, usize),
     size: usize,
-) -> ZeResult<Work> {
-    let (pattern, length) = pattern;
+) -> ZeResult<Operation> {
     if pattern.is_null() {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
@@ -86,8 +107,7 @@ unsafe fn fill_work(
     // SAFETY: the caller upholds the contract; the length is at most a few thousand bytes.
     let pattern =
         unsafe { array(pattern.cast::<u8>(), length as u32, ZE_RESULT_ERROR_INVALID_NULL_POINTER) }?;
-    let to = span(state, list, to.expose_provenance(), size)?;
-    Ok(Work::Fill { to, pattern })
+    Ok(Operation::Fill { to: to.expose_provenance(), size, pattern })
 }
 
 pub(crate) unsafe extern "C" fn memory_fill(
@@ -102,8 +122,8 @@ pub(crate) unsafe extern "C" fn memory_fill(
 ) -> ze_result_t {
     // SAFETY: the application passes valid or null pointers, as the interface requires.
     unsafe {
-        append("zeCommandListAppendMemoryFill", list, (signal, waits, wait), |state, list| {
-            fill_work(state, list, to, (pattern, length), size)
+        append("zeCommandListAppendMemoryFill", list, (signal, waits, wait), |list| {
+            fill(list, to, (pattern, length), size)
         })
     }
 }
@@ -116,7 +136,7 @@ pub(crate) unsafe extern "C" fn barrier(
 ) -> ze_result_t {
     // SAFETY: the application passes valid or null pointers, as the interface requires.
     // Lists execute in order, so that a barrier has no operation.
-    unsafe { append("zeCommandListAppendBarrier", list, (signal, waits, wait), |_, _| Ok(Work::Nothing)) }
+    unsafe { append("zeCommandListAppendBarrier", list, (signal, waits, wait), |_| Ok(Operation::Nothing)) }
 }
 
 pub(crate) unsafe extern "C" fn memory_prefetch(
@@ -126,6 +146,7 @@ pub(crate) unsafe extern "C" fn memory_prefetch(
 ) -> ze_result_t {
     entry("zeCommandListAppendMemoryPrefetch", |state| {
         let list = state.lists.get(number(list.0))?;
+        list.check_open()?;
         span(state, &list, pointer.expose_provenance(), size).map(drop)
     })
 }
@@ -139,6 +160,7 @@ pub(crate) unsafe extern "C" fn mem_advise(
 ) -> ze_result_t {
     entry("zeCommandListAppendMemAdvise", |state| {
         let list = state.lists.get(number(list.0))?;
+        list.check_open()?;
         state.device(device)?;
         if advice.name().is_none() {
             return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
@@ -153,7 +175,8 @@ pub(crate) unsafe extern "C" fn signal_event(
 ) -> ze_result_t {
     entry("zeCommandListAppendSignalEvent", |state| {
         let list = state.lists.get(number(list.0))?;
-        list.append(Command::marker(Vec::new(), Some(state.events.get(number(event.0))?.to_signal())))
+        let event = state.events.get(number(event.0))?;
+        list.append(state, Operation::Nothing, (Vec::new(), Some(event)))
     })
 }
 
@@ -168,7 +191,7 @@ pub(crate) unsafe extern "C" fn wait_on_events(
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
         // SAFETY: the application passes valid or null pointers, as the interface requires.
-        let (wait, _) = unsafe { resolve(state, ze_event_handle_t::NULL, count, events) }?;
-        list.append(Command::marker(wait, None))
+        let events = unsafe { resolve(state, ze_event_handle_t::NULL, count, events) }?;
+        list.append(state, Operation::Nothing, events)
     })
 }

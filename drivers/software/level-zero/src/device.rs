@@ -149,6 +149,7 @@ pub(crate) unsafe extern "C" fn get_compute_properties(
                 maxGroupCountX: 1,
                 maxGroupCountY: 1,
                 maxGroupCountZ: 1,
+                maxSharedLocalMemory: 1,
                 numSubGroupSizes: 1,
                 ..Default::default()
             };

@@ -16,7 +16,7 @@ use soft_device::{
 };
 
 use crate::memory::{Allocation, DEVICE_PAGE, map_window};
-use crate::state::{DriverState, ZeResult, entry, handle};
+use crate::state::{DriverState, IpcMode, ZeResult, entry, handle};
 
 /// The prefix of the names of abstract sockets on which exporters serve fds.
 pub(crate) const SOCKET: &str = "ze_soft_ipc";
@@ -68,11 +68,16 @@ impl IpcBytes {
         bytes
     }
 
+    /// Returns the first fd.
+    fn fd(bytes: &[u8; ZE_MAX_IPC_HANDLE_SIZE]) -> i32 {
+        i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
     /// Decodes bytes from another process, which may have any value.
     pub(crate) fn decode(bytes: &[u8; ZE_MAX_IPC_HANDLE_SIZE]) -> Option<Self> {
         let number = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Some(Self {
-            fd: number(0),
+            fd: Self::fd(bytes),
             kind: match ze_memory_type_t(u32::from(bytes[16])) {
                 kind @ (ZE_MEMORY_TYPE_HOST | ZE_MEMORY_TYPE_DEVICE) => kind,
                 _ => return None,
@@ -229,8 +234,12 @@ unsafe fn hand_out(
     }
 }
 
-/// Decodes a received handle.
-fn decode(ipc: &ze_ipc_mem_handle_t) -> ZeResult<IpcBytes> {
+/// Decodes a received handle. Of a classic one only the fd counts: clients send the fd alone, and
+/// leave the other bytes of the handle that they open undefined.
+fn decode(state: &DriverState, ipc: &ze_ipc_mem_handle_t) -> ZeResult<IpcBytes> {
+    if state.settings.ipc == IpcMode::Classic {
+        return Ok(IpcBytes::new(IpcBytes::fd(&ipc.data), ZE_MEMORY_TYPE_DEVICE, FdTransport::Local));
+    }
     IpcBytes::decode(&ipc.data).ok_or_else(|| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
 }
 
@@ -240,7 +249,7 @@ pub(crate) unsafe extern "C" fn put_ipc_handle(
 ) -> ze_result_t {
     entry("zeMemPutIpcHandle", |state| {
         state.contexts.get(context.0.addr())?;
-        state.exports.put(decode(&ipc)?.fd)
+        state.exports.put(decode(state, &ipc)?.fd)
     })
 }
 
@@ -260,7 +269,7 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
         }
         // SAFETY: the application passes a valid or null pointer, as the interface requires.
         unsafe { write_result(pointer, std::ptr::null_mut()) }?;
-        let bytes = decode(&ipc)?;
+        let bytes = decode(state, &ipc)?;
         let file = bytes.fetch()?;
         let identity = Backing::file_identity(file.as_fd())?;
         let _opening = lock(&state.core.opening);
@@ -333,7 +342,7 @@ pub(crate) unsafe extern "C" fn get_fd_from_handle(
 ) -> ze_result_t {
     entry("zeMemGetFileDescriptorFromIpcHandleExp", |state| {
         state.context(context)?;
-        let bytes = decode(&ipc)?;
+        let bytes = decode(state, &ipc)?;
         if bytes.transport != FdTransport::Local && !state.exports.has(bytes.fd) {
             // Not a handle of this process.
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());

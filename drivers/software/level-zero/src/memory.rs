@@ -339,7 +339,7 @@ pub(crate) unsafe extern "C" fn free_ext(
         }
         let range = remove(state, context, pointer.addr())?;
         if policy & ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE != 0 {
-            // All other references are held by commands.
+            // All other references are held by submitted commands.
             while Arc::strong_count(&range.backing) > 1 && state.core.health.check().is_ok() {
                 std::thread::sleep(Duration::from_micros(100));
             }

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use level_zero_sys::*;
-use soft_device::{Command, Event, Stream, Timeout, lock, now, read_argument, write_result};
+use soft_device::{Command, Event, Stream, Timeout, Work, lock, now, read_argument, write_result};
 
+use crate::append::Operation;
 use crate::state::{Device, DriverState, ZeResult, array, entry, handle, number};
 
 /// A command queue group.
@@ -31,6 +32,7 @@ pub(crate) const GROUPS: [Group; 2] = [
 pub(crate) struct QueueTraits {
     pub(crate) ordinal: u32,
     pub(crate) mode: ze_command_queue_mode_t,
+    pub(crate) is_in_order: bool,
 }
 
 impl QueueTraits {
@@ -48,7 +50,8 @@ impl QueueTraits {
         if group.is_none() {
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
-        Ok(Self { ordinal: desc.ordinal, mode: desc.mode })
+        let is_in_order = desc.flags & ZE_COMMAND_QUEUE_FLAG_IN_ORDER != 0;
+        Ok(Self { ordinal: desc.ordinal, mode: desc.mode, is_in_order })
     }
 
     pub(crate) fn is_synchronous(&self) -> bool {
@@ -106,14 +109,19 @@ pub(crate) unsafe extern "C" fn execute(
         }
         // SAFETY: the application passes valid or null pointers, as the interface requires.
         let lists = unsafe { array(lists.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER) }?;
-        let mut commands = Vec::new();
+        let mut recorded = Vec::new();
         for list in lists {
             let list = state.lists.get(number(list.0))?;
             if list.ordinal() != queue.traits.ordinal {
                 return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
             }
-            commands.extend(list.closed()?);
+            for command in list.closed()? {
+                let work = command.operation.work(state, &list)?;
+                recorded.push((command, work));
+            }
         }
+        // No error is possible from here on: the events change their state together.
+        let mut commands: Vec<_> = recorded.into_iter().map(|(command, work)| command.submit(work)).collect();
         commands.extend(fence.map(|fence| Command::marker(Vec::new(), Some(Arc::clone(&fence.0)))));
         queue.stream.submit(commands)?;
         if queue.traits.is_synchronous() {
@@ -130,13 +138,33 @@ pub(crate) struct List {
 
 enum ListKind {
     Immediate { traits: QueueTraits, stream: Stream },
-    Recorded { ordinal: u32, record: Mutex<Recording> },
+    Recorded { ordinal: u32, is_in_order: bool, record: Mutex<Recording> },
 }
 
 #[derive(Default)]
 struct Recording {
-    commands: Vec<Command>,
+    commands: Vec<ListCommand>,
     is_closed: bool,
+}
+
+/// A command of a list. A recorded one refers to memory by address: it does not keep the pages, and
+/// each execution looks them up.
+#[derive(Clone)]
+struct ListCommand {
+    wait: Vec<Arc<SignalPoint>>,
+    operation: Operation,
+    signal: Option<Arc<SignalPoint>>,
+}
+
+impl ListCommand {
+    /// Returns the command for a stream, which has to execute it.
+    fn submit(self, work: Work) -> Command {
+        Command {
+            wait: self.wait.iter().map(|point| point.event()).collect(),
+            work,
+            signal: self.signal.map(|point| point.submit()),
+        }
+    }
 }
 
 impl List {
@@ -147,34 +175,63 @@ impl List {
         }
     }
 
+    /// Returns whether it was created with the flag for in-order execution. All lists execute in
+    /// order, but only these may signal counter-based events.
+    fn is_in_order(&self) -> bool {
+        match &self.kind {
+            ListKind::Immediate { traits, .. } => traits.is_in_order,
+            ListKind::Recorded { is_in_order, .. } => *is_in_order,
+        }
+    }
+
     /// Returns the longest fill pattern in bytes.
     pub(crate) fn pattern(&self) -> usize {
         GROUPS.get(self.ordinal() as usize).map_or(0, |group| group.pattern)
     }
 
-    /// Records a command, or submits it if the list is immediate.
-    pub(crate) fn append(&self, command: Command) -> ZeResult {
+    /// Checks that commands can be appended.
+    pub(crate) fn check_open(&self) -> ZeResult {
         match &self.kind {
-            ListKind::Immediate { traits, stream } => {
-                stream.submit(vec![command])?;
-                if traits.is_synchronous() {
-                    stream.wait(Timeout::Never)?;
-                }
-                Ok(())
+            ListKind::Recorded { record, .. } if lock(record).is_closed => {
+                Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
             }
-            ListKind::Recorded { record, .. } => {
-                let mut record = lock(record);
-                if record.is_closed {
-                    return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
-                }
-                record.commands.push(command);
-                Ok(())
+            _ => Ok(()),
+        }
+    }
+
+    /// Records a command, or submits it if the list is immediate. After an error the event to
+    /// signal is as before.
+    pub(crate) fn append(
+        &self,
+        state: &DriverState,
+        operation: Operation,
+        (wait, signal): Events,
+    ) -> ZeResult {
+        self.check_open()?;
+        let work = operation.work(state, self)?;
+        let is_counter_based = signal.as_ref().is_some_and(|event| event.pool.is_counter_based);
+        if is_counter_based && !self.is_in_order() {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        let point = signal.as_ref().map(|event| event.next_point());
+        let command = ListCommand { wait, operation, signal: point.clone() };
+        match &self.kind {
+            ListKind::Immediate { stream, .. } => stream.submit(vec![command.submit(work)])?,
+            ListKind::Recorded { record, .. } => lock(record).commands.push(command),
+        }
+        if let (Some(event), Some(point)) = (signal, point) {
+            *lock(&event.point) = point;
+        }
+        match &self.kind {
+            ListKind::Immediate { traits, stream } if traits.is_synchronous() => {
+                Ok(stream.wait(Timeout::Never)?)
             }
+            _ => Ok(()),
         }
     }
 
     /// Returns the commands of a closed list, for a queue to execute.
-    pub(crate) fn closed(&self) -> ZeResult<Vec<Command>> {
+    fn closed(&self) -> ZeResult<Vec<ListCommand>> {
         let ListKind::Recorded { record, .. } = &self.kind else {
             return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
         };
@@ -214,7 +271,8 @@ pub(crate) unsafe extern "C" fn create_list(
             if ordinal as usize >= GROUPS.len() {
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
-            let kind = ListKind::Recorded { ordinal, record: Mutex::default() };
+            let is_in_order = desc.flags & ZE_COMMAND_LIST_FLAG_IN_ORDER != 0;
+            let kind = ListKind::Recorded { ordinal, is_in_order, record: Mutex::default() };
             let made = state.lists.insert(List { device, kind });
             Ok(write_result(list, ze_command_list_handle_t(handle(made)))?)
         }
@@ -321,33 +379,78 @@ pub(crate) unsafe extern "C" fn reset_fence(fence: ze_fence_handle_t) -> ze_resu
 pub(crate) struct EventPool {
     count: u32,
     has_times: bool,
-    /// Its events track the last command that was appended with them, and are never reset.
+    /// Each use of its events as a signal event replaces their state, without a reset.
     is_counter_based: bool,
 }
 
 pub(crate) struct EventObject {
     pool: EventPool,
-    event: Mutex<Arc<Event>>,
+    /// The last command that was appended with the event as its signal event.
+    point: Mutex<Arc<SignalPoint>>,
+}
+
+/// The place in a command list where a command signals an event. Waits refer to the place and not
+/// to the event, which can be used elsewhere by the time they execute.
+pub(crate) struct SignalPoint {
+    state: Mutex<PointState>,
+    is_counter_based: bool,
+}
+
+#[derive(Default)]
+struct PointState {
+    event: Arc<Event>,
+    /// A command that signals `event` was submitted.
+    is_submitted: bool,
+}
+
+impl SignalPoint {
+    fn new(is_counter_based: bool) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), is_counter_based })
+    }
+
+    /// Returns the event of the last execution, or of the first one if none was submitted.
+    fn event(&self) -> Arc<Event> {
+        Arc::clone(&lock(&self.state).event)
+    }
+
+    /// Returns the event for an execution to signal. Waiters of an earlier execution of a
+    /// counter-based event keep the earlier one.
+    fn submit(&self) -> Arc<Event> {
+        let mut state = lock(&self.state);
+        if self.is_counter_based && state.is_submitted {
+            state.event = Arc::default();
+        }
+        state.is_submitted = true;
+        Arc::clone(&state.event)
+    }
 }
 
 impl EventObject {
-    /// Returns the current event.
-    fn event(&self) -> Arc<Event> {
-        Arc::clone(&lock(&self.event))
+    fn new(pool: EventPool) -> Self {
+        let point = SignalPoint::new(pool.is_counter_based);
+        if pool.is_counter_based {
+            // A counter-based event without a command is complete.
+            point.event().signal(now());
+        }
+        Self { pool, point: Mutex::new(point) }
     }
 
-    /// Returns the event for a command that signals it.
-    pub(crate) fn to_signal(&self) -> Arc<Event> {
-        if self.pool.is_counter_based {
-            // Waits for the previous command keep the previous event.
-            *lock(&self.event) = Arc::default();
-        }
-        self.event()
+    fn point(&self) -> Arc<SignalPoint> {
+        Arc::clone(&lock(&self.point))
+    }
+
+    fn event(&self) -> Arc<Event> {
+        self.point().event()
+    }
+
+    /// Returns the point for a new command that signals it.
+    fn next_point(&self) -> Arc<SignalPoint> {
+        if self.pool.is_counter_based { SignalPoint::new(true) } else { self.point() }
     }
 }
 
-/// The events that a command waits for, and the one that it signals.
-type Events = (Vec<Arc<Event>>, Option<Arc<Event>>);
+/// The points that a command waits for, and the event that it signals.
+pub(crate) type Events = (Vec<Arc<SignalPoint>>, Option<Arc<EventObject>>);
 
 /// Looks up the events of a command.
 ///
@@ -361,10 +464,10 @@ pub(crate) unsafe fn resolve(
 ) -> ZeResult<Events> {
     // SAFETY: the caller upholds the contract.
     let wait = unsafe { array(wait.cast_const(), waits, ZE_RESULT_ERROR_INVALID_SIZE) }?;
-    let wait: ZeResult<Vec<_>> = wait.into_iter().map(|event| current(state, event)).collect();
-    let wait = wait?;
-    let signal = if signal.is_null() { None } else { Some(state.events.get(number(signal.0))?.to_signal()) };
-    Ok((wait, signal))
+    let wait: ZeResult<Vec<_>> =
+        wait.into_iter().map(|event| Ok(state.events.get(number(event.0))?.point())).collect();
+    let signal = if signal.is_null() { None } else { Some(state.events.get(number(signal.0))?) };
+    Ok((wait?, signal))
 }
 
 fn current(state: &DriverState, event: ze_event_handle_t) -> ZeResult<Arc<Event>> {
@@ -383,7 +486,7 @@ pub(crate) unsafe extern "C" fn create_pool(
         // SAFETY: the application passes valid or null pointers, as the interface requires.
         unsafe {
             let desc = read_argument(desc)?;
-            for device in array(devices.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)? {
+            for device in array(devices.cast_const(), count, ZE_RESULT_ERROR_INVALID_SIZE)? {
                 state.device(device)?;
             }
             write_result(pool, ze_event_pool_handle_t::NULL)?;
@@ -397,12 +500,18 @@ pub(crate) unsafe extern "C" fn create_pool(
             if desc.flags & !known != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
+            let counter_based =
+                read_argument(chain::find::<ze_event_pool_counter_based_exp_desc_t>(desc.pNext)).ok();
+            let known = ZE_EVENT_POOL_COUNTER_BASED_EXP_FLAG_IMMEDIATE
+                | ZE_EVENT_POOL_COUNTER_BASED_EXP_FLAG_NON_IMMEDIATE;
+            if counter_based.is_some_and(|desc| desc.flags & !known != 0) {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
             let timed = ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
             let made = state.pools.insert(EventPool {
                 count: desc.count,
                 has_times: desc.flags & timed != 0,
-                is_counter_based: !chain::find::<ze_event_pool_counter_based_exp_desc_t>(desc.pNext)
-                    .is_null(),
+                is_counter_based: counter_based.is_some(),
             });
             Ok(write_result(pool, ze_event_pool_handle_t(handle(made)))?)
         }
@@ -431,7 +540,7 @@ pub(crate) unsafe extern "C" fn create_event(
             if desc.index >= pool.count {
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
-            let made = EventObject { pool: *pool, event: Mutex::default() };
+            let made = EventObject::new(*pool);
             Ok(write_result(event, ze_event_handle_t(handle(state.events.insert(made))))?)
         }
     })
@@ -458,7 +567,11 @@ pub(crate) unsafe extern "C" fn query_event(event: ze_event_handle_t) -> ze_resu
 
 pub(crate) unsafe extern "C" fn reset_event(event: ze_event_handle_t) -> ze_result_t {
     entry("zeEventHostReset", |state| {
-        current(state, event)?.reset();
+        let event = state.events.get(number(event.0))?;
+        if event.pool.is_counter_based {
+            return Err(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE.into());
+        }
+        event.event().reset();
         Ok(())
     })
 }

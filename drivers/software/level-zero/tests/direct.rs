@@ -145,11 +145,7 @@ fn lost_device_ends_waits_and_frees_memory() {
 }
 
 fn event(user: &User) -> (ze_event_pool_handle_t, ze_event_handle_t) {
-    event_of(user, std::ptr::null())
-}
-
-fn event_of(user: &User, next: *const std::ffi::c_void) -> (ze_event_pool_handle_t, ze_event_handle_t) {
-    let desc = ze_event_pool_desc_t { pNext: next, count: 1, ..Default::default() };
+    let desc = ze_event_pool_desc_t { count: 1, ..Default::default() };
     let event_desc = ze_event_desc_t::default();
     let (mut pool, mut event) = (ze_event_pool_handle_t::NULL, ze_event_handle_t::NULL);
     // SAFETY: arguments as the specification requires.
@@ -160,44 +156,6 @@ fn event_of(user: &User, next: *const std::ffi::c_void) -> (ze_event_pool_handle
         user.api.zeEventCreate(pool, &raw const event_desc, &raw mut event).unwrap();
     }
     (pool, event)
-}
-
-/// A counter-based event tracks the last command that was appended with it, without a reset between
-/// commands.
-#[test]
-fn counter_based_event_tracks_its_last_command() {
-    run_in_child("counter_based_event_tracks_its_last_command", &[("ZE_SOFT_DELAY", "100000")], || {
-        let user = User::direct();
-        let list = user.list_of(user.devices[0], ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS);
-        let address = user.allocate(16).unwrap();
-        let to = std::ptr::without_provenance_mut(address);
-        for is_counter_based in [true, false] {
-            let counter_based = ze_event_pool_counter_based_exp_desc_t::default();
-            let next = if is_counter_based { (&raw const counter_based).cast() } else { std::ptr::null() };
-            let (pool, event) = event_of(&user, next);
-            let append = || {
-                let (pattern, none) = (7_u8, std::ptr::null_mut());
-                let pattern = (&raw const pattern).cast();
-                // SAFETY: arguments as the specification requires.
-                unsafe { user.api.zeCommandListAppendMemoryFill(list, to, pattern, 1, 16, event, 0, none) }
-            };
-            append().unwrap();
-            // SAFETY: as above.
-            unsafe { user.api.zeEventHostSynchronize(event, u64::MAX) }.unwrap();
-            append().unwrap();
-            // SAFETY: as above.
-            let early = unsafe { user.api.zeEventHostSynchronize(event, 0) };
-            let expected = if is_counter_based { ZE_RESULT_NOT_READY } else { ZE_RESULT_SUCCESS };
-            assert_eq!(early.map_or_else(Failure::result, |()| ZE_RESULT_SUCCESS), expected);
-            // SAFETY: as above.
-            unsafe {
-                user.api.zeCommandListHostSynchronize(list, u64::MAX).unwrap();
-                user.api.zeEventHostSynchronize(event, 0).unwrap();
-                user.api.zeEventDestroy(event).unwrap();
-                user.api.zeEventPoolDestroy(pool).unwrap();
-            }
-        }
-    });
 }
 
 /// A delayed copy is incomplete when the call returns. Later commands of the list execute after it.
@@ -304,6 +262,61 @@ fn devices_without_peer_access_report_it() {
         let other = user.list_of(two, ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS);
         assert_eq!(error_code(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
         user.free(address).unwrap();
+    });
+}
+
+/// The specification has only powers of two, also where a client passes the size of its buffer.
+#[test]
+fn alignments_are_powers_of_two() {
+    run_in_child("alignments_are_powers_of_two", &[], || {
+        let user = User::direct();
+        let (api, device) = (&user.api, user.devices[0]);
+        let (desc, host_desc) = (ze_device_mem_alloc_desc_t::default(), ze_host_mem_alloc_desc_t::default());
+        let (desc, host_desc) = (&raw const desc, &raw const host_desc);
+        for (size, expected) in [
+            (12, ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT),
+            (16, ZE_RESULT_SUCCESS),
+            (1 << 20, ZE_RESULT_SUCCESS),
+            ((1 << 20) + 1, ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT),
+        ] {
+            let mut found = [std::ptr::null_mut(); 3];
+            let [on_device, on_host, shared] = found.each_mut().map(std::ptr::from_mut);
+            // SAFETY: arguments as the specification requires.
+            let answers = unsafe {
+                [
+                    api.zeMemAllocDevice(user.context, desc, size, size, device, on_device),
+                    api.zeMemAllocHost(user.context, host_desc, size, size, on_host),
+                    api.zeMemAllocShared(user.context, desc, host_desc, size, size, device, shared),
+                ]
+            };
+            for (answer, found) in answers.into_iter().zip(found) {
+                assert_eq!(answer.map_or_else(Failure::result, |()| ZE_RESULT_SUCCESS), expected, "{size}");
+                if expected == ZE_RESULT_SUCCESS {
+                    assert_eq!(found.addr() % size, 0);
+                    user.free(found.addr()).unwrap();
+                }
+            }
+        }
+    });
+}
+
+/// A page size is never 0: a query for memory without a size is an error.
+#[test]
+fn page_size_of_no_memory_is_an_error() {
+    run_in_child("page_size_of_no_memory_is_an_error", &[], || {
+        let user = User::direct();
+        let mut page = 0;
+        let mut query = |size| {
+            // SAFETY: arguments as the specification requires.
+            unsafe {
+                user.api.zeVirtualMemQueryPageSize(user.context, user.devices[0], size, &raw mut page)?;
+            }
+            Ok(page)
+        };
+        assert_eq!(error_code(query(0)), ZE_RESULT_ERROR_UNSUPPORTED_SIZE);
+        for size in [1, 4096, 1 << 21, 1 << 40] {
+            assert!(query(size).unwrap().is_power_of_two(), "{size}");
+        }
     });
 }
 

@@ -154,6 +154,29 @@ fn handle_from_fd_round_trips() {
     }
 }
 
+/// Clients send the fd of a classic handle alone. Of the handle that they open, only the first four
+/// bytes are defined.
+#[test]
+fn classic_handle_opens_by_its_fd_alone() {
+    run_in_child("classic_handle_opens_by_its_fd_alone", &[("ZE_SOFT_IPC", "classic")], || {
+        let user = User::direct();
+        let address = user.allocate(4096).unwrap();
+        user.write(address, b"the fd").unwrap();
+        let bytes = handle(&user, address).unwrap();
+        for other in [0, 1, 2, 0xa5, 0xff] {
+            let mut received = ze_ipc_mem_handle_t { data: [other; ZE_MAX_IPC_HANDLE_SIZE] };
+            received.data[..4].copy_from_slice(&bytes.data[..4]);
+            let opened = open(&user, received).unwrap();
+            assert_eq!(user.properties(opened).r#type, ZE_MEMORY_TYPE_DEVICE);
+            assert_eq!(user.read(opened, 6).unwrap(), b"the fd");
+            close(&user, opened).unwrap();
+        }
+        // SAFETY: arguments as the specification requires.
+        unsafe { user.api.zeMemPutIpcHandle(user.context, bytes) }.unwrap();
+        user.free(address).unwrap();
+    });
+}
+
 /// Imported memory keeps its content after the exporter was killed. Opening its handle again fails.
 #[test]
 fn import_survives_killed_exporter() {

@@ -1,7 +1,7 @@
 //! Exports and imports: the payload of each handle format, and the release of driver handles.
 
-use umf_core::{Access, Error, ImportRequest, Provider};
-use umf_provider_level_zero::HandleFormat;
+use umf_core::{Access, Error, Import, ImportRequest, Provider};
+use umf_provider_level_zero::{HandleFormat, LevelZeroImport, release_unused};
 
 use super::driver::{User, run_in_child};
 use super::{allocate, built, device, free};
@@ -131,4 +131,50 @@ fn allocation_opened_twice_is_closed_once() {
             return;
         }
     }
+}
+
+/// Contexts and command lists that are kept for later use are destroyed on request, but not while a
+/// provider or an open import uses them.
+#[test]
+fn release_unused_destroys_idle_objects_only() {
+    run_in_child("handles::release_unused_destroys_idle_objects_only", &[], || {
+        let user = User::direct();
+        let others = (user.count(c"contexts"), user.count(c"lists"));
+        let count = || (user.count(c"contexts") - others.0, user.count(c"lists") - others.1);
+        let provider = built(device());
+        let region = allocate(&provider, 100).unwrap();
+        super::put(&provider, &region, b"kept");
+        let exports = Provider::export(&*provider).unwrap();
+        let export = exports.export(&region).unwrap();
+        let imports = LevelZeroImport::new(super::soft());
+        let fd = export.fd.as_ref().unwrap().try_clone().unwrap();
+        let request = ImportRequest::new(Some(fd), 0, region.size(), Access::ReadWrite);
+        let import = imports.import(request).unwrap();
+        exports.unexport(&region, export).unwrap();
+        free(&provider, region).unwrap();
+        drop(provider);
+
+        let mut bytes = [0; 4];
+        for _ in 0..2 {
+            // SAFETY: it is open.
+            unsafe { imports.transfer().unwrap().read(import.base, &mut bytes) }.unwrap();
+            assert_eq!((&bytes, count()), (b"kept", (1, 1)));
+            release_unused();
+        }
+        // SAFETY: it is released once.
+        unsafe { imports.release(import) }.unwrap();
+        assert_eq!(count(), (1, 1));
+        release_unused();
+        assert_eq!(count(), (0, 0));
+
+        let provider = built(device());
+        let region = allocate(&provider, 100).unwrap();
+        super::put(&provider, &region, b"again");
+        release_unused();
+        assert_eq!(super::get(&provider, &region, 5), b"again");
+        free(&provider, region).unwrap();
+        drop(provider);
+        release_unused();
+        assert_eq!(count(), (0, 0));
+    });
 }
