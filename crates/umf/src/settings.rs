@@ -173,7 +173,7 @@ umf_core::settings! {
         pub output: LogOutput = LogOutput::Off;
         /// Whether each line starts with the time.
         pub timestamp: bool = false;
-        /// Whether each line names the process and thread.
+        /// Whether each line has the id of the process, in brackets.
         pub pid: bool = false;
         /// Lowest severity after which the output is flushed.
         pub flush: LogLevel = LogLevel::Error;
