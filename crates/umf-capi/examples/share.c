@@ -31,7 +31,7 @@ static void transfer(ssize_t (*step)(int, void *, size_t, int), int socket, void
     for (size_t done = 0; done < size;) {
         ssize_t more = step(socket, (char *)bytes + done, size - done, 0);
         if (more <= 0) {
-            perror("the socket broke");
+            fprintf(stderr, "the other process is gone\n");
             exit(1);
         }
         done += (size_t)more;
@@ -117,6 +117,10 @@ int main(void) {
     }
     /* Before the library is used: a forked child cannot allocate from shared memory of its parent. */
     pid_t child = fork();
+    if (child < 0) {
+        perror("fork");
+        return 1;
+    }
     if (child == 0) {
         close(sockets[0]);
         consume(sockets[1]);

@@ -114,12 +114,13 @@ pub(crate) fn start() {
     let _ = tracing::subscriber::set_global_default(Log);
     let Some(text) = variable("UMF_LOG").and_then(|text| text.into_string().ok()) else { return };
     match LogSettings::parse(&text) {
-        Some(settings) => settings.apply(),
-        None if text.is_empty() => {}
-        None => {
+        Some(settings) if settings.output.is_some() => settings.apply(),
+        _ if text.is_empty() => {}
+        _ => {
             let _ = writeln!(
                 output::stderr(),
-                "umf: UMF_LOG={text:?} is not understood; parts separated by `;`: output:stdout|stderr|file,<path>, \
+                "umf: UMF_LOG={text:?} is not understood; the log is off; valid is parts separated by `;`, of which \
+                 output is needed: output:stdout|stderr|file,<path>, \
                  level:debug|info|warning|error|fatal, flush:<level>, timestamp:yes|no, pid:yes|no"
             );
         }

@@ -12,8 +12,16 @@ use umf_os::environment::variable;
 /// # Errors
 /// The error of the write, such as a closed pipe or a full disk.
 pub(crate) fn print(text: &str) -> std::io::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Writes a part of a text to standard output.
+///
+/// # Errors
+/// As [`print()`].
+pub(crate) fn print_bytes(bytes: &[u8]) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
+    stdout.write_all(bytes)?;
     stdout.flush()
 }
 

@@ -215,6 +215,43 @@ fn watched_table_is_printed_again_until_signal() {
 }
 
 #[test]
+fn signal_ends_watch_whose_output_is_not_read() {
+    let (child, lines) = watching();
+    let size = 4096;
+    // SAFETY: sets the size of a pipe of this process.
+    assert!(unsafe { libc::fcntl(lines.get_ref().as_raw_fd(), libc::F_SETPIPE_SZ, size) } >= size);
+    let unread = || {
+        let mut count = 0;
+        // SAFETY: `count` is valid for writes.
+        assert_eq!(unsafe { libc::ioctl(lines.get_ref().as_raw_fd(), libc::FIONREAD, &raw mut count) }, 0);
+        count
+    };
+    // No more comes once the pipe is full.
+    let (end, mut before) = (Instant::now() + Duration::from_secs(60), (0, Instant::now()));
+    while before.1.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(20));
+        if unread() != before.0 {
+            before = (unread(), Instant::now());
+        }
+        assert!(Instant::now() < end, "the pipe is not full: {}", before.0);
+    }
+    send(&child, libc::SIGTERM);
+    // Its pipe stays open until it has ended.
+    let (mut child, end) = (child, Instant::now() + Duration::from_secs(20));
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(status.success(), "{status}");
+    drop(lines);
+}
+
+#[test]
 fn watch_ends_when_output_is_closed() {
     let (child, mut lines) = watching();
     let mut first = String::new();

@@ -111,10 +111,14 @@ fn publish(process: Process) -> &'static Process {
 #[cfg(feature = "config")]
 fn create(loader: Loader) -> Result<Process> {
     let settings = Settings::load(loader)?;
+    // With a subscriber of the program, `[log]` and `UMF_LOG` have no effect.
+    let has_own_log = tracing::dispatcher::get_default(|log| !log.is::<tracing::subscriber::NoSubscriber>());
     #[cfg(feature = "log")]
-    crate::logging::start(&settings.log);
+    if !has_own_log {
+        crate::logging::start(&settings.log);
+    }
     #[cfg(not(feature = "log"))]
-    if settings.log.output != crate::settings::LogOutput::Off {
+    if !has_own_log && settings.log.output != crate::settings::LogOutput::Off {
         // The operator expects a log. A closed stderr is no error.
         let text = "umf: the settings ask for a log, and this program was built without the feature \"log\" of \
                     umf-rs; logging is off\n";
@@ -124,7 +128,8 @@ fn create(loader: Loader) -> Result<Process> {
     let on_stderr = settings.log.warnings && !tracing::enabled!(tracing::Level::WARN);
     for warning in settings.loaded().warnings() {
         tracing::warn!("{warning}");
-        if on_stderr {
+        let is_of_log = matches!(warning, Warning::BadLegacyVariable { variable: "UMF_LOG", .. });
+        if on_stderr && !(has_own_log && is_of_log) {
             let line = format!("umf: {warning} (UMF_LOG_WARNINGS=false hides this)\n");
             let _ = std::io::Write::write_all(&mut umf_os::output::stderr(), line.as_bytes());
         }
@@ -194,6 +199,14 @@ pub fn warnings() -> Result<&'static [Warning]> {
 /// [`crate::Error::Settings`] if `umf.toml` or a variable is wrong; [`crate::Error::Ipc`].
 pub fn exporter() -> Result<&'static Exporter> {
     Ok(&process()?.exporter)
+}
+
+/// Returns the exporter if this process has used one.
+#[doc(hidden)]
+#[must_use]
+#[inline]
+pub fn known_exporter() -> Option<&'static Exporter> {
+    current().map(|process| &process.exporter)
 }
 
 /// Returns the importer of this process, which [`open`] uses.

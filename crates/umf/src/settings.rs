@@ -173,9 +173,9 @@ umf_core::settings! {
         pub output: LogOutput = LogOutput::Off;
         /// Whether each line starts with the time.
         pub timestamp: bool = false;
-        /// Whether each line names the process and thread.
+        /// Whether each line has the id of the process, in brackets.
         pub pid: bool = false;
-        /// Lowest severity after which the output is flushed.
+        /// Accepted for UMF_LOG, and without effect: each line is written at once.
         pub flush: LogLevel = LogLevel::Error;
         /// Whether warnings about settings, such as a misspelled variable, are written to standard
         /// error if no log takes them.

@@ -4,7 +4,7 @@
 use core::fmt;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -92,17 +92,32 @@ impl PluginProvider {
         }
         // SAFETY: the fd is new, and no other code owns it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let len = file.metadata().map_or(0, |metadata| metadata.len());
+        // Any other file has no bytes that an importer could map.
+        let metadata = file.metadata().ok().filter(Metadata::is_file);
+        let len = metadata.map_or(0, |metadata| metadata.len());
         let is_inside = offset.checked_add(region.size() as u64).is_some_and(|end| end <= len);
         if !is_inside || !offset.is_multiple_of(page_size() as u64) {
             return Err(self.instance.contract_violation(
                 "named a descriptor and an offset whose file does not have the allocation",
             ));
         }
+        if is_unsealed_memfd(&file) {
+            return Err(self.instance.contract_violation(
+                "named a memfd that is not sealed against shrinking, which no importer opens",
+            ));
+        }
         let mut export = NativeExport::from_fd(Arc::new(file.into()), offset);
         export.allocation_id = region.id().get();
         Ok(export)
     }
+}
+
+/// Returns whether a file is a memfd that any process may truncate. Named files of tmpfs have
+/// `F_SEAL_SEAL`, and other files have no seals at all.
+fn is_unsealed_memfd(file: &File) -> bool {
+    // SAFETY: reads the seals of an open descriptor.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & (libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL) == 0
 }
 
 /// Creates a memfd with these bytes.
@@ -182,10 +197,7 @@ unsafe impl Import for FdImport {
         if !metadata.is_file() {
             return Err(untrusted("the descriptor is not a regular file"));
         }
-        // SAFETY: reads the seals of an open descriptor.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        // Named files of tmpfs have `F_SEAL_SEAL`, and other files have no seals at all.
-        if seals >= 0 && seals & (libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL) == 0 {
+        if is_unsealed_memfd(&file) {
             return Err(untrusted("the descriptor is an unsealed memfd, which any process may truncate"));
         }
         let FileRange { offset, size } = FileRange::of(&request, page_size(), metadata.len())?;

@@ -8,7 +8,7 @@ mod example_plugin;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -432,10 +432,20 @@ fn plugin_over_a_file_exports_by_descriptor() {
         library.get::<unsafe extern "C" fn(i32)>(b"set_named").unwrap()(fd);
     };
     let empty = fs::File::open("/dev/null").unwrap();
+    let (folder, (reader, _writer)) = (fs::File::open("/").unwrap(), std::io::pipe().unwrap());
+    // SAFETY: the name is a C string.
+    let unsealed =
+        unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    // SAFETY: the fd is new, and no other code owns it.
+    let unsealed = unsafe { fs::File::from_raw_fd(unsealed) };
+    unsealed.set_len(1 << 28).unwrap();
     for (fd, text) in [
         (-1, "named no descriptor"),
         (1 << 20, "must keep it open"),
         (empty.as_raw_fd(), "whose file does not have the allocation"),
+        (folder.as_raw_fd(), "whose file does not have the allocation"),
+        (reader.as_raw_fd(), "whose file does not have the allocation"),
+        (unsealed.as_raw_fd(), "not sealed against shrinking"),
     ] {
         set_named(fd);
         let error = exports.export(&region).unwrap_err();

@@ -10,6 +10,7 @@ use umf_provider_host::HostImport;
 use umf_runtime::tracker::{self, TrackedRegion};
 
 use super::{destroyed_handles, openings, owners};
+use crate::base;
 use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, List, Out, Outcome, SUCCESS, call};
 use crate::last_error::FailedOperation;
 use crate::log;
@@ -263,7 +264,7 @@ extern "C" fn umfGetIPCHandle(
 /// Returns a handle of memory of which this thread got one before, and which begins a block.
 #[inline(always)]
 fn get_again(address: Address) -> Option<Handle<IpcHandle>> {
-    let exporter = umf::exporter().ok()?;
+    let exporter = umf::known_exporter()?;
     exporter
         .copy_kept(address, |handle| IpcHandle::give(IpcHandle { handle: *handle, place: place(0, handle) }))
 }
@@ -272,6 +273,9 @@ fn get_again(address: Address) -> Option<Handle<IpcHandle>> {
 #[inline(never)]
 extern "C" fn get_slow(memory: *const c_void, handle: Out<Handle<IpcHandle>>, size: Out<usize>) -> Code {
     call("umfGetIPCHandle", || {
+        // A program may begin with the handle of a block of `malloc`. The log of this library has
+        // to exist before the process's exporter, which would start another one.
+        base::ensure();
         let (handle, size) = (handle.check()?, size.check()?);
         handle.set(IpcHandle::give(export(Address::from_ptr(memory.cast::<u8>()))?))?;
         size.set(SIZE)

@@ -116,10 +116,20 @@ static void shared_export(void) {
     P(umfPoolDestroy(pool));
 }
 
+/* The first call of the library gets the handle of a block of malloc. */
+static void first_call(void) {
+    umf_ipc_handle_t handle;
+    size_t size;
+    P(umfGetIPCHandle(malloc(100), &handle, &size));
+    shared_export();
+}
+
 int main(int argc, char **argv) {
     (void)two_processes;
     if (argc > 1 && strcmp(argv[1], "shared") == 0) {
         shared_export();
+    } else if (argc > 1 && strcmp(argv[1], "first") == 0) {
+        first_call();
     } else {
         all_failures();
     }

@@ -17,7 +17,7 @@ fn beside(name: &str) -> PathBuf {
 
 /// Returns the environment of a Level Zero program. Prints a skip line and returns `None` without a
 /// loader.
-fn level_zero(test: &str, handles: &'static str) -> Option<With> {
+pub fn level_zero(test: &str, handles: &'static str) -> Option<With> {
     let include = std::env::var_os("TESTS_ZE_INCLUDE").map_or("/usr/include".into(), PathBuf::from);
     if !include.join("level_zero/ze_api.h").exists() {
         println!("umf-skip: {test}: no header of Level Zero (Debian: apt-get install libze-dev)");

@@ -69,3 +69,31 @@ fn wrong_setting_fails_the_export_and_is_reported() {
     }
     std::fs::remove_file(program).unwrap();
 }
+
+/// The log of this library takes the errors of each call, and one line reports a `UMF_LOG` that
+/// turns it off.
+#[test]
+fn first_call_starts_the_log() {
+    let test = "first_call_starts_the_log";
+    let Some(installed) = installed(test) else { return };
+    let program = compile(installed, "last_error", &With::default());
+    let not_a_folder = "output:file,/dev/null/log";
+    for (log, logged, reported) in [
+        ("output:stderr", true, 0),
+        ("output:stderr;level:loud", false, 1),
+        ("level:debug", false, 1),
+        (not_a_folder, false, 1),
+        ("", false, 0),
+    ] {
+        let variables = vec![("UMF_LOG", log.into())];
+        let output = start(installed, &program, &["first"], &With { variables, ..With::default() });
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        assert_eq!(error.contains("[ERROR UMF] umfGetIPCHandle: "), logged, "{log}: {error}");
+        // The variable of this test program is a warning, too.
+        let lines = error.lines().filter(|line| line.starts_with("umf: ") && !line.contains("UMF_LIBRARY"));
+        assert_eq!(lines.count(), reported, "{log}: {error}");
+        assert!(!error.contains(" ERROR umf"), "{log}: {error}");
+    }
+    std::fs::remove_file(program).unwrap();
+}

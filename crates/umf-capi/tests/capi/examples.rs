@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::devices::cuda;
+use crate::devices::{cuda, level_zero};
 use crate::installed::{compiler, installed};
 use crate::programs::{With, has, said, start};
 
@@ -15,7 +15,7 @@ fn example(test: &str, name: &str, with: &With) -> Option<Vec<String>> {
     let mut compile = Command::new(compiler());
     compile.args(["-Wall", "-Wextra", "-Werror", "-std=gnu11", "-o"]).arg(&program).arg(source).arg("-I");
     compile.arg(installed.prefix.join("include")).arg("-L").arg(installed.prefix.join("lib"));
-    let output = compile.args(["-lumf", "-ldl"]).output().unwrap();
+    let output = compile.args(["-lumf", "-ldl"]).args(&with.flags).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let output = start(installed, &program, &[], with);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -41,4 +41,22 @@ fn example_uses_memory_of_a_device() {
     // Of the machine's driver, if it has one.
     let is_expected = |line: &String| line.starts_with("no CUDA d") || line.starts_with("the device has: ");
     assert!(lines.len() == 1 && lines.iter().all(is_expected), "{lines:#?}");
+}
+
+#[test]
+fn example_shares_memory_of_a_device_between_two_processes() {
+    let test = "example_shares_memory_of_a_device_between_two_processes";
+    let expected = ["consumer reads: hello from the producer", "producer reads: hello from the consumer"];
+    for handles in ["classic", "opaque"] {
+        let Some(mut with) = level_zero(test, handles) else { return };
+        let Some(lines) = example(test, "level_zero", &with) else { return };
+        assert_eq!(lines, expected, "{handles}");
+        with.variables.clear();
+        let Some(lines) = example(test, "level_zero", &with) else { return };
+        // Of the machine's driver, if it has one.
+        assert!(
+            lines == expected || lines.len() == 1 && lines[0].starts_with("no Level Zero d"),
+            "{lines:#?}"
+        );
+    }
 }

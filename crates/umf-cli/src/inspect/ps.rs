@@ -72,7 +72,10 @@ fn watch(interval: Duration) -> Result<(), Failure> {
         let next = Instant::now() + interval;
         let search = processes::find()?;
         let table = table(&processes::from_ledgers(&search), inspect::now(), false);
-        output::print(&format!("{}\n{table}{}\n", utc(SystemTime::now()), processes::denied_note(&search)))?;
+        let text = format!("{}\n{table}{}\n", utc(SystemTime::now()), processes::denied_note(&search));
+        if !print_unless_ended(&text, &ended)? {
+            return Ok(());
+        }
         loop {
             let left = next.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -87,6 +90,29 @@ fn watch(interval: Duration) -> Result<(), Failure> {
             }
         }
     }
+}
+
+/// Prints a text. Returns `false` if a signal comes while the reader of standard output does not
+/// read.
+fn print_unless_ended(text: &str, ended: &EndSignals) -> Result<bool, Failure> {
+    /// `PIPE_BUF`: a pipe that is writable has room for as many bytes.
+    const PART: usize = 4096;
+    for part in text.as_bytes().chunks(PART) {
+        loop {
+            let output = std::io::stdout();
+            let fds = [(ended.as_fd(), PollFlags::IN), (output.as_fd(), PollFlags::OUT)];
+            let [signal, output] = signals::wait(fds, Duration::from_secs(3600))?;
+            if !signal.is_empty() {
+                return Ok(false);
+            }
+            // An error, too: the write reports it.
+            if !output.is_empty() {
+                break;
+            }
+        }
+        output::print_bytes(part)?;
+    }
+    Ok(true)
 }
 
 /// Formats a time as `2026-11-26T10:16:07Z`.

@@ -68,6 +68,11 @@ fn fit(headings: &[Heading], rows: &[TableRow], width: usize) -> Vec<(usize, usi
     columns
 }
 
+/// Returns whether [`draw`] shows a column in a table of this width.
+pub(super) fn is_shown(headings: &[Heading], rows: &[TableRow], width: u16, text: &str) -> bool {
+    fit(headings, rows, width.into()).iter().any(|&(column, _)| headings[column].text == text)
+}
+
 /// Returns the text, or its beginning and an ellipsis if it is longer than `width`.
 pub(crate) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {

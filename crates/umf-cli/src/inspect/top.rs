@@ -82,6 +82,11 @@ const COLUMNS: [(Column, u8); 15] = [
     (Column::Age, 11),
 ];
 
+/// Returns the headings of the table of processes.
+fn headings() -> [Heading; COLUMNS.len()] {
+    COLUMNS.map(|(column, rank)| Heading { text: column.heading(), kind: column.kind(), rank })
+}
+
 /// The columns of the table of pools.
 const POOL_COLUMNS: [Heading; 8] = {
     const fn number(text: &'static str, rank: u8) -> Heading {
@@ -184,11 +189,19 @@ impl View {
         lines.into_iter().map(|line| line.replace('\u{a0}', " ")).collect()
     }
 
-    /// Returns the lines below the view: the legend, and the processes that cannot be inspected.
+    /// Returns the lines below the view: the legend if its column is shown, and the processes that
+    /// cannot be inspected.
     fn notes(&self, width: u16) -> Vec<String> {
-        let legend = format!("{}: {}", Column::Mapped.heading(), Column::MAPPED_LEGEND);
-        let notes = std::iter::once(legend.as_str()).chain(self.denied_note.lines());
+        let column = Column::Mapped.heading();
+        let legend = table::is_shown(&headings(), &self.rows(), width, column)
+            .then(|| format!("{column}: {}", Column::MAPPED_LEGEND));
+        let notes = legend.as_deref().into_iter().chain(self.denied_note.lines());
         notes.flat_map(|note| wrap(note, width.into())).collect()
+    }
+
+    /// Returns the rows of the table of processes.
+    fn rows(&self) -> Vec<TableRow> {
+        self.processes.iter().map(|process| self.row(process)).collect()
     }
 
     fn draw_processes(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -200,10 +213,7 @@ impl View {
         let first = (self.selected_index() + 1).saturating_sub(fit);
         let [rows_area, more] =
             Layout::vertical([Constraint::Length(1 + fit.min(count) as u16), Constraint::Min(0)]).areas(area);
-        let rows: Vec<TableRow> = self.processes.iter().map(|process| self.row(process)).collect();
-        let headings =
-            COLUMNS.map(|(column, rank)| Heading { text: column.heading(), kind: column.kind(), rank });
-        table::draw(frame, rows_area, &headings, &rows, first);
+        table::draw(frame, rows_area, &headings(), &self.rows(), first);
         if count > fit {
             let hidden = count - fit;
             let text = format!("{hidden} more process{}", if hidden == 1 { "" } else { "es" });
@@ -455,6 +465,17 @@ mod tests {
     fn mapped_column_is_explained_as_address_space() {
         let text = as_text(&view(1), 120);
         assert!(text.contains("MAPPED VA: ") && text.contains("address space"), "{text}");
+    }
+
+    #[test]
+    fn legend_is_shown_with_its_column_only() {
+        for width in 1..=200 {
+            let text = as_text(&view(1), width);
+            let heading = text.lines().any(|line| line.contains("PID") && line.contains("MAPPED VA"));
+            // A narrow screen breaks the legend in lines, but not its first word.
+            let legend = text.lines().any(|line| line.starts_with("MAPPED"));
+            assert_eq!(heading, legend, "{width}:\n{text}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod log;
 mod maps;
 mod memory_names;
 mod memory_space;
+mod plugin_files;
 mod policy;
 mod refused_calls;
 mod registry_fork;
