@@ -9,14 +9,12 @@ use soft_device::{read_text, write_result};
 use crate::state::{CudaResult, DEFAULT_VERSION, DriverState, entry, guarded};
 
 /// An exported function.
-pub(crate) struct EntryPoint {
+struct EntryPoint {
     /// The name in the interface.
     name: &'static str,
     /// The first version with this prototype, and the first one with a newer prototype.
     since: c_int,
     until: c_int,
-    /// The symbol of the library.
-    pub(crate) symbol: &'static str,
     address: *const c_void,
 }
 
@@ -30,11 +28,10 @@ const NEWEST: c_int = c_int::MAX;
 macro_rules! entry_points {
     ($($name:ident, $since:expr, $until:expr, $function:ident;)*) => {
         /// All functions.
-        pub(crate) static ENTRY_POINTS: &[EntryPoint] = &[$(EntryPoint {
+        static ENTRY_POINTS: &[EntryPoint] = &[$(EntryPoint {
             name: stringify!($name),
             since: $since,
             until: $until,
-            symbol: stringify!($function),
             address: crate::$function as *const c_void,
         }),*];
     };
