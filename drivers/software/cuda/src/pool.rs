@@ -165,11 +165,11 @@ impl Pool {
             }
             state.space.give(offset, size);
         }
-        if state.reuse[INTERNAL_DEPENDENCIES] != 0 {
-            if let Some((offset, point)) = state.take_pending(size, |_| true) {
-                self.count(&mut state, size);
-                return Ok((offset, Some(point)));
-            }
+        if state.reuse[INTERNAL_DEPENDENCIES] != 0
+            && let Some((offset, point)) = state.take_pending(size, |_| true)
+        {
+            self.count(&mut state, size);
+            return Ok((offset, Some(point)));
         }
         Err(CUDA_ERROR_OUT_OF_MEMORY.into())
     }
@@ -471,11 +471,11 @@ impl DriverState {
         }
         let rounded = size.checked_next_multiple_of(ALIGNMENT).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let (offset, wait) = pool.take(rounded, stream.id)?;
-        if let Some(point) = wait {
-            if let Err(error) = self.submit_to(stream, Command::marker(vec![Arc::clone(&point)], None)) {
-                pool.give(offset, rounded, Some((0, point)));
-                return Err(error);
-            }
+        if let Some(point) = wait
+            && let Err(error) = self.submit_to(stream, Command::marker(vec![Arc::clone(&point)], None))
+        {
+            pool.give(offset, rounded, Some((0, point)));
+            return Err(error);
         }
         Ok(self.map_pooled(pool, offset, size))
     }

@@ -265,9 +265,10 @@ pub unsafe extern "C" fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) 
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetPriority(stream: CUstream, priority: *mut c_int) -> CUresult {
-    // SAFETY: the application passes a valid or null pointer, as the interface requires.
     entry("cuStreamGetPriority", |state| {
-        Ok(unsafe { write_result(priority, state.stream(stream)?.priority) }?)
+        let found = state.stream(stream)?.priority;
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(priority, found) }?)
     })
 }
 
