@@ -139,12 +139,9 @@ functions! {
     cuDeviceTotalMem = cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
     cuDeviceGetAttribute = cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
     cuDeviceCanAccessPeer = cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
-    cuDeviceGetPCIBusId = cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: CUdevice);
-    cuDeviceGetByPCIBusId = cuDeviceGetByPCIBusId(device: *mut CUdevice, text: *const c_char);
     cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     cuDevicePrimaryCtxReset = cuDevicePrimaryCtxReset_v2(device: CUdevice);
-    cuDevicePrimaryCtxGetState = cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut c_uint, is_active: *mut c_int);
 
     cuCtxCreate = cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice);
     cuCtxDestroy = cuCtxDestroy_v2(context: CUcontext);
@@ -155,7 +152,6 @@ functions! {
     cuCtxGetDevice = cuCtxGetDevice(device: *mut CUdevice);
     cuCtxEnablePeerAccess = cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
     cuCtxSynchronize = cuCtxSynchronize();
-    cuCtxGetFlags = cuCtxGetFlags(flags: *mut c_uint);
     cuCtxGetStreamPriorityRange = cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int);
 
     cuMemGetInfo = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
@@ -186,9 +182,6 @@ functions! {
     cuDeviceGetDefaultMemPool = cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
     cuDeviceGetMemPool = cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice);
     cuDeviceSetMemPool = cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool);
-    cuMemGetDefaultMemPool = cuMemGetDefaultMemPool(
-        pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: CUmemAllocationType,
-    );
     cuMemGetMemPool = cuMemGetMemPool(
         pool: *mut CUmemoryPool, location: *mut CUmemLocation, kind: CUmemAllocationType,
     );
@@ -226,15 +219,11 @@ functions! {
     cuMemRetainAllocationHandle = cuMemRetainAllocationHandle(
         handle: *mut CUmemGenericAllocationHandle, address: *mut c_void,
     );
-    cuMemGetAllocationPropertiesFromHandle = cuMemGetAllocationPropertiesFromHandle(
-        properties: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle,
-    );
     cuMemMap = cuMemMap(
         address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64,
     );
     cuMemUnmap = cuMemUnmap(address: CUdeviceptr, size: usize);
     cuMemSetAccess = cuMemSetAccess(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
-    cuMemGetAccess = cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, address: CUdeviceptr);
     cuMemGetAllocationGranularity = cuMemGetAllocationGranularity(
         granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
     );
@@ -249,7 +238,6 @@ functions! {
     cuMemcpyDtoH = cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, size: usize);
     cuMemcpyDtoD = cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, size: usize);
     cuMemcpyAsync = cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream);
-    cuMemcpy = cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, size: usize);
     cuMemcpyHtoDAsync = cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, size: usize, stream: CUstream);
     cuMemcpyDtoHAsync = cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, size: usize, stream: CUstream);
     cuMemcpyDtoDAsync = cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream);
@@ -280,9 +268,7 @@ functions! {
     );
     cuMemsetD8 = cuMemsetD8_v2(to: CUdeviceptr, value: u8, size: usize);
     cuMemsetD8Async = cuMemsetD8Async(to: CUdeviceptr, value: u8, size: usize, stream: CUstream);
-    cuMemsetD16 = cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize);
     cuMemsetD16Async = cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream);
-    cuMemsetD32 = cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize);
     cuMemsetD32Async = cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream);
 
     cuStreamCreate = cuStreamCreate(stream: *mut CUstream, flags: c_uint);
@@ -291,7 +277,6 @@ functions! {
     cuStreamSynchronize = cuStreamSynchronize(stream: CUstream);
     cuStreamQuery = cuStreamQuery(stream: CUstream);
     cuStreamGetCtx = cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-    cuStreamGetDevice = cuStreamGetDevice(stream: CUstream, device: *mut CUdevice);
     cuStreamGetFlags = cuStreamGetFlags(stream: CUstream, flags: *mut c_uint);
     cuStreamGetPriority = cuStreamGetPriority(stream: CUstream, priority: *mut c_int);
     cuStreamIsCapturing = cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);

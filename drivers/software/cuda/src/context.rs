@@ -14,7 +14,6 @@ use crate::stream::{DefaultStream, PRIORITIES};
 /// A context: the owner of memory and streams.
 pub(crate) struct Context {
     pub(crate) device: CUdevice,
-    pub(crate) flags: c_uint,
     /// The contexts with enabled peer access.
     pub(crate) peers: Mutex<HashSet<usize>>,
     pub(crate) stream: DefaultStream,
@@ -42,10 +41,10 @@ pub(crate) struct Current<'s> {
 }
 
 impl DriverState {
-    fn create_context(&self, device: CUdevice, flags: c_uint) -> usize {
+    fn create_context(&self, device: CUdevice) -> usize {
         let number = HandleTable::<Context>::next();
         let stream = DefaultStream::new(self.core.stream(), number, device);
-        self.contexts.insert_as(number, Context { device, flags, peers: Mutex::default(), stream });
+        self.contexts.insert_as(number, Context { device, peers: Mutex::default(), stream });
         number
     }
 
@@ -92,7 +91,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, devic
         let mut primary = lock(&state.device(device)?.primary);
         let (number, count) = match *primary {
             Some((number, count)) => (number, count + 1),
-            None => (state.create_context(device, 0), 1),
+            None => (state.create_context(device), 1),
         };
         *primary = Some((number, count));
         // SAFETY: the application passes a valid or null pointer, as the interface requires.
@@ -138,26 +137,6 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> CUresul
     })
 }
 
-/// Returns the flags of the primary context of a device, and whether it exists.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
-    device: CUdevice,
-    flags: *mut c_uint,
-    is_active: *mut c_int,
-) -> CUresult {
-    entry("cuDevicePrimaryCtxGetState", |state| {
-        let exists = lock(&state.device(device)?.primary).is_some();
-        // SAFETY: the application passes valid or null pointers, as the interface requires.
-        unsafe {
-            write_result(flags, 0)?;
-            Ok(write_result(is_active, c_int::from(exists))?)
-        }
-    })
-}
-
 /// Creates a context, and makes it current.
 ///
 /// # Safety
@@ -165,12 +144,12 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxCreate_v2(
     context: *mut CUcontext,
-    flags: c_uint,
+    _flags: c_uint,
     device: CUdevice,
 ) -> CUresult {
     entry("cuCtxCreate", |state| {
         state.device(device)?;
-        let number = state.create_context(device, flags);
+        let number = state.create_context(device);
         STACK.with_borrow_mut(|stack| stack.push(number));
         // SAFETY: the application passes a valid or null pointer, as the interface requires.
         Ok(unsafe { write_result(context, handle(number)) }?)
@@ -298,16 +277,6 @@ pub extern "C" fn cuCtxSynchronize() -> CUresult {
         state.trim_pools();
         Ok(())
     })
-}
-
-/// Returns the flags with which the current context was created.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetFlags(flags: *mut c_uint) -> CUresult {
-    // SAFETY: the application passes a valid or null pointer, as the interface requires.
-    entry("cuCtxGetFlags", |state| Ok(unsafe { write_result(flags, state.current()?.context.flags) }?))
 }
 
 /// Returns the range of stream priorities. Smaller numbers are higher priorities.

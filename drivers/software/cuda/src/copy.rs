@@ -146,15 +146,6 @@ pub unsafe extern "C" fn cuMemsetD8Async(
     entry("cuMemsetD8Async", |state| state.fill(to, [value], size, Some(stream)))
 }
 
-/// Copies between any two addresses.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, size: usize) -> CUresult {
-    entry("cuMemcpy", |state| state.copy(to, from, size, None))
-}
-
 /// Copies from the host to a device, in a stream.
 ///
 /// # Safety
@@ -197,15 +188,6 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     entry("cuMemcpyDtoDAsync", |state| state.copy(to, from, size, Some(stream)))
 }
 
-/// Fills memory with a 16-bit value.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize) -> CUresult {
-    entry("cuMemsetD16", |state| state.fill(to, value.to_ne_bytes(), count, None))
-}
-
 /// Fills memory with a 16-bit value, in a stream.
 ///
 /// # Safety
@@ -218,15 +200,6 @@ pub unsafe extern "C" fn cuMemsetD16Async(
     stream: CUstream,
 ) -> CUresult {
     entry("cuMemsetD16Async", |state| state.fill(to, value.to_ne_bytes(), count, Some(stream)))
-}
-
-/// Fills memory with a 32-bit value.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) -> CUresult {
-    entry("cuMemsetD32", |state| state.fill(to, value.to_ne_bytes(), count, None))
 }
 
 /// Fills memory with a 32-bit value, in a stream.

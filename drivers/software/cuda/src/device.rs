@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use cuda_sys::*;
-use soft_device::{read_text, write_result};
+use soft_device::write_result;
 
 use crate::entry_points::version as version_of_interface;
 use crate::state::{CudaResult, DriverSettings, DriverState, entry, guarded};
@@ -116,40 +116,6 @@ unsafe fn write_text(buffer: *mut c_char, length: c_int, text: &str) -> CudaResu
         unsafe { buffer.cast::<u8>().add(place).write(byte) };
     }
     Ok(())
-}
-
-/// Returns the PCI address of a device, as `cuDeviceGetAttribute` does.
-fn pci_bus_id(number: u32) -> String {
-    format!("0000:{:02x}:00.0", number + 1)
-}
-
-/// Returns the PCI address of a device.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: CUdevice) -> CUresult {
-    entry("cuDeviceGetPCIBusId", |state| {
-        let address = pci_bus_id(state.device(device)?.number);
-        // SAFETY: the application's buffer has `length` bytes.
-        unsafe { write_text(text, length, &address) }
-    })
-}
-
-/// Returns the device with a PCI address.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetByPCIBusId(device: *mut CUdevice, text: *const c_char) -> CUresult {
-    entry("cuDeviceGetByPCIBusId", |state| {
-        // SAFETY: the application passes a C string or null, as the interface requires.
-        let wanted = unsafe { read_text(text) }?.to_lowercase();
-        let found = state.devices.iter().position(|device| pci_bus_id(device.number) == wanted);
-        let found = found.and_then(|place| CUdevice::try_from(place).ok()).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // SAFETY: the application passes a valid or null pointer, as the interface requires.
-        Ok(unsafe { write_result(device, found) }?)
-    })
 }
 
 /// Returns the UUID of a device, which does not depend on its ordinal.

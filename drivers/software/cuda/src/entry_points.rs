@@ -75,7 +75,6 @@ entry_points! {
     cuCtxEnablePeerAccess, 4000, NEWEST, cuCtxEnablePeerAccess;
     cuCtxGetCurrent, 4000, NEWEST, cuCtxGetCurrent;
     cuCtxGetDevice, 2000, 13000, cuCtxGetDevice;
-    cuCtxGetFlags, 7000, NEWEST, cuCtxGetFlags;
     cuCtxGetStreamPriorityRange, 5050, NEWEST, cuCtxGetStreamPriorityRange;
     cuCtxPopCurrent, 4000, NEWEST, cuCtxPopCurrent_v2;
     cuCtxPushCurrent, 4000, NEWEST, cuCtxPushCurrent_v2;
@@ -84,14 +83,11 @@ entry_points! {
     cuDeviceCanAccessPeer, 4000, NEWEST, cuDeviceCanAccessPeer;
     cuDeviceGet, 2000, NEWEST, cuDeviceGet;
     cuDeviceGetAttribute, 2000, NEWEST, cuDeviceGetAttribute;
-    cuDeviceGetByPCIBusId, 4010, NEWEST, cuDeviceGetByPCIBusId;
     cuDeviceGetCount, 2000, NEWEST, cuDeviceGetCount;
     cuDeviceGetDefaultMemPool, 11020, NEWEST, cuDeviceGetDefaultMemPool;
     cuDeviceGetMemPool, 11020, NEWEST, cuDeviceGetMemPool;
     cuDeviceGetName, 2000, NEWEST, cuDeviceGetName;
-    cuDeviceGetPCIBusId, 4010, NEWEST, cuDeviceGetPCIBusId;
     cuDeviceGetUuid, 9020, NEWEST, cuDeviceGetUuid_v2;
-    cuDevicePrimaryCtxGetState, 7000, NEWEST, cuDevicePrimaryCtxGetState;
     cuDevicePrimaryCtxRelease, 7000, NEWEST, cuDevicePrimaryCtxRelease_v2;
     cuDevicePrimaryCtxReset, 7000, NEWEST, cuDevicePrimaryCtxReset_v2;
     cuDevicePrimaryCtxRetain, 7000, NEWEST, cuDevicePrimaryCtxRetain;
@@ -138,11 +134,8 @@ entry_points! {
     cuMemFree, 3020, NEWEST, cuMemFree_v2;
     cuMemFreeAsync, 11020, NEWEST, cuMemFreeAsync;
     cuMemFreeHost, 2000, NEWEST, cuMemFreeHost;
-    cuMemGetAccess, 10020, NEWEST, cuMemGetAccess;
     cuMemGetAddressRange, 3020, NEWEST, cuMemGetAddressRange_v2;
     cuMemGetAllocationGranularity, 10020, NEWEST, cuMemGetAllocationGranularity;
-    cuMemGetAllocationPropertiesFromHandle, 10020, NEWEST, cuMemGetAllocationPropertiesFromHandle;
-    cuMemGetDefaultMemPool, 13000, NEWEST, cuMemGetDefaultMemPool;
     cuMemGetHandleForAddressRange, 11070, NEWEST, cuMemGetHandleForAddressRange;
     cuMemGetInfo, 3020, NEWEST, cuMemGetInfo_v2;
     cuMemGetMemPool, 13000, NEWEST, cuMemGetMemPool;
@@ -170,7 +163,6 @@ entry_points! {
     cuMemRetainAllocationHandle, 11000, NEWEST, cuMemRetainAllocationHandle;
     cuMemSetAccess, 10020, NEWEST, cuMemSetAccess;
     cuMemUnmap, 10020, NEWEST, cuMemUnmap;
-    cuMemcpy, 4000, NEWEST, cuMemcpy;
     cuMemcpyAsync, 4000, NEWEST, cuMemcpyAsync;
     cuMemcpyBatchAsync, 13000, NEWEST, cuMemcpyBatchAsync_v2;
     cuMemcpyDtoD, 3020, NEWEST, cuMemcpyDtoD_v2;
@@ -180,9 +172,7 @@ entry_points! {
     cuMemcpyHtoD, 3020, NEWEST, cuMemcpyHtoD_v2;
     cuMemcpyHtoDAsync, 3020, NEWEST, cuMemcpyHtoDAsync_v2;
     cuMemcpyWithAttributesAsync, 13020, NEWEST, cuMemcpyWithAttributesAsync;
-    cuMemsetD16, 3020, NEWEST, cuMemsetD16_v2;
     cuMemsetD16Async, 3020, NEWEST, cuMemsetD16Async;
-    cuMemsetD32, 3020, NEWEST, cuMemsetD32_v2;
     cuMemsetD32Async, 3020, NEWEST, cuMemsetD32Async;
     cuMemsetD8, 3020, NEWEST, cuMemsetD8_v2;
     cuMemsetD8Async, 3020, NEWEST, cuMemsetD8Async;
@@ -199,7 +189,6 @@ entry_points! {
     cuStreamDestroy, 4000, NEWEST, cuStreamDestroy_v2;
     cuStreamGetCaptureInfo, 12030, NEWEST, cuStreamGetCaptureInfo_v3;
     cuStreamGetCtx, 9020, 12050, cuStreamGetCtx;
-    cuStreamGetDevice, 12080, NEWEST, cuStreamGetDevice;
     cuStreamGetFlags, 5050, NEWEST, cuStreamGetFlags;
     cuStreamGetPriority, 5050, NEWEST, cuStreamGetPriority;
     cuStreamIsCapturing, 10000, NEWEST, cuStreamIsCapturing;

@@ -67,23 +67,6 @@ pub unsafe extern "C" fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool
     })
 }
 
-/// Returns the default pool of a location.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetDefaultMemPool(
-    pool: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    kind: CUmemAllocationType,
-) -> CUresult {
-    // SAFETY: the application passes valid or null pointers, as the interface requires.
-    entry("cuMemGetDefaultMemPool", |state| unsafe {
-        let found = state.default_pool(place(kind, read_argument(location)?))?;
-        Ok(write_result(pool, handle(&found))?)
-    })
-}
-
 /// Returns the current pool of a location.
 ///
 /// # Safety

@@ -239,16 +239,6 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontex
     })
 }
 
-/// Returns the device of a stream.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) -> CUresult {
-    // SAFETY: the application passes a valid or null pointer, as the interface requires.
-    entry("cuStreamGetDevice", |state| Ok(unsafe { write_result(device, state.stream(stream)?.device) }?))
-}
-
 /// Returns the flags of a stream.
 ///
 /// # Safety

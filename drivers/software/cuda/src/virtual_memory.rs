@@ -212,56 +212,6 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(
     })
 }
 
-/// Returns the properties of physical memory.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
-    properties: *mut CUmemAllocationProp,
-    handle: CUmemGenericAllocationHandle,
-) -> CUresult {
-    entry("cuMemGetAllocationPropertiesFromHandle", |state| {
-        let (_, memory) = physical(state, handle)?;
-        let place = state.devices.iter().position(|device| device.number == memory.device);
-        let id = place.and_then(|place| c_int::try_from(place).ok()).unwrap_or(-1);
-        let found = CUmemAllocationProp {
-            r#type: CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: CUmemAllocationHandleType(memory.exportable),
-            location: CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id },
-            win32HandleMetaData: std::ptr::null_mut(),
-            allocFlags: CUmemAllocationFlags::default(),
-        };
-        // SAFETY: the application passes a valid or null pointer, as the interface requires.
-        Ok(unsafe { write_result(properties, found) }?)
-    })
-}
-
-/// Returns the access of a device to mapped memory.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetAccess(
-    flags: *mut u64,
-    location: *const CUmemLocation,
-    address: CUdeviceptr,
-) -> CUresult {
-    entry("cuMemGetAccess", |state| {
-        // SAFETY: the application passes a valid or null pointer, as the interface requires.
-        let location = unsafe { read_argument(location) }?;
-        if location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        let device = state.device(location.id)?.number;
-        let range = find(state, address).filter(|range| range.owner.kind == AllocationKind::Mapped);
-        let range = range.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let granted = range.owner.granted(device);
-        // SAFETY: as above.
-        Ok(unsafe { write_result(flags, u64::from(granted.flags().0)) }?)
-    })
-}
-
 /// Maps physical memory at reserved addresses, without access for devices.
 ///
 /// # Safety

@@ -83,7 +83,7 @@ fn kernels_and_graphs_are_not_supported() {
 fn devices_are_described() {
     let (api, context) = started();
     let (mut count, mut device, mut value, mut can) = (0, 0, 0, 0);
-    let (mut total, mut free, mut flags, mut active) = (0, 0, 0, 0);
+    let (mut total, mut free) = (0, 0);
     let (mut text, mut uuid) = ([0; 64], CUuuid::default());
     let (mut least, mut greatest) = (1, 1);
     // SAFETY: arguments as the driver interface requires.
@@ -95,14 +95,6 @@ fn devices_are_described() {
         assert_eq!(CStr::from_ptr(text.as_ptr()).to_str().unwrap(), "umf software device 1");
         api.cuDeviceGetUuid(&raw mut uuid, 1).unwrap();
         assert_eq!(uuid.bytes[15], 1);
-        api.cuDeviceGetPCIBusId(text.as_mut_ptr(), 64, 1).unwrap();
-        assert_eq!(CStr::from_ptr(text.as_ptr()).to_str().unwrap(), "0000:02:00.0");
-        api.cuDeviceGetByPCIBusId(&raw mut device, text.as_ptr()).unwrap();
-        assert_eq!(device, 1);
-        assert_eq!(
-            error(api.cuDeviceGetByPCIBusId(&raw mut device, c"no".as_ptr())),
-            CUDA_ERROR_INVALID_VALUE
-        );
         api.cuDeviceGetAttribute(&raw mut value, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0).unwrap();
         assert_eq!(value, 9);
         api.cuDeviceCanAccessPeer(&raw mut can, 0, 1).unwrap();
@@ -110,17 +102,12 @@ fn devices_are_described() {
         api.cuDeviceTotalMem(&raw mut total, 0).unwrap();
         api.cuMemGetInfo(&raw mut free, &raw mut total).unwrap();
         assert!(free <= total);
-        api.cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active).unwrap();
-        assert_eq!((flags, active), (0, 1));
         api.cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest).unwrap();
         assert_eq!((least, greatest), (0, -5));
         api.cuCtxGetDevice(&raw mut device).unwrap();
-        api.cuCtxGetFlags(&raw mut flags).unwrap();
-        assert_eq!((device, flags), (0, 0));
+        assert_eq!(device, 0);
         let (mut own, mut popped, mut current) = (CUcontext::NULL, CUcontext::NULL, CUcontext::NULL);
         api.cuCtxCreate(&raw mut own, 1, 1).unwrap();
-        api.cuCtxGetFlags(&raw mut flags).unwrap();
-        assert_eq!(flags, 1);
         api.cuCtxEnablePeerAccess(context, 0).unwrap();
         api.cuCtxPushCurrent(context).unwrap();
         api.cuCtxPopCurrent(&raw mut popped).unwrap();
@@ -178,7 +165,7 @@ fn default_stream(number: usize) -> CUstream {
 fn streams_have_properties_and_call_functions() {
     let (api, context) = started();
     let (mut stream, mut urgent, mut found) = (CUstream::NULL, CUstream::NULL, CUcontext::NULL);
-    let (mut priority, mut flags, mut device) = (9, 9, 9);
+    let (mut priority, mut flags) = (9, 9);
     let ten = std::ptr::without_provenance_mut(10);
     let mut status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     let (mut id, mut count, mut graph) = (9, 9, std::ptr::null_mut());
@@ -189,8 +176,7 @@ fn streams_have_properties_and_call_functions() {
         api.cuStreamCreateWithPriority(&raw mut urgent, CU_STREAM_NON_BLOCKING, -99).unwrap();
         api.cuStreamGetPriority(urgent, &raw mut priority).unwrap();
         api.cuStreamGetFlags(urgent, &raw mut flags).unwrap();
-        api.cuStreamGetDevice(urgent, &raw mut device).unwrap();
-        assert_eq!((priority, flags, device), (-5, CU_STREAM_NON_BLOCKING, 0));
+        assert_eq!((priority, flags), (-5, CU_STREAM_NON_BLOCKING));
         for stream in [stream, CUstream::NULL, default_stream(1), default_stream(2)] {
             api.cuStreamGetCtx(stream, &raw mut found).unwrap();
             assert_eq!(found, context);
@@ -282,13 +268,10 @@ fn memory_is_copied_and_filled_in_every_way() {
         assert_eq!(bytes[14..20], [2, 1, 6, 5, 4, 3]);
         assert_eq!((&bytes[24..28], &bytes[32..36]), (&[2, 1, 2, 1][..], &[6, 5, 4, 3][..]));
         api.cuMemsetD8(one, 0, 64).unwrap();
-        api.cuMemsetD16(one, 0x0708, 1).unwrap();
-        api.cuMemsetD32(one + 4, 0x0708_090a, 1).unwrap();
         api.cuMemcpyDtoD(other, one, 8).unwrap();
-        api.cuMemcpy(other + 8, other, 8).unwrap();
-        assert_eq!(read(&api, other, 16), [8, 7, 0, 0, 10, 9, 8, 7].repeat(2));
+        assert_eq!(read(&api, other, 8), [0; 8]);
         // The address of a fill is a multiple of the value's size.
-        assert_eq!(error(api.cuMemsetD32(one + 2, 0, 1)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(error(api.cuMemsetD32Async(one + 2, 0, 1, stream)), CUDA_ERROR_INVALID_VALUE);
     }
 }
 
@@ -386,7 +369,7 @@ fn mapped_memory_is_retained_by_its_address() {
         allocFlags: CUmemAllocationFlags::default(),
     };
     let (mut granularity, mut address, mut next) = (0, 0, 0);
-    let (mut handle, mut retained, mut imported, mut flags, mut fd) = (0, 0, 0, 0, -1_i32);
+    let (mut handle, mut retained, mut imported, mut fd) = (0, 0, 0, -1_i32);
     // SAFETY: arguments as the driver interface requires.
     unsafe {
         let which = CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -401,14 +384,9 @@ fn mapped_memory_is_retained_by_its_address() {
         api.cuMemMap(address, PAGE, 0, handle, 0).unwrap();
         let access = CUmemAccessDesc { location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         api.cuMemSetAccess(address, PAGE, &raw const access, 1).unwrap();
-        api.cuMemGetAccess(&raw mut flags, &raw const location, address).unwrap();
-        assert_eq!(flags, u64::from(CU_MEM_ACCESS_FLAGS_PROT_READWRITE.0));
         let pointer = std::ptr::without_provenance_mut(address as usize);
         api.cuMemRetainAllocationHandle(&raw mut retained, pointer).unwrap();
         assert_eq!(retained, handle);
-        let mut found = CUmemAllocationProp { requestedHandleTypes: CU_MEM_HANDLE_TYPE_NONE, ..wanted };
-        api.cuMemGetAllocationPropertiesFromHandle(&raw mut found, handle).unwrap();
-        assert_eq!((found.requestedHandleTypes, found.location), (form, location));
         api.cuMemExportToShareableHandle((&raw mut fd).cast(), handle, form, 0).unwrap();
         let shareable = std::ptr::without_provenance_mut(usize::try_from(fd).unwrap());
         api.cuMemImportFromShareableHandle(&raw mut imported, shareable, form).unwrap();
@@ -587,7 +565,7 @@ fn every_exported_function_is_called_by_a_test() {
     let exported = exported(&std::fs::read(library()).unwrap());
     let functions: Vec<_> =
         exported.iter().filter(|name| name.starts_with("cu") && !name.starts_with("cudaSoft")).collect();
-    assert!(functions.len() > 100, "{functions:?}");
+    assert!(functions.len() > 90, "{functions:?}");
     for symbol in functions {
         let name = symbol.split_once("_v").map_or(symbol.as_str(), |(name, _)| name);
         let is_called = tests.contains(&format!(".{name}(")) || UNSUPPORTED.contains(&name);
