@@ -265,8 +265,8 @@ fn ordinal(device: u32) -> i32 {
     i32::try_from(device).unwrap_or(i32::MAX)
 }
 
-/// Returns the kind of memory for the settings. That of `memory = "auto"` is `virtual` if the device
-/// can export it in the wanted format.
+/// Returns the kind of memory for the settings. That of `memory = "auto"` is `virtual` if the
+/// device can export it in the wanted format.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if the kind has no handles of the wanted format,

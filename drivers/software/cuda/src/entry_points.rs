@@ -1,5 +1,5 @@
-//! The functions of the driver by name and version, for clients that ask for them, and functions that
-//! this driver has to have but does not support.
+//! The functions of the driver by name and version, for clients that ask for them, and functions
+//! that this driver has to have but does not support.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! Handles for other processes: 64 bytes with the exporter's pid, the fd of the memory or event, and
-//! the identity of the file. They are opened through `/proc`.
+//! Handles for other processes: 64 bytes with the exporter's pid, the fd of the memory or event,
+//! and the identity of the file. They are opened through `/proc`.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::File;

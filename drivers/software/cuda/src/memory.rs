@@ -163,8 +163,8 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize) -
     })
 }
 
-/// Frees memory of `cuMemAlloc`, `cuMemAllocManaged` and pools. Before memory returns to a pool, all
-/// submitted work has executed. Needs no current context, since clients free memory without one.
+/// Frees memory of `cuMemAlloc`, `cuMemAllocManaged` and pools. Before memory returns to a pool,
+/// all submitted work has executed. Needs no current context, since clients free memory without one.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.

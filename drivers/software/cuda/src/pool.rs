@@ -1,6 +1,6 @@
 //! [`Pool`]: stream-ordered memory. A pool is one memfd, of which pages are charged to the device
-//! once an allocation uses them, and addresses for all of it. Processes that import the memfd see the
-//! memory of all its allocations.
+//! once an allocation uses them, and addresses for all of it. Processes that import the memfd see
+//! the memory of all its allocations.
 //!
 //! An allocation can be used in the order of its stream, so it has its address at once. A freed
 //! range is pending until its stream reaches the free; the same stream can reuse it before.
