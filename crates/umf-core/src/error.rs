@@ -205,6 +205,7 @@ impl fmt::Display for Error {
             Self::Native { call, native, hint } => {
                 write!(f, "{call} failed{}{}", NativeSuffix(*native), Hint(hint))
             }
+            Self::Driver { call, name, meaning: "", .. } => write!(f, "{call} failed: {name}"),
             Self::Driver { call, name, meaning, .. } => write!(f, "{call} failed: {name} ({meaning})"),
             Self::Untrusted { why } => write!(
                 f,
@@ -312,6 +313,8 @@ mod tests {
         let (call, name) = ("zeMemAllocDevice", "ZE_RESULT_ERROR_DEVICE_LOST");
         let text = Error::Driver { call, code: 0x7000_0001, name, meaning: "the device is gone" }.to_string();
         assert_eq!(text, "zeMemAllocDevice failed: ZE_RESULT_ERROR_DEVICE_LOST (the device is gone)");
+        let text = Error::Driver { call, code: 1, name, meaning: "" }.to_string();
+        assert_eq!(text, "zeMemAllocDevice failed: ZE_RESULT_ERROR_DEVICE_LOST");
         assert_eq!(Error::native("mmap", 22).native_code(), Some(22));
         assert!(Error::native("fcntl(F_GET_SEALS)", 1).to_string().contains("seccomp"));
         assert_eq!(Error::ZeroSize.native_code(), None);

@@ -250,9 +250,26 @@ struct FailedAttempts<'a>(&'a [FailedAttempt]);
 
 impl fmt::Display for FailedAttempts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for attempt in self.0 {
-            write!(f, " {}: {} (remedy: {});", attempt.mode, attempt.reason, attempt.remedy)?;
+        for (number, attempt) in self.0.iter().enumerate() {
+            let separator = if number == 0 { "" } else { ";" };
+            write!(f, "{separator} {}: {} (remedy: {})", attempt.mode, attempt.reason, attempt.remedy)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_separated_and_the_list_ends_without_a_separator() {
+        let attempt = |mode| FailedAttempt { mode, reason: "no".to_owned(), remedy: "yes" };
+        let attempts = vec![attempt(Mode::Pidfd), attempt(Mode::Socket)];
+        let text = Error::NotPermitted { pid: 7, attempts }.to_string();
+        assert_eq!(
+            text,
+            "not permitted to get memory of producer 7: pidfd: no (remedy: yes); socket: no (remedy: yes)"
+        );
     }
 }

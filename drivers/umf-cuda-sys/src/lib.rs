@@ -1,5 +1,5 @@
-//! Raw bindings of the CUDA driver interface (version 12): devices, contexts, memory of every kind,
-//! IPC handles, virtual memory, streams and events; no modules and kernels.
+//! Raw bindings of the CUDA driver interface (versions 12 and 13): devices, contexts, memory of
+//! every kind, memory pools, IPC handles, virtual memory, streams and events; no modules and kernels.
 //!
 //! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library
 //! by its path. Calling a function that the library lacks returns [`Failure::Absent`].

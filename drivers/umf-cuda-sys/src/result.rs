@@ -32,6 +32,8 @@ enums! {
         CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
         CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
         CUDA_ERROR_TOO_MANY_PEERS = 711,
+        CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+        CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
         CUDA_ERROR_HARDWARE_STACK_ERROR = 714,
         CUDA_ERROR_MISALIGNED_ADDRESS = 716,
         CUDA_ERROR_LAUNCH_FAILED = 719,
@@ -107,6 +109,22 @@ impl CUresult {
             CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
                 "libcuda and the kernel module have different versions; reboot, or install matching versions"
             }
+            CUDA_ERROR_UNMAP_FAILED => "the memory cannot be unmapped",
+            CUDA_ERROR_NOT_MAPPED => "the memory is not mapped",
+            CUDA_ERROR_UNSUPPORTED_LIMIT => "the device does not have this limit",
+            CUDA_ERROR_CONTEXT_ALREADY_IN_USE => "another thread uses the context; use one per thread",
+            CUDA_ERROR_ILLEGAL_STATE => "a resource is not in a state that allows the operation",
+            CUDA_ERROR_NOT_READY => "submitted work has not completed",
+            CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
+                "the context has access to the memory of the other one already"
+            }
+            CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => {
+                "the memory, or a part of it, is registered already; unregister it first"
+            }
+            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => "the memory is not registered, or was unregistered",
+            CUDA_ERROR_UNKNOWN => {
+                "the driver failed for a reason that it does not name; see the kernel's log, and end the process"
+            }
             _ => "",
         }
     }
@@ -178,6 +196,18 @@ impl Failure {
         match self {
             Self::Absent { .. } => CUDA_ERROR_NOT_SUPPORTED,
             Self::Refused { result, .. } => result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_a_meaning() {
+        for (name, number) in CUresult::NAMES.iter().filter(|(_, number)| *number != 0) {
+            assert_ne!(CUresult(*number).meaning(), "", "{name}");
         }
     }
 }

@@ -250,8 +250,9 @@ umf_core::settings! {
         pub device: u32 = 0;
         /// Other devices that may use the memory ([1, 2] or "1-2").
         pub resident: Vec<u32> as Numbers = Vec::new();
-        /// The format of exported handles of "virtual" memory: "auto" and "fd" (descriptors) or
-        /// "opaque" (fabric handles).
+        /// The format of exported handles: "auto", "fd" (descriptors, for "virtual" memory only) or
+        /// "opaque" (handles of the driver: fabric handles of "virtual" memory, 64-byte handles of
+        /// "device" memory). Memory that the device cannot export so is refused.
         pub handles: CudaHandles = CudaHandles::Auto;
         /// Absolute path of the driver's library, if it is not the system's. Refused in ./umf.toml
         /// and from a variable, because it is code.
@@ -264,10 +265,50 @@ fn ordinal(device: u32) -> i32 {
     i32::try_from(device).unwrap_or(i32::MAX)
 }
 
-/// Returns the memory kind of `memory = "auto"`: `virtual` if the device can export it as fds.
-fn auto_memory(settings: &CudaSettings) -> Result<CudaMemory, Error> {
-    let device = Driver::open(settings.path.as_deref())?.device_info(ordinal(settings.device))?;
-    Ok(if device.has_virtual && device.has_fds { CudaMemory::Virtual } else { CudaMemory::Device })
+/// Returns the kind of memory for the settings. That of `memory = "auto"` is `virtual` if the
+/// device can export it in the wanted format.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if the kind has no handles of the wanted format,
+/// [`Error::NotSupported`] if the device has none.
+fn memory_of(settings: &CudaSettings) -> Result<CudaMemory, Error> {
+    let device = || Driver::open(settings.path.as_deref())?.device_info(ordinal(settings.device));
+    let memory = match (settings.memory, settings.handles) {
+        (Some(memory), _) => memory,
+        (None, CudaHandles::Auto) => {
+            let device = device()?;
+            if device.has_virtual && device.has_fds { CudaMemory::Virtual } else { CudaMemory::Device }
+        }
+        (None, CudaHandles::Fd) => CudaMemory::Virtual,
+        (None, CudaHandles::Opaque) => {
+            let device = device()?;
+            if device.has_virtual && device.has_fabric { CudaMemory::Virtual } else { CudaMemory::Device }
+        }
+    };
+    let why = match (memory, settings.handles) {
+        // For virtual memory, the builder checks that the device has fabric handles.
+        (_, CudaHandles::Auto) | (CudaMemory::Virtual | CudaMemory::Device, CudaHandles::Opaque) => {
+            return Ok(memory);
+        }
+        (CudaMemory::Virtual, CudaHandles::Fd) => {
+            let device = device()?;
+            if device.has_virtual && device.has_fds {
+                return Ok(memory);
+            }
+            return Err(Error::NotSupported {
+                what: "export of \"virtual\" memory as file descriptors (use memory = \"device\" with handles = \"auto\")",
+                owner: "this CUDA device",
+                native: 0,
+            });
+        }
+        (CudaMemory::Device, CudaHandles::Fd) => {
+            "cannot be \"fd\", because memory of kind \"device\" is exported as a handle of the driver; use handles = \"auto\", or memory = \"virtual\""
+        }
+        _ => {
+            "must be \"auto\", because memory of kinds \"host\" and \"managed\" is not exported; use memory = \"virtual\" or \"device\" to share it"
+        }
+    };
+    Err(Error::InvalidArgument { what: "handles", why })
 }
 
 impl ProviderFactory for CudaProvider {
@@ -275,13 +316,12 @@ impl ProviderFactory for CudaProvider {
     type Settings = CudaSettings;
 
     fn build(name: &str, settings: CudaSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        let memory = settings.memory.map_or_else(|| auto_memory(&settings), Ok)?;
+        let memory = memory_of(&settings)?;
         let mut builder = Self::builder()
             .name(name.to_owned())
             .memory(memory)
             .device(ordinal(settings.device))
             .peers(settings.resident.iter().map(|device| ordinal(*device)))
-            // Without fabric handles, virtual memory is exported as fds.
             .fabric(memory == CudaMemory::Virtual && settings.handles == CudaHandles::Opaque);
         if let Some(library) = settings.path {
             builder = builder.library(library);

@@ -13,10 +13,10 @@ use cuda_sys::{CU_STREAM_NON_BLOCKING, CUcontext, CUstream};
 use machine::{builder, count, driver, faults, is_real, library, skip};
 use umf_core::{
     Access, Completion, DeferredFree, Error, Import, ImportRequest, Layout, NativeExport, Pool, Progress,
-    Property, PropertyValue, Provider, Region,
+    Property, PropertyValue, Provider, ProviderFactory, Region,
 };
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_provider_cuda::{CudaImport, CudaMemory, CudaProvider};
+use umf_provider_cuda::{CudaHandles, CudaImport, CudaMemory, CudaProvider, CudaSettings};
 
 const MIB: usize = 1 << 20;
 
@@ -511,4 +511,25 @@ fn alloc_flags_are_passed_to_the_driver() {
             Err(error) => panic!("{memory} {flags}: {error}"),
         }
     }
+}
+
+/// The setting `handles` is not ignored for memory that has no handles of this format.
+#[test]
+fn handles_that_memory_does_not_have_are_refused() {
+    let _alone = alone();
+    let build = |memory, handles| {
+        let path = if is_real() { None } else { Some(library()) };
+        CudaProvider::build("test", CudaSettings { memory, handles, path, ..CudaSettings::default() })
+    };
+    for (memory, handles, remedy) in [
+        (CudaMemory::Device, CudaHandles::Fd, "use handles = \"auto\", or memory = \"virtual\""),
+        (CudaMemory::Host, CudaHandles::Fd, "use memory = \"virtual\" or \"device\""),
+        (CudaMemory::Host, CudaHandles::Opaque, "use memory = \"virtual\" or \"device\""),
+        (CudaMemory::Managed, CudaHandles::Opaque, "use memory = \"virtual\" or \"device\""),
+    ] {
+        let error = build(Some(memory), handles).err().unwrap().to_string();
+        assert!(error.starts_with("handles") && error.contains(remedy), "{memory:?} {handles:?}: {error}");
+    }
+    assert!(build(Some(CudaMemory::Device), CudaHandles::Opaque).is_ok());
+    assert!(build(None, CudaHandles::Fd).is_ok());
 }

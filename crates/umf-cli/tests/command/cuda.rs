@@ -71,6 +71,36 @@ fn demo_shares_device_memory() {
     }
 }
 
+/// `handles` is obeyed, or refused with a remedy: the device lacks fds, or has fabric handles.
+#[test]
+fn handles_setting_is_obeyed_or_refused() {
+    for (lacks, memory, handles, expected) in [
+        ("fds", "virtual", "fd", Err("use memory = \"device\" with handles = \"auto\"")),
+        ("fds", "auto", "fd", Err("use memory = \"device\" with handles = \"auto\"")),
+        ("fabric", "virtual", "opaque", Err("fabric handles")),
+        ("", "device", "fd", Err("use handles = \"auto\"")),
+        ("", "virtual", "opaque", Ok("64 bytes")),
+        ("fabric", "auto", "opaque", Ok("64 bytes")),
+        ("", "auto", "fd", Ok("descriptor")),
+    ] {
+        let mut command = umf(&["demo", "--provider", "cuda", "--ranks", "2", "--blocks", "2", "--json"]);
+        command.env("LD_LIBRARY_PATH", driver()).env("UMF_PROVIDER_CUDA_MEMORY", memory);
+        // An empty text would be the default.
+        command.env("CUDA_SOFT_LACKS", if lacks.is_empty() { "dma-buf" } else { lacks });
+        command.env("UMF_PROVIDER_CUDA_HANDLES", handles);
+        let (done, out, error) = text(command);
+        let case = format!("{lacks} {memory} {handles}: {out}{error}");
+        match expected {
+            Err(remedy) => assert!(!done && error.contains(remedy), "{case}"),
+            Ok(carried) => {
+                assert!(done, "{case}");
+                let outcome: Value = serde_json::from_str(&out).unwrap();
+                assert!(outcome["carried"].as_str().unwrap().contains(carried), "{case}");
+            }
+        }
+    }
+}
+
 #[test]
 fn provider_set_of_any_name_is_usable() {
     let mut command = umf(&["demo", "--provider", "gpu", "--ranks", "2", "--blocks", "2"]);
@@ -107,7 +137,7 @@ fn info_lists_device_abilities() {
     let report: Value = serde_json::from_str(&out).unwrap();
     let found = &report["devices"]["libcuda.so.1"];
     assert_eq!(found["state"], "limited", "{found}");
-    assert_eq!(found["value"]["version"], "12.4", "{found}");
+    assert_eq!(found["value"]["version"], "13.2", "{found}");
     let devices = found["value"]["devices"].as_array().unwrap();
     assert_eq!(devices.len(), 2, "{found}");
     assert_eq!(devices[0]["memory"], 1_u64 << 30);

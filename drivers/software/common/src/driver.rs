@@ -226,6 +226,12 @@ impl<T> HandleTable<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// Returns the objects for which `matches` returns true.
+    pub fn all(&self, matches: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let objects = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        objects.values().filter(|object| matches(object)).cloned().collect()
+    }
+
     /// Removes the objects for which `keep` returns false.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, object| keep(object));

@@ -175,7 +175,16 @@ impl Backing {
             MemoryOrigin::Device(number) => format!("{DEVICE_NAME}{number}"),
             _ => HOST_NAME.to_owned(),
         };
-        let file = sys::sealed_memfd(&name, size as u64)?;
+        Self::with_name(&name, size, charges)
+    }
+
+    /// Allocates zeroed pages in a memfd of this name, which [`Backing::from_fd`] takes for
+    /// [`MemoryOrigin::Foreign`].
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn with_name(name: &str, size: usize, charges: Vec<Charge>) -> Result<Self> {
+        let file = sys::sealed_memfd(name, size as u64)?;
         let work = Mapping::of(file.as_fd(), size)?;
         Ok(Self { file: Some(file), identity: None, work, _charges: charges })
     }
@@ -204,6 +213,20 @@ impl Backing {
         Ok((Self { file: None, identity, work, _charges: Vec::new() }, origin))
     }
 
+    /// Returns the name of a memfd.
+    pub fn name_of(file: BorrowedFd<'_>) -> Option<String> {
+        sys::memfd_name(file)
+    }
+
+    /// Gives pages of the file back to the system. They are zero if they are used again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an import; [`Error::System`].
+    pub fn discard(&self, offset: usize, size: usize) -> Result<()> {
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(self.file().ok_or(Error::Invalid)?, flags, offset as u64, size as u64)?)
+    }
+
     /// Returns device and inode of a file.
     ///
     /// # Errors
@@ -221,6 +244,19 @@ impl Backing {
     /// Returns its size in bytes.
     pub fn size(&self) -> usize {
         self.work.size()
+    }
+
+    /// Returns a number in the pages, which other processes may change.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the pages end before it.
+    pub fn counter(&self, place: usize) -> Result<&AtomicU64> {
+        if place >= self.size() / size_of::<AtomicU64>() {
+            return Err(Error::Invalid);
+        }
+        // SAFETY: the number is within the pages, which begin at a page and stay mapped as long as
+        // `self`. Every access to it is atomic, in all processes.
+        Ok(unsafe { &*self.work.start.as_ptr().cast::<AtomicU64>().add(place) })
     }
 
     /// Returns the file of pages that this process allocated.
@@ -256,7 +292,9 @@ pub struct MemoryRange<T> {
     pub id: u64,
     /// The pages.
     pub backing: Arc<Backing>,
-    /// Its addresses. `None` if the application reserved them.
+    /// The offset of its first byte in the pages.
+    pub offset: usize,
+    /// Its addresses. `None` if it does not own them.
     window: Option<Mapping>,
     /// The interface's description of it.
     pub owner: T,
@@ -293,21 +331,24 @@ impl<T> AddressMap<T> {
         self.ranges.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, start: usize, size: usize, backing: Arc<Backing>, window: Option<Mapping>, owner: T) {
+    fn add(&self, range: MemoryRange<T>) {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        self.write().insert(start, Arc::new(MemoryRange { start, size, id, backing, window, owner }));
+        self.write().insert(range.start, Arc::new(MemoryRange { id, ..range }));
     }
 
     /// Adds memory of the requested `size` at the addresses of `window`. Returns its first address.
     pub fn insert(&self, size: usize, backing: Backing, window: Mapping, owner: T) -> usize {
         let start = window.address();
-        self.add(start, size, Arc::new(backing), Some(window), owner);
+        let backing = Arc::new(backing);
+        self.add(MemoryRange { start, size, id: 0, backing, offset: 0, window: Some(window), owner });
         start
     }
 
-    /// Adds memory at addresses that the application reserved.
-    pub fn map(&self, start: usize, size: usize, backing: Arc<Backing>, owner: T) {
-        self.add(start, size, backing, None, owner);
+    /// Adds memory at addresses that the application, or the owner of several ranges, reserved. The
+    /// pages from `offset` on have at least `size` bytes.
+    pub fn map(&self, start: usize, size: usize, (backing, offset): (Arc<Backing>, usize), owner: T) {
+        assert!(offset <= backing.size() && size <= backing.size() - offset);
+        self.add(MemoryRange { start, size, id: 0, backing, offset, window: None, owner });
     }
 
     /// Removes the range that begins at `start` if `matches` returns true for it.
@@ -370,8 +411,8 @@ impl<T> AddressMap<T> {
             };
             check(&range)?;
             let within = at - range.start;
-            // SAFETY: the offset is within the pages, which have at least the range's size.
-            let start = unsafe { range.backing.work.start.add(within) };
+            // SAFETY: the offset is within the pages, which have the range's size from its offset on.
+            let start = unsafe { range.backing.work.start.add(range.offset + within) };
             let part = (size - span.size()).min(range.size - within);
             span.push(Segment { start, size: part, _backing: Some(Arc::clone(&range.backing)) });
         }

@@ -116,6 +116,26 @@ impl Event {
     }
 }
 
+/// A function that a stream's thread calls. Its argument returns an error once it has to stop
+/// waiting: the device is lost, or the stream is dropped.
+#[derive(Clone)]
+pub struct Call(Arc<CallFunction>);
+
+type CallFunction = dyn Fn(&dyn Fn() -> Result<()>) -> Result<()> + Send + Sync;
+
+impl Call {
+    /// Returns a call of `function`.
+    pub fn new(function: impl Fn(&dyn Fn() -> Result<()>) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(function))
+    }
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Call")
+    }
+}
+
 /// The operation of a command.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are sufficient")]
@@ -130,6 +150,8 @@ pub enum Work {
         to: Span,
         pattern: Vec<u8>,
     },
+    /// A call of the interface's layer: a callback of the application, or a wait.
+    Call(Call),
 }
 
 /// An operation with the events that it waits for and signals.
@@ -206,6 +228,16 @@ impl Stream {
         state.commands.extend(commands);
         self.0.changed.notify_all();
         Ok(())
+    }
+
+    /// Returns whether all submitted commands have executed.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; the error of a command.
+    pub fn is_idle(&self) -> Result<bool> {
+        self.0.health.check()?;
+        let state = lock(&self.0.state);
+        state.failed.map_or(Ok(state.done == state.submitted), Err)
     }
 
     /// Waits until all commands submitted so far have executed.
@@ -293,8 +325,9 @@ impl SharedStream {
             Work::Nothing => {}
             Work::Copy { to, from } => to.copy(from),
             Work::Fill { to, pattern } => to.fill(pattern),
+            Work::Call(call) => (call.0)(&|| self.check())?,
         }
-        if !matches!(command.work, Work::Nothing) {
+        if matches!(command.work, Work::Copy { .. } | Work::Fill { .. }) {
             self.wait_for_delay()?;
         }
         if let Some(event) = &command.signal {

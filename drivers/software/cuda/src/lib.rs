@@ -14,13 +14,31 @@
 compile_error!("the driver needs 64-bit Linux");
 
 mod context;
+mod copy;
+mod device;
+mod entry_points;
+mod event;
+mod ipc;
+mod managed;
 mod memory;
+mod pointer;
+mod pool;
+mod pool_calls;
+mod pool_space;
 mod state;
 mod stream;
 mod virtual_memory;
 
 pub use context::*;
+pub use copy::*;
+pub use device::*;
+pub use entry_points::*;
+pub use event::*;
+pub use ipc::*;
+pub use managed::*;
 pub use memory::*;
+pub use pointer::*;
+pub use pool_calls::*;
 pub use state::{cudaSoftQuery, cudaSoftSetFaults};
 pub use stream::*;
 pub use virtual_memory::*;

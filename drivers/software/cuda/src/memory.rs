@@ -1,21 +1,22 @@
-//! Allocations, and their IPC handles: 64 bytes with the exporter's pid, the fd of the memory and
-//! the identity of the file.
+//! Allocations: device, pinned and managed memory, and registered memory of the application.
 
-use std::ffi::{c_int, c_uint, c_void};
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Backing, Mapping, MemoryOrigin, MemoryRange, lock, read_argument, write_result};
+use soft_device::{Backing, Mapping, MemoryOrigin, MemoryRange, lock, write_result};
 
 use crate::context::Current;
+use crate::managed::Advice;
+use crate::pool::{Pool, PoolKind};
 use crate::state::{CudaResult, Device, DriverState, entry};
+use crate::virtual_memory::PhysicalMemory;
 
 /// Page size of device memory in bytes.
 pub(crate) const DEVICE_PAGE: usize = 2 << 20;
 /// Page size of host memory in bytes.
-const HOST_PAGE: usize = 4096;
+pub(crate) const HOST_PAGE: usize = 4096;
 
 /// The access of a device to mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +24,27 @@ pub(crate) enum Access {
     Nothing,
     Read,
     ReadWrite,
+}
+
+impl Access {
+    /// Converts the access of the interface.
+    pub(crate) fn from_flags(flags: CUmemAccess_flags) -> CudaResult<Self> {
+        match flags {
+            CU_MEM_ACCESS_FLAGS_PROT_NONE => Ok(Self::Nothing),
+            CU_MEM_ACCESS_FLAGS_PROT_READ => Ok(Self::Read),
+            CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Ok(Self::ReadWrite),
+            _ => Err(CUDA_ERROR_INVALID_VALUE.into()),
+        }
+    }
+
+    /// Converts it to the access of the interface.
+    pub(crate) fn flags(self) -> CUmemAccess_flags {
+        match self {
+            Self::Nothing => CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Self::Read => CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Self::ReadWrite => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        }
+    }
 }
 
 /// The function that allocated memory, which determines the one that frees it.
@@ -35,29 +57,61 @@ pub(crate) enum AllocationKind {
     Opened,
     /// Physical memory mapped at reserved addresses.
     Mapped,
+    /// Memory of a pool.
+    Pooled,
 }
 
 /// The description of an allocation.
-#[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) kind: AllocationKind,
-    /// The handle of its context; 0 for mapped memory, which belongs to none.
+    /// The handle of its context; 0 for memory that belongs to none: mapped and pooled.
     pub(crate) context: usize,
     /// The number of its device on this machine.
     pub(crate) device: Option<u32>,
     /// The access of each device to mapped memory.
     pub(crate) access: Mutex<Vec<(u32, Access)>>,
+    /// The pool of pooled memory.
+    pub(crate) pool: Option<Arc<Pool>>,
+    /// Mapped physical memory, and its handle.
+    pub(crate) physical: Option<(usize, PhysicalMemory)>,
+    /// The advice about managed memory.
+    pub(crate) advice: Mutex<Advice>,
 }
 
 impl Allocation {
+    pub(crate) fn new(kind: AllocationKind, context: usize, device: Option<u32>) -> Self {
+        Self {
+            kind,
+            context,
+            device,
+            access: Mutex::default(),
+            pool: None,
+            physical: None,
+            advice: Mutex::default(),
+        }
+    }
+
+    /// Returns whether it is pinned host memory.
+    pub(crate) fn is_host(&self) -> bool {
+        self.kind == AllocationKind::Host
+            || self.pool.as_ref().is_some_and(|pool| pool.kind == PoolKind::Host)
+    }
+
+    /// Returns whether it is managed memory.
+    pub(crate) fn is_managed(&self) -> bool {
+        self.kind == AllocationKind::Managed
+            || self.pool.as_ref().is_some_and(|pool| pool.kind == PoolKind::Managed)
+    }
+
+    /// Returns the access of a device (by its number on this machine) to mapped memory.
+    pub(crate) fn granted(&self, device: u32) -> Access {
+        let access = lock(&self.access);
+        access.iter().find(|(number, _)| *number == device).map_or(Access::Nothing, |(_, access)| *access)
+    }
+
     /// Checks that a device has access.
     pub(crate) fn check_use(&self, device: &Device, wanted: Access) -> CudaResult {
-        if self.kind != AllocationKind::Mapped {
-            return Ok(());
-        }
-        let granted =
-            lock(&self.access).iter().find(|(number, _)| *number == device.number).map(|(_, access)| *access);
-        if granted.unwrap_or(Access::Nothing) >= wanted {
+        if self.kind != AllocationKind::Mapped || self.granted(device.number) >= wanted {
             Ok(())
         } else {
             Err(CUDA_ERROR_INVALID_VALUE.into())
@@ -83,12 +137,7 @@ impl DriverState {
         if kind != AllocationKind::Device {
             window.map_file(backing.file().ok_or(CUDA_ERROR_UNKNOWN)?)?;
         }
-        let owner = Allocation {
-            kind,
-            context: current.number,
-            device: device.map(|device| device.number),
-            access: Mutex::default(),
-        };
+        let owner = Allocation::new(kind, current.number, Some(current.device.number));
         Ok(self.core.addresses.insert(size, backing, window, owner))
     }
 
@@ -114,45 +163,21 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize) -
     })
 }
 
-/// Frees memory of `cuMemAlloc` and `cuMemAllocManaged`.
+/// Frees memory of `cuMemAlloc`, `cuMemAllocManaged` and pools. Before memory returns to a pool,
+/// all submitted work has executed. Needs no current context, since clients free memory without one.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult {
     entry("cuMemFree", |state| {
-        state.current()?;
+        if find(state, address).is_some_and(|range| range.owner.kind == AllocationKind::Pooled) {
+            for context in state.contexts.all(|_| true) {
+                state.synchronize(&context)?;
+            }
+            return state.free_pooled(address, None);
+        }
         state.free(address, |kind| matches!(kind, AllocationKind::Device | AllocationKind::Managed))
-    })
-}
-
-/// Does the same as `cuMemAlloc`, immediately.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocAsync(
-    address: *mut CUdeviceptr,
-    size: usize,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: as above.
-    entry("cuMemAllocAsync", |state| unsafe {
-        write_result(address, 0)?;
-        state.stream(stream, |_| Ok(()))?;
-        Ok(write_result(address, state.allocate(AllocationKind::Device, &state.current()?, size)? as u64)?)
-    })
-}
-
-/// Does the same as `cuMemFree`: commands submitted before keep the pages.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult {
-    entry("cuMemFreeAsync", |state| {
-        state.stream(stream, |_| Ok(()))?;
-        state.free(address, |kind| kind == AllocationKind::Device)
     })
 }
 
@@ -174,16 +199,27 @@ pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, 
     })
 }
 
-/// Frees pinned host memory.
+/// Allocates pinned host memory, as `cuMemHostAlloc` does without flags.
+///
+/// # Safety
+/// As the CUDA driver interface specifies.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocHost_v2(address: *mut *mut c_void, size: usize) -> CUresult {
+    // SAFETY: as above.
+    entry("cuMemAllocHost", |state| unsafe {
+        write_result(address, std::ptr::null_mut())?;
+        let start = state.allocate(AllocationKind::Host, &state.current()?, size)?;
+        Ok(write_result(address, std::ptr::with_exposed_provenance_mut(start))?)
+    })
+}
+
+/// Frees pinned host memory. Needs no current context.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> CUresult {
-    entry("cuMemFreeHost", |state| {
-        state.current()?;
-        state.free(address.addr() as u64, |kind| kind == AllocationKind::Host)
-    })
+    entry("cuMemFreeHost", |state| state.free(address.addr() as u64, |kind| kind == AllocationKind::Host))
 }
 
 /// Allocates managed memory.
@@ -252,234 +288,83 @@ pub(crate) fn find(state: &DriverState, address: CUdeviceptr) -> Option<Arc<Memo
     state.core.addresses.find(usize::try_from(address).ok()?)
 }
 
-/// Returns an attribute of an address.
+/// Memory of the application that `cuMemHostRegister` pinned, by first address.
+pub(crate) type Registrations = Mutex<BTreeMap<usize, Registration>>;
+
+/// Registered memory of the application.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    pub(crate) size: usize,
+    pub(crate) context: usize,
+    pub(crate) device: u32,
+}
+
+impl DriverState {
+    /// Returns the registered memory that contains an address, with its first address.
+    pub(crate) fn registration(&self, address: usize) -> Option<(usize, Registration)> {
+        let registrations = lock(&self.registrations);
+        let (start, found) = registrations.range(..=address).next_back()?;
+        (address - start < found.size).then_some((*start, *found))
+    }
+}
+
+/// Registers memory of the application, which devices then access at the same address.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuPointerGetAttribute(
-    value: *mut c_void,
-    attribute: CUpointer_attribute,
-    address: CUdeviceptr,
-) -> CUresult {
-    entry("cuPointerGetAttribute", |state| {
-        let range = find(state, address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let owner = &range.owner;
-        // SAFETY: the application's pointer has the type of the attribute.
-        unsafe {
-            match attribute {
-                CU_POINTER_ATTRIBUTE_CONTEXT => {
-                    write_result(value.cast(), crate::context::handle(owner.context))?
-                }
-                CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-                    write_result(
-                        value.cast::<c_uint>(),
-                        if owner.kind == AllocationKind::Host { 1 } else { 2 },
-                    )?;
-                }
-                CU_POINTER_ATTRIBUTE_BUFFER_ID => write_result(value.cast(), range.id)?,
-                CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
-                    let place = state.devices.iter().position(|device| Some(device.number) == owner.device);
-                    let place = place.and_then(|place| c_int::try_from(place).ok());
-                    write_result(value.cast::<c_int>(), place.unwrap_or(-1))?;
-                }
-                _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-            }
+pub unsafe extern "C" fn cuMemHostRegister_v2(address: *mut c_void, size: usize, flags: c_uint) -> CUresult {
+    entry("cuMemHostRegister", |state| {
+        let current = state.current()?;
+        let start = address.expose_provenance();
+        let end =
+            start.checked_add(size).filter(|_| start != 0 && size > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Portable, mapped, of a device, read-only.
+        if flags & !0b1111 != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
+        let mut registrations = lock(&state.registrations);
+        let is_taken = registrations.range(..end).next_back().is_some_and(|(of, it)| of + it.size > start)
+            || state.core.addresses.find(start).is_some()
+            || !state.core.addresses.within(start, end).is_empty();
+        if is_taken {
+            return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED.into());
+        }
+        let (context, device) = (current.number, current.device.number);
+        registrations.insert(start, Registration { size, context, device });
         Ok(())
     })
 }
 
-/// Returns a dma-buf over a range of addresses. Here it is the memfd, which the kernel does not
-/// accept as a dma-buf.
+/// Ends the registration of memory.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
-    fd: *mut c_void,
-    address: CUdeviceptr,
-    size: usize,
-    kind: CUmemRangeHandleType,
-    _flags: u64,
-) -> CUresult {
-    entry("cuMemGetHandleForAddressRange", |state| {
-        if kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        if !state.settings.has("dma-buf") {
-            return Err(CUDA_ERROR_NOT_SUPPORTED.into());
-        }
-        let range = find(state, address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let is_whole_pages = address.is_multiple_of(HOST_PAGE as u64) && size.is_multiple_of(HOST_PAGE);
-        if !is_whole_pages || size == 0 || size > range.mapped_size() - (address as usize - range.start) {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        // SAFETY: the application's pointer is valid or null; it owns the fd from here on.
-        unsafe {
-            read_argument(fd.cast::<c_int>())?;
-            Ok(write_result(fd.cast::<c_int>(), range.backing.export()?.into_raw_fd())?)
-        }
+pub unsafe extern "C" fn cuMemHostUnregister(address: *mut c_void) -> CUresult {
+    entry("cuMemHostUnregister", |state| {
+        let removed = lock(&state.registrations).remove(&address.addr());
+        removed.map(drop).ok_or_else(|| CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED.into())
     })
 }
 
-/// The first bytes of handles of `cuIpcGetMemHandle`.
-pub(crate) const LEGACY: [u8; 8] = *b"cudasoft";
-/// The first bytes of fabric handles.
-pub(crate) const FABRIC: [u8; 8] = *b"cudafabr";
-
-/// The content of an IPC handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IpcBytes {
-    /// The exporting process, at 8, and its fd, at 12.
-    pub(crate) pid: u32,
-    pub(crate) fd: i32,
-    /// Device and inode of the file, at 16 and 24.
-    pub(crate) file: (u64, u64),
-    /// The requested size in bytes, at 32.
-    pub(crate) size: u64,
-}
-
-impl IpcBytes {
-    pub(crate) fn of(file: BorrowedFd<'_>, size: usize) -> CudaResult<Self> {
-        let (pid, fd) = (std::process::id(), file.as_raw_fd());
-        Ok(Self { pid, fd, file: Backing::file_identity(file)?, size: size as u64 })
-    }
-
-    pub(crate) fn encode(self, magic: [u8; 8]) -> [u8; 64] {
-        let mut bytes = [0; 64];
-        bytes[..8].copy_from_slice(&magic);
-        bytes[8..12].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.fd.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.file.0.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.file.1.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.size.to_le_bytes());
-        bytes
-    }
-
-    /// Decodes bytes from another process, which may have any value.
-    pub(crate) fn decode(bytes: &[u8; 64], magic: [u8; 8]) -> CudaResult<Self> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        if bytes[..8] != magic || bytes[40..] != [0; 24] {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        Ok(Self { pid: word(8), fd: word(12).cast_signed(), file: (long(16), long(24)), size: long(32) })
-    }
-
-    /// Opens the exporter's fd through `/proc`.
-    pub(crate) fn fetch(self) -> CudaResult<OwnedFd> {
-        let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
-        // Checked before it is opened: opening a device or a pipe has side effects.
-        let link = std::fs::read_link(&path).map_err(|_| CUDA_ERROR_MAP_FAILED)?;
-        if !link.to_string_lossy().starts_with("/memfd:soft-device-") {
-            return Err(CUDA_ERROR_MAP_FAILED.into());
-        }
-        let file = File::options().read(true).write(true).open(path).map_err(|_| CUDA_ERROR_MAP_FAILED)?;
-        if Backing::file_identity(file.as_fd())? != self.file {
-            return Err(CUDA_ERROR_MAP_FAILED.into());
-        }
-        Ok(file.into())
-    }
-}
-
-/// Returns the IPC handle of an allocation of `cuMemAlloc`.
+/// Returns the address at which devices access pinned or registered memory: the same.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CUresult {
-    entry("cuIpcGetMemHandle", |state| {
-        let range = find(state, address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // Memory of `cuMemCreate` is exported by `cuMemExportToShareableHandle`.
-        let file = range.backing.file().filter(|_| range.owner.kind == AllocationKind::Device);
-        let bytes = IpcBytes::of(file.ok_or(CUDA_ERROR_INVALID_VALUE)?, range.size)?;
-        // SAFETY: the application passes a valid or null pointer, as the interface requires.
-        Ok(unsafe { write_result(handle, CUipcMemHandle { reserved: bytes.encode(LEGACY) }) }?)
-    })
-}
-
-/// Opens memory of another process. As in NVIDIA's driver, a handle is opened once per process, and
-/// not in the exporting process.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
-    address: *mut CUdeviceptr,
-    handle: CUipcMemHandle,
+pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+    device: *mut CUdeviceptr,
+    address: *mut c_void,
     flags: c_uint,
 ) -> CUresult {
-    entry("cuIpcOpenMemHandle", |state| {
-        // SAFETY: the application passes a valid or null pointer, as the interface requires. It is
-        // written before a resource is created.
-        unsafe { write_result(address, 0) }?;
-        let current = state.current()?;
-        let bytes = IpcBytes::decode(&handle.reserved, LEGACY)?;
-        if flags & !CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS != 0 {
+    entry("cuMemHostGetDevicePointer", |state| {
+        let address = address.addr();
+        let is_pinned = find(state, address as u64).is_some_and(|range| range.owner.is_host());
+        if flags != 0 || !(is_pinned || state.registration(address).is_some()) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        if bytes.pid == std::process::id() {
-            return Err(CUDA_ERROR_INVALID_CONTEXT.into());
-        }
-        let _opening = lock(&state.core.opening);
-        let is_open = !state
-            .core
-            .addresses
-            .all(|range| range.owner.kind == AllocationKind::Opened && range.backing.is_backed_by(bytes.file))
-            .is_empty();
-        if is_open {
-            return Err(CUDA_ERROR_ALREADY_MAPPED.into());
-        }
-        let file = bytes.fetch()?;
-        let (backing, origin) = Backing::from_fd(file.as_fd())?;
-        let MemoryOrigin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
-        if !state.can_access(current.device.number, device) {
-            return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
-        }
-        let size = usize::try_from(bytes.size).unwrap_or(usize::MAX);
-        let available = backing.size();
-        if size == 0 || size > available {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        let window = Mapping::reserve(available, DEVICE_PAGE)?;
-        let owner = Allocation {
-            kind: AllocationKind::Opened,
-            context: current.number,
-            device: Some(device),
-            access: Mutex::default(),
-        };
-        let start = state.core.addresses.insert(size, backing, window, owner);
-        // SAFETY: as above.
-        Ok(unsafe { write_result(address, start as u64) }?)
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        Ok(unsafe { write_result(device, address as u64) }?)
     })
-}
-
-/// Closes an opened IPC handle.
-///
-/// # Safety
-/// As the CUDA driver interface specifies.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CUresult {
-    entry("cuIpcCloseMemHandle", |state| {
-        state.current()?;
-        state.free(address, |kind| kind == AllocationKind::Opened)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn handle_bytes_round_trip_and_junk_is_an_error() {
-        let bytes = IpcBytes { pid: 7, fd: 3, file: (5, 1 << 40), size: 4096 };
-        let encoded = bytes.encode(LEGACY);
-        assert_eq!(IpcBytes::decode(&encoded, LEGACY).unwrap(), bytes);
-        assert!(IpcBytes::decode(&encoded, FABRIC).is_err());
-        assert!(IpcBytes::decode(&[0xff; 64], LEGACY).is_err());
-        let mut longer = encoded;
-        longer[63] = 1;
-        assert!(IpcBytes::decode(&longer, LEGACY).is_err());
-    }
 }

@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
 use soft_device::{
-    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Stream, Variables, lock,
-    read_text, write_result,
+    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Variables, lock, read_text,
+    write_result,
 };
 
 use crate::context::Context;
-use crate::memory::{Allocation, AllocationKind};
-use crate::stream::EventObject;
-use crate::virtual_memory::PhysicalMemory;
+use crate::event::EventObject;
+use crate::memory::{Allocation, AllocationKind, Registrations};
+use crate::pool::PoolTable;
+use crate::stream::StreamObject;
+use crate::virtual_memory::PhysicalHandle;
 
 /// The error of a function: a result other than success.
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +63,23 @@ pub(crate) fn entry(
     function: &'static str,
     body: impl FnOnce(&'static DriverState) -> CudaResult,
 ) -> CUresult {
-    guarded(|| {
-        let state = DriverState::get()?;
+    unfaulted(function, |state| {
         state.core.faults.apply(function, &state.core.health)?;
         state.core.health.check()?;
         body(state)
     })
+}
+
+/// Runs the body of a function that works on a lost device too.
+pub(crate) fn unfaulted(
+    function: &'static str,
+    body: impl FnOnce(&'static DriverState) -> CudaResult,
+) -> CUresult {
+    let result = guarded(|| body(DriverState::get()?));
+    if DriverState::get().is_ok_and(|state| state.settings.logs_calls) {
+        eprintln!("libcuda_soft: {function}: {}", result.name().unwrap_or("a result without a name"));
+    }
+    result
 }
 
 /// A device that the process sees.
@@ -76,14 +89,6 @@ pub(crate) struct Device {
     pub(crate) memory: Arc<Budget>,
     /// Handle and retain count of its primary context.
     pub(crate) primary: Mutex<Option<(usize, u32)>>,
-    /// The default stream.
-    pub(crate) stream: Stream,
-}
-
-/// A stream and its context.
-pub(crate) struct StreamObject {
-    pub(crate) context: usize,
-    pub(crate) stream: Stream,
 }
 
 pub(crate) struct DriverState {
@@ -91,10 +96,12 @@ pub(crate) struct DriverState {
     pub(crate) settings: DriverSettings,
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: HandleTable<Context>,
-    pub(crate) physical: HandleTable<PhysicalMemory>,
+    pub(crate) physical: HandleTable<PhysicalHandle>,
     pub(crate) reservations: Mutex<Vec<Mapping>>,
+    pub(crate) registrations: Registrations,
     pub(crate) streams: HandleTable<StreamObject>,
     pub(crate) events: HandleTable<EventObject>,
+    pub(crate) pools: PoolTable,
 }
 
 static STATE: DriverCell<DriverState> = DriverCell::new();
@@ -121,7 +128,6 @@ impl DriverState {
             number: *number,
             memory: Budget::new(core.settings.memory),
             primary: Mutex::default(),
-            stream: core.stream(),
         };
         Ok(Self {
             devices: settings.visible.iter().map(device).collect(),
@@ -130,8 +136,10 @@ impl DriverState {
             contexts: HandleTable::default(),
             physical: HandleTable::default(),
             reservations: Mutex::default(),
+            registrations: Mutex::default(),
             streams: HandleTable::default(),
             events: HandleTable::default(),
+            pools: PoolTable::default(),
         })
     }
 
@@ -151,10 +159,17 @@ impl DriverState {
 pub(crate) struct DriverSettings {
     /// The devices that the process sees, by number on this machine, in order.
     visible: Vec<u32>,
-    /// Missing features, of `virtual`, `fds`, `fabric`, `dma-buf`, `managed`. Default: `fabric`.
+    /// Missing features, of [`FEATURES`]. Default: `fabric`.
     lacks: Vec<String>,
     pub(crate) version: i32,
+    /// Whether each call is printed to standard error.
+    logs_calls: bool,
 }
+
+/// The features that a device may lack.
+const FEATURES: [&str; 6] = ["virtual", "fds", "fabric", "dma-buf", "managed", "pools"];
+/// The version of the interface: 13.2, the newest with functions of this driver.
+pub(crate) const DEFAULT_VERSION: i32 = 13020;
 
 impl DriverSettings {
     pub(crate) fn has(&self, what: &str) -> bool {
@@ -167,7 +182,6 @@ impl DriverSettings {
 /// # Errors
 /// The invalid variable, and its expected value.
 fn read_settings(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, DriverSettings), String> {
-    const KNOWN: [&str; 5] = ["virtual", "fds", "fabric", "dma-buf", "managed"];
     let visible = find("CUDA_VISIBLE_DEVICES");
     let variables = Variables::new("CUDA_SOFT", find);
     let common = Settings::read(&variables, 0, crate::memory::DEVICE_PAGE)?;
@@ -178,17 +192,21 @@ fn read_settings(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, Dri
     });
     let words = |text: &str| -> Option<Vec<String>> {
         let words: Vec<_> = text.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
-        words.iter().all(|word| KNOWN.contains(word)).then(|| words.into_iter().map(str::to_owned).collect())
+        words
+            .iter()
+            .all(|word| FEATURES.contains(word))
+            .then(|| words.into_iter().map(str::to_owned).collect())
     };
     let settings = DriverSettings {
         visible: visible.unwrap_or_else(|| (0..common.devices).collect()),
         lacks: variables.parsed(
             "LACKS",
             vec!["fabric".to_owned()],
-            &format!("some of {}", KNOWN.join(", ")),
+            &format!("some of {}", FEATURES.join(", ")),
             words,
         )?,
-        version: variables.number("VERSION", 12040, 10000, 99_999)? as i32,
+        version: variables.number("VERSION", DEFAULT_VERSION as u64, 10000, 99_999)? as i32,
+        logs_calls: variables.choice("LOG", &["none", "calls"])? == 1,
     };
     Ok((common, settings))
 }
@@ -212,8 +230,8 @@ pub unsafe extern "C" fn cudaSoftSetFaults(faults: *const c_char) -> CUresult {
 }
 
 /// Returns the current number of `allocations`, `opened` (imports), `mapped`, `memory` (bytes of
-/// all devices), `fds` (that the driver holds), `physical`, `reservations`, `contexts`, `streams`
-/// or `events`.
+/// all devices), `fds` (that the driver holds), `physical`, `reservations`, `contexts`, `streams`,
+/// `events` or `pools`.
 ///
 /// Returns `CUDA_ERROR_INVALID_VALUE` for any other name.
 ///
@@ -239,6 +257,7 @@ pub unsafe extern "C" fn cudaSoftQuery(what: *const c_char, value: *mut u64) -> 
             "contexts" => state.contexts.len(),
             "streams" => state.streams.len(),
             "events" => state.events.len(),
+            "pools" => state.pools.len(),
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
         // SAFETY: the caller upholds the contract.
@@ -264,7 +283,9 @@ mod tests {
 
     #[test]
     fn invalid_value_names_the_variable() {
-        for (name, value) in [("CUDA_SOFT_LACKS", "legs"), ("CUDA_SOFT_VERSION", "x")] {
+        for (name, value) in
+            [("CUDA_SOFT_LACKS", "legs"), ("CUDA_SOFT_VERSION", "x"), ("CUDA_SOFT_LOG", "all")]
+        {
             let error = read(name, value).unwrap_err();
             assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
         }

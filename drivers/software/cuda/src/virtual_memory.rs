@@ -2,21 +2,36 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, IntoRawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_sys::*;
 use soft_device::{Backing, Mapping, MemoryOrigin, MemoryRange, lock, read_argument, write_result};
 
-use crate::memory::{Access, Allocation, AllocationKind, DEVICE_PAGE, FABRIC, IpcBytes};
+use crate::ipc::{DEVICE_MEMORY_NAME, FABRIC, IpcBytes};
+use crate::memory::{Access, Allocation, AllocationKind, DEVICE_PAGE, find};
 use crate::state::{CudaResult, DriverState, entry};
 
 /// Physical memory of a device.
+#[derive(Clone)]
 pub(crate) struct PhysicalMemory {
     backing: Arc<Backing>,
     /// The number of the device on this machine.
     device: u32,
     /// The handle types in which it can be exported; 0 for an import.
-    exportable: u32,
+    pub(crate) exportable: u32,
+}
+
+/// A handle of physical memory. `cuMemRetainAllocationHandle` adds references to it.
+pub(crate) struct PhysicalHandle {
+    memory: PhysicalMemory,
+    references: AtomicU32,
+}
+
+impl From<PhysicalMemory> for PhysicalHandle {
+    fn from(memory: PhysicalMemory) -> Self {
+        Self { memory, references: AtomicU32::new(1) }
+    }
 }
 
 fn whole_pages(size: usize) -> CudaResult {
@@ -66,7 +81,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     })
 }
 
-/// Reserves free addresses.
+/// Reserves free addresses: those that the application prefers, if they are free.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
@@ -75,7 +90,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
     address: *mut CUdeviceptr,
     size: usize,
     alignment: usize,
-    _wanted: CUdeviceptr,
+    wanted: CUdeviceptr,
     _flags: u64,
 ) -> CUresult {
     entry("cuMemAddressReserve", |state| {
@@ -83,7 +98,13 @@ pub unsafe extern "C" fn cuMemAddressReserve(
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let addresses = Mapping::reserve(size, alignment.max(DEVICE_PAGE))?;
+        let alignment = alignment.max(DEVICE_PAGE);
+        let wanted = usize::try_from(wanted).ok().filter(|at| *at != 0 && at.is_multiple_of(alignment));
+        let addresses = match wanted.map(|at| Mapping::reserve_at(at, size)) {
+            Some(Ok(addresses)) => addresses,
+            // The addresses that the application prefers are not free.
+            _ => Mapping::reserve(size, alignment)?,
+        };
         // SAFETY: the application passes a valid or null pointer, as the interface requires.
         unsafe { write_result(address, addresses.address() as u64) }?;
         lock(&state.reservations).push(addresses);
@@ -134,15 +155,19 @@ pub unsafe extern "C" fn cuMemCreate(
             state.core.charges(std::slice::from_ref(&state.device(properties.location.id)?.memory), size)?;
         let backing = Arc::new(Backing::new(size, MemoryOrigin::Device(device), charges)?);
         let exportable = properties.requestedHandleTypes.0;
-        let made = state.physical.insert(PhysicalMemory { backing, device, exportable });
+        let made = state.physical.insert(PhysicalMemory { backing, device, exportable }.into());
         // SAFETY: as above.
         Ok(unsafe { write_result(handle, made as u64) }?)
     })
 }
 
-fn physical(state: &DriverState, handle: CUmemGenericAllocationHandle) -> CudaResult<Arc<PhysicalMemory>> {
+fn physical(
+    state: &DriverState,
+    handle: CUmemGenericAllocationHandle,
+) -> CudaResult<(usize, PhysicalMemory)> {
     let number = usize::try_from(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    state.physical.get(number).map_err(|_| CUDA_ERROR_INVALID_VALUE.into())
+    let found = state.physical.get(number).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    Ok((number, found.memory.clone()))
 }
 
 /// Releases physical memory, which is freed with its last mapping.
@@ -152,9 +177,38 @@ fn physical(state: &DriverState, handle: CUmemGenericAllocationHandle) -> CudaRe
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
     entry("cuMemRelease", |state| {
-        physical(state, handle)?;
-        let number = usize::try_from(handle).unwrap_or(0);
-        state.physical.remove(number).map(drop).map_err(|_| CUDA_ERROR_INVALID_VALUE.into())
+        // Held against a thread that retains the handle at the same time.
+        let _reservations = lock(&state.reservations);
+        let (number, _) = physical(state, handle)?;
+        if state.physical.get(number)?.references.fetch_sub(1, Ordering::Relaxed) == 1 {
+            state.physical.remove(number)?;
+        }
+        Ok(())
+    })
+}
+
+/// Returns the handle of the physical memory mapped at an address, with one more reference.
+///
+/// # Safety
+/// As the CUDA driver interface specifies.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemRetainAllocationHandle(
+    handle: *mut CUmemGenericAllocationHandle,
+    address: *mut c_void,
+) -> CUresult {
+    entry("cuMemRetainAllocationHandle", |state| {
+        // SAFETY: the application passes a valid or null pointer, as the interface requires.
+        unsafe { write_result(handle, 0) }?;
+        let range = find(state, address.addr() as u64).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (number, memory) = range.owner.physical.as_ref().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let _reservations = lock(&state.reservations);
+        match state.physical.get(*number) {
+            Ok(found) => drop(found.references.fetch_add(1, Ordering::Relaxed)),
+            // The application has released the handle, and the mapping keeps the memory.
+            Err(_) => state.physical.insert_as(*number, memory.clone().into()),
+        }
+        // SAFETY: as above.
+        Ok(unsafe { write_result(handle, *number as u64) }?)
     })
 }
 
@@ -173,7 +227,7 @@ pub unsafe extern "C" fn cuMemMap(
     entry("cuMemMap", |state| {
         let start = place(address, size)?;
         whole_pages(size)?;
-        let physical = physical(state, handle)?;
+        let (number, physical) = physical(state, handle)?;
         // NVIDIA's drivers have the same restrictions.
         if offset != 0 || size > physical.backing.size() || !start.is_multiple_of(DEVICE_PAGE) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -192,13 +246,10 @@ pub unsafe extern "C" fn cuMemMap(
         if is_taken {
             return Err(CUDA_ERROR_ALREADY_MAPPED.into());
         }
-        let owner = Allocation {
-            kind: AllocationKind::Mapped,
-            context: 0,
-            device: Some(physical.device),
-            access: Mutex::default(),
-        };
-        state.core.addresses.map(start, size, Arc::clone(&physical.backing), owner);
+        let mut owner = Allocation::new(AllocationKind::Mapped, 0, Some(physical.device));
+        let backing = Arc::clone(&physical.backing);
+        owner.physical = Some((number, physical));
+        state.core.addresses.map(start, size, (backing, 0), owner);
         Ok(())
     })
 }
@@ -248,12 +299,7 @@ pub unsafe extern "C" fn cuMemSetAccess(
             // SAFETY: the application's array has `count` elements.
             let wanted = unsafe { read_argument(access.wrapping_add(place)) }?;
             let device = state.device(wanted.location.id)?.number;
-            let granted = match wanted.flags {
-                CU_MEM_ACCESS_FLAGS_PROT_NONE => Access::Nothing,
-                CU_MEM_ACCESS_FLAGS_PROT_READ => Access::Read,
-                CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Access::ReadWrite,
-                _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-            };
+            let granted = Access::from_flags(wanted.flags)?;
             for range in &ranges {
                 if !state.can_access(device, range.owner.device.unwrap_or(device)) {
                     return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
@@ -279,7 +325,7 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
     _flags: u64,
 ) -> CUresult {
     entry("cuMemExportToShareableHandle", |state| {
-        let physical = physical(state, handle)?;
+        let (_, physical) = physical(state, handle)?;
         if physical.exportable & kind.0 == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
@@ -320,14 +366,15 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
                 // SAFETY: the application's pointer leads to a handle of this type.
                 let bytes = unsafe { read_argument(shareable.cast::<CUmemFabricHandle>()) }?;
                 let bytes = IpcBytes::decode(&bytes.data, FABRIC)?;
-                bytes.fetch()?
+                bytes.fetch(DEVICE_MEMORY_NAME)?
             }
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
         };
         let (backing, origin) = Backing::from_fd(file.as_fd())?;
         let MemoryOrigin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
-        let made =
-            state.physical.insert(PhysicalMemory { backing: Arc::new(backing), device, exportable: 0 });
+        let made = state
+            .physical
+            .insert(PhysicalMemory { backing: Arc::new(backing), device, exportable: 0 }.into());
         // SAFETY: as above.
         Ok(unsafe { write_result(handle, made as u64) }?)
     })

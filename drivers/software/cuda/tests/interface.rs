@@ -115,6 +115,15 @@ fn results_have_names() {
     let api = open();
     assert_eq!(api.text_of(CUDA_ERROR_OUT_OF_MEMORY), "CUDA_ERROR_OUT_OF_MEMORY: CUDA_ERROR_OUT_OF_MEMORY");
     assert_eq!(api.text_of(CUresult(12345)), "");
+    let mut text = std::ptr::null();
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuGetErrorName(CUDA_ERROR_NOT_READY, &raw mut text).unwrap();
+        assert_eq!(std::ffi::CStr::from_ptr(text).to_str().unwrap(), "CUDA_ERROR_NOT_READY");
+        api.cuGetErrorString(CUDA_ERROR_NOT_READY, &raw mut text).unwrap();
+        assert!(!text.is_null());
+        assert!(api.cuGetErrorName(CUresult(12345), &raw mut text).is_err());
+    }
 }
 
 #[test]
