@@ -89,7 +89,7 @@ pub use error::{Error, Result};
 #[cfg(all(feature = "host", feature = "slab"))]
 pub use global::GlobalPool;
 pub use pool::Pool;
-pub use process::{exporter, importer, open, open_read_only};
+pub use process::{cancel_handle, exporter, handles_in_transit, importer, open, open_read_only};
 #[cfg(feature = "config")]
 pub use process::{init, settings, warnings};
 pub use umf_core::deferred::{DeferredStatistics, OnFree};
