@@ -234,4 +234,6 @@ mod pages {
     struct Ownership;
     #[doc = include_str!("../../../docs/worker-dies.md")]
     struct DeathOfAProcess;
+    #[doc = include_str!("../../../docs/tickets.md")]
+    struct Tickets;
 }

@@ -106,7 +106,7 @@ impl Processes {
                 8 => (2, format!("open {passed_on} -> got")),
                 9 => (2, format!("check got {seed}")),
                 10 => (2, "close got".to_owned()),
-                // A message that nobody reads.
+                // A message that no process reads.
                 _ => (0, "alloc p 10240 -> p.unread".to_owned()),
             };
             let has_handle = match number {
@@ -129,7 +129,8 @@ impl Processes {
         }
         // What a killed process did not read stays in transit until its sender cancels it.
         for (at, handle) in [(0, message), (1, passed_on)] {
-            if !handle.is_empty() && !(killed && at == victim) {
+            let has_ended = killed && at == victim;
+            if !(handle.is_empty() || has_ended) {
                 let cancelled = step(self.all()[at], &format!("cancel {handle}"), at == victim, killed);
                 assert!(killed || !matches!(&cancelled, Step::Done(answer) if answer == "true"));
                 killed |= matches!(cancelled, Step::Killed);

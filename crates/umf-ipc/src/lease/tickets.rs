@@ -5,6 +5,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::fd::AsFd;
 
 use umf_os::{SharedMapping, SystemResult};
@@ -177,11 +178,14 @@ impl TicketRows {
             return Ok(None);
         }
         let mut rows = self.0.lock();
-        if !rows.contains_key(&named.row) {
-            rows.insert(named.row, map_header(fd, shape, u32::from(named.row))?);
-            failpoint!("ticket.row_mapped");
-        }
-        let Some(mapping) = rows.get(&named.row) else { return Ok(None) };
+        let mapping = match rows.entry(named.row) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let mapping = new.insert(map_header(fd, shape, u32::from(named.row))?);
+                failpoint!("ticket.row_mapped");
+                mapping
+            }
+        };
         // SAFETY: the header has `TICKET_WORDS` words, and `word` is below that.
         let word = unsafe { mapping.base().cast::<AtomicU64>().add(usize::from(named.word)).as_ref() };
         Ok(Some(f(word)))

@@ -139,6 +139,9 @@ pub(crate) mod ticket {
     /// Claims a ticket for one reader. The opener has counted a lease before. If this returns
     /// `true`, the memory is kept until the opener releases its lease, whatever the generation is.
     pub(crate) fn claim<W: Number>(word: &W, events: &W, expected: u64) -> bool {
+        if !is_open(word, expected) {
+            return false;
+        }
         // Before the exchange: a scan that has passed the opener's row, and then finds the sender's
         // lease released, starts again.
         events.fetch_add(1, Ordering::SeqCst);
