@@ -73,6 +73,28 @@ pub enum Error {
         /// The generation of the slot.
         now: u64,
     },
+    /// The handle was sent for as many openers as have claimed it, or its sender cancelled it or
+    /// ended, and its memory was freed since.
+    #[error(
+        "cannot open the handle of slot {slot} of producer {pid}: its memory was freed, and it was opened as often as its          sender said, cancelled, or its sender ended; let the sender send it again, for more readers if more are to open it"
+    )]
+    TicketClaimed {
+        /// The producer's process id.
+        pid: u32,
+        /// The ledger slot.
+        slot: u32,
+    },
+    /// A handle is passed on that is not the one that its mapping was opened with.
+    #[error(
+        "cannot pass on the handle: it names other memory than the mapping; pass the handle that the mapping was opened          with"
+    )]
+    OtherHandle,
+    /// A handle is passed on by an importer without leases.
+    #[error(
+        "cannot pass on the handle: this process opens without leases (ipc.leases = \"off\"), so that nothing keeps the \
+         memory; set ipc.leases = \"on\""
+    )]
+    LeasesOff,
     /// No allowed exchange mode can fetch the producer's fd.
     #[error("not permitted to get memory of producer {pid}:{}", FailedAttempts(.attempts))]
     NotPermitted {

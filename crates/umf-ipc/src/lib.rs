@@ -65,3 +65,9 @@ pub use handle::{DecodeError, Handle, SIZE as HANDLE_SIZE};
 pub use identity::{BootId, Nonce};
 pub use importer::{Access, Importer, ImporterBuilder, ImporterSettings, Mapping};
 pub use transfer::{Exchange, Mode};
+
+/// Called at the end of each `umf_runtime::deferred::poll`.
+fn after_poll() {
+    lease::drop_reclaimed();
+    importer::poll_passed_on();
+}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use umf_core::pool::missing;
@@ -216,6 +217,45 @@ impl<'p> Block<'p> {
         // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
         // references.
         Ok(unsafe { exporter()?.handle_with_len(self.address, self.size) }?)
+    }
+
+    /// Returns a handle for a message that one process opens. The memory is kept until it has, even
+    /// if this block is freed before: use it where [`Block::handle`] would be stale. See
+    /// [`Block::send_handle_to`].
+    ///
+    /// # Errors
+    /// As [`Block::send_handle_to`].
+    ///
+    /// # Examples
+    /// ```
+    /// let pool = umf::Pool::shared()?;
+    /// let block = pool.allocate(1 << 20)?;
+    /// block.write(0, b"result")?;
+    /// let message = block.send_handle()?;
+    /// drop(block);
+    /// // In any process:
+    /// let mapping = umf::open(&message)?;
+    /// let mut bytes = [0; 6];
+    /// mapping.read(0, &mut bytes)?;
+    /// assert_eq!(&bytes, b"result");
+    /// # Ok::<(), umf::Error>(())
+    /// ```
+    pub fn send_handle(&self) -> Result<Handle> {
+        self.send_handle_to(NonZeroU16::MIN)
+    }
+
+    /// Returns a handle for a message that `readers` openers read. The memory is kept until all of
+    /// them have opened it, this process cancels it ([`cancel_handle`](crate::cancel_handle)) or ends. It counts
+    /// as held ([`crate::drain`]) once the block is freed. An opener that is one too many gets
+    /// [`umf_ipc::Error::TicketClaimed`] if the block was freed. What was received is passed on by
+    /// [`Mapping::send_handle`].
+    ///
+    /// # Errors
+    /// As [`Block::export`]; those of the lease table, and a limit of 524,288 handles in transit.
+    pub fn send_handle_to(&self, readers: NonZeroU16) -> Result<Handle> {
+        // SAFETY: only shared memory can be exported. A shared block gives out views and copies, no
+        // references. The block is borrowed, so that it is not freed meanwhile.
+        Ok(unsafe { exporter()?.send_handle(self.address, self.size, readers) }?)
     }
 
     /// Frees the block once `completion` is ready, for example when a device has finished its work.

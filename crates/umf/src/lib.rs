@@ -89,7 +89,9 @@ pub use error::{Error, Result};
 #[cfg(all(feature = "host", feature = "slab"))]
 pub use global::GlobalPool;
 pub use pool::Pool;
-pub use process::{exporter, importer, known_exporter, open, open_read_only};
+pub use process::{
+    cancel_handle, exporter, handles_in_transit, importer, known_exporter, open, open_read_only,
+};
 #[cfg(feature = "config")]
 pub use process::{init, settings, warnings};
 pub use umf_core::deferred::{DeferredStatistics, OnFree};
@@ -235,4 +237,6 @@ mod pages {
     struct Ownership;
     #[doc = include_str!("../../../docs/worker-dies.md")]
     struct DeathOfAProcess;
+    #[doc = include_str!("../../../docs/tickets.md")]
+    struct Tickets;
 }

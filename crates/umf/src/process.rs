@@ -260,3 +260,22 @@ pub fn open(handle: &Handle) -> Result<Mapping<'static>> {
 pub fn open_read_only(handle: &Handle) -> Result<Mapping<'static>> {
     Ok(process()?.importer.open_bytes(handle.as_bytes(), Access::ReadOnly)?)
 }
+
+/// Cancels a handle that this process has sent ([`crate::Block::send_handle`],
+/// [`Mapping::send_handle`]) and that no process will open: it becomes a plain handle. Returns
+/// `false` if all readers have opened it, or if this process did not send it.
+///
+/// # Errors
+/// As [`exporter()`].
+pub fn cancel_handle(handle: &Handle) -> Result<bool> {
+    Ok(process()?.exporter.cancel(handle) || umf_ipc::importer::cancel_passed_on(handle))
+}
+
+/// Returns the number of handles that this process has sent and that not all readers have opened.
+/// Releases the memory of the others.
+///
+/// # Errors
+/// As [`exporter()`].
+pub fn handles_in_transit() -> Result<usize> {
+    Ok(process()?.exporter.poll_tickets() + umf_ipc::importer::poll_passed_on())
+}

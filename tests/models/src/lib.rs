@@ -8,15 +8,17 @@
 //! then fails. If no invariant fails, the protocol does not need the rule.
 //!
 //! The models assume sequential consistency. They complement `loom`, which runs the real code at
-//! small sizes. Tickets (handles in transit) have no model yet.
+//! small sizes.
 //!
 //! | module | protocol |
 //! |---|---|
 //! | [`lanes`] | messages and requests of ranks whose lanes are full |
 //! | [`leases`] | opens, closes, frees and kills at one ledger slot |
+//! | [`tickets`] | sends, claims, releases, frees and kills of handles in transit, at one slot |
 
 pub mod lanes;
 pub mod leases;
+pub mod tickets;
 
 use std::fmt;
 use std::hash::{BuildHasher, Hash};

@@ -72,6 +72,14 @@ pub(crate) fn execute(actor: &mut ActorState, command: &str, words: &[&str]) -> 
         ("free", [pool, name]) => free(actor, pool, name),
         ("address", [name]) => actor.address_of(name).map(|address| address.to_string()),
         ("handle", [name]) => actor.address_of(name).and_then(|address| Ok(handle(address)?.to_string())),
+        // Answers with a handle for a message to so many readers.
+        ("send", [name, readers]) => send(actor, name, readers),
+        // The same of an open mapping, with the handle that it was opened with.
+        ("pass-on", [name, handle, readers]) => pass_on(actor, name, handle, readers),
+        ("cancel", [handle]) => {
+            handle_of(handle).and_then(|handle| Ok(umf::cancel_handle(&handle)?.to_string()))
+        }
+        ("in-transit", []) => umf::handles_in_transit().map_err(Failure::from).map(|count| count.to_string()),
         ("export", [block, "->", name]) => export(actor, block, name),
         ("keep", [name]) => match actor.exports.remove(*name) {
             Some(export) => Ok(export.keep().to_string()),
@@ -239,6 +247,22 @@ pub(crate) fn decode(text: &str) -> Result<Vec<u8>, Failure> {
     }
     let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap_or("?"), 16);
     Ok(text.as_bytes().chunks(2).map(digits).collect::<Result<_, _>>()?)
+}
+
+fn handle_of(text: &str) -> Result<Handle, Failure> {
+    Ok(Handle::from_bytes(&decode(text)?)?)
+}
+
+fn send(actor: &ActorState, name: &str, readers: &str) -> Answer {
+    let RawBlock { address, size } = actor.block(name)?;
+    // SAFETY: a test accesses its blocks by copies only, and frees none meanwhile.
+    let handle = unsafe { umf::exporter()?.send_handle(address, size, readers.parse()?) }?;
+    Ok(handle.to_string())
+}
+
+fn pass_on(actor: &ActorState, name: &str, handle: &str, readers: &str) -> Answer {
+    let handle = actor.mapping(name)?.send_handle(&handle_of(handle)?, readers.parse()?)?;
+    Ok(handle.to_string())
 }
 
 fn open(actor: &mut ActorState, handle: &str, access: Access, name: &str) -> Answer {

@@ -21,6 +21,7 @@ mod domains;
 mod links;
 mod plan;
 mod tally;
+mod tickets;
 mod workers;
 
 use std::time::Duration;
@@ -85,6 +86,11 @@ fn kill_at_each_domain_failpoint_leaves_domain_consistent() {
 #[test]
 fn kill_at_each_link_failpoint_reports_error_to_peer() {
     kill_at_each_failpoint(links::run);
+}
+
+#[test]
+fn kill_at_each_ticket_failpoint_loses_or_delivers_the_message() {
+    kill_at_each_failpoint(tickets::run);
 }
 
 /// Returns the numbers of fds and mappings of lease tables in this process.

@@ -7,10 +7,12 @@ use umf_sync::failpoint;
 use super::Failpoint;
 use umf_tests::{Rng, machine};
 
-/// Returns the failpoints of this campaign. Domains and links have their own campaigns.
+/// Returns the failpoints of this campaign. Domains, links and tickets have their own campaigns.
 pub(crate) fn failpoints() -> &'static [Failpoint] {
     static FAILPOINTS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
-        let is_of_others = |failpoint: Failpoint| is_of_domains(failpoint) || is_of_links(failpoint);
+        let is_of_others = |failpoint: Failpoint| {
+            is_of_domains(failpoint) || is_of_links(failpoint) || is_of_tickets(failpoint)
+        };
         let is_reachable =
             |failpoint: Failpoint| !uses_dma_bufs() || !is_unreachable_with_dma_bufs(failpoint);
         let names = failpoint::names().into_iter();
@@ -71,6 +73,11 @@ pub(crate) fn is_of_domains(failpoint: Failpoint) -> bool {
 /// Returns whether a failpoint belongs to umf-link.
 pub(crate) fn is_of_links(failpoint: Failpoint) -> bool {
     failpoint.starts_with("link.")
+}
+
+/// Returns whether a failpoint is of handles in transit.
+pub(crate) fn is_of_tickets(failpoint: Failpoint) -> bool {
+    failpoint.starts_with("ticket.")
 }
 
 /// Returns the failpoint to delay so that a process can reach `failpoint`, which needs a race.

@@ -36,6 +36,7 @@ mod settings;
 mod shortage;
 mod stale;
 mod threads;
+mod tickets;
 mod transfer;
 mod views;
 mod yama;

@@ -8,6 +8,7 @@ mod state;
 pub(crate) use region_export::NativeGuard;
 
 use core::fmt;
+use core::num::NonZeroU16;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::str::FromStr;
@@ -138,6 +139,39 @@ impl Exporter {
     /// As [`Exporter::get`].
     pub unsafe fn handle_with_len(&self, address: Address, len: usize) -> Result<Handle> {
         self.export_kept(address, Some(len))
+    }
+
+    /// As [`Exporter::get_with_len`], but returns a handle for a message: the memory is kept until
+    /// `readers` openers have claimed it, even if the block is freed meanwhile. Each of them opens
+    /// the handle as usual, and then has the lease of an opener. A plain handle of a freed block is
+    /// stale.
+    ///
+    /// The memory is also released by [`Exporter::cancel`], and when this process ends. While none of
+    /// its methods is called, the exporter does not notice that a handle was claimed: it does when
+    /// the block is freed, in `umf_runtime::deferred::poll` and in [`Exporter::poll_tickets`].
+    ///
+    /// # Errors
+    /// As [`Exporter::get`]; those of opening a lease table; [`crate::Error::LimitReached`] for more
+    /// than 524,288 handles in transit.
+    ///
+    /// # Safety
+    /// As [`Exporter::get`]. The block is not freed during the call.
+    pub unsafe fn send_handle(&self, address: Address, len: usize, readers: NonZeroU16) -> Result<Handle> {
+        let export = self.export(address, Some(len))?;
+        export.state.send(export.handle(), readers.get())
+    }
+
+    /// Cancels a handle of [`Exporter::send_handle`]: it becomes a plain handle. Returns `false` if
+    /// all readers have claimed it, or if it is not of this exporter.
+    pub fn cancel(&self, handle: &Handle) -> bool {
+        let state = self.inner.current().filter(|state| state.nonce() == handle.nonce());
+        state.is_some_and(|state| state.cancel(handle))
+    }
+
+    /// Releases the memory of handles that were claimed. Returns the number of handles of
+    /// [`Exporter::send_handle`] that are in transit.
+    pub fn poll_tickets(&self) -> usize {
+        self.inner.current().map_or(0, ExporterState::poll_tickets)
     }
 
     /// Exports as a whole the innermost region of `provider` that holds `address`, until the region

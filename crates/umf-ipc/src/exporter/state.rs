@@ -400,27 +400,58 @@ impl ExporterState {
         })
     }
 
-    /// Returns the file of a current export.
+    /// Returns the file of an export that is current, or retired and leased.
     ///
     /// # Errors
-    /// The slot's generation if the export is not current; 0 if its descriptor was lost.
+    /// The slot's generation if the export is neither; 0 if its descriptor was lost.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
-        let now = || self.exports.ledger.generation_of(slot).unwrap_or(0);
-        let region = self.exports.ledger.region_of(slot, generation)?;
-        let fd = self
-            .cache
-            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))
-            .flatten();
+        let ledger = &self.exports.ledger;
+        let now = || ledger.generation_of(slot).unwrap_or(0);
+        let (region, expected) = match ledger.region_of(slot, generation) {
+            Ok(region) => (region, generation),
+            // Retired, and held for a ticket or an importer.
+            Err(now) if now == generation + 1 && self.exports.holds(slot) => {
+                (ledger.region_of(slot, now)?, now)
+            }
+            Err(now) => return Err(now),
+        };
+        let fd = self.cache.peek(&region, |entry| entry.value.native.clone()).flatten();
+        let fd = fd.or_else(|| self.exports.native_of(region)).and_then(|native| native.checked_fd());
         match fd {
-            // If the export is still current after the look-up, the descriptor was that of the
+            // If the slot still has the export after the look-up, the descriptor was that of the
             // export.
-            Some(Ok(fd)) if now() == generation => Ok(fd),
+            Some(Ok(fd)) if now() == expected => Ok(fd),
             Some(Err(error)) => {
                 tracing::warn!(slot, %error, "cannot send an exported file to an importer");
                 Err(0)
             }
             _ => Err(now()),
         }
+    }
+
+    /// Sends a ticket of the export that a handle of this process names.
+    ///
+    /// # Errors
+    /// Those of taking a row; [`Error::Stale`] if the export is not current.
+    pub(super) fn send(&self, handle: &Handle, readers: u16) -> Result<Handle> {
+        let (slot, generation) = (handle.slot(), handle.generation());
+        let ticket = self.exports.send(slot, readers)?;
+        // The caller has freed the block meanwhile (a bug): the lease may have come too late.
+        if !self.exports.ledger.is_current(slot, generation) {
+            self.exports.cancel(slot, ticket);
+            let now = self.exports.ledger.generation_of(slot).unwrap_or(0);
+            return Err(Error::Stale { pid: handle.pid(), slot, generation, now });
+        }
+        Ok(handle.with_ticket(Some(ticket)))
+    }
+
+    /// Cancels the ticket of a handle of this process.
+    pub(super) fn cancel(&self, handle: &Handle) -> bool {
+        handle.ticket().is_some_and(|ticket| self.exports.cancel(handle.slot(), ticket))
+    }
+
+    pub(super) fn poll_tickets(&self) -> usize {
+        self.exports.poll_tickets()
     }
 
     pub(super) fn evict_idle(&self) -> usize {

@@ -44,7 +44,10 @@ pub(crate) const BLOCK_LENGTH: Range<usize> = 128..136;
 pub(crate) const REQUESTED: Range<usize> = 136..144;
 pub(crate) const PROVIDER_KIND: Range<usize> = 144..160;
 pub(crate) const ALLOCATION_ID: Range<usize> = 160..168;
-// 168..176: device; 176..186: ticket. Zeros so far: see docs/handle.md.
+// 168..176: device. Zeros so far: see docs/handle.md.
+pub(crate) const TICKET_NUMBER: Range<usize> = 176..182;
+pub(crate) const TICKET_ROW: Range<usize> = 182..184;
+pub(crate) const TICKET_WORD: Range<usize> = 184..186;
 pub(crate) const NATIVE_LENGTH: usize = 186;
 pub(crate) const RESERVED: Range<usize> = 187..188;
 pub(crate) const NATIVE: Range<usize> = 188..252;
@@ -64,6 +67,16 @@ pub(crate) const FLAG_REGION: u16 = 1 << 3;
 /// device may import the memory.
 pub(crate) const FLAG_PROCFS: u16 = 1 << 4;
 pub(crate) const FLAGS_KNOWN: u16 = FLAG_ISOLATED | FLAG_READ_ONLY | FLAG_SOCKET | FLAG_REGION | FLAG_PROCFS;
+
+/// Names a ticket: a word in the producer's lease table, and the number that it has until all
+/// readers have claimed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    /// 1 to 2^48 - 1.
+    pub number: u64,
+    pub row: u16,
+    pub word: u16,
+}
 
 /// The fields of a handle, which the exporter encodes.
 #[derive(Clone, Debug)]
@@ -124,9 +137,7 @@ impl Fields {
         let native = self.native.as_slice();
         put(NATIVE.start..NATIVE.start + native.len(), native);
         bytes[NATIVE_LENGTH] = u8::try_from(native.len()).unwrap_or(0);
-        let checksum = crc32fast::hash(&bytes[..CHECKSUM.start]);
-        bytes[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
-        Handle { bytes }
+        Handle { bytes }.sealed()
     }
 }
 
@@ -154,6 +165,30 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 impl Handle {
+    /// Returns the handle with this ticket, or without one.
+    pub(crate) fn with_ticket(mut self, ticket: Option<Ticket>) -> Self {
+        let (number, row, word) = ticket.map_or((0, 0, 0), |ticket| (ticket.number, ticket.row, ticket.word));
+        self.bytes[TICKET_NUMBER].copy_from_slice(&number.to_le_bytes()[..6]);
+        self.bytes[TICKET_ROW].copy_from_slice(&row.to_le_bytes());
+        self.bytes[TICKET_WORD].copy_from_slice(&word.to_le_bytes());
+        self.sealed()
+    }
+
+    /// Returns the handle with the checksum of its bytes.
+    fn sealed(mut self) -> Self {
+        let checksum = crc32fast::hash(&self.bytes[..CHECKSUM.start]);
+        self.bytes[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+        self
+    }
+
+    /// Returns the ticket; `None` if the handle has none.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        let mut number = [0; 8];
+        number[..6].copy_from_slice(&self.bytes[TICKET_NUMBER]);
+        let number = u64::from_le_bytes(number);
+        (number != 0).then(|| Ticket { number, row: self.u16_at(TICKET_ROW), word: self.u16_at(TICKET_WORD) })
+    }
+
     /// Checks all fields.
     pub(crate) fn check(&self) -> Result<(), DecodeError> {
         if self.bytes[MAGIC] != MAGIC_VALUE {

@@ -4,9 +4,9 @@ mod codec;
 
 use core::fmt;
 
-pub(crate) use codec::Fields;
 pub use codec::SIZE;
 pub(crate) use codec::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET};
+pub(crate) use codec::{Fields, Ticket};
 
 use crate::identity::{BootHalf, Nonce, ProducerId};
 use umf_core::ProviderKind;
@@ -272,6 +272,18 @@ impl Handle {
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.has(FLAG_SOCKET)
+    }
+
+    /// Returns whether the handle has a ticket ([`crate::Exporter::send_handle`]).
+    #[must_use]
+    pub fn has_ticket(&self) -> bool {
+        self.ticket().is_some()
+    }
+
+    /// Returns whether `now` is the handle's generation or, with a ticket, that of the export after
+    /// it was retired: the ticket's sender may keep its memory.
+    pub(crate) fn fits(&self, now: u64) -> bool {
+        now == self.generation() || (self.has_ticket() && now == self.generation() + 1)
     }
 
     /// Returns whether a device may import the memory. It may then write to the memory after the

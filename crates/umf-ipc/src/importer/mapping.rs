@@ -1,6 +1,7 @@
 //! [`Mapping`]: a block of another process, open in this one.
 
 use core::fmt;
+use core::num::NonZeroU16;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -10,6 +11,7 @@ use umf_sync::{failpoint, thread};
 use super::ImporterInner;
 use super::region::ImportedRegion;
 use crate::cache::{MemoValue, Pin};
+use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::{Error, Result, protocol};
 
@@ -89,6 +91,24 @@ impl<'i> Mapping<'i> {
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {
         self.block.length
+    }
+
+    /// Passes on the memory: returns a handle for a message, as [`crate::Exporter::send_handle`] does
+    /// for memory of this process. `handle` is the one that the mapping was opened with. The mapping
+    /// may be closed afterwards, and its producer may have freed the memory before.
+    ///
+    /// # Errors
+    /// [`Error::OtherHandle`]; those of opening a lease table; [`Error::LimitReached`] for more than
+    /// 524,288 handles in transit; [`Error::LeasesOff`] if this importer opens without leases.
+    pub fn send_handle(&self, handle: &Handle, readers: NonZeroU16) -> Result<Handle> {
+        let OpenBlock { generation, pid, slot, .. } = self.block;
+        if (handle.pid(), handle.slot(), handle.generation()) != (pid, slot, generation) {
+            return Err(Error::OtherHandle);
+        }
+        if self.block.lease.is_none() {
+            return Err(Error::LeasesOff);
+        }
+        self.importer.send_handle(handle, readers.get())
     }
 
     /// Returns whether writing is refused.

@@ -11,7 +11,7 @@ use umf_sync::failpoint;
 
 use super::ImporterInner;
 use super::mapping::{Mapping, OpenBlock};
-use super::producer::Producer;
+use super::producer::{self, Producer};
 use super::region::{Extent, ImportedRegion, Key, PinnedMapping, Window};
 use crate::cache::{CacheStatistics, Memo, MemoEntry, Pin};
 use crate::handle::{Handle, SIZE};
@@ -108,6 +108,10 @@ impl ImporterInner {
     #[cold]
     fn open_slow(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         let opened = self.retry_after_eviction(|| self.open_checked(handle, access));
+        let opened = opened.map_err(|error| match error {
+            Error::Stale { pid, slot, .. } if handle.has_ticket() => Error::TicketClaimed { pid, slot },
+            error => error,
+        });
         if let Err(error) = &opened {
             self.statistics_ledger.note_refused();
             self.clean_up_after(error, handle);
@@ -122,7 +126,7 @@ impl ImporterInner {
     /// Removes the cached mappings and the producer that are useless after this error.
     fn clean_up_after(&self, error: &Error, handle: &Handle) {
         match error {
-            Error::Stale { .. } => {
+            Error::Stale { .. } | Error::TicketClaimed { .. } => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
                 // The whole region may have been freed.
                 let window = self.window_size(handle).ok().flatten();
@@ -205,14 +209,26 @@ impl ImporterInner {
             slot: handle.slot(),
         };
         let (stamp, number) = (pinned.stamp, pinned.number);
+        let ticket = handle.ticket().filter(|_| lease.is_some());
+        let ticket = ticket.map(|ticket| (ticket, Arc::clone(producer)));
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation
         // of its slot, and `access_region` the entry's value.
         let mapping = unsafe { Mapping::new(self, pinned.into_pin(), block) };
+        if let Some((ticket, producer)) = ticket
+            && producer.claim(ticket)?
+        {
+            // What was read before may have been of a slot that was being reused.
+            producer.content(handle)?;
+            return Ok(mapping);
+        }
         // If the producer retired the export before it could see the lease, this sees that.
         if !mapping.is_current_since_lease() {
             failpoint!("lease.too_late");
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
             return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
+        }
+        if handle.has_ticket() {
+            return Ok(mapping);
         }
         if let Some(memo) = self.memo[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(number)
@@ -223,6 +239,14 @@ impl ImporterInner {
         }
         failpoint!("import.opened");
         Ok(mapping)
+    }
+
+    /// Sends a ticket of the handle that `mapping` was opened with. See [`Mapping::send_handle`].
+    pub(super) fn send_handle(&self, handle: &Handle, readers: u16) -> Result<Handle> {
+        let producer = self.producer(handle)?;
+        let ticket = producer.send(handle.slot(), readers, &self.settings.exchange)?;
+        producer::keep_sender(producer);
+        Ok(handle.with_ticket(Some(ticket)))
     }
 
     /// Returns the producer of a handle. Connects to it if it is not known.

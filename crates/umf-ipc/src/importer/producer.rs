@@ -2,12 +2,13 @@
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use umf_os::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
-use crate::handle::Handle;
+use crate::handle::{Handle, Ticket};
 use crate::identity::Nonce;
 use crate::lease::{self, ImporterLeases, Lease};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
@@ -106,6 +107,30 @@ impl Producer {
         }
     }
 
+    /// Claims the ticket of a handle for the holder of a lease of its slot. Returns `false` if it
+    /// cannot be claimed any more.
+    pub(super) fn claim(&self, ticket: Ticket) -> Result<bool> {
+        self.leases().map_or(Ok(false), |leases| leases.claim(ticket))
+    }
+
+    /// Sends a ticket of an export that the caller has open.
+    pub(super) fn send(&self, slot: u32, readers: u16, exchange: &Exchange) -> Result<Ticket> {
+        match self.leases() {
+            Ok(leases) => leases.send(slot, readers),
+            Err(vacant) => self.open_lease_table(vacant, exchange)?.send(slot, readers),
+        }
+    }
+
+    /// Cancels a ticket that this process has sent.
+    pub(super) fn cancel(&self, slot: u32, ticket: Ticket) -> bool {
+        self.leases().is_ok_and(|leases| leases.cancel(slot, ticket))
+    }
+
+    /// Releases the leases of tickets that were claimed. Returns the number of the others.
+    pub(super) fn poll_tickets(&self) -> usize {
+        self.leases().map_or(0, ImporterLeases::poll_tickets)
+    }
+
     /// Opens the lease table and takes a row. If another thread does so first, returns that
     /// thread's leases.
     #[cold]
@@ -186,11 +211,19 @@ impl Producer {
     /// Returns the slot that a handle names.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the handle is not current.
+    /// [`Error::Stale`] if the handle is not current, and was not sent with a ticket before it was
+    /// retired.
     pub(super) fn slot(&self, handle: &Handle) -> Result<SlotReader<'_>> {
         let slot = self.ledger.slot(handle.slot()).ok_or_else(|| self.stale(handle, 0))?;
         let now = slot.generation();
-        if now == handle.generation() { Ok(slot) } else { Err(self.stale(handle, now)) }
+        if handle.fits(now) { Ok(slot) } else { Err(self.stale(handle, now)) }
+    }
+
+    /// Returns the error of a handle that was retired after it was sent with a ticket. What it names
+    /// may have been replaced, unless the ticket is open.
+    fn retired(&self, handle: &Handle) -> Option<Error> {
+        let now = self.ledger.slot(handle.slot()).map_or(0, SlotReader::generation);
+        (now != handle.generation()).then(|| self.stale(handle, now))
     }
 
     /// Returns the ledger's description of a handle's export.
@@ -200,7 +233,9 @@ impl Producer {
     /// ledger.
     pub(super) fn content(&self, handle: &Handle) -> Result<SlotContent> {
         let slot = self.slot(handle)?;
-        let content = slot.read(handle.generation()).map_err(|now| self.stale(handle, now))?;
+        let now = slot.generation();
+        let now = if handle.fits(now) { now } else { handle.generation() };
+        let content = slot.read(now).map_err(|now| self.stale(handle, now))?;
         let is_same = content.fd == handle.data_fd().unwrap_or(-1)
             && (content.device, content.inode) == handle.data_identity()
             && content.region_id == handle.region_id()
@@ -211,8 +246,9 @@ impl Producer {
         if is_same {
             return Ok(content);
         }
+        // The slot of a retired export may be written for the next one.
         let what = "the handle and the ledger contradict each other, so that one of them is forged";
-        Err(Error::Misbehaved { pid: self.pid(), what })
+        Err(self.retired(handle).unwrap_or(Error::Misbehaved { pid: self.pid(), what }))
     }
 
     pub(super) fn stale(&self, handle: &Handle, now: u64) -> Error {
@@ -244,16 +280,17 @@ impl Producer {
         self.slot(handle)?;
         let fd = match fetched {
             Ok(fetched) => fetched.fd,
-            Err(error @ Error::OtherObject { .. }) => return Err(self.gone_if_replaced(error, exchange)),
+            Err(error @ Error::OtherObject { .. }) => {
+                return Err(self.retired(handle).unwrap_or_else(|| self.gone_if_replaced(error, exchange)));
+            }
             Err(error) => return Err(error),
         };
         let identity =
             umf_os::file::identity(&fd).map_err(|errno| Error::system("statx of the fetched fd", errno))?;
         if identity != expected {
             let evidence = "its device and inode differ";
-            return Err(
-                self.gone_if_replaced(Error::OtherObject { pid: self.pid(), fd: number, evidence }, exchange)
-            );
+            let error = Error::OtherObject { pid: self.pid(), fd: number, evidence };
+            return Err(self.retired(handle).unwrap_or_else(|| self.gone_if_replaced(error, exchange)));
         }
         Ok(Some(fd))
     }
@@ -285,6 +322,45 @@ impl Producer {
         }
         Err(Error::ProducerGone { pid: self.pid() })
     }
+}
+
+/// Producers of memory that this process has passed on, whose tickets were not all released yet.
+static SENDERS: Lock<Vec<Arc<Producer>>> = Lock::new(Vec::new());
+
+/// Keeps a producer's lease table, in which this process has sent a ticket.
+pub(super) fn keep_sender(producer: Arc<Producer>) {
+    let mut senders = SENDERS.lock();
+    if !senders.iter().any(|known| Arc::ptr_eq(known, &producer)) {
+        senders.push(producer);
+        drop(senders);
+        umf_runtime::deferred::after_poll(crate::after_poll);
+    }
+}
+
+/// Cancels a handle of [`super::Mapping::send_handle`]: it becomes a plain handle. Returns `false` if
+/// all readers have claimed it, or if no importer of this process has sent it.
+pub fn cancel_passed_on(handle: &Handle) -> bool {
+    let Some(ticket) = handle.ticket() else { return false };
+    let senders = SENDERS.lock();
+    let mut of_handle = senders.iter().filter(|producer| producer.nonce == handle.nonce());
+    of_handle.any(|producer| producer.cancel(handle.slot(), ticket))
+}
+
+/// Releases the memory of handles of [`super::Mapping::send_handle`] that were claimed. Returns the
+/// number of the others. `umf_runtime::deferred::poll` calls it.
+pub fn poll_passed_on() -> usize {
+    let mut in_transit = 0;
+    // Dropped without the lock: it may disconnect.
+    let mut released = Vec::new();
+    SENDERS.lock().retain(|producer| {
+        let left = producer.poll_tickets();
+        if left == 0 {
+            released.push(Arc::clone(producer));
+        }
+        in_transit += left;
+        left != 0
+    });
+    in_transit
 }
 
 impl Drop for Producer {

@@ -101,6 +101,10 @@ impl DeferredExports {
         (self.count, self.bytes)
     }
 
+    pub(super) fn has_slot(&self, slot: u32) -> bool {
+        self.blocks.values().chain(self.regions.values()).flatten().any(|one| one.slot == slot)
+    }
+
     /// Returns the number of deferred exports and of native exports that are being returned.
     pub(super) fn pending(&self) -> usize {
         self.count + self.returning.len()

@@ -6,14 +6,17 @@ use std::sync::{Arc, Weak};
 
 use umf_core::Address;
 use umf_core::Freed;
+use umf_os::ReceivedFd;
 use umf_runtime::observer::{self, ExportObserver, Leases, ObserverGuard};
+use umf_sync::fork::{ForkGuard, Outer};
 use umf_sync::{Lock, failpoint, fork};
 
 use super::deferred::{self, AddressRange, DeferredExport, DeferredExports};
-use super::{LeaseTable, Scan};
-use crate::Result;
+use super::{ImporterLeases, LeaseTable, LeaseTableId, Scan};
 use crate::exporter::NativeGuard;
+use crate::handle::Ticket;
 use crate::ledger::{LedgerWriter, RetireReason};
+use crate::{Error, Result};
 
 /// The ledger and the lease table of one producer. It lives as long as the exporter, and after that
 /// as long as a retired export is leased.
@@ -21,6 +24,10 @@ use crate::ledger::{LedgerWriter, RetireReason};
 pub(crate) struct ExportTable {
     pub(crate) ledger: LedgerWriter,
     pub(crate) leases: LeaseTable,
+    /// This process's rows of its own table, for its tickets. The first ticket takes one.
+    tickets: Lock<Option<ImporterLeases>>,
+    /// Whether `tickets` was ever used.
+    has_sent: AtomicBool,
     deferred: Lock<DeferredExports>,
     /// [`DeferredExports::pending`], to be read without the lock.
     pending: AtomicUsize,
@@ -68,7 +75,7 @@ fn take_reclaimed() -> Vec<(Arc<ExportTable>, ObserverGuard)> {
 }
 
 /// Checks all orphaned tables, and drops those without leases.
-fn drop_reclaimed() {
+pub(crate) fn drop_reclaimed() {
     let all = ORPHANS.lock().iter().map(|(one, _)| Arc::clone(one)).collect::<Vec<_>>();
     for one in &all {
         // Without the lock: this may return native exports to their providers.
@@ -88,6 +95,8 @@ impl ExportTable {
         Ok(Arc::new_cyclic(|weak_self| Self {
             ledger,
             leases,
+            tickets: Lock::new(None),
+            has_sent: AtomicBool::new(false),
             deferred: Lock::default(),
             pending: AtomicUsize::new(0),
             is_orphan: AtomicBool::new(false),
@@ -100,6 +109,51 @@ impl ExportTable {
     pub(crate) fn allocate_slot(&self) -> Result<u32> {
         self.leases.write_header();
         self.ledger.allocate_slot(|first, count| self.leases.reserve(first, count))
+    }
+
+    /// Sends a ticket of a current export, whose block the caller does not free meanwhile.
+    pub(crate) fn send(&self, slot: u32, readers: u16) -> Result<Ticket> {
+        let mut tickets = self.tickets.lock();
+        let own = match &mut *tickets {
+            Some(own) => own,
+            None => tickets.insert(self.open_own_rows()?),
+        };
+        self.has_sent.store(true, Ordering::SeqCst);
+        own.send(slot, readers)
+    }
+
+    #[cold]
+    fn open_own_rows(&self) -> Result<ImporterLeases> {
+        // Delays `fork`, so that no child inherits the descriptor.
+        let _no_fork = ForkGuard::<Outer>::new();
+        let fd = self.leases.checked_fd().and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0));
+        let fd = fd.map_err(|errno| Error::system("fcntl(F_DUPFD_CLOEXEC) of the lease table", errno))?;
+        let id = LeaseTableId {
+            pid: umf_os::process::pid(),
+            nonce: self.ledger.nonce(),
+            slots: self.ledger.capacity(),
+            rows: self.leases.rows(),
+        };
+        ImporterLeases::open(ReceivedFd::from(fd), None, id)
+    }
+
+    /// Cancels a ticket of this process. Returns whether a reader could have claimed it.
+    pub(crate) fn cancel(&self, slot: u32, ticket: Ticket) -> bool {
+        self.tickets.lock().as_ref().is_some_and(|own| own.cancel(slot, ticket))
+    }
+
+    /// Releases the leases of this process's tickets that were claimed. Returns the number of the
+    /// others.
+    pub(crate) fn poll_tickets(&self) -> usize {
+        if !self.has_sent.load(Ordering::SeqCst) {
+            return 0;
+        }
+        self.tickets.lock().as_ref().map_or(0, ImporterLeases::poll_tickets)
+    }
+
+    /// Returns whether the retired export in `slot` was leased when it was checked last.
+    pub(crate) fn holds(&self, slot: u32) -> bool {
+        self.has_pending() && self.deferred.lock().has_slot(slot)
     }
 
     /// Retires the export of a freed block, and frees its slot if no other process has the block
@@ -170,6 +224,11 @@ impl ExportTable {
     /// Returns whether an importer has a retired export open. Once it returns `false`, the slot
     /// belongs to the caller.
     fn is_open(&self, slot: u32, scan: &mut Scan, is_device: bool) -> bool {
+        if self.has_sent.load(Ordering::SeqCst)
+            && let Some(own) = &*self.tickets.lock()
+        {
+            own.poll_tickets_of(slot);
+        }
         self.leases.is_leased(slot, scan) || (is_device && self.leases.is_in_device_grace())
     }
 
@@ -214,7 +273,7 @@ impl ExportTable {
         };
         let closed = take_reclaimed();
         ORPHANS.lock().push((Arc::clone(self), observing));
-        umf_runtime::deferred::after_poll(drop_reclaimed);
+        umf_runtime::deferred::after_poll(crate::after_poll);
         drop(closed);
     }
 

@@ -13,11 +13,13 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEASE");
 pub(crate) const VERSION: u32 = 2;
 /// Alignment of all parts: the largest base page size that Linux has.
 const ALIGN: u64 = 1 << 16;
-/// Size of a row header in bytes. Reserved for ticket words.
+/// Size of a row header in bytes. It has the row's ticket words.
 pub(crate) const ROW_HEADER: u64 = ALIGN;
 /// Upper bound of the size of a row's counters, in bytes.
 #[cfg(test)]
 const MAX_WORDS: u64 = crate::ledger::MAX_SLOTS as u64 * 8;
+/// Ticket words of a row.
+pub(crate) const TICKET_WORDS: u16 = (ROW_HEADER / 8) as u16;
 /// Maximum number of rows.
 pub(crate) const MAX_ROWS: u32 = 4096;
 /// Bits of a slot's opened bitmap. Row `n` has bit `n % BITMAP_BITS`.
@@ -37,7 +39,7 @@ pub(crate) struct TableHeader {
     pub slots: AtomicU32,
     pub height: CacheAligned<AtomicU32>,
     pub search: CacheAligned<AtomicU32>,
-    /// Not used.
+    /// Number of tickets that were sent, and of attempts to claim one.
     pub events: CacheAligned<AtomicU64>,
     /// Not used.
     pub dead: CacheAligned<AtomicU32>,

@@ -11,6 +11,8 @@ use umf_os::ReceivedFd;
 use umf_sync::{Lock, WipeOnForkWord, failpoint, fork, thread};
 
 use super::layout::{HeaderMapping, MAGIC, MAX_ROWS, ROW_HEADER, TableShape, VERSION, row_bit};
+use super::tickets::{self, SentTickets, TicketRows};
+use crate::handle::Ticket;
 use crate::identity::{self, Nonce};
 use crate::ledger::MAX_SLOTS;
 use crate::{Error, Result, protocol};
@@ -83,6 +85,8 @@ pub(crate) struct ImporterLeases {
     file: FileIdentity,
     head: HeaderMapping,
     rows: Lock<LockedRows>,
+    sent: Lock<SentTickets>,
+    ticket_rows: TicketRows,
     /// 1 in the process that made this, 0 in its forked children.
     is_owner: WipeOnForkWord,
     /// Random number that all rows of this importer carry.
@@ -103,11 +107,11 @@ struct LockedRows {
 
 /// A locked row.
 #[derive(Debug)]
-struct LockedRow {
-    number: u32,
+pub(super) struct LockedRow {
+    pub(super) number: u32,
     /// Header and counters. Unmapping drops the lock.
-    mapping: SharedMapping,
-    /// One bit per [`POPULATE_SIZE`] bytes of counters: set if they have memory.
+    pub(super) mapping: SharedMapping,
+    /// One bit per [`POPULATE_SIZE`] bytes of the mapping: set if they have memory.
     populated: Box<[u64]>,
 }
 
@@ -159,6 +163,8 @@ impl ImporterLeases {
             file,
             head,
             rows: Lock::default(),
+            sent: Lock::default(),
+            ticket_rows: TicketRows::default(),
             is_owner: WipeOnForkWord::new(1)?,
             importer_id: u64::from_le_bytes(random[..8].try_into().unwrap_or([1; 8])).max(1),
             generation: fork::generation(),
@@ -214,6 +220,7 @@ impl ImporterLeases {
     #[cfg(test)]
     pub(super) fn simulate_kill(self) {
         drop(core::mem::take(&mut *self.rows.lock()));
+        drop(core::mem::take(&mut *self.sent.lock()));
         core::mem::forget(self);
     }
 
@@ -234,6 +241,57 @@ impl ImporterLeases {
         protocol::count_lease(unsafe { word.as_ref() });
         failpoint!("lease.counted");
         Ok(Lease { word, is_owner: NonNull::from(self.is_owner.word()) })
+    }
+
+    /// Sends a ticket of the export in `slot`, which the ledger has, to `readers` openers. The caller
+    /// has the export open, or owns its memory and checks afterwards that it is current.
+    ///
+    /// # Errors
+    /// Those of taking a row; [`Error::LimitReached`].
+    pub(crate) fn send(&self, slot: u32, readers: u16) -> Result<Ticket> {
+        let take_row = || {
+            let reopened =
+                self.reopen().map_err(|errno| Error::system("opening the lease table anew", errno))?;
+            self.take_row(reopened, true)
+        };
+        let mark = |row| {
+            protocol::set_opened_bit(self.head.opened_rows(slot), row_bit(row));
+        };
+        self.sent.lock().send(slot, readers, &self.head.header().events.0, take_row, mark)
+    }
+
+    /// Claims a ticket. The caller has acquired a lease of the same slot.
+    pub(crate) fn claim(&self, ticket: Ticket) -> Result<bool> {
+        let events = &self.head.header().events.0;
+        let is_claimed =
+            self.with_ticket(ticket, |word| protocol::ticket::claim(word, events, ticket.number))?;
+        failpoint!("ticket.claimed");
+        Ok(is_claimed)
+    }
+
+    fn with_ticket(&self, ticket: Ticket, f: impl FnOnce(&AtomicU64) -> bool) -> Result<bool> {
+        // Without a descriptor of the table, or if the program has closed it, no ticket is found.
+        let fd = self.fd.as_ref().filter(|fd| umf_os::file::identity(fd) == Ok(self.file));
+        let Some(fd) = fd else { return Ok(false) };
+        let found = self.ticket_rows.with_word(fd, self.head.shape(), ticket, f);
+        let found = found.map_err(|errno| Error::system("mmap of a row of tickets", errno))?;
+        Ok(found.unwrap_or(false))
+    }
+
+    /// Releases the leases of this process's tickets of `slot` that were claimed.
+    pub(crate) fn poll_tickets_of(&self, slot: u32) {
+        self.sent.lock().poll_slot(slot);
+    }
+
+    /// Releases the leases of this process's tickets that were claimed. Returns the number of the
+    /// others.
+    pub(crate) fn poll_tickets(&self) -> usize {
+        self.sent.lock().poll()
+    }
+
+    /// Cancels a ticket of this process. Returns whether a reader could have claimed it.
+    pub(crate) fn cancel(&self, slot: u32, ticket: Ticket) -> bool {
+        self.sent.lock().cancel(slot, ticket.number)
     }
 
     /// Returns the index of the calling thread's row. Threads have different rows as far as
@@ -281,7 +339,10 @@ impl ImporterLeases {
             // Its last owner was killed. `LeaseTable::is_in_device_grace` reads this.
             self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         }
-        // Before the first count, and before the height includes the row.
+        // Before the first count, and before the height includes the row. Tickets first: their
+        // sender's leases are counted until then.
+        tickets::clear_words(&reopened, shape, number).map_err(system("clearing a lease row"))?;
+        failpoint!("row.tickets_cleared");
         umf_os::file::punch_hole(&reopened, shape.row(number) + ROW_HEADER, shape.words())
             .map_err(system("fallocate of a lease row"))?;
         failpoint!("row.cleared");
@@ -301,7 +362,7 @@ impl ImporterLeases {
         owner.since.store(umf_os::clock::boot(), Ordering::Relaxed);
         self.head.header().height.0.fetch_max(number + 1, Ordering::SeqCst);
         failpoint!("row.raised");
-        let steps = usize::try_from(shape.words()).unwrap_or(usize::MAX).div_ceil(POPULATE_SIZE);
+        let steps = size.div_ceil(POPULATE_SIZE);
         Ok(LockedRow { number, mapping, populated: vec![0; steps.div_ceil(64)].into() })
     }
 
@@ -333,23 +394,30 @@ impl ImporterLeases {
 impl LockedRow {
     /// Returns the counter of a slot, which the row has. Populates its page, so that writing it
     /// cannot fault.
-    fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
-        let step = slot as usize * 8 / POPULATE_SIZE;
-        let words = ROW_HEADER as usize;
+    pub(super) fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
+        self.populated_word(ROW_HEADER as usize + slot as usize * 8)
+    }
+
+    /// Returns a ticket word of the row, as [`LockedRow::word`] does.
+    pub(super) fn ticket_word(&mut self, word: u16) -> Result<NonNull<AtomicU64>> {
+        self.populated_word(usize::from(word) * 8)
+    }
+
+    /// Returns the word at an offset of the mapping, which is a multiple of 8.
+    fn populated_word(&mut self, offset: usize) -> Result<NonNull<AtomicU64>> {
+        let step = offset / POPULATE_SIZE;
         let (bits, bit) = (step / 64, 1 << (step % 64));
         if self.populated[bits] & bit == 0 {
             // A page has at least `POPULATE_SIZE` bytes. A larger page is populated more than once.
             let page_size = rustix::param::page_size();
-            let page = (slot as usize * 8) & !(page_size - 1);
-            // SAFETY: the mapping has the row's counters there, writable, and they end at a
-            // multiple of all page sizes.
-            unsafe { umf_os::memfd::populate(self.mapping.base().add(words + page), page_size) }
+            // SAFETY: the mapping has the page, writable: it ends at a multiple of all page sizes.
+            unsafe { umf_os::memfd::populate(self.mapping.base().add(offset & !(page_size - 1)), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
             failpoint!("row.populated");
             self.populated[bits] |= bit;
         }
-        // SAFETY: the mapping has one counter per slot there.
-        Ok(unsafe { self.mapping.base().add(words + slot as usize * 8) }.cast())
+        // SAFETY: the mapping has a word there.
+        Ok(unsafe { self.mapping.base().add(offset) }.cast())
     }
 }
 
@@ -360,13 +428,17 @@ impl Drop for ImporterLeases {
             // not be closed here.
             core::mem::forget(self.fd.take().map(CloseOnFork::into_inner));
         }
+        let sent = core::mem::take(&mut *self.sent.lock());
         let rows = core::mem::take(&mut *self.rows.lock());
-        for row in rows.taken {
-            if !self.is_of_this_process() {
-                // The parent's row, which is not mapped here.
-                core::mem::forget(row);
-                continue;
-            }
+        if !self.is_of_this_process() {
+            // The parent's rows, which are not mapped here.
+            core::mem::forget((sent, rows));
+            core::mem::take(&mut self.ticket_rows).forget();
+            return;
+        }
+        // Rows with a ticket stay locked until the process ends, so that it can be claimed.
+        let ticket_rows = if sent.is_empty() { sent.into_rows() } else { leak(sent) };
+        for row in rows.taken.into_iter().chain(ticket_rows) {
             // No open is counted there any more. This frees the memory.
             row.mapping.punch_hole(ROW_HEADER as usize);
             failpoint!("row.closing");
@@ -375,4 +447,10 @@ impl Drop for ImporterLeases {
             failpoint!("row.closed");
         }
     }
+}
+
+/// Keeps the rows of tickets that were not released.
+fn leak(sent: SentTickets) -> Vec<LockedRow> {
+    core::mem::forget(sent);
+    Vec::new()
 }

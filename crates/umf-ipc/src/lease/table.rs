@@ -21,6 +21,9 @@ use umf_os::{CheckedFile, OfdLocks, ReopenedFile, SharedMapping};
 /// closes the descriptors of its devices.
 const DEVICE_GRACE: u64 = 100_000_000;
 
+/// Scans for leases of one export in one check, if tickets are sent or claimed meanwhile.
+const SCANS: u32 = 8;
+
 /// The producer's side of its lease table.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
@@ -40,10 +43,12 @@ pub(crate) struct LeaseTable {
 
 /// Position of a scan for leases of a retired export.
 ///
-/// If a row is seen at zero or without an owner after the export was retired, it cannot hold a
-/// valid lease of it any more. Hence a scan resumes where it stopped.
+/// If a row is seen at zero or without an owner after the export was retired, it can hold a valid
+/// lease of it only if a ticket was claimed since. Hence a scan resumes where it stopped, and starts
+/// again at its end if the table's `events` have changed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scan {
+    events: u64,
     opened_rows: u64,
     height: u32,
     row: u32,
@@ -147,26 +152,46 @@ impl LeaseTable {
     pub(crate) fn scan(&self, slot: u32) -> Option<Scan> {
         match self.head.opened_rows(slot).load(Ordering::SeqCst) {
             0 => None,
-            opened_rows => Some(Scan { opened_rows, height: self.head.height(), row: 0 }),
+            _ => Some(self.start_scan(slot)),
         }
+    }
+
+    fn start_scan(&self, slot: u32) -> Scan {
+        // The events first: a claim after this load is found by the comparison at the scan's end,
+        // one before it by the loads after it.
+        let events = self.events();
+        let opened_rows = self.head.opened_rows(slot).load(Ordering::SeqCst);
+        Scan { events, opened_rows, height: self.head.height(), row: 0 }
+    }
+
+    fn events(&self) -> u64 {
+        self.head.header().events.0.load(Ordering::SeqCst)
     }
 
     /// Returns whether a living process has the retired export of `slot` open. `false` is final:
     /// the scan is complete, and the slot can be reused. Releases rows whose owners have ended.
     pub(crate) fn is_leased(&self, slot: u32, scan: &mut Scan) -> bool {
-        while scan.row < scan.height {
-            let Some(row) = next_opened(scan) else { break };
-            scan.row = row;
-            match self.word(row, slot) {
-                Some(word) if word.load(Ordering::SeqCst) == 0 => {}
-                Some(_) if self.clear_dead_row(row) => {}
-                // Leased, or the row could not be mapped.
-                _ => return true,
+        for _ in 0..SCANS {
+            while scan.row < scan.height {
+                let Some(row) = next_opened(scan) else { break };
+                scan.row = row;
+                match self.word(row, slot) {
+                    Some(word) if word.load(Ordering::SeqCst) == 0 => {}
+                    Some(_) if self.clear_dead_row(row) => {}
+                    // Leased, or the row could not be mapped.
+                    _ => return true,
+                }
+                scan.row += 1;
             }
-            scan.row += 1;
+            failpoint!("lease.rows_passed");
+            if self.events() == scan.events {
+                protocol::clear_opened_rows(self.head.opened_rows(slot));
+                return false;
+            }
+            *scan = self.start_scan(slot);
         }
-        protocol::clear_opened_rows(self.head.opened_rows(slot));
-        false
+        // Tickets of other exports are sent or claimed all the time: the next check continues.
+        true
     }
 
     /// Returns whether a device of an importer that has just ended may still write to the
@@ -251,7 +276,11 @@ impl LeaseTable {
         failpoint!("dead.row_locked");
         // Before the counters: a scan that finds them zero also finds the change.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
-        let cleared = umf_os::file::punch_hole(fd, shape.row(row) + ROW_HEADER, shape.words());
+        // Tickets first: their sender's leases are counted until then.
+        let cleared = super::tickets::clear_words(fd, shape, row);
+        failpoint!("dead.tickets_cleared");
+        let cleared =
+            cleared.and_then(|()| umf_os::file::punch_hole(fd, shape.row(row) + ROW_HEADER, shape.words()));
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }
@@ -300,7 +329,7 @@ mod tests {
     fn scan_visits_every_row_whose_bit_is_set() {
         for opened_rows in [1, 1 << 63, 0b1010, u64::MAX, 1 << 7 | 1 << 40] {
             for height in [0, 1, 5, 64, 65, 200] {
-                let mut scan = Scan { opened_rows, height, row: 0 };
+                let mut scan = Scan { events: 0, opened_rows, height, row: 0 };
                 let mut visited = Vec::new();
                 while let Some(row) = next_opened(&scan) {
                     visited.push(row);

@@ -6,6 +6,7 @@
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | a pinned entry is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | a read is consistent, and fails after the export was retired |
 //! | [`set_opened_bit`], [`count_lease`], [`is_current`]; [`retire`], [`clear_opened_rows`] | an importer that opens an export and the producer that frees it | the producer sees the lease, or the open fails |
+//! | [`ticket`] with the row above | a sender, the openers of its ticket, and the producer that frees the export | the memory is kept until a ticket is claimed and its opener has closed; a ticket is claimed as often as its sender said |
 //! | [`stack`] | threads that push numbers and one that pops them | each number is popped once |
 //! | [`lazy`] | threads that initialise a pointer | all use the same value, and no other one is leaked |
 //! | [`SequenceLock::record`](umf_sync::SequenceLock::record), [`read_stable`] | threads that write a ring and readers of it | a read is consistent or skips the record; no thread waits |
@@ -96,6 +97,76 @@ pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) ->
     }
     stamp.store(expected, Ordering::SeqCst);
     false
+}
+
+/// Tickets: words that openers claim. `docs/tickets.md` has the protocol.
+///
+/// A ticket word is 0, or has the ticket's number in the upper 48 bits and the number of readers
+/// that may still claim it in the lower 16.
+pub(crate) mod ticket {
+    use core::sync::atomic::Ordering;
+
+    use umf_sync::words::{Number, Word};
+
+    const READERS: u32 = 16;
+    /// The largest number of a ticket.
+    pub(crate) const MAX_NUMBER: u64 = u64::MAX >> READERS;
+
+    const fn number(word: u64) -> u64 {
+        word >> READERS
+    }
+
+    /// Sends a ticket of an export for which the sender has counted a lease ([`super::count_lease`])
+    /// in the row of `word`, a word that is 0. Returns the ticket's number.
+    pub(crate) fn send<W: Number>(word: &W, events: &W, readers: u16) -> u64 {
+        let number = loop {
+            // Another process may have written any value there.
+            let number = events.fetch_add(1, Ordering::SeqCst).wrapping_add(1) & MAX_NUMBER;
+            if number != 0 {
+                break number;
+            }
+        };
+        word.store(number << READERS | u64::from(readers), Ordering::SeqCst);
+        number
+    }
+
+    /// Returns whether a ticket can be claimed.
+    pub(crate) fn is_open<W: Word>(word: &W, expected: u64) -> bool {
+        let now = word.load(Ordering::SeqCst);
+        number(now) == expected && now != 0
+    }
+
+    /// Claims a ticket for one reader. The opener has counted a lease before. If this returns
+    /// `true`, the memory is kept until the opener releases its lease, whatever the generation is.
+    pub(crate) fn claim<W: Number>(word: &W, events: &W, expected: u64) -> bool {
+        if !is_open(word, expected) {
+            return false;
+        }
+        // Before the exchange: a scan that has passed the opener's row, and then finds the sender's
+        // lease released, starts again.
+        events.fetch_add(1, Ordering::SeqCst);
+        let mut now = word.load(Ordering::SeqCst);
+        while number(now) == expected && now & u64::from(u16::MAX) != 0 {
+            let left = if now & u64::from(u16::MAX) == 1 { 0 } else { now - 1 };
+            match word.compare_exchange(now, left, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(other) => now = other,
+            }
+        }
+        false
+    }
+
+    /// Cancels a ticket, by its sender. Returns whether a reader could have claimed it.
+    pub(crate) fn cancel<W: Word>(word: &W, expected: u64) -> bool {
+        let mut now = word.load(Ordering::SeqCst);
+        while number(now) == expected && now != 0 {
+            match word.compare_exchange(now, 0, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(other) => now = other,
+            }
+        }
+        false
+    }
 }
 
 /// Publishes an export: calls `write`, which fills its slot, then increments the generation to an

@@ -1,12 +1,13 @@
 //! Loom models of the protocols: every interleaving of a few threads that the memory model allows.
 //! Each model records the outcomes that it reached, and fails if one of them was never reached.
 //! This file has the models of publication (slots, records, the stack, the lazy pointer), `leases`
-//! those of reclamation.
+//! those of reclamation, `tickets` those of handles in transit.
 //!
 //! With `--cfg loom` (`tests/run --loom`) loom explores every interleaving. Otherwise it explores
 //! those with few preemptions, which find nearly all faults in a fraction of the time.
 
 mod leases;
+mod tickets;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -1,0 +1,209 @@
+//! Handles in transit: messages whose block is freed before they are read.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue ends")]
+
+use std::time::Duration;
+
+use umf_tests::{Actor, Patience, ProcessSnapshot, spawn};
+
+/// Starts a producer with a pool `p`.
+fn producer(mode: &str) -> Actor {
+    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+    producer.ok("pool p shared");
+    producer
+}
+
+fn importer(mode: &str) -> Actor {
+    spawn!().env("UMF_IPC_EXCHANGE", mode).start()
+}
+
+/// Allocates and fills a block, sends it and frees it. Returns the handle of the message, and the
+/// block's plain handle.
+fn send(producer: &mut Actor, seed: u64, readers: u16) -> (umf::Handle, umf::Handle) {
+    producer.ok("alloc p 10240 -> p.block");
+    producer.ok(&format!("fill p.block {seed}"));
+    let plain = producer.handle("handle p.block");
+    let message = producer.handle(&format!("send p.block {readers}"));
+    assert!(message.has_ticket() && !plain.has_ticket());
+    producer.ok("free p p.block");
+    (message, plain)
+}
+
+fn held(actor: &mut Actor) -> u64 {
+    actor.ok("drain 0");
+    actor.number("held", "bytes")
+}
+
+/// Waits until the producer holds nothing.
+fn assert_released(producer: &mut Actor) {
+    let mut patience = Patience::new(Duration::from_secs(10));
+    while held(producer) != 0 {
+        assert!(patience.sleep(), "the block is held: {}", producer.ok("held"));
+    }
+}
+
+#[test]
+fn message_opens_after_its_block_was_freed() {
+    for mode in ["pidfd", "procfs", "socket"] {
+        let (mut producer, mut importer) = (producer(mode), importer(mode));
+        for seed in 1..=3 {
+            let (message, plain) = send(&mut producer, seed, 1);
+            assert_eq!(producer.ok("in-transit"), "1");
+            assert!(held(&mut producer) >= 10240, "{mode}");
+            importer.fails(&format!("open {plain} -> stale"), "Stale");
+            assert_eq!(importer.ok(&format!("open {message} -> got")), "10240");
+            importer.check("got", seed);
+            assert_eq!(importer.ok("is_current got"), "false");
+            assert_eq!(producer.ok("in-transit"), "0");
+            // The memory is not reused while it is open.
+            producer.ok("alloc p 10240 -> p.other");
+            producer.ok("fill p.other 77");
+            importer.check("got", seed);
+            let text = importer.fails(&format!("open {message} -> again"), "TicketClaimed");
+            assert!(text.contains("send it again, for more readers"), "{text}");
+            assert!(held(&mut producer) >= 10240);
+            importer.ok("close got");
+            assert_released(&mut producer);
+            producer.ok("free p p.other");
+        }
+    }
+}
+
+#[test]
+fn message_of_a_live_block_opens_any_number_of_times() {
+    let (mut producer, mut importer) = (producer("auto"), importer("auto"));
+    producer.ok("alloc p 5000 -> p.block");
+    producer.ok("fill p.block 5");
+    let message = producer.handle("send p.block 1");
+    for name in ["first", "second", "third"] {
+        importer.ok(&format!("open {message} -> {name}"));
+        importer.check(name, 5);
+    }
+    producer.ok("free p p.block");
+    importer.fails(&format!("open {message} -> late"), "TicketClaimed");
+    for name in ["first", "second", "third"] {
+        assert!(held(&mut producer) >= 5000);
+        importer.ok(&format!("close {name}"));
+    }
+    assert_released(&mut producer);
+}
+
+#[test]
+fn each_of_several_readers_opens_a_message() {
+    let mut producer = producer("auto");
+    let mut readers: Vec<Actor> = (0..3).map(|_| importer("auto")).collect();
+    let (message, _) = send(&mut producer, 9, 3);
+    for reader in &mut readers {
+        reader.ok(&format!("open {message} -> got"));
+        reader.check("got", 9);
+        reader.ok("close got");
+    }
+    readers[0].fails(&format!("open {message} -> again"), "TicketClaimed");
+    assert_released(&mut producer);
+}
+
+#[test]
+fn received_message_is_passed_on() {
+    let (mut a, mut b, mut c) = (producer("auto"), importer("auto"), importer("auto"));
+    for seed in 1..=3 {
+        let (message, _) = send(&mut a, seed, 1);
+        b.ok(&format!("open {message} -> got"));
+        let passed_on = b.handle(&format!("pass-on got {message} 1"));
+        assert_ne!(passed_on, message);
+        b.ok("close got");
+        assert!(held(&mut a) >= 10240, "in transit from the second process");
+        c.ok(&format!("open {passed_on} -> got"));
+        c.check("got", seed);
+        b.ok("drain 0");
+        assert_eq!(b.ok("in-transit"), "0");
+        c.ok("close got");
+        assert_released(&mut a);
+    }
+    // Another handle than the one that was opened.
+    let (first, _) = send(&mut a, 1, 1);
+    let (second, _) = send(&mut a, 2, 1);
+    b.ok(&format!("open {first} -> got"));
+    b.fails(&format!("pass-on got {second} 1"), "OtherHandle");
+}
+
+#[test]
+fn cancelled_message_is_a_plain_handle() {
+    let (mut producer, mut importer) = (producer("auto"), importer("auto"));
+    let (message, _) = send(&mut producer, 1, 1);
+    assert_eq!(importer.ok(&format!("cancel {message}")), "false");
+    assert_eq!(producer.ok(&format!("cancel {message}")), "true");
+    assert_eq!(producer.ok(&format!("cancel {message}")), "false");
+    importer.fails(&format!("open {message} -> got"), "TicketClaimed");
+    assert_released(&mut producer);
+}
+
+#[test]
+fn message_outlives_its_pool_and_the_eviction_of_its_export() {
+    let (mut producer, mut importer) = (producer("auto"), importer("auto"));
+    producer.ok("alloc p 10240 -> p.block");
+    producer.ok("fill p.block 3");
+    let message = producer.handle("send p.block 1");
+    producer.ok("free p p.block");
+    producer.ok("evict-exports");
+    producer.ok("drop-pool p");
+    importer.ok(&format!("open {message} -> got"));
+    importer.check("got", 3);
+    importer.ok("close got");
+    assert_released(&mut producer);
+}
+
+#[test]
+fn killed_processes_release_what_is_in_transit() {
+    let (mut a, mut b, mut c) = (producer("auto"), importer("auto"), importer("auto"));
+    // The reader, after it has claimed.
+    let (message, _) = send(&mut a, 1, 1);
+    c.ok(&format!("open {message} -> got"));
+    c.kill();
+    assert_released(&mut a);
+    // The process that passes on, before the reader has claimed.
+    let mut c = importer("auto");
+    let (message, _) = send(&mut a, 2, 1);
+    b.ok(&format!("open {message} -> got"));
+    let passed_on = b.handle(&format!("pass-on got {message} 1"));
+    b.kill();
+    assert_released(&mut a);
+    c.fails(&format!("open {passed_on} -> got"), "TicketClaimed");
+    // The producer.
+    let (message, _) = send(&mut a, 3, 1);
+    a.kill();
+    importer("auto").fails(&format!("open {message} -> got"), "ProducerGone");
+    // A process that had the region open may still claim it: nothing can use the memory again.
+    c.ok(&format!("open {message} -> got"));
+    c.check("got", 3);
+}
+
+#[test]
+fn forked_child_of_the_sender_changes_nothing() {
+    let (mut producer, mut importer) = (producer("auto"), importer("auto"));
+    let (message, _) = send(&mut producer, 4, 1);
+    producer.fork();
+    importer.ok(&format!("open {message} -> got"));
+    importer.check("got", 4);
+    importer.ok("close got");
+    assert_released(&mut producer);
+}
+
+#[test]
+fn messages_leave_nothing_behind() {
+    let (mut producer, mut importer) = (producer("auto"), importer("auto"));
+    let (message, _) = send(&mut producer, 1, 1);
+    importer.ok(&format!("open {message} -> got"));
+    importer.ok("close got");
+    assert_released(&mut producer);
+    let before = [ProcessSnapshot::of(&producer), ProcessSnapshot::of(&importer)];
+    for seed in 2..200 {
+        let (message, _) = send(&mut producer, seed, 1);
+        importer.ok(&format!("open {message} -> got"));
+        importer.check("got", seed);
+        importer.ok("close got");
+    }
+    assert_released(&mut producer);
+    for (before, actor) in before.iter().zip([&producer, &importer]) {
+        before.assert_restored(actor);
+    }
+}
