@@ -136,7 +136,7 @@ impl Settings {
         };
         let root = machine::is_root();
         Ok(Self {
-            seconds: variable("SECONDS")?.unwrap_or(45),
+            seconds: variable("SECONDS")?.unwrap_or(30),
             seed: variable("SEED")?.unwrap_or_else(random),
             workers: variable("WORKERS")?.unwrap_or(5).clamp(2, crate::shared::WORKERS),
             kind: variable("KIND")?,

@@ -142,6 +142,33 @@ fn ledger_of_importer_ends_with_its_mappings() {
 }
 
 #[test]
+fn why_and_ps_report_handles_in_transit() {
+    let mut producer = actor!();
+    let mut importer = actor!();
+    producer.ok("pool p shared");
+    block(&mut producer, "b");
+    let message = producer.ok("send p.b 2");
+    assert_has(&why(&message), "in transit: 2 readers have not opened it yet");
+    assert_eq!(ps_entry(producer.pid()).unwrap()["in_transit"], 1);
+    producer.ok("free p p.b");
+    importer.ok(&format!("open {message} -> first"));
+    let text = why(&message);
+    assert_begins(&text, "stale: freed ");
+    assert_has(&text, "in transit: one reader has not opened it yet");
+    assert_has(&text, &format!("sent: 1 in messages of a process that calls itself pid {} ", producer.pid()));
+    assert_has(&text, "open: once in an importer that calls itself pid ");
+    assert_has(&text, "held: 5 KiB, until ");
+    importer.ok(&format!("open {message} -> second"));
+    assert_has(&why(&message), "its ticket: opened by all its readers, cancelled, or its sender ended");
+    assert_eq!(producer.ok("in-transit"), "0");
+    assert!(!why(&message).contains("sent: "));
+    let passed_on = importer.ok(&format!("pass-on first {message} 1"));
+    assert_has(&why(&passed_on), "in transit: one reader has not opened it yet");
+    importer.kill();
+    assert_has(&why(&passed_on), "its ticket: opened by all");
+}
+
+#[test]
 fn why_reports_current_or_stale_with_reason() {
     let mut producer = actor!();
     let mut importer = actor!();
@@ -161,7 +188,7 @@ fn why_reports_current_or_stale_with_reason() {
     let text = why(&handle);
     assert_begins(&text, "stale: freed ");
     assert_has(&text, "open: once in an importer that calls itself pid ");
-    assert_has(&text, "held: 5 KiB, until the last process closes it");
+    assert_has(&text, "held: 5 KiB, until the last process closes it and the last message was read");
 
     // Other exports reuse the slot after the close.
     importer.ok("close m");

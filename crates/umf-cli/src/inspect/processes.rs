@@ -24,6 +24,8 @@ pub(super) struct Process {
     pub leases: u64,
     pub held_bytes: u64,
     pub importers: u64,
+    /// Handles that it has sent, and whose claims it has not noticed yet.
+    pub in_transit: u64,
     pub pools: Vec<PoolFigures>,
     pub pools_in_all: u64,
     /// The boot-clock time of its last publication of counters, in nanoseconds; 0 for none.
@@ -71,6 +73,7 @@ impl Process {
             leases: 0,
             held_bytes: 0,
             importers: 0,
+            in_transit: 0,
             pools: Vec::new(),
             pools_in_all: 0,
             time: 0,
@@ -106,6 +109,7 @@ impl Process {
         self.leases = self.leases.saturating_add(statistics.leases);
         self.held_bytes = self.held_bytes.saturating_add(statistics.held_bytes);
         self.importers = self.importers.saturating_add(statistics.importers);
+        self.in_transit = self.in_transit.saturating_add(statistics.in_transit);
         self.time = self.time.max(statistics.time);
     }
 }

@@ -153,6 +153,8 @@ pub(super) enum Column {
     Live,
     Reserved,
     Held,
+    /// Handles in transit.
+    Sent,
     Fds,
     /// Opens and exports per second.
     Rate,
@@ -188,6 +190,7 @@ impl Column {
             Self::Live => "LIVE",
             Self::Reserved => "RESERVED",
             Self::Held => "HELD",
+            Self::Sent => "SENT",
             Self::Fds => "FDS",
             Self::Rate => "/S",
             Self::Stale => "STALE",
@@ -211,6 +214,7 @@ impl Column {
             Self::Live => output::format_bytes(process.live_bytes()),
             Self::Reserved => output::format_bytes(process.reserved_bytes()),
             Self::Held => output::format_bytes(process.held_bytes),
+            Self::Sent => process.in_transit.to_string(),
             Self::Fds => process.fds().to_string(),
             Self::Rate => rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}")),
             Self::Stale => importer.stale.to_string(),
@@ -221,7 +225,7 @@ impl Column {
     }
 }
 
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     Column::Pid,
     Column::State,
     Column::Name,
@@ -233,6 +237,7 @@ const COLUMNS: [Column; 13] = [
     Column::Live,
     Column::Reserved,
     Column::Held,
+    Column::Sent,
     Column::Fds,
     Column::Age,
 ];

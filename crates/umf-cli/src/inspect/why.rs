@@ -152,7 +152,23 @@ fn explain_from_ledger(out: &mut String, handle: &Handle, found: &FoundLedger, n
 /// table.
 fn list_open_leases(out: &mut String, handle: &Handle, found: &FoundLedger, is_current: bool) {
     let mut is_open = false;
+    if handle.has_ticket() {
+        let _ = match found.readers_of(handle) {
+            Some(1) => writeln!(out, "  in transit: one reader has not opened it yet"),
+            Some(readers) => writeln!(out, "  in transit: {readers} readers have not opened it yet"),
+            None => writeln!(out, "  its ticket: opened by all its readers, cancelled, or its sender ended"),
+        };
+    }
     for row in found.lease_rows(handle.slot()).iter().filter(|row| row.is_owned && row.count > 0) {
+        if row.is_of_tickets {
+            let _ = writeln!(
+                out,
+                "  sent: {} in messages of a process that calls itself pid {} (uid {})",
+                row.count, row.pid, row.uid
+            );
+            is_open = true;
+            continue;
+        }
         let times = if row.count == 1 { "once".to_owned() } else { format!("{} times", row.count) };
         let _ = writeln!(
             out,
@@ -163,7 +179,8 @@ fn list_open_leases(out: &mut String, handle: &Handle, found: &FoundLedger, is_c
     }
     if is_open && !is_current {
         let size = output::format_bytes(handle.length());
-        let _ = writeln!(out, "  held: {size}, until the last process closes it");
+        let _ =
+            writeln!(out, "  held: {size}, until the last process closes it and the last message was read");
     }
 }
 

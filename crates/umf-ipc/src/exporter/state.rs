@@ -442,6 +442,8 @@ impl ExporterState {
             let now = self.exports.ledger.generation_of(slot).unwrap_or(0);
             return Err(Error::Stale { pid: handle.pid(), slot, generation, now });
         }
+        self.exports.ledger.note_change();
+        self.exports.ledger.publish_statistics(true, || self.counters());
         Ok(handle.with_ticket(Some(ticket)))
     }
 
@@ -476,6 +478,7 @@ impl ExporterState {
             leases,
             held_bytes,
             importers,
+            in_transit: self.exports.sent_tickets(),
             ..PublishedCounters::default()
         }
     }

@@ -118,6 +118,7 @@ impl ImporterInner {
         }
         self.statistics_ledger.publish(|| PublishedCounters {
             importer: Some(self.statistics()),
+            in_transit: producer::passed_on(),
             ..PublishedCounters::default()
         });
         opened

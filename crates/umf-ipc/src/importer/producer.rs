@@ -337,6 +337,14 @@ pub(super) fn keep_sender(producer: Arc<Producer>) {
     }
 }
 
+/// Returns the number of handles that this process has passed on, and whose claims it has not
+/// noticed yet.
+pub(super) fn passed_on() -> u64 {
+    let senders = SENDERS.lock();
+    let sent = |producer: &Arc<Producer>| producer.leases().map_or(0, ImporterLeases::sent_tickets);
+    senders.iter().map(|producer| sent(producer) as u64).sum()
+}
+
 /// Cancels a handle of [`super::Mapping::send_handle`]: it becomes a plain handle. Returns `false` if
 /// all readers have claimed it, or if no importer of this process has sent it.
 pub fn cancel_passed_on(handle: &Handle) -> bool {

@@ -211,8 +211,11 @@ pub struct LeaseRow {
     pub uid: u32,
     /// Whether a process holds the lock of the row. Leases in a row without an owner do not count.
     pub is_owned: bool,
-    /// Number of times that the importer has the slot's export open, or is opening it.
+    /// Number of times that the importer has the slot's export open, or is opening it. In a row of
+    /// tickets: number of handles that it has sent, and whose claims it has not noticed yet.
     pub count: u64,
+    /// Whether the row is one of tickets.
+    pub is_of_tickets: bool,
 }
 
 impl FoundLedger {
@@ -224,7 +227,22 @@ impl FoundLedger {
         self.read_lease_rows(slot).unwrap_or_default()
     }
 
-    fn read_lease_rows(&self, slot: u32) -> Option<Vec<LeaseRow>> {
+    /// Returns how many readers have not opened a handle with a ticket yet. `None` if it has no
+    /// ticket, all readers have opened it, it was cancelled, or it cannot be found out.
+    #[must_use]
+    pub fn readers_of(&self, handle: &Handle) -> Option<u16> {
+        let ticket = handle.ticket()?;
+        let (table, shape) = self.open_lease_table()?;
+        let is_in_table = u32::from(ticket.row) < shape.rows && ticket.word < lease::TICKET_WORDS;
+        let offset = shape.row(u32::from(ticket.row)) + u64::from(ticket.word) * 8;
+        let row = shape.row(u32::from(ticket.row));
+        let is_sent = is_in_table && OfdLocks::of_file(&table).is_write_locked(row).ok()?;
+        let word = read_word(&table, offset).filter(|_| is_sent)?;
+        protocol::ticket::readers(word, ticket.number)
+    }
+
+    /// Opens the owner's lease table, and checks its size and header.
+    fn open_lease_table(&self) -> Option<(OwnedFd, lease::TableShape)> {
         let OwnerStatus::Alive { pid } = self.owner else { return None };
         let (number, rows) = self.ledger.lease_table()?;
         let shape = lease::TableShape { slots: self.ledger.capacity(), rows: rows.min(lease::MAX_ROWS) };
@@ -232,11 +250,10 @@ impl FoundLedger {
         let identity = umf_os::file::identity(&found).ok()?;
         let is_memory =
             umf_os::file::is_regular(&found).ok()? && umf_os::memfd::device().ok()? == Some(identity.device);
-        if !is_memory || slot >= shape.slots {
+        if !is_memory {
             return None;
         }
         let table = umf_os::file::reopen(found.as_fd(), true).ok()?;
-        let locks = OfdLocks::of_file(&table);
         let is_sealed = umf_os::memfd::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
         if !is_sealed
             || umf_os::file::size(&table).ok()? != shape.size()
@@ -244,15 +261,16 @@ impl FoundLedger {
         {
             return None;
         }
-        let word = |offset: u64| {
-            let mut bytes = [0; 8];
-            umf_os::file::read_at(&table, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
-        };
+        let version = read_word(&table, offset_of!(lease::TableHeader, version) as u64)? as u32;
+        (read_word(&table, 0)? == lease::MAGIC && version == lease::VERSION).then_some((table, shape))
+    }
+
+    fn read_lease_rows(&self, slot: u32) -> Option<Vec<LeaseRow>> {
+        let (table, shape) = self.open_lease_table().filter(|(_, shape)| slot < shape.slots)?;
+        let locks = OfdLocks::of_file(&table);
+        // Reading a hole of the file allocates nothing, but accessing it through a mapping would.
+        let word = |offset: u64| read_word(&table, offset);
         let half = |offset: u64| word(offset).map(|word| word as u32);
-        if word(0)? != lease::MAGIC || half(offset_of!(lease::TableHeader, version) as u64)? != lease::VERSION
-        {
-            return None;
-        }
         let height = half(offset_of!(lease::TableHeader, height) as u64)?.min(shape.rows);
         let rows = (0..height).filter_map(|number| {
             let owner = shape.owners() + u64::from(number) * size_of::<lease::RowOwner>() as u64;
@@ -262,12 +280,17 @@ impl FoundLedger {
                 pid: half(owner + offset_of!(lease::RowOwner, pid) as u64)?,
                 uid: half(owner + offset_of!(lease::RowOwner, uid) as u64)?,
                 is_owned: locks.is_write_locked(shape.row(number)).ok()?,
-                // Reading a hole of the file allocates nothing, but accessing it through a mapping
-                // would.
                 count: word(shape.row(number) + lease::ROW_HEADER + u64::from(slot) * 8)?,
+                is_of_tickets: half(owner + offset_of!(lease::RowOwner, is_of_tickets) as u64)? != 0,
             };
             (row.importer != 0 || row.count != 0).then_some(row)
         });
         Some(rows.collect())
     }
+}
+
+/// Reads a word of a file; `None` past its end.
+fn read_word(file: &OwnedFd, offset: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    umf_os::file::read_at(file, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
 }

@@ -151,6 +151,14 @@ impl ExportTable {
         self.tickets.lock().as_ref().map_or(0, ImporterLeases::poll_tickets)
     }
 
+    /// Returns the number of tickets of this process that were not released.
+    pub(crate) fn sent_tickets(&self) -> u64 {
+        if !self.has_sent.load(Ordering::SeqCst) {
+            return 0;
+        }
+        self.tickets.lock().as_ref().map_or(0, |own| own.sent_tickets() as u64)
+    }
+
     /// Returns whether the retired export in `slot` was leased when it was checked last.
     pub(crate) fn holds(&self, slot: u32) -> bool {
         self.has_pending() && self.deferred.lock().has_slot(slot)

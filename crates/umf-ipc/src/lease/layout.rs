@@ -67,6 +67,8 @@ pub(crate) struct RowOwner {
     pub pid_namespace: AtomicU64,
     /// Time at which the importer took the row, in nanoseconds of `CLOCK_BOOTTIME`.
     pub since: AtomicU64,
+    /// 1 if the row has tickets and no opens.
+    pub is_of_tickets: AtomicU32,
 }
 
 const _: () = assert!(size_of::<RowOwner>() == 64 && size_of::<TableHeader>() <= ALIGN as usize);

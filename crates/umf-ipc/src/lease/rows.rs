@@ -252,7 +252,9 @@ impl ImporterLeases {
         let take_row = || {
             let reopened =
                 self.reopen().map_err(|errno| Error::system("opening the lease table anew", errno))?;
-            self.take_row(reopened, true)
+            let row = self.take_row(reopened, true)?;
+            self.head.owner(row.number).is_of_tickets.store(1, Ordering::Relaxed);
+            Ok(row)
         };
         let mark = |row| {
             protocol::set_opened_bit(self.head.opened_rows(slot), row_bit(row));
@@ -287,6 +289,11 @@ impl ImporterLeases {
     /// others.
     pub(crate) fn poll_tickets(&self) -> usize {
         self.sent.lock().poll()
+    }
+
+    /// Returns the number of tickets of this process that were not released.
+    pub(crate) fn sent_tickets(&self) -> usize {
+        self.sent.lock().len()
     }
 
     /// Cancels a ticket of this process. Returns whether a reader could have claimed it.
@@ -360,6 +367,7 @@ impl ImporterLeases {
         owner.uid.store(umf_os::process::effective_uid(), Ordering::Relaxed);
         owner.pid_namespace.store(identity::pid_namespace(), Ordering::Relaxed);
         owner.since.store(umf_os::clock::boot(), Ordering::Relaxed);
+        owner.is_of_tickets.store(0, Ordering::Relaxed);
         self.head.header().height.0.fetch_max(number + 1, Ordering::SeqCst);
         failpoint!("row.raised");
         let steps = size.div_ceil(POPULATE_SIZE);
@@ -437,7 +445,7 @@ impl Drop for ImporterLeases {
             return;
         }
         // Rows with a ticket stay locked until the process ends, so that it can be claimed.
-        let ticket_rows = if sent.is_empty() { sent.into_rows() } else { leak(sent) };
+        let ticket_rows = if sent.len() == 0 { sent.into_rows() } else { leak(sent) };
         for row in rows.taken.into_iter().chain(ticket_rows) {
             // No open is counted there any more. This frees the memory.
             row.mapping.punch_hole(ROW_HEADER as usize);

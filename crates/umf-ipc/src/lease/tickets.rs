@@ -151,8 +151,9 @@ impl SentTickets {
         self.free.push((row, word));
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.sent.is_empty()
+    /// Returns the number of tickets that were not released.
+    pub(super) fn len(&self) -> usize {
+        self.sent.len()
     }
 
     /// Takes the rows of a sender without tickets.

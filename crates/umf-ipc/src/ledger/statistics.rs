@@ -40,6 +40,8 @@ pub(crate) struct PublishedCounters {
     pub held_bytes: u64,
     /// Importers that have rows in the lease table.
     pub importers: u64,
+    /// Handles that this process has sent, and whose claims it has not noticed yet.
+    pub in_transit: u64,
 }
 
 /// The statistics area of this process's ledger.
@@ -77,7 +79,8 @@ impl<'m> StatisticsArea<'m> {
             store(&words[..2], [time, flags]);
             store(&words[2..11], counters.exporter.unwrap_or_default().words());
             store(&words[11..20], counters.importer.unwrap_or_default().words());
-            store(&words[20..23], [counters.leases, counters.held_bytes, counters.importers]);
+            let rest = [counters.leases, counters.held_bytes, counters.importers, counters.in_transit];
+            store(&words[20..24], rest);
         });
     }
 
@@ -166,6 +169,8 @@ pub struct Statistics {
     pub held_bytes: u64,
     /// Importers that have rows in the lease table.
     pub importers: u64,
+    /// Handles that the process has sent, and whose claims it has not noticed yet.
+    pub in_transit: u64,
     /// Time at which the counters of pools were published; 0 if never.
     pub pools_time: u64,
     /// Number of pools. Only the first 64 are listed.
@@ -212,7 +217,8 @@ impl Statistics {
                 |flag, from| (words[1] & flag != 0).then(|| CacheStatistics::from_words(counters(from)));
             found.time = words[0];
             (found.exporter, found.importer) = (cache(EXPORTER, 2), cache(IMPORTER, 11));
-            (found.leases, found.held_bytes, found.importers) = (words[20], words[21], words[22]);
+            (found.leases, found.held_bytes) = (words[20], words[21]);
+            (found.importers, found.in_transit) = (words[22], words[23]);
         }
         if let Some(words) = pools.filter(|words| words.len() == POOLS.words - 1) {
             let listed = usize::try_from(words[2]).unwrap_or(usize::MAX);
@@ -291,11 +297,12 @@ mod tests {
                 leases: 10,
                 held_bytes: 11,
                 importers: 12,
+                in_transit: 13,
             };
             area.write_caches(time, &counters);
             let found = read(&words).unwrap();
             assert_eq!((found.time, found.exporter, found.importer), (time, Some(cache), importer));
-            assert_eq!((found.leases, found.held_bytes, found.importers), (10, 11, 12));
+            assert_eq!((found.leases, found.held_bytes, found.importers, found.in_transit), (10, 11, 12, 13));
         }
     }
 

@@ -130,10 +130,15 @@ pub(crate) mod ticket {
         number
     }
 
+    /// Returns how many readers can still claim a ticket, from its word; `None` if none can.
+    pub(crate) const fn readers(word: u64, expected: u64) -> Option<u16> {
+        let left = word as u16;
+        if number(word) == expected && left != 0 { Some(left) } else { None }
+    }
+
     /// Returns whether a ticket can be claimed.
     pub(crate) fn is_open<W: Word>(word: &W, expected: u64) -> bool {
-        let now = word.load(Ordering::SeqCst);
-        number(now) == expected && now != 0
+        readers(word.load(Ordering::SeqCst), expected).is_some()
     }
 
     /// Claims a ticket for one reader. The opener has counted a lease before. If this returns
@@ -146,8 +151,8 @@ pub(crate) mod ticket {
         // lease released, starts again.
         events.fetch_add(1, Ordering::SeqCst);
         let mut now = word.load(Ordering::SeqCst);
-        while number(now) == expected && now & u64::from(u16::MAX) != 0 {
-            let left = if now & u64::from(u16::MAX) == 1 { 0 } else { now - 1 };
+        while let Some(readers) = readers(now, expected) {
+            let left = if readers == 1 { 0 } else { now - 1 };
             match word.compare_exchange(now, left, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return true,
                 Err(other) => now = other,
@@ -159,7 +164,7 @@ pub(crate) mod ticket {
     /// Cancels a ticket, by its sender. Returns whether a reader could have claimed it.
     pub(crate) fn cancel<W: Word>(word: &W, expected: u64) -> bool {
         let mut now = word.load(Ordering::SeqCst);
-        while number(now) == expected && now != 0 {
+        while readers(now, expected).is_some() {
             match word.compare_exchange(now, 0, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return true,
                 Err(other) => now = other,
