@@ -71,6 +71,28 @@ fn exporting(bench: &mut Bench, peer: Option<&Libumf>) -> Result<()> {
         let theirs = hits(bench.time, &blocks, |block| Ok(peer.get_and_put(*block)?))?;
         Ok(figures.beside(PEER, Measured::of(theirs)?))
     })?;
+    // Allocation, free and reclaim are not timed.
+    bench.row("ipc.send_handle", |bench| {
+        Measured::of(singly(bench.time, || {
+            let blocks = allocate()?;
+            let (time, sent) = nanoseconds(|| blocks.iter().map(Block::send_handle).collect::<Vec<_>>());
+            for handle in sent {
+                umf::cancel_handle(&handle?)?;
+            }
+            Ok(time / SET as f64)
+        })?)
+    })?;
+    bench.row("ipc.open_sent", |bench| {
+        Measured::of(singly(bench.time, || {
+            let blocks = allocate()?;
+            let sent = blocks.iter().map(Block::send_handle).collect::<umf::Result<Vec<_>>>()?;
+            drop(blocks);
+            let (time, opened) = nanoseconds(|| sent.iter().map(umf::open).collect::<umf::Result<Vec<_>>>());
+            drop(opened?);
+            umf::drain(Duration::from_secs(1));
+            Ok(time / SET as f64)
+        })?)
+    })?;
     // The blocks' regions are exported already. Freeing the blocks is not timed.
     bench.row("ipc.export_cold", |bench| {
         Measured::of(singly(bench.time, || {
