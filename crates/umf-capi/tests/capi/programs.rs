@@ -26,7 +26,9 @@ pub fn compile(installed: &Installed, name: &str, with: &With) -> PathBuf {
     let program = installed.prefix.join(format!("{name}-{}-{number}", std::process::id()));
     let mut compile = Command::new(compiler());
     compile.args(["-Wall", "-std=gnu11", "-O1", "-o"]).arg(&program).arg(source);
-    compile.arg("-I").arg(installed.headers()).arg(installed.library()).args(["-lpthread", "-ldl"]);
+    // `umfrs.h` is in this project's headers only.
+    compile.arg("-I").arg(installed.headers()).arg("-I").arg(installed.prefix.join("include"));
+    compile.arg(installed.library()).args(["-lpthread", "-ldl"]);
     compile.args(&with.flags);
     let output = compile.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -45,6 +47,9 @@ fn run(program: &Path, library: &Path, arguments: &[&str], with: &With) -> Outpu
         .env("IPC_FILE", &file)
         .env("UMF_LIBRARY", library)
         .env_remove("UMF_LOG")
+        // Those of the tests, which are no variables of the library.
+        .env_remove("UMF_PEER")
+        .env_remove("UMF_PEER_HEADERS")
         .envs(with.variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
