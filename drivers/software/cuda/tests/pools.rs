@@ -155,6 +155,35 @@ fn freed_memory_is_reused_in_the_order_of_its_stream() {
     }
 }
 
+/// The addresses of an import whose size is not one of whole pages are released.
+#[test]
+fn imports_of_odd_sizes_leave_no_addresses() {
+    // It counts the addresses of the process.
+    if arguments().is_none() {
+        return run_child("imports_of_odd_sizes_leave_no_addresses", &[]);
+    }
+    let (api, _) = started();
+    let pages = || -> usize {
+        std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap()
+    };
+    // SAFETY: arguments as the kernel and the driver interface require.
+    unsafe {
+        let fd = libc::memfd_create(c"soft-pool-0".as_ptr(), libc::MFD_ALLOW_SEALING);
+        assert_eq!(libc::ftruncate(fd, 4097), 0);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW), 0);
+        let before = pages();
+        for _ in 0..100 {
+            let mut pool = CUmemoryPool::NULL;
+            let shareable = std::ptr::without_provenance_mut(usize::try_from(fd).unwrap());
+            let form = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            api.cuMemPoolImportFromShareableHandle(&raw mut pool, shareable, form, 0).unwrap();
+            api.cuMemPoolDestroy(pool).unwrap();
+        }
+        let left = pages().saturating_sub(before);
+        assert!(left < 10 * (2 * MIB / 4096), "{left} pages of addresses are left");
+    }
+}
+
 #[test]
 fn memory_of_destroyed_pool_stays_usable() {
     let (api, _) = started();
