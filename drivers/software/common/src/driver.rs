@@ -234,6 +234,10 @@ impl<T> HandleTable<T> {
 
     /// Removes the objects for which `keep` returns false.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, object| keep(object));
+        let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let removed: Vec<_> = objects.extract_if(|_, object| !keep(object)).collect();
+        // Dropped without the lock: dropping a stream waits for its thread.
+        drop(objects);
+        drop(removed);
     }
 }

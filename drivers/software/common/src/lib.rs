@@ -26,6 +26,10 @@ pub enum Error {
     Lost,
     /// A wait timed out.
     NotReady,
+    /// The command of an event does not execute: its stream was destroyed.
+    Discarded,
+    /// A call of a stream waits for the stream.
+    OwnStream,
     /// An address, a size or an fd is invalid for the operation.
     Invalid,
     /// A handle refers to no object of its kind.

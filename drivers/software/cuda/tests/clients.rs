@@ -7,9 +7,10 @@ mod driver;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use cuda_sys::*;
-use driver::{arguments, error, from_hex, hex, library, open, read, run_child, started};
+use driver::{arguments, block, error, from_hex, hex, library, open, query, read, run_child, started};
 
 const PAGE: usize = 2 << 20;
 
@@ -153,7 +154,7 @@ unsafe extern "C" fn callback(_stream: CUstream, status: CUresult, data: *mut c_
 }
 
 unsafe extern "C" fn pause(_data: *mut c_void) {
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(30));
 }
 
 fn default_stream(number: usize) -> CUstream {
@@ -529,9 +530,113 @@ fn event_of_killed_recorder_is_an_error() {
         api.cuEventCreate(&raw mut event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING).unwrap();
         api.cuIpcGetEventHandle(&raw mut handle, event).unwrap();
         run_child("event_of_killed_recorder_is_an_error", &[hex(&handle.reserved)]);
-        assert_eq!(error(api.cuEventQuery(event)), CUDA_ERROR_NOT_READY);
+        assert_eq!(error(api.cuEventQuery(event)), CUDA_ERROR_INVALID_HANDLE);
         assert_eq!(error(api.cuEventSynchronize(event)), CUDA_ERROR_INVALID_HANDLE);
+        // The stream that waits for it fails, and with it the events that are recorded there. Other
+        // streams and the default stream, which comes after it, execute. The context is one of its
+        // own, since other tests synchronize the primary one.
+        let (mut context, mut stream, mut later) = (CUcontext::NULL, CUstream::NULL, CUevent::NULL);
+        api.cuCtxCreate(&raw mut context, 0, 0).unwrap();
+        api.cuStreamCreate(&raw mut stream, 0).unwrap();
+        api.cuEventCreate(&raw mut later, 0).unwrap();
+        let blocked = block(&api, stream);
+        api.cuStreamWaitEvent(stream, event, 0).unwrap();
+        api.cuEventRecord(later, stream).unwrap();
+        let mut address = 0;
+        api.cuMemAlloc(&raw mut address, 4096).unwrap();
+        api.cuMemsetD8Async(address, 1, 4096, CUstream::NULL).unwrap();
+        drop(blocked);
+        assert_eq!(error(api.cuEventSynchronize(later)), CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(error(api.cuStreamSynchronize(stream)), CUDA_ERROR_INVALID_HANDLE);
+        api.cuStreamSynchronize(CUstream::NULL).unwrap();
+        assert_eq!(read(&api, address, 4096), [1; 4096]);
+        assert_eq!(error(api.cuCtxSynchronize()), CUDA_ERROR_INVALID_HANDLE);
+        api.cuCtxDestroy(context).unwrap();
     }
+}
+
+/// The commands of a destroyed context do not execute: events recorded there are errors, also those
+/// of several processes.
+#[test]
+fn event_of_destroyed_context_is_an_error() {
+    let (api, first) = started();
+    let (mut context, mut stream, mut gate) = (CUcontext::NULL, CUstream::NULL, CUstream::NULL);
+    let [mut event, mut shared, mut gated] = [CUevent::NULL; 3];
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuStreamCreate(&raw mut gate, CU_STREAM_NON_BLOCKING).unwrap();
+        let blocked = block(&api, gate);
+        api.cuEventCreate(&raw mut gated, 0).unwrap();
+        api.cuEventRecord(gated, gate).unwrap();
+        api.cuCtxCreate(&raw mut context, 0, 0).unwrap();
+        api.cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING).unwrap();
+        api.cuEventCreate(&raw mut event, 0).unwrap();
+        api.cuEventCreate(&raw mut shared, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING).unwrap();
+        api.cuStreamWaitEvent(stream, gated, 0).unwrap();
+        api.cuEventRecord(event, stream).unwrap();
+        api.cuEventRecord(shared, stream).unwrap();
+        api.cuCtxDestroy(context).unwrap();
+        api.cuCtxSetCurrent(first).unwrap();
+        for event in [event, shared] {
+            assert_eq!(error(api.cuEventQuery(event)), CUDA_ERROR_INVALID_HANDLE);
+            assert_eq!(error(api.cuEventSynchronize(event)), CUDA_ERROR_INVALID_HANDLE);
+            // It can be recorded again.
+            api.cuEventRecord(event, CUstream::NULL).unwrap();
+            api.cuEventSynchronize(event).unwrap();
+        }
+        drop(blocked);
+    }
+}
+
+/// A call of a stream that waits for the stream would wait for itself.
+#[test]
+fn call_of_a_stream_cannot_wait_for_it() {
+    type Argument = (Api, CUstream, std::sync::mpsc::Sender<[CUresult; 3]>);
+    unsafe extern "C" fn wait(argument: *mut c_void) {
+        // SAFETY: the test passed the pointer of a box.
+        let argument = unsafe { Box::from_raw(argument.cast::<Argument>()) };
+        let (api, stream, sender) = *argument;
+        // SAFETY: the test's own stream.
+        let results = unsafe {
+            [
+                error(api.cuStreamSynchronize(stream)),
+                error(api.cuStreamDestroy(stream)),
+                // No context is current in this thread.
+                error(api.cuCtxSynchronize()),
+            ]
+        };
+        sender.send(results).unwrap();
+    }
+    let (api, _) = started();
+    let mut stream = CUstream::NULL;
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuStreamCreate(&raw mut stream, 0).unwrap();
+        let argument: Box<Argument> = Box::new((open(), stream, sender));
+        api.cuLaunchHostFunc(stream, Some(wait), Box::into_raw(argument).cast()).unwrap();
+        let results = receiver.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(results, [CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_INVALID_CONTEXT]);
+        api.cuStreamDestroy(stream).unwrap();
+    }
+}
+
+/// Each shared event has an fd, which counts.
+#[test]
+fn fds_of_shared_events_are_counted() {
+    // It counts objects of the process.
+    if arguments().is_none() {
+        return run_child("fds_of_shared_events_are_counted", &[]);
+    }
+    let (api, _) = started();
+    let (before, mut event) = (query(c"fds"), CUevent::NULL);
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuEventCreate(&raw mut event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING).unwrap();
+        assert_eq!(query(c"fds"), before + 1);
+        api.cuEventDestroy(event).unwrap();
+    }
+    assert_eq!(query(c"fds"), before);
 }
 
 /// Returns the functions that a library exports: the names in its table of dynamic symbols.
