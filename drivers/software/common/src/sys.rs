@@ -15,6 +15,12 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
+/// Returns whether the calling thread is the first one of its process.
+pub fn is_main_thread() -> bool {
+    // SAFETY: the calls have no arguments.
+    unsafe { libc::gettid() == libc::getpid() }
+}
+
 /// Creates a memfd of this size, sealed against resizing.
 pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
 use soft_device::{
-    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Variables, lock, read_text,
-    write_result,
+    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Variables, lock, print_line,
+    read_text, write_result,
 };
 
 use crate::context::Context;
@@ -78,7 +78,8 @@ pub(crate) fn unfaulted(
 ) -> CUresult {
     let result = guarded(|| body(DriverState::get()?));
     if DriverState::get().is_ok_and(|state| state.settings.logs_calls) {
-        eprintln!("libcuda_soft: {function}: {}", result.name().unwrap_or("a result without a name"));
+        let name = result.name().unwrap_or("a result without a name");
+        print_line(format_args!("libcuda_soft: {function}: {name}"));
     }
     result
 }

@@ -11,7 +11,9 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Call, Command, Error, Event, HandleTable, Stream, Timeout, Work, lock, write_result};
+use soft_device::{
+    Call, Command, Error, Event, HandleTable, Stream, Timeout, Work, is_main_thread, lock, write_result,
+};
 
 use crate::context::{self, Current};
 use crate::state::{CudaResult, DriverState, entry};
@@ -58,8 +60,12 @@ impl DefaultStream {
 struct ThreadStreams(HashMap<usize, usize>);
 
 impl Drop for ThreadStreams {
-    /// Waits for the streams of a thread that ends.
+    /// Waits for the streams of a thread that ends. The main thread ends with the process, which
+    /// does not wait for any stream.
     fn drop(&mut self) {
+        if is_main_thread() {
+            return;
+        }
         let Ok(state) = DriverState::get() else { return };
         for handle in self.0.values() {
             if let Ok(object) = state.streams.remove(*handle) {

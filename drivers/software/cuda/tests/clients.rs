@@ -1,6 +1,7 @@
 //! The sequences of calls that cuda.core and numba-cuda make, traced with `CUDA_SOFT_LOG=calls`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod driver;
 
@@ -619,6 +620,49 @@ fn call_of_a_stream_cannot_wait_for_it() {
         assert_eq!(results, [CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_INVALID_CONTEXT]);
         api.cuStreamDestroy(stream).unwrap();
     }
+}
+
+/// A process exits although the per-thread default stream of its main thread has work.
+#[test]
+fn exit_does_not_wait_for_streams() {
+    unsafe extern "C" fn sleep(_data: *mut c_void) {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    if arguments().is_none() {
+        return run_child("exit_does_not_wait_for_streams", &[]);
+    }
+    // SAFETY: a forked child without other threads, which opens the driver, and exits.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(30);
+            let (api, _) = started();
+            let stream = default_stream(CU_STREAM_PER_THREAD);
+            api.cuLaunchHostFunc(stream, Some(sleep), std::ptr::null_mut()).unwrap();
+            libc::exit(7);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+    }
+}
+
+/// The reader of standard error has ended: what the driver prints is lost, and nothing else.
+#[test]
+fn closed_standard_error_is_ignored() {
+    let name = "closed_standard_error_is_ignored";
+    if arguments().is_none() {
+        return run_child(name, &[]);
+    }
+    if std::env::var_os("CUDA_SOFT_LOG").is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name, "--nocapture"]).env("CUDA_SOFT_LOG", "calls");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert!(child.stderr(writer).status().unwrap().success());
+        return;
+    }
+    kernels_and_graphs_are_not_supported();
 }
 
 /// Each shared event has an fd, which counts.
