@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -19,6 +20,11 @@ pub fn guarded<R: From<Error>, A: From<R> + Default>(
         Ok(Err(error)) => A::from(error),
         Err(_) => A::from(R::from(Error::Panicked)),
     }
+}
+
+/// Prints a line to standard error. Does nothing if it is closed, where `eprintln!` would panic.
+pub fn print_line(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Writes a result through a pointer of the application.
@@ -88,7 +94,7 @@ impl<S> DriverCell<S> {
         self.0.get_or_init(|| match make() {
             Ok(made) => Some((made, std::process::id())),
             Err(why) => {
-                eprintln!("{library}: {why}");
+                print_line(format_args!("{library}: {why}"));
                 None
             }
         });
@@ -234,6 +240,10 @@ impl<T> HandleTable<T> {
 
     /// Removes the objects for which `keep` returns false.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, object| keep(object));
+        let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let removed: Vec<_> = objects.extract_if(|_, object| !keep(object)).collect();
+        // Dropped without the lock: dropping a stream waits for its thread.
+        drop(objects);
+        drop(removed);
     }
 }

@@ -9,10 +9,13 @@ mod stream;
 mod sys;
 mod transfer;
 
-pub use driver::{DriverCell, DriverCore, HandleTable, guarded, read_argument, read_text, write_result};
+pub use driver::{
+    DriverCell, DriverCore, HandleTable, guarded, print_line, read_argument, read_text, write_result,
+};
 pub use memory::{AddressMap, Backing, Budget, Charge, Mapping, MemoryOrigin, MemoryRange, Span};
 pub use settings::{Faults, Settings, Variables, variable};
 pub use stream::{Call, Command, Event, Health, Stream, Timeout, Times, Work, now};
+pub use sys::is_main_thread;
 pub use transfer::{FdServer, allow_fd_transfer, fetch_fd_by_pidfd, fetch_fd_by_socket};
 
 /// The error of an operation. Each driver converts it to a result of its interface.
@@ -26,6 +29,10 @@ pub enum Error {
     Lost,
     /// A wait timed out.
     NotReady,
+    /// The command of an event does not execute: its stream was destroyed.
+    Discarded,
+    /// A call of a stream waits for the stream.
+    OwnStream,
     /// An address, a size or an fd is invalid for the operation.
     Invalid,
     /// A handle refers to no object of its kind.

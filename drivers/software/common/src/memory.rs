@@ -94,7 +94,9 @@ impl Mapping {
                 sys::unmap(all.as_ptr(), before);
             }
             if before < alignment {
-                sys::unmap(start.add(size).as_ptr(), alignment - before);
+                // The kernel maps whole pages, and unmaps from a page on.
+                let mapped = size.next_multiple_of(sys::page_size());
+                sys::unmap(start.add(mapped).as_ptr(), alignment - before);
             }
             Ok(Self { start, size })
         }

@@ -78,41 +78,64 @@ pub struct Times {
 /// An event, signalled by a command. Commands and threads wait for it.
 #[derive(Debug, Default)]
 pub struct Event {
-    /// The times of the signalling command; `None` while unsignalled.
-    signalled: Mutex<Option<Times>>,
+    /// The times of the signalling command, or why it does not execute. `None` while unsignalled.
+    outcome: Mutex<Option<Result<Times>>>,
     changed: Condvar,
 }
 
 impl Event {
     /// Returns the times of the signalling command, `None` while unsignalled.
-    pub fn signalled(&self) -> Option<Times> {
-        *lock(&self.signalled)
+    ///
+    /// # Errors
+    /// The command was discarded: [`Error::Discarded`], or the error of the stream.
+    pub fn signalled(&self) -> Result<Option<Times>> {
+        (*lock(&self.outcome)).transpose()
+    }
+
+    /// Returns whether it is signalled, or its command was discarded. Neither the command nor those
+    /// before it use memory any more.
+    pub fn is_over(&self) -> bool {
+        lock(&self.outcome).is_some()
     }
 
     /// Signals it for a command that started at `start` and ends now.
     pub fn signal(&self, start: u64) {
-        *lock(&self.signalled) = Some(Times { start, end: now() });
+        *lock(&self.outcome) = Some(Ok(Times { start, end: now() }));
+        self.changed.notify_all();
+    }
+
+    /// Marks its command as discarded, unless an earlier one has signalled it.
+    fn discard(&self, why: Error) {
+        lock(&self.outcome).get_or_insert(Err(why));
         self.changed.notify_all();
     }
 
     /// Resets it to unsignalled.
     pub fn reset(&self) {
-        *lock(&self.signalled) = None;
+        *lock(&self.outcome) = None;
     }
 
     /// Waits until it is signalled, and calls `check` periodically.
     ///
     /// # Errors
-    /// [`Error::NotReady`] after the timeout; errors of `check`.
+    /// [`Error::NotReady`] after the timeout; errors of `check`; the command was discarded:
+    /// [`Error::Discarded`], or the error of the stream.
     pub fn wait(&self, timeout: Timeout, check: impl Fn() -> Result<()>) -> Result<()> {
+        self.wait_until_over(timeout, check)?.map(drop)
+    }
+
+    /// Waits until it is signalled, or its command is discarded. Returns which.
+    fn wait_until_over(&self, timeout: Timeout, check: impl Fn() -> Result<()>) -> Result<Result<Times>> {
         let start_time = Instant::now();
-        let mut signalled = lock(&self.signalled);
-        while signalled.is_none() {
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if let Some(outcome) = *outcome {
+                return Ok(outcome);
+            }
             check()?;
             let slice = timeout.slice(start_time)?;
-            signalled = self.changed.wait_timeout(signalled, slice).unwrap_or_else(PoisonError::into_inner).0;
+            outcome = self.changed.wait_timeout(outcome, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
-        Ok(())
     }
 }
 
@@ -137,10 +160,11 @@ impl std::fmt::Debug for Call {
 }
 
 /// The operation of a command.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[allow(missing_docs, reason = "the names are sufficient")]
 pub enum Work {
     /// No operation and no delay: the command only waits and signals.
+    #[default]
     Nothing,
     Copy {
         to: Span,
@@ -155,10 +179,14 @@ pub enum Work {
 }
 
 /// An operation with the events that it waits for and signals.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Command {
-    /// The events to wait for before the operation.
+    /// The events to wait for before the operation. If the command of one was discarded, this one
+    /// fails, and its stream with it.
     pub wait: Vec<Arc<Event>>,
+    /// The events of commands that only have to be over before the operation. It executes also if
+    /// they were discarded.
+    pub after: Vec<Arc<Event>>,
     /// The operation.
     pub work: Work,
     /// The event to signal after the operation.
@@ -168,7 +196,14 @@ pub struct Command {
 impl Command {
     /// Returns a command that only waits and signals.
     pub fn marker(wait: Vec<Arc<Event>>, signal: Option<Arc<Event>>) -> Self {
-        Self { wait, work: Work::Nothing, signal }
+        Self { wait, signal, ..Self::default() }
+    }
+}
+
+impl From<Work> for Command {
+    /// Returns a command that waits for no event and signals none.
+    fn from(work: Work) -> Self {
+        Self { work, ..Self::default() }
     }
 }
 
@@ -243,10 +278,14 @@ impl Stream {
     /// Waits until all commands submitted so far have executed.
     ///
     /// # Errors
-    /// [`Error::NotReady`] after the timeout; [`Error::Lost`]; the error of a command.
+    /// [`Error::NotReady`] after the timeout; [`Error::Lost`]; the error of a command;
+    /// [`Error::OwnStream`] in a call of this stream.
     pub fn wait(&self, timeout: Timeout) -> Result<()> {
         let start_time = Instant::now();
         let mut state = lock(&self.0.state);
+        if state.thread.as_ref().is_some_and(is_current) {
+            return Err(Error::OwnStream);
+        }
         let wanted = state.submitted;
         while state.done < wanted {
             if let Some(error) = state.failed {
@@ -263,16 +302,29 @@ impl Stream {
 impl Drop for Stream {
     /// Discards pending commands, and waits for the executing one.
     fn drop(&mut self) {
-        let thread = {
+        let (thread, commands) = {
             let mut state = lock(&self.0.state);
             state.is_closed = true;
-            state.commands.clear();
-            state.thread.take()
+            (state.thread.take(), std::mem::take(&mut state.commands))
         };
         self.0.changed.notify_all();
-        if let Some(thread) = thread {
+        // A call of the stream may drop it: then the thread ends by itself.
+        if let Some(thread) = thread.filter(|thread| !is_current(thread)) {
             let _ = thread.join();
         }
+        discard(commands, Error::Discarded);
+    }
+}
+
+/// Returns whether a thread is the current one.
+fn is_current(thread: &JoinHandle<()>) -> bool {
+    thread.thread().id() == std::thread::current().id()
+}
+
+/// Drops commands that do not execute. Waits for their events end with the error.
+fn discard(commands: VecDeque<Command>, why: Error) {
+    for event in commands.into_iter().filter_map(|command| command.signal) {
+        event.discard(why);
     }
 }
 
@@ -282,17 +334,23 @@ impl SharedStream {
             let outcome = self.execute(&command);
             // Dropped before it counts as done: a caller that waited may check that its memory is
             // released.
+            let signal = command.signal.clone();
             drop(command);
             let mut state = lock(&self.state);
-            match outcome {
-                Ok(()) => state.done += 1,
-                Err(error) => {
-                    state.failed.get_or_insert(error);
-                    state.commands.clear();
-                }
-            }
+            let Err(error) = outcome else {
+                state.done += 1;
+                drop(state);
+                self.changed.notify_all();
+                continue;
+            };
+            state.failed.get_or_insert(error);
+            let commands = std::mem::take(&mut state.commands);
             drop(state);
             self.changed.notify_all();
+            if let Some(event) = signal {
+                event.discard(error);
+            }
+            discard(commands, error);
         }
     }
 
@@ -316,6 +374,9 @@ impl SharedStream {
 
     /// Waits for the events, runs the operation, and signals.
     fn execute(&self, command: &Command) -> Result<()> {
+        for event in &command.after {
+            let _ = event.wait_until_over(Timeout::Never, || self.check())?;
+        }
         for event in &command.wait {
             event.wait(Timeout::Never, || self.check())?;
         }
@@ -338,7 +399,7 @@ impl SharedStream {
 
     fn check(&self) -> Result<()> {
         self.health.check()?;
-        if lock(&self.state).is_closed { Err(Error::NotReady) } else { Ok(()) }
+        if lock(&self.state).is_closed { Err(Error::Discarded) } else { Ok(()) }
     }
 
     fn wait_for_delay(&self) -> Result<()> {

@@ -15,6 +15,12 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
+/// Returns whether the calling thread is the first one of its process.
+pub fn is_main_thread() -> bool {
+    // SAFETY: the calls have no arguments.
+    unsafe { libc::gettid() == libc::getpid() }
+}
+
 /// Creates a memfd of this size, sealed against resizing.
 pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -151,7 +157,10 @@ pub(crate) fn is_mapped(address: usize, size: usize) -> bool {
 
 /// Takes an fd from another process with `pidfd_open(2)` and `pidfd_getfd(2)`.
 pub(crate) fn fd_of_process(pid: i32, fd: i32) -> Result<OwnedFd> {
-    // The pid is from a handle, and may have any value.
+    // The numbers are from a handle, and may have any value.
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
     let pid = Some(pid).filter(|pid| *pid > 0).and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)?;
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
     rustix::process::pidfd_getfd(process.as_fd(), fd, rustix::process::PidfdGetfdFlags::empty())

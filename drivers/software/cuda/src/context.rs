@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{HandleTable, Timeout, lock, write_result};
+use soft_device::{Error, HandleTable, Timeout, lock, write_result};
 
 use crate::state::{CudaResult, Device, DriverState, entry, unfaulted};
 use crate::stream::{DefaultStream, PRIORITIES};
@@ -54,6 +54,19 @@ impl DriverState {
         own.stream.wait(Timeout::Never)?;
         for stream in self.streams.all(|stream| stream.context == own.context) {
             stream.stream.wait(Timeout::Never)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until no stream uses memory. Nothing executes in streams that failed.
+    pub(crate) fn wait_for_all(&self) -> CudaResult {
+        let defaults = self.contexts.all(|_| true);
+        let defaults = defaults.iter().map(|context| Arc::clone(&context.stream.object));
+        for object in self.streams.all(|_| true).into_iter().chain(defaults) {
+            let executed = object.stream.wait(Timeout::Never);
+            if let Err(error @ (Error::Lost | Error::OwnStream)) = executed {
+                return Err(error.into());
+            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use cuda_sys::*;
-use soft_device::{Command, Mapping, MemoryRange, Span, Timeout, Work, lock};
+use soft_device::{Mapping, MemoryRange, Span, Timeout, Work, lock};
 
 use crate::memory::{Access, Allocation};
 use crate::state::{CudaResult, Device, DriverState, entry};
@@ -29,7 +29,7 @@ impl DriverState {
     fn submit(&self, stream: Option<CUstream>, work: impl FnOnce(&Device) -> CudaResult<Work>) -> CudaResult {
         let object = self.stream(stream.unwrap_or(CUstream::NULL))?;
         let work = work(self.device(object.device)?)?;
-        self.submit_to(&object, Command { wait: Vec::new(), work, signal: None })?;
+        self.submit_to(&object, work.into())?;
         if stream.is_none() {
             object.stream.wait(Timeout::Never)?;
         }

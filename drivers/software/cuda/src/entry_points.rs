@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use cuda_sys::*;
-use soft_device::{read_text, write_result};
+use soft_device::{print_line, read_text, write_result};
 
 use crate::state::{CudaResult, DEFAULT_VERSION, DriverState, entry, guarded};
 
@@ -44,10 +44,10 @@ macro_rules! unsupported {
         #[unsafe(no_mangle)]
         pub extern "C" fn $function() -> CUresult {
             entry($name, |_| {
-                eprintln!(concat!(
+                print_line(format_args!(concat!(
                     "libcuda_soft: ", $name, " is not supported: this driver has memory, streams and events, and ",
                     "executes no kernels and no graphs; run the program on a GPU"
-                ));
+                )));
                 Err(CUDA_ERROR_NOT_SUPPORTED.into())
             })
         }

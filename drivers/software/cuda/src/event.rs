@@ -1,12 +1,12 @@
 //! Events: [`EventObject`], and [`SharedEvent`] for events that several processes use.
 
 use std::ffi::c_uint;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cuda_sys::*;
-use soft_device::{Backing, Call, Command, Error, Event, Timeout, Work, lock, write_result};
+use soft_device::{Backing, Call, Charge, Command, Error, Event, Timeout, Work, lock, write_result};
 
 use crate::state::{CudaResult, DriverState, entry};
 
@@ -16,18 +16,19 @@ pub(crate) const SHARED_EVENT_NAME: &str = "soft-event";
 /// How often a wait for a shared event looks at it.
 const SHARED_EVENT_POLL: Duration = Duration::from_millis(1);
 
-/// An event in a memfd: the numbers of its recordings that began and that completed, and the pid of
-/// the process that recorded it last.
+/// An event in a memfd: the numbers of its recordings that began, that completed and that were
+/// discarded, and the pid of the process that recorded it last.
 pub(crate) struct SharedEvent(pub(crate) Backing);
 
 /// The places of the numbers in the memfd.
 const RECORDED: usize = 0;
 const COMPLETED: usize = 1;
 const RECORDER: usize = 2;
+const DISCARDED: usize = 3;
 
 impl SharedEvent {
-    pub(crate) fn new() -> CudaResult<Self> {
-        Ok(Self(Backing::with_name(SHARED_EVENT_NAME, 4096, Vec::new())?))
+    pub(crate) fn new(charge: Charge) -> CudaResult<Self> {
+        Ok(Self(Backing::with_name(SHARED_EVENT_NAME, 4096, vec![charge])?))
     }
 
     fn load(&self, place: usize) -> u64 {
@@ -37,7 +38,7 @@ impl SharedEvent {
     fn record(self: &Arc<Self>) -> soft_device::Result<Recording> {
         self.0.counter(RECORDER)?.store(u64::from(std::process::id()), Ordering::Release);
         let number = self.0.counter(RECORDED)?.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-        Ok(Recording { event: Arc::clone(self), number })
+        Ok(Recording { event: Arc::clone(self), number, has_executed: AtomicBool::new(false) })
     }
 
     fn is_complete(&self, number: u64) -> bool {
@@ -50,30 +51,42 @@ impl SharedEvent {
         link.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
     }
 
+    /// Returns whether a recording is complete.
+    ///
+    /// # Errors
+    /// [`Error::Discarded`] if it never completes, because its process has ended or its stream does
+    /// not execute it.
+    fn query(&self, number: u64) -> soft_device::Result<bool> {
+        let is_lost = !self.is_complete(number) && self.has_lost_recorder() && !self.is_complete(number);
+        if is_lost || self.load(DISCARDED) >= number {
+            return Err(Error::Discarded);
+        }
+        Ok(self.is_complete(number))
+    }
+
     /// Waits for a recording.
     fn wait(&self, number: u64, check: &dyn Fn() -> soft_device::Result<()>) -> soft_device::Result<()> {
-        while !self.is_complete(number) {
+        while !self.query(number)? {
             check()?;
-            if self.has_lost_recorder() && !self.is_complete(number) {
-                return Err(Error::NoHandle);
-            }
             std::thread::sleep(SHARED_EVENT_POLL);
         }
         Ok(())
     }
 }
 
-/// A recording of a shared event. It completes on drop: when its command has executed, or is
-/// discarded.
+/// A recording of a shared event. It completes on drop if its command has executed, and is
+/// discarded otherwise.
 struct Recording {
     event: Arc<SharedEvent>,
     number: u64,
+    has_executed: AtomicBool,
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        if let Ok(completed) = self.event.0.counter(COMPLETED) {
-            completed.fetch_max(self.number, Ordering::AcqRel);
+        let place = if self.has_executed.load(Ordering::Acquire) { COMPLETED } else { DISCARDED };
+        if let Ok(counter) = self.event.0.counter(place) {
+            counter.fetch_max(self.number, Ordering::AcqRel);
         }
     }
 }
@@ -85,10 +98,10 @@ pub(crate) enum Point {
 }
 
 impl Point {
-    fn is_complete(&self) -> bool {
+    fn is_complete(&self) -> CudaResult<bool> {
         match self {
-            Self::Local(event) => event.signalled().is_some(),
-            Self::Shared(event, number) => event.is_complete(*number),
+            Self::Local(event) => Ok(event.signalled()?.is_some()),
+            Self::Shared(event, number) => Ok(event.query(*number)?),
         }
     }
 
@@ -105,7 +118,7 @@ impl Point {
             Self::Local(event) => Command::marker(vec![event], None),
             Self::Shared(event, number) => {
                 let work = Work::Call(Call::new(move |check| event.wait(number, check)));
-                Command { wait: Vec::new(), work, signal: None }
+                work.into()
             }
         }
     }
@@ -158,7 +171,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CU
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let made = match is_shared {
-            true => EventObject::Shared(Arc::new(SharedEvent::new()?)),
+            true => EventObject::Shared(Arc::new(SharedEvent::new(state.core.charge_fd()?)?)),
             false => EventObject::Local(Mutex::default()),
         };
         // SAFETY: as above.
@@ -188,10 +201,10 @@ pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUre
             EventObject::Shared(event) => {
                 let recording = event.record()?;
                 let work = Work::Call(Call::new(move |_| {
-                    let _ = &recording;
+                    recording.has_executed.store(true, Ordering::Release);
                     Ok(())
                 }));
-                state.submit_to(&object, Command { wait: Vec::new(), work, signal: None })?;
+                state.submit_to(&object, work.into())?;
             }
         }
         Ok(())
@@ -205,7 +218,7 @@ pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUre
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
     entry("cuEventQuery", |state| match state.event(event)?.point() {
-        Some(point) if !point.is_complete() => Err(CUDA_ERROR_NOT_READY.into()),
+        Some(point) if !point.is_complete()? => Err(CUDA_ERROR_NOT_READY.into()),
         _ => Ok(()),
     })
 }
@@ -240,7 +253,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(
         let (Some(Point::Local(start)), Some(Point::Local(end))) = (start, end) else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
-        let (Some(start), Some(end)) = (start.signalled(), end.signalled()) else {
+        let (Some(start), Some(end)) = (start.signalled()?, end.signalled()?) else {
             return Err(CUDA_ERROR_NOT_READY.into());
         };
         // SAFETY: the application passes a valid or null pointer, as the interface requires.

@@ -172,9 +172,7 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize) -
 pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult {
     entry("cuMemFree", |state| {
         if find(state, address).is_some_and(|range| range.owner.kind == AllocationKind::Pooled) {
-            for context in state.contexts.all(|_| true) {
-                state.synchronize(&context)?;
-            }
+            state.wait_for_all()?;
             return state.free_pooled(address, None);
         }
         state.free(address, |kind| matches!(kind, AllocationKind::Device | AllocationKind::Managed))

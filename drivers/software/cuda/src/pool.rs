@@ -63,10 +63,22 @@ pub(crate) type PoolPlace = (CUmemAllocationType, CUmemLocationType, i32);
 /// A freed range that its stream has not reached.
 struct Pending {
     stream: usize,
-    point: Arc<Event>,
+    /// Signalled when the stream reaches the free. Several if the range was to be used in a stream
+    /// that failed, after frees of others.
+    points: Vec<Arc<Event>>,
     offset: usize,
     size: usize,
 }
+
+impl Pending {
+    /// Returns whether its stream has reached the free, or executes nothing any more.
+    fn is_reached(&self) -> bool {
+        self.points.iter().all(|point| point.is_over())
+    }
+}
+
+/// The id of no stream.
+const NO_STREAM: usize = 0;
 
 /// A pool of memory.
 pub(crate) struct Pool {
@@ -108,7 +120,7 @@ impl PoolState {
     }
 
     fn used(&self) -> u64 {
-        let pending = self.pending.iter().filter(|range| range.point.signalled().is_none());
+        let pending = self.pending.iter().filter(|range| !range.is_reached());
         self.live + pending.map(|range| range.size as u64).sum::<u64>()
     }
 
@@ -116,7 +128,7 @@ impl PoolState {
     fn collect(&mut self) {
         let space = &mut self.space;
         self.pending.retain(|range| {
-            let is_pending = range.point.signalled().is_none();
+            let is_pending = !range.is_reached();
             if !is_pending {
                 space.give(range.offset, range.size);
             }
@@ -124,19 +136,52 @@ impl PoolState {
         });
     }
 
-    /// Takes a pending range of at least `size` bytes that `matches`. Returns its offset and event.
-    fn take_pending(
-        &mut self,
-        size: usize,
-        matches: impl Fn(&Pending) -> bool,
-    ) -> Option<(usize, Arc<Event>)> {
-        let fits = |range: &&mut Pending| range.size >= size && matches(range);
+    /// Takes `size` bytes of one pending range of a stream. Returns their offset.
+    fn take_pending(&mut self, size: usize, stream: usize) -> Option<usize> {
+        let fits = |range: &&mut Pending| range.size >= size && range.stream == stream;
         let range = self.pending.iter_mut().filter(fits).min_by_key(|range| range.size)?;
-        let (offset, point) = (range.offset, Arc::clone(&range.point));
+        let offset = range.offset;
         range.offset += size;
         range.size -= size;
         self.pending.retain(|range| range.size > 0);
-        Some((offset, point))
+        Some(offset)
+    }
+
+    /// Returns the free ranges, joined with the pending ones that are `usable`.
+    fn joined(&self, usable: impl Fn(&Pending) -> bool) -> Space {
+        let mut space = self.space.clone();
+        for range in self.pending.iter().filter(|range| usable(range)) {
+            space.give(range.offset, range.size);
+        }
+        space
+    }
+
+    /// Takes a range of free and pending bytes. Returns the pending parts.
+    fn cut(&mut self, offset: usize, size: usize) -> Vec<Pending> {
+        self.space.cut(offset, size);
+        let end = offset + size;
+        let mut parts = Vec::new();
+        for range in std::mem::take(&mut self.pending) {
+            let part = |start: usize, end: usize| Pending {
+                stream: range.stream,
+                points: range.points.clone(),
+                offset: start,
+                size: end.saturating_sub(start),
+            };
+            let (first, last) = (range.offset, range.offset + range.size);
+            let (before, after) = (part(first, last.min(offset)), part(first.max(end), last));
+            let within = part(first.max(offset), last.min(end));
+            self.pending.extend([before, after].into_iter().filter(|part| part.size > 0));
+            parts.extend(Some(within).filter(|part| part.size > 0));
+        }
+        parts
+    }
+
+    /// Returns free pages, the last ones first, while more than `keep` bytes are reserved.
+    fn excess(&self, keep: u64) -> Vec<usize> {
+        let excess = self.reserved().saturating_sub(keep).div_ceil(DEVICE_PAGE as u64);
+        let free = |page: &&usize| self.space.is_free(**page * DEVICE_PAGE, DEVICE_PAGE);
+        self.pages.keys().rev().filter(free).take(excess as usize).copied().collect()
     }
 }
 
@@ -146,14 +191,14 @@ impl Pool {
         (self.window.address(), self.window.size())
     }
 
-    /// Takes `size` bytes for a stream. If another stream has to reach a free before they can be
-    /// used, returns its event too.
-    fn take(&self, size: usize, stream: usize) -> CudaResult<(usize, Option<Arc<Event>>)> {
+    /// Takes `size` bytes for a stream. Returns their offset, and the events of frees that other
+    /// streams have to reach before the bytes can be used.
+    fn take(&self, size: usize, stream: usize) -> CudaResult<(usize, Vec<Arc<Event>>)> {
         let mut state = lock(&self.state);
         // The stream's own order makes a range usable that was freed in it.
-        if let Some((offset, _)) = state.take_pending(size, |range| range.stream == stream) {
+        if let Some(offset) = state.take_pending(size, stream) {
             self.count(&mut state, size);
-            return Ok((offset, None));
+            return Ok((offset, Vec::new()));
         }
         if state.reuse[OPPORTUNISTIC] != 0 {
             state.collect();
@@ -161,15 +206,20 @@ impl Pool {
         if let Some(offset) = state.space.take(size) {
             if self.reserve(&mut state, offset, size) {
                 self.count(&mut state, size);
-                return Ok((offset, None));
+                return Ok((offset, Vec::new()));
             }
             state.space.give(offset, size);
         }
-        if state.reuse[INTERNAL_DEPENDENCIES] != 0
-            && let Some((offset, point)) = state.take_pending(size, |_| true)
-        {
-            self.count(&mut state, size);
-            return Ok((offset, Some(point)));
+        let others = state.reuse[INTERNAL_DEPENDENCIES] != 0;
+        for with_others in [false, true].into_iter().filter(|with_others| others || !with_others) {
+            let usable = |range: &Pending| with_others || range.stream == stream;
+            let Some(offset) = state.joined(usable).take(size) else { continue };
+            if self.reserve(&mut state, offset, size) {
+                let mut points = state.cut(offset, size);
+                points.retain(|range| range.stream != stream);
+                self.count(&mut state, size);
+                return Ok((offset, points.into_iter().flat_map(|range| range.points).collect()));
+            }
         }
         Err(CUDA_ERROR_OUT_OF_MEMORY.into())
     }
@@ -179,8 +229,20 @@ impl Pool {
         state.used_high = state.used_high.max(state.used());
     }
 
-    /// Charges the pages of a range to the device. Returns false if it has too little memory.
+    /// Charges the pages of a range to the device, if necessary in place of free pages of the pool.
+    /// Returns false if the device has too little memory.
     fn reserve(&self, state: &mut PoolState, offset: usize, size: usize) -> bool {
+        if self.charge(state, offset, size) {
+            return true;
+        }
+        let pages = offset / DEVICE_PAGE..=(offset + size - 1) / DEVICE_PAGE;
+        let free = state.excess(0).into_iter().filter(|page| !pages.contains(page)).collect();
+        self.release(state, free);
+        self.charge(state, offset, size)
+    }
+
+    /// Charges the pages of a range to the device. Returns false if it has too little memory.
+    fn charge(&self, state: &mut PoolState, offset: usize, size: usize) -> bool {
         let pages = offset / DEVICE_PAGE..=(offset + size - 1) / DEVICE_PAGE;
         let mut charged = Vec::new();
         for page in pages.filter(|page| !state.pages.contains_key(page)) {
@@ -196,15 +258,15 @@ impl Pool {
         true
     }
 
-    /// Gives a range back: at once, or when `point` of a stream is reached.
-    fn give(&self, offset: usize, size: usize, after: Option<(usize, Arc<Event>)>) {
+    /// Gives a range back: at once, or when the points of a stream are reached.
+    fn give(&self, offset: usize, size: usize, after: Option<(usize, Vec<Arc<Event>>)>) {
         if self.is_imported {
             return;
         }
         let mut state = lock(&self.state);
         state.live -= size as u64;
         match after {
-            Some((stream, point)) => state.pending.push(Pending { stream, point, offset, size }),
+            Some((stream, points)) => state.pending.push(Pending { stream, points, offset, size }),
             None => state.space.give(offset, size),
         }
     }
@@ -213,10 +275,11 @@ impl Pool {
     pub(crate) fn trim(&self, keep: u64) {
         let mut state = lock(&self.state);
         state.collect();
-        let excess = state.reserved().saturating_sub(keep).div_ceil(DEVICE_PAGE as u64);
-        let state = &mut *state;
-        let free = |page: &&usize| state.space.is_free(**page * DEVICE_PAGE, DEVICE_PAGE);
-        let pages: Vec<_> = state.pages.keys().rev().filter(free).take(excess as usize).copied().collect();
+        let pages = state.excess(keep);
+        self.release(&mut state, pages);
+    }
+
+    fn release(&self, state: &mut PoolState, pages: Vec<usize>) {
         for page in pages {
             // If the system keeps the pages, the device has them anyway.
             let _ = self.backing.discard(page * DEVICE_PAGE, DEVICE_PAGE);
@@ -295,7 +358,8 @@ impl Pool {
 
     /// Returns whether `size` bytes at `offset` can be an allocation of the pool.
     fn has(&self, offset: u64, size: u64) -> bool {
-        let end = offset.checked_add(size.next_multiple_of(ALIGNMENT as u64));
+        let size_of_pages = size.checked_next_multiple_of(ALIGNMENT as u64);
+        let end = size_of_pages.and_then(|size| offset.checked_add(size));
         let is_within = end.is_some_and(|end| end <= self.backing.size() as u64);
         size > 0 && is_within && offset.is_multiple_of(ALIGNMENT as u64)
     }
@@ -470,12 +534,13 @@ impl DriverState {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let rounded = size.checked_next_multiple_of(ALIGNMENT).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let (offset, wait) = pool.take(rounded, stream.id)?;
-        if let Some(point) = wait
-            && let Err(error) = self.submit_to(stream, Command::marker(vec![Arc::clone(&point)], None))
-        {
-            pool.give(offset, rounded, Some((0, point)));
-            return Err(error);
+        let (offset, after) = pool.take(rounded, stream.id)?;
+        if !after.is_empty() {
+            let command = Command { after: after.clone(), ..Command::default() };
+            if let Err(error) = self.submit_to(stream, command) {
+                pool.give(offset, rounded, Some((NO_STREAM, after)));
+                return Err(error);
+            }
         }
         Ok(self.map_pooled(pool, offset, size))
     }
@@ -495,7 +560,7 @@ impl DriverState {
         let range = range.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let pool = range.owner.pool.as_ref().ok_or(CUDA_ERROR_UNKNOWN)?;
         // If the stream has failed, nothing in it executes any more.
-        let after = stream.and_then(|stream| Some((stream.id, self.mark(stream).ok()?)));
+        let after = stream.and_then(|stream| Some((stream.id, vec![self.mark(stream).ok()?])));
         pool.give(range.offset, range.size.next_multiple_of(ALIGNMENT), after);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// The free ranges of a pool: sizes by offset. Neighbours are joined.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Space(BTreeMap<usize, usize>);
 
 impl Space {
@@ -35,6 +35,27 @@ impl Space {
         self.0.insert(offset, size);
     }
 
+    /// Takes the free parts of a range.
+    pub(crate) fn cut(&mut self, offset: usize, size: usize) {
+        let end = offset + size;
+        let overlapping: Vec<_> = self
+            .0
+            .range(..end)
+            .rev()
+            .map(|(start, free)| (*start, start + free))
+            .take_while(|(_, last)| *last > offset)
+            .collect();
+        for (first, last) in overlapping {
+            self.0.remove(&first);
+            if first < offset {
+                self.0.insert(first, offset - first);
+            }
+            if last > end {
+                self.0.insert(end, last - end);
+            }
+        }
+    }
+
     /// Returns whether `size` bytes at `offset` are free.
     pub(crate) fn is_free(&self, offset: usize, size: usize) -> bool {
         let range = self.0.range(..=offset).next_back();
@@ -56,6 +77,18 @@ mod tests {
         space.give(10, 20);
         assert_eq!(space.take(21), None);
         assert_eq!(space.take(20), Some(10));
+    }
+
+    #[test]
+    fn free_parts_of_a_range_are_cut() {
+        let mut space = Space::new(100);
+        assert_eq!([space.take(40), space.take(20)], [Some(0), Some(40)]);
+        space.give(0, 40);
+        space.cut(30, 50);
+        assert!(space.is_free(0, 30) && space.is_free(80, 20));
+        for taken in [30, 45, 60, 79] {
+            assert!(!space.is_free(taken, 1), "{taken}");
+        }
     }
 
     #[test]

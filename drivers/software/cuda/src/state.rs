@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
 use soft_device::{
-    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Variables, lock, read_text,
-    write_result,
+    Budget, DriverCell, DriverCore, Error, HandleTable, Mapping, Settings, Variables, lock, print_line,
+    read_text, write_result,
 };
 
 use crate::context::Context;
@@ -41,7 +41,8 @@ impl From<Error> for CudaError {
             Error::OutOfDeviceMemory => CUDA_ERROR_OUT_OF_MEMORY,
             Error::Lost => CUDA_ERROR_LAUNCH_FAILED,
             Error::NotReady => CUDA_ERROR_NOT_READY,
-            Error::NoHandle => CUDA_ERROR_INVALID_HANDLE,
+            Error::NoHandle | Error::Discarded => CUDA_ERROR_INVALID_HANDLE,
+            Error::OwnStream => CUDA_ERROR_NOT_PERMITTED,
             Error::NotStarted => CUDA_ERROR_NOT_INITIALIZED,
             Error::Fault(answer) => CUresult(answer),
             Error::Panicked => CUDA_ERROR_UNKNOWN,
@@ -77,7 +78,8 @@ pub(crate) fn unfaulted(
 ) -> CUresult {
     let result = guarded(|| body(DriverState::get()?));
     if DriverState::get().is_ok_and(|state| state.settings.logs_calls) {
-        eprintln!("libcuda_soft: {function}: {}", result.name().unwrap_or("a result without a name"));
+        let name = result.name().unwrap_or("a result without a name");
+        print_line(format_args!("libcuda_soft: {function}: {name}"));
     }
     result
 }

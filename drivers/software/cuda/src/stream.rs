@@ -11,7 +11,9 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Call, Command, Event, HandleTable, Stream, Timeout, Work, lock, write_result};
+use soft_device::{
+    Call, Command, Error, Event, HandleTable, Stream, Timeout, Work, is_main_thread, lock, write_result,
+};
 
 use crate::context::{self, Current};
 use crate::state::{CudaResult, DriverState, entry};
@@ -58,8 +60,12 @@ impl DefaultStream {
 struct ThreadStreams(HashMap<usize, usize>);
 
 impl Drop for ThreadStreams {
-    /// Waits for the streams of a thread that ends.
+    /// Waits for the streams of a thread that ends. The main thread ends with the process, which
+    /// does not wait for any stream.
     fn drop(&mut self) {
+        if is_main_thread() {
+            return;
+        }
         let Ok(state) = DriverState::get() else { return };
         for handle in self.0.values() {
             if let Ok(object) = state.streams.remove(*handle) {
@@ -116,12 +122,16 @@ impl DriverState {
                 }
                 let point = Arc::<Event>::default();
                 if other.stream.submit(vec![Command::marker(Vec::new(), Some(Arc::clone(&point)))]).is_ok() {
-                    command.wait.push(point);
+                    command.after.push(point);
                 }
             }
-            *last = Some(Arc::clone(command.signal.get_or_insert_default()));
-        } else if object.is_blocking() {
-            command.wait.extend(last.clone().filter(|point| point.signalled().is_none()));
+            let signal = Arc::clone(command.signal.get_or_insert_default());
+            object.stream.submit(vec![command])?;
+            *last = Some(signal);
+            return Ok(());
+        }
+        if object.is_blocking() {
+            command.after.extend(last.clone().filter(|point| !point.is_over()));
         }
         Ok(object.stream.submit(vec![command])?)
     }
@@ -140,7 +150,7 @@ impl DriverState {
         function: impl Fn(&dyn Fn() -> soft_device::Result<()>) -> soft_device::Result<()> + Send + Sync + 'static,
     ) -> CudaResult {
         let work = Work::Call(Call::new(function));
-        self.submit_to(&*self.stream(stream)?, Command { wait: Vec::new(), work, signal: None })
+        self.submit_to(&*self.stream(stream)?, work.into())
     }
 }
 
@@ -184,15 +194,18 @@ unsafe fn create(state: &DriverState, stream: *mut CUstream, flags: c_uint, prio
     Ok(unsafe { write_result(stream, CUstream(std::ptr::without_provenance_mut(number))) }?)
 }
 
-/// Destroys a stream after its commands have executed.
+/// Destroys a stream after its commands have executed. A call of the stream cannot destroy it.
 ///
 /// # Safety
 /// As the CUDA driver interface specifies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     entry("cuStreamDestroy", |state| {
-        let removed = state.streams.remove(stream.0.addr())?;
-        Ok(removed.stream.wait(Timeout::Never)?)
+        let executed = state.streams.get(stream.0.addr())?.stream.wait(Timeout::Never);
+        if executed != Err(Error::OwnStream) {
+            state.streams.remove(stream.0.addr())?;
+        }
+        Ok(executed?)
     })
 }
 

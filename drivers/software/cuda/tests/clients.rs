@@ -1,15 +1,17 @@
 //! The sequences of calls that cuda.core and numba-cuda make, traced with `CUDA_SOFT_LOG=calls`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod driver;
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use cuda_sys::*;
-use driver::{arguments, error, from_hex, hex, library, open, read, run_child, started};
+use driver::{arguments, block, error, from_hex, hex, library, open, query, read, run_child, started};
 
 const PAGE: usize = 2 << 20;
 
@@ -153,7 +155,7 @@ unsafe extern "C" fn callback(_stream: CUstream, status: CUresult, data: *mut c_
 }
 
 unsafe extern "C" fn pause(_data: *mut c_void) {
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(30));
 }
 
 fn default_stream(number: usize) -> CUstream {
@@ -529,9 +531,156 @@ fn event_of_killed_recorder_is_an_error() {
         api.cuEventCreate(&raw mut event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING).unwrap();
         api.cuIpcGetEventHandle(&raw mut handle, event).unwrap();
         run_child("event_of_killed_recorder_is_an_error", &[hex(&handle.reserved)]);
-        assert_eq!(error(api.cuEventQuery(event)), CUDA_ERROR_NOT_READY);
+        assert_eq!(error(api.cuEventQuery(event)), CUDA_ERROR_INVALID_HANDLE);
         assert_eq!(error(api.cuEventSynchronize(event)), CUDA_ERROR_INVALID_HANDLE);
+        // The stream that waits for it fails, and with it the events that are recorded there. Other
+        // streams and the default stream, which comes after it, execute. The context is one of its
+        // own, since other tests synchronize the primary one.
+        let (mut context, mut stream, mut later) = (CUcontext::NULL, CUstream::NULL, CUevent::NULL);
+        api.cuCtxCreate(&raw mut context, 0, 0).unwrap();
+        api.cuStreamCreate(&raw mut stream, 0).unwrap();
+        api.cuEventCreate(&raw mut later, 0).unwrap();
+        let blocked = block(&api, stream);
+        api.cuStreamWaitEvent(stream, event, 0).unwrap();
+        api.cuEventRecord(later, stream).unwrap();
+        let mut address = 0;
+        api.cuMemAlloc(&raw mut address, 4096).unwrap();
+        api.cuMemsetD8Async(address, 1, 4096, CUstream::NULL).unwrap();
+        drop(blocked);
+        assert_eq!(error(api.cuEventSynchronize(later)), CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(error(api.cuStreamSynchronize(stream)), CUDA_ERROR_INVALID_HANDLE);
+        api.cuStreamSynchronize(CUstream::NULL).unwrap();
+        assert_eq!(read(&api, address, 4096), [1; 4096]);
+        assert_eq!(error(api.cuCtxSynchronize()), CUDA_ERROR_INVALID_HANDLE);
+        api.cuCtxDestroy(context).unwrap();
     }
+}
+
+/// The commands of a destroyed context do not execute: events recorded there are errors, also those
+/// of several processes.
+#[test]
+fn event_of_destroyed_context_is_an_error() {
+    let (api, first) = started();
+    let (mut context, mut stream, mut gate) = (CUcontext::NULL, CUstream::NULL, CUstream::NULL);
+    let [mut event, mut shared, mut gated] = [CUevent::NULL; 3];
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuStreamCreate(&raw mut gate, CU_STREAM_NON_BLOCKING).unwrap();
+        let blocked = block(&api, gate);
+        api.cuEventCreate(&raw mut gated, 0).unwrap();
+        api.cuEventRecord(gated, gate).unwrap();
+        api.cuCtxCreate(&raw mut context, 0, 0).unwrap();
+        api.cuStreamCreate(&raw mut stream, CU_STREAM_NON_BLOCKING).unwrap();
+        api.cuEventCreate(&raw mut event, 0).unwrap();
+        api.cuEventCreate(&raw mut shared, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING).unwrap();
+        api.cuStreamWaitEvent(stream, gated, 0).unwrap();
+        api.cuEventRecord(event, stream).unwrap();
+        api.cuEventRecord(shared, stream).unwrap();
+        api.cuCtxDestroy(context).unwrap();
+        api.cuCtxSetCurrent(first).unwrap();
+        for event in [event, shared] {
+            assert_eq!(error(api.cuEventQuery(event)), CUDA_ERROR_INVALID_HANDLE);
+            assert_eq!(error(api.cuEventSynchronize(event)), CUDA_ERROR_INVALID_HANDLE);
+            // It can be recorded again.
+            api.cuEventRecord(event, CUstream::NULL).unwrap();
+            api.cuEventSynchronize(event).unwrap();
+        }
+        drop(blocked);
+    }
+}
+
+/// A call of a stream that waits for the stream would wait for itself.
+#[test]
+fn call_of_a_stream_cannot_wait_for_it() {
+    type Argument = (Api, CUstream, std::sync::mpsc::Sender<[CUresult; 3]>);
+    unsafe extern "C" fn wait(argument: *mut c_void) {
+        // SAFETY: the test passed the pointer of a box.
+        let argument = unsafe { Box::from_raw(argument.cast::<Argument>()) };
+        let (api, stream, sender) = *argument;
+        // SAFETY: the test's own stream.
+        let results = unsafe {
+            [
+                error(api.cuStreamSynchronize(stream)),
+                error(api.cuStreamDestroy(stream)),
+                // No context is current in this thread.
+                error(api.cuCtxSynchronize()),
+            ]
+        };
+        sender.send(results).unwrap();
+    }
+    let (api, _) = started();
+    let mut stream = CUstream::NULL;
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuStreamCreate(&raw mut stream, 0).unwrap();
+        let argument: Box<Argument> = Box::new((open(), stream, sender));
+        api.cuLaunchHostFunc(stream, Some(wait), Box::into_raw(argument).cast()).unwrap();
+        let results = receiver.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(results, [CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_INVALID_CONTEXT]);
+        api.cuStreamDestroy(stream).unwrap();
+    }
+}
+
+/// A process exits although the per-thread default stream of its main thread has work.
+#[test]
+fn exit_does_not_wait_for_streams() {
+    unsafe extern "C" fn sleep(_data: *mut c_void) {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    if arguments().is_none() {
+        return run_child("exit_does_not_wait_for_streams", &[]);
+    }
+    // SAFETY: a forked child without other threads, which opens the driver, and exits.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(30);
+            let (api, _) = started();
+            let stream = default_stream(CU_STREAM_PER_THREAD);
+            api.cuLaunchHostFunc(stream, Some(sleep), std::ptr::null_mut()).unwrap();
+            libc::exit(7);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+    }
+}
+
+/// The reader of standard error has ended: what the driver prints is lost, and nothing else.
+#[test]
+fn closed_standard_error_is_ignored() {
+    let name = "closed_standard_error_is_ignored";
+    if arguments().is_none() {
+        return run_child(name, &[]);
+    }
+    if std::env::var_os("CUDA_SOFT_LOG").is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name, "--nocapture"]).env("CUDA_SOFT_LOG", "calls");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert!(child.stderr(writer).status().unwrap().success());
+        return;
+    }
+    kernels_and_graphs_are_not_supported();
+}
+
+/// Each shared event has an fd, which counts.
+#[test]
+fn fds_of_shared_events_are_counted() {
+    // It counts objects of the process.
+    if arguments().is_none() {
+        return run_child("fds_of_shared_events_are_counted", &[]);
+    }
+    let (api, _) = started();
+    let (before, mut event) = (query(c"fds"), CUevent::NULL);
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuEventCreate(&raw mut event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING).unwrap();
+        assert_eq!(query(c"fds"), before + 1);
+        api.cuEventDestroy(event).unwrap();
+    }
+    assert_eq!(query(c"fds"), before);
 }
 
 /// Returns the functions that a library exports: the names in its table of dynamic symbols.

@@ -4,11 +4,8 @@
 
 mod driver;
 
-use std::ffi::c_void;
-use std::time::Duration;
-
 use cuda_sys::*;
-use driver::{arguments, error, from_hex, hex, read, run_child, started};
+use driver::{arguments, block, error, from_hex, hex, read, run_child, started};
 
 const MIB: usize = 1 << 20;
 
@@ -63,19 +60,6 @@ fn attribute(api: &Api, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> u
 fn set(api: &Api, pool: CUmemoryPool, attribute: CUmemPool_attribute, mut value: u64) -> Result<(), Failure> {
     // SAFETY: the value has the size of the largest attribute.
     unsafe { api.cuMemPoolSetAttribute(pool, attribute, (&raw mut value).cast()) }
-}
-
-/// Blocks a stream until the returned value is dropped.
-fn block(api: &Api, stream: CUstream) -> std::sync::mpsc::Sender<()> {
-    unsafe extern "C" fn wait(receiver: *mut c_void) {
-        // SAFETY: `block` passed the pointer of a box.
-        let receiver = unsafe { Box::from_raw(receiver.cast::<std::sync::mpsc::Receiver<()>>()) };
-        let _ = receiver.recv_timeout(Duration::from_secs(30));
-    }
-    let (sender, receiver) = std::sync::mpsc::channel();
-    // SAFETY: the function takes the box, once.
-    unsafe { api.cuLaunchHostFunc(stream, Some(wait), Box::into_raw(Box::new(receiver)).cast()) }.unwrap();
-    sender
 }
 
 #[test]
@@ -152,6 +136,127 @@ fn freed_memory_is_reused_in_the_order_of_its_stream() {
         api.cuMemFree(first).unwrap();
         api.cuMemFree(second).unwrap();
         api.cuMemPoolDestroy(pool).unwrap();
+    }
+}
+
+/// A stream that freed several neighbours can allocate them as one range, alone or with free bytes
+/// and ranges of other streams beside them.
+#[test]
+fn freed_neighbours_are_reused_as_one_range() {
+    let (api, _) = started();
+    let (pool, own, other) =
+        (create(&api, &properties(8 * MIB, CU_MEM_HANDLE_TYPE_NONE)), stream(&api), stream(&api));
+    let parts = [own, own, other].map(|stream| allocate(&api, 2 * MIB, pool, stream).unwrap());
+    let blocked = [block(&api, own), block(&api, other)];
+    free(&api, parts[0], own);
+    free(&api, parts[1], own);
+    let joined = allocate(&api, 4 * MIB, pool, own).unwrap();
+    assert_eq!(joined, parts[0]);
+    free(&api, joined, own);
+    free(&api, parts[2], other);
+    // All of the pool: ranges of two streams, and the bytes that were never used.
+    let all = allocate(&api, 8 * MIB, pool, own).unwrap();
+    assert_eq!(all, parts[0]);
+    assert_eq!(attribute(&api, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 8 << 20);
+    // SAFETY: the test's own memory.
+    unsafe { api.cuMemsetD8Async(all, 5, 8 * MIB, own) }.unwrap();
+    let [of_own, of_other] = blocked;
+    drop(of_own);
+    // SAFETY: the test's own stream.
+    assert_eq!(error(unsafe { api.cuStreamQuery(own) }), CUDA_ERROR_NOT_READY);
+    drop(of_other);
+    synchronize(&api, own);
+    assert_eq!(read(&api, all, 8 * MIB), vec![5; 8 * MIB]);
+    free(&api, all, own);
+    synchronize(&api, own);
+    assert_eq!(attribute(&api, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
+}
+
+/// If the device has no more memory, free pages of the pool serve an allocation at other addresses.
+#[test]
+fn free_pages_of_a_pool_serve_other_addresses() {
+    // It takes all memory of a device, which other tests use.
+    if arguments().is_none() {
+        return run_child("free_pages_of_a_pool_serve_other_addresses", &[]);
+    }
+    let (api, _) = started();
+    let pool = create(&api, &properties(64 * MIB, CU_MEM_HANDLE_TYPE_NONE));
+    let [own, other] = [(); 2].map(|()| stream(&api));
+    set(&api, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX).unwrap();
+    let parts = [(); 3].map(|()| allocate(&api, 2 * MIB, pool, own).unwrap());
+    free(&api, parts[0], own);
+    synchronize(&api, own);
+    let (mut left, mut total, mut rest) = (0, 0, 0);
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuMemPoolTrimTo(pool, 4 * MIB).unwrap();
+        api.cuMemGetInfo(&raw mut left, &raw mut total).unwrap();
+        api.cuMemAlloc(&raw mut rest, left).unwrap();
+    }
+    assert_eq!(allocate(&api, 2 * MIB, pool, other).unwrap_err().result(), CUDA_ERROR_OUT_OF_MEMORY);
+    free(&api, parts[2], own);
+    synchronize(&api, own);
+    assert_eq!(allocate(&api, 2 * MIB, pool, other).unwrap(), parts[0]);
+    assert_eq!(attribute(&api, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 4 << 20);
+    assert_eq!(allocate(&api, 2 * MIB, pool, other).unwrap_err().result(), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+/// A context is destroyed before its stream reaches a free: the memory returns to the pool, and a
+/// stream that waits for the free goes on.
+#[test]
+fn memory_freed_in_destroyed_context_returns_to_its_pool() {
+    let (api, first) = started();
+    let pool = create(&api, &properties(4 * MIB, CU_MEM_HANDLE_TYPE_NONE));
+    let [own, gate] = [(); 2].map(|()| stream(&api));
+    let (mut context, mut event) = (CUcontext::NULL, CUevent::NULL);
+    let blocked = block(&api, gate);
+    // SAFETY: arguments as the driver interface requires.
+    unsafe {
+        api.cuEventCreate(&raw mut event, 0).unwrap();
+        api.cuEventRecord(event, gate).unwrap();
+        api.cuCtxCreate(&raw mut context, 0, 0).unwrap();
+        let other = stream(&api);
+        let address = allocate(&api, 4 * MIB, pool, other).unwrap();
+        api.cuStreamWaitEvent(other, event, 0).unwrap();
+        free(&api, address, other);
+        api.cuCtxSetCurrent(first).unwrap();
+        let address = allocate(&api, 4 * MIB, pool, own).unwrap();
+        assert_eq!(error(api.cuStreamQuery(own)), CUDA_ERROR_NOT_READY);
+        api.cuCtxDestroy(context).unwrap();
+        synchronize(&api, own);
+        free(&api, address, own);
+        synchronize(&api, own);
+    }
+    assert_eq!(attribute(&api, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
+    drop(blocked);
+}
+
+/// The addresses of an import whose size is not one of whole pages are released.
+#[test]
+fn imports_of_odd_sizes_leave_no_addresses() {
+    // It counts the addresses of the process.
+    if arguments().is_none() {
+        return run_child("imports_of_odd_sizes_leave_no_addresses", &[]);
+    }
+    let (api, _) = started();
+    let pages = || -> usize {
+        std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap()
+    };
+    // SAFETY: arguments as the kernel and the driver interface require.
+    unsafe {
+        let fd = libc::memfd_create(c"soft-pool-0".as_ptr(), libc::MFD_ALLOW_SEALING);
+        assert_eq!(libc::ftruncate(fd, 4097), 0);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW), 0);
+        let before = pages();
+        for _ in 0..100 {
+            let mut pool = CUmemoryPool::NULL;
+            let shareable = std::ptr::without_provenance_mut(usize::try_from(fd).unwrap());
+            let form = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            api.cuMemPoolImportFromShareableHandle(&raw mut pool, shareable, form, 0).unwrap();
+            api.cuMemPoolDestroy(pool).unwrap();
+        }
+        let left = pages().saturating_sub(before);
+        assert!(left < 10 * (2 * MIB / 4096), "{left} pages of addresses are left");
     }
 }
 
@@ -340,7 +445,9 @@ fn untrusted_export_data_is_refused() {
             bad[at] ^= 0xff;
             assert_eq!(error(open(bad)), CUDA_ERROR_INVALID_VALUE, "byte {at}");
         }
-        for bad in [[0; 64], [0xff; 64]] {
+        let mut of_any_size = good;
+        of_any_size[32..40].fill(0xff);
+        for bad in [[0; 64], [0xff; 64], of_any_size] {
             assert_eq!(error(open(bad)), CUDA_ERROR_INVALID_VALUE);
         }
         open(good).unwrap();

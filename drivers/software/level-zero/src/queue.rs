@@ -161,6 +161,7 @@ impl ListCommand {
     fn submit(self, work: Work) -> Command {
         Command {
             wait: self.wait.iter().map(|point| point.event()).collect(),
+            after: Vec::new(),
             work,
             signal: self.signal.map(|point| point.submit()),
         }
@@ -364,7 +365,7 @@ pub(crate) unsafe extern "C" fn query_fence(fence: ze_fence_handle_t) -> ze_resu
     entry("zeFenceQueryStatus", |state| {
         let fence = state.fences.get(number(fence.0))?;
         state.core.health.check()?;
-        fence.0.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
+        fence.0.signalled()?.map(drop).ok_or(ZE_RESULT_NOT_READY.into())
     })
 }
 
@@ -561,7 +562,7 @@ pub(crate) unsafe extern "C" fn query_event(event: ze_event_handle_t) -> ze_resu
     entry("zeEventQueryStatus", |state| {
         let event = current(state, event)?;
         state.core.health.check()?;
-        event.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
+        event.signalled()?.map(drop).ok_or(ZE_RESULT_NOT_READY.into())
     })
 }
 
@@ -586,7 +587,7 @@ pub(crate) unsafe extern "C" fn query_kernel_timestamp(
         if !event.pool.has_times {
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
-        let times = event.event().signalled().ok_or(ZE_RESULT_NOT_READY)?;
+        let times = event.event().signalled()?.ok_or(ZE_RESULT_NOT_READY)?;
         let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
         // SAFETY: the application passes a valid or null pointer, as the interface requires.
         Ok(unsafe { write_result(to, ze_kernel_timestamp_result_t { global: data, context: data }) }?)

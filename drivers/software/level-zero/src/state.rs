@@ -41,10 +41,12 @@ impl From<Error> for ZeError {
             Error::NotReady => ZE_RESULT_NOT_READY,
             Error::Invalid => ZE_RESULT_ERROR_INVALID_ARGUMENT,
             Error::NoHandle => ZE_RESULT_ERROR_INVALID_NULL_HANDLE,
+            Error::Discarded => ZE_RESULT_ERROR_INVALID_SYNCHRONIZATION_OBJECT,
             Error::NullPointer => ZE_RESULT_ERROR_INVALID_NULL_POINTER,
             Error::NotStarted => ZE_RESULT_ERROR_UNINITIALIZED,
             Error::Fault(answer) => ze_result_t(answer),
-            Error::Panicked => ZE_RESULT_ERROR_UNKNOWN,
+            // Only CUDA has calls of the application in streams.
+            Error::Panicked | Error::OwnStream => ZE_RESULT_ERROR_UNKNOWN,
         })
     }
 }

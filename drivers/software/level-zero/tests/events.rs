@@ -121,6 +121,39 @@ fn counter_based(user: &User) -> ze_event_pool_handle_t {
     user.pool(ZE_EVENT_POOL_FLAG_HOST_VISIBLE, (&raw const desc).cast())
 }
 
+/// The commands of a destroyed list do not execute: their events are errors, also for the lists
+/// that wait for them.
+#[test]
+fn event_of_destroyed_list_is_an_error() {
+    run_in_child("event_of_destroyed_list_is_an_error", &[], || {
+        let user = User::direct();
+        let (events, gates) = (counter_based(&user), user.pool(0, std::ptr::null()));
+        for event in [user.event(events, 0), user.event(gates, 0)] {
+            let gate = user.event(gates, 1);
+            let [destroyed, waiting] = [user.in_order(), user.in_order()];
+            let [a, b, c] = [(); 3].map(|()| user.allocate(16).unwrap());
+            user.copy(destroyed, a, b, event, gate).unwrap();
+            user.copy(waiting, c, a, NO_EVENT, event).unwrap();
+            let failed = Err(ZE_RESULT_ERROR_INVALID_SYNCHRONIZATION_OBJECT);
+            // SAFETY: arguments as the specification requires.
+            unsafe {
+                user.api.zeCommandListDestroy(destroyed).unwrap();
+                let synchronized = user.api.zeEventHostSynchronize(event, u64::MAX);
+                assert_eq!(synchronized.map_err(Failure::result), failed);
+                let synchronized = user.api.zeCommandListHostSynchronize(waiting, u64::MAX);
+                assert_eq!(synchronized.map_err(Failure::result), failed);
+            }
+            assert_eq!(user.status(event), ZE_RESULT_ERROR_INVALID_SYNCHRONIZATION_OBJECT);
+            // It can be signalled again: a counter-based event at once, another one after a reset.
+            let again = user.in_order();
+            // SAFETY: the test's own event.
+            let _ = unsafe { user.api.zeEventHostReset(event) };
+            user.copy(again, a, b, event, NO_EVENT).unwrap();
+            user.wait(event);
+        }
+    });
+}
+
 /// A queue and a host thread that wait for the first use of an event see that one complete,
 /// although the event is used again before.
 #[test]

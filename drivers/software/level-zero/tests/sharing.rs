@@ -177,6 +177,29 @@ fn classic_handle_opens_by_its_fd_alone() {
     });
 }
 
+/// Any process and fd can stand in an opaque handle.
+#[test]
+fn opaque_handle_with_wild_numbers_is_refused() {
+    for ipc in ["opaque-pidfd", "opaque-socket"] {
+        run_in_child("opaque_handle_with_wild_numbers_is_refused", &[("ZE_SOFT_IPC", ipc)], || {
+            let user = User::direct();
+            let address = user.allocate(4096).unwrap();
+            let good = handle(&user, address).unwrap();
+            for pid in [i32::MIN, -1, 0, 1, i32::MAX] {
+                for fd in [i32::MIN, -1, i32::MAX] {
+                    let mut bad = good;
+                    bad.data[..4].copy_from_slice(&fd.to_le_bytes());
+                    bad.data[20..24].copy_from_slice(&pid.to_le_bytes());
+                    bad.data[24..28].copy_from_slice(&fd.to_le_bytes());
+                    let refused = open(&user, bad).unwrap_err().result();
+                    assert_eq!(refused, ZE_RESULT_ERROR_INVALID_ARGUMENT, "fd {fd} of process {pid}");
+                }
+            }
+            close(&user, open(&user, good).unwrap()).unwrap();
+        });
+    }
+}
+
 /// Imported memory keeps its content after the exporter was killed. Opening its handle again fails.
 #[test]
 fn import_survives_killed_exporter() {

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use cuda_sys::*;
 
@@ -68,4 +70,30 @@ pub(crate) fn read(api: &Api, address: CUdeviceptr, size: usize) -> Vec<u8> {
     // SAFETY: arguments as the driver interface requires.
     unsafe { api.cuMemcpyDtoH(bytes.as_mut_ptr().cast(), address, size) }.unwrap();
     bytes
+}
+
+/// Blocks a stream until the returned value is dropped.
+pub(crate) fn block(api: &Api, stream: CUstream) -> std::sync::mpsc::Sender<()> {
+    unsafe extern "C" fn wait(receiver: *mut c_void) {
+        // SAFETY: `block` passed the pointer of a box.
+        let receiver = unsafe { Box::from_raw(receiver.cast::<std::sync::mpsc::Receiver<()>>()) };
+        let _ = receiver.recv_timeout(Duration::from_secs(30));
+    }
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // SAFETY: the function takes the box, once.
+    unsafe { api.cuLaunchHostFunc(stream, Some(wait), Box::into_raw(Box::new(receiver)).cast()) }.unwrap();
+    sender
+}
+
+/// Returns a number of objects of the driver.
+pub(crate) fn query(what: &CStr) -> u64 {
+    let mut value = 0;
+    // SAFETY: the driver's function, with its arguments.
+    unsafe {
+        let library = libloading::Library::new(library()).unwrap();
+        let query: libloading::Symbol<'_, unsafe extern "C" fn(*const c_char, *mut u64) -> CUresult> =
+            library.get(b"cudaSoftQuery").unwrap();
+        assert_eq!(query(what.as_ptr(), &raw mut value), CUDA_SUCCESS);
+    }
+    value
 }
