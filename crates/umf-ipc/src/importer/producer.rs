@@ -233,9 +233,11 @@ impl Producer {
     /// ledger.
     pub(super) fn content(&self, handle: &Handle) -> Result<SlotContent> {
         let slot = self.slot(handle)?;
-        let now = slot.generation();
-        let now = if handle.fits(now) { now } else { handle.generation() };
-        let content = slot.read(now).map_err(|now| self.stale(handle, now))?;
+        let content = slot.read(handle.generation()).or_else(|now| {
+            // The export may be retired during the first read.
+            if handle.fits(now) { slot.read(now) } else { Err(now) }
+        });
+        let content = content.map_err(|now| self.stale(handle, now))?;
         let is_same = content.fd == handle.data_fd().unwrap_or(-1)
             && (content.device, content.inode) == handle.data_identity()
             && content.region_id == handle.region_id()
