@@ -213,10 +213,10 @@ impl ImporterInner {
         let ticket = handle.ticket().filter(|_| lease.is_some());
         let ticket = ticket.map(|ticket| (ticket, Arc::clone(producer)));
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation
-        // of its slot, and `access_region` the entry's value.
+        // of its slot, and `region` the entry's value.
         let mapping = unsafe { Mapping::new(self, pinned.into_pin(), block) };
         if let Some((ticket, producer)) = ticket
-            && producer.claim(ticket)?
+            && producer.claim(ticket, &self.settings.exchange)?
         {
             // What was read before may have been of a slot that was being reused.
             producer.content(handle)?;

@@ -109,8 +109,14 @@ impl Producer {
 
     /// Claims the ticket of a handle for the holder of a lease of its slot. Returns `false` if it
     /// cannot be claimed any more.
-    pub(super) fn claim(&self, ticket: Ticket) -> Result<bool> {
-        self.leases().map_or(Ok(false), |leases| leases.claim(ticket))
+    pub(super) fn claim(&self, ticket: Ticket, exchange: &Exchange) -> Result<bool> {
+        let Ok(leases) = self.leases() else { return Ok(false) };
+        let fetch_table = || {
+            let no_table = Error::Misbehaved { pid: self.pid(), what: "its ledger names no lease table" };
+            let (number, _) = self.ledger.lease_table().ok_or(no_table)?;
+            Ok(self.channel.fetch(RemoteFd::LeaseTable(number), exchange)?.fd)
+        };
+        leases.claim(ticket, fetch_table)
     }
 
     /// Sends a ticket of an export that the caller has open.
