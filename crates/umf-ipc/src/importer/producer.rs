@@ -78,6 +78,10 @@ impl Producer {
         &self.ledger
     }
 
+    pub(super) const fn nonce(&self) -> Nonce {
+        self.nonce
+    }
+
     pub(super) const fn pid(&self) -> u32 {
         self.channel.pid()
     }

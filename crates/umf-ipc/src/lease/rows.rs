@@ -42,6 +42,12 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Returns whether this process took the lease, and not a process that it was forked from.
+    pub(crate) fn is_of_this_process(self) -> bool {
+        // SAFETY: the `ImporterLeases` exist. A forked child leaks them together with this word.
+        unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0
+    }
+
     /// Returns the counter that has the lease.
     #[inline]
     pub(crate) const fn word(self) -> NonNull<AtomicU64> {
@@ -54,9 +60,7 @@ impl Lease {
     /// The lease was not released before, and its [`ImporterLeases`] exists.
     #[inline]
     pub(crate) unsafe fn release(self) {
-        // SAFETY: the caller guarantees that the `ImporterLeases` exist. A forked child leaks them
-        // together with this word.
-        if unsafe { self.is_owner.as_ref() }.load(Ordering::Relaxed) != 0 {
+        if self.is_of_this_process() {
             // SAFETY: this is the process that maps the row, and the caller guarantees that the
             // mapping exists.
             protocol::release_lease(unsafe { self.word.as_ref() });
